@@ -1,0 +1,80 @@
+"""minidnn: define a convolutional network, fuse it depth first, run it.
+
+    import minidnn as md
+    from minidnn import layers as L
+
+    net = md.Sequential(L.Conv2d(3, 64, 3, padding=1), L.BatchNorm2d(64), L.ReLU(), L.MaxPool2d(2))
+    exe = md.compile(net, (16, 3, 224, 224))
+    y = exe(x)
+
+Importing minidnn imports nothing but its exceptions: every other public name is imported when it
+is first used (PEP 562), so that the import stays fast and touches no optional dependency.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minidnn.errors import (
+    CompileError,
+    DeviceError,
+    DownloadError,
+    GraphError,
+    MiniDNNError,
+    MiniDNNWarning,
+    OutOfMemoryError,
+    UnsupportedError,
+    WeightsError,
+)
+
+# "import X as X" is how type checkers recognise a name that is meant to be public.
+if TYPE_CHECKING:
+    import minidnn.models as models  # noqa: F401
+
+__version__ = "0.1.0"
+
+# Public name -> the module that defines it; "minidnn.NAME" means that submodule itself.  The
+# block above tells the same to type checkers; tests/packaging holds the two together.
+_LAZY = {
+    "models": "minidnn.models",
+}
+
+__all__ = [
+    "CompileError",
+    "DeviceError",
+    "DownloadError",
+    "GraphError",
+    "MiniDNNError",
+    "MiniDNNWarning",
+    "OutOfMemoryError",
+    "UnsupportedError",
+    "WeightsError",
+    "__version__",
+    *_LAZY,
+]
+
+# The zoo's source lies in models/ beside this package and is installed as minidnn.models.  In a
+# checkout there is no minidnn/models, so the package also looks where the checkout keeps it.  An
+# installed minidnn has its own models folder and never gets here.
+_here = Path(__file__).parent
+if not (_here / "models").is_dir() and (_here.parent / "models" / "__init__.py").is_file():
+    __path__.append(str(_here.parent))
+
+
+def __getattr__(name: str) -> object:
+    """Import the public attribute ``name`` on first use.
+
+    Raises AttributeError, naming what there is, when minidnn has no such attribute.
+    """
+    if name not in _LAZY:
+        known = ", ".join(sorted(__all__))
+        raise AttributeError(f"module 'minidnn' has no attribute {name!r}; it has: {known}")
+    home = _LAZY[name]
+    module = import_module(home)
+    value: object = module if home == f"minidnn.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,111 @@
+"""The public face: every advertised name resolves, and importing it costs next to nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import minidnn
+
+# Runs in a fresh interpreter: everything but the standard library, NumPy and minidnn is refused.
+NUMPY_ALONE = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class NumpyAlone(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in sys.stdlib_module_names or top in {"numpy", "minidnn", "models"}:
+            return None
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("numpy"):
+            return None  # NumPy's own optional imports are its business
+        raise ImportError(f"minidnn must not import {name}")
+
+sys.meta_path.insert(0, NumpyAlone())
+"""
+
+
+def run_python(code: str, root: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_public_name_resolves() -> None:
+    for name in minidnn.__all__:
+        assert getattr(minidnn, name) is not None, name
+        assert name in dir(minidnn)
+
+
+def test_type_checkers_are_told_the_same_names(root: Path) -> None:
+    tree = ast.parse((root / "minidnn" / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    told: dict[str, str] = {}
+    for node in block.body:
+        assert isinstance(node, ast.Import | ast.ImportFrom), ast.unparse(node)
+        for alias in node.names:
+            home = alias.name if isinstance(node, ast.Import) else node.module
+            assert home is not None
+            assert alias.asname is not None, f"{ast.unparse(node)}: needs 'as {alias.name}'"
+            told[alias.asname] = home
+    assert told == minidnn._LAZY
+
+
+def test_no_public_name_is_hidden_by_a_submodule(root: Path) -> None:
+    """Importing ``minidnn/compile.py`` would replace a function ``minidnn.compile``."""
+    submodules = {path.stem for path in (root / "minidnn").iterdir()}
+    for name, home in minidnn._LAZY.items():
+        assert home == f"minidnn.{name}" or name not in submodules, name
+
+
+def test_unknown_name_says_what_there_is() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'resnet'; it has: .*\bmodels\b"):
+        minidnn.resnet  # noqa: B018 (the look-up is the test)
+
+
+def test_import_touches_nothing_but_the_exceptions(root: Path) -> None:
+    code = "import sys, minidnn; print(*[m for m in sys.modules if m.startswith('minidnn')])"
+    assert sorted(run_python(code, root).split()) == ["minidnn", "minidnn.errors"]
+
+
+def test_works_with_numpy_alone(root: Path) -> None:
+    code = NUMPY_ALONE + "import minidnn\nfor name in minidnn.__all__: getattr(minidnn, name)\n"
+    run_python(code, root)
+
+
+def test_the_guard_of_the_test_above_bites(root: Path) -> None:
+    code = NUMPY_ALONE + "try:\n    import pytest\nexcept ImportError as e:\n    print(e)\n"
+    assert run_python(code, root).strip() == "minidnn must not import pytest"
+
+
+def test_import_takes_under_200_ms_over_numpy(root: Path) -> None:
+    code = (
+        "import numpy, time; t = time.perf_counter(); import minidnn\n"
+        "print(time.perf_counter() - t)"
+    )
+    # The best of three: the machine that runs the tests may be busy.
+    assert min(float(run_python(code, root)) for _ in range(3)) < 0.2
+
+
+def test_all_public_names_load_in_a_second(root: Path) -> None:
+    code = (
+        "import numpy, time; t = time.perf_counter(); import minidnn\n"
+        "for name in minidnn.__all__: getattr(minidnn, name)\n"
+        "print(time.perf_counter() - t)"
+    )
+    assert min(float(run_python(code, root)) for _ in range(3)) < 1.0
