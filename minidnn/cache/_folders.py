@@ -1,0 +1,77 @@
+"""Where the cache is, and what replaces it when it cannot be written."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+
+from ..errors import MiniDNNWarning
+
+log = logging.getLogger("minidnn.cache")
+
+_lock = threading.Lock()
+_private: dict[int, Path] = {}
+_warned: dict[str, None] = {}
+
+
+def root() -> Path:
+    """The cache folder: ``MINIDNN_CACHE``, or ``minidnn`` in the platform's cache folder.
+
+    The folder need not exist.  Without a home folder it is a private one, removed at exit.
+    """
+    chosen = os.environ.get("MINIDNN_CACHE", "")
+    try:
+        if chosen:
+            return Path(os.path.abspath(os.path.expanduser(chosen)))
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "minidnn"
+        if sys.platform == "win32":
+            local = os.environ.get("LOCALAPPDATA", "")
+            return (Path(local) if local else Path.home()) / "minidnn" / "cache"
+        xdg = os.environ.get("XDG_CACHE_HOME", "")
+        # The XDG specification says to ignore a relative path.
+        return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "minidnn"
+    except RuntimeError as error:  # Path.home() found no home folder
+        warn_once("no home folder", f"no cache folder: {error}")
+        return private_folder()
+
+
+def private_folder() -> Path:
+    """A temporary folder of this process, made on first use and removed at exit."""
+    pid = os.getpid()  # after a fork the child must neither use nor remove its parent's folder
+    with _lock:
+        if pid not in _private:
+            folder = Path(tempfile.mkdtemp(prefix="minidnn-"))
+            _private[pid] = folder
+            atexit.register(_remove_private, pid, folder)
+        return _private[pid]
+
+
+def existing_private_folder() -> Path | None:
+    """The folder of :func:`private_folder`, if it was needed so far."""
+    return _private.get(os.getpid())
+
+
+def _remove_private(pid: int, folder: Path) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def warn_once(subject: str, problem: str) -> None:
+    with _lock:
+        if subject in _warned:
+            return
+        _warned[subject] = None
+    text = (
+        f"{problem}; until the process ends a temporary folder is used instead, so work is "
+        "repeated in every process: set MINIDNN_CACHE to a folder that can be written"
+    )
+    log.warning(text)
+    warnings.warn(text, MiniDNNWarning, stacklevel=3)

@@ -1,0 +1,222 @@
+"""One kind of cache entries: reading, writing, keeping to a size."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import MiniDNNError, MiniDNNWarning
+from . import _folders
+from ._files import (
+    KEY,
+    KIND,
+    WORK_PREFIX,
+    Entry,
+    Fill,
+    place,
+    scan,
+    scan_shard,
+    size_of,
+    touch,
+    unfinished_files,
+    unlink,
+)
+from ._folders import log, private_folder, root, warn_once
+
+DEFAULT_LIMIT = 1 << 30
+STALE_SECONDS = 7 * 24 * 3600.0
+"""Age at which a temporary or partial file that its writer left behind is removed."""
+
+_CHECK_DIGITS = 32
+
+T = TypeVar("T")
+
+
+class Store:
+    """The entries of one kind.
+
+    Args:
+        kind: folder name, lower case (``"ispc"``, ``"cudnn_plans"``, ``"weights"``).
+        suffix: of the files, with its dot (``".so"``), or nothing.
+        limit: bytes that all entries of the kind may take together; when a write goes over it,
+            the least recently used ones are removed, never the one just written.
+        grace: seconds after its last use in which nobody removes an entry, so that a path which
+            another process has just been given is still there when it opens it.
+
+    Raises:
+        ValueError: a kind, suffix or limit that cannot be used.
+    """
+
+    def __init__(
+        self, kind: str, suffix: str = "", limit: int = DEFAULT_LIMIT, *, grace: float = 5.0
+    ) -> None:
+        if not KIND.fullmatch(kind):
+            raise ValueError(f"Store: kind {kind!r} is not of the form {KIND.pattern}")
+        if not re.fullmatch(r"(\.[A-Za-z0-9_]+)*", suffix):
+            raise ValueError(f"Store: suffix {suffix!r} is not of the form '.so'")
+        if limit <= 0:
+            raise ValueError(f"Store: limit {limit} is not a positive number of bytes")
+        self.kind = kind
+        self.suffix = suffix
+        self.limit = limit
+        self.grace = grace
+
+    def read(self, key: str) -> bytes | None:
+        """The content of an entry, checked, or None when there is no (intact) entry."""
+
+        def load(entry: Entry) -> tuple[bytes, str]:
+            data = entry.path.read_bytes()
+            return data, hashlib.sha256(data).hexdigest()
+
+        return self._find(key, load)
+
+    def path(self, key: str) -> Path | None:
+        """The file of an entry, its content checked, or None when there is no (intact) entry."""
+
+        def check(entry: Entry) -> tuple[Path, str]:
+            with entry.path.open("rb") as file:
+                return entry.path, hashlib.file_digest(file, "sha256").hexdigest()
+
+        return self._find(key, check)
+
+    def _find(self, key: str, load: Callable[[Entry], tuple[T, str]]) -> T | None:
+        for entry in self._candidates(key):
+            try:
+                result, found = load(entry)
+            except FileNotFoundError:
+                continue  # another process removed it
+            except OSError as error:
+                self._discard(entry, f"it cannot be read ({error})")
+                return None
+            if not found.startswith(entry.check):
+                self._discard(entry, f"its checksum is {found[:_CHECK_DIGITS]}")
+                return None
+            touch(entry)
+            return result
+        return None
+
+    def put(self, key: str, data: bytes, *, label: str = "") -> Path:
+        """Writes an entry, replacing one of the same key, and returns its file.
+
+        ``label`` is shown by ``minidnn cache`` (letters, digits, underscores; others become
+        underscores).  When the cache cannot be written this is said once, and the entry lives in
+        a private temporary folder until the process ends.
+
+        Raises:
+            MiniDNNError: even the temporary folder cannot be written.
+        """
+        name = self._name(key, hashlib.sha256(data).hexdigest(), label)
+
+        def write(work: Path) -> None:
+            work.write_bytes(data)
+
+        return self._write(key, name, write)
+
+    def put_file(self, key: str, source: Path, *, label: str = "") -> Path:
+        """Like :meth:`put` with the content of ``source``, which is moved into the cache."""
+        with source.open("rb") as file:
+            check = hashlib.file_digest(file, "sha256").hexdigest()
+        name = self._name(key, check, label)
+
+        def link_or_copy(work: Path) -> None:
+            try:
+                os.link(source, work)
+            except OSError:  # another file system, or one without links
+                shutil.copyfile(source, work)
+
+        target = self._write(key, name, link_or_copy)
+        unlink(source)
+        return target
+
+    def remove(self, key: str) -> bool:
+        """Removes an entry; says whether there was one."""
+        return any([unlink(entry.path) for entry in self._candidates(key)])
+
+    def workspace(self) -> Path:
+        """A folder for unfinished files of this kind, beside its entries where that is possible.
+
+        Files there whose name begins with ``.work-`` are counted as unfinished, and removed when
+        they are a week old or by :func:`clear`.
+        """
+        folder = root() / self.kind
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            probe = folder / (WORK_PREFIX + secrets.token_hex(8))
+            probe.touch(exist_ok=False)
+            unlink(probe)
+        except OSError as error:
+            warn_once(str(root()), f"the cache folder {root()} cannot be written: {error}")
+            folder = private_folder() / self.kind
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All entries, by key and newest first; those of the private folder come first."""
+        for base in self._bases():
+            yield from scan(base, self.kind)
+
+    def _bases(self) -> list[Path]:
+        private = _folders.existing_private_folder()
+        return list(dict.fromkeys([private, root()] if private else [root()]))
+
+    def _candidates(self, key: str) -> list[Entry]:
+        self._check_key(key)
+        shards = [base / self.kind / key[:2] for base in self._bases()]
+        found = [e for shard in shards for e in scan_shard(shard, self.kind) if e.key == key]
+        return [entry for entry in found if entry.suffix == self.suffix]
+
+    def _check_key(self, key: str) -> None:
+        if not KEY.fullmatch(key):
+            raise ValueError(f"Store {self.kind!r}: key {key!r} is not 8 to 64 lower-case digits")
+
+    def _name(self, key: str, check: str, label: str) -> str:
+        self._check_key(key)
+        label = re.sub(r"[^A-Za-z0-9_]", "_", label)[:64]
+        return f"{key}-{check[:_CHECK_DIGITS]}{'-' + label if label else ''}{self.suffix}"
+
+    def _write(self, key: str, name: str, fill: Fill) -> Path:
+        target = root() / self.kind / key[:2] / name
+        try:
+            place(target, fill)
+        except OSError as error:
+            warn_once(str(root()), f"the cache folder {root()} cannot be written: {error}")
+            target = private_folder() / self.kind / key[:2] / name
+            try:
+                place(target, fill)
+            except OSError as second:
+                raise MiniDNNError(
+                    f"neither the cache folder {root()} ({error}) nor the temporary folder "
+                    f"{target.parent} ({second}) can be written; set MINIDNN_CACHE or TMPDIR"
+                ) from second
+            return target
+        self._trim(key, target)
+        return target
+
+    def _trim(self, key: str, written: Path) -> None:
+        """Removes what ``written`` replaces, and old entries until the limit is kept."""
+        now = time.time_ns()
+        present = [e for e in scan(root(), self.kind) if e.path != written]
+        total = sum(e.size for e in present) + size_of(written)
+        for entry in sorted(present, key=lambda e: (e.used, e.path)):
+            replaced = (entry.key, entry.suffix) == (key, self.suffix)
+            if now - entry.used >= self.grace * 1e9 and (replaced or total > self.limit):
+                unlink(entry.path)  # one that is gone already is as good
+                total -= entry.size
+        for path, _, age in unfinished_files(root(), self.kind):
+            if age > STALE_SECONDS:
+                unlink(path)
+
+    def _discard(self, entry: Entry, why: str) -> None:
+        """Removes a damaged entry, and older ones of its key, which must not come back."""
+        self.remove(entry.key)
+        text = f"cache entry {entry.path} is damaged: {why}; it is removed and built again"
+        log.warning(text)
+        warnings.warn(text, MiniDNNWarning, stacklevel=4)

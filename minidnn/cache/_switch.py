@@ -1,0 +1,44 @@
+"""The switch that fails when anything would be compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+from ..errors import CompileError
+from ._folders import root
+
+_lock = threading.Lock()
+_forbidden = 0
+
+
+@contextlib.contextmanager
+def forbid_builds() -> Iterator[None]:
+    """Inside, :func:`building_allowed` fails in every thread: only the cache may serve kernels."""
+    global _forbidden
+    with _lock:
+        _forbidden += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _forbidden -= 1
+
+
+def building_allowed(what: str) -> None:
+    """Call this before compiling anything.
+
+    Raises:
+        CompileError: inside :func:`forbid_builds`, or with ``MINIDNN_NO_COMPILE=1``; names
+            ``what`` was about to be compiled.
+    """
+    variable = os.environ.get("MINIDNN_NO_COMPILE", "")
+    by_environment = variable.lower() not in ("", "0", "false", "no", "off")
+    if _forbidden or by_environment:
+        cause = f"MINIDNN_NO_COMPILE={variable}" if by_environment else "cache.forbid_builds()"
+        raise CompileError(
+            f"{what} is not in the cache {root()} and would have to be compiled, which "
+            f"{cause} forbids; run once without it to fill the cache"
+        )
