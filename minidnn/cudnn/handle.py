@@ -1,0 +1,110 @@
+"""cuDNN handles: one per device and thread, on CuPy's current stream.
+
+A thread that ends gives its handles back for other threads to use (creating one takes tens of
+milliseconds, and destroying one synchronises the device).  All are destroyed at exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import threading
+
+from minidnn.cudnn import library
+from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.errors import check
+
+_free: dict[int, list[Handle]] = {}  # by device, of threads that have ended
+_all: list[Handle] = []
+_lock = threading.Lock()
+
+
+class Handle:
+    """A ``cudnnHandle_t`` of one device, and the stream that it is set to."""
+
+    __slots__ = ("device", "stream", "value")
+
+    def __init__(self, device: int) -> None:
+        created = ctypes.c_void_p()
+        status = library.load().cudnnCreate(ctypes.byref(created))
+        check(status, "cudnnCreate", device=device)
+        self.device = device
+        self.value: int = created.value or 0
+        self.stream = 0  # a new handle is on the default stream
+
+    def set_stream(self, stream: int) -> None:
+        """Make this handle work on ``stream`` (an address); does nothing if it does already."""
+        if stream != self.stream:
+            status = library.load().cudnnSetStream(self.value, stream)
+            check(status, "cudnnSetStream", device=self.device, stream=hex(stream))
+            self.stream = stream
+
+    def destroy(self) -> None:
+        """Destroy the handle; a second call does nothing.
+
+        The status is not looked at: at exit, the CUDA context may be gone already, and then
+        the handle went with it.
+        """
+        if self.value:
+            library.load().cudnnDestroy(self.value)
+            self.value = 0
+
+
+class _ThreadHandles(threading.local):
+    """The handles of one thread by device; given back when the thread ends."""
+
+    def __init__(self) -> None:
+        self.by_device = _GivesBack()
+
+
+class _GivesBack(dict[int, Handle]):
+    def __del__(self) -> None:
+        if _lock.acquire(blocking=False):
+            try:
+                for device, handle in self.items():
+                    if handle.value:
+                        _free.setdefault(device, []).append(handle)
+            finally:
+                _lock.release()
+
+
+_local = _ThreadHandles()
+
+
+def current_handle() -> int:
+    """Return the ``cudnnHandle_t`` (an int) of the current device and thread, on CuPy's current
+    stream.
+
+    Do not keep it: another stream may be current at the next call.  Raises
+    :class:`~minidnn.errors.DeviceError` without CuPy, GPU or cuDNN.
+    """
+    cuda = cupy().cuda
+    device = cuda.runtime.getDevice()
+    handle = _local.by_device.get(device)
+    if handle is None or not handle.value:
+        handle = _local.by_device[device] = _take(device)
+    stream = cuda.get_current_stream().ptr
+    if stream != handle.stream:
+        handle.set_stream(stream)
+    return handle.value
+
+
+def _take(device: int) -> Handle:
+    with _lock:
+        waiting = _free.get(device)
+        if waiting:
+            return waiting.pop()
+    handle = Handle(device)
+    with _lock:
+        _all.append(handle)
+    return handle
+
+
+@atexit.register
+def reset_handles() -> None:
+    """Destroy all handles of all threads; the next use creates new ones."""
+    with _lock:
+        for handle in _all:
+            handle.destroy()
+        _all.clear()
+        _free.clear()

@@ -1,0 +1,196 @@
+"""Find libcudnn 9, load it once, and hand out its functions with their prototypes.
+
+The order in which it is looked for:
+
+1. the path given to :func:`load` (a file, or a folder that holds the library);
+2. the environment variable ``MINIDNN_CUDNN`` (likewise);
+3. the copy that this process has already loaded, for instance through PyTorch, because two
+   copies of cuDNN in one process are a source of crashes;
+4. the wheel ``nvidia-cudnn-cu13`` or ``nvidia-cudnn-cu12`` (both install ``nvidia/cudnn``);
+5. the system: the dynamic loader's own search path, then ``$CUDNN_PATH`` and ``$CUDA_PATH``.
+
+A library that is loaded here is found by its name when PyTorch is imported afterwards, so the
+order of imports does not matter.  Nothing is loaded before the first use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from minidnn.cudnn.prototypes import PROTOTYPES, RESULTS
+from minidnn.errors import DeviceError, MiniDNNWarning
+
+ENVIRONMENT = "MINIDNN_CUDNN"
+FILE_NAME = "cudnn64_9.dll" if sys.platform == "win32" else "libcudnn.so.9"
+OLDEST = 90000
+HOW_TO_INSTALL = (
+    "install it with 'pip install nvidia-cudnn-cu13' (CUDA 13) or 'pip install "
+    f"nvidia-cudnn-cu12' (CUDA 12), or set {ENVIRONMENT} to the path of {FILE_NAME}"
+)
+
+_lock = threading.Lock()
+_library: Library | None = None
+
+
+class Library:
+    """A loaded libcudnn: each function of :data:`~minidnn.cudnn.prototypes.PROTOTYPES` is an
+    attribute, with its argument types set.
+
+    ``path`` is the file, ``version`` cuDNN's number (91900 for 9.19.0).  A function that this
+    version of the library lacks raises :class:`~minidnn.errors.DeviceError` when asked for.
+    """
+
+    def __init__(self, dll: Any, path: str) -> None:
+        self._dll = dll
+        self.path = path
+        self.version = int(self.cudnnGetVersion())
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached on the first use of a name: the result is stored on the instance.
+        if name not in PROTOTYPES:
+            raise AttributeError(f"{name!r} is not in minidnn.cudnn.prototypes.PROTOTYPES")
+        function = getattr(self._dll, name, None)
+        if function is None:
+            raise DeviceError(f"{name} is missing in cuDNN at {self.path}; {HOW_TO_INSTALL}")
+        function.argtypes = PROTOTYPES[name]
+        function.restype = RESULTS.get(name, ctypes.c_int)
+        setattr(self, name, function)
+        return function
+
+    def has(self, name: str) -> bool:
+        """Return whether this version of the library has the function ``name``."""
+        return name in PROTOTYPES and getattr(self._dll, name, None) is not None
+
+    def __repr__(self) -> str:
+        return f"<cuDNN {version_text(self.version)} at {self.path}>"
+
+
+def version_text(version: int) -> str:
+    """Print cuDNN's version number: 91900 is '9.19.0', 8907 is '8.9.7'."""
+    if version >= 90000:
+        return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+    return f"{version // 1000}.{version // 100 % 10}.{version % 100}"
+
+
+def load(path: str | os.PathLike[str] | None = None) -> Library:
+    """Return cuDNN, loading it on the first call.
+
+    ``path`` is a file or a folder.  Asking for another path than the one that is loaded is an
+    error: one process can hold one cuDNN.  Raises :class:`~minidnn.errors.DeviceError` when no
+    cuDNN 9 is found, and says where it was looked for.
+    """
+    global _library
+    if _library is not None and path is None:
+        return _library
+    with _lock:
+        if _library is None:
+            _library = _load(path)
+        elif path is not None and not _same_file(_file_of(Path(path)), _library.path):
+            raise DeviceError(
+                f"cuDNN is already loaded from {_library.path}, so path={str(path)!r} cannot be "
+                f"loaded beside it; give the path before the first use, or set {ENVIRONMENT}"
+            )
+        return _library
+
+
+def loaded() -> Library | None:
+    """Return the library if it is loaded already, else None; never loads it."""
+    return _library
+
+
+def version() -> int:
+    """Return cuDNN's version number, 91900 for 9.19.0; loads the library."""
+    return load().version
+
+
+def path() -> str:
+    """Return the file that cuDNN was loaded from; loads the library."""
+    return load().path
+
+
+def candidates(explicit: str | os.PathLike[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Yield where cuDNN may be, as pairs (origin, path or bare name), best first."""
+    if explicit is not None:
+        yield "path", str(_file_of(Path(explicit)))
+        return
+    if os.environ.get(ENVIRONMENT):
+        yield f"environment variable {ENVIRONMENT}", str(_file_of(Path(os.environ[ENVIRONMENT])))
+        return
+    mapped = already_mapped()
+    if mapped is not None:
+        yield "already loaded in this process", mapped
+    for folder in _wheel_folders():
+        yield "wheel nvidia-cudnn-cu13/-cu12", str(folder / FILE_NAME)
+    yield "system", FILE_NAME
+    for variable in ("CUDNN_PATH", "CUDA_PATH", "CUDA_HOME"):
+        if os.environ.get(variable):
+            root = Path(os.environ[variable])
+            for below in ("lib64", "lib", "bin", "lib/x64"):
+                yield f"environment variable {variable}", str(root / below / FILE_NAME)
+
+
+def already_mapped() -> str | None:
+    """Return the path of the libcudnn that this process has loaded, or None (Linux only)."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return None
+    for line in maps.read_text(errors="replace").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and Path(fields[5]).name.startswith(FILE_NAME):
+            return fields[5]
+    return None
+
+
+def _wheel_folders() -> list[Path]:
+    """Return the folders of an installed cuDNN wheel that may hold the library."""
+    try:
+        spec = importlib.util.find_spec("nvidia.cudnn")
+    except ModuleNotFoundError:
+        return []
+    roots = list(spec.submodule_search_locations or []) if spec else []
+    return [Path(root) / ("bin" if sys.platform == "win32" else "lib") for root in roots]
+
+
+def _file_of(place: Path) -> Path:
+    return place / FILE_NAME if place.is_dir() else place
+
+
+def _same_file(one: Path, other: str) -> bool:
+    return one.exists() and Path(other).exists() and one.samefile(other)
+
+
+def _load(explicit: str | os.PathLike[str] | None) -> Library:
+    tried = []
+    before = already_mapped()
+    for origin, place in candidates(explicit):
+        if os.sep in place and not Path(place).exists():
+            tried.append(f"{origin}: {place} does not exist")
+            continue
+        try:
+            dll = ctypes.CDLL(place)
+        except OSError as error:
+            tried.append(f"{origin}: {place} cannot be loaded ({error})")
+            continue
+        where = place if os.sep in place else already_mapped() or place
+        found = Library(dll, where)
+        if found.version < OLDEST:
+            tried.append(f"{origin}: {where} is version {version_text(found.version)}")
+            continue
+        if before is not None and not _same_file(Path(before), where):
+            warnings.warn(
+                f"cuDNN is loaded from {where} beside {before}, which this process had loaded "
+                f"already; unset {ENVIRONMENT} to share one copy",
+                MiniDNNWarning,
+                stacklevel=4,
+            )
+        return found
+    places = "".join(f"\n  {line}" for line in tried)
+    raise DeviceError(f"no cuDNN 9 was found; {HOW_TO_INSTALL}. Looked at:{places}")
