@@ -1,0 +1,99 @@
+"""Imports go one way, and never in a circle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.imports import FACE, find_cycle, import_graph, imports_of, modules_of
+
+# Part of minidnn -> the parts it may import.  errors may be imported by all and is not repeated.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "cache": set(),
+    "graph": set(),
+    "layers": {"graph"},
+    "fusion": {"graph"},
+    "runtime": {"cache"},
+    "backends": {"fusion", "graph", "runtime", "cache", "cudnn"},
+    "frontends": {"graph"},
+    "cudnn": {"cache"},
+    "weights": {"cache"},
+}
+
+
+def part_of(module: str) -> str:
+    """``minidnn.graph.passes.fold`` -> ``graph``; the face is ``minidnn`` itself."""
+    return module.split(".")[1] if "." in module else FACE
+
+
+def test_imports_go_one_way(root: Path) -> None:
+    wrong = []
+    for module, targets in import_graph(root).items():
+        part = part_of(module)
+        for target in targets:
+            other = part_of(target)
+            if other not in {part, "errors"} and part in ALLOWED and other not in ALLOWED[part]:
+                wrong.append(f"{module} imports {target}; {part} may import {ALLOWED[part]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_is_imported_in_a_circle(root: Path) -> None:
+    """Importing within a function, when it is called, may point back; at import time never."""
+    cycle = find_cycle(import_graph(root, deferred=False))
+    assert cycle is None, " -> ".join(cycle or [])
+
+
+def test_every_module_of_minidnn_is_seen(root: Path) -> None:
+    seen = modules_of(root)
+    assert {"minidnn", "minidnn.errors", "minidnn.models"} <= set(seen)
+    assert "minidnn.errors" in import_graph(root)["minidnn.models"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import minidnn.graph.ir", ["minidnn.graph.ir"]),
+        ("import minidnn.graph.ir as x, numpy", ["minidnn.graph.ir"]),
+        ("from minidnn.graph import ir", ["minidnn.graph.ir"]),
+        ("from minidnn.graph.ir import Node", ["minidnn.graph.ir"]),
+        ("from minidnn.graph import Node", ["minidnn.graph"]),
+        ("from . import ir", ["minidnn.graph.ir"]),
+        ("from .ir import Node", ["minidnn.graph.ir"]),
+        ("from ..errors import GraphError", ["minidnn.errors"]),
+        ("from .. import errors", ["minidnn.errors"]),
+        ("def f():\n    from minidnn import errors", ["minidnn.errors"]),
+        ("import minidnn as md", ["minidnn"]),
+        ("import numpy", []),
+    ],
+)
+def test_imports_are_read_from_source(source: str, expected: list[str]) -> None:
+    known = {"minidnn", "minidnn.errors", "minidnn.graph", "minidnn.graph.ir", "minidnn.graph.spec"}
+    assert imports_of("minidnn.graph.spec", source, is_package=False, known=known) == expected
+
+
+def test_deferred_imports_can_be_left_out() -> None:
+    source = "import a\nif T:\n    import b\nclass C:\n    def f(self):\n        import c\n"
+    known = {"a", "b", "c"}
+    assert imports_of("m", source, False, known) == ["a", "b", "c"]
+    assert imports_of("m", source, False, known, deferred=False) == ["a", "b"]
+
+
+def test_relative_imports_of_a_package_start_at_itself() -> None:
+    known = {"minidnn.graph", "minidnn.graph.ir"}
+    assert imports_of("minidnn.graph", "from .ir import Node", True, known) == ["minidnn.graph.ir"]
+
+
+@pytest.mark.parametrize(
+    ("graph", "cycle"),
+    [
+        ({"a": ["b"], "b": ["c"], "c": []}, None),
+        ({"a": ["b", "c"], "b": ["c"], "c": []}, None),
+        ({"a": ["b"], "b": ["a"]}, ["a", "b", "a"]),
+        ({"a": ["b"], "b": ["c"], "c": ["d"], "d": ["b"]}, ["b", "c", "d", "b"]),
+        ({"a": [], "b": ["c"], "c": ["b"]}, ["b", "c", "b"]),
+    ],
+)
+def test_find_cycle(graph: dict[str, list[str]], cycle: list[str] | None) -> None:
+    assert find_cycle(graph) == cycle
