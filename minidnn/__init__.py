@@ -29,14 +29,24 @@ from minidnn.errors import (
 
 # "import X as X" is how type checkers recognise a name that is meant to be public.
 if TYPE_CHECKING:
+    import minidnn.graph.expression as scalar  # noqa: F401
+    import minidnn.layers as layers  # noqa: F401
     import minidnn.models as models  # noqa: F401
+    from minidnn.layers import Input as Input
+    from minidnn.layers import Model as Model
+    from minidnn.layers import Sequential as Sequential
 
 __version__ = "0.1.0"
 
 # Public name -> the module that defines it; "minidnn.NAME" means that submodule itself.  The
 # block above tells the same to type checkers; tests/packaging holds the two together.
 _LAZY = {
+    "Input": "minidnn.layers",
+    "Model": "minidnn.layers",
+    "Sequential": "minidnn.layers",
+    "layers": "minidnn.layers",
     "models": "minidnn.models",
+    "scalar": "minidnn.graph.expression",
 }
 
 __all__ = [

@@ -1,0 +1,83 @@
+"""What a legal graph is: one table of rules, each a function from a graph to complaints.
+
+Tests run :func:`check` after every pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from minidnn.errors import GraphError
+from minidnn.graph.ir import Constant, Graph, Value
+
+Rule = Callable[[Graph], Iterator[str]]
+
+
+def _names_are_unique(graph: Graph) -> Iterator[str]:
+    for what, names in (
+        ("node", [node.name for node in graph.nodes]),
+        ("input or constant", [v.name for v in (*graph.inputs, *graph.constants)]),
+    ):
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                yield f"two {what}s are named {name!r}"
+            seen.add(name)
+
+
+def _operands_are_computed_before(graph: Graph) -> Iterator[str]:
+    known: set[Value] = set(graph.inputs)
+    for node in graph.nodes:
+        for value in node.inputs:
+            if value not in known and not isinstance(value, Constant):
+                yield f"node {node.name!r} reads {value!r} before anything computes it"
+        for value in node.outputs:
+            if value in known:
+                yield f"{value!r} is computed twice"
+            if value.producer is not node:
+                yield f"{value!r} does not name node {node.name!r} as its producer"
+            known.add(value)
+    for value in graph.outputs:
+        if value not in known and not isinstance(value, Constant):
+            yield f"the graph's output {value!r} is never computed"
+
+
+def _inputs_are_inputs(graph: Graph) -> Iterator[str]:
+    for value in graph.inputs:
+        if value.producer is not None or isinstance(value, Constant):
+            yield f"the graph's input {value!r} is computed or constant"
+    if len(set(graph.inputs)) != len(graph.inputs):
+        yield "an input stands twice"
+    if graph.output_names is not None and len(graph.output_names) != len(graph.outputs):
+        yield f"{len(graph.output_names)} output names for {len(graph.outputs)} outputs"
+
+
+def _types_follow(graph: Graph) -> Iterator[str]:
+    for node in graph.nodes:
+        try:
+            types = node.op.infer(*(value.type for value in node.inputs))
+        except GraphError as error:
+            yield f"node {node.name!r}: {error}"
+            continue
+        if types != tuple(value.type for value in node.outputs):
+            yield f"node {node.name!r}: outputs {node.outputs} are not of types {types}"
+
+
+RULES: tuple[Rule, ...] = (
+    _names_are_unique,
+    _operands_are_computed_before,
+    _inputs_are_inputs,
+    _types_follow,
+)
+
+
+def complaints(graph: Graph) -> list[str]:
+    """Everything that is wrong with a graph; empty for a legal one."""
+    return [complaint for rule in RULES for complaint in rule(graph)]
+
+
+def check(graph: Graph) -> None:
+    """Raises GraphError with all complaints, if there are any."""
+    found = complaints(graph)
+    if found:
+        raise GraphError(f"graph {graph.name!r} is not legal:\n  " + "\n  ".join(found))

@@ -1,0 +1,68 @@
+"""Runs a graph with NumPy, one node at a time: what the graph means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from minidnn.errors import GraphError, MiniDNNError
+from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.types import numpy_dtype
+
+Observer = Callable[[Node, tuple[np.ndarray, ...]], None]
+
+
+def evaluate(
+    graph: Graph,
+    inputs: Sequence[np.ndarray],
+    dtype: str | None = None,
+    observe: Observer | None = None,
+) -> tuple[np.ndarray, ...]:
+    """The graph's outputs for its inputs.
+
+    ``dtype`` ("float64" for an oracle) replaces the dtype of every floating-point value.
+    ``observe`` is called with each node and its outputs.  A value is freed after its last use.
+    An error names the node.
+    """
+    if len(inputs) != len(graph.inputs):
+        raise GraphError(
+            f"graph {graph.name!r} takes {len(graph.inputs)} inputs, got {len(inputs)}"
+        )
+    values: dict[Value, np.ndarray] = {}
+    for value, array in zip(graph.inputs, inputs, strict=True):
+        if array.shape != value.shape:
+            raise GraphError(f"input {value.name} has shape {array.shape}; valid is {value.shape}")
+        values[value] = _as(array, value, dtype)
+    last_use = _last_use(graph)
+    for node in graph.nodes:
+        operands = [
+            _as(v.data, v, dtype) if isinstance(v, Constant) else values[v] for v in node.inputs
+        ]
+        try:
+            results = node.op.reference(*operands)
+        except MiniDNNError as error:
+            raise type(error)(f"node {node.name!r} ({node.op}): {error}") from error
+        values.update(zip(node.outputs, results, strict=True))
+        if observe is not None:
+            observe(node, results)
+        for value in last_use.get(node, ()):
+            values.pop(value, None)
+    return tuple(
+        _as(v.data, v, dtype) if isinstance(v, Constant) else values[v] for v in graph.outputs
+    )
+
+
+def _as(array: np.ndarray, value: Value, dtype: str | None) -> np.ndarray:
+    wanted = dtype if dtype is not None and "float" in value.dtype else value.dtype
+    return np.asarray(array, numpy_dtype(wanted))
+
+
+def _last_use(graph: Graph) -> dict[Node, list[Value]]:
+    kept = set(graph.outputs)
+    found: dict[Node, list[Value]] = {}
+    for value, readers in graph.readers.items():
+        last = readers[-1] if readers else value.producer
+        if last is not None and value not in kept:
+            found.setdefault(last, []).append(value)
+    return found

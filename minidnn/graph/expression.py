@@ -1,0 +1,336 @@
+"""Scalar expressions: the math of an element-wise operator over one element.
+
+An expression is written once, by ordinary Python arithmetic on :class:`Expression` objects.
+NumPy evaluates it (:func:`evaluate`), every code generator prints it from the same
+:func:`linearize`d form, and whether a multiply-add is fused stands in it (:func:`fma`), not
+in a compiler's mood.
+
+>>> x, slope = argument(0), argument(1)
+>>> str(where(x > 0, x, slope * x))
+'where(x0 > 0.0, x0, x1 * x0)'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minidnn.errors import GraphError
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A node of a scalar expression.
+
+    ``op`` is a key of :data:`SCALAR_OPS`, or ``"argument"`` (``value`` is its index), or
+    ``"constant"`` (``value`` is a float).
+    """
+
+    op: str
+    operands: tuple[Expression, ...] = ()
+    value: float | int | None = None
+
+    def __add__(self, other: Operand) -> Expression:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Operand) -> Expression:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Operand) -> Expression:
+        return apply("sub", self, other)
+
+    def __rsub__(self, other: Operand) -> Expression:
+        return apply("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Expression:
+        return apply("mul", self, other)
+
+    def __rmul__(self, other: Operand) -> Expression:
+        return apply("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Expression:
+        return apply("div", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Expression:
+        return apply("div", other, self)
+
+    def __pow__(self, other: Operand) -> Expression:
+        return self * self if other == 2 else apply("pow", self, other)
+
+    def __neg__(self) -> Expression:
+        return apply("neg", self)
+
+    def __abs__(self) -> Expression:
+        return apply("abs", self)
+
+    def __lt__(self, other: Operand) -> Expression:
+        return apply("lt", self, other)
+
+    def __le__(self, other: Operand) -> Expression:
+        return apply("le", self, other)
+
+    def __gt__(self, other: Operand) -> Expression:
+        return apply("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Expression:
+        return apply("ge", self, other)
+
+    def __bool__(self) -> bool:
+        raise GraphError(
+            f"the scalar expression {self} has no truth value while it is being described; "
+            "choose between two expressions with where(condition, a, b)"
+        )
+
+    def __str__(self) -> str:
+        if self.op == "argument":
+            return f"x{self.value}"
+        if self.op == "constant":
+            return repr(self.value)
+        inner = [f"({e})" if e.op in _SYMBOLS else str(e) for e in self.operands]
+        if self.op in _SYMBOLS:
+            return f" {_SYMBOLS[self.op]} ".join(inner)
+        return f"{self.op}({', '.join(map(str, self.operands))})"
+
+
+Operand = Expression | float | int
+_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_SYMBOLS |= {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def _fma(a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c`` rounded once, for float16 and float32.
+
+    The product is exact in float64.  The sum is rounded to odd there, so that rounding it
+    again to float32 gives what one rounding would have given (Boldo and Melquiond, "Emulation
+    of a FMA and correctly rounded sums", IEEE Trans. Computers 57(4), 2008).  float64 operands
+    are rounded twice: the oracle does not need more.
+    """
+    dtype = np.result_type(a, b, c)
+    if dtype == np.float64:
+        return a * b + c
+    product = np.multiply(a, b, dtype=np.float64)
+    addend = np.asarray(c, dtype=np.float64)
+    total = product + addend
+    rounded = np.array(np.broadcast_to(total, np.shape(total)), copy=True)
+    virtual = total - product
+    error = (product - (total - virtual)) + (addend - virtual)
+    bits = rounded.view(np.int64)
+    inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
+    away = (error > 0) == (total > 0)
+    bits += np.where(inexact, np.where(away, 1, -1), 0)
+    return rounded.astype(dtype)
+
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _numpy_erf(x: Any) -> Any:
+    return _erf(x).astype(np.asarray(x).dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarOp:
+    """What the system knows about one scalar operation."""
+
+    arity: int
+    evaluate: Callable[..., Any]
+    #: Operations it counts as in the cost model (a transcendental is a short polynomial).
+    operations: int = 1
+
+
+SCALAR_OPS: dict[str, ScalarOp] = {
+    "add": ScalarOp(2, np.add),
+    "sub": ScalarOp(2, np.subtract),
+    "mul": ScalarOp(2, np.multiply),
+    "div": ScalarOp(2, np.divide, 4),
+    "fma": ScalarOp(3, _fma, 1),
+    "neg": ScalarOp(1, np.negative),
+    "abs": ScalarOp(1, np.abs),
+    # NaN in either operand gives NaN, as in IEEE 754-2019 maximum/minimum.
+    "maximum": ScalarOp(2, np.maximum),
+    "minimum": ScalarOp(2, np.minimum),
+    "sqrt": ScalarOp(1, np.sqrt, 4),
+    "exp": ScalarOp(1, np.exp, 10),
+    "expm1": ScalarOp(1, np.expm1, 12),
+    "log": ScalarOp(1, np.log, 12),
+    "log1p": ScalarOp(1, np.log1p, 14),
+    "tanh": ScalarOp(1, np.tanh, 14),
+    "erf": ScalarOp(1, _numpy_erf, 16),
+    "pow": ScalarOp(2, np.power, 24),
+    "lt": ScalarOp(2, np.less),
+    "le": ScalarOp(2, np.less_equal),
+    "gt": ScalarOp(2, np.greater),
+    "ge": ScalarOp(2, np.greater_equal),
+    "where": ScalarOp(3, np.where),
+}
+
+
+def argument(index: int) -> Expression:
+    """The ``index``-th operand of the operator."""
+    return Expression("argument", value=index)
+
+
+def constant(value: float) -> Expression:
+    return Expression("constant", value=float(value))
+
+
+def apply(op: str, *operands: Operand) -> Expression:
+    """The expression ``op(*operands)``; numbers become constants."""
+    arity = SCALAR_OPS[op].arity
+    if len(operands) != arity:
+        raise GraphError(f"scalar operation {op!r} takes {arity} operands, got {len(operands)}")
+    return Expression(op, tuple(_lift(op, operand) for operand in operands))
+
+
+def _lift(op: str, operand: Operand) -> Expression:
+    if isinstance(operand, Expression):
+        return operand
+    if isinstance(operand, (int, float, np.integer, np.floating)):
+        return constant(float(operand))
+    raise GraphError(
+        f"operand {operand!r} of scalar operation {op!r} is a {type(operand).__name__}; "
+        "valid are numbers and scalar expressions"
+    )
+
+
+def maximum(a: Operand, b: Operand) -> Expression:
+    return apply("maximum", a, b)
+
+
+def minimum(a: Operand, b: Operand) -> Expression:
+    return apply("minimum", a, b)
+
+
+def clip(x: Operand, low: float, high: float) -> Expression:
+    return minimum(maximum(x, low), high)
+
+
+def fma(a: Operand, b: Operand, c: Operand) -> Expression:
+    """``a * b + c``, rounded once."""
+    return apply("fma", a, b, c)
+
+
+def where(condition: Expression, a: Operand, b: Operand) -> Expression:
+    """``a`` where ``condition`` (a comparison) holds, else ``b``."""
+    return apply("where", condition, a, b)
+
+
+def sqrt(x: Operand) -> Expression:
+    return apply("sqrt", x)
+
+
+def exp(x: Operand) -> Expression:
+    return apply("exp", x)
+
+
+def expm1(x: Operand) -> Expression:
+    return apply("expm1", x)
+
+
+def log(x: Operand) -> Expression:
+    return apply("log", x)
+
+
+def log1p(x: Operand) -> Expression:
+    return apply("log1p", x)
+
+
+def tanh(x: Operand) -> Expression:
+    return apply("tanh", x)
+
+
+def erf(x: Operand) -> Expression:
+    return apply("erf", x)
+
+
+def sigmoid(x: Operand) -> Expression:
+    return 1.0 / (1.0 + exp(-x))
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of a linearized expression: ``result = op(operands)``."""
+
+    op: str
+    operands: tuple[int, ...]
+    value: float | int | None = None
+
+
+def linearize(expression: Expression) -> tuple[Instruction, ...]:
+    """The expression as straight-line code without common subexpressions.
+
+    Operands are indices of earlier instructions; the last instruction is the result.
+    """
+    code: dict[Instruction, int] = {}
+    known: dict[int, int] = {}
+
+    def visit(node: Expression) -> int:
+        if id(node) not in known:
+            operands = tuple(visit(operand) for operand in node.operands)
+            instruction = Instruction(node.op, operands, node.value)
+            known[id(node)] = code.setdefault(instruction, len(code))
+        return known[id(node)]
+
+    visit(expression)
+    return tuple(code)
+
+
+def operations(expression: Expression) -> int:
+    """Scalar operations that one evaluation takes."""
+    return sum(
+        SCALAR_OPS[instruction.op].operations
+        for instruction in linearize(expression)
+        if instruction.op in SCALAR_OPS
+    )
+
+
+def arguments(expression: Expression) -> int:
+    """The number of operands that the expression takes: 1 + its largest argument index."""
+    used = [int(i.value or 0) for i in linearize(expression) if i.op == "argument"]
+    return max(used, default=-1) + 1
+
+
+def evaluate(expression: Expression, operands: Sequence[np.ndarray]) -> np.ndarray:
+    """The expression over NumPy arrays that broadcast, in their dtype.
+
+    float16 is evaluated in float32 and rounded once at the end.
+    """
+    dtype = np.result_type(*operands)
+    compute = np.dtype(np.float32) if dtype == np.float16 else dtype
+    arrays = [np.asarray(operand, dtype=compute) for operand in operands]
+    results: list[Any] = []
+    with np.errstate(all="ignore"):
+        for instruction in linearize(expression):
+            if instruction.op == "argument":
+                result: Any = arrays[int(instruction.value or 0)]
+            elif instruction.op == "constant":
+                result = compute.type(instruction.value)
+            else:
+                inputs = (results[i] for i in instruction.operands)
+                result = SCALAR_OPS[instruction.op].evaluate(*inputs)
+            results.append(result)
+        shape = np.broadcast_shapes(*(array.shape for array in arrays))
+        return np.broadcast_to(np.asarray(results[-1], dtype=dtype), shape)
+
+
+def to_json(expression: Expression) -> list[Any]:
+    """The expression as nested lists, for saved graphs."""
+    if expression.op in ("argument", "constant"):
+        return [expression.op, expression.value]
+    return [expression.op, *map(to_json, expression.operands)]
+
+
+def from_json(data: Any) -> Expression:
+    """The inverse of :func:`to_json`; raises GraphError for anything else."""
+    match data:
+        case ["argument", int(index)] if index >= 0 and not isinstance(index, bool):
+            return argument(index)
+        case ["constant", float(value) | int(value)]:
+            return constant(value)
+        case [str(op), *operands] if op in SCALAR_OPS:
+            return apply(op, *map(from_json, operands))
+    raise GraphError(f"not a scalar expression: {data!r:.100}")

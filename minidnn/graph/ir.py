@@ -1,0 +1,276 @@
+"""The graph: values, nodes, and how a graph is rewritten.
+
+A graph is in single static assignment form: each value is a graph input, a constant, or the
+output of exactly one node, and nodes stand in an order in which every operand is computed
+before it is read.  Graphs, nodes and values are never changed.  A pass builds a new graph with
+a :class:`Rewriter`, which keeps every node whose operands stayed the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from minidnn.errors import GraphError
+from minidnn.graph.arithmetic import Arithmetic
+from minidnn.graph.operator import Operator
+from minidnn.graph.types import TensorType, numpy_dtype
+
+
+class Value(Arithmetic):
+    """A tensor that a graph computes: a graph input, or an output of ``producer``."""
+
+    __slots__ = ("name", "producer", "type")
+
+    def __init__(self, type: TensorType, name: str, producer: Node | None = None) -> None:
+        self.type = type
+        self.name = name
+        self.producer = producer
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.type.dtype
+
+    def __repr__(self) -> str:
+        return f"%{self.name}: {self.type}"
+
+    def _record(self, op: Operator, *operands: Arithmetic) -> Arithmetic:
+        from minidnn.graph.trace import apply
+
+        return apply(op, *operands)  # type: ignore[arg-type]
+
+
+class Constant(Value):
+    """A value known before the graph runs: a weight, or what passes made of weights.
+
+    ``data`` may be given as a function.  It is then computed when it is first asked for, so
+    that building and rewriting graphs costs no time over large weights.
+    """
+
+    __slots__ = ("_data",)
+
+    def __init__(
+        self, type: TensorType, name: str, data: np.ndarray | Callable[[], np.ndarray]
+    ) -> None:
+        super().__init__(type, name)
+        self._data = data
+
+    @property
+    def data(self) -> np.ndarray:
+        """The array, of this value's shape and dtype."""
+        if callable(self._data):
+            self._data = self._data()
+        expected = (self.type.shape, numpy_dtype(self.type.dtype))
+        if (self._data.shape, self._data.dtype) != expected:
+            raise GraphError(
+                f"constant {self.name}: data is {self._data.dtype}{list(self._data.shape)}, "
+                f"but its type is {self.type}"
+            )
+        return self._data
+
+
+class Node:
+    """One application of an operator.
+
+    ``source`` names the layer that it comes from, for reports and errors.
+    """
+
+    __slots__ = ("inputs", "name", "op", "outputs", "source")
+
+    def __init__(
+        self, op: Operator, inputs: Sequence[Value], name: str, source: str | None = None
+    ) -> None:
+        self.op = op
+        self.inputs = tuple(inputs)
+        self.name = name
+        self.source = name if source is None else source
+        try:
+            types = op.infer(*(value.type for value in self.inputs))
+        except GraphError as error:
+            raise GraphError(f"node {name!r}: {error}") from None
+        single = len(types) == 1
+        self.outputs = tuple(
+            Value(type, name if single else f"{name}.{i}", self) for i, type in enumerate(types)
+        )
+
+    @property
+    def output(self) -> Value:
+        """The output of a node that has one."""
+        (value,) = self.outputs
+        return value
+
+    @property
+    def tensors(self) -> tuple[Value, ...]:
+        """The operands that are computed or given at run time."""
+        return tuple(value for value in self.inputs if not isinstance(value, Constant))
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(map(repr, self.outputs))
+        inputs = ", ".join(f"%{value.name}" for value in self.inputs)
+        return f"{outputs} = {self.op}({inputs})"
+
+
+class Graph:
+    """Inputs, outputs, and the nodes between them in an order in which they can run."""
+
+    def __init__(
+        self,
+        inputs: Iterable[Value],
+        outputs: Iterable[Value],
+        nodes: Iterable[Node],
+        name: str = "graph",
+        output_names: Iterable[str] | None = None,
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.nodes = tuple(nodes)
+        self.name = name
+        #: Names under which outputs are returned as a dict; None for a value or a tuple.
+        self.output_names = None if output_names is None else tuple(output_names)
+
+    @cached_property
+    def readers(self) -> dict[Value, tuple[Node, ...]]:
+        """The nodes that read each value, each once, in order; a value nobody reads has ()."""
+        found: dict[Value, dict[Node, None]] = {value: {} for value in self.values}
+        for node in self.nodes:
+            for value in node.inputs:
+                found[value][node] = None
+        return {value: tuple(nodes) for value, nodes in found.items()}
+
+    @cached_property
+    def values(self) -> tuple[Value, ...]:
+        """All values: inputs, then constants and node outputs as they first appear."""
+        found = dict.fromkeys(self.inputs)
+        for node in self.nodes:
+            found.update(dict.fromkeys(node.inputs))
+            found.update(dict.fromkeys(node.outputs))
+        found.update(dict.fromkeys(self.outputs))
+        return tuple(found)
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        return tuple(value for value in self.values if isinstance(value, Constant))
+
+    @cached_property
+    def position(self) -> dict[Node, int]:
+        """Where each node stands in :attr:`nodes`."""
+        return {node: i for i, node in enumerate(self.nodes)}
+
+    def only_reader(self, value: Value) -> Node | None:
+        """The node that reads ``value``, if nothing else does and it is no graph output."""
+        readers = self.readers.get(value, ())
+        return readers[0] if len(readers) == 1 and value not in self.outputs else None
+
+    def node(self, name: str) -> Node:
+        """The node of that name."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise GraphError(f"graph {self.name!r} has no node {name!r}")
+
+    def __str__(self) -> str:
+        from minidnn.graph.printing import to_text
+
+        return to_text(self)
+
+
+class Rewriter:
+    """Builds a new graph from an old one, node by node.
+
+    A pass walks over the old graph's nodes and calls :meth:`keep`, or :meth:`add` and
+    :meth:`replace`, and at last :meth:`finish`.  Names stay unique.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.changes = 0
+        self._map: dict[Value, Value] = {}
+        self._nodes: list[Node] = []
+        self._names = {node.name for node in graph.nodes}
+
+    def value(self, old: Value) -> Value:
+        """What stands for a value of the old graph in the new one."""
+        return self._map.get(old, old)
+
+    def keep(self, node: Node) -> None:
+        """Takes a node over, on the new operands."""
+        inputs = tuple(map(self.value, node.inputs))
+        if inputs == node.inputs:
+            self._nodes.append(node)
+            return
+        new = Node(node.op, inputs, node.name, node.source)
+        self._nodes.append(new)
+        self._map.update(zip(node.outputs, new.outputs, strict=True))
+
+    def add(
+        self, op: Operator, inputs: Sequence[Value], name: str, source: str | None = None
+    ) -> Node:
+        """Appends a node on operands of the new graph (see :meth:`value`)."""
+        node = Node(op, inputs, name, source)
+        self._nodes.append(node)
+        self.changes += 1
+        return node
+
+    def fresh(self, name: str) -> str:
+        """``name``, or the first of ``name.1``, ``name.2``, ... that no node has."""
+        candidate, count = name, 0
+        while candidate in self._names:
+            count += 1
+            candidate = f"{name}.{count}"
+        self._names.add(candidate)
+        return candidate
+
+    def replace(self, old: Value, new: Value) -> None:
+        """From now on ``new`` (of the new graph) stands for ``old`` (of the old graph)."""
+        if old.type != new.type:
+            raise GraphError(f"cannot replace {old!r} by {new!r}: the types differ")
+        self._map[old] = new
+        self.changes += 1
+
+    def finish(self) -> Graph:
+        """The new graph; the old one itself if nothing was changed."""
+        if not self.changes and len(self._nodes) == len(self.graph.nodes):
+            return self.graph
+        outputs = map(self.value, self.graph.outputs)
+        return Graph(
+            self.graph.inputs, outputs, self._nodes, self.graph.name, self.graph.output_names
+        )
+
+
+def topological(nodes: Iterable[Node]) -> list[Node]:
+    """``nodes`` so that each stands after those whose outputs it reads, else as they stood.
+
+    Raises GraphError that names the nodes of a cycle, if there is one.
+    """
+    pending = list(nodes)
+    member = set(pending)
+    done: set[Node] = set()
+    order: list[Node] = []
+    for root in pending:
+        stack: list[tuple[Node, int]] = [(root, 0)]
+        path: dict[Node, None] = {}
+        while stack:
+            node, index = stack.pop()
+            if index == 0 and (node in done or node not in member):
+                continue
+            path[node] = None
+            if index < len(node.inputs):
+                stack.append((node, index + 1))
+                producer = node.inputs[index].producer
+                if producer is None:
+                    continue
+                if producer in path:
+                    names = " -> ".join(n.name for n in (*path, producer))
+                    raise GraphError(f"the graph has a cycle: {names}")
+                stack.append((producer, 0))
+                continue
+            done.add(node)
+            del path[node]
+            order.append(node)
+    return order

@@ -1,0 +1,243 @@
+"""What the system must know about a kind of node, in one place.
+
+An operator is a frozen dataclass that holds the node's attributes.  Its base class says of
+which class it is, and thereby how the rest of the system treats it:
+
+================  =============================================================  ==============
+class             computes                                                       base class
+================  =============================================================  ==============
+element-wise      every element by itself, by a scalar expression                Elementwise
+window            every element from a window of its own channel                 Windowed
+contraction       sums over channels: convolution, linear                        Contraction
+movement          nothing, it only places elements                               Movement
+reduction         everything else that joins elements of one value               Reduction
+================  =============================================================  ==============
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from minidnn.errors import GraphError
+from minidnn.graph import expression as scalar
+from minidnn.graph.expression import Expression, argument
+from minidnn.graph.types import FLOATS, TensorType
+from minidnn.graph.window import Window, pool
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run of a node takes: scalar operations (a multiply-add counts as 2) and bytes
+    of tensors read and written once, parameters included."""
+
+    operations: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Operator(ABC):
+    """Base class of all operators.  Instances are immutable and compare by their attributes."""
+
+    #: The operator class: "elementwise", "window", "contraction", "movement", "reduction".
+    kind: ClassVar[str]
+    #: Names of the operands, for error messages; the last may repeat when it ends with "*".
+    operand_names: ClassVar[tuple[str, ...]] = ("input",)
+
+    @abstractmethod
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        """Types of the outputs; raises GraphError if the operands do not fit."""
+
+    @abstractmethod
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The outputs, computed with NumPy in the operands' dtype: what the operator means."""
+
+    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
+        """Scalar operations of one run."""
+        return 0
+
+    def cost(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> Cost:
+        return Cost(self.operations(inputs, outputs), sum(t.bytes for t in (*inputs, *outputs)))
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def __str__(self) -> str:
+        shown = (
+            f"{field.name}={getattr(self, field.name)!s}"
+            for field in fields(self)
+            if field.repr and getattr(self, field.name) != field.default
+        )
+        return f"{self.name}({', '.join(shown)})"
+
+    def fail(self, message: str) -> GraphError:
+        return GraphError(f"{self}: {message}")
+
+    def require(self, condition: object, message: str) -> None:
+        if not condition:
+            raise self.fail(message)
+
+    def require_float(self, *inputs: TensorType) -> None:
+        """All operands have one floating-point dtype."""
+        dtypes = list(dict.fromkeys(t.dtype for t in inputs))
+        self.require(
+            len(dtypes) == 1 and dtypes[0] in FLOATS,
+            f"operands have dtypes {', '.join(dtypes)}; valid is one of {', '.join(FLOATS)} "
+            "for all of them",
+        )
+
+    def require_rank(self, what: str, value: TensorType, *ranks: int) -> None:
+        valid = " or ".join(map(str, ranks))
+        self.require(
+            value.rank in ranks,
+            f"{what} has shape {value.shape} of rank {value.rank}; valid is rank {valid}",
+        )
+
+
+class Elementwise(Operator):
+    """Computes every element by itself, by one scalar expression.
+
+    Operands broadcast as in NumPy, except that the last ``channel_operands`` of them are
+    vectors with one element per channel (axis 1 of the first operand).
+    """
+
+    kind = "elementwise"
+    channel_operands: ClassVar[int] = 0
+
+    @abstractmethod
+    def expression(self) -> Expression:
+        """The math, over ``argument(0)``, ``argument(1)``, ..."""
+
+    @property
+    def arity(self) -> int:
+        return len(self.operand_names)
+
+    @property
+    def channel_count(self) -> int:
+        """How many of the last operands are vectors over channels."""
+        return self.channel_operands
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        self.require(
+            len(inputs) == self.arity,
+            f"takes {self.arity} operands ({', '.join(self.operand_names)}), got {len(inputs)}",
+        )
+        self.require_float(*inputs)
+        tensors = inputs[: len(inputs) - self.channel_count]
+        try:
+            shape = np.broadcast_shapes(*(t.shape for t in tensors))
+        except ValueError:
+            shapes = ", ".join(str(t.shape) for t in tensors)
+            raise self.fail(
+                f"shapes {shapes} do not broadcast; valid are equal sizes, or 1, on every axis"
+            ) from None
+        channels = shape[1] if len(shape) > 1 else None
+        for name, vector in zip(
+            self.operand_names[len(tensors) :], inputs[len(tensors) :], strict=True
+        ):
+            self.require(
+                vector.shape == (channels,),
+                f"{name} has shape {vector.shape}, but the input {shape} has "
+                f"{channels if channels is not None else 'no'} channels; "
+                f"valid is ({channels},)",
+            )
+        return (inputs[0].with_shape(shape),)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        split = len(inputs) - self.channel_count
+        rank = max(array.ndim for array in inputs[:split])
+        vectors = [v.reshape(v.shape + (1,) * (rank - 2)) for v in inputs[split:]]
+        return (scalar.evaluate(self.expression(), (*inputs[:split], *vectors)),)
+
+    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
+        return scalar.operations(self.expression()) * outputs[0].size
+
+
+class Activation(Elementwise):
+    """An element-wise operator of one operand, written as ``formula(x)``."""
+
+    @abstractmethod
+    def formula(self, x: Expression) -> Expression:
+        """The math of one element."""
+
+    def expression(self) -> Expression:
+        return self.formula(argument(0))
+
+
+class Windowed(Operator):
+    """Computes every element from a window over the rows and columns of its own channel."""
+
+    kind = "window"
+
+    @abstractmethod
+    def window(self) -> Window:
+        """The window, its padding and how its elements are joined."""
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        (x,) = inputs
+        self.require_float(x)
+        self.require_rank("input", x, 4)
+        batch, channels, *extent = x.shape
+        window = self.window()
+        sizes = []
+        for axis, (name, size) in enumerate(zip(("rows", "columns"), extent, strict=True)):
+            out = window.axes[axis].output_size(size)
+            self.require(
+                out >= 1,
+                f"a window of {window.axes[axis].reach} {name} is larger than the padded input "
+                f"of {size + sum(window.axes[axis].padding)} (input {x.shape}); use a smaller "
+                "kernel_size or dilation, or more padding",
+            )
+            sizes.append(out)
+        return (x.with_shape((batch, channels, *sizes)),)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        return (pool(self.window(), inputs[0]),)
+
+    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
+        return self.window().taps * outputs[0].size
+
+
+class Contraction(Operator):
+    """Sums products over channels: the operand 1 is the weight, operand 2 the bias, if any."""
+
+    kind = "contraction"
+    operand_names = ("input", "weight", "bias")
+
+
+class Movement(Operator):
+    """Places elements without computing."""
+
+    kind = "movement"
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        return (self.move(*inputs),)
+
+    @abstractmethod
+    def move(self, *inputs: np.ndarray) -> np.ndarray:
+        """The one output."""
+
+
+class Reduction(Operator):
+    """Joins elements of one value over an axis or irregular windows."""
+
+    kind = "reduction"
+
+
+def check_pair(owner: str, name: str, value: Any, minimum: int) -> tuple[int, int]:
+    """An int or a pair of ints, as PyTorch takes them, as a pair."""
+    pair = (value, value) if isinstance(value, int) else value
+    valid = (
+        isinstance(pair, (tuple, list))
+        and len(pair) == 2
+        and all(isinstance(v, int) and not isinstance(v, bool) and v >= minimum for v in pair)
+    )
+    if not valid or isinstance(value, bool):
+        raise GraphError(
+            f"{owner}: {name}={value!r}; valid is an int >= {minimum} or a pair of them"
+        )
+    return (pair[0], pair[1])

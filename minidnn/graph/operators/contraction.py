@@ -1,0 +1,131 @@
+"""Contractions: convolution and linear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minidnn.graph.operator import Contraction
+from minidnn.graph.types import TensorType
+from minidnn.graph.window import WindowAxis
+
+__all__ = ["Conv2d", "Linear"]
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Conv2d(Contraction):
+    """2-d cross-correlation of (N, C, H, W) with a weight (O, C / groups, KH, KW).
+
+    ``padding`` is ((top, bottom), (left, right)) zeros.
+    """
+
+    stride: Pair = (1, 1)
+    padding: tuple[Pair, Pair] = ((0, 0), (0, 0))
+    dilation: Pair = (1, 1)
+    groups: int = 1
+
+    def axes(self, kernel: Pair) -> tuple[WindowAxis, WindowAxis]:
+        """The windows over rows and columns for a weight of that size."""
+        rows, columns = (
+            WindowAxis(k, s, p, d)
+            for k, s, p, d in zip(kernel, self.stride, self.padding, self.dilation, strict=True)
+        )
+        return rows, columns
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, weight, *bias = inputs
+        self.require_float(*inputs)
+        self.require_rank("input", x, 4)
+        self.require_rank("weight", weight, 4)
+        out_channels, per_group, *kernel = weight.shape
+        self.require(
+            self.groups >= 1 and out_channels % self.groups == 0,
+            f"groups={self.groups} does not divide the weight's {out_channels} output channels",
+        )
+        self.require(
+            x.shape[1] == per_group * self.groups,
+            f"input has {x.shape[1]} channels (shape {x.shape}), but the weight "
+            f"{weight.shape} with groups={self.groups} takes {per_group * self.groups}",
+        )
+        if bias:
+            self.require(
+                bias[0].shape == (out_channels,),
+                f"bias has shape {bias[0].shape}; valid is ({out_channels},)",
+            )
+        sizes = []
+        for axis, size in zip(self.axes((kernel[0], kernel[1])), x.shape[2:], strict=True):
+            sizes.append(axis.output_size(size))
+            self.require(
+                axis.kernel >= 1 and sizes[-1] >= 1,
+                f"a kernel that reaches over {axis.reach} positions is larger than the padded "
+                f"input of {size + sum(axis.padding)} (input {x.shape}, weight {weight.shape}); "
+                "use more padding or a smaller kernel_size or dilation",
+            )
+        return (x.with_shape((x.shape[0], out_channels, *sizes)),)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        x, weight, *bias = inputs
+        dtype = x.dtype
+        compute = np.result_type(dtype, np.float32)
+        batch, channels = x.shape[:2]
+        out_channels, per_group, kh, kw = weight.shape
+        rows, columns = self.axes((kh, kw))
+        height, width = rows.output_size(x.shape[2]), columns.output_size(x.shape[3])
+        padded = np.pad(x.astype(compute, copy=False), ((0, 0), (0, 0), *self.padding))
+        grouped = weight.astype(compute, copy=False).reshape(self.groups, -1, per_group, kh, kw)
+        out = np.zeros((batch, self.groups, out_channels // self.groups, height * width), compute)
+        with np.errstate(all="ignore"):
+            for y in range(kh):
+                for z in range(kw):
+                    top, left = y * rows.dilation, z * columns.dilation
+                    taken = padded[
+                        :,
+                        :,
+                        top : top + (height - 1) * rows.stride + 1 : rows.stride,
+                        left : left + (width - 1) * columns.stride + 1 : columns.stride,
+                    ].reshape(batch, self.groups, channels // self.groups, height * width)
+                    out += np.matmul(grouped[:, :, :, y, z], taken)
+            result = out.reshape(batch, out_channels, height, width)
+            if bias:
+                result += bias[0].astype(compute)[:, None, None]
+        return (result.astype(dtype, copy=False),)
+
+    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
+        per_output = 2 * int(np.prod(inputs[1].shape[1:], dtype=np.int64))
+        return outputs[0].size * (per_output + (len(inputs) > 2))
+
+
+@dataclass(frozen=True)
+class Linear(Contraction):
+    """``x @ weight.T + bias`` over the last axis of (..., F) with a weight (O, F)."""
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, weight, *bias = inputs
+        self.require_float(*inputs)
+        self.require_rank("weight", weight, 2)
+        self.require(
+            x.rank >= 1 and x.shape[-1] == weight.shape[1],
+            f"input of shape {x.shape} has {x.shape[-1] if x.shape else 'no'} features, but the "
+            f"weight {weight.shape} takes {weight.shape[1]}; is a Flatten missing?",
+        )
+        if bias:
+            self.require(
+                bias[0].shape == weight.shape[:1],
+                f"bias has shape {bias[0].shape}; valid is {weight.shape[:1]}",
+            )
+        return (x.with_shape((*x.shape[:-1], weight.shape[0])),)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        x, weight, *bias = inputs
+        compute = np.result_type(x.dtype, np.float32)
+        with np.errstate(all="ignore"):
+            out = x.astype(compute, copy=False) @ weight.astype(compute, copy=False).T
+            if bias:
+                out += bias[0].astype(compute)
+        return (out.astype(x.dtype, copy=False),)
+
+    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
+        return outputs[0].size * (2 * inputs[1].shape[1] + (len(inputs) > 2))

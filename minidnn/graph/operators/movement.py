@@ -1,0 +1,100 @@
+"""Operators that place elements without computing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from minidnn.graph.operator import Movement
+from minidnn.graph.types import TensorType
+
+__all__ = ["Concat", "Flatten", "Reshape"]
+
+
+@dataclass(frozen=True)
+class Flatten(Movement):
+    """Joins the axes from ``start_dim`` to ``end_dim``, both included, into one."""
+
+    start_dim: int = 1
+    end_dim: int = -1
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        (x,) = inputs
+        first, last = (d + x.rank if d < 0 else d for d in (self.start_dim, self.end_dim))
+        self.require(
+            0 <= first <= last < x.rank,
+            f"input of shape {x.shape} has axes 0 to {x.rank - 1}; start_dim and end_dim "
+            "must be among them, in order",
+        )
+        joined = prod(x.shape[first : last + 1])
+        return (x.with_shape((*x.shape[:first], joined, *x.shape[last + 1 :])),)
+
+    def move(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        (out,) = self.infer(TensorType(x.shape))
+        return x.reshape(out.shape)
+
+
+@dataclass(frozen=True)
+class Reshape(Movement):
+    """Gives the axes after the batch another shape; one size may be -1."""
+
+    shape: tuple[int, ...]
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        (x,) = inputs
+        self.require(x.rank >= 1, "input has no batch axis")
+        self.require(
+            all(size >= -1 for size in self.shape) and self.shape.count(-1) <= 1,
+            f"shape={self.shape}; valid are non-negative sizes, and -1 at most once",
+        )
+        given = prod(size for size in self.shape if size != -1)
+        elements = prod(x.shape[1:])
+        fits = elements % given == 0 if -1 in self.shape and given else elements == given
+        self.require(
+            fits and (given or -1 not in self.shape),
+            f"{elements} elements a sample (input {x.shape}) do not fit into {self.shape}",
+        )
+        shape = tuple(elements // given if size == -1 else size for size in self.shape)
+        return (x.with_shape((x.shape[0], *shape)),)
+
+    def move(self, *inputs: np.ndarray) -> np.ndarray:
+        (x,) = inputs
+        (out,) = self.infer(TensorType(x.shape))
+        return x.reshape(out.shape)
+
+
+@dataclass(frozen=True)
+class Concat(Movement):
+    """Joins values along ``axis``."""
+
+    axis: int = 1
+
+    operand_names = ("inputs*",)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        self.require(len(inputs) > 0, "no inputs; valid is one or more")
+        first = inputs[0]
+        axis = self.axis + first.rank if self.axis < 0 else self.axis
+        self.require(
+            0 <= axis < first.rank,
+            f"axis={self.axis} is not an axis of the input {first.shape}",
+        )
+        for i, other in enumerate(inputs):
+            same = other.rank == first.rank and all(
+                a == b
+                for d, (a, b) in enumerate(zip(other.shape, first.shape, strict=True))
+                if d != axis
+            )
+            self.require(
+                same and other.dtype == first.dtype,
+                f"input {i} is {other}, which does not join input 0, {first}, along axis {axis}; "
+                "all other sizes and the dtype must be equal",
+            )
+        joined = sum(t.shape[axis] for t in inputs)
+        return (first.with_shape((*first.shape[:axis], joined, *first.shape[axis + 1 :])),)
+
+    def move(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.concatenate(inputs, axis=self.axis)

@@ -1,0 +1,132 @@
+"""Pooling: regular windows, and PyTorch's adaptive ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minidnn.graph.operator import Reduction, Windowed
+from minidnn.graph.types import TensorType
+from minidnn.graph.window import Window, WindowAxis
+
+__all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "MaxPool2d"]
+
+Pair = tuple[int, int]
+
+
+def _window_axes(
+    kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool
+) -> tuple[WindowAxis, WindowAxis]:
+    rows, columns = (
+        WindowAxis(k, s, (p, p), d, ceil_mode)
+        for k, s, p, d in zip(kernel, stride, padding, dilation, strict=True)
+    )
+    return rows, columns
+
+
+@dataclass(frozen=True)
+class MaxPool2d(Windowed):
+    """Maximum over windows; NaN wins; padding counts as minus infinity."""
+
+    kernel_size: Pair
+    stride: Pair
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    ceil_mode: bool = False
+
+    def __post_init__(self) -> None:
+        _check_padding(self)
+
+    def window(self) -> Window:
+        axes = _window_axes(
+            self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
+        )
+        return Window(*axes, reduce="max")
+
+
+@dataclass(frozen=True)
+class AvgPool2d(Windowed):
+    """Average over windows, in row-major order of the taps."""
+
+    kernel_size: Pair
+    stride: Pair
+    padding: Pair = (0, 0)
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor_override: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_padding(self)
+        self.require(
+            self.divisor_override is None or self.divisor_override != 0,
+            "divisor_override=0; valid is a non-zero int or None",
+        )
+
+    def window(self) -> Window:
+        axes = _window_axes(self.kernel_size, self.stride, self.padding, (1, 1), self.ceil_mode)
+        return Window(*axes, "average", self.count_include_pad, self.divisor_override)
+
+
+def _check_padding(op: MaxPool2d | AvgPool2d) -> None:
+    for pad, kernel in zip(op.padding, op.kernel_size, strict=True):
+        op.require(
+            2 * pad <= kernel,
+            f"padding={op.padding} is more than half of kernel_size={op.kernel_size}; "
+            "valid is at most half, so that no window lies in the padding alone",
+        )
+
+
+@dataclass(frozen=True)
+class AdaptiveAvgPool2d(Reduction):
+    """Average over windows chosen so that the output has ``output_size``.
+
+    Output ``i`` of ``n`` over ``size`` positions averages ``floor(i * size / n)`` up to
+    ``ceil((i + 1) * size / n)``, as PyTorch does.  ``None`` keeps the input's size.
+    """
+
+    output_size: tuple[int | None, int | None]
+
+    def sizes(self, x: TensorType) -> Pair:
+        rows, columns = self.output_size
+        return (
+            x.shape[2] if rows is None else rows,
+            x.shape[3] if columns is None else columns,
+        )
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        (x,) = inputs
+        self.require_float(x)
+        self.require_rank("input", x, 4)
+        self.require(
+            x.shape[2] > 0 and x.shape[3] > 0,
+            f"input has shape {x.shape}; valid is at least one row and one column",
+        )
+        return (x.with_shape((*x.shape[:2], *self.sizes(x))),)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        (x,) = inputs
+        rows, columns = self.sizes(TensorType(x.shape, "float32"))
+        out = np.empty((*x.shape[:2], rows, columns), x.dtype)
+        compute = np.result_type(x.dtype, np.float32)
+        with np.errstate(all="ignore"):
+            for i, (top, bottom) in enumerate(_adaptive_spans(rows, x.shape[2])):
+                for j, (left, right) in enumerate(_adaptive_spans(columns, x.shape[3])):
+                    window = x[:, :, top:bottom, left:right]
+                    out[:, :, i, j] = window.mean(axis=(2, 3), dtype=compute)
+        return (out,)
+
+    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
+        return max(inputs[0].size, outputs[0].size)
+
+    def regular(self, x: TensorType) -> AvgPool2d | None:
+        """The same as a regular window, where the sizes divide."""
+        sizes = self.sizes(x)
+        if any(size % out for size, out in zip(x.shape[2:], sizes, strict=True)):
+            return None
+        kernel = (x.shape[2] // sizes[0], x.shape[3] // sizes[1])
+        return AvgPool2d(kernel, kernel)
+
+
+def _adaptive_spans(outputs: int, size: int) -> list[Pair]:
+    return [(i * size // outputs, -(-(i + 1) * size // outputs)) for i in range(outputs)]

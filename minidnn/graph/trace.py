@@ -1,0 +1,120 @@
+"""Recording a graph: while a trace is open, operators applied to values become its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import numpy as np
+
+from minidnn.errors import GraphError
+from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.operator import Operator
+from minidnn.graph.types import TensorType
+
+_current: ContextVar[Trace | None] = ContextVar("minidnn_trace", default=None)
+
+
+class Trace:
+    """Collects the nodes that layers apply, under names made of the layers' path."""
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self.inputs: list[Value] = []
+        self.nodes: list[Node] = []
+        #: Paths of the layers of the network being recorded, by the layer's id.
+        self.layer_paths: dict[int, str] = {}
+        self._known: set[Value] = set()
+        self._constants: dict[object, Constant] = {}
+        self._names: dict[str, int] = {}
+        self._path: list[str] = []
+        self._leaf = False
+
+    def input(self, type: TensorType, name: str) -> Value:
+        value = Value(type, self._unique(name))
+        self.inputs.append(value)
+        self._known.add(value)
+        return value
+
+    def constant(
+        self, owner: object, name: str, type: TensorType, data: Callable[[], np.ndarray]
+    ) -> Constant:
+        """The constant for a parameter, the same one each time its ``owner`` is asked for."""
+        if owner not in self._constants:
+            self._constants[owner] = Constant(type, self._unique(name), data)
+        return self._constants[owner]
+
+    def apply(self, op: Operator, *operands: Value) -> tuple[Value, ...]:
+        for i, operand in enumerate(operands):
+            if not isinstance(operand, Value):
+                raise GraphError(
+                    f"{op.name}: operand {i} is {operand!r:.80} ({type(operand).__name__}); "
+                    "valid are symbolic values: layers compute only once they are compiled"
+                )
+            if operand not in self._known and not isinstance(operand, Constant):
+                raise GraphError(f"{op.name}: operand {operand!r} belongs to another graph")
+        path = self.path
+        label = op.name.lower()
+        name = path if self._leaf else f"{path}.{label}" if path else label
+        node = Node(op, operands, self._unique(name), path or label)
+        self.nodes.append(node)
+        self._known.update(node.outputs)
+        return node.outputs
+
+    @contextmanager
+    def scope(self, path: str, leaf: bool) -> Iterator[None]:
+        """Nodes applied within come from the layer at ``path``, and a leaf's bear its name."""
+        outer = self._leaf
+        self._path.append(path)
+        self._leaf = leaf
+        try:
+            yield
+        finally:
+            self._path.pop()
+            self._leaf = outer
+
+    @property
+    def path(self) -> str:
+        """The path of the layer whose nodes are being recorded; "" outside of all."""
+        return self._path[-1] if self._path else ""
+
+    def graph(self, outputs: Sequence[Value], output_names: Sequence[str] | None = None) -> Graph:
+        for i, output in enumerate(outputs):
+            if not isinstance(output, Value):
+                raise GraphError(f"output {i} of {self.name} is {output!r:.80}, no symbolic value")
+        return Graph(self.inputs, outputs, self.nodes, self.name, output_names)
+
+    def _unique(self, name: str) -> str:
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        if not count:
+            return name
+        return self._unique(f"{name}.{count}")
+
+
+@contextmanager
+def tracing(name: str = "graph") -> Iterator[Trace]:
+    """Opens a trace; an outer one waits until this one is closed."""
+    trace = Trace(name)
+    token = _current.set(trace)
+    try:
+        yield trace
+    finally:
+        _current.reset(token)
+
+
+def current_trace() -> Trace:
+    trace = _current.get()
+    if trace is None:
+        raise GraphError(
+            "a layer was called on a value of a finished graph; call layers on md.Input(...) "
+            "symbols, or inside Layer.forward"
+        )
+    return trace
+
+
+def apply(op: Operator, *operands: Value) -> Value:
+    """Adds a node with one output to the open trace and returns the output."""
+    (output,) = current_trace().apply(op, *operands)
+    return output

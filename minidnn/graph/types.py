@@ -1,0 +1,75 @@
+"""Tensor types: a shape and a dtype, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from minidnn.errors import GraphError
+
+#: Bytes of one element.  bfloat16 has no NumPy dtype: the reference computes it in float32.
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape (logical layout: batch, channels, rows, columns) and dtype of a value."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEMSIZE:
+            raise GraphError(f"dtype={self.dtype!r} is not one of {', '.join(ITEMSIZE)}")
+        for size in self.shape:
+            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+                raise GraphError(
+                    f"shape={self.shape!r}: every size must be a non-negative int, got {size!r}"
+                )
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.size * ITEMSIZE[self.dtype]
+
+    @property
+    def plane(self) -> tuple[int, int, int, int]:
+        """The shape as (batch, channels, rows, columns).
+
+        (N, F) is one pixel of F channels; (N, C, L) one row; beyond four dimensions the
+        middle ones are joined, which point-wise operators cannot tell apart.
+        """
+        match self.shape:
+            case ():
+                return (1, 1, 1, 1)
+            case (channels,):
+                return (1, channels, 1, 1)
+            case (batch, channels):
+                return (batch, channels, 1, 1)
+            case (batch, channels, columns):
+                return (batch, channels, 1, columns)
+            case (batch, channels, *rows, columns):
+                return (batch, channels, prod(rows), columns)
+        raise AssertionError("unreachable")
+
+    def with_shape(self, shape: tuple[int, ...]) -> TensorType:
+        return TensorType(tuple(shape), self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """The NumPy dtype in which the reference holds ``dtype``."""
+    return np.dtype("float32" if dtype == "bfloat16" else dtype)

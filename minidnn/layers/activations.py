@@ -1,0 +1,126 @@
+"""Activation layers, with PyTorch's arguments; formulas are in graph/operators/activations.py.
+
+``inplace`` is accepted for compatibility and means nothing here: memory is planned for the
+whole graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidnn.graph import operators as ops
+from minidnn.graph.operator import Operator
+from minidnn.graph.trace import apply
+from minidnn.layers.layer import Layer
+
+__all__ = [
+    "ELU",
+    "GELU",
+    "Dropout",
+    "Hardsigmoid",
+    "Hardswish",
+    "Identity",
+    "LeakyReLU",
+    "ReLU",
+    "ReLU6",
+    "SiLU",
+    "Sigmoid",
+    "Tanh",
+]
+
+
+class OperatorLayer(Layer):
+    """A layer without parameters: one operator."""
+
+    def __init__(self, op: Operator) -> None:
+        self.op = op
+
+    def forward(self, *inputs: Any) -> Any:
+        return apply(self.op, *inputs)
+
+    def __repr__(self) -> str:
+        return str(self.op)
+
+
+class Identity(OperatorLayer):
+    """Gives its input.  Takes and ignores any arguments."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(ops.Identity())
+
+
+class Dropout(OperatorLayer):
+    """Does nothing at inference; ``p`` is kept for its representation."""
+
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
+        super().__init__(ops.Dropout(p))
+
+
+class ReLU(OperatorLayer):
+    """``max(x, 0)``"""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__(ops.ReLU())
+
+
+class ReLU6(OperatorLayer):
+    """``min(max(x, 0), 6)``"""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__(ops.ReLU6())
+
+
+class LeakyReLU(OperatorLayer):
+    """``x`` where ``x > 0``, else ``negative_slope * x``"""
+
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
+        super().__init__(ops.LeakyReLU(negative_slope))
+
+
+class ELU(OperatorLayer):
+    """``x`` where ``x > 0``, else ``alpha * (exp(x) - 1)``"""
+
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        super().__init__(ops.ELU(alpha))
+
+
+class Sigmoid(OperatorLayer):
+    """``1 / (1 + exp(-x))``"""
+
+    def __init__(self) -> None:
+        super().__init__(ops.Sigmoid())
+
+
+class Tanh(OperatorLayer):
+    """``tanh(x)``"""
+
+    def __init__(self) -> None:
+        super().__init__(ops.Tanh())
+
+
+class GELU(OperatorLayer):
+    """``x * Phi(x)``; ``approximate="tanh"`` takes the tanh approximation."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__(ops.GELU(approximate))
+
+
+class SiLU(OperatorLayer):
+    """``x * sigmoid(x)``"""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__(ops.SiLU())
+
+
+class Hardswish(OperatorLayer):
+    """``x * min(max(x + 3, 0), 6) / 6``"""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__(ops.Hardswish())
+
+
+class Hardsigmoid(OperatorLayer):
+    """``min(max(x + 3, 0), 6) / 6``"""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__(ops.Hardsigmoid())

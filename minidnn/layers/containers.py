@@ -1,0 +1,67 @@
+"""Layers made of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from minidnn.errors import GraphError
+from minidnn.layers.layer import Layer
+
+__all__ = ["LayerList", "Sequential"]
+
+
+def _check(owner: str, name: str, layer: Any) -> Layer:
+    if not isinstance(layer, Layer):
+        raise GraphError(
+            f"{owner}: entry {name!r} is {layer!r:.80} ({type(layer).__name__}); valid are layers"
+        )
+    return layer
+
+
+class LayerList(Layer):
+    """Layers kept in order under the names "0", "1", ...; calling it is up to its owner."""
+
+    def __init__(self, *layers: Layer) -> None:
+        for layer in layers:
+            self.append(layer)
+
+    def append(self, layer: Layer) -> LayerList:
+        name = str(len(self))
+        setattr(self, name, _check(type(self).__name__, name, layer))
+        return self
+
+    def __iter__(self) -> Iterator[Layer]:
+        return (layer for _, layer in self.children())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.children())
+
+    def __getitem__(self, index: int) -> Layer:
+        layers = list(self)
+        if not -len(layers) <= index < len(layers):
+            raise GraphError(
+                f"{type(self).__name__}: index {index} is out of range; it has {len(layers)} layers"
+            )
+        return layers[index]
+
+
+class Sequential(LayerList):
+    """Calls its layers one after another.
+
+    Takes layers, or one dict of named layers, as ``torch.nn.Sequential`` does.
+    """
+
+    def __init__(self, *layers: Layer | Mapping[str, Layer]) -> None:
+        if len(layers) == 1 and isinstance(layers[0], Mapping):
+            for name, layer in layers[0].items():
+                if hasattr(type(self), name) or "." in name:
+                    raise GraphError(f"Sequential: name {name!r} is reserved or contains a dot")
+                setattr(self, name, _check("Sequential", name, layer))
+        else:
+            super().__init__(*layers)  # type: ignore[arg-type]
+
+    def forward(self, x: Any) -> Any:
+        for layer in self:
+            x = layer(x)
+        return x
