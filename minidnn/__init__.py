@@ -33,17 +33,19 @@ if TYPE_CHECKING:
     import minidnn.layers as layers  # noqa: F401
     import minidnn.models as models  # noqa: F401
     from minidnn.layers import Input as Input
+    from minidnn.layers import Layer as Layer
     from minidnn.layers import Model as Model
     from minidnn.layers import Sequential as Sequential
 
 __version__ = "0.1.0"
 
-# Public name -> the module that defines it; "minidnn.NAME" means that submodule itself.  The
-# block above tells the same to type checkers; tests/packaging holds the two together.
+# Public name -> where it is: "module" for a module itself, "module:attribute" for something in it.
+# The block above tells the same to type checkers; tests/packaging holds the two together.
 _LAZY = {
-    "Input": "minidnn.layers",
-    "Model": "minidnn.layers",
-    "Sequential": "minidnn.layers",
+    "Input": "minidnn.layers:Input",
+    "Layer": "minidnn.layers:Layer",
+    "Model": "minidnn.layers:Model",
+    "Sequential": "minidnn.layers:Sequential",
     "layers": "minidnn.layers",
     "models": "minidnn.models",
     "scalar": "minidnn.graph.expression",
@@ -79,9 +81,10 @@ def __getattr__(name: str) -> object:
     if name not in _LAZY:
         known = ", ".join(sorted(__all__))
         raise AttributeError(f"module 'minidnn' has no attribute {name!r}; it has: {known}")
-    home = _LAZY[name]
-    module = import_module(home)
-    value: object = module if home == f"minidnn.{name}" else getattr(module, name)
+    module, _, attribute = _LAZY[name].partition(":")
+    value: object = import_module(module)
+    if attribute:
+        value = getattr(value, attribute)
     globals()[name] = value
     return value
 

@@ -28,7 +28,8 @@ def imports_of(
     """Return the modules among ``known`` that ``module`` imports.
 
     ``from a.b import c`` is an import of ``a.b.c`` when that is a module and of ``a.b`` otherwise.
-    Imports under TYPE_CHECKING count; those within functions count when ``deferred`` is true.
+    With ``deferred``, imports within functions and under TYPE_CHECKING count as well: they are
+    dependencies, though not at import time.
     """
     targets: dict[str, None] = {}
     for node in _walk(ast.parse(source), deferred):
@@ -40,11 +41,14 @@ def imports_of(
     return sorted(targets)
 
 
-def _walk(node: ast.AST, into_functions: bool) -> Iterator[ast.AST]:
+def _walk(node: ast.AST, deferred: bool) -> Iterator[ast.AST]:
     yield node
-    if into_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        for child in ast.iter_child_nodes(node):
-            yield from _walk(child, into_functions)
+    if not deferred and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    if not deferred and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, deferred)
 
 
 def _named(node: ast.AST, module: str, is_package: bool) -> Iterator[str]:

@@ -40,7 +40,7 @@ def test_imports_go_one_way(root: Path) -> None:
 
 
 def test_nothing_is_imported_in_a_circle(root: Path) -> None:
-    """Importing within a function, when it is called, may point back; at import time never."""
+    """At import time, that is: an import within a function may point back."""
     cycle = find_cycle(import_graph(root, deferred=False))
     assert cycle is None, " -> ".join(cycle or [])
 
