@@ -27,20 +27,16 @@ from minidnn.errors import (
     WeightsError,
 )
 
-# "import X as X" is how type checkers recognise a name that is meant to be public.
 if TYPE_CHECKING:
-    import minidnn.graph.expression as scalar  # noqa: F401
-    import minidnn.layers as layers  # noqa: F401
-    import minidnn.models as models  # noqa: F401
-    from minidnn.layers import Input as Input
-    from minidnn.layers import Layer as Layer
-    from minidnn.layers import Model as Model
-    from minidnn.layers import Sequential as Sequential
+    import minidnn.graph.expression as scalar
+    import minidnn.layers as layers
+    import minidnn.models as models
+    from minidnn.layers import Input, Layer, Model, Sequential
 
 __version__ = "0.1.0"
 
 # Public name -> where it is: "module" for a module itself, "module:attribute" for something in it.
-# The block above tells the same to type checkers; tests/packaging holds the two together.
+# The block above and __all__ tell the same to type checkers; tests/packaging holds them together.
 _LAZY = {
     "Input": "minidnn.layers:Input",
     "Layer": "minidnn.layers:Layer",
@@ -56,13 +52,19 @@ __all__ = [
     "DeviceError",
     "DownloadError",
     "GraphError",
+    "Input",
+    "Layer",
     "MiniDNNError",
     "MiniDNNWarning",
+    "Model",
     "OutOfMemoryError",
+    "Sequential",
     "UnsupportedError",
     "WeightsError",
     "__version__",
-    *_LAZY,
+    "layers",
+    "models",
+    "scalar",
 ]
 
 # The zoo's source lies in models/ beside this package and is installed as minidnn.models.  In a

@@ -74,9 +74,12 @@ def test_imports_are_read_from_source(source: str, expected: list[str]) -> None:
 
 
 def test_deferred_imports_can_be_left_out() -> None:
-    source = "import a\nif T:\n    import b\nclass C:\n    def f(self):\n        import c\n"
-    known = {"a", "b", "c"}
-    assert imports_of("m", source, False, known) == ["a", "b", "c"]
+    source = (
+        "if TYPE_CHECKING:\n    import d\nif other:\n    import b\n"
+        "class C:\n    import a\n    def f(self):\n        import c\n"
+    )
+    known = {"a", "b", "c", "d"}
+    assert imports_of("m", source, False, known) == ["a", "b", "c", "d"]
     assert imports_of("m", source, False, known, deferred=False) == ["a", "b"]
 
 

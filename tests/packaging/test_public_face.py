@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import minidnn
+from minidnn import errors
 
 # Runs in a fresh interpreter: everything but the standard library, NumPy and minidnn is refused.
 NUMPY_ALONE = """
@@ -61,9 +62,13 @@ def test_type_checkers_are_told_the_same_names(root: Path) -> None:
         for alias in node.names:
             within = f"{node.module}:" if isinstance(node, ast.ImportFrom) else ""
             home = f"{within}{alias.name}"
-            assert alias.asname is not None, f"{ast.unparse(node)}: needs 'as {alias.name}'"
-            told[alias.asname] = home
+            told[alias.asname or alias.name] = home
     assert told == minidnn._LAZY
+
+
+def test_all_lists_every_public_name() -> None:
+    eager = [name for name in vars(errors) if name[0].isupper()]
+    assert sorted(minidnn.__all__) == sorted([*minidnn._LAZY, *eager, "__version__"])
 
 
 def test_no_public_name_is_hidden_by_a_submodule(root: Path) -> None:
