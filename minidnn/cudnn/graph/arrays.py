@@ -1,0 +1,151 @@
+"""GPU arrays as a plan sees them: address, shape, strides, dtype, device.
+
+CuPy arrays, PyTorch tensors and everything with ``__cuda_array_interface__`` are understood
+without importing their libraries.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.graph.dtypes import element_type
+from minidnn.cudnn.graph.spec import TensorSpec
+from minidnn.errors import DeviceError, GraphError
+
+
+class View(NamedTuple):
+    """``pointer`` is an address on ``device`` (None when not known), strides are in elements."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: int | None
+
+
+def is_array(value: Any) -> bool:
+    """Whether ``value`` is an array rather than a shape."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def view(array: Any, name: str) -> View:
+    """What is known about an array.
+
+    Raises:
+        GraphError: it is not an array on a GPU.
+    """
+    if hasattr(array, "data_ptr"):  # PyTorch
+        if not array.is_cuda:
+            raise GraphError(f"{name} is a PyTorch tensor on {array.device}; it must be on a GPU")
+        dtype = str(array.dtype).removeprefix("torch.")
+        shape, strides = tuple(array.shape), tuple(array.stride())
+        return View(array.data_ptr(), shape, strides, dtype, array.device.index)
+    memory = getattr(array, "data", None)
+    if memory is not None and hasattr(memory, "ptr"):  # CuPy
+        size = array.itemsize
+        strides = tuple(stride // size for stride in array.strides)
+        return View(memory.ptr, array.shape, strides, array.dtype.name, array.device.id)
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        raise GraphError(
+            f"{name} is a {type(array).__module__}.{type(array).__qualname__}, not an array on a "
+            "GPU; valid are CuPy arrays and PyTorch tensors (cupy.asarray copies from NumPy)"
+        )
+    return _from_interface(interface)
+
+
+def _from_interface(interface: dict[str, Any]) -> View:
+    kind, size = interface["typestr"][1], int(interface["typestr"][2:])
+    names = {"f": "float", "i": "int", "u": "uint", "b": "bool"}
+    name = names.get(kind, kind)
+    dtype = name if kind == "b" else f"{name}{8 * size}"
+    shape = tuple(interface["shape"])
+    if interface.get("strides"):
+        strides = tuple(stride // size for stride in interface["strides"])
+    else:
+        steps, step = [], 1
+        for length in reversed(shape):
+            steps.append(step)
+            step *= length
+        strides = tuple(reversed(steps))
+    return View(interface["data"][0], shape, strides, dtype, None)
+
+
+def checked_pointer(array: Any, spec: TensorSpec, name: str, device: int | None) -> int:
+    """The address of an array that is exactly what the plan was built for.
+
+    Raises:
+        GraphError: another shape, dtype, strides or alignment.
+        DeviceError: another device.
+    """
+    seen = view(array, name)
+    if seen.shape != spec.shape:
+        raise GraphError(f"{name} has shape {seen.shape}; the plan was built for {spec.shape}")
+    if seen.dtype != spec.dtype:
+        raise GraphError(f"{name} has dtype {seen.dtype}; the plan was built for {spec.dtype}")
+    if seen.strides != spec.strides and any(
+        a != b for n, a, b in zip(seen.shape, seen.strides, spec.strides, strict=True) if n > 1
+    ):
+        raise GraphError(
+            f"{name} has strides {seen.strides} (in elements); the plan was built for "
+            f"{spec.strides}; copy it into that layout, or describe the graph with this array"
+        )
+    if device is not None and seen.device is not None and seen.device != device:
+        raise DeviceError(f"{name} is on device {seen.device}; the plan was built on {device}")
+    if seen.pointer % spec.alignment:
+        raise GraphError(
+            f"{name} begins at {seen.pointer:#x}, which is not a multiple of {spec.alignment}; "
+            "describe the tensor with a smaller alignment, or copy it"
+        )
+    return seen.pointer
+
+
+def empty(spec: TensorSpec) -> Any:
+    """A new CuPy array of that shape, dtype and strides, not initialised."""
+    cp = cupy()
+    size = element_type(spec.dtype).size
+    memory = cp.cuda.alloc(spec.nbytes)
+    return cp.ndarray(
+        spec.shape, _cupy_dtype(spec.dtype), memory, tuple(step * size for step in spec.strides)
+    )
+
+
+def _cupy_dtype(name: str) -> Any:
+    cp = cupy()
+    if name == "bfloat16":
+        try:
+            from ml_dtypes import bfloat16  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        except ImportError:
+            raise GraphError(
+                "CuPy makes no bfloat16 arrays without the package ml_dtypes; install it, or "
+                "give out="
+            ) from None
+        return cp.dtype(bfloat16)
+    return cp.dtype(name)
+
+
+def random_like(spec: TensorSpec, seed: int) -> Any:
+    """Device memory for one tensor, filled with values as they occur: timings on zeros lie.
+
+    Normal numbers for floating-point types (small ones, so that sums stay finite), small
+    integers for the others.  Returns an object that owns the memory; its address is ``.ptr``.
+    """
+    cp = cupy()
+    generator = cp.random.RandomState(seed)
+    count = spec.span
+    if spec.dtype in ("float32", "float64", "float16", "bfloat16"):
+        values = generator.standard_normal(count, dtype=cp.float32)
+        values *= cp.float32(0.1)
+        if spec.dtype == "bfloat16":
+            values = (values.view(cp.uint32) >> 16).astype(cp.uint16)
+        else:
+            values = values.astype(spec.dtype, copy=False)
+    else:
+        values = generator.randint(0, 3, count).astype(cp.dtype(spec.dtype))
+    return values.data
+
+
+def allocate(nbytes: int) -> Any:
+    """``nbytes`` of device memory from CuPy's pool; the address is ``.ptr``."""
+    return cupy().cuda.alloc(nbytes)

@@ -1,0 +1,232 @@
+"""Describing a graph: :class:`Graph` collects tensors and operations.
+
+::
+
+    g = Graph()
+    x, w, b, z = g.tensors(x_array, w_array, b_array, z_array)
+    y = g.relu(g.convolution(x, w, padding=1) + b + z)
+    plan = g.build()
+    y_array = plan(x_array, w_array, b_array, z_array)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from minidnn.cudnn.graph import arrays, device, planner, shapes
+from minidnn.cudnn.graph.device import Target
+from minidnn.cudnn.graph.dtypes import element_type
+from minidnn.cudnn.graph.engines import EngineConfig
+from minidnn.cudnn.graph.operations import Operations
+from minidnn.cudnn.graph.plan import Plan
+from minidnn.cudnn.graph.spec import ALIGNMENT, Constraints, GraphSpec, TensorSpec
+from minidnn.cudnn.graph.tensor import Tensor
+from minidnn.errors import GraphError
+
+
+class Graph(Operations):
+    """An operation graph under construction; see :class:`.Operations` for what it can compute."""
+
+    def tensor(
+        self,
+        shape: Any,
+        dtype: str | None = None,
+        *,
+        layout: str | None = None,
+        strides: Sequence[int] | None = None,
+        alignment: int | None = None,
+        name: str | None = None,
+    ) -> Tensor:
+        """Declares an input; a plan takes its arrays in the order of declaration.
+
+        Args:
+            shape: sizes in NCHW order, or an array (CuPy or PyTorch) whose shape, dtype, strides
+                and alignment are taken.
+            dtype: by name, such as ``"float16"``.
+            layout: ``"NCHW"`` (the default) or ``"NHWC"``, and their 3- and 5-dimensional forms.
+            strides: in elements, instead of a layout.
+            alignment: of the address in bytes, 16 unless the array has less.
+            name: for messages.
+
+        Raises:
+            GraphError: something of this is not valid.
+        """
+        if arrays.is_array(shape):
+            if dtype is not None or layout is not None or strides is not None:
+                raise GraphError("tensor(array) takes dtype and strides from the array; give none")
+            view = arrays.view(shape, name or f"t{len(self._tensors)}")
+            sizes, steps, dtype = view.shape, view.strides, view.dtype
+            if alignment is None:
+                alignment = min(ALIGNMENT, (view.pointer & -view.pointer) or ALIGNMENT)
+        else:
+            sizes = shapes.check_shape(shape, "shape")
+            if dtype is None:
+                raise GraphError(f"tensor({sizes}): dtype is missing, for example 'float16'")
+            if layout is not None and strides is not None:
+                raise GraphError(f"layout {layout!r} and strides {strides!r} exclude each other")
+            steps = self._strides(sizes, layout, strides)
+        size = element_type(dtype).size
+        alignment = ALIGNMENT if alignment is None else alignment
+        if alignment < size or alignment & (alignment - 1):
+            raise GraphError(f"alignment {alignment} is not a power of 2 of at least {size} bytes")
+        tensor = self._declare(TensorSpec(sizes, steps, dtype, alignment), name)
+        self._inputs.append(tensor.index)
+        return tensor
+
+    def tensors(self, *described: Any) -> tuple[Tensor, ...]:
+        """Declares an input like each of the given arrays."""
+        return tuple(self.tensor(array) for array in described)
+
+    def constant(self, value: float, dims: int = 4, dtype: str = "float32") -> Tensor:
+        """A scalar that is handed over by value at each execution."""
+        spec = TensorSpec((1,) * dims, (1,) * dims, dtype, element_type(dtype).size, by_value=True)
+        tensor = self._declare(spec, None)
+        self._scalars[tensor.index] = float(value)
+        return tensor
+
+    def output(
+        self,
+        tensor: Tensor,
+        dtype: str | None = None,
+        *,
+        layout: str | None = None,
+        strides: Sequence[int] | None = None,
+        like: Any = None,
+    ) -> Tensor:
+        """Marks a result as an output, in this dtype, layout or strides (or those of an array).
+
+        Without any output marked, the results that nothing reads are the outputs.
+        """
+        self._own(tensor)
+        if tensor.index in self._inputs or tensor.index in self._scalars:
+            raise GraphError(f"output: {tensor} is an input of the graph, not a result")
+        old = self._tensors[tensor.index]
+        alignment = old.alignment
+        if like is not None:
+            view = arrays.view(like, "like")
+            if view.shape != old.shape:
+                raise GraphError(f"output: like has shape {view.shape}, the result {old.shape}")
+            dtype, strides = view.dtype, view.strides
+            alignment = min(ALIGNMENT, (view.pointer & -view.pointer) or ALIGNMENT)
+        dtype = old.dtype if dtype is None else dtype
+        element_type(dtype)
+        steps = old.strides
+        if layout is not None or strides is not None:
+            steps = self._strides(old.shape, layout, strides)
+        self._tensors[tensor.index] = TensorSpec(old.shape, steps, dtype, alignment)
+        if tensor.index not in self._outputs:
+            self._outputs.append(tensor.index)
+        return tensor
+
+    @staticmethod
+    def _strides(
+        shape: tuple[int, ...], layout: str | None, strides: Sequence[int] | None
+    ) -> tuple[int, ...]:
+        if strides is None:
+            return (
+                shapes.packed_strides(shape)
+                if layout is None
+                else shapes.layout_strides(shape, layout)
+            )
+        steps = shapes.per_axis(strides, len(shape), "strides", 0)
+        if any(step == 0 for size, step in zip(shape, steps, strict=True) if size > 1):
+            raise GraphError(f"strides {steps}: a stride of 0 is only valid where the size is 1")
+        return steps
+
+    def freeze(self) -> GraphSpec:
+        """The graph as plain data; results that are not outputs become virtual."""
+        if not self._nodes:
+            raise GraphError("the graph has no operation")
+        read = {i for node in self._nodes for i in node.reads}
+        written = [i for node in self._nodes for i in node.writes]
+        outputs = self._outputs or [i for i in written if i not in read]
+        tensors = []
+        for index, spec in enumerate(self._tensors):
+            if index in written and index not in outputs:
+                inner = element_type(spec.dtype).compute if spec.dtype != "bool" else "bool"
+                spec = TensorSpec(spec.shape, spec.strides, inner, ALIGNMENT, virtual=True)
+            tensors.append(spec)
+        unused = [i for i in self._inputs if i not in read]
+        if unused:
+            names = ", ".join(str(Tensor(self, i)) for i in unused)
+            raise GraphError(f"no operation reads {names}; declare only what the graph uses")
+        return GraphSpec(
+            tuple(tensors),
+            tuple(self._nodes),
+            tuple(self._inputs),
+            tuple(outputs),
+            tuple(i for i in self._scalars if i in read),
+        )
+
+    def build(
+        self,
+        *,
+        choose: str | EngineConfig = "measure",
+        constraints: Constraints | None = None,
+        **constraint: Any,
+    ) -> Plan:
+        """Chooses an engine and builds its plan on the current device.
+
+        Args:
+            choose: ``"measure"`` times every candidate and remembers the result on disk,
+                ``"heuristic"`` takes cuDNN's first proposal that works, and an
+                :class:`.EngineConfig` is taken as it is.
+            constraints: what engines may do, or its fields as keyword arguments
+                (``tf32``, ``deterministic``, ``accuracy``, ``workspace_limit``).
+
+        Raises:
+            UnsupportedError: cuDNN has no engine for this graph under these constraints.
+            GraphError: the graph or an argument is not valid.
+            DeviceError: no GPU, CuPy or cuDNN.
+        """
+        wanted = _constraints(constraints, constraint)
+        spec = self.freeze()
+        return planner.build(spec, wanted, choose, *self._run_time(spec))
+
+    def plans(
+        self,
+        *,
+        target: Target | None = None,
+        defaults: bool = True,
+        constraints: Constraints | None = None,
+        **constraint: Any,
+    ) -> list[Plan]:
+        """All plans that can be built, in cuDNN's order: those of heuristics A, B and fallback,
+        and with ``defaults`` every other engine with its default knobs.
+
+        ``target`` is the current device, or one that is only described (:func:`.described`).
+        Raises as :meth:`build`, but an empty list is possible.
+        """
+        wanted = _constraints(constraints, constraint)
+        spec = self.freeze()
+        scalars, names = self._run_time(spec)
+        return list(
+            planner.candidates(
+                spec,
+                wanted,
+                device.current() if target is None else target,
+                defaults=defaults,
+                scalars=scalars,
+                names=names,
+            )
+        )
+
+    def _run_time(self, spec: GraphSpec) -> tuple[tuple[float, ...], tuple[str, ...]]:
+        """The values of the constants, and the names of inputs and outputs."""
+        scalars = tuple(self._scalars[i] for i in spec.scalars)
+        names = tuple(self._names.get(i) or f"t{i}" for i in (*spec.inputs, *spec.outputs))
+        return scalars, names
+
+
+def _constraints(given: Constraints | None, fields: dict[str, Any]) -> Constraints:
+    if given is None:
+        valid = [field.name for field in dataclasses.fields(Constraints)]
+        unknown = [name for name in fields if name not in valid]
+        if unknown:
+            raise GraphError(f"{unknown[0]!r} is no constraint; valid are {', '.join(valid)}")
+        return Constraints(**fields)
+    if fields:
+        raise GraphError(f"give constraints or {', '.join(fields)}, not both")
+    return given

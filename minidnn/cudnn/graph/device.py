@@ -1,0 +1,75 @@
+"""What a graph is planned for: the current GPU, or a GPU that is only described."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minidnn.cudnn import library
+from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.graph.attributes import Attribute as A
+from minidnn.cudnn.graph.descriptor import Descriptor
+from minidnn.cudnn.graph.enums import DescriptorType as D
+from minidnn.cudnn.handle import current_handle
+from minidnn.errors import DeviceError
+
+
+@dataclass(frozen=True)
+class Target:
+    """A handle of the current device, or a descriptor of the properties of an absent one.
+
+    ``name`` identifies the kind of device in keys, ``index`` is CUDA's number of it.
+    """
+
+    name: str
+    handle: int | None = None
+    index: int | None = None
+    properties: Descriptor | None = None
+
+
+def current() -> Target:
+    """The current device of this thread.
+
+    Raises:
+        DeviceError: no CuPy, GPU or cuDNN.
+    """
+    index = cupy().cuda.runtime.getDevice()
+    return Target(_name(index), current_handle(), index)
+
+
+_names: dict[int, str] = {}
+
+
+def _name(index: int) -> str:
+    """Model, compute capability and number of multiprocessors: what a choice depends on."""
+    if index not in _names:
+        found = cupy().cuda.runtime.getDeviceProperties(index)
+        model = found["name"].decode()
+        level = f"{found['major']}.{found['minor']}"
+        _names[index] = f"{model}, sm {level}, {found['multiProcessorCount']} multiprocessors"
+    return _names[index]
+
+
+def described(json: str) -> Target:
+    """A device that need not be there, from the JSON of :func:`properties_json`.
+
+    Plans can be proposed and built for it, not executed.
+
+    Raises:
+        DeviceError: the library is older than 9.8.
+        CuDNNError: the text does not describe a device.
+    """
+    if library.load().version < 90800:
+        raise DeviceError("planning without a device needs cuDNN 9.8 or newer")
+    properties = Descriptor(D.CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)
+    properties.set_text(A.CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, json)
+    return Target(f"described: {json}", properties=properties.finalize())
+
+
+def properties_json() -> str:
+    """The current device, as text that :func:`described` understands elsewhere."""
+    from minidnn.cudnn.graph.enums import AttributeType as T
+
+    with Descriptor(D.CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR) as properties:
+        properties.set(A.CUDNN_ATTR_DEVICEPROP_HANDLE, T.CUDNN_TYPE_HANDLE, current_handle())
+        properties.finalize()
+        return properties.get_text(A.CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION)

@@ -1,0 +1,44 @@
+"""Element types by name: their code in cuDNN, their size, what is computed and kept in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minidnn.cudnn.enums import DataType
+from minidnn.errors import GraphError
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """``code`` of cuDNN, ``size`` in bytes, ``compute``: the type of accumulation and of values
+    between fused operations."""
+
+    code: DataType
+    size: int
+    compute: str
+
+
+ELEMENT_TYPES = {
+    "float16": ElementType(DataType.CUDNN_DATA_HALF, 2, "float32"),
+    "bfloat16": ElementType(DataType.CUDNN_DATA_BFLOAT16, 2, "float32"),
+    "float32": ElementType(DataType.CUDNN_DATA_FLOAT, 4, "float32"),
+    "float64": ElementType(DataType.CUDNN_DATA_DOUBLE, 8, "float64"),
+    "int8": ElementType(DataType.CUDNN_DATA_INT8, 1, "int32"),
+    "uint8": ElementType(DataType.CUDNN_DATA_UINT8, 1, "int32"),
+    "int32": ElementType(DataType.CUDNN_DATA_INT32, 4, "int32"),
+    "int64": ElementType(DataType.CUDNN_DATA_INT64, 8, "int64"),
+    "bool": ElementType(DataType.CUDNN_DATA_BOOLEAN, 1, "float32"),
+}
+
+
+def element_type(name: str, argument: str = "dtype") -> ElementType:
+    """The element type of that name.
+
+    Raises:
+        GraphError: no such type.
+    """
+    try:
+        return ELEMENT_TYPES[name]
+    except KeyError:
+        known = ", ".join(ELEMENT_TYPES)
+        raise GraphError(f"{argument} {name!r} is not supported; valid are {known}") from None

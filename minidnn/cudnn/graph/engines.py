@@ -1,0 +1,246 @@
+"""Engines and their settings: what cuDNN proposes for a graph, with its notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minidnn.cudnn.errors import CuDNNError
+from minidnn.cudnn.graph.attributes import Attribute as A
+from minidnn.cudnn.graph.descriptor import Descriptor
+from minidnn.cudnn.graph.device import Target
+from minidnn.cudnn.graph.enums import AttributeType as T
+from minidnn.cudnn.graph.enums import BehaviorNote, HeuristicMode, KnobType, NumericalNote
+from minidnn.cudnn.graph.enums import DescriptorType as D
+from minidnn.cudnn.graph.spec import Constraints, GraphSpec
+
+MODES = {
+    "A": HeuristicMode.CUDNN_HEUR_MODE_A,
+    "B": HeuristicMode.CUDNN_HEUR_MODE_B,
+    "fallback": HeuristicMode.CUDNN_HEUR_MODE_FALLBACK,
+}
+_MOST_PROPOSALS = 256
+_MOST_KNOBS = 64
+_MOST_NOTES = 32
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """An engine by its global index, with the value of each of its knobs."""
+
+    engine: int
+    knobs: tuple[tuple[int, int], ...] = ()
+
+    def __str__(self) -> str:
+        return f"eng{self.engine}" + "".join(f"_k{kind}={value}" for kind, value in self.knobs)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A configuration, cuDNN's notes on its engine, and the list that it came from."""
+
+    config: EngineConfig
+    numerical: tuple[NumericalNote, ...]
+    behavior: tuple[BehaviorNote, ...]
+    source: str
+
+    @property
+    def deterministic(self) -> bool:
+        return NumericalNote.CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC not in self.numerical
+
+    @property
+    def tensor_core(self) -> bool:
+        return NumericalNote.CUDNN_NUMERICAL_NOTE_TENSOR_CORE in self.numerical
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the engine compiles its kernel when the plan is built."""
+        return BehaviorNote.CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION in self.behavior
+
+
+_TRANSFORMS = (
+    NumericalNote.CUDNN_NUMERICAL_NOTE_FFT,
+    NumericalNote.CUDNN_NUMERICAL_NOTE_WINOGRAD,
+    NumericalNote.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4,
+    NumericalNote.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6,
+    NumericalNote.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13,
+)
+_INT8_REORDER = (
+    BehaviorNote.CUDNN_BEHAVIOR_NOTE_REQUIRES_FILTER_INT8x32_REORDER,
+    BehaviorNote.CUDNN_BEHAVIOR_NOTE_REQUIRES_BIAS_INT8x32_REORDER,
+)
+
+
+def rejection(proposal: Proposal, spec: GraphSpec, constraints: Constraints) -> str | None:
+    """Why an engine may not be used under these constraints, or None.
+
+    Inputs are never converted to a narrower type and sums are never kept in one, whatever the
+    constraints; float32 products go through tensor cores only where TF32 is allowed.
+    """
+    notes = proposal.numerical
+    if NumericalNote.CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS in notes:
+        return "it converts its inputs to a narrower type"
+    if NumericalNote.CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION in notes:
+        return "it keeps sums in a narrower type"
+    if proposal.tensor_core and spec.contracts_float32 and not constraints.tf32:
+        return "it rounds float32 products to TF32"
+    if constraints.deterministic and not proposal.deterministic:
+        return "it is not deterministic"
+    if constraints.accuracy == "high" and any(note in _TRANSFORMS for note in notes):
+        return "it computes through Winograd or FFT"
+    if any(note in _INT8_REORDER for note in proposal.behavior):
+        return "it needs reordered int8 filters"
+    return None
+
+
+def proposals(
+    graph: Descriptor,
+    target: Target,
+    modes: Sequence[str] = ("A", "B", "fallback"),
+    *,
+    defaults: bool = False,
+) -> list[Proposal]:
+    """What cuDNN's heuristics propose, best first and list by list, without duplicates.
+
+    With ``defaults`` every engine that accepts the graph follows with its default knobs, which
+    makes the list exhaustive in engines.
+    """
+    found: dict[EngineConfig, Proposal] = {}
+    for mode in modes:
+        for config in _configs(graph, target, mode):
+            with config:
+                proposal = _read(config, mode)
+            found.setdefault(proposal.config, proposal)
+    if defaults:
+        for proposal in _default_proposals(graph, target):
+            found.setdefault(proposal.config, proposal)
+    return list(found.values())
+
+
+def _configs(graph: Descriptor, target: Target, mode: str) -> list[Descriptor]:
+    heuristic = Descriptor(D.CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)
+    with heuristic:
+        descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
+        heuristic.set(A.CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, descriptor, graph)
+        heuristic.set(A.CUDNN_ATTR_ENGINEHEUR_MODE, T.CUDNN_TYPE_HEUR_MODE, MODES[mode])
+        if target.properties is not None:
+            heuristic.set(A.CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, descriptor, target.properties)
+        try:
+            heuristic.finalize()
+        except CuDNNError as error:
+            if is_unsupported(error):
+                return []  # this heuristic knows no engine for such graphs
+            raise
+        return heuristic.get_descriptors(
+            A.CUDNN_ATTR_ENGINEHEUR_RESULTS, D.CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, _MOST_PROPOSALS
+        )
+
+
+def _read(config: Descriptor, source: str) -> Proposal:
+    engines = config.get_descriptors(
+        A.CUDNN_ATTR_ENGINECFG_ENGINE, D.CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1
+    )
+    choices = config.get_descriptors(
+        A.CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, D.CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, _MOST_KNOBS
+    )
+    knobs = []
+    for choice in choices:
+        with choice:
+            kind = choice.get(A.CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, T.CUDNN_TYPE_KNOB_TYPE)[0]
+            value = choice.get(A.CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, T.CUDNN_TYPE_INT64)[0]
+            knobs.append((int(kind), int(value)))
+    with engines[0] as engine:
+        return _proposal(engine, tuple(sorted(knobs)), source)
+
+
+def _proposal(engine: Descriptor, knobs: tuple[tuple[int, int], ...], source: str) -> Proposal:
+    index = engine.get(A.CUDNN_ATTR_ENGINE_GLOBAL_INDEX, T.CUDNN_TYPE_INT64)[0]
+    numerical = engine.get(
+        A.CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, T.CUDNN_TYPE_NUMERICAL_NOTE, _MOST_NOTES
+    )
+    behavior = engine.get(
+        A.CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, T.CUDNN_TYPE_BEHAVIOR_NOTE, _MOST_NOTES
+    )
+    known = [NumericalNote(n) for n in sorted(numerical) if n in set(NumericalNote)]
+    acts = [BehaviorNote(n) for n in sorted(behavior) if n in set(BehaviorNote)]
+    return Proposal(EngineConfig(int(index), knobs), tuple(known), tuple(acts), source)
+
+
+def _default_proposals(graph: Descriptor, target: Target) -> list[Proposal]:
+    count = graph.get(A.CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT, T.CUDNN_TYPE_INT64)[0]
+    found = []
+    for index in range(count):
+        try:
+            with engine(graph, target, index) as made:
+                found.append(_proposal(made, (), "default"))
+        except CuDNNError as error:
+            if not is_unsupported(error):
+                raise
+    return found
+
+
+def engine(graph: Descriptor, target: Target, index: int) -> Descriptor:
+    """The engine of that global index for a graph.
+
+    Raises:
+        CuDNNError: the engine does not support the graph.
+    """
+    made = Descriptor(D.CUDNN_BACKEND_ENGINE_DESCRIPTOR)
+    descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
+    made.set(A.CUDNN_ATTR_ENGINE_OPERATION_GRAPH, descriptor, graph)
+    made.set(A.CUDNN_ATTR_ENGINE_GLOBAL_INDEX, T.CUDNN_TYPE_INT64, index)
+    if target.properties is not None:
+        made.set(A.CUDNN_ATTR_ENGINE_DEVICEPROP, descriptor, target.properties)
+    return made.finalize()
+
+
+def knob_ranges(graph: Descriptor, target: Target, index: int) -> dict[KnobType, range]:
+    """The knobs of an engine and the values that each may take."""
+    ranges = {}
+    with engine(graph, target, index) as made:
+        infos = made.get_descriptors(
+            A.CUDNN_ATTR_ENGINE_KNOB_INFO, D.CUDNN_BACKEND_KNOB_INFO_DESCRIPTOR, _MOST_KNOBS
+        )
+        for info in infos:
+            with info:
+                kind = info.get(A.CUDNN_ATTR_KNOB_INFO_TYPE, T.CUDNN_TYPE_KNOB_TYPE)[0]
+                low = info.get(A.CUDNN_ATTR_KNOB_INFO_MINIMUM_VALUE, T.CUDNN_TYPE_INT64)[0]
+                high = info.get(A.CUDNN_ATTR_KNOB_INFO_MAXIMUM_VALUE, T.CUDNN_TYPE_INT64)[0]
+                step = info.get(A.CUDNN_ATTR_KNOB_INFO_STRIDE, T.CUDNN_TYPE_INT64)[0]
+                ranges[KnobType(kind)] = range(low, high + 1, max(step, 1))
+    return ranges
+
+
+def execution_plan(graph: Descriptor, target: Target, config: EngineConfig) -> Descriptor:
+    """The finalized plan of a configuration; may compile a kernel.
+
+    Raises:
+        CuDNNError: the configuration does not support the graph.
+    """
+    choices = []
+    for kind, value in config.knobs:
+        choice = Descriptor(D.CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR)
+        choice.set(A.CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, T.CUDNN_TYPE_KNOB_TYPE, kind)
+        choice.set(A.CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, T.CUDNN_TYPE_INT64, value)
+        choices.append(choice.finalize())
+    descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
+    made = Descriptor(D.CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)
+    made.set(A.CUDNN_ATTR_ENGINECFG_ENGINE, descriptor, engine(graph, target, config.engine))
+    if choices:
+        made.set(A.CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, descriptor, *choices)
+    made.finalize()
+    plan = Descriptor(D.CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
+    if target.handle is not None:
+        plan.set(A.CUDNN_ATTR_EXECUTION_PLAN_HANDLE, T.CUDNN_TYPE_HANDLE, target.handle)
+    if target.properties is not None:
+        plan.set(A.CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, descriptor, target.properties)
+    plan.set(A.CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, descriptor, made)
+    return plan.finalize()
+
+
+def is_unsupported(error: CuDNNError) -> bool:
+    """Whether an error says "not this way" rather than that something is broken.
+
+    cuDNN reports some unsupported combinations as a bad parameter of an engine.
+    """
+    return 3000 <= error.status < 4000

@@ -1,0 +1,188 @@
+"""From a :class:`.GraphSpec` to backend descriptors: tensors, operations, the operation graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from minidnn.cudnn.enums import ConvolutionMode, ReduceTensorOp
+from minidnn.cudnn.graph.attributes import Attribute as A
+from minidnn.cudnn.graph.descriptor import Descriptor
+from minidnn.cudnn.graph.dtypes import element_type
+from minidnn.cudnn.graph.enums import AttributeType as T
+from minidnn.cudnn.graph.enums import DescriptorType as D
+from minidnn.cudnn.graph.enums import PaddingMode, ResampleMode
+from minidnn.cudnn.graph.pointwise import PARAMETERS, operation
+from minidnn.cudnn.graph.spec import (
+    Convolution,
+    GraphSpec,
+    Matmul,
+    Pointwise,
+    Reduction,
+    Resample,
+    TensorSpec,
+)
+
+_CONVOLUTIONS = {
+    "forward": (D.CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, "FORWARD", "X", "W", "Y"),
+    "backward_data": (
+        D.CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+        "BWD_DATA",
+        "DX",
+        "W",
+        "DY",
+    ),
+    "backward_filter": (
+        D.CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+        "BWD_FILTER",
+        "X",
+        "DW",
+        "DY",
+    ),
+}
+
+
+def uid(index: int) -> int:
+    """cuDNN's unique id of the tensor at that position."""
+    return index + 1
+
+
+def operation_graph(spec: GraphSpec, handle: int | None) -> Descriptor:
+    """The finalized operation graph; ``handle`` is None when no device is at hand.
+
+    Raises:
+        CuDNNError: cuDNN does not accept the graph.
+    """
+    tensors = [_tensor(uid(index), tensor) for index, tensor in enumerate(spec.tensors)]
+    operations = [_LOWER[type(node)](node, tensors) for node in spec.nodes]
+    graph = Descriptor(D.CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)
+    if handle is not None:
+        graph.set(A.CUDNN_ATTR_OPERATIONGRAPH_HANDLE, T.CUDNN_TYPE_HANDLE, handle)
+    graph.set(A.CUDNN_ATTR_OPERATIONGRAPH_OPS, T.CUDNN_TYPE_BACKEND_DESCRIPTOR, *operations)
+    return graph.finalize()
+
+
+def _tensor(unique_id: int, spec: TensorSpec) -> Descriptor:
+    made = Descriptor(D.CUDNN_BACKEND_TENSOR_DESCRIPTOR)
+    made.set(A.CUDNN_ATTR_TENSOR_UNIQUE_ID, T.CUDNN_TYPE_INT64, unique_id)
+    made.set(A.CUDNN_ATTR_TENSOR_DATA_TYPE, T.CUDNN_TYPE_DATA_TYPE, element_type(spec.dtype).code)
+    made.set(A.CUDNN_ATTR_TENSOR_DIMENSIONS, T.CUDNN_TYPE_INT64, *spec.shape)
+    made.set(A.CUDNN_ATTR_TENSOR_STRIDES, T.CUDNN_TYPE_INT64, *spec.strides)
+    made.set(A.CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, T.CUDNN_TYPE_INT64, spec.alignment)
+    if spec.virtual:
+        made.set(A.CUDNN_ATTR_TENSOR_IS_VIRTUAL, T.CUDNN_TYPE_BOOLEAN, True)
+    if spec.by_value:
+        made.set(A.CUDNN_ATTR_TENSOR_IS_BY_VALUE, T.CUDNN_TYPE_BOOLEAN, True)
+    return made.finalize()
+
+
+def _convolution(node: Convolution, tensors: list[Descriptor]) -> Descriptor:
+    modes = ConvolutionMode
+    mode = modes.CUDNN_CONVOLUTION if node.flip else modes.CUDNN_CROSS_CORRELATION
+    window = node.window
+    how = Descriptor(D.CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)
+    how.set(A.CUDNN_ATTR_CONVOLUTION_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
+    how.set(A.CUDNN_ATTR_CONVOLUTION_CONV_MODE, T.CUDNN_TYPE_CONVOLUTION_MODE, mode)
+    how.set(A.CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, T.CUDNN_TYPE_INT64, len(window.stride))
+    how.set(A.CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, T.CUDNN_TYPE_INT64, *window.before)
+    how.set(A.CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, T.CUDNN_TYPE_INT64, *window.after)
+    how.set(A.CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, T.CUDNN_TYPE_INT64, *window.stride)
+    how.set(A.CUDNN_ATTR_CONVOLUTION_DILATIONS, T.CUDNN_TYPE_INT64, *window.dilation)
+    how.finalize()
+    kind, infix, x, w, y = _CONVOLUTIONS[node.kind]
+    prefix = f"CUDNN_ATTR_OPERATION_CONVOLUTION_{infix}_"
+    made = Descriptor(kind)
+    descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
+    made.set(A[prefix + "CONV_DESC"], descriptor, how)
+    made.set(A[prefix + x], descriptor, tensors[node.x])
+    made.set(A[prefix + w], descriptor, tensors[node.w])
+    made.set(A[prefix + y], descriptor, tensors[node.y])
+    # alpha and beta are doubles where the computation is, floats elsewhere
+    scale = T.CUDNN_TYPE_DOUBLE if node.compute == "float64" else T.CUDNN_TYPE_FLOAT
+    made.set(A[prefix + "ALPHA"], scale, 1.0)
+    made.set(A[prefix + "BETA"], scale, 0.0)
+    return made.finalize()
+
+
+def _pointwise(node: Pointwise, tensors: list[Descriptor]) -> Descriptor:
+    kind = operation(node.mode)
+    how = Descriptor(D.CUDNN_BACKEND_POINTWISE_DESCRIPTOR)
+    how.set(A.CUDNN_ATTR_POINTWISE_MODE, T.CUDNN_TYPE_POINTWISE_MODE, kind.mode)
+    how.set(A.CUDNN_ATTR_POINTWISE_MATH_PREC, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
+    for name, value in node.attributes:
+        if name == "axis":
+            how.set(PARAMETERS[name], T.CUDNN_TYPE_INT64, int(value))
+        else:
+            how.set(PARAMETERS[name], T.CUDNN_TYPE_DOUBLE, value)
+    how.finalize()
+    made = Descriptor(D.CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)
+    descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
+    made.set(A.CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, descriptor, how)
+    prefix = "CUDNN_ATTR_OPERATION_POINTWISE_"
+    slots = ("DYDESC", "XDESC") if kind.backward else ("XDESC", "BDESC", "TDESC")
+    for slot, index in zip(slots, node.inputs, strict=False):
+        made.set(A[prefix + slot], descriptor, tensors[index])
+    made.set(A[prefix + ("DXDESC" if kind.backward else "YDESC")], descriptor, tensors[node.output])
+    return made.finalize()
+
+
+def _matmul(node: Matmul, tensors: list[Descriptor]) -> Descriptor:
+    how = Descriptor(D.CUDNN_BACKEND_MATMUL_DESCRIPTOR)
+    how.set(A.CUDNN_ATTR_MATMUL_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute)).finalize()
+    made = Descriptor(D.CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)
+    descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
+    made.set(A.CUDNN_ATTR_OPERATION_MATMUL_ADESC, descriptor, tensors[node.a])
+    made.set(A.CUDNN_ATTR_OPERATION_MATMUL_BDESC, descriptor, tensors[node.b])
+    made.set(A.CUDNN_ATTR_OPERATION_MATMUL_CDESC, descriptor, tensors[node.c])
+    made.set(A.CUDNN_ATTR_OPERATION_MATMUL_DESC, descriptor, how)
+    return made.finalize()
+
+
+def _resample(node: Resample, tensors: list[Descriptor]) -> Descriptor:
+    how = Descriptor(D.CUDNN_BACKEND_RESAMPLE_DESCRIPTOR)
+    mode = ResampleMode[f"CUDNN_RESAMPLE_{node.mode.upper()}"]
+    outside = PaddingMode[f"CUDNN_{node.padding_mode.upper()}"]
+    how.set(A.CUDNN_ATTR_RESAMPLE_MODE, T.CUDNN_TYPE_RESAMPLE_MODE, mode)
+    how.set(A.CUDNN_ATTR_RESAMPLE_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
+    how.set(A.CUDNN_ATTR_RESAMPLE_PADDING_MODE, T.CUDNN_TYPE_PADDING_MODE, outside)
+    how.set(A.CUDNN_ATTR_RESAMPLE_SPATIAL_DIMS, T.CUDNN_TYPE_INT64, len(node.window))
+    how.set(A.CUDNN_ATTR_RESAMPLE_WINDOW_DIMS, T.CUDNN_TYPE_INT64, *node.window)
+    how.set(A.CUDNN_ATTR_RESAMPLE_PRE_PADDINGS, T.CUDNN_TYPE_INT64, *node.before)
+    how.set(A.CUDNN_ATTR_RESAMPLE_POST_PADDINGS, T.CUDNN_TYPE_INT64, *node.after)
+    how.set(A.CUDNN_ATTR_RESAMPLE_STRIDES, T.CUDNN_TYPE_INT64, *node.stride)
+    how.finalize()
+    made = Descriptor(D.CUDNN_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR)
+    descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
+    made.set(A.CUDNN_ATTR_OPERATION_RESAMPLE_FWD_DESC, descriptor, how)
+    made.set(A.CUDNN_ATTR_OPERATION_RESAMPLE_FWD_XDESC, descriptor, tensors[node.x])
+    made.set(A.CUDNN_ATTR_OPERATION_RESAMPLE_FWD_YDESC, descriptor, tensors[node.y])
+    if node.index is not None:
+        made.set(A.CUDNN_ATTR_OPERATION_RESAMPLE_FWD_IDXDESC, descriptor, tensors[node.index])
+    return made.finalize()
+
+
+def _reduction(node: Reduction, tensors: list[Descriptor]) -> Descriptor:
+    how = Descriptor(D.CUDNN_BACKEND_REDUCTION_DESCRIPTOR)
+    operator = ReduceTensorOp[f"CUDNN_REDUCE_TENSOR_{node.operator.upper()}"]
+    how.set(A.CUDNN_ATTR_REDUCTION_OPERATOR, T.CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, operator)
+    how.set(A.CUDNN_ATTR_REDUCTION_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
+    how.finalize()
+    made = Descriptor(D.CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)
+    descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
+    made.set(A.CUDNN_ATTR_OPERATION_REDUCTION_DESC, descriptor, how)
+    made.set(A.CUDNN_ATTR_OPERATION_REDUCTION_XDESC, descriptor, tensors[node.x])
+    made.set(A.CUDNN_ATTR_OPERATION_REDUCTION_YDESC, descriptor, tensors[node.y])
+    return made.finalize()
+
+
+def _code(dtype: str) -> int:
+    return element_type(dtype).code
+
+
+_LOWER: dict[type, Callable[[Any, list[Descriptor]], Descriptor]] = {
+    Convolution: _convolution,
+    Pointwise: _pointwise,
+    Matmul: _matmul,
+    Resample: _resample,
+    Reduction: _reduction,
+}

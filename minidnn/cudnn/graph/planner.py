@@ -1,0 +1,179 @@
+"""From a frozen graph to a plan: what cuDNN proposes, what is allowed, what is fastest."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+
+from minidnn.cudnn.errors import CuDNNError
+from minidnn.cudnn.graph import arrays, device, engines, lower, memory, timing
+from minidnn.cudnn.graph.descriptor import Descriptor
+from minidnn.cudnn.graph.engines import EngineConfig, Proposal
+from minidnn.cudnn.graph.memory import Finding, Ranked
+from minidnn.cudnn.graph.plan import Plan
+from minidnn.cudnn.graph.spec import Constraints, GraphSpec
+from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, UnsupportedError
+
+log = logging.getLogger(__name__)
+
+
+def build(
+    spec: GraphSpec,
+    constraints: Constraints,
+    choose: str | EngineConfig,
+    scalars: Sequence[float] = (),
+    names: Sequence[str] = (),
+) -> Plan:
+    """The plan for a graph on the current device; see :meth:`.Graph.build`."""
+    if not isinstance(choose, EngineConfig) and choose not in ("measure", "heuristic"):
+        raise GraphError(
+            f"choose {choose!r} is not valid; valid are 'measure', 'heuristic', an EngineConfig"
+        )
+    target = device.current()
+    if isinstance(choose, EngineConfig):
+        graph = lower.operation_graph(spec, target.handle)
+        return Plan(spec, graph, target, choose, scalars=scalars, names=names)
+    if choose == "heuristic":
+        for plan in candidates(spec, constraints, target, scalars=scalars, names=names):
+            return plan
+        raise _unsupported(spec, constraints, "no engine was proposed that may be used")
+    key = memory.key(spec, constraints, target.name)
+    finding = memory.recall(key)
+    if finding is None:
+        finding = _measure(spec, constraints, target, scalars)
+        shown = {"graph": spec.describe(), "constraints": str(constraints), "device": target.name}
+        memory.remember(key, finding, **shown)
+    if not finding.ranked:
+        raise _unsupported(spec, constraints, finding.reason)
+    return _first_that_fits(spec, finding, target, scalars, names)
+
+
+def _first_that_fits(
+    spec: GraphSpec,
+    finding: Finding,
+    target: device.Target,
+    scalars: Sequence[float],
+    names: Sequence[str],
+) -> Plan:
+    graph = lower.operation_graph(spec, target.handle)
+    for item in finding.ranked:
+        plan = Plan(
+            spec,
+            graph,
+            target,
+            item.config,
+            milliseconds=item.milliseconds,
+            scalars=scalars,
+            names=names,
+        )
+        try:
+            plan.reserve()
+        except OutOfMemoryError as error:
+            text = f"{error}; the next plan is taken instead"
+            log.warning(text)
+            warnings.warn(text, MiniDNNWarning, stacklevel=4)
+            continue
+        return plan
+    raise OutOfMemoryError(f"no plan for {spec.describe()} fits into the free memory")
+
+
+def candidates(
+    spec: GraphSpec,
+    constraints: Constraints,
+    target: device.Target,
+    *,
+    defaults: bool = False,
+    scalars: Sequence[float] = (),
+    names: Sequence[str] = (),
+) -> Iterator[Plan]:
+    """Every plan that can be built for a graph under the constraints, in cuDNN's order.
+
+    With ``defaults`` engines that no heuristic proposes are tried too, with default knobs.
+    """
+    try:
+        graph = lower.operation_graph(spec, target.handle)
+        proposed = engines.proposals(graph, target, defaults=defaults)
+    except CuDNNError as error:
+        if engines.is_unsupported(error):
+            raise _unsupported(spec, constraints, str(error)) from error
+        raise
+    for proposal in proposed:
+        reason = engines.rejection(proposal, spec, constraints)
+        if reason is not None:
+            log.debug("%s is not used: %s", proposal.config, reason)
+            continue
+        plan = _try(spec, graph, target, proposal, scalars, names)
+        if plan is None:
+            continue
+        if plan.workspace <= constraints.workspace_limit:
+            yield plan
+        else:
+            log.debug("%s is over the limit of the workspace", plan)
+            plan.close()
+
+
+def _try(
+    spec: GraphSpec,
+    graph: Descriptor,
+    target: device.Target,
+    proposal: Proposal,
+    scalars: Sequence[float],
+    names: Sequence[str],
+) -> Plan | None:
+    config = proposal.config
+    try:
+        return Plan(spec, graph, target, config, proposal=proposal, scalars=scalars, names=names)
+    except CuDNNError as error:
+        # cuDNN proposes engines, in its fallback list above all, that then refuse the graph.
+        log.debug("%s cannot be built: %s", config, error)
+        return None
+
+
+def _measure(
+    spec: GraphSpec, constraints: Constraints, target: device.Target, scalars: Sequence[float]
+) -> Finding:
+    try:
+        plans = list(candidates(spec, constraints, target, scalars=scalars))
+    except UnsupportedError as error:
+        return Finding((), str(error.__cause__))
+    times = measure(plans)
+    ranked = sorted((time, index) for index, time in enumerate(times) if time is not None)
+    if not ranked:
+        return Finding((), f"{len(plans)} plans could be built and none could be executed")
+    kept = tuple(Ranked(plans[i].config, time, plans[i].workspace) for time, i in ranked)
+    for plan in plans:
+        plan.close()
+    return Finding(_with_small_one(kept))
+
+
+def _with_small_one(ranked: tuple[Ranked, ...]) -> tuple[Ranked, ...]:
+    """What is remembered: the fastest, and the fastest of those that need least memory."""
+    least = min(ranked, key=lambda item: item.workspace)
+    kept = ranked[: memory.KEPT]
+    return kept if least in kept else (*kept[:-1], least)
+
+
+def measure(plans: Sequence[Plan]) -> list[float | None]:
+    """The times of plans of one graph in milliseconds, on buffers of their own."""
+    if not plans:
+        return []
+    spec = plans[0].spec
+    buffers = [
+        arrays.random_like(spec.tensors[index], seed)
+        for seed, index in enumerate((*spec.inputs, *spec.outputs))
+    ]
+    pointers = [buffer.ptr for buffer in buffers]
+    most = max(plan.workspace for plan in plans)
+    workspace = arrays.allocate(most) if most else None
+    runs = [
+        timing.Contestant(plan.bind_pointers(pointers, workspace, keep=(buffers, workspace)))
+        for plan in plans
+    ]
+    return timing.race(runs)
+
+
+def _unsupported(spec: GraphSpec, constraints: Constraints, reason: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"cuDNN has no engine for {spec.describe()} under {constraints}: {reason}"
+    )

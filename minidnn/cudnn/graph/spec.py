@@ -1,0 +1,228 @@
+"""What a graph computes, as plain frozen data: tensors, operations, constraints.
+
+A :class:`GraphSpec` with its :class:`Constraints` is the key under which a choice of engine is
+remembered, so everything that matters to cuDNN stands here and nothing else does.
+Tensors are named by their position in ``GraphSpec.tensors``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from minidnn.cudnn.graph.dtypes import element_type
+from minidnn.errors import GraphError
+
+ALIGNMENT = 16
+"""Bytes: what cuDNN's vectorised kernels want, and what every fresh CuPy array has."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape (NCHW order), strides in elements, dtype by name, alignment of its address in bytes.
+
+    ``virtual`` tensors live inside a kernel; ``by_value`` ones are scalars given from the host.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    alignment: int = ALIGNMENT
+    virtual: bool = False
+    by_value: bool = False
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last in memory, both included."""
+        steps = zip(self.shape, self.strides, strict=True)
+        return 1 + sum((size - 1) * stride for size, stride in steps)
+
+    @property
+    def nbytes(self) -> int:
+        return self.span * element_type(self.dtype).size
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.shape))
+        strides = ",".join(map(str, self.strides))
+        kind = " virtual" if self.virtual else " scalar" if self.by_value else ""
+        return f"{self.dtype}[{shape}; strides {strides}]{kind}"
+
+
+@dataclass(frozen=True)
+class Window:
+    """Padding before and after, stride and dilation, each per spatial axis."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """``kind`` is forward, backward_data or backward_filter; ``x``, ``w``, ``y`` are image,
+    filter and output (or their gradients) in every kind."""
+
+    kind: str
+    x: int
+    w: int
+    y: int
+    window: Window
+    flip: bool
+    compute: str
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        kept = {
+            "forward": (self.x, self.w),
+            "backward_data": (self.y, self.w),
+            "backward_filter": (self.y, self.x),
+        }
+        return kept[self.kind]
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        written = {"forward": self.y, "backward_data": self.x, "backward_filter": self.w}
+        return (written[self.kind],)
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """``mode`` is cuDNN's name in lower case without prefix, such as ``add`` or ``relu_fwd``."""
+
+    mode: str
+    inputs: tuple[int, ...]
+    output: int
+    attributes: tuple[tuple[str, float], ...]
+    compute: str
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.inputs
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.output,)
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """``c = a @ b`` over the last two dimensions, batches broadcast."""
+
+    a: int
+    b: int
+    c: int
+    compute: str
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (self.a, self.b)
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.c,)
+
+
+@dataclass(frozen=True)
+class Resample:
+    """Pooling; ``index`` receives the positions of maxima, for the backward pass."""
+
+    mode: str
+    padding_mode: str
+    x: int
+    y: int
+    index: int | None
+    window: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    stride: tuple[int, ...]
+    compute: str
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.y,) if self.index is None else (self.y, self.index)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Reduces the dimensions in which ``y`` has size 1 and ``x`` has not."""
+
+    operator: str
+    x: int
+    y: int
+    compute: str
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return (self.x,)
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return (self.y,)
+
+
+_OPERANDS = ("a", "b", "c", "x", "w", "y", "inputs", "output", "index")
+Node = Convolution | Pointwise | Matmul | Resample | Reduction
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """A whole operation graph; ``inputs`` and ``outputs`` in the order in which a plan takes
+    its arrays, ``scalars`` are the constants in the order of their values."""
+
+    tensors: tuple[TensorSpec, ...]
+    nodes: tuple[Node, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    scalars: tuple[int, ...] = ()
+
+    def describe(self) -> str:
+        """One line for messages and cache files."""
+        parts = []
+        for node in self.nodes:
+            settings = ", ".join(
+                f"{field.name}={value}"
+                for field in dataclasses.fields(node)
+                if field.name not in _OPERANDS and (value := getattr(node, field.name)) is not None
+            )
+            reads = ", ".join(f"t{i}" for i in node.reads)
+            parts.append(f"t{node.writes[0]} = {type(node).__name__}({reads}; {settings})")
+        shown = [f"t{i}: {t}" for i, t in enumerate(self.tensors) if not t.virtual]
+        return "; ".join(parts) + " with " + ", ".join(shown)
+
+    @property
+    def contracts_float32(self) -> bool:
+        """Whether a convolution or matrix product reads float32, so that TF32 would matter."""
+        return any(
+            self.tensors[i].dtype == "float32"
+            for node in self.nodes
+            if isinstance(node, Convolution | Matmul)
+            for i in node.reads
+        )
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What an engine may do.
+
+    Args:
+        tf32: float32 products may be rounded to TF32 (10 bits of mantissa).
+        deterministic: the same input must give the same bits on every run.
+        accuracy: "normal" allows Winograd and FFT, "high" does not.
+        workspace_limit: bytes that a plan may need beside its arrays.
+    """
+
+    tf32: bool = False
+    deterministic: bool = False
+    accuracy: str = "normal"
+    workspace_limit: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if self.accuracy not in ("normal", "high"):
+            raise GraphError(f"accuracy {self.accuracy!r} is not known; valid are normal, high")
+        if self.workspace_limit < 0:
+            raise GraphError(f"workspace_limit {self.workspace_limit} is negative; give bytes")

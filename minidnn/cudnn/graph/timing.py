@@ -1,0 +1,119 @@
+"""Timing GPU work fairly: a short screening, then the best ones in turn.
+
+Kernels at batch 1 take less time than Python needs to launch one, so a contestant is captured
+several times into a CUDA graph and the replay is timed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.errors import CuDNNError
+
+Run = Callable[[], object]
+
+GOAL_MS = 0.25
+"""How long one timed replay should take at least."""
+
+MOST_RUNS = 20
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """``run`` starts the work on CuPy's current stream.
+
+    ``repeat`` returns a function that starts it that many times; without it the runs are
+    captured into a CUDA graph.
+    """
+
+    run: Run
+    repeat: Callable[[int], Run] | None = None
+
+
+def race(
+    contestants: Sequence[Contestant],
+    *,
+    rounds: int = 5,
+    margin: float = 1.2,
+    finalists: int = 6,
+) -> list[float | None]:
+    """The time of each contestant in milliseconds, None for those that failed.
+
+    All are run once and timed roughly; those within ``margin`` of the best, at most
+    ``finalists``, are then timed in turn for ``rounds`` rounds, and their least time counts.
+    The others keep their rough time, which is never below that of the best.
+    """
+    stream = cupy().cuda.Stream(non_blocking=True)
+    with stream:
+        replays = [_prepare(contestant, stream) for contestant in contestants]
+        rough = [None if r is None else _timed(r, stream) for r in replays]
+        times: list[float | None] = list(rough)
+        order = sorted((t, i) for i, t in enumerate(rough) if t is not None)
+        if not order:
+            return times
+        last = [i for t, i in order[:finalists] if t <= margin * order[0][0]]
+        best = dict.fromkeys(last, math.inf)
+        for _ in range(rounds):
+            for index in last:
+                replay = replays[index]
+                if replay is not None:
+                    best[index] = min(best[index], _timed(replay, stream))
+        for index, value in best.items():
+            times[index] = value
+        floor = min(best.values())
+        return [t if t is None or i in best else max(t, floor) for i, t in enumerate(times)]
+
+
+@dataclass(frozen=True)
+class _Replay:
+    start: Run
+    count: int
+
+
+def _prepare(contestant: Contestant, stream: Any) -> _Replay | None:
+    """Runs once (which loads kernels and shows failures) and decides how often to repeat."""
+    try:
+        contestant.run()
+        stream.synchronize()
+        once = _timed(_Replay(contestant.run, 1), stream)
+    except CuDNNError:
+        return None  # the caller is told by None; a plan may fail only when it runs
+    if once >= GOAL_MS:
+        return _Replay(contestant.run, 1)
+    # A single run between two events includes up to 20 us of launch latency.
+    count = min(MOST_RUNS, math.ceil(GOAL_MS / max(once - 0.01, 0.002)))
+    if contestant.repeat is not None:
+        start = contestant.repeat(count)
+    else:
+        start = _captured(contestant.run, count, stream)
+    start()
+    stream.synchronize()
+    return _Replay(start, count)
+
+
+def _captured(run: Run, count: int, stream: Any) -> Run:
+    stream.begin_capture()
+    try:
+        for _ in range(count):
+            run()
+    finally:
+        graph = stream.end_capture()
+
+    def start() -> None:
+        graph.launch(stream)
+
+    return start
+
+
+def _timed(replay: _Replay, stream: Any) -> float:
+    cuda = cupy().cuda
+    before, after = cuda.Event(), cuda.Event()
+    before.record(stream)
+    replay.start()
+    after.record(stream)
+    after.synchronize()
+    return float(cuda.get_elapsed_time(before, after)) / replay.count
