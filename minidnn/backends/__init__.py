@@ -1,0 +1,1 @@
+"""What runs a plan: the reference, the CPU and CUDA."""

@@ -1,0 +1,103 @@
+"""Many small kernels to few files, each kernel found again whatever file it was compiled in.
+
+Starting ISPC costs 180 ms and a kernel 30 to 180, so kernels are compiled several to a file, and
+files in parallel.  Networks share kernels without sharing files: an index entry for each kernel
+says which compiled file has it, and only kernels without one are compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...cache import Store, digest
+from .compiler import COMPILE_SECONDS, FLAGS, Unit, compile_units, unit_store
+from .dialect import prelude
+from .isa import Isa
+from .library import Kernel, load
+from .progress import Watch
+from .toolchain import Ispc, find_ispc
+
+PER_FILE = 8
+"""Kernels in a file: with fewer, starting ISPC dominates; with more, cores idle at the end."""
+
+INDEX_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """The text of one kernel, ``MD_KERNEL(name) { ... }`` with the functions it alone uses.
+
+    Names are unique in a file, so kernels of different text have different names (put a digest of
+    the text's ingredients into it); so have their helper functions, or they are ``static`` and
+    carry the kernel's name.
+    """
+
+    name: str
+    text: str
+
+
+def compile_kernels(
+    sources: Sequence[KernelSource],
+    isa: Isa,
+    *,
+    timeout: float = COMPILE_SECONDS,
+    jobs: int | None = None,
+    progress: Watch | None = None,
+) -> list[Kernel]:
+    """The compiled kernels, in the order of ``sources``; what is cached is not compiled.
+
+    Raises:
+        ValueError: two kernels of one name have different texts.
+        CompileError, DeviceError: as :func:`.compiler.compile_units`.
+    """
+    unique: dict[str, KernelSource] = {}
+    for source in sources:
+        if unique.setdefault(source.name, source).text != source.text:
+            raise ValueError(f"compile_kernels: two kernels named {source.name} differ")
+    ispc = find_ispc()
+    index = Store("ispc_index", ".json", INDEX_BYTES)
+    units = unit_store()
+    head = prelude(isa)
+    keys = {s.name: _key(s, head, isa, ispc) for s in unique.values()}
+    ready: dict[str, Kernel] = {}
+    for name, key in keys.items():
+        if (known := index.read(key)) is not None:
+            path = units.path(json.loads(known)["unit"])
+            if path is not None:
+                ready[name] = load(path).kernel(name)
+    missing = [source for name, source in unique.items() if name not in ready]
+    if missing:
+        files = group(missing, head, isa)
+        libraries = compile_units(
+            [unit for unit, _ in files], timeout=timeout, jobs=jobs, progress=progress
+        )
+        for (unit, members), library in zip(files, libraries, strict=True):
+            entry = json.dumps({"unit": unit.key(ispc)}).encode()
+            for source in members:
+                ready[source.name] = library.kernel(source.name)
+                index.put(keys[source.name], entry, label=source.name)
+    return [ready[source.name] for source in sources]
+
+
+def group(
+    sources: Sequence[KernelSource], head: str, isa: Isa
+) -> list[tuple[Unit, list[KernelSource]]]:
+    """Distributes kernels over files of about equal length, the same way in every process."""
+    count = -(-len(sources) // PER_FILE)
+    members: list[list[KernelSource]] = [[] for _ in range(count)]
+    lengths = [0] * count
+    for source in sorted(sources, key=lambda s: (-len(s.text), s.name)):
+        shortest = lengths.index(min(lengths))
+        members[shortest].append(source)
+        lengths[shortest] += len(source.text)
+    files = []
+    for part in members:
+        text = head + "\n".join(source.text for source in part)
+        files.append((Unit(f"kernels_{digest(text)[:8]}", text, isa), part))
+    return files
+
+
+def _key(source: KernelSource, head: str, isa: Isa, ispc: Ispc) -> str:
+    return digest("ispc kernel", head, source.name, source.text, isa.target, FLAGS, ispc.banner)

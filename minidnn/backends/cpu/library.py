@@ -1,0 +1,82 @@
+"""Shared objects with compiled kernels, loaded into this process."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...errors import CompileError
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled function: ``void name(void **pointers, int begin, int end, void *scratch)``.
+
+    ``address`` stays valid as long as the process lives: a library is never unloaded, since a run
+    in another thread may be inside it.
+    """
+
+    name: str
+    address: int = field(repr=False)
+    library: Path = field(repr=False)
+
+
+class Library:
+    """A loaded shared object.
+
+    Raises:
+        CompileError: the file cannot be loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.handle = _load(path)
+
+    def kernel(self, name: str) -> Kernel:
+        """The function of that name.
+
+        Raises:
+            CompileError: the library has no such function.
+        """
+        try:
+            function = getattr(self.handle, name)
+        except AttributeError:
+            raise CompileError(
+                f"{self.path} has no function {name!r}; is it declared 'export' in its source?"
+            ) from None
+        return Kernel(name, ctypes.cast(function, ctypes.c_void_p).value or 0, self.path)
+
+
+_lock = threading.Lock()
+_loaded: dict[str, Library] = {}
+
+
+def load(path: Path) -> Library:
+    """The library of that file, loaded once in a process."""
+    with _lock:
+        if str(path) not in _loaded:
+            _loaded[str(path)] = Library(path)
+        return _loaded[str(path)]
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        first = error
+    # A cache folder that is mounted noexec: the same bytes from the temporary folder.
+    with tempfile.TemporaryDirectory(prefix="minidnn-") as folder:
+        copy = Path(folder) / path.name
+        try:
+            shutil.copyfile(path, copy)
+            return ctypes.CDLL(str(copy))
+        except OSError as error:
+            raise CompileError(
+                f"the compiled library {path} cannot be loaded: {first}; a copy in "
+                f"{folder} neither: {error}. If both are mounted noexec, set MINIDNN_CACHE to a "
+                "folder that is not"
+            ) from error

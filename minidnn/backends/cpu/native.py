@@ -1,0 +1,149 @@
+"""Loading the native runner, which is compiled once with the C compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import tempfile
+import threading
+from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
+from pathlib import Path
+
+from ...cache import Store, building_allowed, digest
+from ...errors import CompileError
+from .build_lock import one_builder
+from .library import load
+from .process import Command, run
+from .toolchain import find_cc
+
+SOURCES = Path(__file__).parent / "runner"
+FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread")
+BUILD_SECONDS = 60.0
+ABI = 1
+MAX_OPERANDS = 64
+
+
+class OperandStruct(ctypes.Structure):
+    """``md_operand``."""
+
+    _fields_ = (
+        ("offset", c_int64),
+        ("item_stride", c_int64),
+        ("thread_stride", c_int64),
+        ("slot", c_int32),
+        ("unused", c_int32),
+    )
+
+
+class RegionStruct(ctypes.Structure):
+    """``md_region``."""
+
+    _fields_ = (
+        ("kernel", c_void_p),
+        ("first_operand", c_int32),
+        ("operands", c_int32),
+        ("tasks", c_int32),
+        ("grain", c_int32),
+        ("members", c_int32),
+        ("unused", c_int32),
+    )
+
+
+class ProgramStruct(ctypes.Structure):
+    """``md_program``."""
+
+    _fields_ = (
+        ("regions", c_void_p),
+        ("operands", c_void_p),
+        ("region_count", c_int32),
+        ("operand_count", c_int32),
+        ("slot_count", c_int32),
+        ("unused", c_int32),
+        ("scratch_bytes", c_int64),
+    )
+
+
+class MemoryStruct(ctypes.Structure):
+    """``md_memory``."""
+
+    _fields_ = (
+        ("mapping", c_void_p),
+        ("mapped", c_size_t),
+        ("data", c_void_p),
+        ("size", c_size_t),
+    )
+
+
+_SIGNATURES = {
+    "md_abi": (c_int, [c_int64 * 3]),
+    "md_pool_new": (c_void_p, [c_int, c_int64]),
+    "md_pool_stop": (None, [c_void_p]),
+    "md_pool_free": (None, [c_void_p]),
+    "md_pool_alive": (c_int, [c_void_p]),
+    "md_context_new": (c_void_p, [POINTER(ProgramStruct), c_int, c_int]),
+    "md_context_free": (None, [c_void_p]),
+    "md_run": (None, [c_void_p, POINTER(ProgramStruct), c_void_p, c_void_p, POINTER(c_double)]),
+    "md_memory_new": (c_int, [POINTER(MemoryStruct), c_size_t, c_size_t, c_int]),
+    "md_memory_check": (c_int64, [POINTER(MemoryStruct)]),
+    "md_memory_free": (None, [POINTER(MemoryStruct)]),
+}
+
+_lock = threading.Lock()
+_runners: dict[tuple[str, ...], ctypes.CDLL] = {}
+
+
+def runner(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The loaded runner, built when the cache has none.
+
+    Args:
+        extra_flags: for tests, for example ``-DMD_NO_FUTEX``.
+
+    Raises:
+        CompileError: it does not compile or load, or compiling is forbidden.
+        DeviceError: there is no C compiler.
+    """
+    with _lock:
+        if extra_flags not in _runners:
+            _runners[extra_flags] = _declare(load(_built(extra_flags)).handle)
+        return _runners[extra_flags]
+
+
+def _built(extra_flags: tuple[str, ...]) -> Path:
+    compiler = find_cc()
+    sources = sorted(SOURCES.glob("*.[ch]"))
+    texts = [(path.name, path.read_bytes()) for path in sources]
+    flags = (*FLAGS, *extra_flags)
+    key = digest("runner", texts, flags, compiler.banner, compiler.argv[1:], platform.machine())
+    store = Store("runner", ".so", 64 << 20)
+    if (path := store.path(key)) is not None:
+        return path
+    with one_builder(BUILD_SECONDS):
+        if (path := store.path(key)) is not None:
+            return path
+        building_allowed("the native runner")
+        with tempfile.TemporaryDirectory(prefix="minidnn-cc-") as folder:
+            target = Path(folder) / "runner.so"
+            files = [str(path) for path in sources if path.suffix == ".c"]
+            argv = (*compiler.argv, *flags, "-o", str(target), *files)
+            ended = run(Command(argv, "the native runner", BUILD_SECONDS))
+            if not ended.ok:
+                raise CompileError(
+                    f"the C compiler {compiler.argv[0]} {ended.describe()} on the native "
+                    f"runner: {ended.output.strip()[:4000]}"
+                )
+            return store.put_file(key, target, label="runner")
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    sizes = (c_int64 * 3)()
+    abi = library.md_abi(sizes)
+    mine = [ctypes.sizeof(kind) for kind in (OperandStruct, RegionStruct, ProgramStruct)]
+    if abi != ABI or list(sizes) != mine:
+        raise CompileError(
+            f"the native runner has ABI {abi} and structures of {list(sizes)} bytes; "
+            f"native.py has {ABI} and {mine}"
+        )
+    return library

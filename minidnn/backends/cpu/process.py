@@ -1,0 +1,185 @@
+"""Running compilers: in parallel, with a limit on time, never leaving a process behind.
+
+Each command runs in a process group of its own.  Whatever ends the wait (a limit, Ctrl-C, any
+other exception) kills the whole groups that still run, grandchildren included.  Where coreutils'
+``timeout`` is there it starts the command, so that a compiler that hangs dies by itself even when
+this process is killed with SIGKILL and can clean up nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+POLL_SECONDS = 0.002
+OUTPUT_BYTES = 1 << 18
+"""How much of a command's output is kept (its beginning)."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, what to call it in messages, and its limit in seconds."""
+
+    argv: tuple[str, ...]
+    name: str
+    timeout: float
+    cwd: Path | None = None
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended: ``status`` (negative: the signal), output and seconds."""
+
+    command: Command
+    status: int
+    timed_out: bool
+    output: str
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 0 and not self.timed_out
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it; a shell or ``timeout`` reports one as 128 + signal."""
+        if self.status < 0:
+            return -self.status
+        return self.status - 128 if 128 < self.status <= 128 + 64 else None
+
+    def describe(self) -> str:
+        """``took longer than 5 s and was killed``, ``was killed by signal 9 (SIGKILL)``, ..."""
+        if self.timed_out:
+            limit = self.command.timeout
+            return f"took longer than {limit:g} s and was killed"
+        if self.signal is not None:
+            try:
+                name = signal.Signals(self.signal).name
+            except ValueError:
+                name = "unknown"
+            return f"was killed by signal {self.signal} ({name})"
+        return f"failed with exit status {self.status}"
+
+
+def run(command: Command, on_poll: Callable[[], None] | None = None) -> Finished:
+    """Runs one command; see :func:`run_all`."""
+    return run_all([command], jobs=1, on_poll=on_poll)[0]
+
+
+def run_all(
+    commands: Sequence[Command],
+    jobs: int,
+    on_done: Callable[[Finished], None] | None = None,
+    on_poll: Callable[[], None] | None = None,
+) -> list[Finished]:
+    """Runs commands, at most ``jobs`` at once, and returns how each ended, in their order.
+
+    After the first command that fails no further one is started and the others are killed; they
+    are missing from the result, which then ends with the one that failed.  ``on_done`` is called
+    as commands end, ``on_poll`` every few milliseconds while any runs.
+
+    Raises:
+        OSError: a command cannot be started at all.
+    """
+    waiting = list(enumerate(commands))[::-1]
+    running: dict[int, _Process] = {}
+    done: dict[int, Finished] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < max(1, jobs):
+                index, command = waiting.pop()
+                running[index] = _Process(command)
+            for index in list(running):
+                finished = running[index].check()
+                if finished is None:
+                    continue
+                running.pop(index).close()
+                if on_done is not None:
+                    on_done(finished)
+                if not finished.ok:
+                    return [done[i] for i in sorted(done)] + [finished]
+                done[index] = finished
+            if on_poll is not None:
+                on_poll()
+            if running:
+                time.sleep(POLL_SECONDS)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.close()
+    return [done[i] for i in sorted(done)]
+
+
+class _Process:
+    """One running command and the file that takes its output."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.started = time.monotonic()
+        self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        environment = dict(os.environ, LC_ALL="C", **dict(command.env))
+        try:
+            self.process = subprocess.Popen(
+                [*_watchdog(command.timeout), *command.argv],
+                stdin=subprocess.DEVNULL,
+                stdout=self.output,
+                stderr=subprocess.STDOUT,
+                cwd=command.cwd,
+                env=environment,
+                start_new_session=True,
+            )
+        except BaseException:
+            self.output.close()
+            raise
+
+    def check(self) -> Finished | None:
+        """How the command ended, or None while it runs within its limit."""
+        seconds = time.monotonic() - self.started
+        timed_out = False
+        if self._ended():
+            # While the leader is a zombie its group cannot belong to anybody else.
+            self._signal_group()
+            status = self.process.wait()
+        elif seconds > self.command.timeout:
+            timed_out = True
+            self.kill()
+            status = self.process.returncode
+        else:
+            return None
+        self.output.seek(0)
+        text = self.output.read(OUTPUT_BYTES).decode("utf-8", "replace")
+        return Finished(self.command, status, timed_out, text, seconds)
+
+    def kill(self) -> None:
+        self._signal_group()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.output.close()
+
+    def _ended(self) -> bool:
+        if not hasattr(os, "waitid"):
+            return self.process.poll() is not None
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.process.pid, flags) is not None
+
+    def _signal_group(self) -> None:
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def _watchdog(timeout: float) -> list[str]:
+    """The beginning of a command line that ends the command even when we are gone by then."""
+    tool = shutil.which("timeout")
+    return [tool, "-s", "KILL", str(int(timeout) + 5)] if tool else []

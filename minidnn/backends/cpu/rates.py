@@ -1,0 +1,193 @@
+"""Measuring a machine's rates with small ISPC kernels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ...errors import DeviceError
+from .buffers import Buffer
+from .isa import ISAS, Isa
+from .kernels import KernelSource, compile_kernels
+from .library import Kernel
+from .machine import Machine, Rates
+from .program import Operand, Pool, Program, Region
+
+VERSION = 2
+REPEATS = 9
+BUDGET_SECONDS = 0.4
+QUIET_SHARE = 0.93
+"""A call that got less of the cores than this was disturbed by other processes."""
+
+FMA_STEPS = 1_000_000
+TASK_FLOATS = 64 * 16
+STREAM_FLOATS = 1 << 14
+"""Floats of one task of the streaming kernels."""
+
+L2_PASSES = 256
+MEMORY_BYTES = 128 << 20
+"""At least this much is streamed, and four times the last cache."""
+
+
+class _Timer:
+    """Takes the best of several times, and notices when other processes held the cores."""
+
+    def __init__(self) -> None:
+        self.disturbed = False
+
+    def best(self, action: Callable[[], None], threads: int) -> float:
+        """The least seconds of REPEATS undisturbed calls, or of all within BUDGET_SECONDS."""
+        action()
+        quiet: list[float] = []
+        others: list[float] = []
+        end = time.perf_counter() + BUDGET_SECONDS
+        while len(quiet) < REPEATS and time.perf_counter() < end:
+            used, start = time.process_time(), time.perf_counter()
+            action()
+            seconds = time.perf_counter() - start
+            used = time.process_time() - used
+            (quiet if used > QUIET_SHARE * threads * seconds else others).append(seconds)
+        self.disturbed |= len(quiet) < 2
+        return min(quiet + others)
+
+
+def measure(machine: Machine, threads: int) -> Rates:
+    """Measures ``machine`` with that many threads; see :class:`.machine.Rates`.
+
+    Raises:
+        DeviceError: it executes no known ISA.
+    """
+    if not machine.isas:
+        raise DeviceError(f"{machine.line()}: there is no ISA to measure")
+    pool, single, timer = Pool(threads), Pool(1), _Timer()
+    flops, flops_one = [], []
+    for name in machine.isas:
+        (kernel,) = compile_kernels([_fma(ISAS[name])], ISAS[name])
+        flops.append((name, _fma_rate(kernel, ISAS[name], pool, timer)))
+        flops_one.append((name, _fma_rate(kernel, ISAS[name], single, timer)))
+    best = ISAS[machine.isas[0]]
+    copy, read, again = compile_kernels([_copy(), _read(), _read_again()], best)
+    rates = Rates(
+        threads,
+        tuple(flops),
+        tuple(flops_one),
+        *_memory_rates(copy, read, machine, pool, timer),
+        _l2_rate(again, machine, pool, timer),
+        timer.disturbed,
+    )
+    pool.stop()
+    return rates
+
+
+def _fma(isa: Isa) -> KernelSource:
+    """As many chains as registers allow: latency times throughput needs 8 to 10."""
+    chains = range(isa.registers - 4)
+    lines = [f"  float a{i} = x[{i} * programCount + programIndex];" for i in chains]
+    lines += ["  for (uniform int i = 0; i < steps; i++) {"]
+    lines += [f"    a{i} = md_fma(a{i}, m, c);" for i in chains]
+    lines += ["  }"]
+    lines += [f"  x[{i} * programCount + programIndex] = a{i};" for i in chains]
+    body = "\n".join(lines)
+    text = f"""MD_KERNEL(md_rate_fma) {{
+  uniform int steps = *MD_IN(int32, 1);
+  for (uniform int t = md_begin; t < md_end; t++) {{
+  uniform float * uniform x = MD_OUT(float, 0) + t * {TASK_FLOATS};
+  float m = x[60 * programCount + programIndex], c = x[61 * programCount + programIndex];
+{body}
+  }}
+}}
+"""
+    return KernelSource("md_rate_fma", text)
+
+
+def _copy() -> KernelSource:
+    text = f"""MD_KERNEL(md_rate_copy) {{
+  const uniform float * uniform x = MD_IN(float, 0) + (uniform int64)md_begin * {STREAM_FLOATS};
+  uniform float * uniform y = MD_OUT(float, 1) + (uniform int64)md_begin * {STREAM_FLOATS};
+  uniform int count = (md_end - md_begin) * {STREAM_FLOATS};
+  for (uniform int i = 0; i < count; i += programCount) y[i + programIndex] = x[i + programIndex];
+}}
+"""
+    return KernelSource("md_rate_copy", text)
+
+
+def _sum(passes: int) -> str:
+    adds = "\n".join(f"      s{k} += x[i + {k} * programCount + programIndex];" for k in range(8))
+    return f"""  float {", ".join(f"s{k} = 0" for k in range(8))};
+  for (uniform int pass = 0; pass < {passes}; pass++) {{
+    for (uniform int i = 0; i < count; i += 8 * programCount) {{
+{adds}
+    }}
+  }}
+  float sum = {" + ".join(f"s{k}" for k in range(8))};
+"""
+
+
+def _read() -> KernelSource:
+    text = f"""MD_KERNEL(md_rate_read) {{
+  const uniform float * uniform x = MD_IN(float, 0) + (uniform int64)md_begin * {STREAM_FLOATS};
+  uniform float * uniform y = MD_OUT(float, 1) + md_begin * 64;
+  uniform int count = (md_end - md_begin) * {STREAM_FLOATS};
+{_sum(1)}  y[programIndex] = sum;
+}}
+"""
+    return KernelSource("md_rate_read", text)
+
+
+def _read_again() -> KernelSource:
+    text = f"""MD_KERNEL(md_rate_l2) {{
+  uniform int count = *MD_IN(int32, 2);
+  for (uniform int t = md_begin; t < md_end; t++) {{
+  const uniform float * uniform x = MD_IN(float, 0) + (uniform int64)t * count;
+  uniform float * uniform y = MD_OUT(float, 1) + t * 64;
+{_sum(L2_PASSES)}  y[programIndex] = sum;
+  }}
+}}
+"""
+    return KernelSource("md_rate_l2", text)
+
+
+def _fma_rate(kernel: Kernel, isa: Isa, pool: Pool, timer: _Timer) -> float:
+    buffer = Buffer(pool.threads * TASK_FLOATS * 4)
+    buffer.array("f4", (pool.threads * TASK_FLOATS,))[:] = 0.5
+    steps = Buffer(4)
+    steps.array("i4", (1,))[:] = FMA_STEPS
+    region = Region(kernel, (Operand(0), Operand(1)), pool.threads)
+    program = Program([region], 2, pool=pool)
+    operations = 2.0 * FMA_STEPS * (isa.registers - 4) * isa.lanes * pool.threads
+    return operations / timer.best(
+        lambda: program.run([buffer.address, steps.address]), pool.threads
+    )
+
+
+def _memory_rates(
+    copy: Kernel, read: Kernel, machine: Machine, pool: Pool, timer: _Timer
+) -> tuple[float, float]:
+    task_bytes = STREAM_FLOATS * 4
+    tasks = max(MEMORY_BYTES, 4 * machine.caches.l3) // task_bytes
+    source, target = Buffer(tasks * task_bytes), Buffer(tasks * task_bytes)
+    for buffer in (source, target):
+        buffer.array("f4", (tasks * STREAM_FLOATS,))[:] = 1.0
+    operands = (Operand(0), Operand(1))
+    bases = [source.address, target.address]
+    copying = Program([Region(copy, operands, tasks, 16)], 2, pool=pool)
+    reading = Program([Region(read, operands, tasks, 16)], 2, pool=pool)
+    size = float(tasks * task_bytes)
+    return (
+        2 * size / timer.best(lambda: copying.run(bases), pool.threads),
+        size / timer.best(lambda: reading.run(bases), pool.threads),
+    )
+
+
+def _l2_rate(kernel: Kernel, machine: Machine, pool: Pool, timer: _Timer) -> float:
+    """Half of the second level (at least 128 KiB), read again and again by each thread."""
+    count = max(128 << 10, machine.caches.l2 // 2) // 4 // 128 * 128
+    source, target = Buffer(count * 4 * pool.threads), Buffer(256 * pool.threads)
+    source.array("f4", (count * pool.threads,))[:] = 1.0
+    floats = Buffer(4)
+    floats.array("i4", (1,))[:] = count
+    operands = (Operand(0), Operand(1), Operand(2))
+    program = Program([Region(kernel, operands, pool.threads)], 3, pool=pool)
+    bases = [source.address, target.address, floats.address]
+    seconds = timer.best(lambda: program.run(bases), pool.threads)
+    return count * 4.0 * L2_PASSES * pool.threads / seconds
