@@ -1,0 +1,21 @@
+"""Weights: files that hold them, and torchvision's from the network.
+
+``load_weights`` and ``save_weights`` are what most need.  Nothing in a weight file is ever
+executed, and no file makes reading it take more than its own size plus 256 MiB of memory (twice
+its size where elements must be converted: bfloat16, foreign byte order).
+"""
+
+from .download import download, fetch
+from .load import load_weights
+from .safetensors import save_weights
+from .zoo import KNOWN_WEIGHTS, KnownWeights, find_known
+
+__all__ = [
+    "KNOWN_WEIGHTS",
+    "KnownWeights",
+    "download",
+    "fetch",
+    "find_known",
+    "load_weights",
+    "save_weights",
+]

@@ -1,0 +1,409 @@
+"""Reads the pickles of state dicts without executing anything that stands in them.
+
+A pickle is a program for a small stack machine.  Python's own machine imports and calls whatever
+the program names; this one has no way to do either.  A global is a name in a closed table, and
+"calling" one of them makes a plain record of this module.  Everything else is refused by name.
+
+The instructions are those of protocols 2 to 4 (protocols 0 and 1, and what only object graphs of
+classes need, are left out).  Source: Python's ``pickletools``, which documents every one.
+
+Bounds: a pickle has at most :data:`MAX_BYTES`, runs at most :data:`MAX_STEPS` instructions, and
+never recurses, so neither time nor memory can explode; 256 MiB of objects are never exceeded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from ._file import MappedFile, brief
+
+MAX_BYTES = 16 << 20
+MAX_STEPS = 1_000_000
+_MAX_LONG = 32
+_MAX_KEY = 2**60
+
+STORAGES = {
+    "DoubleStorage": "F64",
+    "FloatStorage": "F32",
+    "HalfStorage": "F16",
+    "BFloat16Storage": "BF16",
+    "LongStorage": "I64",
+    "IntStorage": "I32",
+    "ShortStorage": "I16",
+    "CharStorage": "I8",
+    "ByteStorage": "U8",
+    "BoolStorage": "BOOL",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Global:
+    """A name that the pickle may use."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Storage:
+    """``numel`` elements in the file under ``key``; a view of them begins at ``base``."""
+
+    code: str
+    key: str
+    numel: int
+    base: int
+    length: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tensor:
+    """A strided view of a storage; offset and strides are in elements, and not yet checked."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def _storage_names() -> dict[str, str]:
+    homes = ("torch", "torch.cuda", "torch.storage")
+    return {f"{home}.{name}": code for home in homes for name, code in STORAGES.items()}
+
+
+_STORAGE_CODES = _storage_names()
+
+
+class Machine:
+    """Runs one pickle that begins at ``start`` of a file and ends before ``end``."""
+
+    def __init__(self, file: MappedFile, start: int, end: int) -> None:
+        self._file = file
+        self._start = start
+        self._code = file.data[start : min(end, start + MAX_BYTES)]
+        self._cut = end - start > MAX_BYTES
+        self._at = 0
+        self._steps = 0
+        self._stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+        self.storages: dict[str, Storage] = {}
+
+    def run(self) -> tuple[Any, int]:
+        """The object that the pickle describes, and where in the file it ends.
+
+        Raises:
+            WeightsError: the pickle is damaged, too large, or wants what no state dict needs.
+        """
+        while True:
+            self._spend(1)
+            opcode = self._take(1)[0]
+            if opcode == 0x2E:  # STOP
+                return self._pop(), self._start + self._at
+            instruction = _INSTRUCTIONS.get(opcode)
+            if instruction is None:
+                raise self._error(
+                    f"uses the instruction {bytes([opcode])!r}, which no state dict needs"
+                )
+            instruction(self)
+
+    # --- helpers ---
+
+    def _error(self, problem: str) -> Exception:
+        return self._file.error(
+            f"its pickle at byte {self._start + self._at} {problem} (nothing was executed)"
+        )
+
+    def _spend(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > MAX_STEPS:
+            raise self._error(f"needs more than {MAX_STEPS} steps, which no state dict does")
+
+    def _take(self, count: int) -> bytes:
+        data = self._code[self._at : self._at + count]
+        if len(data) != count:
+            why = f"is longer than {MAX_BYTES} bytes" if self._cut else "is truncated"
+            raise self._error(why)
+        self._at += count
+        return data
+
+    def _number(self, layout: str) -> Any:
+        return struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
+
+    def _line(self) -> str:
+        end = self._code.find(b"\n", self._at, self._at + 256)
+        if end < 0:
+            raise self._error("has a name without an end")
+        return self._text(end + 1 - self._at)[:-1]
+
+    def _text(self, count: int) -> str:
+        try:
+            return self._take(count).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self._error("has a text that is not valid UTF-8") from error
+
+    def _push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def _pop(self) -> Any:
+        if len(self._stack) <= (self._marks[-1] if self._marks else 0):
+            raise self._error("takes more from its stack than is there")
+        return self._stack.pop()
+
+    def _peek(self, kind: type | tuple[type, ...], doing: str) -> Any:
+        value = self._pop()
+        self._push(value)
+        if not isinstance(value, kind):
+            raise self._error(f"wants to {doing} a {type(value).__name__}")
+        return value
+
+    def _pop_mark(self) -> list[Any]:
+        if not self._marks:
+            raise self._error("takes more marks from its stack than are there")
+        mark = self._marks.pop()
+        items = self._stack[mark:]
+        del self._stack[mark:]
+        return items
+
+    # --- instructions: values ---
+
+    def _protocol(self) -> None:
+        version = self._take(1)[0]
+        if not 2 <= version <= 5:
+            raise self._error(f"has protocol {version}; valid are 2 to 5")
+
+    def _frame(self) -> None:
+        self._take(8)  # how much follows: only a hint for readers of streams
+
+    def _long(self) -> None:
+        count = self._take(1)[0]
+        if count > _MAX_LONG:
+            raise self._error(f"has an integer of {count} bytes; at most {_MAX_LONG} are valid")
+        self._push(int.from_bytes(self._take(count), "little", signed=True))
+
+    def _bytes_as_text(self, count: int) -> None:
+        """Python 2 wrote its texts so; the ones in state dicts are ASCII."""
+        try:
+            self._push(self._take(count).decode("ascii"))
+        except UnicodeDecodeError as error:
+            raise self._error("has a Python 2 text that is not ASCII") from error
+
+    def _bytes(self, count: int) -> None:
+        self._push(self._take(count))
+
+    def _tuple(self, count: int) -> None:
+        items = [self._pop() for _ in range(count)]
+        self._push(tuple(reversed(items)))
+
+    def _marked_tuple(self) -> None:
+        self._push(tuple(self._pop_mark()))
+
+    def _mark(self) -> None:
+        self._marks.append(len(self._stack))
+
+    # --- instructions: containers and memo ---
+
+    def _append(self) -> None:
+        item = self._pop()
+        self._peek(list, "append to").append(item)
+
+    def _appends(self) -> None:
+        items = self._pop_mark()
+        self._peek(list, "append to").extend(items)
+
+    def _set_item(self) -> None:
+        value = self._pop()
+        key = self._pop()
+        self._fill(self._peek(dict, "set an item of"), [key, value])
+
+    def _set_items(self) -> None:
+        items = self._pop_mark()
+        self._fill(self._peek(dict, "set items of"), items)
+
+    def _fill(self, target: dict[Any, Any], items: list[Any]) -> None:
+        if len(items) % 2:
+            raise self._error("sets a key without a value")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # Hashing anything deeper would recurse.
+            simple = isinstance(key, str) or (type(key) is int and abs(key) < _MAX_KEY)
+            if not simple:
+                raise self._error(f"has the dict key {brief(key)}; valid are texts and integers")
+            target[key] = value
+
+    def _get(self, index: int) -> None:
+        if index not in self._memo:
+            raise self._error(f"recalls the value {index}, which it has not remembered")
+        self._push(self._memo[index])
+
+    def _put(self, index: int) -> None:
+        self._memo[index] = self._peek(object, "remember")
+
+    def _memoize(self) -> None:
+        self._put(len(self._memo))
+
+    # --- instructions: what would run code in Python's own machine ---
+
+    def _global(self) -> None:
+        self._push_global(self._line(), self._line())
+
+    def _stack_global(self) -> None:
+        name, module = self._pop(), self._pop()
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise self._error(f"names the global {brief(module)} {brief(name)}")
+        self._push_global(module, name)
+
+    def _push_global(self, module: str, name: str) -> None:
+        full = f"{module}.{name}"
+        if full not in _CONSTRUCTORS and full not in _STORAGE_CODES:
+            valid = ", ".join([*_CONSTRUCTORS, *(f"torch.{name}" for name in STORAGES)])
+            raise self._error(f"wants {full!r}, which is refused; valid are {valid}")
+        self._push(Global(full))
+
+    def _reduce(self) -> None:
+        arguments, called = self._pop(), self._pop()
+        if not isinstance(called, Global) or not isinstance(arguments, tuple):
+            raise self._error(f"wants to call {brief(called)}")
+        constructor = _CONSTRUCTORS.get(called.name)
+        if constructor is None:
+            raise self._error(f"wants to call {called.name!r}")
+        self._push(constructor(self, arguments))
+
+    def _build(self) -> None:
+        """A state dict carries its ``_metadata`` as an attribute, which is of no use here."""
+        self._pop()
+        self._peek(OrderedDict, "set attributes of")
+
+    def _persistent(self) -> None:
+        identity = self._pop()
+        if not (isinstance(identity, tuple) and len(identity) in (5, 6)):
+            raise self._error(f"has the persistent id {brief(identity)}, which is no storage")
+        word, kind, key, _, numel = identity[:5]
+        code = _STORAGE_CODES.get(kind.name) if isinstance(kind, Global) else None
+        if word != "storage" or code is None or not isinstance(key, str) or not _is_size(numel):
+            raise self._error(f"has the persistent id {brief(identity)}, which is no storage")
+        view = identity[5] if len(identity) == 6 else None
+        base, length = 0, numel
+        if view is not None:
+            if not (isinstance(view, tuple) and len(view) == 3 and _are_sizes(view[1:])):
+                raise self._error(f"has the storage view {brief(view)}")
+            _, base, length = view
+            if base + length > numel:
+                raise self._error(f"has the storage view {brief(view)} of {numel} elements")
+        storage = Storage(code, key, numel, base, length)
+        first = self.storages.setdefault(key, storage)
+        if (first.code, first.numel) != (code, numel):
+            raise self._error(
+                f"says that storage {brief(key)} has {first.numel} elements of {first.code}, and "
+                f"then {numel} of {code}"
+            )
+        self._push(storage)
+
+    # --- what may be "called" ---
+
+    def make_ordered_dict(self, arguments: tuple[Any, ...]) -> OrderedDict[Any, Any]:
+        """``OrderedDict()``, or Python 2's ``OrderedDict([[key, value], ...])``."""
+        result: OrderedDict[Any, Any] = OrderedDict()
+        if not arguments:
+            return result
+        pairs = arguments[0]
+        if len(arguments) > 1 or not isinstance(pairs, list):
+            raise self._error(f"makes an OrderedDict from {brief(arguments)}")
+        self._spend(len(pairs))  # one list may be copied again and again
+        for pair in pairs:
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise self._error(f"makes an OrderedDict from the pair {brief(pair)}")
+            self._fill(result, list(pair))
+        return result
+
+    def make_size(self, arguments: tuple[Any, ...]) -> tuple[int, ...]:
+        """``torch.Size((3, 4))``."""
+        if len(arguments) != 1 or not _are_sizes(arguments[0]):
+            raise self._error(f"makes a torch.Size from {brief(arguments)}")
+        return tuple(arguments[0])
+
+    def make_tensor(self, arguments: tuple[Any, ...]) -> Tensor:
+        """``_rebuild_tensor_v2(storage, offset, size, stride, grad, hooks[, metadata])``."""
+        if len(arguments) not in (4, 6, 7) or not isinstance(arguments[0], Storage):
+            raise self._error(f"makes a tensor from {brief(arguments)}")
+        storage, offset, shape, strides = arguments[:4]
+        if not (
+            _is_size(offset)
+            and _are_sizes(shape)
+            and _are_sizes(strides)
+            and len(shape) == len(strides)
+        ):
+            raise self._error(
+                f"makes a tensor with offset {brief(offset)}, shape {brief(shape)} and strides "
+                f"{brief(strides)}; valid are integers >= 0, as many strides as sizes"
+            )
+        if len(arguments) == 7 and arguments[6]:
+            raise self._error("makes a tensor that is to be conjugated or negated")
+        return Tensor(storage, offset, tuple(shape), tuple(strides))
+
+    def make_parameter(self, arguments: tuple[Any, ...]) -> Tensor:
+        """``_rebuild_parameter(tensor, requires_grad, hooks[, state])``."""
+        if len(arguments) not in (3, 4) or not isinstance(arguments[0], Tensor):
+            raise self._error(f"makes a parameter from {brief(arguments)}")
+        return arguments[0]
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, (list, tuple)) and all(_is_size(value) for value in values)
+
+
+_CONSTRUCTORS: dict[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
+    "collections.OrderedDict": Machine.make_ordered_dict,
+    "torch.Size": Machine.make_size,
+    "torch._utils._rebuild_tensor": Machine.make_tensor,
+    "torch._utils._rebuild_tensor_v2": Machine.make_tensor,
+    "torch._utils._rebuild_parameter": Machine.make_parameter,
+    "torch._utils._rebuild_parameter_with_state": Machine.make_parameter,
+}
+
+_INSTRUCTIONS: dict[int, Callable[[Machine], None]] = {
+    0x80: Machine._protocol,
+    0x95: Machine._frame,
+    ord("N"): lambda m: m._push(None),
+    0x88: lambda m: m._push(True),
+    0x89: lambda m: m._push(False),
+    ord("J"): lambda m: m._push(m._number("<i")),
+    ord("K"): lambda m: m._push(m._number("<B")),
+    ord("M"): lambda m: m._push(m._number("<H")),
+    0x8A: Machine._long,
+    ord("G"): lambda m: m._push(m._number(">d")),
+    ord("X"): lambda m: m._push(m._text(m._number("<I"))),
+    0x8C: lambda m: m._push(m._text(m._number("<B"))),
+    0x8D: lambda m: m._push(m._text(m._number("<Q"))),
+    ord("U"): lambda m: m._bytes_as_text(m._number("<B")),
+    ord("T"): lambda m: m._bytes_as_text(m._number("<I")),
+    ord("C"): lambda m: m._bytes(m._number("<B")),
+    ord("B"): lambda m: m._bytes(m._number("<I")),
+    ord(")"): lambda m: m._push(()),
+    ord("]"): lambda m: m._push([]),
+    ord("}"): lambda m: m._push({}),
+    ord("("): Machine._mark,
+    ord("t"): Machine._marked_tuple,
+    0x85: lambda m: m._tuple(1),
+    0x86: lambda m: m._tuple(2),
+    0x87: lambda m: m._tuple(3),
+    ord("a"): Machine._append,
+    ord("e"): Machine._appends,
+    ord("s"): Machine._set_item,
+    ord("u"): Machine._set_items,
+    ord("h"): lambda m: m._get(m._number("<B")),
+    ord("j"): lambda m: m._get(m._number("<I")),
+    ord("q"): lambda m: m._put(m._number("<B")),
+    ord("r"): lambda m: m._put(m._number("<I")),
+    0x94: Machine._memoize,
+    ord("c"): Machine._global,
+    0x93: Machine._stack_global,
+    ord("R"): Machine._reduce,
+    ord("b"): Machine._build,
+    ord("Q"): Machine._persistent,
+}

@@ -1,0 +1,175 @@
+"""Fetches a file: resumes what was interrupted, checks what came, shares it between processes.
+
+Only a file with the right hash gets its name.  How a single request goes is in :mod:`._transfer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import sys
+import time
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .. import cache
+from ..errors import DownloadError
+from ._progress import ByteProgress
+from ._transfer import CHUNK, Transfer, TryAgain
+
+if sys.platform != "win32":
+    import fcntl
+
+STORE_LIMIT = 8 << 30
+
+_log = logging.getLogger(__name__)
+
+
+def fetch(url: str, hash_prefix: str, *, progress: bool | None = None, **options: Any) -> Path:
+    """The file behind ``url`` in the cache, downloaded if it is not there.
+
+    Many processes may ask at once: one downloads, the others wait for it.
+
+    Args:
+        url: http or https.
+        hash_prefix: first hexadecimal digits of the file's SHA-256.
+        progress: shows a bar; None means: when there is a terminal.
+        options: ``timeout``, ``attempts`` and ``backoff`` of :func:`download`.
+
+    Raises:
+        DownloadError: see :func:`download`.
+    """
+    name = Path(_file_name(url))
+    suffix = name.suffix if re.fullmatch(r"\.[A-Za-z0-9_]+", name.suffix) else ""
+    store = cache.Store("weights", suffix, STORE_LIMIT)
+    key = cache.digest(url, hash_prefix)
+    while (found := store.path(key)) is None:
+        with _exclusive(store.workspace() / f".work-{key}") as part:
+            if part is not None:
+                download(url, part, hash_prefix, progress=progress, **options)
+                return store.put_file(key, part, label=name.stem)
+    return found
+
+
+def download(
+    url: str,
+    target: Path,
+    hash_prefix: str,
+    *,
+    progress: bool | None = None,
+    timeout: float = 30.0,
+    attempts: int = 5,
+    backoff: float = 1.0,
+) -> None:
+    """Downloads to ``target``, going on from what an earlier call left there.
+
+    Args:
+        url: http or https.
+        target: of the file; it also is the partial file.  ``target`` with ``.json`` appended keeps
+            what is needed to resume, until the download is complete.
+        hash_prefix: first hexadecimal digits (8 to 64) of the file's SHA-256.
+        progress: shows a bar; None means: when there is a terminal.
+        timeout: seconds without any data after which a connection is given up.
+        attempts: how many in a row may bring nothing new.
+        backoff: seconds before the second attempt; doubled each time.
+
+    Raises:
+        DownloadError: the URL is not http or https; the server refuses; every attempt failed (the
+            part is kept); the hash is wrong (the file is deleted); the disk is full.
+        KeyboardInterrupt: passed on; the part is kept.
+    """
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise DownloadError(f"cannot download {url!r}: valid are http and https")
+    if not re.fullmatch("[0-9a-f]{8,64}", hash_prefix):
+        raise DownloadError(
+            f"cannot download {url!r}: the hash prefix {hash_prefix!r} is not 8 to 64 hexadecimal "
+            "digits"
+        )
+    transfer = Transfer(url, target, timeout)
+    if transfer.size and transfer.digest().startswith(hash_prefix):
+        transfer.forget_validator()  # an earlier call was killed after its last byte
+        return
+    bar = ByteProgress(_file_name(url), progress)
+    _log.info("downloading %s", url)
+    failed, best = 0, transfer.size
+    try:
+        while True:
+            try:
+                transfer.attempt(bar)
+                if _is_right(transfer, hash_prefix):
+                    return
+            except TryAgain as error:
+                # What counts is that the file has grown: a server that always breaks off at the
+                # same place must not keep us for ever.
+                failed = 1 if transfer.size >= best + CHUNK else failed + 1
+                best = max(best, transfer.size)
+                _log.info("downloading %s: attempt %d: %s", url, failed, error)
+                if failed >= attempts:
+                    raise DownloadError(
+                        f"cannot download {url}: {error} (after {attempts} attempts in a row); "
+                        f"{transfer.size} bytes are kept, and the next call goes on from there"
+                    ) from error
+                time.sleep(backoff * 2 ** (failed - 1))
+    finally:
+        bar.close()
+
+
+def _is_right(transfer: Transfer, hash_prefix: str) -> bool:
+    """Compares the hash; a wrong file is deleted.
+
+    Returns False when the file was put together from parts, so that a fresh one may be right.
+    """
+    found, size = transfer.digest(), transfer.size
+    if found.startswith(hash_prefix):
+        transfer.forget_validator()
+        return True
+    transfer.delete()
+    if transfer.resumed:
+        _log.warning("%s: the resumed file has a wrong hash; starting anew", transfer.url)
+        return False
+    raise DownloadError(
+        f"{transfer.url} sent {size} bytes with SHA-256 {found}; it should begin with "
+        f"{hash_prefix}; the file was deleted"
+    )
+
+
+def _file_name(url: str) -> str:
+    return Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).name or "download"
+
+
+@contextlib.contextmanager
+def _exclusive(path: Path) -> Iterator[Path | None]:
+    """Holds a lock on the file ``path``, which is made if need be; waits while another has it.
+
+    Yields the file to download to: ``path``; a new name where files cannot be locked; or None when
+    another process has completed and moved the file meanwhile.
+    """
+    with open(path, "ab") as file:
+        if not _lock(file.fileno(), path):
+            yield path.with_name(f"{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+            return
+        try:
+            same = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+        except FileNotFoundError:
+            same = False
+        yield path if same else None
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    """Waits for the lock; false where there are none (Windows, some network file systems)."""
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _log.warning("waiting for another process that downloads to %s", path)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        _log.info("cannot lock %s: %s", path, error)
+        return False
+    return True

@@ -1,0 +1,87 @@
+"""``load_weights``: one function for every file and name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from . import pytorch, safetensors
+from ._file import Array, MappedFile
+from ._zip import looks_like_zip
+from .download import fetch
+from .zoo import find_known, rename_densenet
+
+
+def load_weights(
+    source: str | os.PathLike[str],
+    *,
+    key: str | None = None,
+    copy: bool = False,
+    progress: bool | None = None,
+) -> dict[str, Array]:
+    """Reads weights from a file, or torchvision's from the cache or the network.
+
+        net.load_state_dict(md.load_weights("resnet50"))
+        net.load_state_dict(md.load_weights("checkpoint.pth", key="state_dict"))
+
+    The format is told from the content: safetensors, or what ``torch.save`` writes, now (zip) and
+    before PyTorch 1.6.  Nothing in a file is ever executed.
+
+    Args:
+        source: a path, or a name of torchvision's ImageNet weights: ``"resnet50"`` (its default,
+            the newest), ``"resnet50.IMAGENET1K_V1"`` or ``"ResNet50_Weights.IMAGENET1K_V2"``.
+            A string without folder and extension is a name; ``"./resnet50"`` is a path.
+        key: the entry that holds the state dict, in a checkpoint that is a dict of several things.
+        copy: gives writable arrays with memory of their own.  Otherwise they are read-only views
+            of the mapped file, read when they are used; such a file must not be changed in place.
+        progress: shows a bar while downloading; None means: when there is a terminal.
+
+    Returns:
+        The tensors by name, in the file's order: float64, float32, float16, int64, int32, int16,
+        int8, uint8 or bool; bfloat16 as float32, which holds each of its values exactly.  Old names
+        of DenseNet's parameters are replaced by torchvision's.
+
+    Raises:
+        WeightsError: an unknown name; a file that is missing, damaged, hostile or of another kind.
+        DownloadError: the file could not be fetched, or is not what was announced.
+    """
+    path = Path(source)
+    known = find_known(source) if isinstance(source, str) else None
+    if known is not None:
+        path = fetch(known.url, known.hash_prefix, progress=progress)
+    tensors = rename_densenet(_read(MappedFile(path), key))
+    if copy:
+        return {name: np.array(tensor) for name, tensor in tensors.items()}
+    return tensors
+
+
+def _read(file: MappedFile, key: str | None) -> dict[str, Array]:
+    if looks_like_zip(file):
+        return pytorch.read_zip(file, key)
+    if pytorch.looks_like_legacy(file):
+        return pytorch.read_legacy(file, key)
+    if safetensors.looks_like_safetensors(file):
+        if key is not None:
+            raise file.error(f"is a safetensors file, which has no entry key={key!r}")
+        return safetensors.read_safetensors(file)
+    raise file.error(f"{_what(file)}; valid are safetensors files and what torch.save writes")
+
+
+def _what(file: MappedFile) -> str:
+    """What a file seems to be instead."""
+    begin = file.data[:512]
+    if not begin:
+        return "is empty"
+    if begin[257:262] == b"ustar":
+        return "is a tar archive of PyTorch before 0.1.10: save it again with a newer torch.save"
+    if begin.lstrip()[:1] == b"<":
+        return "is an HTML or XML page, perhaps an error message of the server it came from"
+    if begin.startswith(b"version https://git-lfs"):
+        return "is a Git LFS pointer: fetch the file itself with 'git lfs pull'"
+    if begin.startswith(b"\x89HDF"):
+        return "is an HDF5 file"
+    if begin[:1] == b"\x80":
+        return "is a pickle that torch.save did not write"
+    return f"begins with {begin[:8]!r}, which is no format that is known"

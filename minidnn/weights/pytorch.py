@@ -1,0 +1,210 @@
+"""State dicts that ``torch.save`` wrote, in the zip format and in the one before PyTorch 1.6.
+
+Source of both formats: ``torch/serialization.py`` (``_load``, ``_legacy_load``) and
+``torch/csrc/StorageMethods.cpp``.  Nothing in a file is executed: see :mod:`._pickle`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..errors import WeightsError
+from ._file import MAX_RANK, Array, MappedFile, brief, itemsize
+from ._pickle import MAX_BYTES, Machine, Storage, Tensor
+from ._zip import Archive
+
+_MAGIC = 0x1950A86A20F9469CFC6C
+_MAGIC_PICKLE = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_PROTOCOL = 1001
+_EXPANSION_FLOOR = 1 << 20
+
+
+def looks_like_legacy(file: MappedFile) -> bool:
+    """Whether a file begins like one that PyTorch before 1.6 wrote."""
+    return file.data[:1] == b"\x80" and _MAGIC_PICKLE in file.data[2:32]
+
+
+def read_zip(file: MappedFile, key: str | None) -> dict[str, Array]:
+    """The state dict in a zip file, as read-only arrays, views of the file where possible.
+
+    Args:
+        file: see :func:`._zip.looks_like_zip`.
+        key: under which the state dict stands in a dict, or None when it is the whole file.
+
+    Raises:
+        WeightsError: the file is damaged or hostile, or holds something else.
+    """
+    archive = Archive(file)
+    pickles = [name for name in archive.records if re.fullmatch("[^/]+/data[.]pkl", name)]
+    if len(pickles) != 1:
+        raise file.error(
+            f"is a zip archive with {len(pickles)} records named */data.pkl; valid is one, as "
+            "torch.save writes"
+        )
+    folder = pickles[0].removesuffix("data.pkl")
+    if folder + "constants.pkl" in archive.records:
+        raise file.error(
+            "is a TorchScript archive, which holds code; valid is a state dict: "
+            "torch.save(model.state_dict(), path)"
+        )
+    order = b"little"
+    if folder + "byteorder" in archive.records:
+        order = archive.read(folder + "byteorder", 16)
+    if order not in (b"little", b"big"):
+        raise file.error(f"says its byte order is {brief(order)}; valid are 'little' and 'big'")
+    program = archive.record(pickles[0])
+    if program.size > MAX_BYTES:
+        raise file.error(f"has a pickle of {program.size} bytes; at most {MAX_BYTES} are valid")
+    machine = Machine(file, program.start, program.start + program.size)
+    tensors = _state_dict(file, machine.run()[0], key)
+
+    def locate(storage: Storage) -> int:
+        record = archive.record(f"{folder}data/{storage.key}")
+        needed = storage.numel * itemsize(storage.code)
+        if record.size != needed:
+            raise file.error(
+                f"storage {brief(storage.key)} has {record.size} bytes, but {storage.numel} "
+                f"elements of {storage.code} need {needed}"
+            )
+        return record.start
+
+    return _Reader(file, locate, big=order == b"big").arrays(tensors)
+
+
+def read_legacy(file: MappedFile, key: str | None) -> dict[str, Array]:
+    """The state dict in a file of PyTorch before 1.6; see :func:`read_zip`.
+
+    Such a file is five pickles (magic number, protocol, system, object, keys of the storages) and
+    then, for each key, a count and the elements, always with the least significant byte first.
+    """
+    at = 0
+    for what, valid in (("magic number", _MAGIC), ("protocol version", _PROTOCOL)):
+        value, at = Machine(file, at, file.size).run()
+        if type(value) is not int or value != valid:
+            raise file.error(f"has the {what} {brief(value)}; valid is {valid}")
+    _, at = Machine(file, at, file.size).run()
+    machine = Machine(file, at, file.size)
+    content, at = machine.run()
+    keys, at = Machine(file, at, file.size).run()
+    starts: dict[str, int] = {}
+    for storage_key in keys if isinstance(keys, list) else [None]:
+        storage = machine.storages.get(storage_key) if isinstance(storage_key, str) else None
+        if storage is None or storage.key in starts:
+            raise file.error(
+                f"lists the storages {brief(keys)}; valid is each of its tensors' storages once"
+            )
+        count = int.from_bytes(file.data[at : at + 8], "little", signed=True)
+        end = at + 8 + storage.numel * itemsize(storage.code)
+        if end > file.size:
+            raise file.error(
+                f"storage {brief(storage.key)} ends at byte {end}, but the file has {file.size}: "
+                "it is truncated"
+            )
+        if count != storage.numel:
+            raise file.error(
+                f"storage {brief(storage.key)} has {count} elements, but its tensors say "
+                f"{storage.numel}"
+            )
+        starts[storage.key] = at + 8
+        at = end
+
+    def locate(storage: Storage) -> int:
+        if storage.key not in starts:
+            raise file.error(f"has no data for storage {brief(storage.key)}")
+        return starts[storage.key]
+
+    return _Reader(file, locate, big=False).arrays(_state_dict(file, content, key))
+
+
+def _state_dict(file: MappedFile, content: Any, key: str | None) -> dict[str, Tensor]:
+    """The dict of tensors in what a pickle described."""
+    where = "the file"
+    if key is not None:
+        if not isinstance(content, dict) or key not in content:
+            known = _keys(content)
+            raise file.error(f"has no entry {key!r}; it holds {known}")
+        content, where = content[key], f"its entry {key!r}"
+    if not isinstance(content, dict):
+        raise file.error(
+            f"{where} holds a {type(content).__name__}, not a state dict; valid is what "
+            "torch.save(model.state_dict(), path) writes"
+        )
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise file.error(
+                f"{where} holds {_keys(content)}, where {brief(name)} is a {type(value).__name__} "
+                f"and not a tensor{_hint(content)}"
+            )
+    return content
+
+
+def _hint(content: dict[Any, Any]) -> str:
+    inner = [name for name, value in content.items() if isinstance(value, dict)]
+    return f"; a state dict inside is read with key={brief(inner[0])}" if inner else ""
+
+
+def _keys(content: Any) -> str:
+    if not isinstance(content, dict):
+        return f"a {type(content).__name__}"
+    return f"a dict with the keys {brief(list(content))}"
+
+
+class _Reader:
+    """Makes arrays of tensors; each storage is read, and converted if need be, once."""
+
+    def __init__(self, file: MappedFile, locate: Callable[[Storage], int], *, big: bool) -> None:
+        self._file = file
+        self._locate = locate
+        self._big = big
+        self._flat: dict[str, Array] = {}
+
+    def arrays(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
+        return {name: self._array(name, tensor) for name, tensor in tensors.items()}
+
+    def _array(self, name: str, tensor: Tensor) -> Array:
+        flat = self._storage(tensor.storage)
+        shape, strides = tensor.shape, tensor.strides
+        if len(shape) > MAX_RANK:
+            raise self._error(name, tensor, f"has {len(shape)} dimensions; valid are {MAX_RANK}")
+        width = flat.dtype.itemsize
+        if math.prod(dim for dim in shape if dim) * width >= 2**63:
+            raise self._error(name, tensor, "is too large for this machine")
+        if 0 in shape:
+            empty = np.empty(shape, flat.dtype)
+            empty.flags.writeable = False
+            return empty
+        last = tensor.offset + sum((dim - 1) * s for dim, s in zip(shape, strides, strict=True))
+        if last >= flat.size:
+            raise self._error(name, tensor, f"reaches element {last} of a storage with {flat.size}")
+        # A stride of 0 lets a few bytes stand for terabytes that a reader would copy.
+        if math.prod(shape) * width > max(self._file.size, _EXPANSION_FLOOR):
+            raise self._error(name, tensor, "is larger than the whole file")
+        # What stands for the stride of a single element does not matter; this is NumPy's choice.
+        steps = [s * width if dim > 1 else width for dim, s in zip(shape, strides, strict=True)]
+        view: Array = np.lib.stride_tricks.as_strided(
+            flat[tensor.offset :], shape, steps, writeable=False
+        )
+        return view
+
+    def _storage(self, storage: Storage) -> Array:
+        if storage.key not in self._flat:
+            start = self._locate(storage)
+            self._flat[storage.key] = self._file.array(
+                storage.code,
+                start,
+                storage.numel,
+                big=self._big,
+                what=f"storage {brief(storage.key)}",
+            )
+        return self._flat[storage.key][storage.base : storage.base + storage.length]
+
+    def _error(self, name: str, tensor: Tensor, problem: str) -> WeightsError:
+        return self._file.error(
+            f"tensor {brief(name)} with offset {tensor.offset}, shape {brief(tensor.shape)} and "
+            f"strides {brief(tensor.strides)} {problem}"
+        )

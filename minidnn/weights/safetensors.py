@@ -1,0 +1,249 @@
+"""The safetensors format: a length, a JSON header, and the tensors' bytes one after another.
+
+Source: https://github.com/huggingface/safetensors, section "Format".  Reading is stricter than
+the format in one point: the header may have at most :data:`MAX_HEADER` bytes, so that its Python
+objects stay below about 200 MB.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import WeightsError
+from ._file import DTYPES, MAX_RANK, Array, MappedFile, brief, itemsize
+
+MAX_HEADER = 8 << 20
+_METADATA = "__metadata__"
+_CODES = {np.dtype(kind): code for code, kind in DTYPES.items() if code not in ("BF16", "BOOL")} | {
+    np.dtype(np.bool_): "BOOL"
+}
+
+
+def looks_like_safetensors(file: MappedFile) -> bool:
+    """Whether a file begins like one of this format."""
+    return file.size >= 10 and file.data[8:9] == b"{"
+
+
+def read_safetensors(file: MappedFile) -> dict[str, Array]:
+    """All tensors of a file in the order of its header, as read-only arrays over its bytes.
+
+    Raises:
+        WeightsError: the file breaks a rule of the format; names the tensor, value and rule.
+    """
+    header, begin = _read_header(file)
+    header.pop(_METADATA, None)
+    tensors = {}
+    spans = []
+    for name, entry in header.items():
+        code, shape, start, end = _check_entry(file, name, entry, file.size - begin)
+        spans.append((start, end, name))
+        flat = file.array(
+            code, begin + start, math.prod(shape), big=False, what=f"tensor {brief(name)}"
+        )
+        tensors[name] = flat.reshape(shape)
+    _check_spans(file, spans, file.size - begin)
+    return tensors
+
+
+def read_metadata(file: MappedFile) -> dict[str, str]:
+    """The free-form texts in a header's ``__metadata__``."""
+    header, _ = _read_header(file)
+    return dict(header.get(_METADATA, {}))
+
+
+def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
+    """The header, checked to be a JSON object with good names, and where the data begin."""
+    if file.size < 8:
+        raise file.error(f"has {file.size} bytes; the length of a header alone has 8")
+    length = int.from_bytes(file.data[:8], "little")
+    if length > MAX_HEADER:
+        raise file.error(f"says its header has {length} bytes; at most {MAX_HEADER} are valid")
+    if length > file.size - 8:
+        raise file.error(
+            f"says its header has {length} bytes, but only {file.size - 8} follow: it is truncated"
+        )
+    try:
+        text = file.data[8 : 8 + length].decode("utf-8")
+        header = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise file.error("has a header with JSON nested too deep; valid are 2 levels") from error
+    except ValueError as error:
+        raise file.error(f"has a header that is not valid JSON: {error}") from error
+    if not isinstance(header, dict) or not text.startswith("{"):
+        raise file.error(f"has the header {brief(header)}; valid is a JSON object")
+    for name in header:
+        if not _is_text(name):
+            raise file.error(f"has the tensor name {brief(name)}, which is not valid Unicode")
+    metadata = header.get(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise file.error(f"has {_METADATA} {brief(metadata)}; valid are pairs of texts")
+    return header, 8 + length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {brief(key)} stands there twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _is_text(name: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _check_entry(
+    file: MappedFile, name: str, entry: Any, room: int
+) -> tuple[str, tuple[int, ...], int, int]:
+    """The dtype code, shape, first and last offset of a tensor, each checked by itself."""
+    what = f"tensor {brief(name)}"
+    if not isinstance(entry, dict) or sorted(entry) != ["data_offsets", "dtype", "shape"]:
+        raise file.error(
+            f"{what} is described by {brief(entry)}; valid is an object with dtype, shape and "
+            "data_offsets"
+        )
+    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(code, str) or code not in DTYPES:
+        raise file.error(f"{what} has dtype {brief(code)}; valid are {', '.join(DTYPES)}")
+    if not _are_sizes(shape) or len(shape) > MAX_RANK:
+        raise file.error(
+            f"{what} has shape {brief(shape)}; valid is a list of at most {MAX_RANK} integers >= 0"
+        )
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise file.error(f"{what} has data_offsets {brief(offsets)}; valid are two integers >= 0")
+    start, end = offsets
+    if not start <= end <= room:
+        raise file.error(
+            f"{what} has data_offsets {brief(offsets)}, but the file has {room} bytes of data: "
+            "it is truncated or damaged"
+        )
+    size = math.prod(shape) * itemsize(code)
+    if size != end - start:
+        raise file.error(
+            f"{what} of dtype {code} and shape {brief(shape)} needs {brief(size)} bytes, but its "
+            f"data_offsets {brief(offsets)} span {end - start}"
+        )
+    # NumPy refuses an empty array whose other sizes multiply beyond the address space.
+    if math.prod(dim for dim in shape if dim) * itemsize(code) >= 2**63:
+        raise file.error(f"{what} has shape {brief(shape)}, too large for this machine")
+    return code, tuple(shape), start, end
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        type(item) is int and 0 <= item < 2**63 for item in value
+    )
+
+
+def _check_spans(file: MappedFile, spans: list[tuple[int, int, str]], room: int) -> None:
+    """Tensors follow each other without overlap, gap or rest, as the format demands."""
+    position, before = 0, ""
+    for start, end, name in sorted(spans):
+        if start < position:
+            raise file.error(
+                f"tensor {brief(name)} begins at {start}, inside tensor {brief(before)}, which "
+                f"ends at {position}"
+            )
+        if start > position:
+            raise file.error(
+                f"bytes {position} to {start} of the data, before tensor {brief(name)}, belong to "
+                "no tensor"
+            )
+        position, before = end, name
+    if position != room:
+        raise file.error(
+            f"the tensors take {position} of {room} bytes of data; valid is no byte too many"
+        )
+
+
+def save_weights(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Array],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes arrays to a safetensors file, which appears complete or not at all.
+
+    Args:
+        path: is replaced when it exists.
+        tensors: arrays of any layout and byte order, dtypes float64, float32, float16, int64,
+            int32, int16, int8, uint8, bool.  Their order is kept.
+        metadata: texts for the header's ``__metadata__``.
+
+    Raises:
+        WeightsError: a name, a dtype or the metadata cannot be written.
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    header, order = _layout(path, tensors, metadata)
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # so that the data are aligned in memory
+    if len(text) > MAX_HEADER:
+        raise WeightsError(
+            f"save_weights: {path}: the header would have {len(text)} bytes; at most {MAX_HEADER} "
+            "are valid"
+        )
+    work = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        with open(work, "xb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in order:
+                array = tensors[name]
+                stored = array.dtype.newbyteorder("<")
+                file.write(np.ascontiguousarray(array, stored).reshape(-1).view(np.uint8).data)
+        os.replace(work, path)
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def _layout(
+    path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The header in the order given, and the order of the data: wide elements first.
+
+    So every tensor is aligned to its own element size when the file is mapped.
+    """
+    for name, array in tensors.items():
+        if not isinstance(name, str) or name == _METADATA or not _is_text(name):
+            raise WeightsError(f"save_weights: {path}: {brief(name)} is not a valid tensor name")
+        if not isinstance(array, np.ndarray):
+            raise WeightsError(
+                f"save_weights: {path}: tensor {brief(name)} is a {type(array).__name__}; valid is "
+                "a NumPy array"
+            )
+        if array.dtype.newbyteorder("=") not in _CODES:
+            valid = ", ".join(str(dtype) for dtype in _CODES)
+            raise WeightsError(
+                f"save_weights: {path}: tensor {brief(name)} has dtype {array.dtype}; valid are "
+                f"{valid}"
+            )
+    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    spans, position = {}, 0
+    for name in order:
+        spans[name] = [position, position + tensors[name].nbytes]
+        position += tensors[name].nbytes
+    header: dict[str, Any] = {}
+    if metadata:
+        for key, value in metadata.items():
+            if not (isinstance(key, str) and isinstance(value, str)):
+                raise WeightsError(
+                    f"save_weights: {path}: metadata {brief(key)}: {brief(value)} is not a pair "
+                    "of texts"
+                )
+        header[_METADATA] = dict(metadata)
+    for name, array in tensors.items():
+        code = _CODES[array.dtype.newbyteorder("=")]
+        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": spans[name]}
+    return header, order
