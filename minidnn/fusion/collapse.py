@@ -1,0 +1,108 @@
+"""Collapse: steps become sequences that fit the device (BrainSlug, section 3.3).
+
+BrainSlug adds steps until a patch no longer fits.  Here cuts are chosen by predicted time:
+over the runs of a stack's ordered steps, dynamic programming finds the cheapest way to cut.
+On a chain that is exact.  On a directed acyclic graph the order of steps (by level) is a
+heuristic; tests compare it with exhaustive search.  The paper's three strategies, with halos
+recomputed, stay selectable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from minidnn.errors import GraphError
+from minidnn.fusion.device import Device
+from minidnn.fusion.operations import Stack
+from minidnn.fusion.sequence import Price, Schedule, Sequence
+
+#: "model": by predicted time.  "one", "five", "unrestricted": the paper's strategies of figure
+#: 10, at most that many steps a sequence, as many as fit.  "layers": no fusion at all.
+Strategy = Literal["model", "one", "five", "unrestricted", "layers"]
+STRATEGIES: tuple[Strategy, ...] = ("model", "one", "five", "unrestricted", "layers")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A sequence with the schedule chosen for it and its predicted cost."""
+
+    sequence: Sequence
+    schedule: Schedule
+    price: Price
+
+
+def check_strategy(strategy: str) -> Strategy:
+    for valid in STRATEGIES:
+        if strategy == valid:
+            return valid
+    raise GraphError(f"strategy={strategy!r}; valid are {', '.join(map(repr, STRATEGIES))}")
+
+
+def cheapest(sequence: Sequence, device: Device, rolling: bool = True) -> Choice | None:
+    """The sequence under its cheapest schedule; None if no patch of it fits the device."""
+    best: Choice | None = None
+    for schedule in sequence.candidates(device, rolling):
+        price = sequence.price(schedule, device)
+        if price is not None and (best is None or price.seconds < best.price.seconds):
+            best = Choice(sequence, schedule, price)
+    return best
+
+
+def collapse(stack: Stack, device: Device, strategy: Strategy = "model") -> list[Choice]:
+    """The sequences that a stack becomes, in the order in which they run.
+
+    A single step always becomes a sequence: if no patch of it fits the device, with the
+    smallest patch, one position.
+    """
+    if strategy == "model":
+        return _by_price(stack, device)
+    limit = {"one": 1, "five": 5, "unrestricted": len(stack.steps)}[strategy]
+    found: list[Choice] = []
+    first = 0
+    while first < len(stack.steps):
+        last = first
+        choice = _single(stack, first, device, rolling=False)
+        while last + 1 < len(stack.steps) and last + 1 - first < limit:
+            longer = cheapest(Sequence.of(stack, first, last + 1), device, rolling=False)
+            if longer is None:
+                break
+            choice, last = longer, last + 1
+        found.append(choice)
+        first = last + 1
+    return found
+
+
+def _by_price(stack: Stack, device: Device) -> list[Choice]:
+    def choose(first: int, last: int) -> Choice | None:
+        if first == last:
+            return _single(stack, first, device, rolling=True)
+        return cheapest(Sequence.of(stack, first, last), device)
+
+    return cut(len(stack.steps), choose)
+
+
+def cut(count: int, choose: Callable[[int, int], Choice | None]) -> list[Choice]:
+    """The cheapest way to cut ``count`` steps into runs; ``choose(first, last)`` prices one."""
+    best: list[tuple[float, list[Choice]]] = [(0.0, [])]
+    for last in range(count):
+        options = []
+        for first in range(last, -1, -1):
+            choice = choose(first, last)
+            if choice is not None:
+                seconds, before = best[first]
+                options.append((seconds + choice.price.seconds, [*before, choice]))
+        best.append(min(options, key=lambda option: option[0]))
+    return best[-1][1]
+
+
+def _single(stack: Stack, index: int, device: Device, rolling: bool) -> Choice:
+    sequence = Sequence.of(stack, index, index)
+    choice = cheapest(sequence, device, rolling)
+    if choice is not None:
+        return choice
+    smallest = Schedule(1, 1)
+    price = sequence.price(smallest, replace(device, local_bytes=1 << 62))
+    assert price is not None
+    return Choice(sequence, smallest, price)

@@ -1,0 +1,58 @@
+"""A device as the cost model sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Figures of a device.  Times that follow from them are estimates for choosing, no more."""
+
+    name: str
+    #: Workers that run patches side by side: cores, or multiprocessors.
+    workers: int
+    #: Scalar operations a second of the whole device, for element-wise and window code.
+    operations: float
+    #: Multiply-adds count 2: what contractions reach.
+    contraction_operations: float
+    #: Bytes a second to and from main memory.
+    bandwidth: float
+    #: Bytes a second to and from where patches are kept, of the whole device.
+    local_bandwidth: float
+    #: Bytes that one worker may keep a patch's buffers in.
+    local_bytes: int
+    #: Channels that one worker computes at once.
+    lanes: int
+    #: Seconds that one region costs beside its work.
+    overhead: float
+    #: Whether inputs that windows read several times are first copied into the patch.
+    stages_inputs: bool = False
+
+
+#: Two cores with AVX-512 and 1 MiB of L2 cache each (figures: measured on such a machine).
+TWO_CORES = Device(
+    name="two-core CPU",
+    workers=2,
+    operations=150e9,
+    contraction_operations=450e9,
+    bandwidth=45e9,
+    local_bandwidth=400e9,
+    local_bytes=768 << 10,
+    lanes=16,
+    overhead=1e-6,
+)
+
+#: One H200: 132 multiprocessors with 227 KiB of shared memory a block.
+H200 = Device(
+    name="NVIDIA H200",
+    workers=132,
+    operations=20e12,
+    contraction_operations=55e12,
+    bandwidth=4.3e12,
+    local_bandwidth=25e12,
+    local_bytes=100 << 10,
+    lanes=8,
+    overhead=3e-6,
+    stages_inputs=True,
+)

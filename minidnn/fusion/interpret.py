@@ -1,0 +1,238 @@
+"""Executes a kernel plan with NumPy, patch by patch, exactly as a printed kernel would.
+
+This is what makes everything after it safe: every plan can be compared with the reference
+before any code is printed.  Buffers remember which positions they hold; reading one that the
+plan did not compute, or writing an output position twice or never, is a PlanError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from minidnn.errors import MiniDNNError
+from minidnn.fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
+from minidnn.graph import expression as scalar
+from minidnn.graph.types import numpy_dtype
+
+Span = tuple[int, int]
+
+
+class PlanError(MiniDNNError, AssertionError):
+    """A plan reads what it did not compute, or does not write its outputs exactly once."""
+
+
+def interpret(
+    plan: KernelPlan,
+    binding: Binding,
+    inputs: Sequence[np.ndarray],
+    vectors: Sequence[np.ndarray],
+) -> list[np.ndarray]:
+    """The outputs of a plan, each of shape (batch, channels, rows, columns).
+
+    ``inputs`` are arrays of that rank in the order of ``binding.inputs``, ``vectors`` of rank 1
+    in the order of ``binding.vectors``.
+    """
+    outputs = []
+    written = []
+    for slot in binding.outputs:
+        shape = slot.value.type.plane
+        outputs.append(np.empty(shape, numpy_dtype(slot.value.dtype)))
+        written.append(np.zeros(shape[1:], int))
+    strips = plan.patches(0)
+    for segment, channels in enumerate(binding.segments):
+        for first in range(0, len(strips), plan.schedule.strips):
+            rows = strips[first : first + plan.schedule.strips]
+            for columns in plan.patches(1):
+                task = _Task(plan, binding, segment, channels, rows, columns, inputs, vectors)
+                task.run(outputs, written)
+    for i, counts in enumerate(written):
+        if not (counts == 1).all():
+            wrong = np.argwhere(counts != 1)[0]
+            raise PlanError(f"output {i}: position {wrong} is written {counts[tuple(wrong)]} times")
+    return outputs
+
+
+@dataclass
+class _Buffer:
+    """A plane's part that lies in the patch; row r at r modulo the number of rows."""
+
+    data: np.ndarray
+    #: The row that each row of the buffer holds, or -1.
+    row: np.ndarray
+    columns: Span
+
+
+@dataclass
+class _Task:
+    plan: KernelPlan
+    binding: Binding
+    segment: int
+    channels: Span
+    strips: list[tuple[int, int, bool]]
+    columns: tuple[int, int, bool]
+    inputs: Sequence[np.ndarray]
+    vectors: Sequence[np.ndarray]
+    buffers: dict[int, _Buffer] = field(default_factory=dict)
+    done: dict[int, int] = field(default_factory=dict)
+    registers: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def run(self, outputs: list[np.ndarray], written: list[np.ndarray]) -> None:
+        for strip in self.strips:
+            for number, step in enumerate(self.plan.steps):
+                operations = step.segments[self.segment]
+                begin, end = step.rows.interval(*strip)
+                begin = max(begin, self.done.get(number, begin))
+                columns = step.columns.interval(*self.columns)
+                if operations and begin < end and columns[0] < columns[1]:
+                    self._step(step, (begin, end), columns, outputs, written)
+                self.done[number] = max(end, self.done.get(number, end))
+
+    def _step(
+        self,
+        step: PlanStep,
+        rows: Span,
+        columns: Span,
+        outputs: list[np.ndarray],
+        written: list[np.ndarray],
+    ) -> None:
+        self.registers.clear()
+        for operation in step.segments[self.segment]:
+            result = self._compute(operation, rows, columns)
+            self.registers[operation.result] = result
+            plane = self.plan.planes[operation.result]
+            if plane.buffer is not None:
+                self._keep(operation.result, plane, result, rows, columns)
+            if plane.output is not None:
+                self._write(plane, result, rows, columns, outputs, written)
+
+    def _compute(self, operation: PlanOperation, rows: Span, columns: Span) -> np.ndarray:
+        plane = self.plan.planes[operation.result]
+        dtype = numpy_dtype(plane.dtype)
+        if operation.window is not None:
+            return self._window(operation, rows, columns).astype(dtype)
+        at = (np.arange(*rows), np.arange(*columns))
+        tensors = [self._read(number, plane, *at) for number in operation.operands]
+        vectors = [self._vector(number) for number in operation.vectors]
+        return scalar.run(operation.code, [*tensors, *vectors]).astype(dtype)
+
+    def _window(self, operation: PlanOperation, rows: Span, columns: Span) -> np.ndarray:
+        window = operation.window
+        assert window is not None
+        (source,) = operation.operands
+        plane = self.plan.planes[source]
+        compute = np.result_type(numpy_dtype(plane.dtype), np.float32)
+        batch, channels = self.binding.batch, self.channels[1] - self.channels[0]
+        shape = (batch, channels, rows[1] - rows[0], columns[1] - columns[0])
+        total = np.full(shape, window.identity, compute)
+        join = np.maximum if window.reduce == "max" else np.add
+        down, across = window.axes
+        with np.errstate(all="ignore"):
+            for y in range(down.kernel):
+                for x in range(across.kernel):
+                    at_row = down.tap(0, y) + np.arange(*rows) * down.stride
+                    at_column = across.tap(0, x) + np.arange(*columns) * across.stride
+                    taken = self._padded(source, plane, at_row, at_column, window.identity)
+                    join(total, taken, out=total)
+            if window.reduce == "average":
+                by_row, by_column = window.divisors(plane.extent)
+                counts = np.multiply.outer(by_row[slice(*rows)], by_column[slice(*columns)])
+                total /= counts.astype(compute)
+        return total
+
+    def _padded(
+        self, source: int, plane: Plane, rows: np.ndarray, columns: np.ndarray, identity: float
+    ) -> np.ndarray:
+        """A plane at some positions; those outside of its true extent hold the identity."""
+        row_ok = (rows >= 0) & (rows < plane.extent[0])
+        column_ok = (columns >= 0) & (columns < plane.extent[1])
+        channels = self.channels[1] - self.channels[0]
+        shape = (self.binding.batch, channels, len(rows), len(columns))
+        taken = np.full(shape, identity, numpy_dtype(plane.dtype))
+        if row_ok.any() and column_ok.any():
+            inside = self._gather(source, plane, rows[row_ok], columns[column_ok])
+            taken[:, :, np.flatnonzero(row_ok)[:, None], np.flatnonzero(column_ok)] = inside
+        return taken
+
+    def _read(
+        self, number: int, reader: Plane, rows: np.ndarray, columns: np.ndarray
+    ) -> np.ndarray:
+        """A plane at the positions of its point-wise reader, which may broadcast an input."""
+        if number in self.registers:
+            return self.registers[number]
+        plane = self.plan.planes[number]
+        if plane.input is not None:
+            if plane.extent[0] == 1 != reader.extent[0]:
+                rows = np.zeros(1, int)
+            if plane.extent[1] == 1 != reader.extent[1]:
+                columns = np.zeros(1, int)
+        return self._gather(number, plane, rows, columns)
+
+    def _gather(
+        self, number: int, plane: Plane, rows: np.ndarray, columns: np.ndarray
+    ) -> np.ndarray:
+        """A plane at positions inside of its extent, from an input or a buffer."""
+        if plane.input is not None:
+            array = self.inputs[plane.input]
+            if not plane.one_channel:
+                shift = self.binding.inputs[plane.input].channel
+                array = array[:, self.channels[0] - shift : self.channels[1] - shift]
+            return array[:, :, rows[:, None], columns]
+        buffer = self.buffers.get(number)
+        if buffer is None:
+            raise PlanError(f"p{number} is read before it is computed")
+        where = rows % len(buffer.row)
+        first, past = buffer.columns
+        if (buffer.row[where] != rows).any() or columns.min() < first or columns.max() >= past:
+            raise PlanError(
+                f"p{number}: rows {rows.min()}..{rows.max()}, columns {columns.min()}.."
+                f"{columns.max()} are read, but the buffer holds rows {sorted(buffer.row)}, "
+                f"columns {first}..{past - 1}"
+            )
+        return buffer.data[:, :, where[:, None], columns - first]
+
+    def _vector(self, number: int) -> np.ndarray:
+        shift = self.binding.vectors[number].channel
+        part = self.vectors[number][self.channels[0] - shift : self.channels[1] - shift]
+        return part[:, None, None]
+
+    def _keep(
+        self, number: int, plane: Plane, result: np.ndarray, rows: Span, columns: Span
+    ) -> None:
+        assert plane.buffer is not None
+        height, width = plane.buffer
+        if number not in self.buffers:
+            data = np.full((*result.shape[:2], height, width), np.nan, result.dtype)
+            self.buffers[number] = _Buffer(data, np.full(height, -1), columns)
+        buffer = self.buffers[number]
+        if columns[1] - columns[0] > width or rows[1] - rows[0] > height:
+            raise PlanError(f"p{number}: {rows}x{columns} do not fit the buffer {plane.buffer}")
+        where = np.arange(*rows) % height
+        buffer.data[:, :, where, : columns[1] - columns[0]] = result
+        buffer.row[where] = np.arange(*rows)
+
+    def _write(
+        self,
+        plane: Plane,
+        result: np.ndarray,
+        rows: Span,
+        columns: Span,
+        outputs: list[np.ndarray],
+        written: list[np.ndarray],
+    ) -> None:
+        """Stores the part of a result that this task owns."""
+        assert plane.output is not None and plane.owned is not None
+        top = plane.owned[0].interval(*self.strips[0])[0]
+        bottom = plane.owned[0].interval(*self.strips[-1])[1]
+        left, right = plane.owned[1].interval(*self.columns)
+        top, bottom = max(top, rows[0]), min(bottom, rows[1])
+        left, right = max(left, columns[0]), min(right, columns[1])
+        if top >= bottom or left >= right:
+            return
+        shift = self.binding.outputs[plane.output].channel
+        channels = slice(self.channels[0] - shift, self.channels[1] - shift)
+        part = result[:, :, top - rows[0] : bottom - rows[0], left - columns[0] : right - columns[0]]
+        outputs[plane.output][:, channels, top:bottom, left:right] = part
+        written[plane.output][channels, top:bottom, left:right] += 1

@@ -1,0 +1,137 @@
+"""Operations and steps: what a stack's layers map to (BrainSlug, section 3.2).
+
+An operation computes one plane per channel from others, point by point or from windows.  A
+step holds at most one window operation, first, and any number of point-wise ones; within a
+step nothing but registers lies between operations.  Steps are ordered by how many windows lie
+before them, so that any run of consecutive steps can become one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from minidnn.fusion.stacks import channel_frame, is_tensor_operand
+from minidnn.graph import expression as scalar
+from minidnn.graph.expression import Instruction, argument, linearize
+from minidnn.graph.ir import Node, Value
+from minidnn.graph.operator import Elementwise, Windowed
+from minidnn.graph.operators import Concat
+from minidnn.graph.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A parameter with one number per channel, and where its channels begin on the frame."""
+
+    value: Value
+    channel: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Operation:
+    """Computes ``output`` from ``operands``, either by a window or by straight-line code.
+
+    A concatenation has neither: on each channel it is the one operand that lies there.
+    """
+
+    output: Value
+    operands: tuple[Value, ...]
+    vectors: tuple[Vector, ...] = ()
+    window: Window | None = None
+    code: tuple[Instruction, ...] = ()
+
+    @property
+    def is_join(self) -> bool:
+        return self.window is None and not self.code
+
+    @property
+    def operations(self) -> int:
+        """Scalar operations for one element."""
+        if self.window is not None:
+            return self.window.taps
+        ops = scalar.SCALAR_OPS
+        return sum(ops[i.op].operations for i in self.code if i.op in ops)
+
+
+@dataclass(eq=False)
+class Step:
+    """At most one window operation, first, and point-wise operations on planes of one size."""
+
+    level: int
+    extent: tuple[int, int]
+    operations: list[Operation] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Stack:
+    """A stack as steps.
+
+    ``frame`` says where the channels of each value lie on the stack's channel axis; values
+    from outside lie where their reader wants them and are not in it.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[Value, ...]
+    steps: list[Step]
+    frame: dict[Value, int]
+
+    @property
+    def channels(self) -> int:
+        return max(place + value.type.plane[1] for value, place in self.frame.items())
+
+    @property
+    def batch(self) -> int:
+        return self.nodes[0].output.type.plane[0]
+
+
+def lower(nodes: Sequence[Node], outputs: Sequence[Value]) -> Stack:
+    """The stack made of ``nodes``, whose ``outputs`` are needed outside."""
+    frame = channel_frame(nodes)
+    if frame is None:
+        raise ValueError("the nodes' channels do not fit on one axis: this is no stack")
+    home: dict[Value, Step] = {}
+    level: dict[Value, int] = {}
+    steps: list[Step] = []
+    for node in nodes:
+        operation = _operation(node, frame)
+        inside = [value for value in operation.operands if value in level]
+        deepest = max((level[value] for value in inside), default=0)
+        extent = node.output.type.plane[2:]
+        if operation.window is not None:
+            step = Step(deepest + 1, extent)
+            steps.append(step)
+        else:
+            candidates = [home[v] for v in inside if level[v] == deepest] or [
+                s for s in steps if s.level == 0 and s.extent == extent
+            ]
+            if candidates:
+                step = max(candidates, key=steps.index)
+            else:
+                step = Step(0, extent)
+                steps.append(step)
+        step.operations.append(operation)
+        home[node.output] = step
+        level[node.output] = step.level
+    order = sorted(range(len(steps)), key=lambda i: (steps[i].level, i))
+    return Stack(tuple(nodes), tuple(outputs), [steps[i] for i in order], frame)
+
+
+def _operation(node: Node, frame: dict[Value, int]) -> Operation:
+    op = node.op
+    if isinstance(op, Windowed):
+        return Operation(node.output, node.inputs, window=op.window())
+    if isinstance(op, Concat):
+        return Operation(node.output, node.inputs)
+    assert isinstance(op, Elementwise)
+    tensors = [v for i, v in enumerate(node.inputs) if is_tensor_operand(node, i)]
+    place = frame[node.output]
+    vectors = [Vector(v, place) for v in node.inputs[len(tensors) :]]
+    return Operation(
+        node.output, tuple(tensors), tuple(vectors), code=linearize(op.expression())
+    )
+
+
+def copy_operation(value: Value, output: Value) -> Operation:
+    """Copies a plane: how an input comes to lie in the patch before windows read it."""
+    return Operation(output, (value,), code=linearize(argument(0)))

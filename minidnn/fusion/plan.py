@@ -1,0 +1,325 @@
+"""The kernel plan: one fused kernel, free of any device.
+
+A plan says everything that a printer prints: what lies where, which loops run over which
+extents, and what is computed at each position.  Printers decide nothing.  Plans are plain
+values: equal plans, which share one compiled kernel, are equal Python objects and have one
+digest, in every process.  Batch size, numbers of channels and pointers are not part of a plan
+but of its :class:`Binding`.
+
+The loops of a plan::
+
+    for each image, each segment of channels, each task (a column of `strips` patches):
+        for each of its patches, from top to bottom:
+            for each step:
+                rows    = those of the step's extent that no earlier patch of the task computed
+                columns = the step's extent along columns
+                for each position: window, code; keep in registers, buffers, outputs
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from minidnn.errors import GraphError
+from minidnn.fusion.geometry import Extent
+from minidnn.fusion.operations import Operation, Vector, lower
+from minidnn.fusion.sequence import Schedule, Sequence
+from minidnn.graph.expression import Instruction, argument, linearize
+from minidnn.graph.ir import Graph, Value
+from minidnn.graph.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """A value of the kernel, of one channel: an input, or computed by an operation."""
+
+    extent: tuple[int, int]
+    dtype: str
+    #: What a patch needs of it, along rows and columns.
+    rows: Extent
+    columns: Extent
+    #: Which of the kernel's inputs it is, or None; inputs may have only one image or channel
+    #: for all.
+    input: int | None = None
+    one_image: bool = False
+    one_channel: bool = False
+    #: Which of the kernel's outputs it is, or None, and the part of it that a patch writes.
+    output: int | None = None
+    owned: tuple[Extent, Extent] | None = None
+    #: Rows and columns of its buffer in the patch, in which row r lies at r modulo the first
+    #: and columns begin with the patch's first; None if it lives in registers only.
+    buffer: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOperation:
+    """Computes plane ``result`` by a window over one plane, or by code over planes and vectors.
+
+    Arguments of the code are the operands first, then the vectors.
+    """
+
+    result: int
+    operands: tuple[int, ...]
+    vectors: tuple[int, ...] = ()
+    window: Window | None = None
+    code: tuple[Instruction, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStep:
+    """Operations at the same positions, for each segment of channels (empty: nothing to do)."""
+
+    rows: Extent
+    columns: Extent
+    segments: tuple[tuple[PlanOperation, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """One fused kernel.  ``anchor`` is the size of the plane along which patches are cut."""
+
+    anchor: tuple[int, int]
+    schedule: Schedule
+    planes: tuple[Plane, ...]
+    steps: tuple[PlanStep, ...]
+    inputs: int
+    outputs: int
+    vectors: int
+
+    def to_json(self) -> str:
+        """The plan as canonical JSON."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def digest(self) -> str:
+        """A name for the plan that is the same in every process."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def patches(self, axis: int) -> list[tuple[int, int, bool]]:
+        """The anchor's patches along an axis: begin, end, and whether it is the last."""
+        size = self.anchor[axis]
+        patch = (self.schedule.rows, self.schedule.columns)[axis]
+        return [(b, min(b + patch, size), b + patch >= size) for b in range(0, size, patch)]
+
+    def __str__(self) -> str:
+        lines = [f"kernel over {self.anchor[0]}x{self.anchor[1]} in patches of {self.schedule}"]
+        for i, plane in enumerate(self.planes):
+            kinds = [f"input {plane.input}"] if plane.input is not None else []
+            kinds += [f"output {plane.output}"] if plane.output is not None else []
+            kinds += [f"buffer {plane.buffer[0]}x{plane.buffer[1]}"] if plane.buffer else []
+            where = ", ".join(kinds) or "register"
+            lines.append(f"  p{i}: {plane.dtype} {plane.extent[0]}x{plane.extent[1]} ({where})")
+        for number, step in enumerate(self.steps):
+            lines.append(f"  step {number}")
+            for segment, operations in enumerate(step.segments):
+                for o in operations:
+                    operands = ", ".join([*(f"p{i}" for i in o.operands)])
+                    what = f"{o.window.reduce} window" if o.window else f"{len(o.code)} lines"
+                    lines.append(f"    [{segment}] p{o.result} = {what} of {operands}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor that a kernel reads or writes: channel 0 of ``value`` lies at ``channel`` of the
+    kernel's channel axis."""
+
+    value: Value
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a plan is run on: tensors, vectors, and where its segments of channels lie."""
+
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    vectors: tuple[Vector, ...]
+    segments: tuple[tuple[int, int], ...]
+    batch: int
+
+
+def build_plan(body: Graph, schedule: Schedule) -> tuple[KernelPlan, Binding]:
+    """The plan of a sequence given as a graph of fusable nodes, and its binding.
+
+    GraphError if the schedule does not suit the sequence.
+    """
+    stack = lower(body.nodes, body.outputs)
+    sequence = Sequence(stack.steps, body.outputs, stack.batch, stack.channels)
+    frame = stack.frame
+    if schedule.stage and sequence.staged:
+        sequence, frame = sequence.with_staged_inputs(frame)
+    _check(sequence, schedule)
+    return _Builder(sequence, schedule, frame).build()
+
+
+def _check(sequence: Sequence, schedule: Schedule) -> None:
+    whole = sequence.anchor.type.plane[2:]
+    if min(schedule.rows, schedule.columns, schedule.strips) < 1:
+        raise GraphError(f"schedule {schedule}: rows, columns and strips must be at least 1")
+    if sequence.is_whole and (schedule.rows < whole[0] or schedule.columns < whole[1]):
+        raise GraphError(
+            f"schedule {schedule}: strides of this sequence do not agree, so that its patch must "
+            f"be the whole plane, {whole[0]}x{whole[1]}"
+        )
+
+
+class _Builder:
+    """Numbers the values of a sequence and writes its plan."""
+
+    def __init__(self, sequence: Sequence, schedule: Schedule, frame: dict[Value, int]) -> None:
+        self.sequence = sequence
+        self.schedule = schedule
+        self.frame = frame
+        self.inputs: dict[Slot, int] = {}
+        self.vectors: dict[Vector, int] = {}
+        self.numbers: dict[Value | Slot, int] = {}
+        self.steps: list[PlanStep] = []
+
+    def build(self) -> tuple[KernelPlan, Binding]:
+        segments = self._segments()
+        for operation in self.sequence.operations:
+            for slot in self._slots(operation):
+                if slot is not None:
+                    self.inputs.setdefault(slot, len(self.inputs))
+            for vector in operation.vectors:
+                self.vectors.setdefault(vector, len(self.vectors))
+        self.numbers.update(self.inputs)
+        for operation in self.sequence.operations:
+            self.numbers[operation.output] = len(self.numbers)
+        rows, columns = self.sequence.extents
+        steps = []
+        for step in self.sequence.steps:
+            first = step.operations[0].output
+            lists = tuple(
+                tuple(p for o in step.operations if (p := self._operation(o, b, e)) is not None)
+                for b, e in segments
+            )
+            steps.append(PlanStep(rows[first], columns[first], lists))
+        anchor = self.sequence.anchor.type.plane
+        plan = KernelPlan(
+            anchor=(anchor[2], anchor[3]),
+            schedule=self.schedule,
+            planes=self._planes(),
+            steps=tuple(steps),
+            inputs=len(self.inputs),
+            outputs=len(self.sequence.outputs),
+            vectors=len(self.vectors),
+        )
+        outputs = tuple(Slot(value, self.frame[value]) for value in self.sequence.outputs)
+        binding = Binding(
+            tuple(self.inputs), outputs, tuple(self.vectors), segments, self.sequence.batch
+        )
+        return plan, binding
+
+    def _segments(self) -> tuple[tuple[int, int], ...]:
+        """The channel axis, cut wherever some computed value begins or ends."""
+        cuts = {
+            edge
+            for operation in self.sequence.operations
+            for edge in self._channels(operation.output)
+        }
+        ordered = sorted(cuts)
+        return tuple(zip(ordered, ordered[1:], strict=False))
+
+    def _channels(self, value: Value) -> tuple[int, int]:
+        begin = self.frame[value]
+        return (begin, begin + value.type.plane[1])
+
+    def _slots(self, operation: Operation) -> list[Slot | None]:
+        """For each operand the input slot that it is read from; None for computed ones."""
+        place = self.frame[operation.output]
+        slots: list[Slot | None] = []
+        for value in operation.operands:
+            if value in self.sequence.inputs:
+                one_channel = value.type.plane[1] == 1 != operation.output.type.plane[1]
+                alone = one_channel and not operation.is_join
+                slots.append(Slot(value, 0 if alone else place))
+            else:
+                slots.append(None)
+            if operation.is_join:
+                place += value.type.plane[1]
+        return slots
+
+    def _operation(self, operation: Operation, begin: int, end: int) -> PlanOperation | None:
+        """An operation on a segment of channels; None if its output does not lie there."""
+        first, past = self._channels(operation.output)
+        if not first <= begin < end <= past:
+            return None
+        slots = self._slots(operation)
+        operands = tuple(
+            self.numbers[value if slot is None else slot]
+            for value, slot in zip(operation.operands, slots, strict=True)
+        )
+        result = self.numbers[operation.output]
+        if not operation.is_join:
+            vectors = tuple(self.vectors[vector] for vector in operation.vectors)
+            return PlanOperation(result, operands, vectors, operation.window, operation.code)
+        place = first
+        for value, number in zip(operation.operands, operands, strict=True):
+            if place <= begin and end <= place + value.type.plane[1]:
+                return PlanOperation(result, (number,), code=linearize(argument(0)))
+            place += value.type.plane[1]
+        raise AssertionError("segments are cut at the edges of a join's operands")
+
+    def _planes(self) -> tuple[Plane, ...]:
+        rows, columns = self.sequence.extents
+        channels, batch = self.sequence.channels, self.sequence.batch
+        planes = []
+        for slot, index in self.inputs.items():
+            value = slot.value
+            images, own, height, width = value.type.plane
+            planes.append(
+                Plane(
+                    extent=(height, width),
+                    dtype=value.dtype,
+                    rows=rows[value],
+                    columns=columns[value],
+                    input=index,
+                    one_image=images == 1 != batch,
+                    one_channel=own == 1 != channels and self._is_broadcast(value),
+                )
+            )
+        buffered = set(self.sequence.buffered)
+        for operation in self.sequence.operations:
+            value = operation.output
+            is_output = value in self.sequence.outputs
+            planes.append(
+                Plane(
+                    extent=(value.type.plane[2], value.type.plane[3]),
+                    dtype=value.dtype,
+                    rows=rows[value],
+                    columns=columns[value],
+                    output=self.sequence.outputs.index(value) if is_output else None,
+                    owned=self.sequence.owned[value] if is_output else None,
+                    buffer=self._capacity(value) if value in buffered else None,
+                )
+            )
+        return tuple(planes)
+
+    def _is_broadcast(self, value: Value) -> bool:
+        return any(
+            value in operation.operands
+            and not operation.is_join
+            and operation.output.type.plane[1] != 1
+            for operation in self.sequence.operations
+        )
+
+    def _capacity(self, value: Value) -> tuple[int, int]:
+        """The most rows and columns of a value that any patch needs at once."""
+        _, _, height, width = self.sequence.anchor.type.plane
+        needs = []
+        for extents, patch, size in zip(
+            self.sequence.extents,
+            (self.schedule.rows, self.schedule.columns),
+            (height, width),
+            strict=True,
+        ):
+            spans = (
+                extents[value].interval(b, min(b + patch, size), b + patch >= size)
+                for b in range(0, size, patch)
+            )
+            needs.append(max(end - begin for begin, end in spans))
+        return (needs[0], needs[1])

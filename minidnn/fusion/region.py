@@ -1,0 +1,95 @@
+"""Regions: what one kernel computes, as a node of the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from minidnn.fusion.interpret import interpret
+from minidnn.fusion.plan import Binding, KernelPlan, build_plan
+from minidnn.fusion.sequence import Schedule
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.ir import Constant, Graph
+from minidnn.graph.operator import Operator
+from minidnn.graph.types import TensorType
+
+__all__ = ["FusedContraction", "Region", "Sequence"]
+
+
+@dataclass(frozen=True, eq=False)
+class Region(Operator):
+    """Nodes that are computed together: ``body`` is what they compute.
+
+    The region's operands are the body's inputs; constants are part of the body.
+    """
+
+    body: Graph = field(repr=False)
+
+    kind = "region"
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        expected = tuple(value.type for value in self.body.inputs)
+        self.require(
+            inputs == expected,
+            f"operands are {', '.join(map(str, inputs))}; valid are {', '.join(map(str, expected))}",
+        )
+        return tuple(value.type for value in self.body.outputs)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        wide = any(array.dtype == np.float64 for array in inputs)
+        return evaluate(self.body, inputs, "float64" if wide else None)
+
+    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
+        return sum(
+            node.op.operations(
+                tuple(value.type for value in node.inputs),
+                tuple(value.type for value in node.outputs),
+            )
+            for node in self.body.nodes
+        )
+
+    @property
+    def constant_bytes(self) -> int:
+        return sum(value.type.bytes for value in self.body.constants)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The layers that the region computes, in order."""
+        return tuple(dict.fromkeys(node.source for node in self.body.nodes))
+
+
+@dataclass(frozen=True, eq=False)
+class Sequence(Region):
+    """A sequence of a stack, computed patch by patch as ``schedule`` says."""
+
+    schedule: Schedule
+
+    @cached_property
+    def kernel(self) -> tuple[KernelPlan, Binding]:
+        """The kernel plan and what it is bound to (values of the body)."""
+        return build_plan(self.body, self.schedule)
+
+    def interpret(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The outputs, computed patch by patch by the plan's interpreter."""
+        plan, binding = self.kernel
+        wide = any(array.dtype == np.float64 for array in inputs)
+        given = dict(zip(self.body.inputs, inputs, strict=True))
+
+        def array(value: object) -> np.ndarray:
+            data = value.data if isinstance(value, Constant) else given[value]  # type: ignore[index]
+            return data.astype(np.float64) if wide else data
+
+        tensors = [array(s.value).reshape(s.value.type.plane) for s in binding.inputs]
+        vectors = [array(v.value) for v in binding.vectors]
+        results = interpret(plan, binding, tensors, vectors)
+        return tuple(
+            result.reshape(value.shape)
+            for result, value in zip(results, self.body.outputs, strict=True)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class FusedContraction(Region):
+    """A contraction with the point-wise operators before and after it that it absorbed."""

@@ -1,0 +1,238 @@
+"""Sequences: runs of a stack's steps, how they are cut into patches, and what that costs.
+
+The cost of a sequence is predicted as for a roofline: bytes to and from memory over bandwidth,
+operations (with what patches compute twice) over peak, and bytes to and from the patch over
+the patch's bandwidth; the largest of the three, plus a fixed overhead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+
+from minidnn.fusion.device import Device
+from minidnn.fusion.geometry import Extent, extents, owned, scales
+from minidnn.fusion.operations import Operation, Stack, Step, copy_operation
+from minidnn.graph.ir import Value
+from minidnn.graph.types import ITEMSIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How a sequence is cut into patches.
+
+    A patch is ``rows`` by ``columns`` positions of the anchor, the smallest output.  A task
+    computes ``strips`` patches one below the other.  With more than one, rows that the next
+    patch needs again stay in rolling buffers; with one, every patch recomputes its halo, as
+    BrainSlug does.  ``stage`` copies inputs that windows read into the patch first.
+    """
+
+    rows: int
+    columns: int
+    strips: int = 1
+    stage: bool = False
+
+    def __str__(self) -> str:
+        rolling = f" x {self.strips} rolling" if self.strips > 1 else ""
+        return f"{self.rows}x{self.columns}{rolling}{' staged' if self.stage else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a sequence is predicted to take: seconds, and what they follow from."""
+
+    seconds: float
+    #: Bytes read from and written to main memory.
+    bytes: int
+    #: Scalar operations, with those on halos that are computed more than once.
+    operations: float
+    #: Bytes that the buffers of one patch take.
+    buffer_bytes: int
+    tasks: int
+    #: Operations over those of computing every element once.
+    redundancy: float
+
+
+class Sequence:
+    """Consecutive steps of a stack, as one kernel."""
+
+    def __init__(
+        self, steps: Iterable[Step], outputs: Iterable[Value], batch: int, channels: int
+    ) -> None:
+        self.steps: tuple[Step, ...] = tuple(steps)
+        self.operations: tuple[Operation, ...] = tuple(
+            operation for step in self.steps for operation in step.operations
+        )
+        #: Values that are needed outside, in order.
+        self.outputs: tuple[Value, ...] = tuple(outputs)
+        self.batch = batch
+        self.channels = channels
+        computed = {operation.output for operation in self.operations}
+        #: Tensors read from outside, in order of appearance.
+        self.inputs: tuple[Value, ...] = tuple(
+            dict.fromkeys(v for o in self.operations for v in o.operands if v not in computed)
+        )
+
+    @classmethod
+    def of(cls, stack: Stack, first: int, last: int) -> Sequence:
+        """The steps ``first`` to ``last`` of a stack, both included."""
+        inside = stack.steps[first : last + 1]
+        others = stack.steps[:first] + stack.steps[last + 1 :]
+        wanted = {v for step in others for o in step.operations for v in o.operands}
+        wanted.update(stack.outputs)
+        outputs = (o.output for step in inside for o in step.operations if o.output in wanted)
+        return cls(inside, outputs, stack.batch, stack.channels)
+
+    @cached_property
+    def anchor(self) -> Value:
+        """The smallest output, the last of several: patches are cut along its plane."""
+        def area(value: Value) -> int:
+            return value.type.plane[2] * value.type.plane[3]
+
+        smallest = min(map(area, self.outputs))
+        return [value for value in self.outputs if area(value) == smallest][-1]
+
+    @cached_property
+    def extents(self) -> tuple[dict[Value, Extent], dict[Value, Extent]]:
+        """What a patch needs of every value, along rows and along columns."""
+        return (
+            extents(self.steps, self.outputs, self.anchor, 0),
+            extents(self.steps, self.outputs, self.anchor, 1),
+        )
+
+    @cached_property
+    def owned(self) -> dict[Value, tuple[Extent, Extent]]:
+        """The part of each output that a patch writes."""
+        known = [scales(self.operations, self.anchor, axis) for axis in (0, 1)]
+        return {
+            value: (
+                owned(value, self.anchor, known[0], 0),
+                owned(value, self.anchor, known[1], 1),
+            )
+            for value in self.outputs
+        }
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether only whole planes can be patches."""
+        return any(e.scale == 0 for extents in self.owned.values() for e in extents)
+
+    @cached_property
+    def buffered(self) -> tuple[Value, ...]:
+        """Values of the sequence that are read by windows or in a later step: they lie in the
+        patch.  All others live in registers."""
+        step_of = {o.output: i for i, step in enumerate(self.steps) for o in step.operations}
+        found: dict[Value, None] = {}
+        for i, step in enumerate(self.steps):
+            for operation in step.operations:
+                for value in operation.operands:
+                    if value in step_of and (operation.window or step_of[value] < i):
+                        found[value] = None
+        return tuple(found)
+
+    @cached_property
+    def staged(self) -> tuple[Value, ...]:
+        """Inputs that windows read, which a schedule may copy into the patch first."""
+        return tuple(
+            value
+            for value in self.inputs
+            if any(o.window is not None and value in o.operands for o in self.operations)
+        )
+
+    def patch_counts(self, schedule: Schedule) -> tuple[int, int, int]:
+        """Strips, tasks along rows, and tasks along columns, for each image and channel block."""
+        _, _, rows, columns = self.anchor.type.plane
+        strips = ceil(rows / schedule.rows)
+        return strips, ceil(strips / schedule.strips), ceil(columns / schedule.columns)
+
+    def price(self, schedule: Schedule, device: Device) -> Price | None:
+        """The predicted cost; None if the patch's buffers do not fit the device."""
+        rows, columns = self.extents
+        _, down, across = self.patch_counts(schedule)
+        batch, channels = self.batch, self.channels
+        item = ITEMSIZE[self.anchor.dtype]
+        tall = schedule.rows * schedule.strips
+
+        def positions(value: Value) -> int:
+            return rows[value].total(tall, down) * columns[value].total(schedule.columns, across)
+
+        def share(value: Value) -> int:
+            return value.type.plane[0] * value.type.plane[1]
+
+        buffers = (*self.buffered, *(self.staged if schedule.stage else ()))
+        held = sum(rows[v].span(schedule.rows) * columns[v].span(schedule.columns) for v in buffers)
+        buffer_bytes = held * device.lanes * item
+        if buffer_bytes > device.local_bytes:
+            return None
+        work = useful = 0.0
+        for operation in self.operations:
+            each = operation.operations * share(operation.output)
+            work += each * positions(operation.output)
+            useful += each * operation.output.type.plane[2] * operation.output.type.plane[3]
+        moved = sum(v.type.bytes for v in (*self.inputs, *self.outputs))
+        local = self._local_bytes(schedule, positions, share, item)
+        tasks = batch * ceil(channels / device.lanes) * down * across
+        idle = ceil(tasks / device.workers) * device.workers / tasks
+        seconds = device.overhead + max(
+            moved / device.bandwidth,
+            idle * max(work / device.operations, local / device.local_bandwidth),
+        )
+        return Price(seconds, moved, work, buffer_bytes, tasks, work / useful if useful else 1.0)
+
+    def _local_bytes(self, schedule: Schedule, positions, share, item: int) -> float:  # type: ignore[no-untyped-def]
+        """Bytes that steps write to and read from the patch and, again and again, the inputs."""
+        total = 0.0
+        for value in (*self.buffered, *(self.staged if schedule.stage else ())):
+            total += positions(value) * share(value)
+        local = {*self.buffered, *self.inputs}
+        for operation in self.operations:
+            taps = 1 if operation.window is None else operation.window.taps
+            reads = sum(1 for value in operation.operands if value in local)
+            total += taps * reads * positions(operation.output) * share(operation.output)
+        return total * item
+
+    def candidates(self, device: Device, rolling: bool = True) -> Iterator[Schedule]:
+        """Schedules worth pricing: strips over the whole width, square tiles, whole planes."""
+        _, _, rows, columns = self.anchor.type.plane
+        stage = device.stages_inputs and bool(self.staged)
+        yield Schedule(rows, columns, 1, stage)
+        if self.is_whole:
+            return
+        sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if size < max(rows, columns)]
+        for size in sizes:
+            if size < rows:
+                yield Schedule(size, columns, 1, stage)
+                if rolling and self.buffered and size <= 8:
+                    for pieces in (1, 2, 4):
+                        strips = ceil(ceil(rows / size) / pieces)
+                        if strips > 1:
+                            yield Schedule(size, columns, strips, stage)
+            if size < columns:
+                yield Schedule(min(size, rows), size, 1, stage)
+
+
+    def with_staged_inputs(self, frame: dict[Value, int]) -> tuple[Sequence, dict[Value, int]]:
+        """The same, with steps before it that copy the inputs that windows read, and the frame
+        with the copies on it: each lies where the window that reads it writes."""
+        copies: dict[tuple[Value, int], Value] = {}
+        first: dict[tuple[int, int], Step] = {}
+        steps = []
+        for step in self.steps:
+            operations = []
+            for operation in step.operations:
+                if operation.window is not None and operation.operands[0] in self.inputs:
+                    value, place = operation.operands[0], frame[operation.output]
+                    if (value, place) not in copies:
+                        copy = Value(value.type, f"{value.name}.staged")
+                        copies[value, place] = copy
+                        extent = (value.type.plane[2], value.type.plane[3])
+                        first.setdefault(extent, Step(0, extent)).operations.append(
+                            copy_operation(value, copy)
+                        )
+                    operation = replace(operation, operands=(copies[value, place],))
+                operations.append(operation)
+            steps.append(Step(step.level, step.extent, operations))
+        staged = Sequence([*first.values(), *steps], self.outputs, self.batch, self.channels)
+        return staged, {**frame, **{copy: place for (_, place), copy in copies.items()}}

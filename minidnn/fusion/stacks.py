@@ -1,0 +1,241 @@
+"""Finds stacks: connected, convex parts of a graph that can be computed patch by patch.
+
+BrainSlug's stacks (arXiv 1804.08378, section 3) are chains of element-wise and pooling layers.
+Ours are parts of a directed acyclic graph: residual adds, values with several readers and
+concatenations of channels may lie inside.  A part is convex if no path leaves it and comes
+back, so that it can run as a whole; all stacks together can be contracted without a cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.operator import Elementwise, Windowed
+from minidnn.graph.operators import Concat
+
+
+def why_not_fusable(node: Node) -> str | None:
+    """Why a node cannot be computed patch by patch; None if it can."""
+    op = node.op
+    if isinstance(op, Windowed):
+        return None
+    if isinstance(op, Concat):
+        rank = node.output.type.rank
+        if op.axis % max(rank, 1) != 1:
+            return f"it joins along axis {op.axis}, not along channels"
+        return None
+    if not isinstance(op, Elementwise):
+        return f"{op.name} is a {op.kind} operator"
+    out = node.output.type
+    if out.rank < 2:
+        return f"its output of rank {out.rank} has no channels"
+    for value in node.inputs[: len(node.inputs) - op.channel_count]:
+        if value.type.shape != out.shape and (value.type.rank != out.rank or out.rank > 4):
+            return f"operand {value!r} broadcasts over planes in a way that patches cannot"
+    return None
+
+
+def is_tensor_operand(node: Node, index: int) -> bool:
+    """Whether an operand is a tensor, not a vector over channels."""
+    if isinstance(node.op, Elementwise):
+        return index < len(node.inputs) - node.op.channel_count
+    return True
+
+
+def channel_frame(nodes: Sequence[Node]) -> dict[Value, int] | None:
+    """Where the channels of each value computed by ``nodes`` lie on one common channel axis.
+
+    Element-wise and window operators keep channels where they are; a concatenation puts its
+    operands side by side.  None if a value would have to lie in two places.
+    """
+    inside = {value for node in nodes for value in node.outputs}
+    links: dict[Value, list[tuple[Value, int]]] = {value: [] for value in inside}
+    for node in nodes:
+        shift = 0
+        for i, value in enumerate(node.inputs):
+            if value in inside and is_tensor_operand(node, i):
+                links[node.output].append((value, shift))
+                links[value].append((node.output, -shift))
+            if isinstance(node.op, Concat):
+                shift += value.shape[1]
+    frame: dict[Value, int] = {}
+    for node in nodes:
+        if node.output in frame:
+            continue
+        frame[node.output] = 0
+        pending = [node.output]
+        while pending:
+            value = pending.pop()
+            for other, shift in links[value]:
+                if other not in frame:
+                    frame[other] = frame[value] + shift
+                    pending.append(other)
+                elif frame[other] != frame[value] + shift:
+                    return None
+    lowest = min(frame.values(), default=0)
+    return {value: place - lowest for value, place in frame.items()}
+
+
+class Groups:
+    """Groups of nodes that can be contracted without making a cycle.
+
+    Keeps, as bit sets over positions, which nodes of the contracted graph lie before and after
+    each other, so that a merge is checked in a few operations.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        count = len(graph.nodes)
+        self._before = [0] * count
+        self._after = [0] * count
+        self.members: dict[int, list[int]] = {}
+        self._group = list(range(count))
+        for i, node in enumerate(graph.nodes):
+            for value in node.inputs:
+                if value.producer in graph.position:
+                    j = graph.position[value.producer]  # type: ignore[index]
+                    self._before[i] |= self._before[j] | 1 << j
+        for i in reversed(range(count)):
+            bit = 1 << i
+            for value in graph.nodes[i].outputs:
+                for reader in graph.readers[value]:
+                    j = graph.position[reader]
+                    self._after[i] |= self._after[j] | 1 << j
+            self._after[i] &= ~bit
+
+    def nodes_of(self, node: Node) -> list[Node]:
+        """The group that a node is in, itself included, in the graph's order."""
+        i = self.graph.position[node]
+        return [self.graph.nodes[j] for j in sorted(self._members(i))]
+
+    def _members(self, i: int) -> list[int]:
+        return self.members.get(self._group[i], [i])
+
+    def can_merge(self, nodes: Sequence[Node]) -> bool:
+        """Whether the groups of these nodes may become one."""
+        union, before, after = self._union(nodes)
+        return not before & after & ~union
+
+    def merge(self, nodes: Sequence[Node]) -> None:
+        """Makes one group of the groups of these nodes; the caller has asked can_merge."""
+        union, before, after = self._union(nodes)
+        group = list(_bits(union))
+        for i in group:
+            self._group[i] = group[0]
+        self.members[group[0]] = group
+        before |= union
+        after |= union
+        for i in _bits(after):
+            self._before[i] |= before
+        for i in _bits(before):
+            self._after[i] |= after
+
+    def _union(self, nodes: Sequence[Node]) -> tuple[int, int, int]:
+        union = before = after = 0
+        for node in nodes:
+            for i in self._members(self.graph.position[node]):
+                union |= 1 << i
+        for i in _bits(union):
+            before |= self._before[i]
+            after |= self._after[i]
+        return union, before, after
+
+
+def _bits(mask: int) -> list[int]:
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+def find_stacks(graph: Graph) -> list[list[Node]]:
+    """The stacks of a graph, each in the graph's order, by their first nodes.
+
+    Grown greedily: in the graph's order, each fusable node joins the stacks of its operands
+    where the result stays contractible and its channels fit on one axis.  A concatenation that
+    something outside of its stack reads is left out, and stacks are grown again: it is better
+    made by placing its operands side by side in memory.
+    """
+    fusable = {node for node in graph.nodes if why_not_fusable(node) is None}
+    loose = [n for n in graph.nodes if n in fusable and _is_loose_join(graph, n, fusable)]
+    while loose:
+        fusable.difference_update(loose)
+        stacks = _grow(graph, fusable)
+        loose = [n for stack in stacks for n in stack if _is_loose_join(graph, n, set(stack))]
+        if not loose:
+            return stacks
+    return _grow(graph, fusable)
+
+
+def _grow(graph: Graph, fusable: set[Node]) -> list[list[Node]]:
+    groups = Groups(graph)
+    for node in graph.nodes:
+        if node not in fusable:
+            continue
+        for i, value in enumerate(node.inputs):
+            producer = value.producer
+            if producer in fusable and is_tensor_operand(node, i):
+                _try_join(groups, producer, node, value)  # type: ignore[arg-type]
+    stacks: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        if node in fusable:
+            members = groups.nodes_of(node)
+            stacks[members[0]] = members
+    return list(stacks.values())
+
+
+def _is_loose_join(graph: Graph, node: Node, stack: set[Node]) -> bool:
+    """Whether a node is a concatenation that is not read by its stack alone."""
+    if not isinstance(node.op, Concat):
+        return False
+    readers = graph.readers[node.output]
+    return node.output in graph.outputs or not readers or not stack.issuperset(readers)
+
+
+def _try_join(groups: Groups, producer: Node, node: Node, value: Value) -> None:
+    """Joins two nodes' groups, if patches can pass from one to the other."""
+    if not isinstance(node.op, Concat) and node.op.kind == "elementwise":
+        if value.shape != node.output.shape:  # a broadcast reads another place than it writes
+            return
+    first, second = groups.nodes_of(producer), groups.nodes_of(node)
+    if producer in second:
+        return
+    both = first + second
+    if len({n.output.dtype for n in both}) > 1 or len({n.output.shape[0] for n in both}) > 1:
+        return
+    if any(isinstance(n.op, Concat) for n in both) and channel_frame(both) is None:
+        return
+    if _reads_broadcast(both) or not groups.can_merge([producer, node]):
+        return
+    groups.merge([producer, node])
+
+
+def _reads_broadcast(nodes: Sequence[Node]) -> bool:
+    """Whether one of the nodes broadcasts a value that another computes."""
+    inside = {value for node in nodes for value in node.outputs}
+    return any(
+        value in inside and value.shape != node.output.shape
+        for node in nodes
+        if node.op.kind == "elementwise"
+        for value in node.inputs
+    )
+
+
+def boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Value]]:
+    """The tensors that a set of nodes reads from outside, and those of its own that are read
+    outside or are outputs of the graph, each in order of appearance."""
+    member = set(nodes)
+    outputs = set(graph.outputs)
+    reads: dict[Value, None] = {}
+    gives: dict[Value, None] = {}
+    for node in nodes:
+        for value in node.inputs:
+            if value.producer not in member and not isinstance(value, Constant):
+                reads[value] = None
+        for value in node.outputs:
+            if value in outputs or any(r not in member for r in graph.readers[value]):
+                gives[value] = None
+    return list(reads), list(gives)
