@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from minidnn.errors import GraphError
 from minidnn.graph.expression import Expression, argument, constant
 from minidnn.graph.operator import Operator
@@ -25,8 +27,8 @@ class Arithmetic:
         if isinstance(other, Arithmetic):
             operands = (other, self) if swapped else (self, other)
             return self._record(getattr(operators, name)(), *operands)
-        if isinstance(other, (int, float)) and not isinstance(other, bool):
-            x, number = argument(0), constant(other)
+        if _is_number(other):
+            x, number = argument(0), constant(float(other))
             a, b = (number, x) if swapped else (x, number)
             return self._formula(name, _SCALAR[name](a, b))
         raise GraphError(
@@ -67,9 +69,17 @@ class Arithmetic:
         return self._formula("Neg", -argument(0))
 
     def __pow__(self, exponent: Any) -> Any:
-        if isinstance(exponent, bool) or not isinstance(exponent, (int, float)):
-            raise GraphError(f"exponent {exponent!r:.100} of ** is not a number")
+        if not _is_number(exponent):
+            raise GraphError(
+                f"exponent {exponent!r:.100} of ** is a {type(exponent).__name__}; "
+                "valid is a number"
+            )
         return self._formula("Pow", argument(0) ** float(exponent))
+
+
+def _is_number(value: object) -> bool:
+    number = isinstance(value, (int, float, np.integer, np.floating))
+    return number and not isinstance(value, bool)
 
 
 _SCALAR = {

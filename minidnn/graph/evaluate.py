@@ -23,16 +23,19 @@ def evaluate(
 
     ``dtype`` ("float64" for an oracle) replaces the dtype of every floating-point value.
     ``observe`` is called with each node and its outputs.  A value is freed after its last use.
-    An error names the node.
+    An error names the node.  An output may be one of the inputs, or share memory with one.
     """
     if len(inputs) != len(graph.inputs):
+        names = ", ".join(value.name for value in graph.inputs)
         raise GraphError(
-            f"graph {graph.name!r} takes {len(graph.inputs)} inputs, got {len(inputs)}"
+            f"graph {graph.name!r} takes {len(graph.inputs)} inputs ({names}), got {len(inputs)}"
         )
     values: dict[Value, np.ndarray] = {}
     for value, array in zip(graph.inputs, inputs, strict=True):
-        if array.shape != value.shape:
-            raise GraphError(f"input {value.name} has shape {array.shape}; valid is {value.shape}")
+        if np.shape(array) != value.shape:
+            raise GraphError(
+                f"input {value.name!r} has shape {np.shape(array)}; valid is {value.shape}"
+            )
         values[value] = _as(array, value, dtype)
     last_use = _last_use(graph)
     for node in graph.nodes:
@@ -43,6 +46,9 @@ def evaluate(
             results = node.op.reference(*operands)
         except MiniDNNError as error:
             raise type(error)(f"node {node.name!r} ({node.op}): {error}") from error
+        except Exception as error:
+            error.add_note(f"while evaluating node {node.name!r} ({node.op})")
+            raise
         values.update(zip(node.outputs, results, strict=True))
         if observe is not None:
             observe(node, results)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,17 +22,28 @@ import numpy as np
 from minidnn.errors import GraphError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Expression:
     """A node of a scalar expression.
 
     ``op`` is a key of :data:`SCALAR_OPS`, or ``"argument"`` (``value`` is its index), or
-    ``"constant"`` (``value`` is a float).
+    ``"constant"`` (``value`` is a float).  Expressions are equal if they compute the same by
+    the same operations, whether or not they share subexpressions.
     """
 
     op: str
     operands: tuple[Expression, ...] = ()
     value: float | int | None = None
+
+    # By straight-line code: comparing trees takes exponential time where subexpressions are
+    # shared.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Expression):
+            return NotImplemented
+        return self is other or linearize(self) == linearize(other)
+
+    def __hash__(self) -> int:
+        return hash(linearize(self))
 
     def __add__(self, other: Operand) -> Expression:
         return apply("add", self, other)
@@ -60,6 +71,9 @@ class Expression:
 
     def __pow__(self, other: Operand) -> Expression:
         return self * self if other == 2 else apply("pow", self, other)
+
+    def __rpow__(self, other: Operand) -> Expression:
+        return apply("pow", other, self)
 
     def __neg__(self) -> Expression:
         return apply("neg", self)
@@ -90,6 +104,9 @@ class Expression:
             return f"x{self.value}"
         if self.op == "constant":
             return repr(self.value)
+        code = linearize(self)
+        if _tree_size(code) > _MOST_SHOWN:
+            return f"{self.op}(... {len(code)} operations ...)"
         inner = [f"({e})" if e.op in _SYMBOLS else str(e) for e in self.operands]
         if self.op in _SYMBOLS:
             return f" {_SYMBOLS[self.op]} ".join(inner)
@@ -98,7 +115,10 @@ class Expression:
 
 Operand = Expression | float | int
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-_SYMBOLS |= {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_SYMBOLS |= _COMPARISONS
+#: Expressions that would take more nodes than this as a tree are not written out.
+_MOST_SHOWN = 500
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:
@@ -115,7 +135,7 @@ def _fma(a: Any, b: Any, c: Any) -> Any:
     product = np.multiply(a, b, dtype=np.float64)
     addend = np.asarray(c, dtype=np.float64)
     total = product + addend
-    rounded = np.array(np.broadcast_to(total, np.shape(total)), copy=True)
+    rounded = np.array(total)
     virtual = total - product
     error = (product - (total - virtual)) + (addend - virtual)
     bits = rounded.view(np.int64)
@@ -129,7 +149,7 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def _numpy_erf(x: Any) -> Any:
-    return _erf(x).astype(np.asarray(x).dtype)
+    return np.asarray(_erf(x), np.asarray(x).dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,22 +199,39 @@ def constant(value: float) -> Expression:
 
 
 def apply(op: str, *operands: Operand) -> Expression:
-    """The expression ``op(*operands)``; numbers become constants."""
+    """The expression ``op(*operands)``; numbers become constants, and comparisons become 1 or
+    0 where a number is needed."""
     arity = SCALAR_OPS[op].arity
     if len(operands) != arity:
         raise GraphError(f"scalar operation {op!r} takes {arity} operands, got {len(operands)}")
-    return Expression(op, tuple(_lift(op, operand) for operand in operands))
+    lifted = [_lift(op, operand) for operand in operands]
+    if op != "where":
+        return Expression(op, tuple(map(number, lifted)))
+    condition, *choices = lifted
+    if condition.op not in _COMPARISONS:
+        raise GraphError(
+            f"the condition of where is {condition}; valid is a comparison by <, <=, > or >="
+        )
+    return Expression(op, (condition, *map(number, choices)))
 
 
 def _lift(op: str, operand: Operand) -> Expression:
     if isinstance(operand, Expression):
         return operand
-    if isinstance(operand, (int, float, np.integer, np.floating)):
+    if isinstance(operand, (int, float, np.integer, np.floating)) and not isinstance(operand, bool):
         return constant(float(operand))
+    hint = "; == and != compare descriptions, not numbers" if isinstance(operand, bool) else ""
     raise GraphError(
         f"operand {operand!r} of scalar operation {op!r} is a {type(operand).__name__}; "
-        "valid are numbers and scalar expressions"
+        f"valid are numbers and scalar expressions{hint}"
     )
+
+
+def number(expression: Expression) -> Expression:
+    """The expression itself, or 1 and 0 for a comparison that holds or not."""
+    if expression.op not in _COMPARISONS:
+        return expression
+    return Expression("where", (expression, constant(1.0), constant(0.0)))
 
 
 def maximum(a: Operand, b: Operand) -> Expression:
@@ -257,7 +294,12 @@ class Instruction:
 
     op: str
     operands: tuple[int, ...]
-    value: float | int | None = None
+    value: float | int | None = field(default=None, compare=False)
+    #: Stands for ``value`` in comparisons, which must tell -0.0 from 0.0 and take NaN as equal.
+    _text: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_text", repr(self.value))
 
 
 def linearize(expression: Expression) -> tuple[Instruction, ...]:
@@ -267,16 +309,26 @@ def linearize(expression: Expression) -> tuple[Instruction, ...]:
     """
     code: dict[Instruction, int] = {}
     known: dict[int, int] = {}
-
-    def visit(node: Expression) -> int:
-        if id(node) not in known:
-            operands = tuple(visit(operand) for operand in node.operands)
-            instruction = Instruction(node.op, operands, node.value)
-            known[id(node)] = code.setdefault(instruction, len(code))
-        return known[id(node)]
-
-    visit(expression)
+    stack = [expression]
+    while stack:
+        node = stack[-1]
+        missing = [operand for operand in node.operands if id(operand) not in known]
+        if missing:
+            stack.extend(reversed(missing))
+            continue
+        stack.pop()
+        operands = tuple(known[id(operand)] for operand in node.operands)
+        instruction = Instruction(node.op, operands, node.value)
+        known[id(node)] = code.setdefault(instruction, len(code))
     return tuple(code)
+
+
+def _tree_size(code: Sequence[Instruction]) -> int:
+    """Nodes of the expression that the code came from, shared ones counted each time."""
+    sizes: list[int] = []
+    for instruction in code:
+        sizes.append(1 + sum(sizes[i] for i in instruction.operands))
+    return sizes[-1]
 
 
 def operations(expression: Expression) -> int:
@@ -299,12 +351,17 @@ def evaluate(expression: Expression, operands: Sequence[np.ndarray]) -> np.ndarr
 
     float16 is evaluated in float32 and rounded once at the end.
     """
+    return run(linearize(expression), operands)
+
+
+def run(code: Sequence[Instruction], operands: Sequence[np.ndarray]) -> np.ndarray:
+    """A linearized expression over NumPy arrays; see :func:`evaluate`."""
     dtype = np.result_type(*operands)
     compute = np.dtype(np.float32) if dtype == np.float16 else dtype
     arrays = [np.asarray(operand, dtype=compute) for operand in operands]
     results: list[Any] = []
     with np.errstate(all="ignore"):
-        for instruction in linearize(expression):
+        for instruction in code:
             if instruction.op == "argument":
                 result: Any = arrays[int(instruction.value or 0)]
             elif instruction.op == "constant":
@@ -318,19 +375,32 @@ def evaluate(expression: Expression, operands: Sequence[np.ndarray]) -> np.ndarr
 
 
 def to_json(expression: Expression) -> list[Any]:
-    """The expression as nested lists, for saved graphs."""
-    if expression.op in ("argument", "constant"):
-        return [expression.op, expression.value]
-    return [expression.op, *map(to_json, expression.operands)]
+    """The expression as a list of instructions, for saved graphs: ``["argument", index]``,
+    ``["constant", value]`` or ``[op, ...]`` with the places of its operands in the list."""
+    return [
+        [line.op, *line.operands] if line.value is None else [line.op, line.value]
+        for line in linearize(expression)
+    ]
 
 
 def from_json(data: Any) -> Expression:
     """The inverse of :func:`to_json`; raises GraphError for anything else."""
-    match data:
-        case ["argument", int(index)] if index >= 0 and not isinstance(index, bool):
-            return argument(index)
-        case ["constant", float(value) | int(value)]:
-            return constant(value)
-        case [str(op), *operands] if op in SCALAR_OPS:
-            return apply(op, *map(from_json, operands))
-    raise GraphError(f"not a scalar expression: {data!r:.100}")
+    if not isinstance(data, list) or not data:
+        raise GraphError(f"not a scalar expression: {data!r:.100}")
+    found: list[Expression] = []
+    for line in data:
+        match line:
+            case ["argument", int(index)] if index >= 0 and not isinstance(index, bool):
+                found.append(argument(index))
+            case ["constant", float(value)]:
+                found.append(constant(value))
+            case [str(op), *places] if op in SCALAR_OPS and all(
+                type(place) is int and 0 <= place < len(found) for place in places
+            ):
+                found.append(apply(op, *(found[place] for place in places)))
+            case _:
+                raise GraphError(
+                    f"not a scalar expression: line {len(found)} is {line!r:.100}; valid are "
+                    "['argument', index], ['constant', float] and [operation, earlier lines ...]"
+                )
+    return found[-1]

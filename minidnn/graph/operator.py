@@ -46,6 +46,8 @@ class Operator(ABC):
     kind: ClassVar[str]
     #: Names of the operands, for error messages; the last may repeat when it ends with "*".
     operand_names: ClassVar[tuple[str, ...]] = ("input",)
+    #: How many of the last operands may be absent.
+    optional_operands: ClassVar[int] = 0
 
     @abstractmethod
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
@@ -81,6 +83,26 @@ class Operator(ABC):
         if not condition:
             raise self.fail(message)
 
+    def require_number(self, name: str, value: object) -> None:
+        self.require(
+            isinstance(value, (int, float)) and not isinstance(value, bool),
+            f"{name}={value!r} is a {type(value).__name__}; valid is a number",
+        )
+
+    def require_int(self, name: str, value: object) -> None:
+        self.require(type(value) is int, f"{name}={value!r}; valid is an int")
+
+    def operands(self, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+        """The inputs, if they are as many as the operator takes."""
+        names = self.operand_names
+        counts = range(len(names) - self.optional_operands, len(names) + 1)
+        self.require(
+            len(inputs) in counts,
+            f"takes {' or '.join(map(str, counts))} operand{'s' * (counts[-1] > 1)} "
+            f"({', '.join(names)}), got {len(inputs)}",
+        )
+        return inputs
+
     def require_float(self, *inputs: TensorType) -> None:
         """All operands have one floating-point dtype."""
         dtypes = list(dict.fromkeys(t.dtype for t in inputs))
@@ -102,7 +124,7 @@ class Elementwise(Operator):
     """Computes every element by itself, by one scalar expression.
 
     Operands broadcast as in NumPy, except that the last ``channel_operands`` of them are
-    vectors with one element per channel (axis 1 of the first operand).
+    vectors with one element per channel (axis 1 of what the others broadcast to).
     """
 
     kind = "elementwise"
@@ -122,10 +144,7 @@ class Elementwise(Operator):
         return self.channel_operands
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        self.require(
-            len(inputs) == self.arity,
-            f"takes {self.arity} operands ({', '.join(self.operand_names)}), got {len(inputs)}",
-        )
+        self.operands(inputs)
         self.require_float(*inputs)
         tensors = inputs[: len(inputs) - self.channel_count]
         try:
@@ -139,11 +158,11 @@ class Elementwise(Operator):
         for name, vector in zip(
             self.operand_names[len(tensors) :], inputs[len(tensors) :], strict=True
         ):
+            self.require(channels is not None, f"input of shape {shape} has no axis of channels")
             self.require(
                 vector.shape == (channels,),
-                f"{name} has shape {vector.shape}, but the input {shape} has "
-                f"{channels if channels is not None else 'no'} channels; "
-                f"valid is ({channels},)",
+                f"{name} has shape {vector.shape}, but the input {shape} has {channels} "
+                f"channels; valid is ({channels},)",
             )
         return (inputs[0].with_shape(shape),)
 
@@ -178,10 +197,14 @@ class Windowed(Operator):
         """The window, its padding and how its elements are joined."""
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        (x,) = inputs
+        (x,) = self.operands(inputs)
         self.require_float(x)
         self.require_rank("input", x, 4)
         batch, channels, *extent = x.shape
+        self.require(
+            min(extent) >= 1,
+            f"input has shape {x.shape}; valid is at least one row and one column",
+        )
         window = self.window()
         sizes = []
         for axis, (name, size) in enumerate(zip(("rows", "columns"), extent, strict=True)):
@@ -207,6 +230,7 @@ class Contraction(Operator):
 
     kind = "contraction"
     operand_names = ("input", "weight", "bias")
+    optional_operands = 1
 
 
 class Movement(Operator):

@@ -19,8 +19,10 @@ _current: ContextVar[Trace | None] = ContextVar("minidnn_trace", default=None)
 class Trace:
     """Collects the nodes that layers apply, under names made of the layers' path."""
 
-    def __init__(self, name: str = "graph") -> None:
+    def __init__(self, name: str = "graph", shapes_only: bool = False) -> None:
         self.name = name
+        #: Whether only shapes are wanted: parameters then stay unbound and have no data.
+        self.shapes_only = shapes_only
         self.inputs: list[Value] = []
         self.nodes: list[Node] = []
         #: Paths of the layers of the network being recorded, by the layer's id.
@@ -82,7 +84,12 @@ class Trace:
     def graph(self, outputs: Sequence[Value], output_names: Sequence[str] | None = None) -> Graph:
         for i, output in enumerate(outputs):
             if not isinstance(output, Value):
-                raise GraphError(f"output {i} of {self.name} is {output!r:.80}, no symbolic value")
+                raise GraphError(
+                    f"output {i} of {self.name} is {output!r:.80} ({type(output).__name__}); "
+                    "valid are symbolic values"
+                )
+            if output not in self._known and not isinstance(output, Constant):
+                raise GraphError(f"output {i} of {self.name}, {output!r}, belongs to another graph")
         return Graph(self.inputs, outputs, self.nodes, self.name, output_names)
 
     def _unique(self, name: str) -> str:
@@ -94,14 +101,19 @@ class Trace:
 
 
 @contextmanager
-def tracing(name: str = "graph") -> Iterator[Trace]:
+def tracing(name: str = "graph", shapes_only: bool = False) -> Iterator[Trace]:
     """Opens a trace; an outer one waits until this one is closed."""
-    trace = Trace(name)
+    trace = Trace(name, shapes_only)
     token = _current.set(trace)
     try:
         yield trace
     finally:
         _current.reset(token)
+
+
+def is_tracing() -> bool:
+    """Whether a trace is open."""
+    return _current.get() is not None
 
 
 def current_trace() -> Trace:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minidnn.errors import GraphError
-from minidnn.graph.ir import Graph, Value
+from minidnn.graph.ir import Graph
 from minidnn.graph.trace import tracing
 from minidnn.graph.types import TensorType
-from minidnn.layers.functional import Model
+from minidnn.layers.functional import Model, results_of
 from minidnn.layers.layer import Layer
 
 #: One shape, a shape per input, or shapes by the inputs' names; the batch included.
@@ -30,14 +30,13 @@ def to_graph(network: Layer, shapes: Shapes, dtype: str = "float32") -> Graph:
         if leaf:
             trace.layer_paths[id(network)] = type(network).__name__.lower()
             with trace.scope("", leaf=False):
+                network.check_count(inputs)
                 results = network.forward(*inputs)
         else:
             results = network(*inputs)
-    if isinstance(results, Value):
-        return trace.graph([results])
-    if isinstance(results, Mapping):
-        return trace.graph(list(results.values()), list(results))
-    return trace.graph(list(results))
+    outputs = results_of(type(network).__name__, results)
+    names = [str(name) for name in results] if isinstance(results, Mapping) else None
+    return trace.graph(outputs, names)
 
 
 def _input_types(network: Layer, shapes: Shapes, dtype: str) -> list[tuple[str, TensorType]]:
@@ -52,6 +51,11 @@ def _input_types(network: Layer, shapes: Shapes, dtype: str) -> list[tuple[str, 
         if sorted(names) != sorted(shapes):
             raise GraphError(f"shapes names {sorted(shapes)}; valid is exactly {sorted(names)}")
         listed: list[Any] = [shapes[name] for name in names]
+    elif not isinstance(shapes, (tuple, list)):
+        raise GraphError(
+            f"shapes={shapes!r:.100} ({type(shapes).__name__}); valid is a shape, the batch "
+            "included, a sequence of shapes, or a dict of them by input name"
+        )
     elif len(shapes) and all(isinstance(size, int) for size in shapes):
         listed = [shapes]
     else:

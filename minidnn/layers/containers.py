@@ -28,6 +28,8 @@ class LayerList(Layer):
 
     def append(self, layer: Layer) -> LayerList:
         name = str(len(self))
+        if hasattr(self, name):
+            raise GraphError(f"{type(self).__name__}: the name {name!r} of the new layer is taken")
         setattr(self, name, _check(type(self).__name__, name, layer))
         return self
 
@@ -39,9 +41,10 @@ class LayerList(Layer):
 
     def __getitem__(self, index: int) -> Layer:
         layers = list(self)
-        if not -len(layers) <= index < len(layers):
+        if type(index) is not int or not -len(layers) <= index < len(layers):
             raise GraphError(
-                f"{type(self).__name__}: index {index} is out of range; it has {len(layers)} layers"
+                f"{type(self).__name__}: index {index!r}; valid is an int from {-len(layers)} to "
+                f"{len(layers) - 1}, as it has {len(layers)} layers"
             )
         return layers[index]
 
@@ -55,8 +58,12 @@ class Sequential(LayerList):
     def __init__(self, *layers: Layer | Mapping[str, Layer]) -> None:
         if len(layers) == 1 and isinstance(layers[0], Mapping):
             for name, layer in layers[0].items():
-                if hasattr(type(self), name) or "." in name:
-                    raise GraphError(f"Sequential: name {name!r} is reserved or contains a dot")
+                valid = isinstance(name, str) and name and "." not in name
+                if not valid or hasattr(type(self), name) or name.startswith("_"):
+                    raise GraphError(
+                        f"Sequential: name {name!r}; valid is a non-empty name without dots that "
+                        "is no attribute of Sequential and begins with no underscore"
+                    )
                 setattr(self, name, _check("Sequential", name, layer))
         else:
             super().__init__(*layers)  # type: ignore[arg-type]

@@ -11,7 +11,8 @@ from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.operator import check_pair
 from minidnn.graph.trace import apply
-from minidnn.layers.layer import Initializer, Layer, Parameter
+from minidnn.layers.layer import Layer
+from minidnn.layers.parameter import Initializer, Parameter
 
 __all__ = ["Conv2d", "Linear"]
 

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError
+from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, argument, constant
 from minidnn.graph.trace import apply
-from minidnn.layers.layer import Layer, Parameter
+from minidnn.layers.layer import Layer
+from minidnn.layers.parameter import Parameter
 
 __all__ = ["Elementwise"]
 
@@ -21,9 +23,10 @@ class Elementwise(Layer):
     """An element-wise layer described by a function of scalar expressions.
 
     The function's first arguments are the layer's inputs.  Those named in ``parameters`` are
-    the layer's own: one number per channel, kept in its state dict under that name.  The
-    function runs once, when the layer is made; it may use Python arithmetic, comparisons and
-    the functions of ``minidnn.scalar``.  The layer fuses like the built-in ones.
+    the layer's own: one number per channel, kept in its state dict under that name.  Others
+    that have a default keep it.  The function runs once, when the layer is made; it may use
+    Python arithmetic, comparisons and the functions of ``minidnn.scalar``.  The layer fuses
+    like the built-in ones.
 
     >>> from minidnn import scalar
     >>> mish = Elementwise(lambda x: x * scalar.tanh(scalar.log1p(scalar.exp(x))))
@@ -34,35 +37,57 @@ class Elementwise(Layer):
     def __init__(
         self, function: Callable[..., Any], *, name: str | None = None, **parameters: Any
     ) -> None:
-        label: str = name or getattr(function, "__name__", "")
+        if name is not None and not name.isidentifier():
+            raise GraphError(f"Elementwise: name={name!r}; valid is a Python identifier")
+        label = name or str(getattr(function, "__name__", ""))
         title = label if label.isidentifier() else "Elementwise"
-        taken = list(inspect.signature(function).parameters)
-        unknown = [p for p in parameters if p not in taken]
+        signature = inspect.signature(function).parameters
+        taken = [
+            p for p, kind in signature.items() if kind.default is kind.empty or p in parameters
+        ]
+        unknown = [p for p in parameters if p not in signature]
         tensors = [p for p in taken if p not in parameters]
-        if unknown or not tensors or taken[: len(tensors)] != tensors:
+        if unknown or not tensors or list(signature)[: len(tensors)] != tensors:
             raise GraphError(
-                f"Elementwise {title}: the function takes ({', '.join(taken)}), parameters are "
-                f"({', '.join(parameters)}); valid are inputs first, at least one, then exactly "
-                "the parameters"
+                f"Elementwise {title}: the function takes ({', '.join(signature)}), parameters "
+                f"are ({', '.join(parameters)}); valid are inputs first, at least one, then the "
+                "parameters"
             )
         self.parameter_names = taken[len(tensors) :]
         for parameter in self.parameter_names:
-            array = np.array(parameters[parameter], np.float32)
-            if array.ndim != 1:
-                raise GraphError(
-                    f"Elementwise {title}: parameter {parameter} has shape {array.shape}; "
-                    "valid is one number per channel"
-                )
-            setattr(self, parameter, Parameter(array.shape, _given(array)))
-        body = function(*map(argument, range(len(taken))))
-        if isinstance(body, (int, float)):
+            setattr(self, parameter, self._parameter(title, parameter, parameters[parameter]))
+        places = {p: argument(i) for i, p in enumerate(taken)}
+        body = function(
+            *(places[p] for p in tensors), **{p: places[p] for p in self.parameter_names}
+        )
+        if isinstance(body, (int, float)) and not isinstance(body, bool):
             body = constant(body)
         if not isinstance(body, Expression):
             raise GraphError(
                 f"Elementwise {title}: the function gave {body!r:.80}; valid is an expression of "
                 "its arguments"
             )
-        self.op = ops.Formula(body, len(tensors), len(self.parameter_names), title)
+        self.op = ops.Formula(scalar.number(body), len(tensors), len(self.parameter_names), title)
+
+    def _parameter(self, title: str, name: str, given: Any) -> Parameter:
+        if hasattr(Layer, name) or name in ("op", "parameter_names"):
+            raise GraphError(
+                f"Elementwise {title}: parameter {name!r} would hide an attribute of the layer; "
+                "give it another name"
+            )
+        try:
+            array = np.array(given, np.float32)
+        except (TypeError, ValueError) as error:
+            raise GraphError(
+                f"Elementwise {title}: parameter {name}={given!r:.80} is no array of numbers: "
+                f"{error}"
+            ) from None
+        if array.ndim != 1:
+            raise GraphError(
+                f"Elementwise {title}: parameter {name} has shape {array.shape}; "
+                "valid is one number per channel"
+            )
+        return Parameter(array.shape, _given(array))
 
     def forward(self, *inputs: Any) -> Any:
         return apply(self.op, *inputs, *self.constants(*self.parameter_names))

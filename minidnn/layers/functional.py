@@ -8,7 +8,7 @@ A symbol has no batch size; that is bound when the model is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from minidnn.errors import GraphError
@@ -58,32 +58,61 @@ class Symbol(Arithmetic):
 
 def Input(shape: Sequence[int], dtype: str = "float32", name: str = "input") -> Symbol:
     """A symbol for a model's input; ``shape`` is that of one sample, without the batch."""
+    sizes: Any = shape  # callers without types give anything
+    if not isinstance(sizes, (tuple, list)) or not all(
+        type(size) is int and size >= 1 for size in sizes
+    ):
+        raise GraphError(
+            f"Input: shape={shape!r:.100}; valid is a sequence of ints of at least 1, "
+            "without the batch size"
+        )
     TensorType(tuple(shape), dtype)
-    if any(size < 1 for size in shape):
-        raise GraphError(f"Input: shape={tuple(shape)}; valid are sizes of at least 1")
     return Symbol(tuple(shape), dtype, name)
 
 
 def call(function: Layer | Operator, inputs: Sequence[Any]) -> Any:
     """Records the call of a layer or operator on symbols and infers what it gives."""
-    label = type(function).__name__
+    label = type(function).__name__ if isinstance(function, Layer) else function.name
     for i, symbol in enumerate(inputs):
         if not isinstance(symbol, Symbol):
-            raise GraphError(f"{label}: argument {i} is {symbol!r:.80}; valid are symbols")
+            raise GraphError(
+                f"{label}: argument {i} is {symbol!r:.80} ({type(symbol).__name__}); "
+                "valid are symbols"
+            )
     run = function if isinstance(function, Layer) else _applied(function)
     record = Call(run, tuple(inputs), label)
-    with tracing() as trace:
+    with tracing(label, shapes_only=True) as trace:
         if isinstance(function, Layer):
             trace.layer_paths = {id(layer): path for path, layer in function.named_layers(label)}
         values = [trace.input(TensorType((1, *s.shape), s.dtype), s.name) for s in inputs]
         results = run(*values)
-    single = isinstance(results, Value)
-    found: tuple[Any, ...] = (results,) if single else tuple(results)
+    found = results_of(label, results)
+    for value in found:
+        if value.shape[:1] != (1,):
+            raise GraphError(
+                f"{label}: from one sample of shape {[s.shape for s in inputs]} it makes "
+                f"{value!r}, which has no batch axis of size 1; valid are layers that keep the "
+                "batch first"
+            )
+    record.outputs = tuple(Symbol(v.shape[1:], v.dtype, label.lower(), record) for v in found)
+    if isinstance(results, Mapping):
+        return dict(zip(results, record.outputs, strict=True))
+    return record.outputs[0] if isinstance(results, Value) else record.outputs
+
+
+def results_of(label: str, results: Any) -> tuple[Value, ...]:
+    """What a layer gave (a value, a sequence or a dict of them) as a tuple of values."""
+    found = results.values() if isinstance(results, Mapping) else results
+    found = tuple(found) if isinstance(found, Iterable) else (found,)
     for i, value in enumerate(found):
         if not isinstance(value, Value):
-            raise GraphError(f"{label}: result {i} is {value!r:.80}; valid are symbolic values")
-    record.outputs = tuple(Symbol(v.shape[1:], v.dtype, label.lower(), record) for v in found)
-    return record.outputs[0] if single else record.outputs
+            raise GraphError(
+                f"{label}: result {i} is {value!r:.80} ({type(value).__name__}); valid are "
+                "symbolic values (is a return missing in forward?)"
+            )
+    if not found:
+        raise GraphError(f"{label}: forward gives {results!r}; valid is at least one value")
+    return found
 
 
 def _applied(op: Operator) -> Callable[..., Value]:
@@ -128,9 +157,17 @@ class Model(Layer):
 
     def forward(self, *values: Value) -> Any:
         if len(values) != len(self._inputs):
-            raise GraphError(f"Model takes {len(self._inputs)} inputs, got {len(values)}")
+            raise GraphError(
+                f"Model: takes {len(self._inputs)} inputs "
+                f"({', '.join(map(repr, self._inputs))}), got {len(values)}"
+            )
         known: dict[Symbol, Value] = {}
         for i, (symbol, value) in enumerate(zip(self._inputs, values, strict=True)):
+            if not isinstance(value, Value):
+                raise GraphError(
+                    f"Model: input {i} is {value!r:.80} ({type(value).__name__}); "
+                    "valid are symbolic values"
+                )
             if value.shape[1:] != symbol.shape or value.dtype != symbol.dtype:
                 raise GraphError(
                     f"Model: input {i} is {value.type}, but it was declared as "
@@ -139,7 +176,7 @@ class Model(Layer):
             known[symbol] = value
         for record in self._calls:
             results = record.function(*(known[symbol] for symbol in record.inputs))
-            found = (results,) if isinstance(results, Value) else results
+            found = results_of(record.label, results)
             known.update(zip(record.outputs, found, strict=True))
         outputs = tuple(known[symbol] for symbol in self._outputs)
         if self.output_names is not None:

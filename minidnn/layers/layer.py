@@ -1,4 +1,4 @@
-"""The base class of layers, and their parameters.
+"""The base class of layers.
 
 A layer owns named parameters and other layers, found by looking at its attributes.  Called on
 symbolic values it adds nodes to the graph that is being recorded; it never computes.
@@ -6,85 +6,18 @@ symbolic values it adds nodes to the graph that is being recorded; it never comp
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 
 from minidnn.errors import GraphError, WeightsError
 from minidnn.graph.ir import Constant, Value
-from minidnn.graph.trace import current_trace
-from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.graph.trace import current_trace, is_tracing
+from minidnn.layers.parameter import Parameter, match_state
 
-__all__ = ["Layer", "Parameter"]
-
-Initializer = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-
-
-class LazyArray:
-    """An array that is made when it is first asked for."""
-
-    def __init__(self, make: Callable[[], np.ndarray]) -> None:
-        self._make: Callable[[], np.ndarray] | None = make
-        self._array: np.ndarray | None = None
-
-    def __call__(self) -> np.ndarray:
-        if self._array is None:
-            assert self._make is not None
-            self._array = self._make()
-            self._make = None
-        return self._array
-
-
-class Parameter:
-    """A named array of a layer: a weight, or a stored statistic.
-
-    It is drawn by its initializer when it is first needed, from a seed and its name, so that
-    defining a network costs no time and its numbers do not depend on the order of anything.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        initializer: Initializer,
-        dtype: str = "float32",
-        *,
-        optional: bool = False,
-    ) -> None:
-        self.type = TensorType(tuple(shape), dtype)
-        self.initializer = initializer
-        #: Whether a state dict may lack it (PyTorch's ``num_batches_tracked``).
-        self.optional = optional
-        self._array: LazyArray | None = None
-
-    def initialize(self, seed: int, name: str) -> None:
-        """Draws the parameter anew from ``seed`` and ``name``, when it is next needed."""
-        type, initializer = self.type, self.initializer
-
-        def make() -> np.ndarray:
-            random = np.random.default_rng([seed, zlib.crc32(name.encode())])
-            return initializer(random, type.shape).astype(numpy_dtype(type.dtype), copy=False)
-
-        self._array = LazyArray(make)
-
-    def bind(self, name: str) -> LazyArray:
-        """The array as it now is, initialized with seed 0 if it never was."""
-        if self._array is None:
-            self.initialize(0, name)
-        assert self._array is not None
-        return self._array
-
-    def assign(self, array: np.ndarray) -> None:
-        """Sets the array, which must have the parameter's shape, converting its dtype."""
-        if array.shape != self.type.shape:
-            raise WeightsError(f"shape {array.shape} given, {self.type.shape} expected")
-        held = array.astype(numpy_dtype(self.type.dtype))  # copies: later changes do not reach us
-        self._array = LazyArray(lambda: held)
-
-    @property
-    def initialized(self) -> bool:
-        return self._array is not None
+__all__ = ["Layer"]
 
 
 class Layer:
@@ -109,14 +42,35 @@ class Layer:
 
         if any(isinstance(value, Symbol) for value in inputs):
             return call(self, inputs)
+        if not is_tracing() and not any(isinstance(value, Value) for value in inputs):
+            given = ", ".join(type(value).__name__ for value in inputs)
+            raise GraphError(
+                f"{type(self).__name__} was called on ({given}); valid are symbols made by "
+                "md.Input(...). Layers describe and never compute: to run a network, compile it"
+            )
         trace = current_trace()
         path = _path_in(trace, self)
         with trace.scope(path, leaf=not any(True for _ in self.children())):
-            return self.forward(*inputs)
+            try:
+                return self.forward(*inputs)
+            except TypeError:
+                self.check_count(inputs)
+                raise
 
-    def named(self, name: str) -> Layer:
+    def check_count(self, inputs: Sequence[Any]) -> None:
+        """Raises GraphError if ``forward`` does not take so many inputs."""
+        signature = inspect.signature(self.forward)
+        try:
+            signature.bind(*inputs)
+        except TypeError as error:
+            raise GraphError(
+                f"{type(self).__name__}.forward takes {signature}, got {len(inputs)} inputs: "
+                f"{error}"
+            ) from None
+
+    def named(self, name: str) -> Self:
         """Gives the layer a name for :class:`Model`, which otherwise numbers its layers."""
-        if not name or "." in name:
+        if not isinstance(name, str) or not name or "." in name:
             raise GraphError(f"name={name!r}; valid is a non-empty name without dots")
         self._name = name
         return self
@@ -128,33 +82,54 @@ class Layer:
         for name, value in vars(self).items():
             if isinstance(value, Layer):
                 yield name, value
-            elif isinstance(value, (list, tuple)) and any(isinstance(v, Layer) for v in value):
+            else:
+                self._check_attribute(name, value)
+
+    def _check_attribute(self, name: str, value: Any) -> None:
+        held = value.values() if isinstance(value, Mapping) else value
+        if not isinstance(value, (list, tuple, set, frozenset, Mapping)):
+            return
+        for kind in (Layer, Parameter):
+            if any(isinstance(entry, kind) for entry in held):
                 raise GraphError(
-                    f"{type(self).__name__}.{name} is a {type(value).__name__} of layers, whose "
-                    "parameters would not be found; use Sequential or LayerList"
+                    f"{type(self).__name__}.{name} is a {type(value).__name__} of "
+                    f"{kind.__name__.lower()}s, which would not be found; "
+                    "use Sequential or LayerList, or attributes of their own"
                 )
+
+    def _walk(self, prefix: str, above: tuple[Layer, ...] = ()) -> Iterator[tuple[str, Layer]]:
+        """This layer and all below it under every name that they have."""
+        if any(layer is self for layer in above):
+            raise GraphError(
+                f"{prefix}: the {type(self).__name__} contains itself; "
+                "valid is a network without cycles"
+            )
+        yield prefix, self
+        for name, child in self.children():
+            yield from child._walk(f"{prefix}.{name}" if prefix else name, (*above, self))
 
     def named_layers(self, prefix: str = "") -> Iterator[tuple[str, Layer]]:
         """This layer and all below it, each once, with their paths ("" for this one)."""
         seen: set[int] = set()
-        stack: list[tuple[str, Layer]] = [(prefix, self)]
-        while stack:
-            path, layer = stack.pop()
-            if id(layer) in seen:
-                continue
-            seen.add(id(layer))
-            yield path, layer
-            below = [(f"{path}.{name}" if path else name, c) for name, c in layer.children()]
-            stack.extend(reversed(below))
+        for path, layer in self._walk(prefix):
+            if id(layer) not in seen:
+                seen.add(id(layer))
+                yield path, layer
+
+    def _all_names(self) -> Iterator[tuple[str, Parameter]]:
+        """All parameters under every name that they have: a shared layer's have several."""
+        for path, layer in self._walk(""):
+            for name, value in vars(layer).items():
+                if isinstance(value, Parameter):
+                    yield (f"{path}.{name}" if path else name), value
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """All parameters, each once, with the names that PyTorch would give them."""
+        """All parameters, each once, with the (first) names that PyTorch would give them."""
         seen: set[int] = set()
-        for path, layer in self.named_layers():
-            for name, value in vars(layer).items():
-                if isinstance(value, Parameter) and id(value) not in seen:
-                    seen.add(id(value))
-                    yield (f"{path}.{name}" if path else name), value
+        for name, parameter in self._all_names():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
 
     def parameter(self, name: str) -> Constant | None:
         """The graph constant for one of this layer's own parameters; None for an absent one."""
@@ -163,7 +138,8 @@ class Layer:
             return None
         trace = current_trace()
         full = f"{trace.path}.{name}" if trace.path else name
-        return trace.constant(value, full, value.type, value.bind(full))
+        data = _no_data if trace.shapes_only else value.bind(full)
+        return trace.constant(value, full, value.type, data)
 
     def constants(self, *names: str) -> tuple[Value, ...]:
         """The graph constants for those of the named parameters that are present."""
@@ -172,60 +148,45 @@ class Layer:
 
     # Weights
 
-    def initialize(self, seed: int = 0) -> Layer:
+    def initialize(self, seed: int = 0) -> Self:
         """Draws all parameters anew from a seed.  Returns the layer itself."""
+        if type(seed) is not int or seed < 0:
+            raise GraphError(f"seed={seed!r}; valid is an int of at least 0")
         for name, parameter in self.named_parameters():
             parameter.initialize(seed, name)
         return self
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """All parameters by name, as PyTorch's state dict has them.  Arrays are not copied."""
-        return {name: p.bind(name)() for name, p in self.named_parameters()}
+        """All parameters by name, as PyTorch's state dict has them: those of a shared layer
+        under each of its names.  Arrays are not copied."""
+        return {name: parameter.bind(name)() for name, parameter in self._all_names()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Sets all parameters by name from arrays (NumPy, or anything NumPy can view).
 
         Nothing is changed unless everything fits.  WeightsError lists every missing,
         unexpected and misshapen entry at once; ``strict=False`` tolerates missing and
-        unexpected ones.  Floating-point arrays are converted to the parameter's dtype.
+        unexpected ones.  Floating-point arrays are converted to the parameter's dtype.  A
+        shared parameter may be given under any of its names.
         """
-        parameters = dict(self.named_parameters())
+        if not isinstance(state, Mapping):
+            raise WeightsError(
+                f"state={state!r:.80} is a {type(state).__name__}; valid is a dict of arrays"
+            )
         ignored = tuple(
             f"{path}.{prefix}" if path else prefix
             for path, layer in self.named_layers()
             for prefix in layer.ignored_prefixes
         )
-        problems: list[str] = []
-        arrays: dict[str, np.ndarray] = {}
-        for name, parameter in parameters.items():
-            if name not in state:
-                if strict and not parameter.optional:
-                    problems.append(f"missing: {name} {parameter.type}")
-                continue
-            array = np.asarray(state[name])
-            arrays[name] = array
-            if array.shape != parameter.type.shape:
-                problems.append(
-                    f"wrong shape: {name} is {array.shape}, valid is {parameter.type.shape}"
-                )
-            elif array.dtype.kind not in "fiu" or (
-                array.dtype.kind != "f" and parameter.type.dtype.startswith("float")
-            ):
-                problems.append(f"wrong dtype: {name} is {array.dtype}, valid is a float dtype")
-        if strict:
-            problems.extend(
-                f"unexpected: {name}"
-                for name in state
-                if name not in parameters and not name.startswith(ignored or ("\0",))
-            )
-        if problems:
-            listed = "\n  ".join(problems)
+        matched = match_state(list(self._all_names()), state, ignored, strict)
+        if matched.problems:
+            listed = "\n  ".join(matched.problems)
             raise WeightsError(
                 f"the state dict does not fit {type(self).__name__} "
-                f"({len(problems)} problems):\n  {listed}"
+                f"({len(matched.problems)} problems):\n  {listed}"
             )
-        for name, array in arrays.items():
-            parameters[name].assign(array)
+        for parameter, array in matched.arrays:
+            parameter.assign(array)
 
     # Text
 
@@ -246,6 +207,10 @@ class Layer:
         from minidnn.layers.summary import summary
 
         return summary(self, *shapes)
+
+
+def _no_data() -> np.ndarray:
+    raise GraphError("a parameter has no data while shapes are inferred")
 
 
 def _path_in(trace: Any, layer: Layer) -> str:

@@ -11,7 +11,8 @@ from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply, current_trace
-from minidnn.layers.layer import Layer, LazyArray, Parameter
+from minidnn.layers.layer import Layer
+from minidnn.layers.parameter import LazyArray, Parameter
 
 __all__ = ["BatchNorm2d"]
 
@@ -48,7 +49,7 @@ class BatchNorm2d(Layer):
                 "as inference needs stored statistics"
             )
         self.num_features = num_features
-        self.op = ops.BatchNorm(float(eps))
+        self.op = ops.BatchNorm(eps)
         self.affine = affine
         shape = (num_features,)
         if affine:
@@ -59,7 +60,7 @@ class BatchNorm2d(Layer):
         self.num_batches_tracked = Parameter((), _zeros, "int64", optional=True)
 
     def forward(self, x: Any) -> Any:
-        if x.type.rank != 4:
+        if isinstance(x, Value) and x.type.rank != 4:
             raise GraphError(
                 f"BatchNorm2d: input has shape {x.shape} of rank {x.type.rank}; valid is rank 4"
             )
@@ -70,10 +71,11 @@ class BatchNorm2d(Layer):
     def _unit_scale(self) -> tuple[Value, ...]:
         """The scale 1 and shift 0 of ``affine=False``."""
         trace, type = current_trace(), self.running_mean.type
+        prefix = f"{trace.path}." if trace.path else ""
         one, zero = (LazyArray(partial(np.full, type.shape, v, np.float32)) for v in (1, 0))
         return (
-            trace.constant(one, f"{trace.path}.weight", type, one),
-            trace.constant(zero, f"{trace.path}.bias", type, zero),
+            trace.constant((self, "weight"), f"{prefix}weight", type, one),
+            trace.constant((self, "bias"), f"{prefix}bias", type, zero),
         )
 
     def extra_repr(self) -> str:

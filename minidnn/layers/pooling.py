@@ -70,9 +70,4 @@ class AdaptiveAvgPool2d(OperatorLayer):
 
     def __init__(self, output_size: int | tuple[int | None, int | None] | None) -> None:
         pair: Any = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * 2
-        if len(pair) != 2 or not all(s is None or (type(s) is int and s >= 1) for s in pair):
-            raise GraphError(
-                f"AdaptiveAvgPool2d: output_size={output_size!r}; valid is an int of at least 1, "
-                "None, or a pair of them"
-            )
-        super().__init__(ops.AdaptiveAvgPool2d((pair[0], pair[1])))
+        super().__init__(ops.AdaptiveAvgPool2d(tuple(pair)))

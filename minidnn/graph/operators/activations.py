@@ -23,9 +23,9 @@ from minidnn.graph.expression import (
 from minidnn.graph.operator import Activation
 
 __all__ = [
-    "Dropout",
     "ELU",
     "GELU",
+    "Dropout",
     "Hardsigmoid",
     "Hardswish",
     "Identity",
@@ -53,6 +53,7 @@ class Dropout(Activation):
     p: float = 0.5
 
     def __post_init__(self) -> None:
+        self.require_number("p", self.p)
         self.require(0.0 <= self.p <= 1.0, f"p={self.p!r}; valid is a probability from 0 to 1")
 
     def formula(self, x: Expression) -> Expression:
@@ -81,6 +82,9 @@ class LeakyReLU(Activation):
 
     negative_slope: float = 0.01
 
+    def __post_init__(self) -> None:
+        self.require_number("negative_slope", self.negative_slope)
+
     def formula(self, x: Expression) -> Expression:
         return where(x > 0.0, x, x * self.negative_slope)
 
@@ -90,6 +94,9 @@ class ELU(Activation):
     """``x`` where ``x > 0``, else ``alpha * (exp(x) - 1)``"""
 
     alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.require_number("alpha", self.alpha)
 
     def formula(self, x: Expression) -> Expression:
         return where(x > 0.0, x, self.alpha * expm1(x))

@@ -70,6 +70,10 @@ class Formula(Elementwise):
             f"the expression takes {scalar.arguments(self.body)} operands, "
             f"but {self.tensors} tensors and {self.channel_vectors} channel vectors are declared",
         )
+        self.require(
+            self.body is scalar.number(self.body),
+            "the expression is a comparison; valid is a number: where(comparison, 1.0, 0.0)",
+        )
 
     @property
     def name(self) -> str:

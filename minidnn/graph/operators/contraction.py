@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minidnn.graph.operator import Contraction
+from minidnn.graph.operator import Contraction, check_pair
 from minidnn.graph.types import TensorType
 from minidnn.graph.window import WindowAxis
 
@@ -27,6 +27,13 @@ class Conv2d(Contraction):
     dilation: Pair = (1, 1)
     groups: int = 1
 
+    def __post_init__(self) -> None:
+        check_pair(self.name, "stride", self.stride, 1)
+        check_pair(self.name, "dilation", self.dilation, 1)
+        for pads, axis in zip(self.padding, ("rows", "columns"), strict=True):
+            check_pair(self.name, f"padding for {axis}", pads, 0)
+        self.require_int("groups", self.groups)
+
     def axes(self, kernel: Pair) -> tuple[WindowAxis, WindowAxis]:
         """The windows over rows and columns for a weight of that size."""
         rows, columns = (
@@ -36,14 +43,15 @@ class Conv2d(Contraction):
         return rows, columns
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        x, weight, *bias = inputs
+        x, weight, *bias = self.operands(inputs)
         self.require_float(*inputs)
         self.require_rank("input", x, 4)
         self.require_rank("weight", weight, 4)
         out_channels, per_group, *kernel = weight.shape
         self.require(
             self.groups >= 1 and out_channels % self.groups == 0,
-            f"groups={self.groups} does not divide the weight's {out_channels} output channels",
+            f"groups={self.groups} does not divide the weight's {out_channels} output channels; "
+            "valid is a divisor of at least 1",
         )
         self.require(
             x.shape[1] == per_group * self.groups,
@@ -103,7 +111,7 @@ class Linear(Contraction):
     """``x @ weight.T + bias`` over the last axis of (..., F) with a weight (O, F)."""
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        x, weight, *bias = inputs
+        x, weight, *bias = self.operands(inputs)
         self.require_float(*inputs)
         self.require_rank("weight", weight, 2)
         self.require(

@@ -20,8 +20,12 @@ class Flatten(Movement):
     start_dim: int = 1
     end_dim: int = -1
 
+    def __post_init__(self) -> None:
+        self.require_int("start_dim", self.start_dim)
+        self.require_int("end_dim", self.end_dim)
+
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        (x,) = inputs
+        (x,) = self.operands(inputs)
         first, last = (d + x.rank if d < 0 else d for d in (self.start_dim, self.end_dim))
         self.require(
             0 <= first <= last < x.rank,
@@ -43,13 +47,16 @@ class Reshape(Movement):
 
     shape: tuple[int, ...]
 
-    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        (x,) = inputs
-        self.require(x.rank >= 1, "input has no batch axis")
+    def __post_init__(self) -> None:
         self.require(
-            all(size >= -1 for size in self.shape) and self.shape.count(-1) <= 1,
+            all(type(size) is int and size >= -1 for size in self.shape)
+            and self.shape.count(-1) <= 1,
             f"shape={self.shape}; valid are non-negative sizes, and -1 at most once",
         )
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        (x,) = self.operands(inputs)
+        self.require(x.rank >= 1, f"input has shape {x.shape}; valid is at least a batch axis")
         given = prod(size for size in self.shape if size != -1)
         elements = prod(x.shape[1:])
         fits = elements % given == 0 if -1 in self.shape and given else elements == given
@@ -74,13 +81,17 @@ class Concat(Movement):
 
     operand_names = ("inputs*",)
 
+    def __post_init__(self) -> None:
+        self.require_int("axis", self.axis)
+
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         self.require(len(inputs) > 0, "no inputs; valid is one or more")
         first = inputs[0]
         axis = self.axis + first.rank if self.axis < 0 else self.axis
         self.require(
             0 <= axis < first.rank,
-            f"axis={self.axis} is not an axis of the input {first.shape}",
+            f"axis={self.axis} is not an axis of the input {first.shape}; "
+            f"valid are {-first.rank} to {first.rank - 1}",
         )
         for i, other in enumerate(inputs):
             same = other.rank == first.rank and all(

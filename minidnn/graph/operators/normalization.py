@@ -19,6 +19,10 @@ class BatchNorm(Elementwise):
     operand_names = ("input", "weight", "bias", "running_mean", "running_var")
     channel_operands = 4
 
+    def __post_init__(self) -> None:
+        self.require_number("eps", self.eps)
+        self.require(self.eps >= 0, f"eps={self.eps!r}; valid is a number of at least 0")
+
     def expression(self) -> Expression:
         x, weight, bias, mean, var = map(argument, range(5))
         return fma((x - mean) / sqrt(var + self.eps), weight, bias)

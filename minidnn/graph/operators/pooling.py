@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minidnn.graph.operator import Reduction, Windowed
+from minidnn.graph.operator import Reduction, Windowed, check_pair
 from minidnn.graph.types import TensorType
 from minidnn.graph.window import Window, WindowAxis
 
@@ -36,7 +36,8 @@ class MaxPool2d(Windowed):
     ceil_mode: bool = False
 
     def __post_init__(self) -> None:
-        _check_padding(self)
+        check_pair(self.name, "dilation", self.dilation, 1)
+        _check_window(self)
 
     def window(self) -> Window:
         axes = _window_axes(
@@ -57,10 +58,11 @@ class AvgPool2d(Windowed):
     divisor_override: int | None = None
 
     def __post_init__(self) -> None:
-        _check_padding(self)
+        _check_window(self)
+        divisor = self.divisor_override
         self.require(
-            self.divisor_override is None or self.divisor_override != 0,
-            "divisor_override=0; valid is a non-zero int or None",
+            divisor is None or (type(divisor) is int and divisor != 0),
+            f"divisor_override={divisor!r}; valid is a non-zero int or None",
         )
 
     def window(self) -> Window:
@@ -68,7 +70,10 @@ class AvgPool2d(Windowed):
         return Window(*axes, "average", self.count_include_pad, self.divisor_override)
 
 
-def _check_padding(op: MaxPool2d | AvgPool2d) -> None:
+def _check_window(op: MaxPool2d | AvgPool2d) -> None:
+    check_pair(op.name, "kernel_size", op.kernel_size, 1)
+    check_pair(op.name, "stride", op.stride, 1)
+    check_pair(op.name, "padding", op.padding, 0)
     for pad, kernel in zip(op.padding, op.kernel_size, strict=True):
         op.require(
             2 * pad <= kernel,
@@ -87,6 +92,13 @@ class AdaptiveAvgPool2d(Reduction):
 
     output_size: tuple[int | None, int | None]
 
+    def __post_init__(self) -> None:
+        self.require(
+            len(self.output_size) == 2
+            and all(s is None or (type(s) is int and s >= 1) for s in self.output_size),
+            f"output_size={self.output_size!r}; valid is a pair of ints of at least 1 or None",
+        )
+
     def sizes(self, x: TensorType) -> Pair:
         rows, columns = self.output_size
         return (
@@ -95,7 +107,7 @@ class AdaptiveAvgPool2d(Reduction):
         )
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        (x,) = inputs
+        (x,) = self.operands(inputs)
         self.require_float(x)
         self.require_rank("input", x, 4)
         self.require(

@@ -14,22 +14,35 @@ __all__ = ["LogSoftmax", "Softmax"]
 
 
 @dataclass(frozen=True)
-class Softmax(Reduction):
-    """``exp(x - max) / sum(exp(x - max))`` along ``dim``."""
+class _AlongDim(Reduction):
+    """What :class:`Softmax` and :class:`LogSoftmax` share.  Neither is a kind of the other."""
 
     dim: int = -1
 
+    def __post_init__(self) -> None:
+        self.require_int("dim", self.dim)
+
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        (x,) = inputs
+        (x,) = self.operands(inputs)
         self.require_float(x)
         self.require(
-            -x.rank <= self.dim < x.rank, f"dim={self.dim} is not an axis of the input {x.shape}"
+            -x.rank <= self.dim < x.rank,
+            f"dim={self.dim} is not an axis of the input {x.shape}; "
+            f"valid are {-x.rank} to {x.rank - 1}",
         )
         return (x,)
 
     def _shifted(self, x: np.ndarray) -> Any:
         x = x.astype(np.result_type(x.dtype, np.float32), copy=False)
         return x - x.max(axis=self.dim, keepdims=True, initial=-np.inf)
+
+    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
+        return 17 * inputs[0].size
+
+
+@dataclass(frozen=True)
+class Softmax(_AlongDim):
+    """``exp(x - max) / sum(exp(x - max))`` along ``dim``."""
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         (x,) = inputs
@@ -38,12 +51,9 @@ class Softmax(Reduction):
             out = powers / powers.sum(axis=self.dim, keepdims=True)
         return (out.astype(x.dtype, copy=False),)
 
-    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
-        return 17 * inputs[0].size
-
 
 @dataclass(frozen=True)
-class LogSoftmax(Softmax):
+class LogSoftmax(_AlongDim):
     """``x - max - log(sum(exp(x - max)))`` along ``dim``."""
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
