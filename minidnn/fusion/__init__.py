@@ -1,0 +1,1 @@
+"""Depth-first fusion: stacks, steps and sequences, patch geometry, cost, and the kernel plan."""
