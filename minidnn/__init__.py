@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import minidnn.layers as layers
     import minidnn.models as models
     from minidnn.layers import Input, Layer, Model, Sequential
+    from minidnn.weights import load_weights, save_weights
 
 __version__ = "0.1.0"
 
@@ -43,7 +44,9 @@ _LAZY = {
     "Model": "minidnn.layers:Model",
     "Sequential": "minidnn.layers:Sequential",
     "layers": "minidnn.layers",
+    "load_weights": "minidnn.weights:load_weights",
     "models": "minidnn.models",
+    "save_weights": "minidnn.weights:save_weights",
     "scalar": "minidnn.graph.expression",
 }
 
@@ -63,7 +66,9 @@ __all__ = [
     "WeightsError",
     "__version__",
     "layers",
+    "load_weights",
     "models",
+    "save_weights",
     "scalar",
 ]
 
@@ -75,20 +80,22 @@ if not (_here / "models").is_dir() and (_here.parent / "models" / "__init__.py")
     __path__.append(str(_here.parent))
 
 
-def __getattr__(name: str) -> object:
-    """Import the public attribute ``name`` on first use.
+if not TYPE_CHECKING:  # a type checker that saw this would accept any name
 
-    Raises AttributeError, naming what there is, when minidnn has no such attribute.
-    """
-    if name not in _LAZY:
-        known = ", ".join(sorted(__all__))
-        raise AttributeError(f"module 'minidnn' has no attribute {name!r}; it has: {known}")
-    module, _, attribute = _LAZY[name].partition(":")
-    value: object = import_module(module)
-    if attribute:
-        value = getattr(value, attribute)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        """Import the public attribute ``name`` on first use.
+
+        Raises AttributeError, naming what there is, when minidnn has no such attribute.
+        """
+        if name not in _LAZY:
+            known = ", ".join(sorted(__all__))
+            raise AttributeError(f"module 'minidnn' has no attribute {name!r}; it has: {known}")
+        module, _, attribute = _LAZY[name].partition(":")
+        value: object = import_module(module)
+        if attribute:
+            value = getattr(value, attribute)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
