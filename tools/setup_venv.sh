@@ -3,8 +3,8 @@
 #
 #     tools/setup_venv.sh demo|test
 #
-# PYTHON names the interpreter; without it the newest suitable one on PATH that is at most
-# NEWEST is taken.  Needs no root; writes nothing outside .venv but pip's own cache.
+# PYTHON names the interpreter; without it the first suitable one of the usual names is taken.
+# Needs no root; writes nothing outside .venv but pip's own cache.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -55,7 +55,8 @@ case $EXTRA in demo | test) ;; *)
     ;;
 esac
 
-if ! suitable "$VENV/bin/python"; then
+# An interrupted set-up may have left an environment without pip.
+if ! suitable "$VENV/bin/python" || ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
     python=$(find_python)
     echo "setting up $VENV with $("$python" --version)" >&2
     "$python" -m venv --clear "$VENV"
