@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minidnn.cudnn.enums import Status
-from minidnn.errors import DeviceError
+from minidnn.errors import DeviceError, MiniDNNError
 
 
 def status_name(status: int) -> str:
@@ -102,3 +102,21 @@ def check(
     if status:
         made = context() if callable(context) else context
         raise CuDNNError(status, function, last_error_text(), {**(made or {}), **more})
+
+
+class ArgumentError(MiniDNNError, ValueError):
+    """An argument cannot work; found before cuDNN was called.  Names argument, value and remedy."""
+
+
+class DTypeError(MiniDNNError, TypeError):
+    """An array has a dtype that cuDNN does not take here."""
+
+
+def check_status(status: int) -> None:
+    """Raise :class:`CuDNNError` unless ``status`` is success; CuPy's name."""
+    if status:
+        raise CuDNNError(status, None, last_error_text())
+
+
+class NoAlgorithmError(MiniDNNError, RuntimeError):
+    """No algorithm of cuDNN fits what was asked for: workspace, determinism, math type."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import sys
 import threading
+from collections.abc import Callable
 
 from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
@@ -58,8 +60,9 @@ class _ThreadHandles(threading.local):
 
 
 class _GivesBack(dict[int, Handle]):
-    def __del__(self) -> None:
-        if _lock.acquire(blocking=False):
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # An argument's default outlives the module's names when the interpreter ends.
+        if not finalizing() and _lock.acquire(blocking=False):
             try:
                 for device, handle in self.items():
                     if handle.value:

@@ -32,6 +32,7 @@ Size = ctypes.c_size_t
 Float = ctypes.c_float
 Double = ctypes.c_double
 
+# fmt: off
 #: Argument types of each function.
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
     # library and handle
@@ -231,6 +232,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
         Handle, Desc, Enum, Scalar, Desc, Data, Desc, Data, Desc, Data, Scalar, Desc, Data,
     ),
 }
+# fmt: on
 
 #: Result types of the functions that do not return a status.
 RESULTS: dict[str, Any] = {

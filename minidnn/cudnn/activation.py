@@ -1,0 +1,158 @@
+"""Activation functions: y = alpha * f(x) + beta * y, and their gradients.
+
+Modes: sigmoid, ReLU, tanh, clipped ReLU (min(max(x, 0), coefficient)), ELU (coefficient is its
+alpha), swish (x * sigmoid(coefficient * x)).  Identity is for fused convolution only.
+
+Source: cuDNN, ``cudnnActivationForward``, ``cudnnActivationBackward``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple, Self
+
+from minidnn.cudnn import library
+from minidnn.cudnn.descriptor import Descriptor
+from minidnn.cudnn.elementwise import check_inputs, output, scalars
+from minidnn.cudnn.enums import ActivationMode, NanPropagation
+from minidnn.cudnn.errors import check
+from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.memo import Memo
+from minidnn.cudnn.tensor import descriptor_of
+
+PROPAGATE = NanPropagation.CUDNN_PROPAGATE_NAN
+
+
+class ActivationInfo(NamedTuple):
+    """What an activation descriptor holds."""
+
+    mode: ActivationMode
+    nan: NanPropagation
+    coefficient: float
+
+
+class ActivationDescriptor(Descriptor):
+    """A ``cudnnActivationDescriptor_t``; ``ActivationDescriptor()`` is not initialised."""
+
+    __slots__ = ()
+    KIND = "Activation"
+
+    @classmethod
+    def of(
+        cls, mode: ActivationMode, coefficient: float = 0.0, nan: NanPropagation = PROPAGATE
+    ) -> Self:
+        """Describe a mode; for swish the coefficient is its beta."""
+        made = cls()
+        made.set(mode, nan, coefficient)
+        if mode == ActivationMode.CUDNN_ACTIVATION_SWISH:
+            made.set_swish_beta(coefficient)
+        return made
+
+    def set(self, mode: ActivationMode, nan: NanPropagation, coefficient: float) -> None:
+        """``cudnnSetActivationDescriptor``."""
+        context = {"mode": mode, "nan": nan, "coefficient": coefficient}
+        self._set("cudnnSetActivationDescriptor", mode, nan, coefficient, **context)
+
+    def set_swish_beta(self, beta: float) -> None:
+        """``cudnnSetActivationDescriptorSwishBeta``."""
+        self._set("cudnnSetActivationDescriptorSwishBeta", beta, beta=beta)
+
+    def get(self) -> ActivationInfo:
+        """``cudnnGetActivationDescriptor``."""
+        mode, nan, coefficient = ctypes.c_int(), ctypes.c_int(), ctypes.c_double()
+        outputs = (ctypes.byref(mode), ctypes.byref(nan), ctypes.byref(coefficient))
+        call = library.load().cudnnGetActivationDescriptor
+        check(call(self.value, *outputs), "cudnnGetActivationDescriptor")
+        return ActivationInfo(
+            ActivationMode(mode.value), NanPropagation(nan.value), coefficient.value
+        )
+
+    def get_swish_beta(self) -> float:
+        """``cudnnGetActivationDescriptorSwishBeta``."""
+        beta = ctypes.c_double()
+        call = library.load().cudnnGetActivationDescriptorSwishBeta
+        check(call(self.value, ctypes.byref(beta)), "cudnnGetActivationDescriptorSwishBeta")
+        return beta.value
+
+
+_cache: Memo[ActivationDescriptor] = Memo(256)
+
+
+def activation_descriptor(
+    mode: ActivationMode, coefficient: float = 0.0, nan: NanPropagation = PROPAGATE
+) -> ActivationDescriptor:
+    """Return a shared descriptor; do not close it."""
+    key = (mode, coefficient, nan)
+    found = _cache.get(key)
+    if found is None:
+        found = _cache.put(key, ActivationDescriptor.of(ActivationMode(mode), coefficient, nan))
+    return found
+
+
+def forward(
+    x: Any,
+    y: Any = None,
+    *,
+    mode: ActivationMode,
+    coefficient: float = 0.0,
+    nan: NanPropagation = PROPAGATE,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> Any:
+    """Return y = alpha * f(x) + beta * y.
+
+    ``x`` is a CuPy array of any shape and strides, ``y`` the output (new if None; may be ``x``).
+    """
+    check_inputs(x=x)
+    y = output("y", y, "x", x, beta)
+    one, zero = scalars(x, alpha, beta)
+    status = library.load().cudnnActivationForward(
+        current_handle(),
+        activation_descriptor(mode, coefficient, nan).value,
+        one,
+        descriptor_of(x, "x").value,
+        x.data.ptr,
+        zero,
+        descriptor_of(y, "y").value,
+        y.data.ptr,
+    )
+    if status:
+        more = {"coefficient": coefficient, "x": x, "y": y}
+        check(status, "cudnnActivationForward", mode=ActivationMode(mode), **more)
+    return y
+
+
+def backward(
+    y: Any,
+    dy: Any,
+    x: Any,
+    dx: Any = None,
+    *,
+    mode: ActivationMode,
+    coefficient: float = 0.0,
+    nan: NanPropagation = PROPAGATE,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> Any:
+    """Return dx = alpha * df/dx * dy + beta * dx; all arrays have the shape and dtype of ``y``."""
+    check_inputs(y=y, dy=dy, x=x)
+    dx = output("dx", dx, "x", x, beta)
+    one, zero = scalars(x, alpha, beta)
+    status = library.load().cudnnActivationBackward(
+        current_handle(),
+        activation_descriptor(mode, coefficient, nan).value,
+        one,
+        descriptor_of(y, "y").value,
+        y.data.ptr,
+        descriptor_of(dy, "dy").value,
+        dy.data.ptr,
+        descriptor_of(x, "x").value,
+        x.data.ptr,
+        zero,
+        descriptor_of(dx, "dx").value,
+        dx.data.ptr,
+    )
+    if status:
+        more = {"y": y, "dy": dy, "x": x, "dx": dx}
+        check(status, "cudnnActivationBackward", mode=ActivationMode(mode), **more)
+    return dx

@@ -1,0 +1,162 @@
+"""What is checked about arrays before cuDNN sees them, and how their layout is read.
+
+The binding's own functions take arrays whose *logical* order of dimensions is N, C, spatial...;
+the memory order follows from the strides.  An NHWC array ``a`` is passed as
+``a.transpose(0, 3, 1, 2)``, which copies nothing.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.enums import TensorFormat
+from minidnn.cudnn.errors import ArgumentError, DTypeError
+
+MAX_DIMENSIONS = 8  # CUDNN_DIM_MAX
+MAX_EXTENT = 2**31 - 1
+
+Shape = tuple[int, ...]
+
+
+def check_array(name: str, array: Any, device: int | None = None) -> None:
+    """Raise unless ``array`` is a non-empty CuPy array on ``device`` (default: the current one)."""
+    module = cupy()
+    if not isinstance(array, module.ndarray):
+        raise ArgumentError(
+            f"{name} must be a CuPy array, got {type(array).__module__}."
+            f"{type(array).__qualname__}; use cupy.asarray"
+        )
+    if device is None:
+        device = module.cuda.runtime.getDevice()
+    if array.data.device_id != device:
+        raise ArgumentError(
+            f"{name} is on device {array.data.device_id}, but the current device is {device}; "
+            f"copy it there or use 'with cupy.cuda.Device({array.data.device_id})'"
+        )
+    if array.size == 0:
+        raise ArgumentError(f"{name} has no elements (shape {array.shape}); cuDNN takes none")
+
+
+def check_same_dtype(first: str, one: Any, second: str, other: Any) -> None:
+    """Raise unless both arrays have one dtype."""
+    if one.dtype != other.dtype:
+        raise DTypeError(
+            f"{second} has dtype {other.dtype.name}, but {first} has {one.dtype.name}; "
+            "they must be equal"
+        )
+
+
+def check_same_shape(first: str, one: Any, second: str, other: Any) -> None:
+    """Raise unless both arrays have one shape."""
+    if one.shape != other.shape:
+        raise ArgumentError(
+            f"{second} has shape {other.shape}, but {first} has {one.shape}; they must be equal"
+        )
+
+
+def element_strides(name: str, array: Any) -> Shape:
+    """Return the strides in elements; raise when cuDNN cannot express them."""
+    itemsize = array.itemsize
+    strides = []
+    for stride in array.strides:
+        if stride < 0 or stride % itemsize:
+            raise ArgumentError(
+                f"{name} has strides {array.strides} bytes; cuDNN takes only non-negative "
+                "multiples of the element size, use cupy.ascontiguousarray"
+            )
+        strides.append(stride // itemsize)
+    return tuple(strides)
+
+
+def packed_strides(shape: Shape, channels_last: bool = False) -> Shape:
+    """Return the strides of a dense array: row-major, or with dimension 1 innermost in memory."""
+    order = [0, *range(2, len(shape)), 1] if channels_last else list(range(len(shape)))
+    strides = [0] * len(shape)
+    step = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+def layouts(shape: Shape, strides: Shape) -> tuple[TensorFormat, ...]:
+    """Return the dense layouts that the array has, NCHW before NHWC; extents of 1 fit both."""
+    found = []
+    for layout in (TensorFormat.CUDNN_TENSOR_NCHW, TensorFormat.CUDNN_TENSOR_NHWC):
+        packed = packed_strides(shape, layout == TensorFormat.CUDNN_TENSOR_NHWC)
+        if all(e == 1 or s == p for e, s, p in zip(shape, strides, packed, strict=True)):
+            found.append(layout)
+    return tuple(found)
+
+
+def settled_strides(shape: Shape, strides: Shape, prefer: TensorFormat | None = None) -> Shape:
+    """Return the strides with those of extent-1 dimensions made what cuDNN expects.
+
+    Such strides are arbitrary, but cuDNN recognises layouts by them.  A dense array gets the
+    strides of its layout (of ``prefer`` where it has both); others the distance to the next
+    dimension.
+    """
+    have = layouts(shape, strides)
+    if have:
+        layout = prefer if prefer in have else have[0]
+        return packed_strides(shape, layout == TensorFormat.CUDNN_TENSOR_NHWC)
+    settled = list(strides)
+    step = 1
+    for axis in reversed(range(len(shape))):
+        if shape[axis] == 1:
+            settled[axis] = step
+        step = max(step, shape[axis] * settled[axis])
+    return tuple(settled)
+
+
+def at_least_4d(shape: Shape, strides: Shape) -> tuple[Shape, Shape]:
+    """Append dimensions of extent 1 until there are four, which cuDNN wants."""
+    missing = max(0, 4 - len(shape))
+    if len(shape) > MAX_DIMENSIONS:
+        raise ArgumentError(
+            f"an array of {len(shape)} dimensions (shape {shape}) is too much for cuDNN, "
+            f"which takes {MAX_DIMENSIONS}"
+        )
+    return shape + (1,) * missing, strides + (1,) * missing
+
+
+def check_writable(name: str, array: Any) -> None:
+    """Raise when two elements of the output share memory (a broadcast array, say)."""
+    steps = sorted(
+        (stride, extent)
+        for stride, extent in zip(array.strides, array.shape, strict=True)
+        if extent > 1
+    )
+    reach = array.itemsize
+    for stride, extent in steps:
+        if stride < reach:
+            raise ArgumentError(
+                f"{name} is written to, but its elements overlap in memory "
+                f"(shape {array.shape}, strides {array.strides} bytes)"
+            )
+        reach = stride * (extent - 1) + reach
+    if array.size > MAX_EXTENT and max(array.shape) > MAX_EXTENT:
+        raise ArgumentError(f"{name} has shape {array.shape}; an extent must be below 2**31")
+
+
+def empty(shape: Shape, dtype: Any, channels_last: bool = False) -> Any:
+    """Return a new CuPy array of the logical ``shape``; ``channels_last`` is the memory order."""
+    module = cupy()
+    if not channels_last or len(shape) < 3:
+        return module.empty(shape, dtype)
+    stored = module.empty((shape[0], *shape[2:], shape[1]), dtype)
+    return stored.transpose(0, len(shape) - 1, *range(1, len(shape) - 1))
+
+
+def empty_like(array: Any, shape: Shape | None = None) -> Any:
+    """Return a new array in the layout of ``array``: channels-last only where that is dense so."""
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    have = layouts(array.shape, strides)
+    return empty(shape or array.shape, array.dtype, have == (TensorFormat.CUDNN_TENSOR_NHWC,))
+
+
+def size(shape: Shape) -> int:
+    """Return the number of elements."""
+    return prod(shape)

@@ -1,0 +1,108 @@
+"""CuPy 13's dropout."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from minidnn.cudnn import library
+from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.compat.descriptors import get_data_type
+from minidnn.cudnn.dropout import DropoutDescriptor, reserve_size, states_size
+from minidnn.cudnn.errors import ArgumentError, check
+from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.tensor import flat_descriptor_of
+
+
+def create_dropout_descriptor(
+    handle: int, dropout: float, states: int, state_size_in_bytes: int, seed: int
+) -> DropoutDescriptor:
+    """Describe dropout and initialise the random states at the address ``states``."""
+    made = DropoutDescriptor()
+    made.set(handle, dropout, states or None, state_size_in_bytes, seed)
+    return made
+
+
+def set_dropout_descriptor(desc: Any, handle: int, dropout: float) -> None:
+    """Change the ratio and leave the random states alone."""
+    call = library.load().cudnnSetDropoutDescriptor
+    check(call(desc.value, handle, dropout, None, 0, 0), "cudnnSetDropoutDescriptor")
+
+
+def create_dropout_states(handle: int) -> Any:
+    """Return memory for random states (deprecated in CuPy; use :class:`DropoutStates`)."""
+    warnings.warn(
+        "create_dropout_states is deprecated. Please use DropoutStates class instead.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return cupy().empty((states_size(),), "b")
+
+
+class DropoutStates:
+    """Random states of dropout; the ratio is given with each call.
+
+    ``handle`` is None, or a handle from ``get_handle``.
+    """
+
+    def __init__(self, handle: int | None, seed: int) -> None:
+        handle = current_handle() if handle is None else handle
+        size = states_size()
+        self._states = cupy().cuda.memory.alloc(size)
+        self._desc = create_dropout_descriptor(handle, 0.0, self._states.ptr, size, seed)
+
+    def set_dropout_ratio(self, dropout_ratio: float) -> None:
+        """Change the ratio."""
+        set_dropout_descriptor(self._desc, current_handle(), dropout_ratio)
+
+    def forward(self, handle: int | None, x: Any, dropout_ratio: float) -> tuple[Any, Any]:
+        """Return (reserve space, y)."""
+        handle = current_handle() if handle is None else handle
+        get_data_type(x.dtype)
+        set_dropout_descriptor(self._desc, handle, dropout_ratio)
+        x = cupy().ascontiguousarray(x)
+        y = cupy().empty(x.shape, x.dtype)
+        descriptor = flat_descriptor_of(x)
+        size = reserve_size(descriptor)
+        reserve = cupy().empty((size,), "b")
+        status = library.load().cudnnDropoutForward(
+            handle,
+            self._desc.value,
+            descriptor.value,
+            x.data.ptr,
+            descriptor.value,
+            y.data.ptr,
+            reserve.data.ptr,
+            size,
+        )
+        check(status, "cudnnDropoutForward", {"x": x, "ratio": dropout_ratio})
+        return reserve, y
+
+    def backward(
+        self, handle: int | None, dy: Any, dropout_ratio: float, reserve_space: Any
+    ) -> Any:
+        """Return the gradient by x: dy under the mask in ``reserve_space``."""
+        handle = current_handle() if handle is None else handle
+        get_data_type(dy.dtype)
+        set_dropout_descriptor(self._desc, handle, dropout_ratio)
+        dy = cupy().ascontiguousarray(dy)
+        dx = cupy().empty(dy.shape, dy.dtype)
+        descriptor = flat_descriptor_of(dy)
+        need = reserve_size(descriptor)
+        if reserve_space.nbytes < need:
+            raise ArgumentError(
+                f"reserve_space has {reserve_space.nbytes} bytes, but dropout of shape "
+                f"{dy.shape} needs {need}"
+            )
+        status = library.load().cudnnDropoutBackward(
+            handle,
+            self._desc.value,
+            descriptor.value,
+            dy.data.ptr,
+            descriptor.value,
+            dx.data.ptr,
+            reserve_space.data.ptr,
+            reserve_space.nbytes,
+        )
+        check(status, "cudnnDropoutBackward", {"dy": dy, "ratio": dropout_ratio})
+        return dx

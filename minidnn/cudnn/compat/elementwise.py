@@ -1,0 +1,207 @@
+"""CuPy 13's activation, softmax and pooling functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidnn.cudnn import library
+from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.activation import activation_descriptor
+from minidnn.cudnn.arrays import Shape, at_least_4d, packed_strides
+from minidnn.cudnn.compat.descriptors import (
+    NOT_PROPAGATE,
+    check_contiguous,
+    create_pooling_descriptor,
+    get_data_type,
+)
+from minidnn.cudnn.enums import ActivationMode, SoftmaxMode
+from minidnn.cudnn.errors import ArgumentError, check
+from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.scalars import DOUBLE_ONE, DOUBLE_ZERO, ONE, ZERO
+from minidnn.cudnn.tensor import TensorDescriptor, described, flat_descriptor_of
+
+INSTANCE = SoftmaxMode.CUDNN_SOFTMAX_MODE_INSTANCE
+CHANNEL = SoftmaxMode.CUDNN_SOFTMAX_MODE_CHANNEL
+
+
+def _one_zero(array: Any) -> tuple[Any, Any]:
+    return (DOUBLE_ONE, DOUBLE_ZERO) if array.dtype.char == "d" else (ONE, ZERO)
+
+
+def _check_alike(**arrays: Any) -> None:
+    """Raise unless all arrays have the size and dtype of the first, one device, and content."""
+    first, one = next(iter(arrays.items()))
+    get_data_type(one.dtype)
+    for name, array in arrays.items():
+        if array.size != one.size or array.dtype != one.dtype:
+            raise ArgumentError(
+                f"{name} has shape {array.shape} and dtype {array.dtype.name}, but {first} has "
+                f"{one.shape} and {one.dtype.name}"
+            )
+        if array.size == 0:
+            raise ArgumentError(f"{name} has no elements (shape {array.shape}); cuDNN takes none")
+        if array.data.device_id != cupy().cuda.runtime.getDevice():
+            raise ArgumentError(f"{name} is on device {array.data.device_id}, not the current one")
+
+
+def activation_forward(x: Any, mode: int, coef: float = 0.0) -> Any:
+    """Return the activation of x; NaN is not propagated by ReLU."""
+    _check_alike(x=x)
+    x = cupy().ascontiguousarray(x)
+    y = cupy().empty(x.shape, x.dtype)
+    one, zero = _one_zero(x)
+    descriptor = flat_descriptor_of(x)
+    status = library.load().cudnnActivationForward(
+        current_handle(),
+        activation_descriptor(ActivationMode(mode), float(coef), NOT_PROPAGATE).value,
+        one,
+        descriptor.value,
+        x.data.ptr,
+        zero,
+        descriptor.value,
+        y.data.ptr,
+    )
+    check(status, "cudnnActivationForward", {"mode": ActivationMode(mode), "x": x})
+    return y
+
+
+def activation_backward(x: Any, y: Any, gy: Any, mode: int, coef: float = 0.0) -> Any:
+    """Return the gradient by x, from the forward pass's x and y and from gy."""
+    _check_alike(x=x, y=y, gy=gy)
+    gx = cupy().empty(x.shape, x.dtype)
+    x, y, gy = (cupy().ascontiguousarray(array) for array in (x, y, gy))
+    one, zero = _one_zero(x)
+    descriptor = flat_descriptor_of(y)
+    status = library.load().cudnnActivationBackward(
+        current_handle(),
+        activation_descriptor(ActivationMode(mode), float(coef), NOT_PROPAGATE).value,
+        one,
+        descriptor.value,
+        y.data.ptr,
+        descriptor.value,
+        gy.data.ptr,
+        descriptor.value,
+        x.data.ptr,
+        zero,
+        descriptor.value,
+        gx.data.ptr,
+    )
+    check(status, "cudnnActivationBackward", {"mode": ActivationMode(mode), "x": x, "y": y})
+    return gx
+
+
+def _softmax_descriptor(array: Any, axis: int) -> tuple[TensorDescriptor, SoftmaxMode]:
+    """Describe (before the axis, the axis, after it, 1)."""
+    if not -array.ndim <= axis < array.ndim:
+        raise ArgumentError(f"axis={axis} must lie in the array's {array.ndim} dimensions")
+    axis %= array.ndim
+    left = right = 1
+    for extent in array.shape[:axis]:
+        left *= extent
+    for extent in array.shape[axis + 1 :]:
+        right *= extent
+    center = array.shape[axis]
+    mode = INSTANCE if center == 1 and right == 1 else CHANNEL
+    shape = (left, center, right, 1)
+    return described(array.dtype, shape, packed_strides(shape)), mode
+
+
+def softmax_forward(x: Any, axis: int, algorithm: int) -> Any:
+    """Return softmax of x over one axis."""
+    _check_alike(x=x)
+    x = cupy().ascontiguousarray(x)
+    y = cupy().empty(x.shape, x.dtype)
+    one, zero = _one_zero(x)
+    descriptor, mode = _softmax_descriptor(x, axis)
+    pair = (descriptor.value, x.data.ptr, zero, descriptor.value, y.data.ptr)
+    status = library.load().cudnnSoftmaxForward(current_handle(), algorithm, mode, one, *pair)
+    check(status, "cudnnSoftmaxForward", {"algorithm": algorithm, "axis": axis, "x": x})
+    return y
+
+
+def softmax_backward(y: Any, gy: Any, axis: int, algorithm: int) -> Any:
+    """Return the gradient by x, from the forward pass's y and from gy."""
+    _check_alike(y=y, gy=gy)
+    gx = cupy().empty(y.shape, y.dtype)
+    y, gy = cupy().ascontiguousarray(y), cupy().ascontiguousarray(gy)
+    one, zero = _one_zero(y)
+    descriptor, mode = _softmax_descriptor(y, axis)
+    status = library.load().cudnnSoftmaxBackward(
+        current_handle(),
+        algorithm,
+        mode,
+        one,
+        descriptor.value,
+        y.data.ptr,
+        descriptor.value,
+        gy.data.ptr,
+        zero,
+        descriptor.value,
+        gx.data.ptr,
+    )
+    check(status, "cudnnSoftmaxBackward", {"algorithm": algorithm, "axis": axis, "y": y})
+    return gx
+
+
+def _nd(array: Any) -> TensorDescriptor:
+    get_data_type(array.dtype)
+    return described(array.dtype, *at_least_4d(array.shape, packed_strides(array.shape)))
+
+
+def _check_window(x: Any, y: Any, ksize: Shape, stride: Shape, pad: Shape) -> None:
+    if not len(ksize) == len(stride) == len(pad):
+        raise ArgumentError("ksize, stride, and pad must be of same length")
+    if x.ndim != len(ksize) + 2 or y.ndim != x.ndim or x.shape[:2] != y.shape[:2]:
+        raise ArgumentError(
+            f"x has shape {x.shape} and y {y.shape}; with ksize={ksize} both must be "
+            f"(N, C, {len(ksize)} spatial dimensions), N and C alike"
+        )
+    if x.size == 0 or y.size == 0:
+        raise ArgumentError(f"x (shape {x.shape}) and y (shape {y.shape}) must have elements")
+
+
+def pooling_forward(x: Any, y: Any, ksize: Shape, stride: Shape, pad: Shape, mode: int) -> Any:
+    """Write pooling of x to y, whose shape the caller has computed, and return y."""
+    _check_window(x, y, ksize, stride, pad)
+    x = cupy().ascontiguousarray(x)
+    if not y.flags.c_contiguous:
+        raise ArgumentError("pooling_forward supports c-contiguous y only")
+    one, zero = _one_zero(x)
+    xs, ys = _nd(x), _nd(y)
+    with create_pooling_descriptor(ksize, stride, pad, mode) as pool:
+        pair = (one, xs.value, x.data.ptr, zero, ys.value, y.data.ptr)
+        status = library.load().cudnnPoolingForward(current_handle(), pool.value, *pair)
+    context = {"ksize": ksize, "stride": stride, "pad": pad, "x": x, "y": y}
+    check(status, "cudnnPoolingForward", context)
+    return y
+
+
+def pooling_backward(
+    x: Any, y: Any, gy: Any, ksize: Shape, stride: Shape, pad: Shape, mode: int
+) -> Any:
+    """Return the gradient by x, from the forward pass's x and y and from gy."""
+    _check_window(x, y, ksize, stride, pad)
+    _check_alike(y=y, gy=gy)
+    gx = cupy().empty(x.shape, x.dtype)
+    x, y, gy = (cupy().ascontiguousarray(array) for array in (x, y, gy))
+    check_contiguous(gx)
+    one, zero = _one_zero(x)
+    xs, ys = _nd(x), _nd(y)
+    with create_pooling_descriptor(ksize, stride, pad, mode) as pool:
+        status = library.load().cudnnPoolingBackward(
+            current_handle(),
+            pool.value,
+            one,
+            ys.value,
+            y.data.ptr,
+            ys.value,
+            gy.data.ptr,
+            xs.value,
+            x.data.ptr,
+            zero,
+            xs.value,
+            gx.data.ptr,
+        )
+    context = {"ksize": ksize, "stride": stride, "pad": pad, "x": x, "y": y, "gy": gy}
+    check(status, "cudnnPoolingBackward", context)
+    return gx

@@ -1,0 +1,268 @@
+"""Which algorithm: by cuDNN's heuristic, by its benchmarks, or by hand; remembered on disk."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+from dataclasses import asdict, replace
+from functools import cache
+from typing import Any
+
+from minidnn.cache import Store, digest
+from minidnn.cudnn import library
+from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.convolution.key import ConvolutionKey
+from minidnn.cudnn.convolution.plan import Candidate, ConvolutionPlan, Problem, no_algorithm
+from minidnn.cudnn.enums import Determinism, MathType
+from minidnn.cudnn.errors import ArgumentError, check
+from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.memo import Memo
+from minidnn.cudnn.workspace import acquire
+from minidnn.errors import OutOfMemoryError
+
+log = logging.getLogger(__name__)
+
+SEARCHES = ("heuristic", "find", "find_ex")
+#: The algorithms that cuDNN documents as not deterministic; all others are.
+ADDS_IN_ANY_ORDER = (
+    "CUDNN_CONVOLUTION_BWD_DATA_ALGO_0",
+    "CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0",
+    "CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3",
+)
+_TENSOR_MATH = (MathType.CUDNN_TENSOR_OP_MATH, MathType.CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION)
+_plans: Memo[ConvolutionPlan] = Memo(4096)
+
+
+class AlgoPerf(ctypes.Structure):
+    """``cudnnConvolution{Fwd,BwdData,BwdFilter}AlgoPerf_t``: the three are alike."""
+
+    _fields_ = (
+        ("algo", ctypes.c_int),
+        ("status", ctypes.c_int),
+        ("time", ctypes.c_float),
+        ("memory", ctypes.c_size_t),
+        ("determinism", ctypes.c_int),
+        ("mathType", ctypes.c_int),
+        ("reserved", ctypes.c_int * 3),
+    )
+
+
+@cache
+def _store() -> Store:
+    return Store("cudnn_algorithms", ".json")
+
+
+@cache
+def device_name(device: int) -> str:
+    """Return the device's name and compute capability, part of what a choice depends on."""
+    properties = cupy().cuda.runtime.getDeviceProperties(device)
+    name = properties["name"]
+    text = name.decode() if isinstance(name, bytes) else str(name)
+    return f"{text} sm_{properties['major']}{properties['minor']}"
+
+
+def disk_key(key: ConvolutionKey) -> str:
+    """Return the name of the entry on disk: all of the key, cuDNN's version and the device."""
+    portable = asdict(replace(key, device=0))
+    plain = {name: _plain(value) for name, value in portable.items()}
+    return digest("algorithms 1", library.version(), device_name(key.device), plain)
+
+
+def _plain(value: Any) -> Any:
+    """Enumerations as numbers, named tuples as lists."""
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (bool, str)) else int(value)
+
+
+def plan_for(key: ConvolutionKey, pointers: tuple[int, int] | None = None) -> ConvolutionPlan:
+    """Return the plan of a key, made on first use.
+
+    ``pointers`` are the two inputs' addresses, for "find_ex".
+    """
+    found = _plans.get(key)
+    if found is None:
+        problem = Problem(key)
+        candidates = candidates_for(problem, pointers)
+        fitting, skipped = constrained(key, candidates)
+        if not fitting:
+            raise no_algorithm(key, skipped)
+        found = _plans.put(key, ConvolutionPlan(problem, fitting, skipped))
+    return found
+
+
+def forget() -> None:
+    """Forget all plans of this process; what is on disk stays."""
+    _plans.clear()
+
+
+def candidates_for(
+    problem: Problem, pointers: tuple[int, int] | None = None
+) -> tuple[Candidate, ...]:
+    """Return what cuDNN offers for a problem, best first, from disk if it is known there."""
+    key = problem.key
+    if key.search not in SEARCHES:
+        return (_by_hand(problem),)
+    name = disk_key(key)
+    stored = _store().read(name)
+    if stored is not None:
+        known = _decode(stored)
+        if known is not None:
+            return known
+        log.warning("the stored choice %s of algorithms is not readable; choosing anew", name)
+    found = _ask(problem, pointers)
+    _store().put(name, json.dumps([asdict(one) for one in found]).encode())
+    return found
+
+
+def _decode(data: bytes) -> tuple[Candidate, ...] | None:
+    try:
+        rows = json.loads(data)
+        return tuple(Candidate(**{**row, "math": MathType(row["math"])}) for row in rows)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def constrained(
+    key: ConvolutionKey, candidates: tuple[Candidate, ...]
+) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+    """Return the candidates that keep the constraints, and why others ahead of them do not."""
+    fitting, skipped = [], []
+    for one in candidates:
+        reason = None
+        if one.workspace > key.workspace_limit:
+            reason = f"wants {one.workspace} bytes of workspace, over {key.workspace_limit}"
+        elif key.deterministic and not one.deterministic:
+            reason = "is not deterministic"
+        elif key.math == MathType.CUDNN_FMA_MATH and one.math in _TENSOR_MATH:
+            reason = f"uses {one.math.name}, not CUDNN_FMA_MATH"
+        if reason is None:
+            exact = key.math == MathType.CUDNN_FMA_MATH
+            fitting.append(replace(one, math=key.math) if exact else one)
+        else:
+            skipped.append(f"{one.name} {reason}")
+    if skipped and fitting:
+        log.info("convolution takes %s; %s", fitting[0].name, "; ".join(skipped))
+    return tuple(fitting), tuple(skipped)
+
+
+def _by_hand(problem: Problem) -> Candidate:
+    key, kinds = problem.key, problem.functions.algorithm
+    try:
+        algorithm = kinds(int(key.search))
+    except ValueError:
+        names = ", ".join(f"{kind.value} ({kind.name})" for kind in kinds)
+        raise ArgumentError(
+            f"algorithm={key.search!r} must be one of {', '.join(SEARCHES)}, or a number: {names}"
+        ) from None
+    workspace, same = problem.workspace(algorithm), algorithm.name not in ADDS_IN_ANY_ORDER
+    return Candidate(int(algorithm), algorithm.name, key.math, workspace, same, None)
+
+
+def _ask(problem: Problem, pointers: tuple[int, int] | None) -> tuple[Candidate, ...]:
+    search, functions = problem.key.search, problem.functions
+    lib, handle = library.load(), current_handle()
+    count = ctypes.c_int()
+    check(getattr(lib, functions.max_count)(handle, ctypes.byref(count)), functions.max_count)
+    found, rows = ctypes.c_int(), (AlgoPerf * max(1, count.value))()
+    first, second, out = problem.operands()
+    conv, results = problem.conv.value, (len(rows), ctypes.byref(found), rows)
+    if search == "heuristic":
+        function = functions.get
+        status = getattr(lib, function)(handle, first, second, conv, out, *results)
+    else:
+        _refuse_capture(search)
+        if search == "find":
+            function = functions.find
+            status = getattr(lib, function)(handle, first, second, conv, out, *results)
+        else:
+            function = functions.find_ex
+            status = _find_ex(problem, pointers, results)
+    if status:
+        check(status, function, problem.key.describe)
+    done = [row for row in rows[: found.value] if not row.status]
+    return tuple(_candidate(functions.algorithm, row) for row in done)
+
+
+def _find_ex(problem: Problem, pointers: tuple[int, int] | None, results: Any) -> int:
+    """Benchmark on the caller's inputs and a scratch output, so that nothing of theirs is lost."""
+    if pointers is None:
+        raise ArgumentError("algorithm='find_ex' measures on arrays, so they must be given")
+    first, second, out = problem.operands()
+    scratch = cupy().empty(problem.output_bytes(), "uint8")
+    scratch.fill(0)
+    size = _room(problem)
+    memory = acquire(size)
+    status: int = getattr(library.load(), problem.functions.find_ex)(
+        current_handle(),
+        first,
+        pointers[0],
+        second,
+        pointers[1],
+        problem.conv.value,
+        out,
+        scratch.data.ptr,
+        *results,
+        memory.ptr if memory is not None else None,
+        size,
+    )
+    return status
+
+
+def _room(problem: Problem) -> int:
+    """Return how much workspace to benchmark with: what any algorithm wants, within the limit."""
+    wanted = [0]
+    for algorithm in problem.functions.algorithm:
+        function = getattr(library.load(), problem.functions.workspace)
+        size = ctypes.c_size_t()
+        first, second, out = problem.operands()
+        descriptors = (first, second, problem.conv.value, out)
+        # A status other than success only says that this algorithm cannot do it.
+        if not function(current_handle(), *descriptors, algorithm, ctypes.byref(size)):
+            wanted.append(size.value)
+    limit = problem.key.workspace_limit
+    room = max(size for size in wanted if size <= limit)
+    while room:
+        try:
+            acquire(room)
+        except OutOfMemoryError:
+            log.warning("no room to benchmark with %d bytes of workspace; trying half", room)
+            room //= 2
+        else:
+            break
+    return room
+
+
+def _refuse_capture(search: str) -> None:
+    stream = cupy().cuda.get_current_stream()
+    if stream.ptr and cupy().cuda.runtime.streamIsCapturing(stream.ptr):
+        raise ArgumentError(
+            f"algorithm={search!r} measures, which cannot be done while a CUDA graph is captured; "
+            "call the function once before the capture"
+        )
+
+
+def _candidate(kinds: Any, row: AlgoPerf) -> Candidate:
+    try:
+        name = kinds(row.algo).name
+    except ValueError:
+        name = f"algorithm {row.algo}"  # newer than this file
+    return Candidate(
+        algorithm=row.algo,
+        name=name,
+        math=MathType(row.mathType),
+        workspace=row.memory,
+        deterministic=row.determinism == Determinism.CUDNN_DETERMINISTIC,
+        time_ms=row.time if row.time > 0 else None,
+    )
+
+
+def algorithms(key: ConvolutionKey, pointers: tuple[int, int] | None = None) -> list[Candidate]:
+    """Return all that cuDNN offers for a key, best first, whatever the constraints say."""
+    return list(candidates_for(Problem(key), pointers))
+
+
+def workspace_size(key: ConvolutionKey, algorithm: int) -> int:
+    """Return the bytes of workspace that an algorithm takes; CuDNNError if it cannot do this."""
+    return Problem(key).workspace(algorithm)

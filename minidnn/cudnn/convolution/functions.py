@@ -1,0 +1,281 @@
+"""The functions that one calls: convolution forward and its gradients.
+
+What they share: ``padding``, ``stride``, ``dilation`` are a number or one per spatial dimension;
+``algorithm`` is "heuristic" (cuDNN guesses), "find" (cuDNN measures on memory of its own),
+"find_ex" (measures on the given inputs), or the number of an algorithm; ``math`` is a
+:class:`~minidnn.cudnn.enums.MathType` (FMA forbids TF32); ``deterministic`` asks for the same
+bits every time; ``workspace_limit`` is in bytes (None: :func:`minidnn.cudnn.workspace.get_limit`).
+A repeated call with equal shapes looks its plan up and calls cuDNN, nothing else.
+
+Source: cuDNN, ``cudnnConvolutionForward``, ``cudnnConvolutionBackwardData``,
+``cudnnConvolutionBackwardFilter``, ``cudnnConvolutionBackwardBias``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidnn.cudnn import library, workspace
+from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.arrays import (
+    Shape,
+    check_array,
+    check_same_dtype,
+    check_writable,
+    element_strides,
+    empty,
+    layouts,
+)
+from minidnn.cudnn.convolution.choose import plan_for
+from minidnn.cudnn.convolution.key import (
+    NHWC,
+    Operation,
+    check_shapes,
+    geometry,
+    make_key,
+)
+from minidnn.cudnn.convolution.plan import ConvolutionPlan
+from minidnn.cudnn.elementwise import scalars
+from minidnn.cudnn.enums import ConvolutionMode, MathType
+from minidnn.cudnn.errors import ArgumentError, check
+from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.memo import Memo
+from minidnn.cudnn.tensor import described, descriptor_of
+
+CROSS_CORRELATION = ConvolutionMode.CUDNN_CROSS_CORRELATION
+DEFAULT_MATH = MathType.CUDNN_DEFAULT_MATH
+
+# From exactly what a caller passed to the plan, so that a warm call does nothing but this lookup.
+_warm: Memo[ConvolutionPlan] = Memo(4096)
+
+
+def _plan(
+    operation: Operation,
+    x: Any,
+    w: Any,
+    y: Any,
+    padding: Any,
+    stride: Any,
+    dilation: Any,
+    groups: int,
+    mode: ConvolutionMode,
+    compute: Any,
+    math: MathType,
+    algorithm: str | int,
+    deterministic: bool,
+    workspace_limit: int | None,
+) -> ConvolutionPlan:
+    """Return the plan for these arguments from memory, or check them all and make it."""
+    device = cupy().cuda.runtime.getDevice()
+    limit = workspace.get_limit() if workspace_limit is None else workspace_limit
+    try:
+        xd, wd, yd = x.data, w.data, y.data
+        key = (
+            operation, x.shape, x.strides, x.dtype, w.shape, w.strides, w.dtype,
+            y.shape, y.strides, y.dtype, padding, stride, dilation, groups, mode, compute, math,
+            algorithm, deterministic, limit, (xd.ptr | wd.ptr | yd.ptr) & 15,
+            device, xd.device_id, wd.device_id, yd.device_id,
+        )  # fmt: skip
+        found = _warm.get(key)
+    except (AttributeError, TypeError):  # not CuPy arrays, or lists: sorted out below
+        key, found = None, None
+    if found is None:
+        full = make_key(
+            operation, x, w, y, padding=padding, stride=stride, dilation=dilation, groups=groups,
+            mode=mode, compute=compute, math=math, search=str(algorithm),
+            deterministic=deterministic, workspace_limit=limit, device=device,
+        )  # fmt: skip
+        inputs = {"forward": (x, w), "backward_data": (w, y), "backward_filter": (x, y)}
+        first, second = inputs[operation]
+        found = plan_for(full, (first.data.ptr, second.data.ptr))
+        if key is not None:
+            _warm.put(key, found)
+    return found
+
+
+def plan(
+    operation: Operation,
+    x: Any,
+    w: Any,
+    y: Any,
+    *,
+    padding: int | Shape = 0,
+    stride: int | Shape = 1,
+    dilation: int | Shape = 1,
+    groups: int = 1,
+    mode: ConvolutionMode = CROSS_CORRELATION,
+    compute: Any = None,
+    math: MathType = DEFAULT_MATH,
+    algorithm: str | int = "heuristic",
+    deterministic: bool = False,
+    workspace_limit: int | None = None,
+) -> ConvolutionPlan:
+    """Return the plan that a call with these arguments uses: its choice, what was skipped.
+
+    ``operation`` is "forward", "backward_data" or "backward_filter"; x, w, y are input, filter
+    and output of the forward convolution, or arrays of their shapes for the gradients.
+    """
+    return _plan(
+        operation, x, w, y, padding, stride, dilation, groups, mode, compute, math, algorithm,
+        deterministic, workspace_limit,
+    )  # fmt: skip
+
+
+def forward(
+    x: Any,
+    w: Any,
+    y: Any = None,
+    *,
+    padding: int | Shape = 0,
+    stride: int | Shape = 1,
+    dilation: int | Shape = 1,
+    groups: int = 1,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    mode: ConvolutionMode = CROSS_CORRELATION,
+    compute: Any = None,
+    math: MathType = DEFAULT_MATH,
+    algorithm: str | int = "heuristic",
+    deterministic: bool = False,
+    workspace_limit: int | None = None,
+) -> Any:
+    """Return y = alpha * convolution(x, w) + beta * y.
+
+    x (N, C, ...), w (K, C / groups, ...), y (N, K, ...; new if None, in the layout of ``x``), all
+    of one dtype; int8 x and w take int8 or float32 y.  Raises
+    :class:`~minidnn.cudnn.errors.ArgumentError` or :class:`~minidnn.cudnn.errors.DTypeError`
+    before cuDNN is called, :class:`~minidnn.cudnn.errors.CuDNNError` for what cuDNN refuses.
+    """
+    if y is None:
+        _refuse_beta("y", beta)
+        _check_pair("x", x, "w", w)
+        given = geometry(max(1, x.ndim - 2), padding, stride, dilation)
+        y = empty(check_shapes(x.shape, w.shape, None, given, groups), x.dtype, _is_nhwc(x, w))
+    found = _plan(
+        "forward", x, w, y, padding, stride, dilation, groups, mode, compute, math, algorithm,
+        deterministic, workspace_limit,
+    )  # fmt: skip
+    found.run(x.data.ptr, w.data.ptr, y.data.ptr, alpha, beta)
+    return y
+
+
+def backward_data(
+    w: Any,
+    dy: Any,
+    dx: Any = None,
+    *,
+    x_shape: Shape | None = None,
+    padding: int | Shape = 0,
+    stride: int | Shape = 1,
+    dilation: int | Shape = 1,
+    groups: int = 1,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    mode: ConvolutionMode = CROSS_CORRELATION,
+    compute: Any = None,
+    math: MathType = DEFAULT_MATH,
+    algorithm: str | int = "heuristic",
+    deterministic: bool = False,
+    workspace_limit: int | None = None,
+) -> Any:
+    """Return dx = alpha * gradient by the input + beta * dx.
+
+    Give ``dx``, or ``x_shape``: with a stride several shapes of x lead to one of y.
+    """
+    if dx is None:
+        _refuse_beta("dx", beta)
+        if x_shape is None:
+            raise ArgumentError("give dx, or the shape of x as x_shape")
+        _check_pair("w", w, "dy", dy)
+        dx = empty(tuple(x_shape), dy.dtype, _is_nhwc(dy, w))
+    found = _plan(
+        "backward_data", dx, w, dy, padding, stride, dilation, groups, mode, compute, math,
+        algorithm, deterministic, workspace_limit,
+    )  # fmt: skip
+    found.run(w.data.ptr, dy.data.ptr, dx.data.ptr, alpha, beta)
+    return dx
+
+
+def backward_filter(
+    x: Any,
+    dy: Any,
+    dw: Any = None,
+    *,
+    w_shape: Shape | None = None,
+    padding: int | Shape = 0,
+    stride: int | Shape = 1,
+    dilation: int | Shape = 1,
+    groups: int = 1,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    mode: ConvolutionMode = CROSS_CORRELATION,
+    compute: Any = None,
+    math: MathType = DEFAULT_MATH,
+    algorithm: str | int = "heuristic",
+    deterministic: bool = False,
+    workspace_limit: int | None = None,
+) -> Any:
+    """Return dw = alpha * gradient by the filter + beta * dw.
+
+    Give ``dw``, or ``w_shape``: with a stride several shapes of w lead to one of y.
+    """
+    if dw is None:
+        _refuse_beta("dw", beta)
+        if w_shape is None:
+            raise ArgumentError("give dw, or the shape of w as w_shape")
+        _check_pair("x", x, "dy", dy)
+        dw = empty(tuple(w_shape), x.dtype, _is_nhwc(x, dy))
+    found = _plan(
+        "backward_filter", x, dw, dy, padding, stride, dilation, groups, mode, compute, math,
+        algorithm, deterministic, workspace_limit,
+    )  # fmt: skip
+    found.run(x.data.ptr, dy.data.ptr, dw.data.ptr, alpha, beta)
+    return dw
+
+
+def backward_bias(dy: Any, db: Any = None, *, alpha: float = 1.0, beta: float = 0.0) -> Any:
+    """Return db = alpha * sum of dy over all but its channels + beta * db, of shape (K,)."""
+    check_array("dy", dy)
+    if dy.ndim not in (3, 4, 5):
+        raise ArgumentError(f"dy has shape {dy.shape}; it must be (N, K, ...)")
+    channels = dy.shape[1]
+    if db is None:
+        _refuse_beta("db", beta)
+        db = cupy().empty((channels,), dy.dtype)
+    check_array("db", db)
+    check_same_dtype("dy", dy, "db", db)
+    check_writable("db", db)
+    if db.size != channels or not db.flags.c_contiguous:
+        raise ArgumentError(f"db has shape {db.shape}; it must be {channels} contiguous elements")
+    one, zero = scalars(dy, alpha, beta)
+    shape = (1, channels) + (1,) * max(2, dy.ndim - 2)
+    target = described(db.dtype, shape, (channels,) + (1,) * (len(shape) - 1))
+    call = library.load().cudnnConvolutionBackwardBias
+    source = (one, descriptor_of(dy, "dy").value, dy.data.ptr)
+    status = call(current_handle(), *source, zero, target.value, db.data.ptr)
+    check(status, "cudnnConvolutionBackwardBias", {"dy": dy, "db": db})
+    return db
+
+
+def _check_pair(first: str, one: Any, second: str, other: Any) -> None:
+    check_array(first, one)
+    check_array(second, other)
+    if one.ndim not in (3, 4, 5) or other.ndim != one.ndim:
+        raise ArgumentError(
+            f"{first} has shape {one.shape} and {second} has shape {other.shape}; both need one "
+            "to three spatial dimensions, and as many"
+        )
+
+
+def _refuse_beta(name: str, beta: float) -> None:
+    if beta != 0:
+        raise ArgumentError(f"beta={beta} adds to {name}, so {name} must be given")
+
+
+def _is_nhwc(one: Any, other: Any) -> bool:
+    """Return whether an output should be channels-last: one input is, and none is only NCHW."""
+    have = [
+        layouts(array.shape, element_strides(name, array))
+        for name, array in (("the first input", one), ("the second input", other))
+    ]
+    return (NHWC,) in have and all(NHWC in found or not found for found in have)

@@ -1,0 +1,257 @@
+"""A convolution that is ready to run: descriptors, an algorithm, and what to do if it fails."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from minidnn.cudnn import library
+from minidnn.cudnn.convolution.descriptor import ConvolutionDescriptor
+from minidnn.cudnn.convolution.key import ConvolutionKey
+from minidnn.cudnn.dtypes import is_double
+from minidnn.cudnn.enums import (
+    ConvolutionBwdDataAlgo,
+    ConvolutionBwdFilterAlgo,
+    ConvolutionFwdAlgo,
+    MathType,
+)
+from minidnn.cudnn.errors import CuDNNError, NoAlgorithmError, check, status_name
+from minidnn.cudnn.filter import FilterDescriptor
+from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.scalars import DOUBLE_ONE, DOUBLE_ZERO, ONE, ZERO, scalar
+from minidnn.cudnn.tensor import TensorDescriptor
+from minidnn.cudnn.workspace import acquire
+from minidnn.errors import OutOfMemoryError
+
+log = logging.getLogger(__name__)
+
+NOT_SUPPORTED = range(3000, 4000)  # the category of CUDNN_STATUS_NOT_SUPPORTED
+
+
+class Functions(NamedTuple):
+    """The C functions of one operation."""
+
+    run: str
+    get: str
+    find: str
+    find_ex: str
+    max_count: str
+    workspace: str
+    algorithm: type[Any]
+
+
+FUNCTIONS: dict[str, Functions] = {
+    "forward": Functions(
+        "cudnnConvolutionForward",
+        "cudnnGetConvolutionForwardAlgorithm_v7",
+        "cudnnFindConvolutionForwardAlgorithm",
+        "cudnnFindConvolutionForwardAlgorithmEx",
+        "cudnnGetConvolutionForwardAlgorithmMaxCount",
+        "cudnnGetConvolutionForwardWorkspaceSize",
+        ConvolutionFwdAlgo,
+    ),
+    "backward_data": Functions(
+        "cudnnConvolutionBackwardData",
+        "cudnnGetConvolutionBackwardDataAlgorithm_v7",
+        "cudnnFindConvolutionBackwardDataAlgorithm",
+        "cudnnFindConvolutionBackwardDataAlgorithmEx",
+        "cudnnGetConvolutionBackwardDataAlgorithmMaxCount",
+        "cudnnGetConvolutionBackwardDataWorkspaceSize",
+        ConvolutionBwdDataAlgo,
+    ),
+    "backward_filter": Functions(
+        "cudnnConvolutionBackwardFilter",
+        "cudnnGetConvolutionBackwardFilterAlgorithm_v7",
+        "cudnnFindConvolutionBackwardFilterAlgorithm",
+        "cudnnFindConvolutionBackwardFilterAlgorithmEx",
+        "cudnnGetConvolutionBackwardFilterAlgorithmMaxCount",
+        "cudnnGetConvolutionBackwardFilterWorkspaceSize",
+        ConvolutionBwdFilterAlgo,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One algorithm for a convolution; ``time_ms`` is None when it was not measured."""
+
+    algorithm: int
+    name: str
+    math: MathType
+    workspace: int
+    deterministic: bool
+    time_ms: float | None
+
+
+class Problem:
+    """The descriptors of a convolution, without an algorithm; freed with the last reference."""
+
+    __slots__ = ("conv", "functions", "key", "w", "x", "y")
+
+    def __init__(self, key: ConvolutionKey) -> None:
+        self.key = key
+        self.functions = FUNCTIONS[key.operation]
+        self.x = TensorDescriptor.strided(*key.x)
+        self.w = FilterDescriptor.packed(key.w.dtype, key.w.shape, key.w.format)
+        self.y = TensorDescriptor.strided(*key.y)
+        self.conv = self.convolution(key.math)
+
+    def convolution(self, math: MathType) -> ConvolutionDescriptor:
+        """Return a new convolution descriptor with the given math type."""
+        k = self.key
+        parts = (k.padding, k.stride, k.dilation, k.groups, k.compute, math, k.mode)
+        return ConvolutionDescriptor.of(*parts)
+
+    def operands(self) -> tuple[int, int, int]:
+        """Return the descriptors of first input, second input and output."""
+        if self.key.operation == "forward":
+            return self.x.value, self.w.value, self.y.value
+        if self.key.operation == "backward_data":
+            return self.w.value, self.y.value, self.x.value
+        return self.x.value, self.y.value, self.w.value
+
+    def output_bytes(self) -> int:
+        """Return the bytes that the operation writes to."""
+        made: dict[str, Any] = {
+            "forward": self.y,
+            "backward_data": self.x,
+            "backward_filter": self.w,
+        }
+        return int(made[self.key.operation].size_in_bytes)
+
+    def workspace(self, algorithm: int, conv: ConvolutionDescriptor | None = None) -> int:
+        """Ask cuDNN how much workspace an algorithm takes; CuDNNError if it cannot do this."""
+        first, second, out = self.operands()
+        size = ctypes.c_size_t()
+        function = self.functions.workspace
+        descriptors = (first, second, (conv or self.conv).value, out)
+        call = getattr(library.load(), function)
+        status = call(current_handle(), *descriptors, algorithm, ctypes.byref(size))
+        if status:
+            name = self.functions.algorithm(algorithm).name
+            check(status, function, {**self.key.describe(), "algorithm": name})
+        return size.value
+
+
+class State(NamedTuple):
+    """The algorithm in use; replaced as a whole, so that other threads see one or the other."""
+
+    candidate: Candidate
+    conv: ConvolutionDescriptor
+    conv_value: int
+    algorithm: int
+    workspace: int
+
+
+class ConvolutionPlan:
+    """A convolution with its algorithm chosen; run it as often as you like, on any stream.
+
+    ``choice`` is the algorithm in use, ``skipped`` tells which better ones were not taken and
+    why.  The plan holds descriptors, not arrays.  ``first``, ``second`` and ``out`` are addresses
+    of descriptors, for calls like the fused one.
+    """
+
+    def __init__(
+        self, problem: Problem, candidates: tuple[Candidate, ...], skipped: tuple[str, ...]
+    ) -> None:
+        self.key = problem.key
+        self.skipped = list(skipped)
+        self._problem = problem
+        self._candidates = candidates
+        self._position = 0
+        self._lock = threading.Lock()
+        self.first, self.second, self.out = problem.operands()
+        self._call = getattr(library.load(), problem.functions.run)
+        self._double = is_double(self.key.x.dtype)
+        self._one = DOUBLE_ONE if self._double else ONE
+        self._zero = DOUBLE_ZERO if self._double else ZERO
+        self.state = self._prepare()
+
+    @property
+    def choice(self) -> Candidate:
+        """The algorithm that runs now."""
+        return self.state.candidate
+
+    def _prepare(self) -> State:
+        candidate = self._candidates[self._position]
+        conv = self._problem.convolution(candidate.math)
+        return State(candidate, conv, conv.value, candidate.algorithm, candidate.workspace)
+
+    def run(self, first: int, second: int, out: int, alpha: float = 1.0, beta: float = 0.0) -> None:
+        """Compute out = alpha * convolution(first, second) + beta * out on device addresses.
+
+        The inputs are (x, w) forward, (w, dy) for the data's and (x, dy) for the filter's
+        gradient.  Runs on CuPy's current stream; the caller vouches for the addresses.
+        """
+        one = self._one if alpha == 1.0 else scalar(alpha, self._double)
+        zero = self._zero if beta == 0.0 else scalar(beta, self._double)
+        while True:
+            state = self.state
+            size = state.workspace
+            try:
+                memory = acquire(size) if size else None
+            except OutOfMemoryError as error:
+                self.fall_back(state, str(error), error)
+                continue
+            status = self._call(
+                current_handle(),
+                one,
+                self.first,
+                first,
+                self.second,
+                second,
+                state.conv_value,
+                state.algorithm,
+                memory.ptr if memory is not None else None,
+                size,
+                zero,
+                self.out,
+                out,
+            )
+            if not status:
+                return
+            self.failed(status, state, self._problem.functions.run)
+
+    def failed(
+        self, status: int, state: State, function: str, more: dict[str, Any] | None = None
+    ) -> None:
+        """Go to the next algorithm when this one turned out to be unsupported, else raise."""
+        try:
+            context = {**self.key.describe(), "algorithm": state.candidate.name, **(more or {})}
+            check(status, function, context)
+        except CuDNNError as error:
+            if status not in NOT_SUPPORTED or self._position + 1 >= len(self._candidates):
+                raise
+            self.fall_back(state, f"{status_name(status)} {error.last_error}", error)
+
+    def fall_back(self, state: State, reason: str, error: Exception) -> None:
+        """Take the next algorithm that wants less memory or may be supported; report it."""
+        short = isinstance(error, OutOfMemoryError)
+        with self._lock:
+            if self.state is not state:
+                return  # another thread has gone on already
+            while True:
+                self._position += 1
+                if self._position >= len(self._candidates):
+                    self._position = 0
+                    raise error
+                after = self._candidates[self._position]
+                if not short or after.workspace < state.workspace:
+                    break
+            note = f"{state.candidate.name} ({state.workspace} bytes of workspace): {reason}"
+            self.skipped.append(note)
+            log.warning("convolution falls back to %s after %s", after.name, note)
+            self.state = self._prepare()
+
+
+def no_algorithm(key: ConvolutionKey, skipped: tuple[str, ...]) -> NoAlgorithmError:
+    """Return the error for a convolution that no algorithm fits."""
+    lines = "".join(f"\n  {name}: {text}" for name, text in key.describe().items())
+    reasons = "".join(f"\n  not taken: {reason}" for reason in skipped)
+    return NoAlgorithmError(
+        f"no algorithm for this convolution ({key.operation}) fits the constraints; a larger "
+        f"workspace_limit, deterministic=False or another math type may help{lines}{reasons}"
+    )

@@ -1,0 +1,94 @@
+"""The base of all descriptors: each owns one cuDNN object and frees it exactly once."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import ClassVar, Self
+
+from minidnn.cudnn import library
+from minidnn.cudnn.errors import ArgumentError, check
+
+_created: Counter[str] = Counter()
+_destroyed: Counter[str] = Counter()
+_lock = threading.Lock()
+
+
+class Descriptor:
+    """An owned ``cudnn...Descriptor_t``.
+
+    Use it as a context manager, call :meth:`close`, or drop the last reference: the object is
+    freed at that moment.  :attr:`value` is the address for cuDNN's functions.
+    """
+
+    __slots__ = ("__weakref__", "_value")
+
+    #: Kind in the names of the C functions, as in ``cudnnCreate<KIND>Descriptor``.
+    KIND: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._value = 0
+        function = f"cudnnCreate{self.KIND}Descriptor"
+        created = ctypes.c_void_p()
+        check(getattr(library.load(), function)(ctypes.byref(created)), function)
+        self._value = created.value or 0
+        with _lock:
+            _created[self.KIND] += 1
+
+    @property
+    def value(self) -> int:
+        """The address of the descriptor; an error once it is closed."""
+        if not self._value:
+            raise ArgumentError(f"this {type(self).__name__} is closed and cannot be used any more")
+        return self._value
+
+    @property
+    def closed(self) -> bool:
+        """Whether the descriptor has been freed."""
+        return not self._value
+
+    def close(self) -> None:
+        """Free the descriptor; a second call does nothing."""
+        value, self._value = self._value, 0
+        if value:
+            function = f"cudnnDestroy{self.KIND}Descriptor"
+            status = getattr(library.load(), function)(value)
+            with _lock:
+                _destroyed[self.KIND] += 1
+            check(status, function)
+
+    def _set(self, function: str, *arguments: object, **context: object) -> None:
+        """Call a setter of this descriptor; when it fails the descriptor is freed."""
+        status = getattr(library.load(), function)(self.value, *arguments)
+        if status:
+            try:
+                check(status, function, context)
+            finally:
+                self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At interpreter exit modules are being torn down, and the process's end frees the rest;
+        # an argument's default outlives the module's names.
+        if getattr(self, "_value", 0) and not finalizing():
+            self.close()
+
+
+def live_descriptors() -> dict[str, int]:
+    """Return how many descriptors of each kind exist now: created minus destroyed."""
+    with _lock:
+        return {kind: _created[kind] - _destroyed[kind] for kind in sorted(_created)}
+
+
+def created_descriptors() -> dict[str, int]:
+    """Return how many descriptors of each kind this process has created."""
+    with _lock:
+        return dict(sorted(_created.items()))

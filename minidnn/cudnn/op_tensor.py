@@ -1,0 +1,155 @@
+"""Element-wise work on tensors: binary operations with broadcasting, add, fill, scale.
+
+Source: cuDNN, ``cudnnOpTensor``, ``cudnnAddTensor``, ``cudnnSetTensor``, ``cudnnScaleTensor``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple, Self
+
+from minidnn.cudnn import library
+from minidnn.cudnn.arrays import check_array, check_same_dtype, check_writable
+from minidnn.cudnn.descriptor import Descriptor
+from minidnn.cudnn.dtypes import compute_type, data_type, is_double
+from minidnn.cudnn.elementwise import output, scalars
+from minidnn.cudnn.enums import DataType, NanPropagation, OpTensorOp
+from minidnn.cudnn.errors import ArgumentError, check
+from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.scalars import scalar
+from minidnn.cudnn.tensor import descriptor_of
+
+PROPAGATE = NanPropagation.CUDNN_PROPAGATE_NAN
+UNARY = (OpTensorOp.CUDNN_OP_TENSOR_SQRT, OpTensorOp.CUDNN_OP_TENSOR_NOT)
+
+
+class OpTensorInfo(NamedTuple):
+    """What an op-tensor descriptor holds."""
+
+    op: OpTensorOp
+    compute_type: DataType
+    nan: NanPropagation
+
+
+class OpTensorDescriptor(Descriptor):
+    """A ``cudnnOpTensorDescriptor_t``; ``OpTensorDescriptor()`` is not initialised."""
+
+    __slots__ = ()
+    KIND = "OpTensor"
+
+    @classmethod
+    def of(cls, op: OpTensorOp, compute: Any, nan: NanPropagation = PROPAGATE) -> Self:
+        """Describe an operation; ``compute`` is a dtype or :class:`DataType`."""
+        made = cls()
+        made.set(op, compute, nan)
+        return made
+
+    def set(self, op: OpTensorOp, compute: Any, nan: NanPropagation = PROPAGATE) -> None:
+        """``cudnnSetOpTensorDescriptor``."""
+        data = data_type(compute)
+        context = {"op": op, "compute_type": data, "nan": nan}
+        self._set("cudnnSetOpTensorDescriptor", op, data, nan, **context)
+
+    def get(self) -> OpTensorInfo:
+        """``cudnnGetOpTensorDescriptor``."""
+        values = [ctypes.c_int() for _ in range(3)]
+        call = library.load().cudnnGetOpTensorDescriptor
+        check(call(self.value, *map(ctypes.byref, values)), "cudnnGetOpTensorDescriptor")
+        op, data, nan = (value.value for value in values)
+        return OpTensorInfo(OpTensorOp(op), DataType(data), NanPropagation(nan))
+
+
+def apply(
+    op: OpTensorOp,
+    a: Any,
+    b: Any = None,
+    c: Any = None,
+    *,
+    alpha1: float = 1.0,
+    alpha2: float = 1.0,
+    beta: float = 0.0,
+    nan: NanPropagation = PROPAGATE,
+) -> Any:
+    """Return c = op(alpha1 * a, alpha2 * b) + beta * c.
+
+    Each extent of ``b`` is that of ``a`` or 1 (broadcast).  SQRT and NOT (1 - a) take no ``b``.
+    """
+    check_array("a", a)
+    if (b is None) != (op in UNARY):
+        needs = "takes no b" if op in UNARY else "needs b"
+        raise ArgumentError(f"{OpTensorOp(op).name} {needs}")
+    if b is None:
+        b = a
+    else:
+        check_array("b", b)
+        check_same_dtype("a", a, "b", b)
+        _check_broadcast("b", b, "a", a)
+    c = output("c", c, "a", a, beta)
+    double = is_double(data_type(a.dtype))
+    with OpTensorDescriptor.of(op, compute_type(data_type(a.dtype)), nan) as descriptor:
+        status = library.load().cudnnOpTensor(
+            current_handle(),
+            descriptor.value,
+            scalar(alpha1, double),
+            descriptor_of(a, "a").value,
+            a.data.ptr,
+            scalar(alpha2, double),
+            descriptor_of(b, "b").value,
+            b.data.ptr,
+            scalar(beta, double),
+            descriptor_of(c, "c").value,
+            c.data.ptr,
+        )
+    check(status, "cudnnOpTensor", {"op": OpTensorOp(op), "a": a, "b": b, "c": c})
+    return c
+
+
+def add(a: Any, c: Any, *, alpha: float = 1.0, beta: float = 1.0) -> Any:
+    """Return c = alpha * a + beta * c in place; each extent of ``a`` is that of ``c`` or 1."""
+    check_array("a", a)
+    check_array("c", c)
+    check_same_dtype("c", c, "a", a)
+    check_writable("c", c)
+    _check_broadcast("a", a, "c", c)
+    one, zero = scalars(c, alpha, beta)
+    call = library.load().cudnnAddTensor
+    pair = (descriptor_of(c, "c").value, c.data.ptr)
+    status = call(current_handle(), one, descriptor_of(a, "a").value, a.data.ptr, zero, *pair)
+    check(status, "cudnnAddTensor", {"a": a, "c": c})
+    return c
+
+
+def fill(y: Any, value: float) -> Any:
+    """Set every element of ``y`` to ``value`` and return ``y``."""
+    check_array("y", y)
+    check_writable("y", y)
+    number = y.dtype.type(value).tobytes() if y.dtype.kind in "iufb" else None
+    if number is None:
+        raise ArgumentError(f"fill does not know how to store {value!r} as {y.dtype.name}")
+    call = library.load().cudnnSetTensor
+    pointer = ctypes.create_string_buffer(number, len(number))
+    status = call(current_handle(), descriptor_of(y, "y").value, y.data.ptr, pointer)
+    check(status, "cudnnSetTensor", {"y": y, "value": value})
+    return y
+
+
+def scale(y: Any, alpha: float) -> Any:
+    """Multiply every element of ``y`` by ``alpha`` and return ``y``."""
+    check_array("y", y)
+    check_writable("y", y)
+    call = library.load().cudnnScaleTensor
+    factor = scalar(alpha, is_double(data_type(y.dtype)))
+    status = call(current_handle(), descriptor_of(y, "y").value, y.data.ptr, factor)
+    check(status, "cudnnScaleTensor", {"y": y, "alpha": alpha})
+    return y
+
+
+def _check_broadcast(name: str, small: Any, big_name: str, big: Any) -> None:
+    fits = small.ndim == big.ndim and all(
+        s in (1, e) for s, e in zip(small.shape, big.shape, strict=True)
+    )
+    if not fits:
+        raise ArgumentError(
+            f"{name} has shape {small.shape}; each extent must be 1 or that of {big_name}, "
+            f"{big.shape}"
+        )

@@ -1,0 +1,152 @@
+"""Tensor descriptors: type, shape and strides of an array."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple, Self
+
+from minidnn.cudnn import library
+from minidnn.cudnn.arrays import Shape, at_least_4d, element_strides, settled_strides
+from minidnn.cudnn.descriptor import Descriptor
+from minidnn.cudnn.dtypes import data_type
+from minidnn.cudnn.enums import DataType, TensorFormat
+from minidnn.cudnn.errors import ArgumentError, check
+from minidnn.cudnn.memo import Memo
+from minidnn.cudnn.scalars import ints
+
+DIMENSIONS = 8
+
+
+class TensorInfo(NamedTuple):
+    """What a tensor descriptor holds; strides count elements."""
+
+    dtype: DataType
+    shape: Shape
+    strides: Shape
+
+
+class TensorDescriptor(Descriptor):
+    """A ``cudnnTensorDescriptor_t``.
+
+    ``TensorDescriptor()`` is not initialised: use one of the ``set`` methods, or the class
+    methods :meth:`of`, :meth:`strided` and :meth:`packed`.
+    """
+
+    __slots__ = ()
+    KIND = "Tensor"
+
+    @classmethod
+    def of(cls, array: Any, name: str = "array") -> Self:
+        """Describe a CuPy array in logical order (N, C, ...); to 4 dimensions 1s are appended."""
+        shape, strides = at_least_4d(array.shape, element_strides(name, array))
+        return cls.strided(array.dtype, shape, settled_strides(shape, strides))
+
+    @classmethod
+    def strided(cls, dtype: Any, shape: Shape, strides: Shape) -> Self:
+        """Describe any strides, counted in elements (``cudnnSetTensorNdDescriptor``)."""
+        made = cls()
+        made.set_nd(dtype, shape, strides)
+        return made
+
+    @classmethod
+    def packed(cls, dtype: Any, shape: Shape, format: TensorFormat) -> Self:
+        """Describe a dense tensor: ``shape`` is N, C, ... whatever the ``format``.
+
+        NCHW_VECT_C takes the data types INT8x4, UINT8x4 and INT8x32 and counts channels, not
+        vectors of them.
+        """
+        made = cls()
+        made.set_nd_ex(format, dtype, shape)
+        return made
+
+    def set_4d(self, format: TensorFormat, dtype: Any, n: int, c: int, h: int, w: int) -> None:
+        """``cudnnSetTensor4dDescriptor``."""
+        data, dims = data_type(dtype), (n, c, h, w)
+        self._set("cudnnSetTensor4dDescriptor", format, data, *dims, shape=dims, dtype=data)
+
+    def set_4d_ex(self, dtype: Any, shape: Shape, strides: Shape) -> None:
+        """``cudnnSetTensor4dDescriptorEx``: four extents and four strides in elements."""
+        data = data_type(dtype)
+        if len(shape) != 4 or len(strides) != 4:
+            raise ArgumentError(f"set_4d_ex takes 4 extents and 4 strides, got {shape}, {strides}")
+        context = {"shape": shape, "strides": strides, "dtype": data}
+        self._set("cudnnSetTensor4dDescriptorEx", data, *shape, *strides, **context)
+
+    def set_nd(self, dtype: Any, shape: Shape, strides: Shape) -> None:
+        """``cudnnSetTensorNdDescriptor``: extents and strides in elements."""
+        data = data_type(dtype)
+        if len(shape) != len(strides):
+            raise ArgumentError(f"shape {shape} and strides {strides} must have one length")
+        context = {"shape": shape, "strides": strides, "dtype": data}
+        arguments = (data, len(shape), ints(shape), ints(strides))
+        self._set("cudnnSetTensorNdDescriptor", *arguments, **context)
+
+    def set_nd_ex(self, format: TensorFormat, dtype: Any, shape: Shape) -> None:
+        """``cudnnSetTensorNdDescriptorEx``: extents and a layout."""
+        data = data_type(dtype)
+        context = {"shape": shape, "layout": TensorFormat(format), "dtype": data}
+        arguments = (format, data, len(shape), ints(shape))
+        self._set("cudnnSetTensorNdDescriptorEx", *arguments, **context)
+
+    def get(self) -> TensorInfo:
+        """Return type, shape and strides (``cudnnGetTensorNdDescriptor``)."""
+        dtype, rank = ctypes.c_int(), ctypes.c_int()
+        shape, strides = ints([0] * DIMENSIONS), ints([0] * DIMENSIONS)
+        function = "cudnnGetTensorNdDescriptor"
+        call = library.load().cudnnGetTensorNdDescriptor
+        outputs = (ctypes.byref(dtype), ctypes.byref(rank), shape, strides)
+        check(call(self.value, DIMENSIONS, *outputs), function)
+        n = rank.value
+        return TensorInfo(DataType(dtype.value), tuple(shape[:n]), tuple(strides[:n]))
+
+    def get_4d(self) -> TensorInfo:
+        """Return type, shape and strides of a 4-d descriptor (``cudnnGetTensor4dDescriptor``)."""
+        values = [ctypes.c_int() for _ in range(9)]
+        call = library.load().cudnnGetTensor4dDescriptor
+        check(call(self.value, *map(ctypes.byref, values)), "cudnnGetTensor4dDescriptor")
+        dtype, *rest = (value.value for value in values)
+        return TensorInfo(DataType(dtype), tuple(rest[:4]), tuple(rest[4:]))
+
+    @property
+    def size_in_bytes(self) -> int:
+        """Bytes from the first to the last element (``cudnnGetTensorSizeInBytes``)."""
+        found = ctypes.c_size_t()
+        call = library.load().cudnnGetTensorSizeInBytes
+        check(call(self.value, ctypes.byref(found)), "cudnnGetTensorSizeInBytes")
+        return found.value
+
+
+_cache: Memo[TensorDescriptor] = Memo(4096)
+
+
+def descriptor_of(array: Any, name: str = "array") -> TensorDescriptor:
+    """Return a shared descriptor of the array's type, shape and strides; do not close it."""
+    return described(array.dtype, array.shape, element_strides(name, array))
+
+
+def described(
+    dtype: Any, shape: Shape, strides: Shape, prefer: TensorFormat | None = None
+) -> TensorDescriptor:
+    """Return a shared descriptor of what is given; do not close it."""
+    key = (dtype, shape, strides, prefer)
+    found = _cache.get(key)
+    if found is None:
+        full, steps = at_least_4d(shape, strides)
+        found = TensorDescriptor.strided(dtype, full, settled_strides(full, steps, prefer))
+        _cache.put(key, found)
+    return found
+
+
+def flat_descriptor_of(array: Any) -> TensorDescriptor:
+    """Return a shared descriptor of a dense array as a list of elements, for element-wise work.
+
+    Its shape is (first extent, the rest, 1, 1), as CuPy's functions have it.
+    """
+    first = array.shape[0] if array.ndim else 1
+    rest = array.size // first
+    return described(array.dtype, (first, rest, 1, 1), (rest, 1, 1, 1))
+
+
+def clear_cache() -> None:
+    """Drop the shared descriptors; each is freed when nobody uses it any more."""
+    _cache.clear()

@@ -1,0 +1,99 @@
+"""Scratch memory for cuDNN: one buffer per device and stream, which grows, from CuPy's pool.
+
+Work on one stream runs in order, so calls there can share one buffer.  A buffer that a CUDA
+graph has recorded is kept when a larger one takes its place, as the graph goes on using it; such
+a graph must not be replayed at the same time as other cuDNN work that uses the stream of its
+capture.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.errors import ArgumentError
+from minidnn.errors import OutOfMemoryError
+
+_DEFAULT_LIMIT = 1 << 30
+_limit = _DEFAULT_LIMIT
+_lock = threading.Lock()
+
+
+class _Buffer:
+    __slots__ = ("captured", "memory", "size")
+
+    def __init__(self, memory: Any, size: int) -> None:
+        self.memory = memory
+        self.size = size
+        self.captured = False
+
+
+_buffers: dict[tuple[int, int], _Buffer] = {}
+_kept: list[_Buffer] = []  # recorded by a CUDA graph, then outgrown
+
+
+def get_limit() -> int:
+    """Return the bytes that an algorithm may want; 1 GiB unless :func:`set_limit` was called."""
+    return _limit
+
+
+def set_limit(size: int) -> None:
+    """Set the default workspace limit of the binding's own convolutions, in bytes."""
+    global _limit
+    if size < 0:
+        raise ArgumentError(f"size={size} must not be negative")
+    _limit = int(size)
+
+
+def acquire(size: int) -> Any:
+    """Return memory of at least ``size`` bytes for work on the current stream; None for 0.
+
+    The result is a ``cupy.cuda.MemoryPointer``; hold it until the work is launched.  Raises
+    :class:`~minidnn.errors.OutOfMemoryError`.
+    """
+    if not size:
+        return None
+    cuda = cupy().cuda
+    stream = cuda.get_current_stream().ptr
+    key = (cuda.runtime.getDevice(), stream)
+    found = _buffers.get(key)
+    if found is None or found.size < size:
+        found = _grow(key, size)
+    if not found.captured and stream and cuda.runtime.streamIsCapturing(stream):
+        found.captured = True
+    return found.memory
+
+
+def _grow(key: tuple[int, int], size: int) -> _Buffer:
+    memory = cupy().cuda.memory
+    with _lock:
+        old = _buffers.pop(key, None)
+        if old is not None and old.captured:
+            _kept.append(old)
+        have = old.size if old else 0
+        del old  # its memory can serve the larger buffer
+        try:
+            made = _Buffer(memory.alloc(size), size)
+        except memory.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"no room for a cuDNN workspace of {size} bytes on device {key[0]} "
+                f"(it had {have}): {error}"
+            ) from error
+        _buffers[key] = made
+        return made
+
+
+def sizes() -> dict[tuple[int, int], int]:
+    """Return the bytes held, by (device, stream address)."""
+    return {key: buffer.size for key, buffer in sorted(_buffers.items())}
+
+
+def release() -> None:
+    """Give all workspaces back to CuPy's pool, also those that CUDA graphs have recorded.
+
+    A graph that was captured with one of them must not be replayed afterwards.
+    """
+    with _lock:
+        _buffers.clear()
+        _kept.clear()
