@@ -1,1 +1,1 @@
-"""Depth-first fusion: stacks, steps and sequences, patch geometry, cost, and the kernel plan."""
+"""Depth-first fusion, free of any device: stacks, steps, patches, cost, kernel plans."""

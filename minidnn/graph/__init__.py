@@ -1,1 +1,1 @@
-"""The graph: values, nodes, operators, scalar expressions, and what reads or writes them."""
+"""The graph: values, operators, scalar expressions, and what can be done with them."""

@@ -8,13 +8,15 @@ a :class:`Rewriter`, which keeps every node whose operands stayed the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph.arithmetic import Arithmetic
+from minidnn.graph.layout import Layout
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import TensorType, numpy_dtype
 
@@ -116,6 +118,14 @@ class Node:
         return f"{outputs} = {self.op}({inputs})"
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a value lies inside a wider one: from ``channel`` of ``buffer`` on."""
+
+    buffer: Value
+    channel: int
+
+
 class Graph:
     """Inputs, outputs, and the nodes between them in an order in which they can run."""
 
@@ -126,6 +136,8 @@ class Graph:
         nodes: Iterable[Node],
         name: str = "graph",
         output_names: Iterable[str] | None = None,
+        layouts: Mapping[Value, Layout] | None = None,
+        placements: Mapping[Value, Placement] | None = None,
     ) -> None:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -133,6 +145,27 @@ class Graph:
         self.name = name
         #: Names under which outputs are returned as a dict; None for a value or a tuple.
         self.output_names = None if output_names is None else tuple(output_names)
+        #: How values lie in memory, once the layout pass has run; NCHW where nothing is said.
+        self.layouts: Mapping[Value, Layout] = layouts or {}
+        #: Values that are written straight into a wider one, once place_concat has run.
+        self.placements: Mapping[Value, Placement] = placements or {}
+
+    def annotated(
+        self,
+        nodes: Iterable[Node] | None = None,
+        layouts: Mapping[Value, Layout] | None = None,
+        placements: Mapping[Value, Placement] | None = None,
+    ) -> Graph:
+        """The same graph with its nodes in another order, or with layouts or placements."""
+        return Graph(
+            self.inputs,
+            self.outputs,
+            self.nodes if nodes is None else nodes,
+            self.name,
+            self.output_names,
+            self.layouts if layouts is None else layouts,
+            self.placements if placements is None else placements,
+        )
 
     @cached_property
     def readers(self) -> dict[Value, tuple[Node, ...]]:

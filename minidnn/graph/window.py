@@ -81,11 +81,6 @@ class Window:
         """Whether rows after columns give the same bits: true for max, not for rounded sums."""
         return self.reduce == "max" and self.rows.kernel > 1 and self.columns.kernel > 1
 
-    def separate(self) -> tuple[Window, Window]:
-        """A window over columns only and one over rows only that together do the same."""
-        one = WindowAxis(1)
-        return Window(one, self.columns, self.reduce), Window(self.rows, one, self.reduce)
-
     @property
     def identity(self) -> float:
         return -np.inf if self.reduce == "max" else 0.0

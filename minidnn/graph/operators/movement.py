@@ -7,10 +7,11 @@ from math import prod
 
 import numpy as np
 
+from minidnn.graph.layout import Layout
 from minidnn.graph.operator import Movement
 from minidnn.graph.types import TensorType
 
-__all__ = ["Concat", "Flatten", "Reshape"]
+__all__ = ["Concat", "Flatten", "Reorder", "Reshape"]
 
 
 @dataclass(frozen=True)
@@ -109,3 +110,16 @@ class Concat(Movement):
 
     def move(self, *inputs: np.ndarray) -> np.ndarray:
         return np.concatenate(inputs, axis=self.axis)
+
+
+@dataclass(frozen=True)
+class Reorder(Movement):
+    """The same value in another physical layout."""
+
+    layout: Layout
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        return inputs
+
+    def move(self, *inputs: np.ndarray) -> np.ndarray:
+        return inputs[0]

@@ -45,6 +45,20 @@ class MaxPool2d(Windowed):
         )
         return Window(*axes, reduce="max")
 
+    def along(self, axis: int) -> MaxPool2d:
+        """The window along rows (0) or columns (1) only; one after the other does the same."""
+
+        def only(pair: Pair, other: int) -> Pair:
+            return (pair[0], other) if axis == 0 else (other, pair[1])
+
+        return MaxPool2d(
+            only(self.kernel_size, 1),
+            only(self.stride, 1),
+            only(self.padding, 0),
+            only(self.dilation, 1),
+            self.ceil_mode,
+        )
+
 
 @dataclass(frozen=True)
 class AvgPool2d(Windowed):

@@ -1,0 +1,77 @@
+"""What passes ask of a backend: refusals with reasons, and prices.
+
+The methods here are the device-free answers, from the device's figures alone.  A backend
+overrides those that it knows better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minidnn.fusion.device import TWO_CORES, Device
+from minidnn.graph.ir import Node, Value
+from minidnn.graph.layout import PLANAR, Layout
+from minidnn.graph.operators import Conv2d
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device, and what can be computed how on it."""
+
+    device: Device = TWO_CORES
+
+    def seconds(self, operations: float, bytes: int, contraction: bool = False) -> float:
+        """A region's predicted time: the larger of arithmetic and memory, and the overhead."""
+        device = self.device
+        peak = device.contraction_operations if contraction else device.operations
+        return device.overhead + max(operations / peak, bytes / device.bandwidth)
+
+    def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
+        """Why ``node`` cannot be computed while the contraction reads its input; None if it can."""
+        op = contraction.op
+        if isinstance(op, Conv2d):
+            kernel = contraction.inputs[1].shape[2:]
+            if kernel != (1, 1):
+                return f"a {kernel[0]}x{kernel[1]} kernel would compute it for every tap"
+            if op.padding != ((0, 0), (0, 0)):
+                return "the convolution pads with zeros, which it would change"
+        return None
+
+    def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
+        """Why ``node`` cannot be computed on the contraction's results; None if it can."""
+        if node.output.shape != contraction.output.shape:
+            return "it changes the shape"
+        return None
+
+    def prologue_seconds(self, contraction: Node, nodes: Sequence[Node]) -> float:
+        """Predicted extra time of absorbing ``nodes`` as a prologue."""
+        return _operations(nodes) / self.device.operations
+
+    def epilogue_seconds(self, contraction: Node, nodes: Sequence[Node], reads: int) -> float:
+        """Predicted extra time of absorbing ``nodes``, which read ``reads`` bytes of other
+        tensors, as an epilogue."""
+        return max(_operations(nodes) / self.device.operations, reads / self.device.bandwidth)
+
+    def layouts(self, node: Node) -> tuple[Layout, ...]:
+        """The layouts in which a node can read and write its values, the preferred one first."""
+        return (PLANAR,)
+
+    def layout_seconds(self, node: Node, layout: Layout) -> float:
+        """Predicted time of a node in a layout, over that in its preferred one."""
+        return 0.0
+
+    def slice_seconds(self, node: Node, value: Value) -> float:
+        """Predicted extra time of a node's writing ``value`` into a slice of a wider buffer."""
+        return 0.0
+
+    def refuse_slice(self, node: Node, value: Value) -> str | None:
+        """Why a node cannot write ``value`` into a slice of a wider buffer; None if it can."""
+        return None
+
+
+def _operations(nodes: Sequence[Node]) -> int:
+    return sum(
+        node.op.operations(tuple(v.type for v in node.inputs), (node.output.type,))
+        for node in nodes
+    )

@@ -1,0 +1,95 @@
+"""Which values share storage, and from when to when each storage is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.layout import PLANAR
+from minidnn.graph.operators import Flatten, Reshape
+
+#: Storage begins at multiples of this many bytes: a cache line, an AVX-512 vector.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """Storage of ``bytes`` that is in use from node ``first`` to node ``last``, both included."""
+
+    value: Value
+    bytes: int
+    first: int
+    last: int
+
+    def overlaps(self, other: Lifetime) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+def is_view(graph: Graph, node: Node) -> bool:
+    """Whether a node only gives another shape to storage that it shares with its operand."""
+    if not isinstance(node.op, (Flatten, Reshape)):
+        return False
+    value = node.inputs[0]
+    layout = graph.layouts.get(value, PLANAR)
+    channels, pixels = value.type.plane[1], value.type.plane[2] * value.type.plane[3]
+    same_order = layout.block == 1 or (
+        pixels == 1 and (layout.block == 0 or channels % layout.block == 0)
+    )
+    return same_order and not isinstance(value, Constant)
+
+
+def storage_roots(graph: Graph) -> dict[Value, Value]:
+    """For each computed value the value whose storage it lies in: itself, a join, a viewed one."""
+    roots: dict[Value, Value] = {value: value for value in graph.inputs}
+    for node in graph.nodes:
+        for value in node.outputs:
+            placement = graph.placements.get(value)
+            if placement is not None:
+                roots[value] = placement.buffer
+            elif is_view(graph, node):
+                roots[value] = roots[node.inputs[0]]
+            else:
+                roots[value] = value
+    return roots
+
+
+def storage_bytes(graph: Graph, value: Value) -> int:
+    """Bytes of a value's own storage, in its layout, rounded up to the alignment."""
+    size = graph.layouts.get(value, PLANAR).bytes(value.type)
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def lifetimes(graph: Graph, order: Sequence[Node] | None = None) -> list[Lifetime]:
+    """The lifetimes of all storage that the graph needs between its inputs and its outputs.
+
+    Inputs and outputs themselves are the caller's memory and are left out.
+    """
+    nodes = graph.nodes if order is None else order
+    roots = storage_roots(graph)
+    outside = {roots.get(value) for value in (*graph.inputs, *graph.outputs)}
+    first: dict[Value, int] = {}
+    last: dict[Value, int] = {}
+    for i, node in enumerate(nodes):
+        for value in (*node.outputs, *node.tensors):
+            root = roots[value]
+            first.setdefault(root, i)
+            last[root] = i
+    return [
+        Lifetime(root, storage_bytes(graph, root), first[root], last[root])
+        for root in first
+        if root not in outside
+    ]
+
+
+def peak_bytes(found: Sequence[Lifetime]) -> int:
+    """The most bytes in use at once: what no placement of these lifetimes can undercut."""
+    changes: dict[int, int] = {}
+    for life in found:
+        changes[life.first] = changes.get(life.first, 0) + life.bytes
+        changes[life.last + 1] = changes.get(life.last + 1, 0) - life.bytes
+    peak = used = 0
+    for _, change in sorted(changes.items()):
+        used += change
+        peak = max(peak, used)
+    return peak

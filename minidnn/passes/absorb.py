@@ -1,0 +1,125 @@
+"""absorb: each contraction takes point-wise operators before and after it into its kernel.
+
+Handles: element-wise nodes that are the only reader of the contraction's result, the residual
+add included (epilogue), and element-wise nodes with one tensor operand that only the
+contraction reads (prologue).  What is absorbed is decided by price: the time that the target
+predicts for it inside the contraction, against its own memory traffic outside, which is nothing
+if a neighbouring stack takes it along for free.
+Refuses: whatever the target refuses (noted with its reason), shapes that change, operands that
+depend on the contraction by another path.
+"""
+
+from __future__ import annotations
+
+from minidnn.fusion.region import FusedContraction
+from minidnn.fusion.stacks import Groups, is_tensor_operand, why_not_fusable
+from minidnn.graph.ir import Constant, Graph, Node
+from minidnn.graph.operator import Contraction, Elementwise
+from minidnn.passes.contract import contract
+from minidnn.passes.infrastructure import Context, Pass
+
+
+def absorb(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    groups = Groups(graph)
+    taken: dict[Node, None] = {}
+    regions = []
+    for node in graph.nodes:
+        if isinstance(node.op, Contraction):
+            after = _epilogue(graph, groups, node, taken, context)
+            taken.update(dict.fromkeys(after))
+            before = _prologue(graph, groups, node, taken, context)
+            taken.update(dict.fromkeys(before))
+            if before or after:
+                regions.append(((*before, node, *after), FusedContraction))
+    return contract(graph, regions)
+
+
+def _epilogue(
+    graph: Graph, groups: Groups, contraction: Node, taken: dict[Node, None], context: Context
+) -> list[Node]:
+    target = context.target
+    chain: list[Node] = []
+    last = contraction
+    while (node := graph.only_reader(last.output)) is not None:
+        if not isinstance(node.op, Elementwise) or node in taken:
+            break
+        reason = target.refuse_epilogue(contraction, node)
+        others = [v for v in node.tensors if v is not last.output]
+        if reason is None and not groups.can_merge([contraction, node]):
+            reason = "one of its operands depends on the contraction by another path"
+        if reason is not None:
+            context.notes[node.name] = f"not absorbed into {contraction.name}: {reason}"
+            break
+        reads = sum(value.type.bytes for value in others)
+        own = node.op.operations(tuple(v.type for v in node.inputs), (node.output.type,))
+        apart = 2 * last.output.type.bytes + reads
+        reader = graph.only_reader(node.output)
+        joins_stack = reader is not None and why_not_fusable(reader) is None
+        outside = reads / target.device.bandwidth if joins_stack else target.seconds(own, apart)
+        inside = target.epilogue_seconds(contraction, [*chain, node], reads)
+        if chain:
+            inside -= target.epilogue_seconds(contraction, chain, 0)
+        if inside > outside and not joins_stack:
+            context.notes[node.name] = (
+                f"not absorbed into {contraction.name}: {inside * 1e6:.1f} us inside, "
+                f"{outside * 1e6:.1f} us outside"
+            )
+            break
+        if not context.allow(f"{contraction.name} takes {node.name} ({node.op}) after it"):
+            break
+        groups.merge([contraction, node])
+        chain.append(node)
+        last = node
+    return chain
+
+
+def _prologue(
+    graph: Graph, groups: Groups, contraction: Node, taken: dict[Node, None], context: Context
+) -> list[Node]:
+    target = context.target
+    chain: list[Node] = []
+    value = contraction.inputs[0]
+    while (node := value.producer) is not None and node not in taken:
+        if graph.only_reader(value) is not (chain[0] if chain else contraction):
+            break
+        if not isinstance(node.op, Elementwise) or not _has_one_tensor(node):
+            break
+        reason = target.refuse_prologue(contraction, node)
+        if reason is None and not groups.can_merge([contraction, node]):
+            reason = "it depends on the contraction by another path"
+        if reason is not None:
+            context.notes[node.name] = f"not absorbed into {contraction.name}: {reason}"
+            break
+        source = node.inputs[0]
+        own = node.op.operations(tuple(v.type for v in node.inputs), (node.output.type,))
+        producer = source.producer
+        if producer is not None and why_not_fusable(producer) is None and producer not in taken:
+            alone = graph.only_reader(source) is node
+            written = 0 if alone else value.type.bytes  # a stack would take it along
+            outside = written / target.device.bandwidth
+            if isinstance(producer.op, Elementwise) and alone:
+                outside = target.seconds(own, source.type.bytes + value.type.bytes)
+        else:
+            outside = target.seconds(own, source.type.bytes + value.type.bytes)
+        inside = target.prologue_seconds(contraction, [node])
+        if inside > outside:
+            context.notes[node.name] = (
+                f"not absorbed into {contraction.name}: {inside * 1e6:.1f} us inside, "
+                f"{outside * 1e6:.1f} us outside"
+            )
+            break
+        if not context.allow(f"{contraction.name} takes {node.name} ({node.op}) before it"):
+            break
+        groups.merge([contraction, node])
+        chain.insert(0, node)
+        value = source
+    return chain
+
+
+def _has_one_tensor(node: Node) -> bool:
+    tensors = [v for i, v in enumerate(node.inputs) if is_tensor_operand(node, i)]
+    return len(tensors) == 1 and not isinstance(tensors[0], Constant)
+
+
+ABSORB = Pass("absorb", absorb, requires=("simplify", "fold_batch_norm"))

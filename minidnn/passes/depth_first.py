@@ -1,0 +1,123 @@
+"""depth_first: stacks are collapsed into sequences, each of which becomes one kernel.
+
+Handles: every stack that fusion.stacks finds; each is collapsed under the context's strategy.
+Under the strategy "model", separating max windows into columns and rows, which gives the same
+bits, is priced too.  What is left of element-wise and window nodes becomes sequences of one.
+Refuses: nodes for which fusion.stacks gives a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from minidnn.fusion.collapse import Choice, collapse
+from minidnn.fusion.operations import lower
+from minidnn.fusion.region import Sequence as SequenceRegion
+from minidnn.fusion.sequence import Schedule
+from minidnn.fusion.stacks import boundary, find_stacks, why_not_fusable
+from minidnn.graph.ir import Graph, Node, Rewriter
+from minidnn.graph.operators import Concat, MaxPool2d
+from minidnn.passes.contract import MakeRegion, contract
+from minidnn.passes.infrastructure import Context, Pass
+
+
+def depth_first(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    if context.strategy == "model":
+        graph = _separate_windows(graph, context)
+    groups: list[tuple[Sequence[Node], MakeRegion]] = []
+    for nodes in stacks_of(graph, context):
+        _, outputs = boundary(graph, nodes)
+        stack = lower(nodes, outputs)
+        strategy = "one" if context.strategy == "layers" else context.strategy
+        choices = collapse(stack, context.target.device, strategy)
+        names = ", ".join(node.name for node in nodes)
+        if not context.allow(f"compute {names} as {len(choices)} sequence(s)"):
+            break
+        for choice in choices:
+            members = _nodes_of(choice, nodes)
+            groups.append((members, partial(_region, schedule=choice.schedule)))
+    return contract(graph, groups)
+
+
+def stacks_of(graph: Graph, context: Context) -> list[list[Node]]:
+    """The stacks to collapse; under the strategy "layers", every fusable node by itself."""
+    if context.strategy != "layers":
+        return find_stacks(graph)
+    return [
+        [node]
+        for node in graph.nodes
+        if why_not_fusable(node) is None and not isinstance(node.op, Concat)
+    ]
+
+
+def _region(body: Graph, schedule: Schedule) -> SequenceRegion:
+    return SequenceRegion(body, schedule)
+
+
+def _nodes_of(choice: Choice, nodes: Sequence[Node]) -> list[Node]:
+    computed = {operation.output for operation in choice.sequence.operations}
+    return [node for node in nodes if node.output in computed]
+
+
+def _separate_windows(graph: Graph, context: Context) -> Graph:
+    """Separates the max windows of those stacks that are cheaper for it."""
+    chosen: set[Node] = set()
+    for nodes in find_stacks(graph):
+        windows = [n for n in nodes if isinstance(n.op, MaxPool2d) and n.op.window().separable]
+        if windows and _seconds(*_apart(graph, nodes), context) < _seconds(graph, nodes, context):
+            chosen.update(windows)
+    if not chosen:
+        return graph
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        if node in chosen and context.allow(f"separate {node.name} into columns and rows"):
+            _separate(rewriter, node)
+        else:
+            rewriter.keep(node)
+    return rewriter.finish()
+
+
+def _separate(rewriter: Rewriter, node: Node) -> None:
+    op = node.op
+    assert isinstance(op, MaxPool2d)
+    source = rewriter.value(node.inputs[0])
+    name = rewriter.fresh(f"{node.name}.columns")
+    across = rewriter.add(op.along(1), [source], name, node.source)
+    down = rewriter.add(op.along(0), [across.output], node.name, node.source)
+    rewriter.replace(node.output, down.output)
+
+
+def _apart(graph: Graph, nodes: Sequence[Node]) -> tuple[Graph, list[Node]]:
+    """The stack as a graph of its own, with its max windows separated."""
+    inputs, outputs = boundary(graph, nodes)
+    rewriter = Rewriter(Graph(inputs, outputs, nodes))
+    for node in nodes:
+        if isinstance(node.op, MaxPool2d) and node.op.window().separable:
+            _separate(rewriter, node)
+        else:
+            rewriter.keep(node)
+    separated = rewriter.finish()
+    return separated, list(separated.nodes)
+
+
+def _seconds(graph: Graph, nodes: Sequence[Node], context: Context) -> float:
+    """The predicted time of a stack, collapsed."""
+    _, outputs = boundary(graph, nodes)
+    choices = collapse(lower(nodes, outputs), context.target.device, "model")
+    return sum(choice.price.seconds for choice in choices)
+
+
+def no_loose_fusable_nodes(graph: Graph) -> Iterator[str]:
+    for node in graph.nodes:
+        if not isinstance(node.op, Concat) and why_not_fusable(node) is None:
+            yield f"node {node.name!r} ({node.op}) is in no region"
+
+
+DEPTH_FIRST = Pass(
+    "depth_first",
+    depth_first,
+    requires=("simplify", "absorb"),
+    ensures=(no_loose_fusable_nodes,),
+)

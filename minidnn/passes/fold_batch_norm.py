@@ -1,0 +1,126 @@
+"""fold_batch_norm: batch normalization becomes part of weights, or a scale and a shift.
+
+Handles: BatchNorm after a Conv2d or Linear of which it is the only reader: its scale goes into
+the weight, its shift into the bias.  Any other BatchNorm with constant statistics becomes
+ScaleShift.  New constants are computed in float64 and rounded once, when they are first needed.
+Refuses: statistics that are not constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
+from minidnn.graph.operators import BatchNorm, Conv2d, Linear, ScaleShift
+from minidnn.graph.types import numpy_dtype
+from minidnn.passes.infrastructure import Context, Pass
+
+
+def fold_batch_norm(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    rewriter = Rewriter(graph)
+    folded: set[Node] = set()  # normalizations that went into the contraction before them
+    for node in graph.nodes:
+        norm = graph.only_reader(node.output) if isinstance(node.op, (Conv2d, Linear)) else None
+        if norm is not None and _can_fold(node, norm):
+            if context.allow(f"fold {norm.name} into {node.name}"):
+                folded.add(norm)
+                _fold(rewriter, node, norm)
+                continue
+        elif _has_constant_statistics(node) and node not in folded:
+            if context.allow(f"make {node.name} a scale and a shift"):
+                _scale_and_shift(rewriter, node)
+                continue
+        if node not in folded:
+            rewriter.keep(node)
+    return rewriter.finish()
+
+
+def _has_constant_statistics(node: Node) -> bool:
+    return isinstance(node.op, BatchNorm) and all(isinstance(v, Constant) for v in node.inputs[1:])
+
+
+def _can_fold(contraction: Node, norm: Node) -> bool:
+    channels_last = isinstance(contraction.op, Linear) and contraction.output.type.rank != 2
+    return (
+        _has_constant_statistics(norm)
+        and norm.inputs[0] is contraction.output
+        and all(isinstance(value, Constant) for value in contraction.inputs[1:])
+        and not channels_last
+    )
+
+
+def _fold(rewriter: Rewriter, contraction: Node, norm: Node) -> None:
+    weight, *bias = contraction.inputs[1:]
+    scale, shift = _factors(norm)
+    channels = norm.inputs[1].type
+
+    def new_weight() -> np.ndarray:
+        data = _data(weight)
+        factor = scale().reshape(-1, *(1,) * (data.ndim - 1))
+        return (data.astype(np.float64) * factor).astype(data.dtype)
+
+    def new_bias() -> np.ndarray:
+        before = _data(bias[0]).astype(np.float64) if bias else 0.0
+        return (before * scale() + shift()).astype(numpy_dtype(channels.dtype))
+
+    constants = (
+        Constant(weight.type, f"{weight.name}.folded", new_weight),
+        Constant(channels, f"{norm.name}.folded_bias", new_bias),
+    )
+    inputs = (rewriter.value(contraction.inputs[0]), *constants)
+    new = rewriter.add(contraction.op, inputs, contraction.name, contraction.source)
+    rewriter.replace(norm.output, new.output)
+
+
+def _scale_and_shift(rewriter: Rewriter, norm: Node) -> None:
+    scale, shift = _factors(norm)
+    channels = norm.inputs[1].type
+    dtype = numpy_dtype(channels.dtype)
+    constants = (
+        Constant(channels, f"{norm.name}.scale", lambda: scale().astype(dtype)),
+        Constant(channels, f"{norm.name}.shift", lambda: shift().astype(dtype)),
+    )
+    inputs = (rewriter.value(norm.inputs[0]), *constants)
+    new = rewriter.add(ScaleShift(), inputs, norm.name, norm.source)
+    rewriter.replace(norm.output, new.output)
+
+
+def _factors(norm: Node):  # type: ignore[no-untyped-def]
+    """Functions that give a normalization's scale and shift in float64."""
+    op, parameters = norm.op, norm.inputs[1:]
+    assert isinstance(op, BatchNorm)
+
+    def scale() -> np.ndarray:
+        weight, _, _, var = _float64(parameters)
+        with np.errstate(all="ignore"):
+            return np.asarray(weight / np.sqrt(var + op.eps))
+
+    def shift() -> np.ndarray:
+        _, bias, mean, _ = _float64(parameters)
+        with np.errstate(all="ignore"):
+            return np.asarray(bias - mean * scale())
+
+    return scale, shift
+
+
+def _float64(values: Sequence[Value]) -> list[np.ndarray]:
+    return [_data(value).astype(np.float64) for value in values]
+
+
+def _data(value: Value) -> np.ndarray:
+    assert isinstance(value, Constant)
+    return value.data
+
+
+def no_constant_batch_norms(graph: Graph) -> Iterator[str]:
+    for node in graph.nodes:
+        if _has_constant_statistics(node):
+            yield f"node {node.name!r} is a batch normalization with constant statistics"
+
+
+FOLD_BATCH_NORM = Pass(
+    "fold_batch_norm", fold_batch_norm, requires=("simplify",), ensures=(no_constant_batch_norms,)
+)

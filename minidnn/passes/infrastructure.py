@@ -1,0 +1,110 @@
+"""What a pass is, and how a list of them is run.
+
+A pass is a function from graph to graph with a name and a contract: facts that must hold
+before it and facts that hold after it.  Every rewrite asks :meth:`Context.allow` first, which
+counts it and stops after ``fuel`` rewrites, so that a wrong number can be bisected.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from minidnn.errors import GraphError, MiniDNNError
+from minidnn.fusion.collapse import Strategy
+from minidnn.fusion.target import Target
+from minidnn.graph.checker import check
+from minidnn.graph.ir import Graph
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One rewrite that a pass has made."""
+
+    number: int
+    pass_name: str
+    description: str
+
+    def __str__(self) -> str:
+        return f"#{self.number} {self.pass_name}: {self.description}"
+
+
+@dataclass
+class Context:
+    """What passes may ask: the target, the strategy of fusion, and leave to rewrite."""
+
+    target: Target = field(default_factory=Target)
+    strategy: Strategy = "model"
+    #: How many rewrites may be made; None: all.
+    fuel: int | None = None
+    rewrites: list[Rewrite] = field(default_factory=list)
+    #: Why something that could have been done was not, for explain().
+    notes: dict[str, str] = field(default_factory=dict)
+    running: str = ""
+
+    def allow(self, description: str) -> bool:
+        """Whether a rewrite may be made; if so, it is recorded."""
+        if self.fuel is not None and len(self.rewrites) >= self.fuel:
+            return False
+        self.rewrites.append(Rewrite(len(self.rewrites) + 1, self.running, description))
+        log.debug("%s", self.rewrites[-1])
+        return True
+
+
+#: A fact about a graph: yields a complaint for each place where it does not hold.
+Fact = Callable[[Graph], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A named pass with its contract.
+
+    ``ensures`` are facts that hold after it if it was given unlimited fuel; ``requires`` names
+    passes whose facts it relies on, which must have run before.
+    """
+
+    name: str
+    run: Callable[[Graph, Context], Graph]
+    requires: tuple[str, ...] = ()
+    ensures: tuple[Fact, ...] = ()
+
+
+Observer = Callable[[Pass, Graph, Graph], None]
+
+
+def run_passes(
+    graph: Graph,
+    passes: Sequence[Pass],
+    context: Context,
+    observe: Observer | None = None,
+    verify: bool = False,
+) -> Graph:
+    """The graph after all passes.
+
+    ``observe`` is called with each pass and the graphs before and after it (for printing).
+    ``verify`` checks the graph and the contracts around every pass.  An error names the pass.
+    """
+    done: list[str] = []
+    for step in passes:
+        missing = [name for name in step.requires if name not in done]
+        if missing:
+            raise GraphError(f"pass {step.name} requires {', '.join(missing)} to run before it")
+        context.running = step.name
+        try:
+            result = step.run(graph, context)
+            if verify:
+                check(result)
+        except MiniDNNError as error:
+            raise type(error)(f"pass {step.name}: {error}") from error
+        if verify and context.fuel is None:
+            broken = [complaint for fact in step.ensures for complaint in fact(result)]
+            if broken:
+                raise GraphError(f"pass {step.name} broke its contract: " + "; ".join(broken))
+        if observe is not None:
+            observe(step, graph, result)
+        done.append(step.name)
+        graph = result
+    return graph

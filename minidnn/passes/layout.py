@@ -1,0 +1,129 @@
+"""layout: chooses how each value lies in memory, for the whole graph at once.
+
+Handles: every node runs in one of the layouts that the target offers for it; where a reader
+wants another layout than the producer's, a Reorder is put between them, once per value and
+layout.  The choice minimises predicted time, conversions included: from the target's preferred
+layouts and from NCHW everywhere, single nodes are changed while that helps, and the better end
+is taken (iterated conditional modes).  Graph inputs and outputs are NCHW, as callers have them.
+Refuses: nothing; values that are not of rank 4 have no layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from minidnn.fusion.target import Target
+from minidnn.graph.ir import Graph, Node, Rewriter, Value
+from minidnn.graph.layout import PLANAR, Layout
+from minidnn.graph.operators import Reorder
+from minidnn.passes.infrastructure import Context, Pass
+
+
+def layout(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    target = context.target
+    offered = {node: target.layouts(node) for node in graph.nodes}
+    starts = (
+        {node: layouts[0] for node, layouts in offered.items()},
+        {n: PLANAR if PLANAR in offer else offer[0] for n, offer in offered.items()},
+    )
+    settled = [_settle(graph, target, offered, start) for start in starts]
+    chosen = min(settled, key=lambda choice: _total(graph, target, choice))
+    return _with_reorders(graph, context, chosen)
+
+
+def _settle(
+    graph: Graph,
+    target: Target,
+    offered: Mapping[Node, tuple[Layout, ...]],
+    start: dict[Node, Layout],
+) -> dict[Node, Layout]:
+    """Changes one node's layout after another while that saves time."""
+    chosen = dict(start)
+    changed = True
+    while changed:
+        changed = False
+        for node, layouts in offered.items():
+            if len(layouts) == 1:
+                continue
+            costs = []
+            for option in layouts:
+                chosen[node], before = option, chosen[node]
+                costs.append((_local(graph, target, chosen, node), option))
+                chosen[node] = before
+            cost, best = min(costs, key=lambda entry: entry[0])
+            if cost < _local(graph, target, chosen, node):
+                chosen[node] = best
+                changed = True
+    return chosen
+
+
+def _local(graph: Graph, target: Target, chosen: Mapping[Node, Layout], node: Node) -> float:
+    values = dict.fromkeys((*node.tensors, *node.outputs))
+    own = target.layout_seconds(node, chosen[node])
+    return own + sum(_conversion(graph, target, chosen, value) for value in values)
+
+
+def _total(graph: Graph, target: Target, chosen: Mapping[Node, Layout]) -> float:
+    own = sum(target.layout_seconds(node, chosen[node]) for node in graph.nodes)
+    return own + sum(_conversion(graph, target, chosen, value) for value in graph.values)
+
+
+def _conversion(
+    graph: Graph, target: Target, chosen: Mapping[Node, Layout], value: Value
+) -> float:
+    count = len(_wanted(graph, chosen, value))
+    return count * target.seconds(0, 2 * value.type.bytes) if count else 0.0
+
+
+def _wanted(graph: Graph, chosen: Mapping[Node, Layout], value: Value) -> Iterable[Layout]:
+    """The layouts in which a value is read, other than the one in which it is made."""
+    if value.type.rank != 4:
+        return ()
+    made = chosen[value.producer] if value.producer is not None else PLANAR
+    wanted = dict.fromkeys(chosen[reader] for reader in graph.readers[value])
+    if value in graph.outputs:
+        wanted[PLANAR] = None
+    wanted.pop(made, None)
+    return tuple(wanted)
+
+
+def _with_reorders(graph: Graph, context: Context, chosen: Mapping[Node, Layout]) -> Graph:
+    rewriter = Rewriter(graph)
+    layouts: dict[Value, Layout] = {}
+    converted: dict[tuple[Value, Layout], Value] = {}
+
+    def convert(value: Value) -> None:
+        """Adds the reorders of a value of the old graph, right after it is made."""
+        made = chosen[value.producer] if value.producer is not None else PLANAR
+        new = rewriter.value(value)
+        if value.type.rank == 4:
+            layouts[new] = made
+        for wanted in _wanted(graph, chosen, value):
+            if context.allow(f"reorder {value.name} from {made} to {wanted}"):
+                name = rewriter.fresh(f"{value.name}.{wanted}")
+                node = rewriter.add(Reorder(wanted), [new], name, name)
+                converted[value, wanted] = node.output
+                layouts[node.output] = wanted
+
+    for value in graph.inputs:
+        convert(value)
+    for node in graph.nodes:
+        inputs = [
+            converted.get((value, chosen[node]), rewriter.value(value)) for value in node.inputs
+        ]
+        if inputs == list(node.inputs):
+            rewriter.keep(node)
+        else:
+            new = rewriter.add(node.op, inputs, node.name, node.source)
+            for old, output in zip(node.outputs, new.outputs, strict=True):
+                rewriter.replace(old, output)
+        for value in node.outputs:
+            convert(value)
+    for value in graph.outputs:
+        if (value, PLANAR) in converted:
+            rewriter.replace(value, converted[value, PLANAR])
+    return rewriter.finish().annotated(layouts=layouts)
+
+
+LAYOUT = Pass("layout", layout, requires=("absorb", "depth_first"))

@@ -1,0 +1,33 @@
+"""The passes, in the order in which they run."""
+
+from __future__ import annotations
+
+from minidnn.passes.absorb import ABSORB
+from minidnn.passes.depth_first import DEPTH_FIRST
+from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
+from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
+from minidnn.passes.layout import LAYOUT
+from minidnn.passes.place_concat import PLACE_CONCAT
+from minidnn.passes.schedule import SCHEDULE
+from minidnn.passes.simplify import SIMPLIFY
+from minidnn.graph.ir import Graph
+
+PIPELINE: tuple[Pass, ...] = (
+    SIMPLIFY,
+    FOLD_BATCH_NORM,
+    ABSORB,
+    DEPTH_FIRST,
+    LAYOUT,
+    PLACE_CONCAT,
+    SCHEDULE,
+)
+
+
+def optimize(
+    graph: Graph,
+    context: Context | None = None,
+    observe: Observer | None = None,
+    verify: bool = False,
+) -> Graph:
+    """The graph after the whole pipeline; see :func:`run_passes`."""
+    return run_passes(graph, PIPELINE, context or Context(), observe, verify)

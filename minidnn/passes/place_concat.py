@@ -1,0 +1,105 @@
+"""place_concat: operands of a join of channels are written where the join wants them.
+
+Handles: a Concat along channels whose operands' producers can write slices; where that is
+predicted to be cheaper than the copy, the operand is placed in the joined value, and the join
+copies it no more.  A join whose operands all lie side by side in one buffer already, as in a
+dense block, is itself only a name for a part of that buffer.  The graph keeps its nodes; what
+changes is where values lie (``Graph.placements``).
+Refuses (noted with the reason): graph inputs, constants, values placed elsewhere, values that
+are operands twice, and what the target refuses.
+"""
+
+from __future__ import annotations
+
+from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
+from minidnn.graph.operators import Concat, Flatten, Reorder, Reshape
+from minidnn.passes.infrastructure import Context, Pass
+
+
+def place_concat(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    placements: dict[Value, Placement] = {}
+    owners: set[Value] = set()
+    for node in reversed(graph.nodes):
+        if isinstance(node.op, Concat) and node.op.axis % node.output.type.rank == 1:
+            _place(graph, node, placements, owners, context)
+    return graph.annotated(placements=placements) if placements else graph
+
+
+def _place(
+    graph: Graph,
+    node: Node,
+    placements: dict[Value, Placement],
+    owners: set[Value],
+    context: Context,
+) -> None:
+    shared = _common_buffer(node, placements)
+    if shared is not None and node.output not in owners and node.output not in graph.outputs:
+        if context.allow(f"{node.name} names a part of {shared.buffer.name}"):
+            placements[node.output] = shared
+        return
+    base = placements.get(node.output, Placement(node.output, 0))
+    channel = base.channel
+    for value in node.inputs:
+        reason = _refusal(graph, node, value, placements, owners, context)
+        if reason is None:
+            if not context.allow(f"write {value.name} into {base.buffer.name}"):
+                return
+            placements[value] = Placement(base.buffer, channel)
+            owners.add(base.buffer)
+        elif placements.get(value) != Placement(base.buffer, channel):
+            context.notes[value.name] = f"copied into {node.name}: {reason}"
+        channel += value.shape[1]
+
+
+def _common_buffer(node: Node, placements: dict[Value, Placement]) -> Placement | None:
+    """Where a join lies if its operands lie side by side already."""
+    first = placements.get(node.inputs[0])
+    if first is None:
+        return None
+    channel = first.channel
+    for value in node.inputs:
+        if placements.get(value) != Placement(first.buffer, channel):
+            return None
+        channel += value.shape[1]
+    return first
+
+
+def _refusal(
+    graph: Graph,
+    node: Node,
+    value: Value,
+    placements: dict[Value, Placement],
+    owners: set[Value],
+    context: Context,
+) -> str | None:
+    """Why a value is not written straight into a join; None if it is."""
+    producer = value.producer
+    if producer is None or isinstance(value, Constant):
+        return "it is an input or a constant"
+    if value in placements:
+        return f"it lies in {placements[value].buffer.name} already"
+    if value in owners:
+        return "values were placed into it"
+    if value in graph.outputs:
+        return "it is an output of the graph"
+    if node.inputs.count(value) > 1:
+        return "it is an operand twice"
+    views = [r for r in graph.readers[value] if isinstance(r.op, (Flatten, Reshape))]
+    if views or isinstance(producer.op, (Flatten, Reshape)):
+        return "a reshape of it needs it to lie by itself"
+    if isinstance(producer.op, Reorder):
+        return "it is a reordered copy"
+    if graph.layouts.get(value) != graph.layouts.get(node.output):
+        return "it has another layout"
+    reason = context.target.refuse_slice(producer, value)
+    if reason is not None:
+        return reason
+    penalty = context.target.slice_seconds(producer, value)
+    copy = 2 * value.type.bytes / context.target.device.bandwidth
+    if penalty > copy:
+        return f"writing a slice costs {penalty * 1e6:.1f} us more, a copy {copy * 1e6:.1f} us"
+    return None
+
+
+PLACE_CONCAT = Pass("place_concat", place_concat, requires=("layout",))

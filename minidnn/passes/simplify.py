@@ -1,0 +1,111 @@
+"""simplify: removes what computes nothing and computes what is known.
+
+Handles: identities (Identity, Dropout, windows of one position, reshapes to the same shape,
+adaptive pooling to the input's size, joins of one value); adaptive pooling whose sizes divide,
+which becomes a regular window; nodes whose operands are all constants; nodes nobody reads.
+Leaves: arithmetic identities such as x * 1, which are not exact for NaN payloads and -0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter
+from minidnn.graph.operator import Operator, Windowed
+from minidnn.graph.operators import (
+    AdaptiveAvgPool2d,
+    Concat,
+    Dropout,
+    Flatten,
+    Identity,
+    Reshape,
+)
+from minidnn.passes.infrastructure import Context, Pass
+
+
+def simplify(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    rewriter = Rewriter(graph)
+    for node in _without_dead(graph, context, rewriter):
+        if is_identity(node):
+            if context.allow(f"drop {node.name} ({node.op})"):
+                rewriter.replace(node.output, rewriter.value(node.inputs[0]))
+                continue
+        elif (regular := _regular(node)) is not None:
+            if context.allow(f"{node.name}: {node.op} is {regular}"):
+                inputs = [rewriter.value(value) for value in node.inputs]
+                new = rewriter.add(regular, inputs, node.name, node.source)
+                rewriter.replace(node.output, new.output)
+                continue
+        elif _is_constant(node, rewriter) and context.allow(f"compute {node.name}"):
+            _replace_by_constants(node, rewriter)
+            continue
+        rewriter.keep(node)
+    return rewriter.finish()
+
+
+def is_identity(node: Node) -> bool:
+    """Whether a node gives its first operand unchanged."""
+    op = node.op
+    same = bool(node.inputs) and node.inputs[0].type == node.outputs[0].type
+    if isinstance(op, (Identity, Dropout)):
+        return True
+    if isinstance(op, (Flatten, Reshape, AdaptiveAvgPool2d)):
+        return same
+    if isinstance(op, Concat):
+        return len(node.inputs) == 1
+    if isinstance(op, Windowed):
+        window = op.window()
+        plain = window.taps == 1 and window.divisor in (None, 1)
+        return plain and same and all(a.stride == 1 and a.padding == (0, 0) for a in window.axes)
+    return False
+
+
+def _regular(node: Node) -> Operator | None:
+    if isinstance(node.op, AdaptiveAvgPool2d):
+        return node.op.regular(node.inputs[0].type)
+    return None
+
+
+def _is_constant(node: Node, rewriter: Rewriter) -> bool:
+    return all(isinstance(rewriter.value(value), Constant) for value in node.inputs)
+
+
+def _replace_by_constants(node: Node, rewriter: Rewriter) -> None:
+    operands = [rewriter.value(value) for value in node.inputs]
+    for i, value in enumerate(node.outputs):
+        data = partial(_compute, node.op, tuple(operands), i)
+        rewriter.replace(value, Constant(value.type, f"{value.name}.value", data))
+
+
+def _compute(op: Operator, operands: tuple[Constant, ...], index: int):  # type: ignore[no-untyped-def]
+    return op.reference(*(operand.data for operand in operands))[index]
+
+
+def _without_dead(graph: Graph, context: Context, rewriter: Rewriter) -> list[Node]:
+    """The nodes that some output depends on, in order."""
+    needed = {value.producer for value in graph.outputs}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node in needed or not context.allow(f"drop {node.name}, which nobody reads"):
+            kept.append(node)
+            needed.update(value.producer for value in node.inputs)
+        else:
+            rewriter.changes += 1
+    return kept[::-1]
+
+
+def no_identities(graph: Graph) -> Iterator[str]:
+    for node in graph.nodes:
+        if is_identity(node):
+            yield f"node {node.name!r} ({node.op}) is an identity"
+
+
+def no_dead_nodes(graph: Graph) -> Iterator[str]:
+    for node in graph.nodes:
+        if not any(graph.readers[v] or v in graph.outputs for v in node.outputs):
+            yield f"nobody reads node {node.name!r}"
+
+
+SIMPLIFY = Pass("simplify", simplify, ensures=(no_identities, no_dead_nodes))
