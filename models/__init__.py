@@ -2,10 +2,11 @@
 
     from minidnn import models
     net = models.resnet50()
-    net = models.network("resnet50")        # the same, from a name that a user typed
+    net = models.get_model("resnet50", weights="DEFAULT")   # by a name that a user typed
 
-Parameter names and shapes are torchvision's.  The file of a network is imported when the network
-is first asked for, and each file is also a script: ``python -m minidnn.models.digits --help``.
+Parameter names and shapes are torchvision's.  Every network has ``input_shape``: the (channels,
+rows, columns) that it was made for.  The file of a network is imported when the network is first
+asked for, and each file is also a script: ``python -m minidnn.models.resnet --help``.
 """
 
 import sys
@@ -20,24 +21,57 @@ from minidnn.errors import GraphError
 # Network -> the file of this folder that defines a function of that name.
 _NETWORKS = {
     "digits": "digits",
+    "alexnet": "alexnet",
+    "vgg11": "vgg",
+    "vgg11_bn": "vgg",
+    "vgg13": "vgg",
+    "vgg13_bn": "vgg",
+    "vgg16": "vgg",
+    "vgg16_bn": "vgg",
+    "vgg19": "vgg",
+    "vgg19_bn": "vgg",
+    "resnet18": "resnet",
+    "resnet34": "resnet",
+    "resnet50": "resnet",
+    "resnet101": "resnet",
+    "resnet152": "resnet",
+    "squeezenet1_0": "squeezenet",
+    "squeezenet1_1": "squeezenet",
+    "densenet121": "densenet",
+    "densenet161": "densenet",
+    "densenet169": "densenet",
+    "densenet201": "densenet",
+    "inception_v3": "inception",
 }
 
-__all__ = ["network", *_NETWORKS]
+__all__ = ["get_model", "list_models", "network", *_NETWORKS]
 
 
-def network(name: str, **options: Any) -> Any:
-    """Build the network called ``name``; ``options`` go to its function.
+def list_models() -> list[str]:
+    """The names that :func:`get_model` takes."""
+    return list(_NETWORKS)
 
-    Raises GraphError, naming what would be close, when there is no such network.
+
+def get_model(name: str, **options: Any) -> Any:
+    """Make the network called ``name``; ``options`` go to the function of that name.
+
+    torchvision's networks take ``weights`` (None for random ones, a path, or a name as
+    ``load_weights`` takes it: ``"DEFAULT"`` and ``"IMAGENET1K_V1"`` are those of the network),
+    ``num_classes`` (1000) and ``seed`` (0), from which random weights are drawn.
+
+    Raises GraphError, naming what there is, when there is no such network.
     """
     return _builder(name)(**options)
 
 
+network = get_model
+
+
 def _builder(name: str) -> Callable[..., Any]:
     if name not in _NETWORKS:
-        close = get_close_matches(name, _NETWORKS, n=3)
-        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-        raise GraphError(f"name={name!r}: no such network{hint} There are: {', '.join(_NETWORKS)}")
+        close = get_close_matches(str(name), _NETWORKS, n=3)
+        hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+        raise GraphError(f"name={name!r}: no such network; {hint}valid are {', '.join(_NETWORKS)}")
     builder: Callable[..., Any] = getattr(import_module(f".{_NETWORKS[name]}", __name__), name)
     return builder
 

@@ -41,6 +41,8 @@ class Block(L.Layer):
 class Digits(L.Layer):
     """Takes (N, 1, 8, 8), ink from 0 to 1, and gives (N, 10): a score for each digit."""
 
+    input_shape = (1, 8, 8)
+
     def __init__(self, width: int = 20) -> None:
         self.stem = L.Sequential(
             L.Conv2d(1, width, 3, padding=1, bias=False), L.BatchNorm2d(width), L.ReLU()

@@ -1,0 +1,116 @@
+"""Statistics for the batch normalizations of a network with random weights.
+
+With the statistics that they start with (mean 0, variance 1) they do nothing, and the values of a
+deep network vanish or explode.  Calibrated on data, every one of them gives values of mean
+``bias`` and standard deviation ``weight``, as in a trained network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from minidnn.errors import GraphError
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.ir import Graph, Node, Rewriter
+from minidnn.graph.operators import BatchNorm
+from minidnn.layers.build import to_graph
+from minidnn.layers.layer import Layer
+from minidnn.layers.normalization import BatchNorm2d
+
+__all__ = ["calibrate"]
+
+#: A channel's variance is at least this part of the layer's average one: a channel that hardly
+#: varies over the data would otherwise be blown up to the others' size, rounding errors and all.
+FLOOR = 0.01
+
+Measure = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def calibrate(network: Layer, *inputs: np.ndarray) -> Layer:
+    """Sets ``running_mean`` and ``running_var`` of every BatchNorm2d from data, in place.
+
+    The network runs once, in NumPy; each layer's statistics are taken over the batch, the rows
+    and the columns of what reaches it after all before it have been set.  The variance is that
+    of the population (not PyTorch's estimate of it), so that the same data leaves a layer with
+    exactly its ``weight`` as standard deviation.  A layer called twice keeps the statistics of its
+    first call.  The result depends on nothing but the weights and the data.
+
+    Args:
+        network: any layer, float32.
+        inputs: one array per input of the network, float32, the batch included; at least two
+            values for each channel of each BatchNorm2d, better hundreds.
+
+    Returns:
+        The network itself.
+
+    Raises:
+        GraphError: the data does not fit the network, a layer gets one value per channel only,
+            or what reaches it is not finite.
+    """
+    graph = to_graph(network, [array.shape for array in inputs])
+    layers = {path: layer for path, layer in network.named_layers()}
+    if isinstance(network, BatchNorm2d):
+        layers = {node.source: network for node in graph.nodes}
+    measured: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def measure_for(node: Node) -> Measure | None:
+        layer = layers.get(node.source)
+        if not isinstance(layer, BatchNorm2d):
+            return None
+
+        def measure(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            if id(layer) not in measured:
+                mean, var = _statistics(x)
+                layer.running_mean.assign(mean)
+                layer.running_var.assign(var)
+                measured[id(layer)] = (mean, var)
+            return measured[id(layer)]
+
+        return measure
+
+    evaluate(_measuring(graph, measure_for), inputs)
+    return network
+
+
+@dataclass(frozen=True)
+class _MeasuringBatchNorm(BatchNorm):
+    """A batch normalization that asks for its statistics when it runs."""
+
+    measure: Measure = field(kw_only=True, repr=False, compare=False)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        x, weight, bias, *_ = inputs
+        return super().reference(x, weight, bias, *self.measure(x))
+
+
+def _measuring(graph: Graph, measure_for: Callable[[Node], Measure | None]) -> Graph:
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        measure = measure_for(node) if isinstance(node.op, BatchNorm) else None
+        if measure is None or not isinstance(node.op, BatchNorm):
+            rewriter.keep(node)
+            continue
+        op = _MeasuringBatchNorm(node.op.eps, measure=measure)
+        new = rewriter.add(op, [rewriter.value(v) for v in node.inputs], node.name, node.source)
+        rewriter.replace(node.output, new.output)
+    return rewriter.finish()
+
+
+def _statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    count = x.size // x.shape[1]
+    if count < 2:
+        raise GraphError(
+            f"calibrate: the input {x.shape} has one value per channel, which has no variance; "
+            "valid are a larger batch or larger images"
+        )
+    with np.errstate(all="ignore"):
+        mean = x.mean(axis=(0, 2, 3), dtype=np.float64)
+        var = x.var(axis=(0, 2, 3), dtype=np.float64)
+    if not (np.isfinite(mean).all() and np.isfinite(var).all()):
+        raise GraphError("calibrate: the input holds values that are not finite")
+    average = float(var.mean())
+    var = np.maximum(var, FLOOR * average) if average > 0 else np.ones_like(var)
+    return mean.astype(np.float32), var.astype(np.float32)

@@ -1,0 +1,141 @@
+"""The 21 networks against torchvision's: names, shapes and dtypes of parameters, and numbers.
+
+Weights move through state dicts in both directions.  Both sides compute in float64, ours by the
+NumPy reference, so that a difference of 1e-10 is a mistake and not rounding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minidnn import models
+from minidnn.graph.checker import check
+from minidnn.graph.evaluate import evaluate
+from minidnn.layers.build import to_graph
+from minidnn.layers.calibration import calibrate
+
+torch = pytest.importorskip("torch")
+from tests.oracles.torchvision_models import models as torchvision_models  # noqa: E402
+
+NETWORKS = [name for name in models.list_models() if name != "digits"]
+#: Rows and columns that every layer still fits on, and that keep the test fast.
+SMALL = {"alexnet": 64, "inception_v3": 75} | dict.fromkeys(
+    [name for name in NETWORKS if name.startswith("vgg")], 32
+)
+
+
+def peer(name: str, **options):
+    """torchvision's network without memory for its weights, which are to be loaded."""
+    if name == "inception_v3":
+        options = {"aux_logits": False, "init_weights": False} | options
+    with torch.device("meta"):
+        return getattr(torchvision_models, name)(weights=None, **options).eval()
+
+
+def images(batch: int, size: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((batch, 3, size, size), np.float32)
+
+
+def theirs(net, state, x: np.ndarray) -> np.ndarray:
+    """What torchvision's network computes in float64 with a state dict of NumPy arrays."""
+    tensors = {
+        k: torch.tensor(v, dtype=torch.float64 if v.dtype.kind == "f" else torch.int64)
+        for k, v in state.items()
+    }
+    net.load_state_dict(tensors, strict=True, assign=True)
+    with torch.inference_mode():
+        return net(torch.from_numpy(x).double()).numpy()
+
+
+def ours(net, x: np.ndarray) -> np.ndarray:
+    graph = to_graph(net, x.shape)
+    check(graph)
+    (y,) = evaluate(graph, [x], dtype="float64")
+    return y
+
+
+def compare(name: str, size: int, batch: int = 2) -> None:
+    net = calibrate(models.get_model(name, num_classes=12), images(4, size, 0))
+    x = images(batch, size, 1)
+    mine = ours(net, x)
+    expected = theirs(peer(name, num_classes=12), net.state_dict(), x)
+    assert mine.shape == expected.shape == (batch, 12)
+    scale = np.abs(expected).max()
+    # Numbers that do not depend on the image would agree whatever the layers do.
+    assert batch == 1 or np.abs(expected[0] - expected[1]).max() > 1e-4 * scale > 0
+    np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-10 * scale)
+
+
+def test_there_are_21() -> None:
+    assert len(NETWORKS) == 21
+    assert set(NETWORKS) <= set(torchvision_models.list_models())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_state_dict_is_torchvisions(name: str) -> None:
+    """Names, in order, shapes and dtypes."""
+    expected = [
+        (key, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for key, tensor in peer(name).state_dict().items()
+    ]
+    net = models.get_model(name)
+    assert [(k, p.type.shape, p.type.dtype) for k, p in net.named_parameters()] == expected
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_numbers_are_torchvisions(name: str) -> None:
+    compare(name, SMALL.get(name, 64))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "name", ["alexnet", "vgg11_bn", "resnet50", "squeezenet1_0", "densenet121", "inception_v3"]
+)
+def test_numbers_are_torchvisions_at_full_size(name: str) -> None:
+    compare(name, models.get_model(name).input_shape[1], batch=1)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "densenet121"])
+def test_takes_torchvisions_state_dict(name: str) -> None:
+    torch.manual_seed(0)
+    state = getattr(torchvision_models, name)(weights=None).state_dict()
+    net = models.get_model(name, seed=1)
+    net.load_state_dict(state)
+    mine = net.state_dict()
+    assert list(mine) == list(state)
+    for key, tensor in state.items():
+        assert mine[key].dtype == tensor.numpy().dtype, key
+        np.testing.assert_array_equal(mine[key], tensor.numpy(), err_msg=key)
+
+
+def test_inception_ignores_the_auxiliary_classifier() -> None:
+    torch.manual_seed(0)
+    state = torchvision_models.inception_v3(weights=None, init_weights=False).state_dict()
+    assert any(key.startswith("AuxLogits.") for key in state)
+    net = models.inception_v3()
+    net.load_state_dict(state)
+    kept = {key: tensor for key, tensor in state.items() if not key.startswith("AuxLogits.")}
+    assert list(net.state_dict()) == list(kept)
+    np.testing.assert_array_equal(net.state_dict()["fc.weight"], kept["fc.weight"].numpy())
+
+
+def test_inception_transforms_its_input_as_torchvision_does() -> None:
+    x = images(2, 75, 1)
+    net = calibrate(models.inception_v3(num_classes=12, transform_input=True), images(4, 75, 0))
+    expected = theirs(
+        peer("inception_v3", num_classes=12, transform_input=True), net.state_dict(), x
+    )
+    scale = np.abs(expected).max()
+    # The numbers of the transform are float32 here and float64 there.
+    np.testing.assert_allclose(ours(net, x), expected, rtol=0, atol=3e-6 * scale)
+    plain = models.inception_v3(num_classes=12)
+    plain.load_state_dict(net.state_dict())
+    assert np.abs(ours(plain, x) - expected).max() > 1e-2 * scale
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_input_shape_is_torchvisions_crop(name: str) -> None:
+    weights = torchvision_models.get_model_weights(name).DEFAULT
+    crop = weights.transforms.keywords["crop_size"]
+    assert models.get_model(name).input_shape == (3, crop, crop)
