@@ -202,15 +202,13 @@ class Graph(Operations):
         wanted = _constraints(constraints, constraint)
         spec = self.freeze()
         scalars, names = self._run_time(spec)
-        return list(
-            planner.candidates(
-                spec,
-                wanted,
-                device.current() if target is None else target,
-                defaults=defaults,
-                scalars=scalars,
-                names=names,
-            )
+        return planner.all_plans(
+            spec,
+            wanted,
+            device.current() if target is None else target,
+            defaults=defaults,
+            scalars=scalars,
+            names=names,
         )
 
     def _run_time(self, spec: GraphSpec) -> tuple[tuple[float, ...], tuple[str, ...]]:

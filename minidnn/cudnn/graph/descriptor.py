@@ -10,6 +10,8 @@ Source: cuDNN's documentation of the backend API, ``cudnn_graph.h``.
 from __future__ import annotations
 
 import ctypes
+import itertools
+import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -32,13 +34,20 @@ _ELEMENT: dict[AttributeType, Any] = {
 }
 """The C type of one element; every other attribute type is an enumeration, a C int."""
 
-_created = 0
-_destroyed = 0
+_created = itertools.count()
+_destroyed = itertools.count()
+# Reading a counter advances it: how often that was done is subtracted again.
+_looked = 0
+_lock = threading.Lock()
 
 
 def counts() -> tuple[int, int]:
     """How many backend descriptors this process has created and destroyed so far."""
-    return _created, _destroyed
+    global _looked
+    with _lock:
+        created, destroyed = next(_created) - _looked, next(_destroyed) - _looked
+        _looked += 1
+    return created, destroyed
 
 
 class Fraction(ctypes.Structure):
@@ -60,7 +69,6 @@ class Descriptor:
     __slots__ = ("_destroy", "_keep", "_library", "pointer", "type")
 
     def __init__(self, kind: DescriptorType) -> None:
-        global _created
         self.pointer: int | None = None
         self.type = kind
         self._keep: list[object] = []
@@ -70,7 +78,7 @@ class Descriptor:
         status = self._library.cudnnBackendCreateDescriptor(int(kind), ctypes.byref(made))
         errors.check(status, "cudnnBackendCreateDescriptor", descriptor=kind.name)
         self.pointer = made.value
-        _created += 1
+        next(_created)
 
     def set(self, name: Attribute, kind: AttributeType, *values: Any) -> Descriptor:
         """Sets an attribute; ``values`` are numbers, enumeration members or descriptors."""
@@ -147,11 +155,10 @@ class Descriptor:
 
     def close(self) -> None:
         """Destroys the descriptor now; doing so again does nothing."""
-        global _destroyed
         pointer, self.pointer = self.pointer, None
         if pointer is not None:
             self._destroy(pointer)
-            _destroyed += 1
+            next(_destroyed)
             self._keep.clear()
 
     def __enter__(self) -> Descriptor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from minidnn.cudnn.errors import CuDNNError
@@ -82,8 +82,12 @@ def rejection(proposal: Proposal, spec: GraphSpec, constraints: Constraints) -> 
         return "it converts its inputs to a narrower type"
     if NumericalNote.CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION in notes:
         return "it keeps sums in a narrower type"
-    if proposal.tensor_core and spec.contracts_float32 and not constraints.tf32:
-        return "it rounds float32 products to TF32"
+    if spec.contracts_float32 and not constraints.tf32:
+        if proposal.tensor_core:
+            return "it rounds float32 products to TF32"
+        if BehaviorNote.CUDNN_BEHAVIOR_NOTE_CUBLASLT_DEPENDENCY in proposal.behavior:
+            # cuDNN 9.19 lets cuBLASLt use TF32 without the note above: errors of 3e-4.
+            return "it leaves float32 products to cuBLASLt, which may round them to TF32"
     if constraints.deterministic and not proposal.deterministic:
         return "it is not deterministic"
     if constraints.accuracy == "high" and any(note in _TRANSFORMS for note in notes):
@@ -99,22 +103,24 @@ def proposals(
     modes: Sequence[str] = ("A", "B", "fallback"),
     *,
     defaults: bool = False,
-) -> list[Proposal]:
+) -> Iterator[Proposal]:
     """What cuDNN's heuristics propose, best first and list by list, without duplicates.
 
     With ``defaults`` every engine that accepts the graph follows with its default knobs, which
     makes the list exhaustive in engines.
     """
-    found: dict[EngineConfig, Proposal] = {}
+    seen: set[EngineConfig] = set()
     for mode in modes:
         for config in _configs(graph, target, mode):
             with config:
                 proposal = _read(config, mode)
-            found.setdefault(proposal.config, proposal)
+            if proposal.config not in seen:
+                seen.add(proposal.config)
+                yield proposal
     if defaults:
         for proposal in _default_proposals(graph, target):
-            found.setdefault(proposal.config, proposal)
-    return list(found.values())
+            if proposal.config not in seen:
+                yield proposal
 
 
 def _configs(graph: Descriptor, target: Target, mode: str) -> list[Descriptor]:

@@ -53,7 +53,8 @@ def operation_graph(spec: GraphSpec, handle: int | None) -> Descriptor:
     Raises:
         CuDNNError: cuDNN does not accept the graph.
     """
-    tensors = [_tensor(uid(index), tensor) for index, tensor in enumerate(spec.tensors)]
+    order = _axis_order(spec)
+    tensors = [_tensor(uid(index), tensor, order) for index, tensor in enumerate(spec.tensors)]
     operations = [_LOWER[type(node)](node, tensors) for node in spec.nodes]
     graph = Descriptor(D.CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)
     if handle is not None:
@@ -62,12 +63,29 @@ def operation_graph(spec: GraphSpec, handle: int | None) -> Descriptor:
     return graph.finalize()
 
 
-def _tensor(unique_id: int, spec: TensorSpec) -> Descriptor:
+def _axis_order(spec: GraphSpec) -> tuple[int, ...] | None:
+    """An order of axes in which cuDNN's element-wise engines take the graph, None for as it is.
+
+    They want the second axis innermost.  To element-wise operations it does not matter what an
+    axis means, so channels-first tensors are described with their innermost axis second.
+    """
+    whole = spec.tensors[spec.outputs[0]]
+    dims = len(whole.shape)
+    if dims < 3 or not all(isinstance(node, Pointwise) for node in spec.nodes):
+        return None
+    if whole.strides[1] == 1 or whole.strides[-1] != 1:
+        return None
+    return (0, dims - 1, *range(1, dims - 1))
+
+
+def _tensor(unique_id: int, spec: TensorSpec, order: tuple[int, ...] | None) -> Descriptor:
+    axes = range(len(spec.shape)) if order is None else order
     made = Descriptor(D.CUDNN_BACKEND_TENSOR_DESCRIPTOR)
     made.set(A.CUDNN_ATTR_TENSOR_UNIQUE_ID, T.CUDNN_TYPE_INT64, unique_id)
     made.set(A.CUDNN_ATTR_TENSOR_DATA_TYPE, T.CUDNN_TYPE_DATA_TYPE, element_type(spec.dtype).code)
-    made.set(A.CUDNN_ATTR_TENSOR_DIMENSIONS, T.CUDNN_TYPE_INT64, *spec.shape)
-    made.set(A.CUDNN_ATTR_TENSOR_STRIDES, T.CUDNN_TYPE_INT64, *spec.strides)
+    shape, strides = [spec.shape[i] for i in axes], [spec.strides[i] for i in axes]
+    made.set(A.CUDNN_ATTR_TENSOR_DIMENSIONS, T.CUDNN_TYPE_INT64, *shape)
+    made.set(A.CUDNN_ATTR_TENSOR_STRIDES, T.CUDNN_TYPE_INT64, *strides)
     made.set(A.CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, T.CUDNN_TYPE_INT64, spec.alignment)
     if spec.virtual:
         made.set(A.CUDNN_ATTR_TENSOR_IS_VIRTUAL, T.CUDNN_TYPE_BOOLEAN, True)

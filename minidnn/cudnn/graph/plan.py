@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidnn.cudnn import errors, library
+from minidnn.cudnn import workspace as shared_workspace
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.graph import arrays, lower
 from minidnn.cudnn.graph.attributes import Attribute as A
@@ -64,7 +65,6 @@ class Plan:
         ]
         self._ids = [lower.uid(i) for i in (*spec.inputs, *spec.outputs, *spec.scalars)]
         self._packs: OrderedDict[tuple[int, ...], Descriptor] = OrderedDict()
-        self._workspaces: dict[int, Any] = {}
 
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
         """Computes the graph on CuPy's current stream.
@@ -128,31 +128,27 @@ class Plan:
     def _workspace_for(self, given: Any, shared: bool) -> tuple[Any, int]:
         if given is not None:
             if hasattr(given, "ptr"):  # CuPy memory
-                return given, given.ptr
-            view = arrays.view(given, "workspace")
-            if given.nbytes < self.workspace:
-                raise GraphError(
-                    f"workspace has {given.nbytes} bytes; the plan needs {self.workspace}"
-                )
-            return given, view.pointer
+                pointer, size = given.ptr, given.mem.size - (given.ptr - given.mem.ptr)
+            else:
+                pointer, size = arrays.view(given, "workspace").pointer, given.nbytes
+            if size < self.workspace:
+                raise GraphError(f"workspace has {size} bytes; the plan needs {self.workspace}")
+            return given, pointer
         if self.workspace == 0:
             return None, 0
         if not shared:
             memory = self._allocate()
             return memory, memory.ptr
-        # One per stream: two executions on different streams may overlap.
-        stream = cupy().cuda.get_current_stream().ptr
-        if stream not in self._workspaces:
-            self._workspaces[stream] = self._allocate()
-        return self._workspaces[stream], self._workspaces[stream].ptr
+        buffer = shared_workspace.acquire(self.workspace)
+        return buffer, buffer.ptr
 
     def reserve(self) -> None:
-        """Allocates the workspace that calls on the current stream will use.
+        """Makes room for the workspace that calls on the current stream share.
 
         Raises:
             OutOfMemoryError: there is not enough memory.
         """
-        self._workspace_for(None, shared=True)
+        shared_workspace.acquire(self.workspace)
 
     def _allocate(self) -> Any:
         try:
@@ -184,7 +180,6 @@ class Plan:
     def close(self) -> None:
         """Frees the plan now; bound arrays can then no longer be run."""
         self._packs.clear()
-        self._workspaces.clear()
         self._descriptor.close()
 
     def __enter__(self) -> Plan:

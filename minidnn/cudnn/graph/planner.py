@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
+from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.cudnn.graph import arrays, device, engines, lower, memory, timing
 from minidnn.cudnn.graph.descriptor import Descriptor
@@ -16,6 +20,7 @@ from minidnn.cudnn.graph.spec import Constraints, GraphSpec
 from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, UnsupportedError
 
 log = logging.getLogger(__name__)
+_THREADS = min(16, os.cpu_count() or 1)
 
 
 def build(
@@ -83,34 +88,78 @@ def candidates(
     constraints: Constraints,
     target: device.Target,
     *,
-    defaults: bool = False,
+    defaults: bool = True,
     scalars: Sequence[float] = (),
     names: Sequence[str] = (),
 ) -> Iterator[Plan]:
-    """Every plan that can be built for a graph under the constraints, in cuDNN's order.
+    """Every plan that can be built for a graph under the constraints, in cuDNN's order, each
+    built when it is asked for.
 
     With ``defaults`` engines that no heuristic proposes are tried too, with default knobs.
     """
-    try:
+    with _explained(spec, constraints):
         graph = lower.operation_graph(spec, target.handle)
-        proposed = engines.proposals(graph, target, defaults=defaults)
+    for proposal in _allowed(
+        spec, constraints, engines.proposals(graph, target, defaults=defaults)
+    ):
+        plan = _try(spec, graph, target, proposal, scalars, names)
+        if plan is not None and _fits(plan, constraints):
+            yield plan
+
+
+def all_plans(
+    spec: GraphSpec,
+    constraints: Constraints,
+    target: device.Target,
+    *,
+    defaults: bool = True,
+    scalars: Sequence[float] = (),
+    names: Sequence[str] = (),
+) -> list[Plan]:
+    """Like :func:`candidates`, built on several threads, since some engines compile for long."""
+    with _explained(spec, constraints):
+        graph = lower.operation_graph(spec, target.handle)
+        proposed = list(engines.proposals(graph, target, defaults=defaults))
+
+    def make(proposal: Proposal) -> Plan | None:
+        if target.index is not None:
+            cupy().cuda.runtime.setDevice(target.index)
+        return _try(spec, graph, target, proposal, scalars, names)
+
+    allowed = list(_allowed(spec, constraints, proposed))
+    with ThreadPoolExecutor(min(_THREADS, len(allowed) or 1)) as pool:
+        built = list(pool.map(make, allowed))
+    return [plan for plan in built if plan is not None and _fits(plan, constraints)]
+
+
+@contextmanager
+def _explained(spec: GraphSpec, constraints: Constraints) -> Iterator[None]:
+    """Turns cuDNN's "not supported" about a whole graph into an UnsupportedError."""
+    try:
+        yield
     except CuDNNError as error:
         if engines.is_unsupported(error):
             raise _unsupported(spec, constraints, str(error)) from error
         raise
+
+
+def _allowed(
+    spec: GraphSpec, constraints: Constraints, proposed: Iterable[Proposal]
+) -> Iterator[Proposal]:
     for proposal in proposed:
         reason = engines.rejection(proposal, spec, constraints)
-        if reason is not None:
-            log.debug("%s is not used: %s", proposal.config, reason)
-            continue
-        plan = _try(spec, graph, target, proposal, scalars, names)
-        if plan is None:
-            continue
-        if plan.workspace <= constraints.workspace_limit:
-            yield plan
+        if reason is None:
+            yield proposal
         else:
-            log.debug("%s is over the limit of the workspace", plan)
-            plan.close()
+            log.debug("%s is not used: %s", proposal.config, reason)
+
+
+def _fits(plan: Plan, constraints: Constraints) -> bool:
+    if plan.workspace <= constraints.workspace_limit:
+        return True
+    log.debug("%s is over the limit of the workspace", plan)
+    plan.close()
+    return False
 
 
 def _try(
@@ -134,9 +183,11 @@ def _measure(
     spec: GraphSpec, constraints: Constraints, target: device.Target, scalars: Sequence[float]
 ) -> Finding:
     try:
-        plans = list(candidates(spec, constraints, target, scalars=scalars))
+        plans = all_plans(spec, constraints, target, scalars=scalars)
     except UnsupportedError as error:
         return Finding((), str(error.__cause__))
+    if not plans:
+        return Finding((), "no engine may be used or can be built")
     times = measure(plans)
     ranked = sorted((time, index) for index, time in enumerate(times) if time is not None)
     if not ranked:

@@ -47,8 +47,7 @@ def race(
     ``finalists``, are then timed in turn for ``rounds`` rounds, and their least time counts.
     The others keep their rough time, which is never below that of the best.
     """
-    stream = cupy().cuda.Stream(non_blocking=True)
-    with stream:
+    with timing_stream() as stream:
         replays = [_prepare(contestant, stream) for contestant in contestants]
         rough = [None if r is None else _timed(r, stream) for r in replays]
         times: list[float | None] = list(rough)
@@ -66,6 +65,20 @@ def race(
             times[index] = value
         floor = min(best.values())
         return [t if t is None or i in best else max(t, floor) for i, t in enumerate(times)]
+
+
+def timing_stream() -> Any:
+    """The stream of the current device on which everything is timed.
+
+    One that stays, since workspaces are kept per stream.
+    """
+    device = cupy().cuda.runtime.getDevice()
+    if device not in _streams:
+        _streams[device] = cupy().cuda.Stream(non_blocking=True)
+    return _streams[device]
+
+
+_streams: dict[int, Any] = {}
 
 
 @dataclass(frozen=True)
