@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import minidnn.graph.expression as scalar
     import minidnn.layers as layers
     import minidnn.models as models
+    from minidnn.compiler import compile
     from minidnn.layers import Input, Layer, Model, Sequential
     from minidnn.weights import load_weights, save_weights
 
@@ -43,6 +44,7 @@ _LAZY = {
     "Layer": "minidnn.layers:Layer",
     "Model": "minidnn.layers:Model",
     "Sequential": "minidnn.layers:Sequential",
+    "compile": "minidnn.compiler:compile",
     "layers": "minidnn.layers",
     "load_weights": "minidnn.weights:load_weights",
     "models": "minidnn.models",
@@ -65,6 +67,7 @@ __all__ = [
     "UnsupportedError",
     "WeightsError",
     "__version__",
+    "compile",
     "layers",
     "load_weights",
     "models",

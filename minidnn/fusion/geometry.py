@@ -62,9 +62,7 @@ class Extent:
         return max(self.size, min(self.span(patch) * patches, self.size * patches) - overhang)
 
 
-def scales(
-    operations: Sequence[Operation], anchor: Value, axis: int
-) -> dict[Value, int] | None:
+def scales(operations: Sequence[Operation], anchor: Value, axis: int) -> dict[Value, int] | None:
     """Positions of each value per position of the anchor along an axis.
 
     None if some value has no whole, single such number: then only whole planes are patches.

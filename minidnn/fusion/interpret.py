@@ -233,6 +233,8 @@ class _Task:
             return
         shift = self.binding.outputs[plane.output].channel
         channels = slice(self.channels[0] - shift, self.channels[1] - shift)
-        part = result[:, :, top - rows[0] : bottom - rows[0], left - columns[0] : right - columns[0]]
+        part = result[
+            :, :, top - rows[0] : bottom - rows[0], left - columns[0] : right - columns[0]
+        ]
         outputs[plane.output][:, channels, top:bottom, left:right] = part
         written[plane.output][channels, top:bottom, left:right] += 1

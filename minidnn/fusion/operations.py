@@ -127,9 +127,7 @@ def _operation(node: Node, frame: dict[Value, int]) -> Operation:
     tensors = [v for i, v in enumerate(node.inputs) if is_tensor_operand(node, i)]
     place = frame[node.output]
     vectors = [Vector(v, place) for v in node.inputs[len(tensors) :]]
-    return Operation(
-        node.output, tuple(tensors), tuple(vectors), code=linearize(op.expression())
-    )
+    return Operation(node.output, tuple(tensors), tuple(vectors), code=linearize(op.expression()))
 
 
 def copy_operation(value: Value, output: Value) -> Operation:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 from minidnn.errors import GraphError
 from minidnn.fusion.geometry import Extent
@@ -186,7 +187,8 @@ class _Builder:
                     self.inputs.setdefault(slot, len(self.inputs))
             for vector in operation.vectors:
                 self.vectors.setdefault(vector, len(self.vectors))
-        self.numbers.update(self.inputs)
+        for slot, index in self.inputs.items():
+            self.numbers[slot] = index
         for operation in self.sequence.operations:
             self.numbers[operation.output] = len(self.numbers)
         rows, columns = self.sequence.extents
@@ -215,14 +217,18 @@ class _Builder:
         return plan, binding
 
     def _segments(self) -> tuple[tuple[int, int], ...]:
-        """The channel axis, cut wherever some computed value begins or ends."""
-        cuts = {
-            edge
-            for operation in self.sequence.operations
-            for edge in self._channels(operation.output)
-        }
+        """The channel axis, cut wherever a computed value or an operand of a join begins or
+        ends."""
+        cuts: set[int] = set()
+        for operation in self.sequence.operations:
+            place, past = self._channels(operation.output)
+            cuts.update((place, past))
+            if operation.is_join:
+                for value in operation.operands:
+                    place += value.type.plane[1]
+                    cuts.add(place)
         ordered = sorted(cuts)
-        return tuple(zip(ordered, ordered[1:], strict=False))
+        return tuple(pairwise(ordered))
 
     def _channels(self, value: Value) -> tuple[int, int]:
         begin = self.frame[value]

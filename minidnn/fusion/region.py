@@ -31,10 +31,8 @@ class Region(Operator):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         expected = tuple(value.type for value in self.body.inputs)
-        self.require(
-            inputs == expected,
-            f"operands are {', '.join(map(str, inputs))}; valid are {', '.join(map(str, expected))}",
-        )
+        given, valid = (", ".join(map(str, types)) for types in (inputs, expected))
+        self.require(inputs == expected, f"operands are {given}; valid are {valid}")
         return tuple(value.type for value in self.body.outputs)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -88,6 +88,7 @@ class Sequence:
     @cached_property
     def anchor(self) -> Value:
         """The smallest output, the last of several: patches are cut along its plane."""
+
         def area(value: Value) -> int:
             return value.type.plane[2] * value.type.plane[3]
 
@@ -211,7 +212,6 @@ class Sequence:
                             yield Schedule(size, columns, strips, stage)
             if size < columns:
                 yield Schedule(min(size, rows), size, 1, stage)
-
 
     def with_staged_inputs(self, frame: dict[Value, int]) -> tuple[Sequence, dict[Value, int]]:
         """The same, with steps before it that copy the inputs that windows read, and the frame

@@ -94,7 +94,7 @@ class Groups:
         for i, node in enumerate(graph.nodes):
             for value in node.inputs:
                 if value.producer in graph.position:
-                    j = graph.position[value.producer]  # type: ignore[index]
+                    j = graph.position[value.producer]
                     self._before[i] |= self._before[j] | 1 << j
         for i in reversed(range(count)):
             bit = 1 << i
@@ -178,7 +178,7 @@ def _grow(graph: Graph, fusable: set[Node]) -> list[list[Node]]:
         for i, value in enumerate(node.inputs):
             producer = value.producer
             if producer in fusable and is_tensor_operand(node, i):
-                _try_join(groups, producer, node, value)  # type: ignore[arg-type]
+                _try_join(groups, producer, node, value)
     stacks: dict[Node, list[Node]] = {}
     for node in graph.nodes:
         if node in fusable:
@@ -197,9 +197,8 @@ def _is_loose_join(graph: Graph, node: Node, stack: set[Node]) -> bool:
 
 def _try_join(groups: Groups, producer: Node, node: Node, value: Value) -> None:
     """Joins two nodes' groups, if patches can pass from one to the other."""
-    if not isinstance(node.op, Concat) and node.op.kind == "elementwise":
-        if value.shape != node.output.shape:  # a broadcast reads another place than it writes
-            return
+    if isinstance(node.op, Elementwise) and value.shape != node.output.shape:
+        return  # a broadcast reads another place than it writes
     first, second = groups.nodes_of(producer), groups.nodes_of(node)
     if producer in second:
         return

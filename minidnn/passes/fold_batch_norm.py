@@ -29,10 +29,13 @@ def fold_batch_norm(graph: Graph, context: Context) -> Graph:
                 folded.add(norm)
                 _fold(rewriter, node, norm)
                 continue
-        elif _has_constant_statistics(node) and node not in folded:
-            if context.allow(f"make {node.name} a scale and a shift"):
-                _scale_and_shift(rewriter, node)
-                continue
+        elif (
+            _has_constant_statistics(node)
+            and node not in folded
+            and context.allow(f"make {node.name} a scale and a shift")
+        ):
+            _scale_and_shift(rewriter, node)
+            continue
         if node not in folded:
             rewriter.keep(node)
     return rewriter.finish()

@@ -10,7 +10,7 @@ Refuses: nothing; values that are not of rank 4 have no layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
@@ -69,14 +69,12 @@ def _total(graph: Graph, target: Target, chosen: Mapping[Node, Layout]) -> float
     return own + sum(_conversion(graph, target, chosen, value) for value in graph.values)
 
 
-def _conversion(
-    graph: Graph, target: Target, chosen: Mapping[Node, Layout], value: Value
-) -> float:
+def _conversion(graph: Graph, target: Target, chosen: Mapping[Node, Layout], value: Value) -> float:
     count = len(_wanted(graph, chosen, value))
     return count * target.seconds(0, 2 * value.type.bytes) if count else 0.0
 
 
-def _wanted(graph: Graph, chosen: Mapping[Node, Layout], value: Value) -> Iterable[Layout]:
+def _wanted(graph: Graph, chosen: Mapping[Node, Layout], value: Value) -> tuple[Layout, ...]:
     """The layouts in which a value is read, other than the one in which it is made."""
     if value.type.rank != 4:
         return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from minidnn.graph.ir import Graph
 from minidnn.passes.absorb import ABSORB
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
@@ -10,7 +11,6 @@ from minidnn.passes.layout import LAYOUT
 from minidnn.passes.place_concat import PLACE_CONCAT
 from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.simplify import SIMPLIFY
-from minidnn.graph.ir import Graph
 
 PIPELINE: tuple[Pass, ...] = (
     SIMPLIFY,

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+import numpy as np
+
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter
 from minidnn.graph.operator import Operator, Windowed
 from minidnn.graph.operators import (
@@ -73,13 +75,13 @@ def _is_constant(node: Node, rewriter: Rewriter) -> bool:
 
 
 def _replace_by_constants(node: Node, rewriter: Rewriter) -> None:
-    operands = [rewriter.value(value) for value in node.inputs]
+    operands = tuple(v for v in map(rewriter.value, node.inputs) if isinstance(v, Constant))
     for i, value in enumerate(node.outputs):
-        data = partial(_compute, node.op, tuple(operands), i)
+        data = partial(_compute, node.op, operands, i)
         rewriter.replace(value, Constant(value.type, f"{value.name}.value", data))
 
 
-def _compute(op: Operator, operands: tuple[Constant, ...], index: int):  # type: ignore[no-untyped-def]
+def _compute(op: Operator, operands: tuple[Constant, ...], index: int) -> np.ndarray:
     return op.reference(*(operand.data for operand in operands))[index]
 
 

@@ -10,6 +10,9 @@ from minidnn.graph.operator import Elementwise
 
 __all__ = ["Add", "Div", "Formula", "Mul", "Sub"]
 
+#: Far more than anyone writes; a damaged file may declare 10**12.
+_MOST_OPERANDS = 1000
+
 
 @dataclass(frozen=True)
 class Add(Elementwise):
@@ -66,7 +69,12 @@ class Formula(Elementwise):
 
     def __post_init__(self) -> None:
         self.require(
-            self.tensors >= 1 and scalar.arguments(self.body) <= self.arity,
+            self.tensors >= 1 and self.channel_vectors >= 0 and self.arity <= _MOST_OPERANDS,
+            f"tensors={self.tensors}, channel_vectors={self.channel_vectors}; valid are at least "
+            f"1 tensor and together at most {_MOST_OPERANDS}",
+        )
+        self.require(
+            scalar.arguments(self.body) <= self.arity,
             f"the expression takes {scalar.arguments(self.body)} operands, "
             f"but {self.tensors} tensors and {self.channel_vectors} channel vectors are declared",
         )

@@ -1,0 +1,1 @@
+"""The reference backend: NumPy, slow and right.  The oracle of all others."""

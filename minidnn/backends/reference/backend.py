@@ -1,0 +1,148 @@
+"""Runs a plan with NumPy, in the plan's own arena.
+
+Each node is computed by its operators' references.  Results are written where the plan says
+that they lie, and storage is overwritten with NaN once the plan says that it is free, so that
+a wrong lifetime, offset or placement shows as a wrong result.  ``interpret=True`` computes
+sequences patch by patch with the interpreter of their kernel plans instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minidnn.errors import UnsupportedError
+from minidnn.fusion.region import Sequence as SequenceRegion
+from minidnn.fusion.target import Target
+from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.liveness import lifetimes
+from minidnn.graph.types import ITEMSIZE, numpy_dtype
+from minidnn.runtime.plan import Plan
+
+_POISON = 0xFF  # a float of these bytes is NaN
+
+
+class ReferenceBackend:
+    """NumPy on the CPU."""
+
+    name = "reference"
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def target(self, precision: str) -> Target:
+        return Target()
+
+    def precisions(self) -> Sequence[str]:
+        return ("float32", "float64")
+
+    def unsupported(self, node: Node, precision: str) -> str | None:
+        return None
+
+    def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> ReferenceProgram:
+        unknown = sorted(set(options) - {"interpret"})
+        if unknown:
+            raise UnsupportedError(
+                f"option {unknown[0]!r} of device 'reference'; valid is 'interpret'"
+            )
+        return ReferenceProgram(plan, precision == "float64", bool(options.get("interpret")))
+
+
+@dataclass(frozen=True)
+class ReferenceProgram:
+    """A plan that NumPy executes."""
+
+    plan: Plan
+    wide: bool
+    interpret: bool
+
+    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        graph = self.plan.graph
+        memory = _Memory(self.plan, self.wide)
+        for value, array in zip(graph.inputs, inputs, strict=True):
+            memory.adopt(value, array)
+        ends = _ends(graph)
+        for i, node in enumerate(graph.nodes):
+            operands = [self._operand(memory, value) for value in node.inputs]
+            for value, result in zip(node.outputs, self._compute(node, operands), strict=True):
+                memory.write(value, result)
+            for value in ends.get(i, ()):
+                memory.poison(value)
+        for value, out in zip(graph.outputs, outputs, strict=True):
+            out[...] = self._operand(memory, value)
+
+    def _compute(self, node: Node, operands: list[np.ndarray]) -> tuple[np.ndarray, ...]:
+        if self.interpret and isinstance(node.op, SequenceRegion):
+            return node.op.interpret(*operands)
+        return node.op.reference(*operands)
+
+    def _operand(self, memory: _Memory, value: Value) -> np.ndarray:
+        if isinstance(value, Constant):
+            return value.data.astype(np.float64) if self.wide else value.data
+        return memory.read(value)
+
+
+class _Memory:
+    """The arena, and the arrays outside of it that hold the graph's inputs and outputs."""
+
+    def __init__(self, plan: Plan, wide: bool) -> None:
+        self._plan = plan
+        self._scale = 2 if wide else 1  # float64 takes twice the bytes that were planned
+        self._arena = np.full(plan.arena.bytes * self._scale, _POISON, np.uint8)
+        self._outside: dict[Value, np.ndarray] = {}
+        self._wide = wide
+
+    def _dtype(self, value: Value) -> np.dtype:
+        if self._wide and "float" in value.dtype:
+            return np.dtype(np.float64)
+        return numpy_dtype(value.dtype)
+
+    def adopt(self, value: Value, array: np.ndarray) -> None:
+        self._outside[value] = array
+
+    def _root(self, root: Value) -> np.ndarray:
+        """The array of a value that has storage of its own."""
+        if root in self._outside:
+            return self._outside[root]
+        dtype = self._dtype(root)
+        offset = self._plan.arena.offsets.get(root)
+        if offset is None:
+            self._outside[root] = np.full(root.shape, np.nan, dtype)
+            return self._outside[root]
+        begin = offset * self._scale
+        part = self._arena[begin : begin + root.type.size * dtype.itemsize]
+        return part.view(dtype).reshape(root.shape)
+
+    def _place(self, value: Value) -> np.ndarray:
+        root = self._root(self._plan.roots[value])
+        placement = self._plan.graph.placements.get(value)
+        if placement is None:
+            return root.reshape(value.shape)
+        return root[:, placement.channel : placement.channel + value.shape[1]]
+
+    def read(self, value: Value) -> np.ndarray:
+        return self._place(value)
+
+    def write(self, value: Value, result: np.ndarray) -> None:
+        place = self._place(value)
+        if not np.shares_memory(place, result):
+            place[...] = result
+            return
+        place[...] = result.copy()
+
+    def poison(self, root: Value) -> None:
+        """Overwrites storage that nothing may read any more."""
+        offset = self._plan.arena.offsets[root] * self._scale
+        size = root.type.size * ITEMSIZE[root.dtype] * self._scale
+        self._arena[offset : offset + size] = _POISON
+
+
+def _ends(graph: Graph) -> dict[int, list[Value]]:
+    """The storage that is used for the last time by each node."""
+    found: dict[int, list[Value]] = {}
+    for life in lifetimes(graph):
+        found.setdefault(life.last, []).append(life.value)
+    return found

@@ -1,0 +1,105 @@
+"""compile: from a network to an executable."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from minidnn.backends.backend import Backend, default_device, get_backend
+from minidnn.errors import GraphError, UnsupportedError
+from minidnn.executable import Executable
+from minidnn.fusion.collapse import check_strategy
+from minidnn.graph.checker import check
+from minidnn.graph.ir import Graph
+from minidnn.layers.build import Shapes, to_graph
+from minidnn.layers.layer import Layer
+from minidnn.passes.infrastructure import Context, Observer
+from minidnn.passes.pipeline import optimize
+from minidnn.runtime.plan import Plan, make_plan
+
+log = logging.getLogger(__name__)
+
+
+def compile(
+    network: Layer | Graph,
+    shape: Shapes | None = None,
+    *,
+    device: str | None = None,
+    precision: str | None = None,
+    strategy: str = "model",
+    fuel: int | None = None,
+    observe: Observer | None = None,
+    **options: Any,
+) -> Executable:
+    """Compiles a network for inputs of one size.
+
+    network: a layer, or a graph (which has its size already).
+    shape: the input's shape with the batch, (16, 3, 224, 224); a sequence or a dict of shapes
+        for several inputs.
+    device: "cuda", "cpu", "reference"; by default the first of these that can be used here.
+    precision: one of the backend's precisions; by default its first, "float32".
+    strategy: how stacks are collapsed: "model" (by predicted time), or the paper's "one",
+        "five" and "unrestricted", or "layers" for no fusion of stacks.
+    fuel: how many rewrites the passes may make; all by default.
+    observe: called with every pass and the graphs before and after it.
+    options: what the backend takes besides.
+
+    GraphError if the network or an argument is not legal, UnsupportedError if the backend
+    cannot run it, with all reasons at once, DeviceError if the device cannot be used.
+    """
+    if device is None:
+        device, reasons = default_device()
+        log.info("device %r is used%s", device, "".join(f"; not {r}" for r in reasons))
+    backend = get_backend(device)
+    chosen = _precision(backend, precision)
+    context = Context(backend.target(chosen), check_strategy(strategy), _check_fuel(fuel))
+    graph = _graph(network, shape)
+    plan = make_plan(optimize(graph, context, observe), context)
+    _check_supported(backend, plan, chosen)
+    return Executable(plan, backend.compile(plan, chosen, options), device, chosen)
+
+
+def _graph(network: Layer | Graph, shape: Shapes | None) -> Graph:
+    if isinstance(network, Graph):
+        if shape is not None:
+            given = [shape] if shape and isinstance(shape[0], int) else shape  # type: ignore[index]
+            own = [value.shape for value in network.inputs]
+            if [tuple(s) for s in given] != own:  # type: ignore[arg-type]
+                raise GraphError(f"shape={shape!r}, but the graph's inputs have shapes {own}")
+        check(network)
+        return network
+    if shape is None:
+        raise GraphError(
+            "shape=None; valid is the input's shape with the batch, such as (1, 3, 224, 224)"
+        )
+    return to_graph(network, shape)
+
+
+def _precision(backend: Backend, precision: str | None) -> str:
+    valid = backend.precisions()
+    if precision is None:
+        return valid[0]
+    if precision not in valid:
+        raise UnsupportedError(
+            f"precision={precision!r} on device {backend.name!r}; valid are "
+            f"{', '.join(map(repr, valid))}"
+        )
+    return precision
+
+
+def _check_fuel(fuel: int | None) -> int | None:
+    if fuel is not None and (type(fuel) is not int or fuel < 0):
+        raise GraphError(f"fuel={fuel!r}; valid is a number of rewrites of at least 0, or None")
+    return fuel
+
+
+def _check_supported(backend: Backend, plan: Plan, precision: str) -> None:
+    reasons = [
+        f"node {node.name!r} ({node.op}): {reason}"
+        for node in plan.graph.nodes
+        if (reason := backend.unsupported(node, precision)) is not None
+    ]
+    if reasons:
+        raise UnsupportedError(
+            f"device {backend.name!r} cannot run this network:\n  " + "\n  ".join(reasons)
+        )

@@ -1,0 +1,125 @@
+"""The executable: a compiled network that is called with arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidnn.errors import GraphError
+from minidnn.graph.ir import Graph, Value
+from minidnn.graph.types import numpy_dtype
+from minidnn.report.explain import explain
+from minidnn.runtime.arrays import Wrap, to_numpy
+from minidnn.runtime.plan import Plan
+from minidnn.runtime.program import Program
+
+
+class Executable:
+    """A network compiled for a device and for one size of its inputs.
+
+    Calling it computes.  Inputs are NumPy arrays, PyTorch tensors or anything with
+    ``__dlpack__``, in the order of the network's inputs or by their names; outputs are of the
+    kind of the first input: one, a tuple, or a dict, as the network defines them.
+    """
+
+    def __init__(self, plan: Plan, program: Program, device: str, precision: str) -> None:
+        self.plan = plan
+        self.program = program
+        self.device = device
+        self.precision = precision
+
+    @property
+    def graph(self) -> Graph:
+        """The optimized graph."""
+        return self.plan.graph
+
+    def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
+        """Computes the outputs for inputs of the compiled shapes.
+
+        Results are fresh arrays unless ``out`` gives contiguous NumPy arrays to write to (one,
+        or as many as there are outputs).  GraphError if something does not fit.
+        """
+        arrays, wrap = self._inputs(inputs, named)
+        outputs = self._outputs(out)
+        self.program.run(arrays, outputs)
+        if out is not None:
+            return out
+        results = [wrap(array) for array in outputs]
+        if self.graph.output_names is not None:
+            return dict(zip(self.graph.output_names, results, strict=True))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def explain(self) -> str:
+        """What each region computes, from which layers, and what it is predicted to cost."""
+        return explain(self.plan, self.device, self.precision)
+
+    def _dtype(self, value: Value) -> np.dtype:
+        if self.precision == "float64" and "float" in value.dtype:
+            return np.dtype(np.float64)
+        return numpy_dtype(value.dtype)
+
+    def _inputs(
+        self, given: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[list[np.ndarray], Wrap]:
+        expected = self.graph.inputs
+        if named:
+            names = [value.name for value in expected]
+            if given or sorted(named) != sorted(names):
+                raise GraphError(
+                    f"inputs {sorted(named)} given by name and {len(given)} by position; valid "
+                    f"is exactly {names}, by name or by position"
+                )
+            given = [named[name] for name in names]
+        if len(given) != len(expected):
+            names = [value.name for value in expected]
+            raise GraphError(f"{len(given)} inputs given; valid are {len(expected)}: {names}")
+        arrays: list[np.ndarray] = []
+        wraps: list[Wrap] = []
+        for value, array in zip(expected, given, strict=True):
+            view, wrap = to_numpy(f"input {value.name!r}", array)
+            arrays.append(self._checked(value, view))
+            wraps.append(wrap)
+        return arrays, wraps[0] if wraps else lambda result: result
+
+    def _checked(self, value: Value, array: np.ndarray) -> np.ndarray:
+        if array.shape != value.shape:
+            raise GraphError(
+                f"input {value.name!r} has shape {array.shape}, but the network was compiled for "
+                f"{value.shape}; call minidnn.compile(network, {array.shape}) for this size"
+            )
+        dtype = self._dtype(value)
+        if array.dtype != dtype and array.dtype.kind != "f":
+            raise GraphError(
+                f"input {value.name!r} has dtype {array.dtype}; valid is {dtype}, or another "
+                "floating-point dtype, which is converted"
+            )
+        return np.ascontiguousarray(array, dtype)
+
+    def _outputs(self, out: Any) -> list[np.ndarray]:
+        values = self.graph.outputs
+        if out is None:
+            return [np.empty(value.shape, self._dtype(value)) for value in values]
+        given = [out] if isinstance(out, np.ndarray) else list(out)
+        if len(given) != len(values):
+            raise GraphError(f"out gives {len(given)} arrays; valid are {len(values)}")
+        for i, (value, array) in enumerate(zip(values, given, strict=True)):
+            dtype = self._dtype(value)
+            if (
+                not isinstance(array, np.ndarray)
+                or array.shape != value.shape
+                or array.dtype != dtype
+                or not array.flags.c_contiguous
+                or not array.flags.writeable
+            ):
+                described = (
+                    f"{array.dtype}{list(array.shape)}"
+                    if isinstance(array, np.ndarray)
+                    else type(array).__name__
+                )
+                raise GraphError(
+                    f"out[{i}] is {described}; valid is a writable, C-contiguous NumPy array "
+                    f"{dtype}{list(value.shape)}"
+                )
+        return given

@@ -1,0 +1,92 @@
+"""explain: a plan as a table of its regions."""
+
+from __future__ import annotations
+
+from minidnn.fusion.region import FusedContraction, Region
+from minidnn.fusion.region import Sequence as SequenceRegion
+from minidnn.graph.ir import Constant, Node
+from minidnn.graph.liveness import is_view
+from minidnn.graph.operator import Contraction
+from minidnn.runtime.plan import Plan
+
+
+def explain(plan: Plan, device: str, precision: str) -> str:
+    """What each region computes, from which layers, and what it is predicted to cost."""
+    graph = plan.graph
+    lines = [
+        f"{graph.name} on {device} in {precision}, priced for {plan.target.device.name}",
+        f"{'region':<28} {'kind':<12} {'output':<20} {'Mop':>9} {'MB':>7} {'us':>8}  layers",
+    ]
+    total = 0.0
+    kernels = 0
+    for node in graph.nodes:
+        kind = kind_of(plan, node)
+        operations, moved = work(node)
+        seconds = predicted_seconds(plan, node)
+        if kind not in ("view", "in place"):
+            total += seconds
+            kernels += 1
+        shape = "x".join(map(str, node.outputs[0].shape))
+        lines.append(
+            f"{_short(node.name, 28):<28} {kind:<12} {shape:<20} {operations / 1e6:9.2f} "
+            f"{moved / 1e6:7.2f} {seconds * 1e6:8.1f}  {_layers(node)}"
+        )
+    lines.append(f"{kernels} kernels, {total * 1e3:.3f} ms predicted")
+    arena = plan.arena
+    lines.append(
+        f"arena {arena.bytes / 1e6:.2f} MB (at least {arena.lower_bound / 1e6:.2f} MB in use at "
+        "once)"
+    )
+    for name, note in plan.notes.items():
+        lines.append(f"note: {name}: {note}")
+    return "\n".join(lines)
+
+
+def kind_of(plan: Plan, node: Node) -> str:
+    """What a node of an optimized graph is: the kind of region, or why it takes no kernel."""
+    if is_view(plan.graph, node):
+        return "view"
+    if node.op.name == "Concat":
+        placements = plan.graph.placements
+        placed = [value for value in node.inputs if value in placements]
+        if node.output in placements or len(placed) == len(node.inputs):
+            return "in place"
+        return f"copy {len(node.inputs) - len(placed)}/{len(node.inputs)}"
+    if isinstance(node.op, SequenceRegion):
+        return f"{len(node.op.kernel[0].steps)} step" + "s" * (len(node.op.kernel[0].steps) > 1)
+    if isinstance(node.op, FusedContraction):
+        return "contraction"
+    return node.op.kind
+
+
+def work(node: Node) -> tuple[int, int]:
+    """Scalar operations of a node, and bytes that it reads and writes once, weights included."""
+    cost = node.op.cost(
+        tuple(value.type for value in node.inputs), tuple(value.type for value in node.outputs)
+    )
+    weights = node.op.constant_bytes if isinstance(node.op, Region) else 0
+    return cost.operations, cost.bytes + weights
+
+
+def predicted_seconds(plan: Plan, node: Node) -> float:
+    operations, moved = work(node)
+    inner = node.op.body.nodes if isinstance(node.op, Region) else (node,)
+    contraction = any(isinstance(n.op, Contraction) for n in inner)
+    return plan.target.seconds(operations, moved, contraction)
+
+
+def _layers(node: Node) -> str:
+    if not isinstance(node.op, Region):
+        return f"{node.source}: {node.op.name}"
+    names = " + ".join(_operator(n) for n in node.op.body.nodes)
+    cut = f" [{node.op.schedule}]" if isinstance(node.op, SequenceRegion) else ""
+    return f"{names}{cut}"
+
+
+def _operator(node: Node) -> str:
+    weights = any(isinstance(value, Constant) for value in node.inputs)
+    return f"{node.op.name}({node.source})" if weights else node.op.name
+
+
+def _short(name: str, width: int) -> str:
+    return name if len(name) <= width else "..." + name[-(width - 3) :]

@@ -1,0 +1,1 @@
+"""What a compiled network consists of and how it is called."""

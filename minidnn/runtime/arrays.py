@@ -1,0 +1,52 @@
+"""Arrays of any library in, and of the same library out.
+
+NumPy arrays pass as they are.  Anything with ``__dlpack__`` on the CPU (PyTorch tensors, for
+example) is viewed without a copy.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minidnn.errors import GraphError
+
+#: Turns a NumPy result into the kind of array that came in.
+Wrap = Callable[[np.ndarray], Any]
+
+_CPU_DEVICES = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost
+
+
+def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
+    """A NumPy view of an array, and how results are given back in its kind.
+
+    GraphError names the argument if it is no array, or lies on another device.
+    """
+    if isinstance(array, np.ndarray):
+        return array, lambda result: result
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        if array.device.type != "cpu":
+            raise GraphError(f"{what} lies on device {array.device}; valid is the CPU")
+        return array.detach().numpy(), torch.from_numpy
+    if hasattr(array, "__dlpack__"):
+        device = array.__dlpack_device__()[0]
+        if int(device) not in _CPU_DEVICES:
+            raise GraphError(f"{what} lies on DLPack device type {int(device)}; valid is the CPU")
+        return np.from_dlpack(array), _like(array)
+    if isinstance(array, (list, tuple, int, float)):
+        return np.asarray(array), lambda result: result
+    raise GraphError(
+        f"{what} is a {type(array).__name__}; valid are NumPy arrays, PyTorch tensors and "
+        "other arrays with __dlpack__"
+    )
+
+
+def _like(array: Any) -> Wrap:
+    namespace = getattr(array, "__array_namespace__", None)
+    if namespace is None or not hasattr(namespace(), "from_dlpack"):
+        return lambda result: result
+    return namespace().from_dlpack

@@ -1,0 +1,67 @@
+"""plan_memory: offsets of all storage in one arena.
+
+Offsets are found greedily (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
+Inference", arXiv 2001.03288): storage is placed in some order, each at the lowest gap among
+those that live at the same time.  Several orders are tried and the smallest arena is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from minidnn.graph.ir import Graph, Value
+from minidnn.graph.liveness import Lifetime, lifetimes, peak_bytes
+
+_ORDERS: tuple[Callable[[Lifetime], tuple[int, ...]], ...] = (
+    lambda life: (-life.bytes, life.first),
+    lambda life: (life.first, -life.bytes),
+    lambda life: (life.first - life.last, -life.bytes, life.first),
+    lambda life: (-life.bytes * (life.last - life.first + 1), life.first),
+)
+
+
+@dataclass(frozen=True)
+class Arena:
+    """One block of memory for all that lives between a graph's inputs and outputs."""
+
+    bytes: int
+    #: Where the storage of each value that has its own begins.
+    offsets: dict[Value, int]
+    #: The most bytes in use at once: no arena for this order of nodes can be smaller.
+    lower_bound: int
+
+
+def plan_memory(graph: Graph) -> Arena:
+    """The smallest arena found for the graph's nodes in their order."""
+    found = lifetimes(graph)
+    bound = peak_bytes(found)
+    best: Arena | None = None
+    for key in _ORDERS:
+        offsets = _place(sorted(found, key=key))
+        size = max((offsets[life.value] + life.bytes for life in found), default=0)
+        if best is None or size < best.bytes:
+            best = Arena(size, offsets, bound)
+        if best.bytes == bound:
+            break
+    assert best is not None
+    return best
+
+
+def _place(order: Sequence[Lifetime]) -> dict[Value, int]:
+    """Offsets, one after another, each in the tightest gap that is large enough."""
+    offsets: dict[Value, int] = {}
+    placed: list[Lifetime] = []
+    for life in order:
+        neighbours = sorted(
+            (offsets[other.value], other.bytes) for other in placed if other.overlaps(life)
+        )
+        best, tightest, end = -1, -1, 0
+        for offset, size in neighbours:
+            gap = offset - end
+            if gap >= life.bytes and (tightest < 0 or gap < tightest):
+                best, tightest = end, gap
+            end = max(end, offset + size)
+        offsets[life.value] = end if best < 0 else best
+        placed.append(life)
+    return offsets

@@ -1,0 +1,40 @@
+"""The plan: an optimized graph with a place in memory for every value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from minidnn.fusion.target import Target
+from minidnn.graph.ir import Graph, Value
+from minidnn.graph.layout import PLANAR, Layout
+from minidnn.graph.liveness import storage_roots
+from minidnn.passes.infrastructure import Context, Rewrite
+from minidnn.runtime.memory import Arena, plan_memory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a backend compiles: ordered regions, layouts, and an arena with offsets."""
+
+    graph: Graph
+    arena: Arena
+    target: Target
+    #: How the graph came about, for explain().
+    rewrites: Sequence[Rewrite] = ()
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def roots(self) -> dict[Value, Value]:
+        """The value in whose storage each value lies."""
+        return storage_roots(self.graph)
+
+    def layout(self, value: Value) -> Layout:
+        return self.graph.layouts.get(value, PLANAR)
+
+
+def make_plan(graph: Graph, context: Context) -> Plan:
+    """The plan of a graph to which all passes have been applied."""
+    arena = plan_memory(graph)
+    return Plan(graph, arena, context.target, tuple(context.rewrites), dict(context.notes))
