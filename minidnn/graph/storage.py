@@ -106,7 +106,8 @@ class _Writer:
             nodes.append({"name": node.name, "operator": operator, "inputs": inputs})
             if node.source != node.name:
                 nodes[-1]["source"] = _check_name("source", node.source)
-            numbers.update((value, len(numbers) + i) for i, value in enumerate(node.outputs))
+            for value in node.outputs:
+                numbers[value] = len(numbers)
         self._nesting -= 1
         names = graph.output_names
         return {

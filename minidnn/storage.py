@@ -1,0 +1,91 @@
+"""Graphs in files: the graph and its weights in one safetensors file, without pickle.
+
+The weights are ordinary tensors under their names, so that every reader of safetensors finds
+them; the graph stands in the header's metadata as JSON (see :mod:`minidnn.graph.storage`).
+This module joins the graph and the weight files, which know nothing of each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from minidnn.errors import GraphError
+from minidnn.graph.attributes import brief
+from minidnn.graph.ir import Graph
+from minidnn.graph.storage import from_document, to_document
+from minidnn.weights import save_weights
+from minidnn.weights._file import MappedFile
+from minidnn.weights.safetensors import read_metadata, read_safetensors
+
+__all__ = ["load_graph", "save_graph"]
+
+METADATA_KEY = "minidnn.graph"
+_LONGEST_MESSAGE = 2000
+
+
+def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
+    """Writes a graph and its weights to a file, which appears complete or not at all.
+
+    The same graph gives the same bytes in every process.
+
+    Raises:
+        GraphError: the graph is not legal, or an operator cannot be saved; names the node.
+        WeightsError: the graph's description is longer than a safetensors header may be.
+        OSError: the file cannot be written.
+    """
+    document, constants = to_document(graph)
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    arrays = {key: constant.data for key, constant in constants.items()}
+    save_weights(path, arrays, {METADATA_KEY: text})
+
+
+def load_graph(path: str | os.PathLike[str]) -> Graph:
+    """The graph in a file that :func:`save_graph` wrote; its weights are views of the file.
+
+    Everything is checked and nothing in the file is executed.
+
+    Raises:
+        WeightsError: the file cannot be read or is no valid safetensors file.
+        GraphError: it holds no graph, or one that is not legal; names the file, the node and
+            what would be valid.
+    """
+    file = MappedFile(path)
+    arrays = read_safetensors(file)
+    text = read_metadata(file).get(METADATA_KEY)
+    where = f"graph file {str(file.path)!r}"
+    if text is None:
+        raise GraphError(
+            f"{where} holds weights, but no graph (its metadata lack {METADATA_KEY!r}); valid is "
+            "a file that save_graph wrote"
+        )
+    try:
+        return from_document(_parse(text), arrays)
+    except GraphError as error:
+        message = str(error)
+        if len(message) > _LONGEST_MESSAGE:
+            message = message[:_LONGEST_MESSAGE] + "..."
+        raise GraphError(f"{where}: {message}") from error
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError:
+        raise GraphError("its JSON is nested too deep") from None
+    except ValueError as error:
+        raise GraphError(f"its graph is not valid JSON: {error}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {brief(twice)} stands there twice")
+    return found
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
