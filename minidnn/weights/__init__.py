@@ -2,10 +2,11 @@
 
 ``load_weights`` and ``save_weights`` are what most need.  Nothing in a weight file is ever
 executed, and no file makes reading it take more than its own size plus 256 MiB of memory (twice
-its size where elements must be converted: bfloat16, foreign byte order).
+its size where elements must be converted: bfloat16, foreign byte order, unaligned data).
+
+``minidnn.weights.download`` is useful alone: it fetches any file with resume and hash check.
 """
 
-from .download import download, fetch
 from .load import load_weights
 from .safetensors import save_weights
 from .zoo import KNOWN_WEIGHTS, KnownWeights, find_known
@@ -13,8 +14,6 @@ from .zoo import KNOWN_WEIGHTS, KnownWeights, find_known
 __all__ = [
     "KNOWN_WEIGHTS",
     "KnownWeights",
-    "download",
-    "fetch",
     "find_known",
     "load_weights",
     "save_weights",

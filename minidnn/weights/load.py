@@ -10,7 +10,6 @@ import numpy as np
 from . import pytorch, safetensors
 from ._file import Array, MappedFile
 from ._zip import looks_like_zip
-from .download import fetch
 from .zoo import find_known, rename_densenet
 
 
@@ -50,6 +49,8 @@ def load_weights(
     path = Path(source)
     known = find_known(source) if isinstance(source, str) else None
     if known is not None:
+        from .download import fetch  # brings HTTP and TLS, which files do not need
+
         path = fetch(known.url, known.hash_prefix, progress=progress)
     tensors = rename_densenet(_read(MappedFile(path), key))
     if copy:

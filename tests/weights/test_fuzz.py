@@ -1,0 +1,192 @@
+"""Mutated files: always a WeightsError or what the format's own library reads; never much memory.
+
+A storage of torch.save's zip format carries a checksum, so there every accepted file must give the
+original tensors.  The other formats have none: what is accepted is compared with the library.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from minidnn.errors import WeightsError
+from minidnn.weights import load_weights, save_weights
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+FORMATS = ["safetensors", "zip", "legacy"]
+PEAK = 8 << 20  # the files have a few kB
+SECONDS = 5.0
+# Where minidnn refuses on purpose what the library takes.
+STRICTER = ("BOOL data", "stands there twice")
+EXTREMES = [0, 1, 0x7F, 0x80, 0xFF, 2**15, 2**16 - 1, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1]
+
+
+@pytest.fixture
+def whole(tmp_path: Path, tensors: Arrays, request: pytest.FixtureRequest) -> tuple[bytes, Arrays]:
+    """The bytes of a good file and its tensors."""
+    path = tmp_path / "good"
+    given = {name: tensors[name] for name in ("layer.f4", "layer.i8", "layer.?", "empty", "scalar")}
+    if request.param == "safetensors":
+        save_weights(path, given)
+    else:
+        state = {name: torch.from_numpy(array) for name, array in given.items()}
+        state["view"] = state["layer.f4"][1:, ::2]
+        given["view"] = given["layer.f4"][1:, ::2]
+        torch.save(state, path, _use_new_zipfile_serialization=request.param == "zip")
+    return path.read_bytes(), given
+
+
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    """One to three changes of the kinds that break parsers."""
+    changed = bytearray(data)
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        at = rng.randrange(len(changed) + 1)
+        span = min(rng.choice([1, 1, 2, 4, 8, 30, 200]), len(changed) - at)
+        kind = rng.randrange(8)
+        if kind == 0:
+            changed[at : at + span] = rng.randbytes(span)
+        elif kind == 1 and span:
+            changed[at] ^= 1 << rng.randrange(8)
+        elif kind == 2:
+            width, layout = rng.choice([(1, "<B"), (2, "<H"), (4, "<I"), (8, "<Q")])
+            value = rng.choice(EXTREMES) % 256**width
+            changed[at : at + width] = struct.pack(layout, value)
+        elif kind == 3:
+            del changed[at : at + span]
+        elif kind == 4:
+            changed[at:at] = rng.randbytes(span)
+        elif kind == 5:
+            source = rng.randrange(len(changed) + 1)
+            changed[at : at + span] = changed[source : source + span]
+        elif kind == 6:
+            del changed[at:]
+        else:  # a digit of a JSON number, a letter of a name
+            digits = [
+                i for i in range(at, min(at + 200, len(changed))) if chr(changed[i]).isalnum()
+            ]
+            if digits:
+                changed[rng.choice(digits)] = rng.choice(b'0123456789-.eE[]{}",:')
+    return bytes(changed)
+
+
+def mutants(data: bytes, count: int, seed: int) -> Iterator[bytes]:
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield mutate(data, rng)
+
+
+def run(path: Path, data: bytes) -> tuple[Arrays | None, str]:
+    """What a file holds, or the text of a WeightsError; anything else fails the test."""
+    path.write_bytes(data)
+    tracemalloc.reset_peak()
+    began = time.monotonic()
+    found, text = None, ""
+    try:
+        found = load_weights(path)
+    except WeightsError as error:
+        text = str(error)
+        assert str(path) in text
+        assert len(text) < 1500
+    else:
+        for array in found.values():
+            array.tobytes()  # every element can be reached
+    assert tracemalloc.get_traced_memory()[1] < PEAK
+    assert time.monotonic() - began < SECONDS
+    return found, text
+
+
+def equal(found: Arrays, expected: Arrays) -> bool:
+    return found.keys() == expected.keys() and all(
+        found[name].dtype == array.dtype
+        and found[name].shape == array.shape
+        and found[name].tobytes() == array.tobytes()
+        for name, array in expected.items()
+    )
+
+
+def check_safetensors(data: bytes, found: Arrays | None, text: str) -> None:
+    try:
+        theirs = safetensors.numpy.load(data)
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+        assert found is None, f"the library refuses what was accepted: {error}"
+        return
+    if found is not None:
+        assert equal(found, theirs)
+    else:
+        assert any(reason in text for reason in STRICTER), text
+
+
+def check_legacy(path: Path, found: Arrays | None) -> None:
+    if found is None:
+        return
+    try:
+        theirs = torch.load(path, weights_only=True)
+    except Exception:  # its refusals have many types; it looks at more, like device names
+        return
+    arrays = {name: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+              for name, tensor in theirs.items()}  # fmt: skip
+    assert equal(found, {name: tensor.numpy() for name, tensor in arrays.items()})
+
+
+def fuzz(path: Path, form: str, whole: tuple[bytes, Arrays], count: int, seed: int) -> int:
+    """Runs mutants; returns how many were accepted."""
+    data, original = whole
+    accepted = 0
+    tracemalloc.start()
+    try:
+        for mutant in mutants(data, count, seed):
+            found, text = run(path, mutant)
+            accepted += found is not None
+            if form == "safetensors":
+                check_safetensors(mutant, found, text)
+            elif form == "legacy":
+                check_legacy(path, found)
+            elif found is not None:
+                assert equal(found, original)
+    finally:
+        tracemalloc.stop()
+    return accepted
+
+
+@pytest.mark.parametrize(("whole", "form"), [(form, form) for form in FORMATS], indirect=["whole"])
+def test_mutated_files(tmp_path: Path, whole: tuple[bytes, Arrays], form: str) -> None:
+    assert equal(run_good(tmp_path, whole[0]), whole[1])
+    accepted = fuzz(tmp_path / "mutant", form, whole, 170, seed=1)
+    assert 0 < accepted < 150  # the mutations are neither harmless nor always fatal
+
+
+def run_good(tmp_path: Path, data: bytes) -> Arrays:
+    (tmp_path / "copy").write_bytes(data)
+    return load_weights(tmp_path / "copy")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(2, 12))
+@pytest.mark.parametrize(("whole", "form"), [(form, form) for form in FORMATS], indirect=["whole"])
+def test_many_mutated_files(
+    tmp_path: Path, whole: tuple[bytes, Arrays], form: str, seed: int
+) -> None:
+    fuzz(tmp_path / "mutant", form, whole, 334, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_bytes_behind_each_beginning(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    begins = [b"", b"PK\3\4", b"PK\5\6", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80\x02",
+              struct.pack("<Q", 50) + b"{"]  # fmt: skip
+    for begin in begins:
+        for _ in range(20):
+            path = tmp_path / "random"
+            path.write_bytes(begin + rng.randbytes(rng.randrange(300)))
+            with pytest.raises(WeightsError):
+                load_weights(path)
