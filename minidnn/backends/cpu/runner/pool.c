@@ -153,7 +153,8 @@ static void *thread_main(void *argument) {
     if (round == seen) return NULL;
     seen = round;
     unsigned long long state = atomic_load(&own->state);
-    if (state >> 2 == round) continue; /* closed before this thread came */
+    /* The caller closes rounds while this thread is on its way: never enter an older one. */
+    if (state >> 2 >= round) continue;
     if (!atomic_compare_exchange_strong(&own->state, &state, round << 2 | ENTERED)) continue;
     if (thread < pool->team) run_all_shares(pool, round, thread);
     atomic_store(&own->state, round << 2 | DONE);

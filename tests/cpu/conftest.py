@@ -1,0 +1,137 @@
+"""Shared by the tests of the CPU engine's native side: ISPC, caches, fake compilers."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from minidnn.backends.cpu import toolchain
+from minidnn.backends.cpu.compiler import Unit, compile_units
+from minidnn.backends.cpu.dialect import prelude
+from minidnn.backends.cpu.isa import AVX2, ISAS, Isa, usable_isas
+from minidnn.backends.cpu.library import Library
+from minidnn.errors import DeviceError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FAKE_HEAD = """\
+#!/bin/sh
+case "$1" in
+--version) echo 'Intel(r) Implicit SPMD Program Compiler (Intel(r) ISPC), {version} (build)'; exit;;
+--help) echo '[--target=<t>] Select <t>={{avx2-i32x8, avx512skx-x16}}'; exit;;
+esac
+"""
+
+MakeFake = Callable[..., Path]
+Build = Callable[..., Library]
+
+
+@pytest.fixture(scope="session")
+def real_ispc() -> str:
+    """The path of this machine's ISPC; skips where there is none or no C compiler."""
+    try:
+        found = toolchain.find_ispc()
+        toolchain.find_cc()
+    except DeviceError as error:
+        pytest.skip(str(error))
+    return found.path
+
+
+@pytest.fixture(scope="session")
+def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(real_ispc: str, warm_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One cache for the session, so that the runner and common kernels are compiled once."""
+    monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
+    monkeypatch.setenv("MINIDNN_ISPC", real_ispc)
+    monkeypatch.delenv("MINIDNN_NO_COMPILE", raising=False)
+    yield
+
+
+@pytest.fixture
+def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of this test."""
+    folder = tmp_path / "cold"
+    monkeypatch.setenv("MINIDNN_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def make_fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeFake:
+    """Writes a fake ispc that answers ``--version`` and then runs ``body``; uses it by default."""
+
+    def make(body: str, version: str = "1.26.0", name: str = "ispc", use: bool = True) -> Path:
+        path = tmp_path / "fake" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(FAKE_HEAD.format(version=version) + textwrap.dedent(body))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        if use:
+            monkeypatch.setenv("MINIDNN_ISPC", str(path))
+        return path
+
+    return make
+
+
+@pytest.fixture(params=list(ISAS))
+def isa(request: pytest.FixtureRequest) -> Isa:
+    """Each ISA that this processor executes."""
+    chosen = ISAS[request.param]
+    if chosen not in usable_isas():
+        pytest.skip(f"this processor does not execute {chosen.name}")
+    return chosen
+
+
+@pytest.fixture
+def build() -> Build:
+    """Compiles the text of kernels (prelude added) and returns the library."""
+
+    def compiled(text: str, isa: Isa = AVX2, name: str = "test") -> Library:
+        return compile_units([Unit(name, prelude(isa) + textwrap.dedent(text), isa)])[0]
+
+    return compiled
+
+
+def run_python(code: str, timeout: float = 60.0, **environment: str) -> subprocess.Popen[str]:
+    """Starts a Python process on ``code`` with this process's environment."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
+
+
+def processes_with(marker: str) -> list[str]:
+    """Command lines of running processes that contain ``marker``."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if marker in line and int(folder.name) != os.getpid():
+            found.append(line)
+    return found
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> bool:
+    """Polls until ``condition`` holds; False when it did not in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return bool(condition())

@@ -1,0 +1,223 @@
+"""Units become libraries: cached, in parallel, with clear errors and nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidnn.backends.cpu.compiler import Unit, compile_units
+from minidnn.backends.cpu.dialect import prelude
+from minidnn.backends.cpu.isa import AVX2, Isa
+from minidnn.backends.cpu.program import Operand, Pool, Program, Region
+from minidnn.cache import forbid_builds
+from minidnn.errors import CompileError, DeviceError, MiniDNNWarning
+
+from .conftest import Build, MakeFake, processes_with, run_python, wait_until
+
+DOUBLE = """
+MD_KERNEL(twice) {
+  const uniform float * uniform x = MD_IN(float, 0);
+  uniform float * uniform y = MD_OUT(float, 1);
+  for (uniform int t = md_begin; t < md_end; t++) y[t] = x[t] * 2;
+}
+"""
+
+
+def unit(text: str = DOUBLE, name: str = "unit", isa: Isa = AVX2) -> Unit:
+    return Unit(name, prelude(isa) + text, isa)
+
+
+def works(library) -> bool:
+    x, y = np.arange(8, dtype="f4"), np.zeros(8, "f4")
+    region = Region(library.kernel("twice"), (Operand(0), Operand(1)), 8)
+    Program([region], 2, pool=Pool(1)).run([x.ctypes.data, y.ctypes.data])
+    return bool((y == 2 * x).all())
+
+
+def test_compiles_and_runs(isa: Isa) -> None:
+    assert works(compile_units([unit(isa=isa)])[0])
+
+
+def test_second_time_starts_no_compiler(cold_cache: Path) -> None:
+    with forbid_builds(), pytest.raises(CompileError, match=r"1 ISPC file \(unit\) is not in"):
+        compile_units([unit()])
+    first = compile_units([unit()])[0]
+    with forbid_builds():
+        again = compile_units([unit(), unit(name="equal text")])
+    assert [library.path for library in again] == [first.path] * 2
+
+
+def test_key_covers_what_matters() -> None:
+    from minidnn.backends.cpu.isa import AVX512
+    from minidnn.backends.cpu.toolchain import find_ispc
+
+    ispc = find_ispc()
+    base = Unit("a", "text", AVX2)
+    others = [Unit("a", "text2", AVX2), Unit("a", "text", AVX512), Unit("a", "text", AVX2, ("-g",))]
+    assert len({u.key(ispc) for u in [base, *others]}) == 4
+    assert Unit("b", "text", AVX2).key(ispc) == base.key(ispc)
+
+
+def test_error_quotes_message_and_lines() -> None:
+    bad = DOUBLE.replace("x[t] * 2", "x[t] * missing_name")
+    with pytest.raises(CompileError) as caught:
+        compile_units([unit(), unit(bad, "my_kernels")])
+    message = str(caught.value)
+    assert "failed with exit status 1 on my_kernels (target avx2-i32x8" in message
+    assert "my_kernels:" in message and 'symbol "missing_name"' in message.replace("\n", " ")
+    line = next(i for i, s in enumerate((prelude(AVX2) + bad).splitlines(), 1) if "missing" in s)
+    assert f"{line:6}|   for (uniform int t" in message
+    assert f"{line - 2:6}|" in message and f"{line + 1:6}| }}" in message
+
+
+def test_unknown_function_in_library(build: Build) -> None:
+    with pytest.raises(CompileError, match="has no function 'thrice'; is it declared 'export'"):
+        build(DOUBLE).kernel("thrice")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("sleep 1050.5 & sleep 1050.5", "took longer than 0.4 s and was killed on unit"),
+        ("kill -KILL $$", "was killed by signal 9 (SIGKILL) on unit"),
+        ("kill -SEGV $$", "was killed by signal 11 (SIGSEGV) on unit"),
+        ("echo 'out of memory'; exit 134", "was killed by signal 6 (SIGABRT) on unit"),
+        ("exit 0", "ended without an error and without writing the object of unit"),
+        ("echo 'LLVM ERROR: no such pass'; exit 2", "LLVM ERROR: no such pass"),
+    ],
+)
+def test_broken_compiler(make_fake: MakeFake, cold_cache: Path, body: str, message: str) -> None:
+    make_fake(body)
+    start = time.monotonic()
+    with pytest.raises(CompileError) as caught:
+        compile_units([unit()], timeout=0.4)
+    assert time.monotonic() - start < 5
+    assert message in str(caught.value)
+    assert wait_until(lambda: not processes_with("sleep 1050.5"))
+
+
+def test_linker_fails(
+    cold_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_ispc: str
+) -> None:
+    script = tmp_path / "cc"
+    script.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo fake && exit 0\necho "ld: no space"; exit 1\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", str(script))
+    with pytest.raises(CompileError, match=r"linking unit with .*cc failed with exit status 1: ld"):
+        compile_units([unit()])
+
+
+def test_target_that_ispc_lacks(cold_cache: Path) -> None:
+    with pytest.raises(DeviceError, match="has no target avx9-x9"):
+        compile_units([Unit("unit", "", Isa("avx9", "avx9-x9", 9, 9, ()))])
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None])
+def test_damaged_cache_entry_is_rebuilt(cold_cache: Path, damage: bytes | None) -> None:
+    path = compile_units([unit()])[0].path
+    data = path.read_bytes()
+    # Not written in place: this process has the file mapped.
+    path.unlink()
+    path.write_bytes(data[: len(data) // 2] if damage is None else damage)
+    with pytest.warns(MiniDNNWarning, match="is damaged"):
+        assert works(compile_units([unit()])[0])
+
+
+def test_cache_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.warns(MiniDNNWarning, match="cannot be written"):
+        assert works(compile_units([unit(DOUBLE + "// unwritable\n")])[0])
+
+
+def test_full_disk(monkeypatch: pytest.MonkeyPatch, cold_cache: Path) -> None:
+    from minidnn.cache import _store
+
+    place = _store.place
+
+    def full(target: Path, fill) -> None:
+        if target.is_relative_to(cold_cache):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        place(target, fill)
+
+    monkeypatch.setattr(_store, "place", full)
+    with pytest.warns(MiniDNNWarning, match="No space left on device"):
+        assert works(compile_units([unit(DOUBLE + "// full\n")])[0])
+
+
+def test_full_temporary_folder(monkeypatch: pytest.MonkeyPatch, cold_cache: Path) -> None:
+    from minidnn.backends.cpu import compiler
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(compiler.tempfile, "TemporaryDirectory", full)
+    with pytest.raises(CompileError, match=r"compiling unit failed: .*No space left.*TMPDIR"):
+        compile_units([unit()])
+
+
+def test_sixteen_processes_compile_once(
+    make_fake: MakeFake, cold_cache: Path, tmp_path: Path, real_ispc: str
+) -> None:
+    log = tmp_path / "log"
+    make_fake(f'echo x >> {log}\nexec {real_ispc} "$@"\n')
+    code = f"""
+        from minidnn.backends.cpu.compiler import Unit, compile_units
+        from minidnn.backends.cpu.dialect import prelude
+        from minidnn.backends.cpu.isa import AVX2
+        units = [Unit(f"u{{i}}", prelude(AVX2) + {DOUBLE!r} + f"// {{i}}", AVX2) for i in range(3)]
+        print(len([library.kernel("twice") for library in compile_units(units)]))
+        """
+    children = [run_python(code) for _ in range(16)]
+    ended = [child.communicate(timeout=60) for child in children]
+    assert [out for out, _ in ended] == ["3\n"] * 16, [err for _, err in ended if err]
+    assert log.read_text().count("x") == 3
+
+
+def test_hanging_builder_does_not_block_the_next(make_fake: MakeFake, cold_cache: Path) -> None:
+    """Somebody else holds the lock for ever: the wait ends after the time limit."""
+    import fcntl
+
+    cold_cache.mkdir()
+    with (cold_cache / "ispc-build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        start = time.monotonic()
+        make_fake("exit 5")
+        with pytest.raises(CompileError, match="exit status 5"):
+            compile_units([unit()], timeout=0.3)
+        assert 0.3 <= time.monotonic() - start < 3
+
+
+def test_ctrl_c_leaves_nothing(make_fake: MakeFake, cold_cache: Path, tmp_path: Path) -> None:
+    make_fake("sleep 1051.5 & sleep 1051.5")
+    code = """
+        from minidnn.backends.cpu.compiler import Unit, compile_units
+        from minidnn.backends.cpu.isa import AVX2
+        try:
+            compile_units([Unit(f"u{i}", f"// {i}", AVX2) for i in range(4)])
+        except KeyboardInterrupt:
+            print("interrupted")
+        """
+    child = run_python(code, TMPDIR=str(tmp_path))
+    assert wait_until(lambda: len(processes_with("sleep 1051.5")) >= 2), child.communicate()
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=10)
+    assert out == "interrupted\n", err
+    assert wait_until(lambda: not processes_with("sleep 1051.5"))
+    assert not list(tmp_path.glob("minidnn-*"))
+
+
+def test_progress_counts_units(cold_cache: Path) -> None:
+    seen = []
+    units = [unit(DOUBLE + f"// {i}\n", f"u{i}") for i in range(3)]
+    compile_units(units, progress=lambda text, done, total: seen.append((text, done, total)))
+    assert seen == [("compiling kernels", i, 3) for i in range(4)]

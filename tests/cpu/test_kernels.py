@@ -1,0 +1,91 @@
+"""Kernels are grouped into files, and found again in whatever file they were compiled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minidnn.backends.cpu.dialect import prelude
+from minidnn.backends.cpu.isa import AVX2, AVX512
+from minidnn.backends.cpu.kernels import PER_FILE, KernelSource, compile_kernels, group
+from minidnn.cache import forbid_builds
+from minidnn.errors import CompileError
+
+from .conftest import ROOT, MakeFake
+
+
+def kernel(number: int, length: int = 0) -> KernelSource:
+    name = f"k{number}"
+    text = f"MD_KERNEL({name}) {{ MD_OUT(float, 0)[{number}] = {number}; }}\n" + "// \n" * length
+    return KernelSource(name, text)
+
+
+@pytest.fixture
+def starts(make_fake: MakeFake, tmp_path: Path, real_ispc: str):
+    """How many times ISPC was started to compile something."""
+    log = tmp_path / "log"
+    make_fake(f'echo x >> {log}\nexec {real_ispc} "$@"\n')
+    return lambda: log.read_text().count("x") if log.exists() else 0
+
+
+def test_only_new_kernels_are_compiled(starts, cold_cache: Path) -> None:
+    first = compile_kernels([kernel(i) for i in range(PER_FILE + 1)], AVX2)
+    assert [k.name for k in first] == [f"k{i}" for i in range(PER_FILE + 1)]
+    assert len({k.address for k in first}) == PER_FILE + 1 and starts() == 2
+    with forbid_builds():
+        again = compile_kernels([kernel(3), kernel(0), kernel(3)], AVX2)
+    assert again == [first[3], first[0], first[3]]
+    mixed = compile_kernels([kernel(1), kernel(100), kernel(2)], AVX2)
+    assert starts() == 3 and mixed[0] == first[1] and mixed[2] == first[2]
+    with forbid_builds(), pytest.raises(CompileError, match="1 ISPC file"):
+        compile_kernels([kernel(1)], AVX512)
+
+
+def test_evicted_file_is_compiled_again(starts, cold_cache: Path) -> None:
+    (first,) = compile_kernels([kernel(1)], AVX2)
+    first.library.unlink()
+    (second,) = compile_kernels([kernel(1)], AVX2)
+    assert starts() == 2 and second.name == "k1"
+
+
+def test_same_name_with_other_text() -> None:
+    with pytest.raises(ValueError, match="two kernels named k1 differ"):
+        compile_kernels([kernel(1), KernelSource("k1", "other")], AVX2)
+
+
+def test_nothing_to_compile() -> None:
+    assert compile_kernels([], AVX2) == []
+
+
+def test_groups_have_equal_lengths() -> None:
+    sources = [kernel(i, 40 * (i % 5)) for i in range(40)]
+    files = group(sources, prelude(AVX2), AVX2)
+    assert len(files) == 5
+    assert sorted(s.name for _, part in files for s in part) == sorted(s.name for s in sources)
+    lengths = [len(unit.source) for unit, _ in files]
+    assert max(lengths) < 1.2 * min(lengths)
+
+
+def test_groups_are_the_same_in_every_process() -> None:
+    code = """
+from minidnn.backends.cpu.isa import AVX2
+from minidnn.backends.cpu.kernels import KernelSource, group
+files = group([KernelSource(f"k{i}", "x" * (i * 7 % 11)) for i in range(30)], "head", AVX2)
+print([(unit.name, [s.name for s in part]) for unit, part in files])
+"""
+    outs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("0", "1", "77")
+    }
+    assert len(outs) == 1
