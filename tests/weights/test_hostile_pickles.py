@@ -318,7 +318,7 @@ def test_bombs(write_zip: Write, name: str) -> None:
         load_weights(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
     assert peak < 256 << 20
     assert len(str(caught.value)) < 1200
 
