@@ -21,14 +21,12 @@ from typing import Any
 import numpy as np
 
 import minidnn as md
-from minidnn.errors import GraphError, MiniDNNError
+from minidnn.errors import MiniDNNError
 from minidnn.layers.calibration import calibrate
+from minidnn.weights import find_known
 
 from . import get_model
-
-#: By which torchvision normalizes pictures, for each colour from 0 to 1.
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
+from ._pictures import read_picture
 
 
 def main(*names: str, arguments: Sequence[str] | None = None) -> None:
@@ -46,7 +44,10 @@ def main(*names: str, arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=f"Networks: {', '.join(names)}.")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m minidnn.models.{Path(sys.argv[0]).stem}",
+        description=f"Networks: {', '.join(names)}.",
+    )
     commands = parser.add_subparsers(required=True, metavar="{summary,run,bench}")
     for name, command, text in (
         ("summary", _summary, "print a table of the layers"),
@@ -58,7 +59,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
         sub.add_argument("network", nargs="?", choices=names, default=names[0])
         sub.add_argument("--batch", type=_count, default=1, help="images per run (1)")
         sub.add_argument("--size", type=_count, help="rows and columns (the network's own)")
-        sub.add_argument("--classes", type=_count, default=1000, help="outputs (1000)")
+        sub.add_argument("--classes", type=_count, help="outputs (the network's own)")
         if command is _summary:
             continue
         sub.add_argument("--weights", help="a path or torchvision's name (random weights)")
@@ -85,17 +86,18 @@ def _shape(network: Any, options: argparse.Namespace) -> tuple[int, ...]:
 
 
 def _summary(options: argparse.Namespace) -> None:
-    network = get_model(options.network, num_classes=options.classes)
+    network = get_model(options.network, **_classes(options))
     print(network.summary(_shape(network, options)))
+
+
+def _classes(options: argparse.Namespace) -> dict[str, int]:
+    return {} if options.classes is None else {"num_classes": options.classes}
 
 
 def _network(options: argparse.Namespace) -> Any:
     """The network with the weights asked for; random ones calibrated on random numbers."""
     network = get_model(
-        options.network,
-        weights=options.weights,
-        num_classes=options.classes,
-        seed=options.seed,
+        options.network, weights=options.weights, seed=options.seed, **_classes(options)
     )
     if options.weights is None:
         channels, *sizes = network.input_shape
@@ -109,8 +111,7 @@ def _random(shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def _compile(network: Any, shape: tuple[int, ...], options: argparse.Namespace) -> Any:
-    compile: Any = md.compile
-    return compile(network, shape, **({} if options.device is None else {"device": options.device}))
+    return md.compile(network, shape, device=options.device)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -119,7 +120,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.image is None:
         x = _random(shape, options.seed + 1)
     else:
-        x = np.repeat(_image(options.image, shape[2:], options.network), options.batch, axis=0)
+        x = np.repeat(_picture(options.image, shape[2], options.network), options.batch, axis=0)
     y = np.asarray(_compile(network, shape, options)(x))
     for i, scores in enumerate(y):
         shares = np.exp(scores - scores.max())
@@ -129,32 +130,11 @@ def _run(options: argparse.Namespace) -> None:
             print(f"{i}  {rank}.  class {k:4d}  {100 * shares[k]:6.2f} %  output {scores[k]:.5g}")
 
 
-def _image(path: Path, size: tuple[int, ...], name: str) -> np.ndarray:
-    """A picture as torchvision's networks want it: (1, 3, rows, columns)."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise md.UnsupportedError(
-            f"--image {path}: Pillow is not installed (pip install 'minidnn[images]')"
-        ) from None
-    from minidnn.weights import find_known
-
+def _picture(path: Path, size: int, name: str) -> np.ndarray:
     known = find_known(name)
-    ratio = known.resize / known.crop if known else 1.0
-    rows, columns = size
-    try:
-        with Image.open(path) as file:
-            picture = file.convert("RGB")
-    except OSError as error:
-        raise GraphError(f"--image {path}: {error}") from error
-    scale = max(rows, columns) * ratio / min(picture.size)
-    picture = picture.resize(
-        (round(picture.width * scale), round(picture.height * scale)), Image.Resampling.BILINEAR
-    )
-    left, top = (picture.width - columns) // 2, (picture.height - rows) // 2
-    pixels = np.asarray(picture.crop((left, top, left + columns, top + rows)), np.float32) / 255
-    normalized = (pixels - np.array(MEAN, np.float32)) / np.array(STD, np.float32)
-    return np.ascontiguousarray(normalized.transpose(2, 0, 1)[None])
+    # The margin that the crop takes off is in proportion, should another size be asked for.
+    resize = size if known is None else round(size * known.resize / known.crop)
+    return read_picture(path, resize, size)
 
 
 def _bench(options: argparse.Namespace) -> None:

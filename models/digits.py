@@ -11,6 +11,8 @@ from typing import Any
 
 from minidnn import layers as L
 
+from ._common import Weights, prepare
+
 #: The trained weights of ``digits()``, under 300 KB, float32.
 WEIGHTS = Path(__file__).with_name("digits.safetensors")
 
@@ -39,11 +41,14 @@ class Block(L.Layer):
 
 
 class Digits(L.Layer):
-    """Takes (N, 1, 8, 8), ink from 0 to 1, and gives (N, 10): a score for each digit."""
+    """Takes (N, 1, 8, 8), ink from 0 to 1, and gives (N, num_classes), a score for each."""
 
     input_shape = (1, 8, 8)
 
-    def __init__(self, width: int = 20) -> None:
+    #: One image, as (channels, rows, columns).
+    input_shape = (1, 8, 8)
+
+    def __init__(self, width: int = 20, num_classes: int = 10) -> None:
         self.stem = L.Sequential(
             L.Conv2d(1, width, 3, padding=1, bias=False), L.BatchNorm2d(width), L.ReLU()
         )
@@ -52,12 +57,22 @@ class Digits(L.Layer):
         )
         self.pool = L.AdaptiveAvgPool2d(1)
         self.flatten = L.Flatten()
-        self.head = L.Linear(2 * width, 10)
+        self.head = L.Linear(2 * width, num_classes)
 
     def forward(self, x: Any) -> Any:
         return self.head(self.flatten(self.pool(self.blocks(self.stem(x)))))
 
 
-def digits(width: int = 20) -> Digits:
-    """Return the network, untrained; the weights at ``WEIGHTS`` are for the default width."""
-    return Digits(width)
+def digits(*, weights: Weights = None, num_classes: int = 10, seed: int = 0) -> Digits:
+    """The digits network; the arguments are those of :func:`minidnn.models.get_model`.
+
+    ``weights="DEFAULT"`` are those at ``WEIGHTS``, which need no download.
+    """
+    network = Digits(num_classes=num_classes)
+    return prepare(network, "digits", WEIGHTS if weights == "DEFAULT" else weights, seed)
+
+
+if __name__ == "__main__":
+    from ._script import main
+
+    main("digits")
