@@ -1,0 +1,22 @@
+"""One record per operator case, which every backend's tests are driven by.
+
+``CASES`` has all of them; ``check(case, dtype, run)`` runs one.  A new operator gets its record
+in the file named after its family.
+"""
+
+from tests.cases import (
+    activations,
+    arithmetic,
+    contraction,
+    movement,
+    normalization,
+    pooling,
+    reduction,
+)
+from tests.cases.check import Run, assert_close, check, reference
+from tests.cases.record import Case, like_torch
+
+FAMILIES = (activations, arithmetic, contraction, movement, normalization, pooling, reduction)
+CASES: tuple[Case, ...] = tuple(case for family in FAMILIES for case in family.CASES)
+
+__all__ = ["CASES", "Case", "Run", "assert_close", "check", "like_torch", "reference"]

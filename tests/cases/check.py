@@ -1,0 +1,70 @@
+"""Comparing what a backend computes with a case's oracles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.ir import Graph
+from tests.cases.record import Case
+
+#: Runs a graph on inputs with every floating-point value in the dtype of that name.
+Run = Callable[[Graph, Sequence[np.ndarray], str], Sequence[Any]]
+
+
+def reference(graph: Graph, inputs: Sequence[np.ndarray], dtype: str) -> tuple[np.ndarray, ...]:
+    return evaluate(graph, inputs, dtype=dtype)
+
+
+def check(case: Case, dtype: str, run: Run = reference, *, by_torch: bool = True) -> None:
+    """Runs a case on all its inputs; AssertionError says which result is wrong, where and by
+    how much.
+
+    The formula in float64 is asked for everything, PyTorch in the same dtype and in float64
+    for what it is trusted with.
+    """
+    for what, shapes, inputs in case.variants(dtype):
+        before = [array.copy() for array in inputs]
+        (actual,) = run(case.graph(shapes), inputs, dtype)
+        for array, copy in zip(inputs, before, strict=True):
+            np.testing.assert_array_equal(array, copy, f"{case} {what}: an input was changed")
+        label = f"{case} {dtype} {what}"
+        assert_close(case, dtype, actual, case.expected(inputs, dtype), f"{label}: formula")
+        if by_torch and not (case.torch_differs and what.endswith("special")):
+            wide = tuple(array.astype(np.float64) for array in inputs)
+            if dtype != "float16":
+                assert_close(case, dtype, actual, case.by_torch(wide, "float64"), f"{label}: torch")
+            assert_close(case, dtype, actual, case.by_torch(inputs, dtype), f"{label}: torch", 2)
+
+
+def assert_close(
+    case: Case, dtype: str, actual: Any, expected: np.ndarray, label: str, slack: float = 1
+) -> None:
+    """``actual`` is of that dtype, NaN and infinite exactly where ``expected`` is, and else
+    within ``slack`` times the case's tolerance.  Zeros are equal whatever their sign."""
+    assert actual.dtype == np.dtype(dtype), f"{label}: dtype {actual.dtype}"
+    assert actual.shape == expected.shape, f"{label}: shape {actual.shape}, not {expected.shape}"
+    info = np.finfo(dtype)
+    with np.errstate(all="ignore"):
+        rounded = expected.astype(dtype)
+        wide = actual.astype(np.float64)
+        finite = np.isfinite(rounded)
+        scale = np.abs(np.where(finite, expected, 0.0)).astype(np.float64)
+        if case.of_largest and scale.size:
+            scale = np.maximum(scale, scale.max())
+        allowed = slack * case.ulps * (float(info.eps) * scale + float(info.tiny))
+        wrong = np.where(
+            finite,
+            ~(np.abs(wide - rounded.astype(np.float64)) <= allowed),
+            ~((wide == rounded) | (np.isnan(wide) & np.isnan(rounded))),
+        )
+    if not wrong.any():
+        return
+    place = tuple(int(i) for i in np.argwhere(wrong)[0])
+    raise AssertionError(
+        f"{label}: {int(wrong.sum())} of {wrong.size} elements are wrong, the first at {place}: "
+        f"{actual[place]!r}, expected {rounded[place]!r}, tolerated error {allowed[place]:.3g}"
+    )

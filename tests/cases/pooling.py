@@ -1,0 +1,98 @@
+"""Cases of graph/operators/pooling.py, with every edge of ceil mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.cases.record import PLANES, Case, Shape, like_torch
+from tests.oracles import formulas
+
+IMAGES = ((1, 1, 4, 4), (2, 3, 5, 7), (3, 2, 6, 11))
+
+
+def max_pool_case(name: str, *args: Any, shapes: tuple[Shape, ...], **arguments: Any) -> Case:
+    return like_torch(
+        f"max_pool2d-{name}",
+        "MaxPool2d",
+        *args,
+        arguments=arguments,
+        shapes=shapes,
+        formula=lambda x: formulas.max_pool2d(x, *args, **arguments),
+        ulps=0,
+    )
+
+
+def avg_pool_case(name: str, *args: Any, shapes: tuple[Shape, ...], **arguments: Any) -> Case:
+    return like_torch(
+        f"avg_pool2d-{name}",
+        "AvgPool2d",
+        *args,
+        arguments=arguments,
+        shapes=shapes,
+        formula=lambda x: formulas.avg_pool2d(x, *args, **arguments),
+        of_largest=True,
+        # Half precision is summed in float32 here; PyTorch rounds the same sum once too.
+    )
+
+
+def adaptive_case(name: str, size: Any, shapes: tuple[Shape, ...]) -> Case:
+    return like_torch(
+        f"adaptive_avg_pool2d-{name}",
+        "AdaptiveAvgPool2d",
+        size,
+        shapes=shapes,
+        formula=lambda x: formulas.adaptive_avg_pool2d(x, formulas.pair(size)),
+        of_largest=True,
+        torch_differs="PyTorch sums half precision in another order, which overflows elsewhere",
+    )
+
+
+#: Windows whose last position depends on ceil mode.  Comments: sizes at stride 2.
+CEIL: tuple[tuple[str, tuple[Any, ...], dict[str, Any], tuple[Shape, ...]], ...] = (
+    ("ceil", (3, 2), {}, ((1, 1, 3, 4), (2, 2, 5, 6), (1, 3, 7, 8), (1, 1, 112, 5))),
+    ("ceil-padding", (3, 2), {"padding": 1}, ((1, 1, 1, 2), (1, 2, 3, 4), (2, 1, 5, 6))),
+    # A last window that would start in the trailing padding is dropped.
+    ("ceil-starts-in-padding", (2, 2), {"padding": 1}, ((1, 1, 1, 2), (1, 2, 3, 4), (1, 1, 5, 6))),
+    ("ceil-starts-at-end", (1, 3), {}, ((1, 1, 1, 2), (1, 2, 3, 4), (1, 1, 5, 7))),
+    ("ceil-stride-over-kernel", (2, 5), {"padding": 1}, ((1, 1, 2, 3), (1, 2, 5, 6), (1, 1, 7, 8))),
+    # A window larger than the input, cut to it.
+    ("ceil-larger-than-input", (3, 3), {}, ((1, 1, 1, 1), (1, 2, 2, 1))),
+    ("ceil-axes-differ", ((2, 3), (1, 4)), {"padding": (1, 0)}, ((1, 2, 3, 5), (1, 1, 2, 8))),
+)
+
+CASES: tuple[Case, ...] = (
+    max_pool_case("1x1", 1, shapes=PLANES),
+    max_pool_case("2x2", 2, shapes=IMAGES),
+    max_pool_case("overlapping", 3, 2, shapes=IMAGES),
+    max_pool_case("padding", 3, 2, 1, shapes=((1, 1, 1, 1), *IMAGES)),
+    max_pool_case("same-size", 3, 1, 1, shapes=((1, 1, 1, 1), (2, 17, 1, 9), *IMAGES)),
+    max_pool_case("rectangle", (1, 3), (2, 1), (0, 1), shapes=IMAGES),
+    max_pool_case("stride-over-kernel", 2, 3, shapes=IMAGES),
+    max_pool_case("dilation", 2, 1, 1, (3, 2), shapes=IMAGES),
+    # The first window has taps only before and after the one pixel: nothing, so minus infinity.
+    max_pool_case("dilation-over-input", 3, 2, 1, 3, shapes=((1, 1, 5, 5), (1, 2, 6, 7))),
+    max_pool_case("dilation-ceil", 2, 2, 1, 2, shapes=IMAGES, ceil_mode=True),
+    *(max_pool_case(n, *a, shapes=s, ceil_mode=True, **k) for n, a, k, s in CEIL),
+    avg_pool_case("1x1", 1, shapes=PLANES),
+    avg_pool_case("2x2", 2, shapes=IMAGES),
+    avg_pool_case("overlapping", 3, 2, shapes=IMAGES),
+    avg_pool_case("padding", 3, 2, 1, shapes=((1, 1, 1, 1), *IMAGES)),
+    avg_pool_case("same-size", 3, 1, 1, shapes=((1, 1, 1, 1), (2, 17, 1, 9), *IMAGES)),
+    avg_pool_case("rectangle", (1, 3), (2, 1), (0, 1), shapes=IMAGES),
+    avg_pool_case("exclude-padding", 3, 2, 1, shapes=IMAGES, count_include_pad=False),
+    avg_pool_case("divisor", 3, 2, 1, shapes=IMAGES, divisor_override=5),
+    avg_pool_case("divisor-negative", 2, shapes=IMAGES, divisor_override=-3),
+    avg_pool_case("divisor-ceil", 3, 2, 1, shapes=IMAGES, divisor_override=7, ceil_mode=True),
+    *(avg_pool_case(n, *a, shapes=s, ceil_mode=True, **k) for n, a, k, s in CEIL),
+    *(
+        avg_pool_case(f"{n}-exclude", *a, shapes=s, ceil_mode=True, count_include_pad=False, **k)
+        for n, a, k, s in CEIL
+    ),
+    adaptive_case("1", 1, PLANES),
+    adaptive_case("dividing", (2, 3), ((1, 1, 2, 3), (2, 3, 4, 9))),
+    adaptive_case("overlapping", (3, 4), ((1, 1, 5, 7), (2, 3, 4, 5), (1, 2, 7, 6))),
+    adaptive_case("enlarging", (7, 5), ((1, 1, 1, 1), (2, 3, 3, 2), (1, 2, 6, 8))),
+    adaptive_case("keep-rows", (None, 2), ((1, 1, 3, 5), (2, 3, 1, 1))),
+    adaptive_case("keep-columns", (6, None), ((1, 1, 13, 5),)),
+    adaptive_case("keep-both", (None, None), ((1, 1, 3, 5),)),
+)

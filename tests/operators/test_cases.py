@@ -1,0 +1,44 @@
+"""Every case record on the reference, against PyTorch and NumPy in float64."""
+
+from __future__ import annotations
+
+import pytest
+
+from minidnn import layers
+from minidnn.graph import operators
+from minidnn.graph.operator import Operator
+from tests.cases import CASES, Case, check
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_reference(case: Case, dtype: str) -> None:
+    if dtype not in case.dtypes:
+        pytest.skip(f"the case is for {', '.join(case.dtypes)}")
+    check(case, dtype)
+
+
+def test_names_are_unique() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_every_operator_has_a_case() -> None:
+    covered = {type(node.op) for case in CASES for node in case.graph(case.shapes[0]).nodes}
+    every = {
+        kind
+        for kind in vars(operators).values()
+        if isinstance(kind, type) and issubclass(kind, Operator)
+    }
+    assert every - covered == set()
+
+
+def test_every_layer_has_a_case() -> None:
+    made = {type(case.layer()) for case in CASES}
+    combining = {layers.Layer, layers.Sequential, layers.LayerList, layers.Model}
+    made |= {layers.Add, layers.Mul}
+    every = {
+        kind
+        for kind in vars(layers).values()
+        if isinstance(kind, type) and issubclass(kind, layers.Layer)
+    }
+    assert every - made - combining == set()
