@@ -21,9 +21,9 @@ def red_pixels(sheet: Image.Image) -> int:
 
 def test_demo_reads_the_held_out_digits(root: Path, tmp_path: Path) -> None:
     output = tmp_path / "new" / "sheet.png"
+    script = str(root / "demo" / "digits.py")
     done = subprocess.run(
-        [sys.executable, "-W", "error", root / "demo" / "digits.py"]
-        + ["--device", "reference", "--output", output],
+        [sys.executable, "-W", "error", script, "--device", "reference", "--output", str(output)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
