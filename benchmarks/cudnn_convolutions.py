@@ -20,13 +20,17 @@ import math
 import platform
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 FINALISTS = 5
 ROUNDS = 7
+BUILDERS = 3
+AHEAD = 6
 
 
 @dataclass(frozen=True)
@@ -124,10 +128,10 @@ def torch_contestant(x: Any, w: Any, layer: Layer, setting: Setting) -> Any:
 
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = setting.tf32
+    pointer = cupy.cuda.get_current_stream().ptr
     images, filters = torch.from_dlpack(x), torch.from_dlpack(w)
 
     def on_our_stream() -> Any:
-        pointer = cupy.cuda.get_current_stream().ptr
         return torch.cuda.stream(torch.cuda.ExternalStream(pointer))
 
     def run() -> None:
@@ -150,13 +154,13 @@ def torch_contestant(x: Any, w: Any, layer: Layer, setting: Setting) -> Any:
     return Contestant(run, repeat)
 
 
-def measure(layer: Layer, setting: Setting, batch: int) -> dict[str, Any]:
-    """One case: the pick, the best and PyTorch in milliseconds, and what they are."""
-    from minidnn.cudnn import choice, workspace
-    from minidnn.cudnn.graph import Constraints
-    from minidnn.cudnn.graph.timing import Contestant, race
+def build(layer: Layer, setting: Setting, batch: int) -> tuple[Any, Any, list[Any]]:
+    """Images, filters, and everything that can compute their convolution."""
+    import cupy
 
-    begin = time.perf_counter()
+    from minidnn.cudnn import choice
+    from minidnn.cudnn.graph import Constraints
+
     x, w, y = arrays_of(layer, setting, batch)
     problem = choice.Problem(
         "forward",
@@ -168,14 +172,25 @@ def measure(layer: Layer, setting: Setting, batch: int) -> dict[str, Any]:
         constraints=Constraints(tf32=setting.tf32),
     )
     found = choice.candidates(problem)
-    built = time.perf_counter()
+    cupy.cuda.get_current_stream().synchronize()
+    return x, w, found
+
+
+def measure(layer: Layer, setting: Setting, batch: int, built: Any) -> dict[str, Any]:
+    """One case: the pick, the best and PyTorch in milliseconds, and what they are."""
+    from minidnn.cudnn import workspace
+    from minidnn.cudnn.graph.timing import Contestant, race, timing_stream
+
+    x, w, found = built
+    begin = time.perf_counter()
     times = race([Contestant(one.run) for one in found])
     order = sorted((t, i) for i, t in enumerate(times) if t is not None)
     fixed = [i for _, i in order if found[i].alternative.family == "fixed"][:1]
     finalists = list(dict.fromkeys([i for _, i in order[:FINALISTS]] + fixed))
     raced = time.perf_counter()
     contestants = [Contestant(found[i].run) for i in finalists]
-    contestants.append(torch_contestant(x, w, layer, setting))
+    with timing_stream():
+        contestants.append(torch_contestant(x, w, layer, setting))
     again = race(contestants, rounds=ROUNDS, margin=math.inf, finalists=len(contestants))
     ours = [(t, i) for t, i in zip(again[:-1], finalists, strict=True) if t is not None]
     best_time, best = min(ours)
@@ -193,9 +208,9 @@ def measure(layer: Layer, setting: Setting, batch: int) -> dict[str, Any]:
         "best": found[best].alternative.name("forward"),
         "best_fixed_ms": next((t for t, i in ours if i in fixed), None),
         "candidates": len(order),
+        "finalists": [(found[i].alternative.name("forward"), t) for t, i in ours],
         "seconds": {
-            "build": built - begin,
-            "race": raced - built,
+            "race": raced - begin,
             "verify": time.perf_counter() - raced,
         },
     }
@@ -238,10 +253,16 @@ def run(
     missing = [
         case for case in dict.fromkeys(wanted) if not (folder / f"{name_of(*case)}.json").exists()
     ]
+    # Plans of the next cases are built on other threads while one is timed.
+    ahead: deque[Future[Any]] = deque()
+    pool = ThreadPoolExecutor(BUILDERS)
     for number, case in enumerate(missing):
         if time.monotonic() > end:
+            pool.shutdown(cancel_futures=True)
             return len(missing) - number
-        result = measure(*case)
+        for later in missing[number + len(ahead) : number + AHEAD]:
+            ahead.append(pool.submit(build, *later))
+        result = measure(*case, ahead.popleft().result())
         (folder / f"{name_of(*case)}.json").write_text(json.dumps(result))
         print(
             f"{number + 1}/{len(missing)} {name_of(*case)}: pick {result['pick_ms']:.4f} "
@@ -249,7 +270,9 @@ def run(
             f"{sum(result['seconds'].values()):.2f} s",
             flush=True,
         )
-        cupy.get_default_memory_pool().free_all_blocks()
+        if number % 20 == 19:
+            cupy.get_default_memory_pool().free_all_blocks()
+    pool.shutdown()
     return 0
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from minidnn.cudnn.graph import Constraints, Graph, Plan, memory, properties_json
+from minidnn.cudnn import workspace as shared_workspace
+from minidnn.cudnn.graph import Constraints, Graph, memory, properties_json
 from minidnn.cudnn.graph.descriptor import counts
 from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, UnsupportedError
 
@@ -194,14 +195,14 @@ def test_workspace_limit_and_shortage(cache: Path, monkeypatch: pytest.MonkeyPat
     chosen = g.build()
     if chosen.workspace == 0:
         pytest.skip("the fastest plan needs no workspace")
-    original = Plan._allocate
+    original = shared_workspace.acquire
 
-    def short(self: Plan) -> Any:
-        if self.workspace >= chosen.workspace:
+    def short(size: int) -> Any:
+        if size >= chosen.workspace:
             raise OutOfMemoryError("none left")
-        return original(self)
+        return original(size)
 
-    monkeypatch.setattr(Plan, "_allocate", short)
+    monkeypatch.setattr(shared_workspace, "acquire", short)
     with pytest.warns(MiniDNNWarning, match="the next plan is taken instead"):
         other = g.build()
     assert other.workspace < chosen.workspace

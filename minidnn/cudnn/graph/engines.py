@@ -65,6 +65,9 @@ _TRANSFORMS = (
     NumericalNote.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_6x6,
     NumericalNote.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13,
 )
+_WIDE_POOLING = 3
+"""The engine for pooling that is wrong, and writes out of bounds, for bfloat16."""
+
 _INT8_REORDER = (
     BehaviorNote.CUDNN_BEHAVIOR_NOTE_REQUIRES_FILTER_INT8x32_REORDER,
     BehaviorNote.CUDNN_BEHAVIOR_NOTE_REQUIRES_BIAS_INT8x32_REORDER,
@@ -88,6 +91,8 @@ def rejection(proposal: Proposal, spec: GraphSpec, constraints: Constraints) -> 
         if BehaviorNote.CUDNN_BEHAVIOR_NOTE_CUBLASLT_DEPENDENCY in proposal.behavior:
             # cuDNN 9.19 lets cuBLASLt use TF32 without the note above: errors of 3e-4.
             return "it leaves float32 products to cuBLASLt, which may round them to TF32"
+    if proposal.config.engine == _WIDE_POOLING and spec.pools_bfloat16:
+        return "it writes float32 over bfloat16 outputs (seen with cuDNN 9.19)"
     if constraints.deterministic and not proposal.deterministic:
         return "it is not deterministic"
     if constraints.accuracy == "high" and any(note in _TRANSFORMS for note in notes):
@@ -95,6 +100,21 @@ def rejection(proposal: Proposal, spec: GraphSpec, constraints: Constraints) -> 
     if any(note in _INT8_REORDER for note in proposal.behavior):
         return "it needs reordered int8 filters"
     return None
+
+
+def is_last_resort(proposal: Proposal, spec: GraphSpec) -> bool:
+    """Whether an engine is only worth building when there is no other.
+
+    Engines that no heuristic proposes, that compile and that use no tensor cores took up to 25 s
+    to compile (cuDNN 9.19, engine 80, 3x3 with 128 channels in half precision); where others
+    use tensor cores they cannot win.
+    """
+    return (
+        proposal.source == "default"
+        and proposal.compiles
+        and not proposal.tensor_core
+        and spec.contracts
+    )
 
 
 def proposals(

@@ -116,7 +116,10 @@ def all_plans(
     scalars: Sequence[float] = (),
     names: Sequence[str] = (),
 ) -> list[Plan]:
-    """Like :func:`candidates`, built on several threads, since some engines compile for long."""
+    """Like :func:`candidates`, built on several threads, since some engines compile for long.
+
+    Those that :func:`.is_last_resort` names are built only when there are no others.
+    """
     with _explained(spec, constraints):
         graph = lower.operation_graph(spec, target.handle)
         proposed = list(engines.proposals(graph, target, defaults=defaults))
@@ -126,10 +129,17 @@ def all_plans(
             cupy().cuda.runtime.setDevice(target.index)
         return _try(spec, graph, target, proposal, scalars, names)
 
-    allowed = list(_allowed(spec, constraints, proposed))
-    with ThreadPoolExecutor(min(_THREADS, len(allowed) or 1)) as pool:
-        built = list(pool.map(make, allowed))
-    return [plan for plan in built if plan is not None and _fits(plan, constraints)]
+    first: list[Proposal] = []
+    last: list[Proposal] = []
+    for proposal in _allowed(spec, constraints, proposed):
+        (last if engines.is_last_resort(proposal, spec) else first).append(proposal)
+    for some in (first, last):
+        with ThreadPoolExecutor(min(_THREADS, len(some) or 1)) as pool:
+            built = list(pool.map(make, some))
+        plans = [plan for plan in built if plan is not None and _fits(plan, constraints)]
+        if plans:
+            return plans
+    return []
 
 
 @contextmanager

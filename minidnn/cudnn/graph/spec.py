@@ -195,6 +195,18 @@ class GraphSpec:
         return "; ".join(parts) + " with " + ", ".join(shown)
 
     @property
+    def contracts(self) -> bool:
+        """Whether there is a convolution or a matrix product."""
+        return any(isinstance(node, Convolution | Matmul) for node in self.nodes)
+
+    @property
+    def pools_bfloat16(self) -> bool:
+        return any(
+            isinstance(node, Resample) and self.tensors[node.x].dtype == "bfloat16"
+            for node in self.nodes
+        )
+
+    @property
     def contracts_float32(self) -> bool:
         """Whether a convolution or matrix product reads float32, so that TF32 would matter."""
         return any(
