@@ -70,14 +70,18 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
             sub.add_argument("--top", type=_count, default=5, help="outputs to print (5)")
         else:
             sub.add_argument("--repeat", type=_count, default=10, help="timed runs (10)")
-            sub.add_argument("--warmup", type=_count, default=2, help="runs before (2)")
+            sub.add_argument("--warmup", type=_count_from_0, default=2, help="runs before (2)")
     return parser
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+def _count(text: str, least: int = 1) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {least}")
     return int(text)
+
+
+def _count_from_0(text: str) -> int:
+    return _count(text, 0)
 
 
 def _shape(network: Any, options: argparse.Namespace) -> tuple[int, ...]:

@@ -71,7 +71,9 @@ def calibrate(network: Layer, *inputs: np.ndarray) -> Layer:
 
         return measure
 
-    evaluate(_measuring(graph, measure_for), inputs)
+    measuring = _measuring(graph, measure_for)
+    if measuring is not graph:
+        evaluate(measuring, inputs)
     return network
 
 

@@ -130,6 +130,12 @@ def test_several_inputs_and_the_functional_form() -> None:
     np.testing.assert_allclose(net.state_dict()["norm.running_mean"], mean, rtol=1e-5)
 
 
+def test_a_network_without_normalizations_is_not_run() -> None:
+    net = models.vgg11()
+    assert calibrate(net, images((1, 3, 32, 32))) is net
+    assert all(p._array is None or p._array._array is None for _, p in net.named_parameters())
+
+
 def test_bad_data_names_the_layer() -> None:
     net = models.resnet18()
     with pytest.raises(GraphError, match=r"node 'layer4.0.bn1' .* \(1, 512, 1, 1\) has one value"):

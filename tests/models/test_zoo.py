@@ -14,6 +14,7 @@ from minidnn import models
 from minidnn.errors import GraphError, WeightsError
 from minidnn.layers import Layer
 from minidnn.layers.build import to_graph
+from minidnn.passes.pipeline import optimize
 from minidnn.weights import save_weights
 
 NETWORKS = [name for name in models.list_models() if name != "digits"]
@@ -58,17 +59,15 @@ def test_defining_a_network_and_its_graph_draws_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "limit"), [("resnet50", 0.2), ("densenet201", 1.0)])
-def test_defining_and_building_is_a_small_part_of_the_time_for_passes(
-    name: str, limit: float
-) -> None:
-    """All passes included, resnet50 may take 0.2 s and densenet201 1 s; this has a quarter."""
+def test_building_and_all_passes_are_quick(name: str, limit: float) -> None:
+    """In seconds of the processor, which other processes do not lengthen."""
     times = []
-    for _ in range(5):
-        begin = time.perf_counter()
+    for _ in range(3):
+        begin = time.process_time()
         net = models.get_model(name)
-        to_graph(net, (1, *net.input_shape))
-        times.append(time.perf_counter() - begin)
-    assert min(times) < limit / 4
+        optimize(to_graph(net, (1, *net.input_shape)))
+        times.append(time.process_time() - begin)
+    assert min(times) < limit
 
 
 def test_random_weights_follow_the_seed_alone() -> None:
