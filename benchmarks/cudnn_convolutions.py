@@ -141,7 +141,8 @@ def torch_contestant(x: Any, w: Any, layer: Layer, setting: Setting) -> Any:
     def repeat(count: int) -> Callable[[], object]:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.inference_mode(), torch.cuda.graph(graph):
+        # Other threads build plans meanwhile, which must not spoil the capture.
+        with torch.inference_mode(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             for _ in range(count):
                 torch.nn.functional.conv2d(images, filters, None, layer.stride, layer.padding)
 
