@@ -30,7 +30,7 @@ import minidnn, minidnn.models, minidnn.models.digits
 from minidnn import models
 from minidnn.models.digits import digits
 assert models is minidnn.models and models.digits is digits, models.digits
-net = models.network("digits")
+net = models.get_model("digits")
 weights = importlib.resources.files("minidnn.models") / "digits.safetensors"
 typed = importlib.resources.files("minidnn") / "py.typed"
 try:
