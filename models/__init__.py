@@ -44,7 +44,7 @@ _NETWORKS = {
     "inception_v3": "inception",
 }
 
-__all__ = ["get_model", "list_models", "network", *_NETWORKS]
+__all__ = ["get_model", "list_models", *_NETWORKS]
 
 
 def list_models() -> list[str]:
@@ -62,9 +62,6 @@ def get_model(name: str, **options: Any) -> Any:
     Raises GraphError, naming what there is, when there is no such network.
     """
     return _builder(name)(**options)
-
-
-network = get_model
 
 
 def _builder(name: str) -> Callable[..., Any]:
