@@ -17,6 +17,7 @@ KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 KEY = re.compile(r"[0-9a-f]{8,64}")
 NAME = re.compile(r"([0-9a-f]{8,64})-([0-9a-f]{32})(?:-([A-Za-z0-9_]+))?((?:\.[A-Za-z0-9_]+)*)")
 WORK_PREFIX = ".work-"
+_ATTEMPTS = 10
 
 Fill = Callable[[Path], None]
 
@@ -38,19 +39,19 @@ class Entry:
 
 def place(target: Path, fill: Fill) -> None:
     """Lets ``fill`` write a file of its own and gives it its name in one step."""
-    for attempt in range(3):
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for attempt in range(_ATTEMPTS):
         work = target.parent / f"{WORK_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         try:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fill(work)
             # The kernel's own time stamps are too coarse to order two writes of one key.
             now = time.time_ns()
             os.utime(work, ns=(now, now))
             os.replace(work, target)
             return
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):
             # Another process clears the cache and has removed the empty folder or the file.
-            if attempt == 2:
+            if attempt == _ATTEMPTS - 1:
                 raise
         finally:
             unlink(work)

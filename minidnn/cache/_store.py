@@ -148,9 +148,8 @@ class Store:
         """
         folder = root() / self.kind
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             probe = folder / (WORK_PREFIX + secrets.token_hex(8))
-            probe.touch(exist_ok=False)
+            place(probe, Path.touch)
             unlink(probe)
         except OSError as error:
             warn_once(str(root()), f"the cache folder {root()} cannot be written: {error}")

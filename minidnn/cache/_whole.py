@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from ._files import KIND, Entry, listing, scan, shards_of, unfinished_files, unlink
 from ._folders import root
 
+BUSY_SECONDS = 2.0
+"""An unfinished file that was written to so shortly ago is still being written."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
@@ -43,7 +46,8 @@ def usage() -> dict[str, Usage]:
 def clear(kind: str | None = None) -> int:
     """Removes the entries of a kind, or all, and says how many bytes that freed.
 
-    Only files that have the name of an entry or of an unfinished one are touched, so a wrong
+    Unfinished files go too, but for those written to in the last :data:`BUSY_SECONDS`.  Only
+    files that have the name of an entry or of an unfinished one are touched, so a wrong
     ``MINIDNN_CACHE`` costs nothing.
 
     Raises:
@@ -57,7 +61,8 @@ def clear(kind: str | None = None) -> int:
     for name in kinds if kind is None else [kind]:
         shards = shards_of(root(), name)
         files = [(e.path, e.size) for e in scan(root(), name)]
-        files += [(path, size) for path, size, _ in unfinished_files(root(), name)]
+        unfinished = unfinished_files(root(), name)
+        files += [(path, size) for path, size, age in unfinished if age > BUSY_SECONDS]
         freed += sum(size for path, size in files if unlink(path))
         for folder in [*shards, root() / name]:
             with contextlib.suppress(OSError):  # not empty: another process has just written
