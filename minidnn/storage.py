@@ -12,8 +12,10 @@ import os
 from typing import Any
 
 from minidnn.errors import GraphError
+from minidnn.fusion.region import FusedContraction, Sequence
 from minidnn.graph.attributes import brief
 from minidnn.graph.ir import Graph
+from minidnn.graph.registry import register
 from minidnn.graph.storage import from_document, to_document
 from minidnn.weights import save_weights
 from minidnn.weights._file import MappedFile
@@ -23,6 +25,10 @@ __all__ = ["load_graph", "save_graph"]
 
 METADATA_KEY = "minidnn.graph"
 _LONGEST_MESSAGE = 2000
+
+# Fused graphs can be saved, too.
+register(Sequence)
+register(FusedContraction)
 
 
 def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
@@ -38,6 +44,7 @@ def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     document, constants = to_document(graph)
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     arrays = {key: constant.data for key, constant in constants.items()}
+    from_document(document, arrays)  # what is written can be read
     save_weights(path, arrays, {METADATA_KEY: text})
 
 

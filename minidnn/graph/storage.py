@@ -14,6 +14,8 @@
 An operand is the key of a constant, or the number of a value: a graph's inputs come first,
 then its nodes' outputs, in order.  Only smaller numbers than a node's own are valid, so there
 are no cycles.  Types of nodes are inferred anew.  A constant that several bodies share is one.
+What passes said about memory follows the output names as ``"layouts": [[value, name, block],
+...]`` and ``"placements": [[value, buffer, channel], ...]``.
 :mod:`minidnn.storage` puts both into a file.
 """
 
@@ -27,7 +29,8 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.graph.attributes import brief, is_text
 from minidnn.graph.checker import check
-from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
+from minidnn.graph.layout import Layout
 from minidnn.graph.registry import read_operator, write_operator
 from minidnn.graph.types import TensorType, numpy_dtype
 
@@ -44,6 +47,7 @@ def to_document(graph: Graph) -> tuple[dict[str, Any], dict[str, Constant]]:
     """
     writer = _Writer()
     try:
+        check(graph)
         body = writer.write(graph)
     except GraphError as error:
         raise GraphError(f"cannot save graph {graph.name!r}: {error}") from None
@@ -86,7 +90,6 @@ class _Writer:
         self._nesting = 0
 
     def write(self, graph: Graph) -> dict[str, Any]:
-        check(graph)
         _check_name("graph", graph.name)
         self._nesting += 1
         if self._nesting > MAX_NESTING:
@@ -110,16 +113,32 @@ class _Writer:
                 numbers[value] = len(numbers)
         self._nesting -= 1
         names = graph.output_names
-        return {
+        found: dict[str, Any] = {
             "name": graph.name,
             "inputs": [[value.name, _write_type(value.type)] for value in graph.inputs],
             "nodes": nodes,
             "outputs": [self._reference(value, numbers) for value in graph.outputs],
             "output_names": None if names is None else [_check_name("output", n) for n in names],
         }
+        values = graph.values
+        if graph.layouts:
+            found["layouts"] = [
+                [self._reference(value, numbers), layout.name, layout.block]
+                for value, layout in ((v, graph.layouts.get(v)) for v in values)
+                if layout is not None
+            ]
+        if graph.placements:
+            found["placements"] = [
+                [*(self._reference(v, numbers) for v in (value, place.buffer)), place.channel]
+                for value, place in ((v, graph.placements.get(v)) for v in values)
+                if place is not None
+            ]
+        return found
 
     def _reference(self, value: Value, numbers: dict[Value, int]) -> int | str:
         if not isinstance(value, Constant):
+            if value not in numbers:
+                raise GraphError(f"{value!r} is read, but neither an input nor computed before")
             return numbers[value]
         if value not in self.keys:
             key, count = _check_name("constant", value.name), 0
@@ -138,8 +157,11 @@ class _Reader:
         self._nesting = 0
 
     def read(self, data: Any) -> Graph:
-        name, inputs, nodes, outputs, output_names = _members(
-            data, "a graph", "name", "inputs", "nodes", "outputs", "output_names"
+        name, inputs, nodes, outputs, output_names, layouts, placements = _members(
+            data,
+            "a graph",
+            *("name", "inputs", "nodes", "outputs", "output_names"),
+            optional=("layouts", "placements"),
         )
         self._nesting += 1
         if self._nesting > MAX_NESTING:
@@ -156,6 +178,8 @@ class _Reader:
             None
             if output_names is None
             else [_check_name("output", item) for item in _items("output_names", output_names)],
+            self._layouts(layouts, values),
+            self._placements(placements, values),
         )
         check(graph)
         self._nesting -= 1
@@ -170,7 +194,7 @@ class _Reader:
     def _node(self, index: int, data: Any, values: list[Value]) -> Node:
         what = f"node {index}"
         name, operator, inputs, source = _members(
-            data, what, "name", "operator", "inputs", optional="source"
+            data, what, "name", "operator", "inputs", optional=("source",)
         )
         what = f"node {brief(_check_name('node', name))}"
         if source is not None:
@@ -192,6 +216,29 @@ class _Reader:
         values.extend(node.outputs)
         return node
 
+    def _layouts(self, data: Any, values: list[Value]) -> dict[Value, Layout]:
+        found = {}
+        for item in [] if data is None else _items("layouts", data):
+            match item:
+                case [value, str(name), int(block)] if is_text(name) and _is_size(block):
+                    found[self._value("layouts", value, values)] = Layout(name, block)
+                case _:
+                    raise GraphError(f"layouts: {brief(item)}; valid is [value, name, block]")
+        return found
+
+    def _placements(self, data: Any, values: list[Value]) -> dict[Value, Placement]:
+        found = {}
+        for item in [] if data is None else _items("placements", data):
+            match item:
+                case [int(value), int(buffer), int(channel)] if _is_size(channel):
+                    place = Placement(self._value("placements", buffer, values), channel)
+                    found[self._value("placements", value, values)] = place
+                case _:
+                    raise GraphError(
+                        f"placements: {brief(item)}; valid is [value, buffer, channel]"
+                    )
+        return found
+
     def _value(self, what: str, data: Any, values: list[Value]) -> Value:
         if isinstance(data, str):
             if data not in self.constants:
@@ -208,7 +255,7 @@ class _Reader:
 
 def _read_constant(key: str, data: Any, arrays: Mapping[str, np.ndarray]) -> Constant:
     what = f"constant {brief(key)}"
-    given, name = _members(data, what, "type", optional="name")
+    given, name = _members(data, what, "type", optional=("name",))
     type = _read_type(what, given)
     if key not in arrays:
         raise GraphError(f"{what}: its array is missing")
@@ -251,10 +298,9 @@ def _items(what: str, data: Any) -> list[Any]:
     return data
 
 
-def _members(data: Any, what: str, *names: str, optional: str | None = None) -> list[Any]:
-    """The members of a JSON object that has exactly these, and maybe one more."""
-    allowed = names if optional is None else (*names, optional)
-    if not isinstance(data, dict) or not set(names) <= set(data) <= set(allowed):
+def _members(data: Any, what: str, *names: str, optional: tuple[str, ...] = ()) -> list[Any]:
+    """The members of a JSON object that has all of ``names`` and maybe ``optional`` ones."""
+    if not isinstance(data, dict) or not set(names) <= set(data) <= {*names, *optional}:
         found = f"members {brief(sorted(data))}" if isinstance(data, dict) else brief(data)
         raise GraphError(f"{what} has {found}; valid are {', '.join(names)}")
-    return [data.get(name) for name in allowed]
+    return [data.get(name) for name in (*names, *optional)]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidnn import models
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.checker import check
@@ -22,6 +23,8 @@ from minidnn.graph.operator import Activation, Operator
 from minidnn.graph.registry import fields_of, read_operator, register, write_operator
 from minidnn.graph.storage import from_document, to_document
 from minidnn.graph.types import TensorType
+from minidnn.layers.build import to_graph
+from minidnn.passes.pipeline import optimize
 from minidnn.storage import load_graph, save_graph
 from minidnn.weights import load_weights
 from tests.storage.sample import Region, Tile, nested, net
@@ -134,6 +137,27 @@ def test_weights_stand_under_their_names(tmp_path: Path) -> None:
     theirs = safetensors.load_file(tmp_path / "g")
     for weight in graph.constants:  # an independent reader of the format
         np.testing.assert_array_equal(theirs[weight.name], weight.data)
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "densenet121"])
+def test_what_the_passes_made_comes_back(name: str, tmp_path: Path) -> None:
+    network = getattr(models, name)(num_classes=10)
+    graph = optimize(to_graph(network, (1, 3, 64, 64)))
+    regions = [node.op for node in graph.nodes if hasattr(node.op, "body")]
+    assert regions and graph.layouts
+    save_graph(graph, tmp_path / "a")
+    loaded = load_graph(tmp_path / "a")
+    same(graph, loaded)
+    pairs = dict(zip(graph.values, loaded.values, strict=True))
+    assert {pairs[v]: layout for v, layout in graph.layouts.items()} == loaded.layouts
+    places = {pairs[v]: (pairs[p.buffer], p.channel) for v, p in graph.placements.items()}
+    assert places == {v: (p.buffer, p.channel) for v, p in loaded.placements.items()}
+    assert places
+    x = np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype(np.float32)
+    for expected, got in zip(evaluate(graph, [x]), evaluate(loaded, [x]), strict=True):
+        assert expected.tobytes() == got.tobytes()
+    save_graph(loaded, tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int32", "int64"])
