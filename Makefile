@@ -7,7 +7,7 @@
 
 VENV := .venv
 PY := $(VENV)/bin/python
-SOURCES := minidnn models tests tools demo
+SOURCES := $(wildcard minidnn models tests tools demo benchmarks)
 PYTEST := $(PY) -W error -m pytest -W error --timeout 900
 
 export PYTHON
