@@ -29,7 +29,7 @@ static void back(void *argument, int thread, int32_t begin, int32_t end) {
 
 static void *caller(void *unused) {
   buffers *own = calloc(2, sizeof *own), *expected = own + 1;
-  for (int round = 0; round < 300; round++) {
+  for (int round = 0; round < 80; round++) {
     md_pool_acquire(pool);
     for (int k = 0; k < 10; k++) {
       const int tasks = 1 + (round * 37 + k * 411) % N, grain = 1 + round % 50;
@@ -39,7 +39,7 @@ static void *caller(void *unused) {
       back(expected, 0, 0, tasks);
     }
     md_pool_release(pool);
-    if (round % 50 == 0) usleep(1000);
+    if (round % 20 == 0) usleep(1000);
   }
   if (memcmp(own, expected, sizeof *own)) failed = 1;
   free(own);

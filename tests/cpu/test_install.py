@@ -196,7 +196,9 @@ def test_apt_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cold_cache: 
         install_ispc()
     other = apt.Distribution("ubuntu", ("debian",), 24, "noble", "Ubuntu 24.04")
     monkeypatch.setattr(apt, "distribution", lambda: other)
-    with pytest.raises(DeviceError, match="Ubuntu 24.04 offers no package ispc; run 'apt-get upd"):
+    with pytest.raises(
+        DeviceError, match=r"Ubuntu 24\.04 offers no package ispc; run 'apt-get upd"
+    ):
         install_ispc()
 
 

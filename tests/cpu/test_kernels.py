@@ -11,7 +11,7 @@ import pytest
 
 from minidnn.backends.cpu.dialect import prelude
 from minidnn.backends.cpu.isa import AVX2, AVX512
-from minidnn.backends.cpu.kernels import PER_FILE, KernelSource, compile_kernels, group
+from minidnn.backends.cpu.kernels import KernelSource, compile_kernels, group
 from minidnn.cache import forbid_builds
 from minidnn.errors import CompileError
 
@@ -33,9 +33,9 @@ def starts(make_fake: MakeFake, tmp_path: Path, real_ispc: str):
 
 
 def test_only_new_kernels_are_compiled(starts, cold_cache: Path) -> None:
-    first = compile_kernels([kernel(i) for i in range(PER_FILE + 1)], AVX2)
-    assert [k.name for k in first] == [f"k{i}" for i in range(PER_FILE + 1)]
-    assert len({k.address for k in first}) == PER_FILE + 1 and starts() == 2
+    first = compile_kernels([kernel(i) for i in range(9)], AVX2, jobs=2)
+    assert [k.name for k in first] == [f"k{i}" for i in range(9)]
+    assert len({k.address for k in first}) == 9 and starts() == 2
     with forbid_builds():
         again = compile_kernels([kernel(3), kernel(0), kernel(3)], AVX2)
     assert again == [first[3], first[0], first[3]]
@@ -63,18 +63,25 @@ def test_nothing_to_compile() -> None:
 
 def test_groups_have_equal_lengths() -> None:
     sources = [kernel(i, 40 * (i % 5)) for i in range(40)]
-    files = group(sources, prelude(AVX2), AVX2)
+    files = group(sources, prelude(AVX2), AVX2, 5)
     assert len(files) == 5
     assert sorted(s.name for _, part in files for s in part) == sorted(s.name for s in sources)
     lengths = [len(unit.source) for unit, _ in files]
     assert max(lengths) < 1.2 * min(lengths)
 
 
+@pytest.mark.parametrize(
+    ("kernels", "jobs", "files"), [(1, 16, 1), (4, 16, 2), (28, 2, 2), (93, 2, 6), (93, 16, 16)]
+)
+def test_number_of_files(kernels: int, jobs: int, files: int) -> None:
+    assert len(group([kernel(i) for i in range(kernels)], "", AVX2, jobs)) == files
+
+
 def test_groups_are_the_same_in_every_process() -> None:
     code = """
 from minidnn.backends.cpu.isa import AVX2
 from minidnn.backends.cpu.kernels import KernelSource, group
-files = group([KernelSource(f"k{i}", "x" * (i * 7 % 11)) for i in range(30)], "head", AVX2)
+files = group([KernelSource(f"k{i}", "x" * (i * 7 % 11)) for i in range(30)], "head", AVX2, 4)
 print([(unit.name, [s.name for s in part]) for unit, part in files])
 """
     outs = {

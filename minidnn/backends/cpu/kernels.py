@@ -1,6 +1,6 @@
 """Many small kernels to few files, each kernel found again whatever file it was compiled in.
 
-Starting ISPC costs 180 ms and a kernel 30 to 180, so kernels are compiled several to a file, and
+Starting ISPC costs 180 ms and a kernel 50 to 100, so kernels are compiled several to a file, and
 files in parallel.  Networks share kernels without sharing files: an index entry for each kernel
 says which compiled file has it, and only kernels without one are compiled.
 """
@@ -13,14 +13,17 @@ from dataclasses import dataclass
 
 from ...cache import Store, digest
 from .compiler import COMPILE_SECONDS, FLAGS, Unit, compile_units, unit_store
+from .cores import usable_cores
 from .dialect import prelude
 from .isa import Isa
 from .library import Kernel, load
 from .progress import Watch
 from .toolchain import Ispc, find_ispc
 
-PER_FILE = 8
-"""Kernels in a file: with fewer, starting ISPC dominates; with more, cores idle at the end."""
+MOST_PER_FILE = 16
+LEAST_PER_FILE = 2
+"""As many files as cores, within these bounds: with fewer kernels in a file starting ISPC
+dominates, with more the cores end at different times."""
 
 INDEX_BYTES = 32 << 20
 
@@ -69,7 +72,7 @@ def compile_kernels(
                 ready[name] = load(path).kernel(name)
     missing = [source for name, source in unique.items() if name not in ready]
     if missing:
-        files = group(missing, head, isa)
+        files = group(missing, head, isa, jobs or usable_cores())
         libraries = compile_units(
             [unit for unit, _ in files], timeout=timeout, jobs=jobs, progress=progress
         )
@@ -82,10 +85,14 @@ def compile_kernels(
 
 
 def group(
-    sources: Sequence[KernelSource], head: str, isa: Isa
+    sources: Sequence[KernelSource], head: str, isa: Isa, jobs: int
 ) -> list[tuple[Unit, list[KernelSource]]]:
-    """Distributes kernels over files of about equal length, the same way in every process."""
-    count = -(-len(sources) // PER_FILE)
+    """Distributes kernels over files of about equal length, for ``jobs`` compilers at once.
+
+    Equal arguments give equal files, in every process.
+    """
+    least, most = -(-len(sources) // MOST_PER_FILE), -(-len(sources) // LEAST_PER_FILE)
+    count = min(most, max(least, jobs))
     members: list[list[KernelSource]] = [[] for _ in range(count)]
     lengths = [0] * count
     for source in sorted(sources, key=lambda s: (-len(s.text), s.name)):
