@@ -123,11 +123,11 @@ def fill(y: Any, value: float) -> Any:
     """Set every element of ``y`` to ``value`` and return ``y``."""
     check_array("y", y)
     check_writable("y", y)
-    number = y.dtype.type(value).tobytes() if y.dtype.kind in "iufb" else None
-    if number is None:
-        raise ArgumentError(f"fill does not know how to store {value!r} as {y.dtype.name}")
     call = library.load().cudnnSetTensor
-    pointer = ctypes.create_string_buffer(number, len(number))
+    if y.dtype.kind in "iu":
+        pointer: Any = ctypes.create_string_buffer(y.dtype.type(value).tobytes(), 8)
+    else:  # as alpha and beta: half and bfloat16 are told as float
+        pointer = scalar(value, is_double(data_type(y.dtype)))
     status = call(current_handle(), descriptor_of(y, "y").value, y.data.ptr, pointer)
     check(status, "cudnnSetTensor", {"y": y, "value": value})
     return y

@@ -253,5 +253,6 @@ def no_algorithm(key: ConvolutionKey, skipped: tuple[str, ...]) -> NoAlgorithmEr
     reasons = "".join(f"\n  not taken: {reason}" for reason in skipped)
     return NoAlgorithmError(
         f"no algorithm for this convolution ({key.operation}) fits the constraints; a larger "
-        f"workspace_limit, deterministic=False or another math type may help{lines}{reasons}"
+        "workspace_limit, deterministic=False, another math type or dense arrays may help"
+        f"{lines}{reasons}"
     )
