@@ -15,13 +15,13 @@ Rule = Callable[[Graph], Iterator[str]]
 
 def _names_are_unique(graph: Graph) -> Iterator[str]:
     for what, names in (
-        ("node", [node.name for node in graph.nodes]),
-        ("input or constant", [v.name for v in (*graph.inputs, *graph.constants)]),
+        ("nodes", [node.name for node in graph.nodes]),
+        ("inputs or constants", [v.name for v in (*graph.inputs, *graph.constants)]),
     ):
         seen: set[str] = set()
         for name in names:
             if name in seen:
-                yield f"two {what}s are named {name!r}"
+                yield f"two {what} are named {name!r}"
             seen.add(name)
 
 
