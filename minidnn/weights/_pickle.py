@@ -310,7 +310,7 @@ class Machine:
         pairs = arguments[0]
         if len(arguments) > 1 or not isinstance(pairs, list):
             raise self._error(f"makes an OrderedDict from {brief(arguments)}")
-        self._spend(len(pairs))  # one list may be copied again and again
+        self._spend(4 * len(pairs))  # one list may be copied again and again, which is slower
         for pair in pairs:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
                 raise self._error(f"makes an OrderedDict from the pair {brief(pair)}")

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import io
 import struct
+import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.weights.server import SHA, Handler, Plan, Server
 
 Write = Callable[..., Path]
 
@@ -79,3 +82,20 @@ def write_legacy(tmp_path: Path) -> Write:
         return path
 
     return write
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return Plan()
+
+
+@pytest.fixture
+def url(plan: Plan) -> Iterator[str]:
+    handler = type("PlannedHandler", (Handler,), {"plan": plan})
+    with Server(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/models/net-{SHA[:8]}.pth"
+        plan.release.set()
+        server.shutdown()
+        thread.join()

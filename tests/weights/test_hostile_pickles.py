@@ -263,7 +263,7 @@ def test_one_storage_of_two_types(write_zip: Write) -> None:
 
 
 def bombs() -> dict[str, tuple[bytes, str]]:
-    deep = 100_000
+    deep = 60_000
     return {
         "deep tuples": (b")" + b"\x85" * deep + b".", "holds a tuple"),
         "deep lists": (b"]" * deep + b"a" * (deep - 1) + b".", "holds a list"),
@@ -301,7 +301,7 @@ def bombs() -> dict[str, tuple[bytes, str]]:
         ),
         "copies of a list of pairs": (
             b"](" + b"K\x01N\x86" * 5_000 + b"eq\x00"
-            + GLOBAL + b"q\x01" + b"h\x01h\x00\x85R" * 300 + b".",
+            + GLOBAL + b"q\x01" + b"h\x01h\x00\x85R" * 100 + b".",
             "needs more than 1000000 steps",
         ),
         "long text": (b"X" + struct.pack("<I", 17 << 20) + b"a" * (17 << 20) + b".", "pickle"),
@@ -449,7 +449,7 @@ def test_every_truncation(tmp_path: Path, options: dict[str, Any]) -> None:
         {"x": torch.arange(5.0), "y": torch.ones(3, dtype=torch.bool)}, tmp_path / "x", **options
     )
     whole = (tmp_path / "x").read_bytes()
-    for size in range(len(whole)):
+    for size in [*range(0, len(whole), 7), *range(len(whole) - 50, len(whole))]:
         (tmp_path / "x").write_bytes(whole[:size])
         with pytest.raises(WeightsError):
             load_weights(tmp_path / "x")
