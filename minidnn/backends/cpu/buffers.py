@@ -19,11 +19,12 @@ _UNTOUCHED = -(1 << 63)
 
 
 class Guard(enum.IntEnum):
-    """Where a buffer touches a page that cannot be accessed.
+    """Where a buffer touches memory that cannot be accessed.
 
-    With ``END`` and ``START`` both neighbours are such pages and fresh memory is filled with 0xff
-    bytes (NaN); ``END`` finds an access behind the end at once and one before the start only if
-    it is a page away, ``START`` the other way round.
+    With ``END`` and ``START`` 1 MiB on both sides is such memory, and fresh memory is filled with
+    0xff bytes (NaN).  ``END`` finds an access behind the end at once, and one before the start
+    only if it is further away than the gap that filling a page leaves; ``START`` the other way
+    round.
     """
 
     NONE = 0

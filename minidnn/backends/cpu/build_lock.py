@@ -28,6 +28,8 @@ def one_builder(limit: float) -> Iterator[None]:
         while lock is not None and time.monotonic() < end:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Closing alone would not release it if a fork has copied the file.
+                stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)
                 break
             except BlockingIOError:
                 time.sleep(0.01)

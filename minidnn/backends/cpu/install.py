@@ -197,4 +197,7 @@ def _one_at_a_time(folder: Path, watch: Watch) -> Iterator[None]:
         except BlockingIOError:
             watch("another process installs ISPC", 0, 0)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:  # closing alone would not release it if a fork has copied the file
+            fcntl.flock(lock, fcntl.LOCK_UN)

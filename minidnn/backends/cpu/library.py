@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import shutil
 import tempfile
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import CompileError
+from .fork_lock import ForkLock
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Library:
         return Kernel(name, ctypes.cast(function, ctypes.c_void_p).value or 0, self.path)
 
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _loaded: dict[str, Library] = {}
 
 

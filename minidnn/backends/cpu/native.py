@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import platform
 import tempfile
-import threading
 from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
 from ...cache import Store, building_allowed, digest
 from ...errors import CompileError
 from .build_lock import one_builder
+from .fork_lock import ForkLock
 from .library import load
 from .process import Command, run
 from .toolchain import find_cc
@@ -88,7 +88,7 @@ _SIGNATURES = {
     "md_memory_free": (None, [POINTER(MemoryStruct)]),
 }
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _runners: dict[tuple[str, ...], ctypes.CDLL] = {}
 
 

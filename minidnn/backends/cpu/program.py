@@ -6,8 +6,6 @@ import atexit
 import collections
 import contextlib
 import ctypes
-import os
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ import numpy as np
 
 from ...errors import OutOfMemoryError
 from .cores import usable_cores
+from .fork_lock import ForkLock
 from .library import Kernel
 from .native import MAX_OPERANDS, OperandStruct, ProgramStruct, RegionStruct, runner
 
@@ -69,16 +68,7 @@ class Pool:
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 _shared: dict[int, Pool] = {}
-_shared_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _shared_lock
-    _shared_lock = threading.Lock()
-
-
-# A thread that does not exist in the child may have held it.
-os.register_at_fork(after_in_child=_renew_lock)
+_shared_lock = ForkLock()
 
 
 def shared_pool(threads: int | None = None) -> Pool:

@@ -8,6 +8,7 @@
 #include "md_runner.h"
 
 #define LARGE_PAGE ((size_t)2 << 20)
+#define GUARD ((size_t)1 << 20) /* on each side: a stray row is found, not only a stray element */
 #define FRESH 0xff /* uninitialised data: as fp32 and fp64 a NaN */
 #define SLACK 0xa5 /* between data and guard page, where alignment leaves a gap */
 
@@ -20,7 +21,7 @@ int md_memory_new(md_memory *memory, size_t size, size_t alignment, int mode) {
   if (size > SIZE_MAX / 2) return ENOMEM;
   const size_t room = up(size ? size : 1, page);
   const int large = mode == MD_PLAIN && size >= LARGE_PAGE;
-  const size_t mapped = mode != MD_PLAIN ? room + 2 * page : large ? room + LARGE_PAGE : room;
+  const size_t mapped = mode != MD_PLAIN ? room + 2 * GUARD : large ? room + LARGE_PAGE : room;
   char *mapping = mmap(NULL, mapped, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (mapping == MAP_FAILED) return errno;
   char *data = mapping;
@@ -30,11 +31,11 @@ int md_memory_new(md_memory *memory, size_t size, size_t alignment, int mode) {
     madvise(data, room, MADV_HUGEPAGE); /* a wish: without it everything works, slower */
 #endif
   } else if (mode != MD_PLAIN) {
-    char *first = mapping + page;
+    char *first = mapping + GUARD;
     data = mode == MD_GUARD_START ? first : first + (room - size) / alignment * alignment;
     memset(first, SLACK, room);
     memset(data, FRESH, size);
-    if (mprotect(mapping, page, PROT_NONE) || mprotect(first + room, page, PROT_NONE)) {
+    if (mprotect(mapping, GUARD, PROT_NONE) || mprotect(first + room, GUARD, PROT_NONE)) {
       const int error = errno;
       munmap(mapping, mapped);
       return error;
@@ -46,10 +47,9 @@ int md_memory_new(md_memory *memory, size_t size, size_t alignment, int mode) {
 
 /* The offset from `data` of the first byte outside it that was written, or INT64_MIN. */
 int64_t md_memory_check(const md_memory *memory) {
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
   const unsigned char *data = memory->data;
-  const unsigned char *at = (const unsigned char *)memory->mapping + page;
-  const unsigned char *end = (const unsigned char *)memory->mapping + memory->mapped - page;
+  const unsigned char *at = (const unsigned char *)memory->mapping + GUARD;
+  const unsigned char *end = (const unsigned char *)memory->mapping + memory->mapped - GUARD;
   for (; at < end; at++)
     if ((at < data || at >= data + memory->size) && *at != SLACK) return at - data;
   return INT64_MIN;

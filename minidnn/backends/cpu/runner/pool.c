@@ -25,12 +25,16 @@
 #define STACK_BYTES ((size_t)8 << 20)
 #define CALLER_SPIN_NS 50000
 
-/* A seat's state is round * 4 + one of these; rounds never repeat (64 bits). */
+/* A round is a sequence number and, in its low bits, how many threads take part: the others need
+ * not enter to learn that.  A seat's state is round * 4 + one of the names below.  Both only grow. */
+#define TEAM_BITS 11
+#define TEAM_MASK ((1 << TEAM_BITS) - 1)
 enum { ENTERED = 1, DONE = 2, CLOSED = 3 };
 
 typedef struct {
   _Alignas(LINE) atomic_ullong state;
-  _Alignas(LINE) atomic_ullong next; /* low half of round, then the next task of this share */
+  /* 32 bits of the sequence number, never 0, then the next task of this share. */
+  _Alignas(LINE) atomic_ullong next;
 } seat;
 
 typedef struct {
@@ -46,7 +50,7 @@ struct md_pool {
   void *argument;
   int32_t tasks;
   int32_t grain;
-  int team; /* threads that take part, the caller included */
+  int team;
 
   _Alignas(LINE) atomic_int sleepers;
   atomic_uint bell; /* what sleeping threads wait on */
@@ -54,6 +58,7 @@ struct md_pool {
   atomic_uint finished; /* what a sleeping caller waits on */
 
   _Alignas(LINE) pthread_mutex_t turn; /* one run at a time */
+  uint64_t sequence;
   int threads;
   int alive;
   int64_t spin_ns;
@@ -92,7 +97,7 @@ static void run_share(md_pool *pool, uint64_t round, int owner, int thread) {
   const int64_t tasks = pool->tasks;
   const int32_t begin = (int32_t)(tasks * owner / pool->team);
   const int32_t end = (int32_t)(tasks * (owner + 1) / pool->team);
-  const uint64_t tag = round << 32;
+  const uint64_t tag = round >> TEAM_BITS << 32;
   uint64_t seen = atomic_load_explicit(&from->next, memory_order_relaxed);
   for (;;) {
     /* A value of another round means that nobody has taken anything yet. */
@@ -152,11 +157,12 @@ static void *thread_main(void *argument) {
     const uint64_t round = next_round(pool, seen);
     if (round == seen) return NULL;
     seen = round;
+    if (thread >= (int)(round & TEAM_MASK)) continue;
     unsigned long long state = atomic_load(&own->state);
     /* The caller closes rounds while this thread is on its way: never enter an older one. */
     if (state >> 2 >= round) continue;
     if (!atomic_compare_exchange_strong(&own->state, &state, round << 2 | ENTERED)) continue;
-    if (thread < pool->team) run_all_shares(pool, round, thread);
+    run_all_shares(pool, round, thread);
     atomic_store(&own->state, round << 2 | DONE);
     if (atomic_load(&pool->caller_sleeps)) {
       atomic_fetch_add(&pool->finished, 1);
@@ -208,6 +214,15 @@ static void wait_for(md_pool *pool, seat *other, uint64_t round) {
   }
 }
 
+/* Where the 32 bits that mark claims begin again, marks of the time before are wiped out. */
+static uint64_t next_sequence(md_pool *pool) {
+  if (!(uint32_t)++pool->sequence) {
+    for (int i = 0; i < pool->threads; i++) atomic_store(&pool->seats[i].next, 0);
+    pool->sequence++;
+  }
+  return pool->sequence;
+}
+
 void md_pool_parallel(md_pool *pool, md_work work, void *argument, int32_t tasks, int32_t grain) {
   const int32_t chunks = (int32_t)(((int64_t)tasks + grain - 1) / grain);
   const int team = pool->alive + 1 < chunks ? pool->alive + 1 : chunks;
@@ -220,13 +235,14 @@ void md_pool_parallel(md_pool *pool, md_work work, void *argument, int32_t tasks
   pool->tasks = tasks;
   pool->grain = grain;
   pool->team = team;
-  const uint64_t round = atomic_fetch_add(&pool->round, 1) + 1;
+  const uint64_t round = next_sequence(pool) << TEAM_BITS | (uint64_t)team;
+  atomic_store(&pool->round, round);
   if (atomic_load(&pool->sleepers)) {
     atomic_fetch_add(&pool->bell, 1);
     md_wake_all(&pool->bell);
   }
   run_all_shares(pool, round, 0);
-  for (int i = 1; i <= pool->alive; i++) wait_for(pool, &pool->seats[i], round);
+  for (int i = 1; i < team; i++) wait_for(pool, &pool->seats[i], round);
 }
 
 void md_pool_acquire(md_pool *pool) {
@@ -259,6 +275,7 @@ md_pool *md_pool_new(int threads, int64_t spin_ns) {
   memset(pool, 0, sizeof *pool);
   memset(seats, 0, sizeof *seats * (size_t)threads);
   pool->threads = threads;
+  pool->sequence = UINT32_MAX - 5000; /* so that beginning again is no rare event */
   pool->spin_ns = spin_ns;
   pool->seats = seats;
   pool->starts = starts;
