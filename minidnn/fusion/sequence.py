@@ -82,7 +82,9 @@ class Sequence:
         others = stack.steps[:first] + stack.steps[last + 1 :]
         wanted = {v for step in others for o in step.operations for v in o.operands}
         wanted.update(stack.outputs)
-        outputs = (o.output for step in inside for o in step.operations if o.output in wanted)
+        computed = {o.output for step in inside for o in step.operations}
+        # In the nodes' order, as the region's body will have them: the anchor depends on it.
+        outputs = (n.output for n in stack.nodes if n.output in computed & wanted)
         return cls(inside, outputs, stack.batch, stack.channels)
 
     @cached_property

@@ -98,7 +98,7 @@ class Node:
             raise GraphError(f"node {name!r}: {error}") from None
         single = len(types) == 1
         self.outputs = tuple(
-            Value(type, name if single else f"{name}.{i}", self) for i, type in enumerate(types)
+            Value(type, name if single else f"{name}:{i}", self) for i, type in enumerate(types)
         )
 
     @property

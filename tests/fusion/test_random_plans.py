@@ -1,0 +1,124 @@
+"""On random graphs, every plan executed patch by patch gives the reference's bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from minidnn.fusion.collapse import STRATEGIES, Strategy
+from minidnn.fusion.device import H200, TWO_CORES, Device
+from minidnn.fusion.region import Sequence
+from minidnn.fusion.sequence import Schedule
+from minidnn.fusion.target import Target
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.ir import Graph
+from minidnn.passes.infrastructure import Context
+from minidnn.passes.pipeline import optimize
+from tests.fusion.graphs import graphs, inputs_for
+
+#: A device so small that stacks must be cut.
+TINY = Device("tiny", 2, 1e9, 1e9, 1e8, 1e9, 2 << 10, 4, 1e-7)
+DEVICES = (TWO_CORES, H200, TINY)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Equal bits, except that any NaN equals any other."""
+    nan = np.isnan(a) & np.isnan(b)
+    return a.shape == b.shape and bool((nan | (a.view(np.int32) == b.view(np.int32))).all())
+
+
+def check_strategy(
+    graph: Graph, strategy: Strategy, device: Device, seed: int, special: bool, data: st.DataObject
+) -> int:
+    """Compares plans with the reference; returns how many sequences were compared."""
+    inputs = inputs_for(graph, seed, special)
+    context = Context(Target(device), strategy)
+    optimized = optimize(graph, context, verify=True)
+    compared = 0
+    recorded: dict[str, tuple[np.ndarray, ...]] = {}
+
+    def observe(node, results) -> None:  # type: ignore[no-untyped-def]
+        recorded[node.name] = results
+
+    results = evaluate(optimized, inputs, observe=observe)
+    arrays = dict(zip((v.name for v in optimized.inputs), inputs, strict=True))
+    for node in optimized.nodes:
+        operands = [arrays[value.name] for value in node.inputs if value in node.tensors]
+        arrays.update(zip((v.name for v in node.outputs), recorded[node.name], strict=True))
+        if not isinstance(node.op, Sequence):
+            continue
+        schedules = [node.op.schedule, _random_schedule(node.op, data)]
+        for schedule in schedules:
+            region = Sequence(node.op.body, schedule)
+            for got, expected in zip(region.interpret(*operands), recorded[node.name], strict=True):
+                assert same_bits(got, expected), f"{schedule}\n{region.body}"
+            compared += 1
+    for got, expected in zip(results, evaluate(graph, inputs), strict=True):
+        if not special:
+            np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-4)
+    return compared
+
+
+def _random_schedule(region: Sequence, data: st.DataObject) -> Schedule:
+    """Any patch size, if the sequence's strides agree; else the whole plane."""
+    rows, columns = region.kernel[0].anchor
+    if any(e.scale == 0 for p in region.kernel[0].planes for e in p.owned or ()):
+        return Schedule(rows, columns, 1, data.draw(st.booleans()))
+    return Schedule(
+        data.draw(st.integers(1, rows)),
+        data.draw(st.integers(1, columns)),
+        data.draw(st.integers(1, 5)),
+        data.draw(st.booleans()),
+    )
+
+
+SETTINGS = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],  # shrinking a graph takes minutes; the message shows the region
+)
+
+
+@given(
+    graph=graphs(),
+    strategy=st.sampled_from(STRATEGIES),
+    device=st.sampled_from(DEVICES),
+    seed=st.integers(0, 1000),
+    special=st.booleans(),
+    data=st.data(),
+)
+@settings(SETTINGS, max_examples=1000)
+def test_plans_of_random_graphs(
+    graph: Graph,
+    strategy: Strategy,
+    device: Device,
+    seed: int,
+    special: bool,
+    data: st.DataObject,
+) -> None:
+    check_strategy(graph, strategy, device, seed, special, data)
+
+
+@pytest.mark.full
+@given(
+    graph=graphs(),
+    strategy=st.sampled_from(STRATEGIES),
+    device=st.sampled_from(DEVICES),
+    seed=st.integers(0, 1000),
+    special=st.booleans(),
+    data=st.data(),
+)
+@settings(SETTINGS, max_examples=10_000)
+def test_plans_of_many_random_graphs(
+    graph: Graph,
+    strategy: Strategy,
+    device: Device,
+    seed: int,
+    special: bool,
+    data: st.DataObject,
+) -> None:
+    check_strategy(graph, strategy, device, seed, special, data)
