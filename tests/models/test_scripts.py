@@ -188,3 +188,12 @@ def test_stacks_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="1"):
         zoo_main(["stacks", "alexnetz"])
     assert "did you mean 'alexnet'" in capsys.readouterr().err
+
+
+def test_the_documented_table_is_the_printed_one(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zoo_main(["stacks"])
+    printed = capsys.readouterr().out
+    text = (root / "docs" / "zoo.md").read_text(encoding="utf-8")
+    assert printed.strip() in text, "run 'python -m minidnn.models stacks' and update docs/zoo.md"

@@ -1,7 +1,9 @@
 """The 21 networks against torchvision's: names, shapes and dtypes of parameters, and numbers.
 
 Weights move through state dicts in both directions.  Both sides compute in float64, ours by the
-NumPy reference, so that a difference of 1e-10 is a mistake and not rounding.
+NumPy reference, so that a difference of 1e-10 is a mistake and not rounding.  The networks are
+also compiled, all passes included, and run in float32 for the reference device: the error against
+float64 may be three times PyTorch's own.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import minidnn as md
 from minidnn import models
 from minidnn.graph.checker import check
 from minidnn.graph.evaluate import evaluate
@@ -37,18 +40,19 @@ def images(batch: int, size: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((batch, 3, size, size), np.float32)
 
 
-def theirs(net, state, x: np.ndarray) -> np.ndarray:
-    """What torchvision's network computes in float64 with a state dict of NumPy arrays."""
+def theirs(net, state, x: np.ndarray, dtype: str = "float64") -> np.ndarray:
+    """What torchvision's network computes in ``dtype`` with a state dict of NumPy arrays."""
     tensors = {
-        k: torch.tensor(v, dtype=torch.float64 if v.dtype.kind == "f" else torch.int64)
+        k: torch.from_numpy(v if v.dtype.kind == "i" else v.astype(dtype, copy=False))
         for k, v in state.items()
     }
     net.load_state_dict(tensors, strict=True, assign=True)
     with torch.inference_mode():
-        return net(torch.from_numpy(x).double()).numpy()
+        return net(torch.from_numpy(x.astype(dtype))).numpy()
 
 
 def ours(net, x: np.ndarray) -> np.ndarray:
+    """What our network computes in float64, as it was defined: no pass has run."""
     graph = to_graph(net, x.shape)
     check(graph)
     (y,) = evaluate(graph, [x], dtype="float64")
@@ -58,13 +62,19 @@ def ours(net, x: np.ndarray) -> np.ndarray:
 def compare(name: str, size: int, batch: int = 2) -> None:
     net = calibrate(models.get_model(name, num_classes=12), images(4, size, 0))
     x = images(batch, size, 1)
-    mine = ours(net, x)
     expected = theirs(peer(name, num_classes=12), net.state_dict(), x)
-    assert mine.shape == expected.shape == (batch, 12)
     scale = np.abs(expected).max()
+    assert expected.shape == (batch, 12)
     # Numbers that do not depend on the image would agree whatever the layers do.
     assert batch == 1 or np.abs(expected[0] - expected[1]).max() > 1e-4 * scale > 0
-    np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-10 * scale)
+    np.testing.assert_allclose(ours(net, x), expected, rtol=0, atol=1e-10 * scale)
+
+    compiled = md.compile(net, x.shape, device="reference")(x)
+    single = theirs(peer(name, num_classes=12), net.state_dict(), x, "float32")
+    error, peers_error = (np.abs(y - expected).max() for y in (compiled, single))
+    # Where both are as good as exact, a few roundings of the largest output are no ratio.
+    floor = 3 * np.finfo(np.float32).eps * scale
+    assert compiled.dtype == np.float32 and error <= max(3 * peers_error, floor)
 
 
 def test_there_are_21() -> None:
