@@ -62,8 +62,8 @@ def check_shape(shape: Sequence[int], argument: str) -> tuple[int, ...]:
 
 
 def per_axis(value: int | Sequence[int], count: int, argument: str, least: int) -> tuple[int, ...]:
-    """One integer for each spatial axis, from one integer or a sequence."""
-    values = [value] * count if isinstance(value, int) else list(value)
+    """One integer for each axis, from one integer or a sequence."""
+    values = list(value) if isinstance(value, Sequence) else [value] * count
     if len(values) != count:
         raise GraphError(f"{argument} {value!r} has {len(values)} values; {count} are needed")
     try:
@@ -79,13 +79,10 @@ def padding_pair(
     value: int | Sequence[int | Sequence[int]], count: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Padding before and after each axis, from one integer, one per axis, or pairs."""
-    if isinstance(value, int):
-        both = per_axis(value, count, "padding", 0)
-        return both, both
-    items = list(value)
+    items = list(value) if isinstance(value, Sequence) else [value] * count
     if len(items) != count:
         raise GraphError(f"padding {value!r} has {len(items)} values; {count} are needed")
-    pairs = [(item, item) if isinstance(item, int) else tuple(item) for item in items]
+    pairs = [tuple(item) if isinstance(item, Sequence) else (item, item) for item in items]
     if any(len(pair) != 2 for pair in pairs):
         raise GraphError(f"padding {value!r}: each axis takes one integer or (before, after)")
     before = per_axis([pair[0] for pair in pairs], count, "padding", 0)

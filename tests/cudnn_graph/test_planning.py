@@ -1,0 +1,376 @@
+"""Planning and running against a fake library: bookkeeping, constraints, memory, bad arrays."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minidnn.cudnn.errors import CuDNNError
+from minidnn.cudnn.graph import EngineConfig, Graph, arrays, memory, plan
+from minidnn.cudnn.graph.descriptor import Descriptor, counts
+from minidnn.cudnn.graph.enums import BehaviorNote, NumericalNote
+from minidnn.cudnn.graph.enums import DescriptorType as D
+from minidnn.errors import (
+    DeviceError,
+    GraphError,
+    MiniDNNWarning,
+    OutOfMemoryError,
+    UnsupportedError,
+)
+from tests.cudnn_graph.fake import FakeArray, FakeEngine, FakeLibrary
+
+Install = Callable[..., FakeLibrary]
+TENSOR_CORE = int(NumericalNote.CUDNN_NUMERICAL_NOTE_TENSOR_CORE)
+RANDOM = int(NumericalNote.CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)
+WINOGRAD = int(NumericalNote.CUDNN_NUMERICAL_NOTE_WINOGRAD)
+NARROW = int(NumericalNote.CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS)
+NARROW_SUM = int(NumericalNote.CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION)
+CUBLASLT = int(BehaviorNote.CUDNN_BEHAVIOR_NOTE_CUBLASLT_DEPENDENCY)
+COMPILES = int(BehaviorNote.CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION)
+X, W, Y = (2, 8, 6, 6), (4, 8, 3, 3), (2, 4, 4, 4)
+
+
+def graph(dtype: str = "float32") -> Graph:
+    g = Graph()
+    g.convolution(g.tensor(X, dtype, name="x"), g.tensor(W, dtype, name="w"))
+    return g
+
+
+def data(**changes: Any) -> dict[str, FakeArray]:
+    made = {
+        "x": FakeArray(X, pointer=0x10000),
+        "w": FakeArray(W, pointer=0x20000),
+        "y": FakeArray(Y, pointer=0x30000),
+    }
+    made.update(changes)
+    return made
+
+
+def engines_of(g: Graph, **constraints: Any) -> list[int]:
+    return [p.config.engine for p in g.plans(**constraints)]
+
+
+def test_every_descriptor_is_destroyed_over_many_uses(fake: Install, measured: Any) -> None:
+    library = fake(FakeEngine(knobs=((2, 1),)), FakeEngine(workspace=64, lists=("A", "B")))
+    measured({0: 2.0, 1: 1.0})
+    created, destroyed = counts()
+    for _ in range(50):
+        arrays_given = data()
+        with graph().build() as made:
+            made(arrays_given["x"], arrays_given["w"], out=arrays_given["y"])
+    assert library.alive == {}
+    after = counts()
+    assert after[0] - created == after[1] - destroyed == library.created > 1000
+
+
+def test_descriptors_die_with_their_last_reference(fake: Install) -> None:
+    library = fake(FakeEngine())
+    gc.disable()  # reference counting alone has to do it
+    try:
+        made = graph().build(choose="heuristic")
+        bound = made.bind(data()["x"], data()["w"], out=data()["y"])
+        assert library.alive
+        del made
+        bound()
+        del bound
+        assert library.alive == {}
+    finally:
+        gc.enable()
+
+
+def test_descriptor_is_a_context_manager_and_closes_once(fake: Install) -> None:
+    library = fake()
+    with Descriptor(D.CUDNN_BACKEND_TENSOR_DESCRIPTOR) as one:
+        assert len(library.alive) == 1
+    one.close()
+    assert library.alive == {}
+    with pytest.raises(ValueError, match="CUDNN_BACKEND_TENSOR_DESCRIPTOR is closed"):
+        one.finalize()
+
+
+def test_failing_attribute_names_descriptor_and_attribute(
+    fake: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = fake(FakeEngine())
+    monkeypatch.setattr(library, "cudnnBackendSetAttribute", lambda *_: 2010)
+    library.message = "attribute of another type"
+    with pytest.raises(CuDNNError) as caught:
+        graph().build(choose="heuristic")
+    text = str(caught.value)
+    for part in (
+        "CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE",
+        "attribute of another type",
+        "CUDNN_BACKEND_TENSOR_DESCRIPTOR",
+        "CUDNN_ATTR_TENSOR_UNIQUE_ID",
+    ):
+        assert part in text
+    caught.value.__traceback__ = None
+    del caught
+    gc.collect()
+    assert library.alive == {}
+
+
+def test_proposals_come_list_by_list_without_duplicates(fake: Install) -> None:
+    fake(
+        FakeEngine(lists=("fallback",)),
+        FakeEngine(lists=("B", "A"), knobs=((2, 3), (1, 0))),
+        FakeEngine(lists=()),
+        FakeEngine(lists=("A",), builds=False),
+    )
+    found = graph().plans()
+    assert [(p.config.engine, p.proposal.source) for p in found if p.proposal] == [
+        (1, "A"),
+        (0, "fallback"),
+        (1, "default"),
+        (2, "default"),
+    ]
+    assert found[0].config == EngineConfig(1, ((1, 0), (2, 3)))
+    assert str(found[0].config) == "eng1_k1=0_k2=3"
+    assert engines_of(graph(), defaults=False) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("note", "allowed_by"),
+    [
+        (TENSOR_CORE, {"tf32": True}),
+        (RANDOM, {}),
+        (WINOGRAD, {}),
+        (NARROW, None),
+        (NARROW_SUM, None),
+    ],
+)
+def test_numerical_notes(fake: Install, note: int, allowed_by: dict[str, Any] | None) -> None:
+    fake(FakeEngine(), FakeEngine(numerical=(note,)))
+    strict = {"deterministic": True, "accuracy": "high"}
+    assert engines_of(graph(), **strict) == [0]
+    if allowed_by is None:
+        assert engines_of(graph(), tf32=True) == [0]
+    else:
+        assert engines_of(graph(), **allowed_by) == [0, 1]
+
+
+def test_float32_excludes_cublaslt_which_may_round_silently(fake: Install) -> None:
+    fake(FakeEngine(), FakeEngine(behavior=(CUBLASLT,)))
+    assert engines_of(graph()) == [0]
+    assert engines_of(graph(), tf32=True) == [0, 1]
+    assert engines_of(graph("float16")) == [0, 1]
+
+
+def test_slow_compilers_are_a_last_resort(fake: Install) -> None:
+    slow = FakeEngine(behavior=(COMPILES,), lists=())
+    fake(FakeEngine(), slow)
+    assert engines_of(graph("float16")) == [0]
+    fake(FakeEngine(builds=False), slow)
+    assert engines_of(graph("float16")) == [1]
+
+
+def test_bfloat16_pooling_avoids_the_engine_that_writes_out_of_bounds(fake: Install) -> None:
+    fake(*[FakeEngine()] * 5)
+
+    def pooled(dtype: str) -> Graph:
+        g = Graph()
+        g.pool("max", g.tensor((1, 8, 4, 4), dtype, layout="NHWC"), 2)
+        return g
+
+    assert engines_of(pooled("bfloat16")) == [0, 1, 2, 4]
+    assert engines_of(pooled("float16")) == [0, 1, 2, 3, 4]
+
+
+def test_workspace_limit(fake: Install) -> None:
+    fake(FakeEngine(workspace=100), FakeEngine(workspace=10))
+    assert engines_of(graph(), workspace_limit=99) == [1]
+
+
+def test_fastest_is_measured_once_and_remembered_on_disk(
+    fake: Install, measured: Any, tmp_path: Path
+) -> None:
+    fake(FakeEngine(), FakeEngine(knobs=((5, 6),)), FakeEngine())
+    seen = measured({0: 3.0, 1: 1.0, 2: None})
+    first = graph().build()
+    assert first.config == EngineConfig(1, ((5, 6),))
+    assert first.milliseconds == 1.0
+    (file,) = tmp_path.rglob("*.json")
+    entry = json.loads(file.read_text())
+    assert entry["device"] == "fake"
+    assert entry["ranked"][0] == {
+        "engine": 1,
+        "knobs": [[5, 6]],
+        "milliseconds": 1.0,
+        "workspace": 0,
+    }
+    memory.forget()
+    assert graph().build().config == first.config
+    assert len(seen) == 1
+    graph().build(deterministic=True)
+    assert len(seen) == 2  # another key
+
+
+def test_unsupported_is_remembered(fake: Install, measured: Any, tmp_path: Path) -> None:
+    library = fake(FakeEngine())
+    library.refuse_graphs = True
+    seen = measured({})
+    match = r"(?s)cuDNN has no engine for t2 = Convolution.*no such pattern"
+    with pytest.raises(UnsupportedError, match=match):
+        graph().build()
+    made = library.created
+    memory.forget()
+    with pytest.raises(UnsupportedError, match=match):
+        graph().build()
+    assert library.created == made
+    assert seen == []
+
+
+def test_unreadable_entry_is_measured_again(
+    fake: Install, measured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(FakeEngine())
+    seen = measured({0: 1.0})
+    monkeypatch.setattr(memory._store, "read", lambda _: b'{"ranked": [{"engine": "one"}]}')
+    assert graph().build().config.engine == 0
+    assert len(seen) == 1
+
+
+def test_next_plan_is_taken_and_said_when_memory_is_short(
+    fake: Install, measured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(FakeEngine(workspace=1000), FakeEngine(workspace=10))
+    measured({0: 1.0, 1: 2.0})
+
+    def short(size: int) -> Any:
+        if size > 100:
+            raise OutOfMemoryError(f"no room for {size} bytes")
+        return arrays.allocate(size)
+
+    monkeypatch.setattr(plan.shared_workspace, "acquire", short)
+    with pytest.warns(MiniDNNWarning, match="no room for 1000 bytes; the next plan is taken"):
+        assert graph().build().config.engine == 1
+    monkeypatch.setattr(plan.shared_workspace, "acquire", lambda size: short(1000))
+    with (
+        pytest.warns(MiniDNNWarning),
+        pytest.raises(OutOfMemoryError, match="no plan for t2 = Convolution"),
+    ):
+        graph().build()
+
+
+def test_heuristic_takes_the_first_that_builds(fake: Install, tmp_path: Path) -> None:
+    fake(FakeEngine(builds=False), FakeEngine(), FakeEngine())
+    assert graph().build(choose="heuristic").config.engine == 1
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_engine_by_hand(fake: Install) -> None:
+    fake(FakeEngine(), FakeEngine())
+    chosen = EngineConfig(1, ((2, 7),))
+    assert graph().build(choose=chosen).config == chosen
+    with pytest.raises(GraphError, match="choose 'best' is not valid; valid are 'measure'"):
+        graph().build(choose="best")
+    with pytest.raises(GraphError, match="'tf23' is no constraint; valid are tf32"):
+        graph().build(tf23=True)
+
+
+def test_execution_gets_addresses_and_workspace(fake: Install) -> None:
+    library = fake(FakeEngine(workspace=64))
+    made = graph().build(choose="heuristic")
+    given = data()
+    made(given["x"], given["w"], out=given["y"])
+    made.bind(given["x"], given["w"], out=given["y"])()
+    addresses = [0x10000, 0x20000, 0x30000]
+    assert library.executed == [(0, addresses, 0x800000), (0, addresses, 0x900000)]
+
+
+def test_variant_packs_are_reused_and_bounded(fake: Install) -> None:
+    library = fake(FakeEngine())
+    made = graph().build(choose="heuristic")
+    given = data()
+    made(given["x"], given["w"], out=given["y"])
+    before = library.created
+    made(given["x"], given["w"], out=given["y"])
+    assert library.created == before
+    for number in range(100):
+        made(given["x"], given["w"], out=FakeArray(Y, pointer=0x40000 + 0x1000 * number))
+    packs = [r for r in library.alive.values() if r.kind == D.CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR]
+    assert len(packs) == 16
+
+
+def test_failing_execution_explains_the_graph(fake: Install) -> None:
+    library = fake(FakeEngine())
+    made = graph().build(choose="heuristic")
+    library.execute_status = 5000
+    given = data()
+    with pytest.raises(CuDNNError, match=r"(?s)EXECUTION_FAILED.*cudnnBackendExecute.*eng0"):
+        made(given["x"], given["w"], out=given["y"])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"x": FakeArray((2, 8, 6, 5))}, GraphError, r"x has shape \(2, 8, 6, 5\); the plan"),
+        ({"w": FakeArray(W, "float16")}, GraphError, "w has dtype float16; the plan was built"),
+        ({"x": FakeArray(X, strides=(1152, 4, 192, 32))}, GraphError, "x has strides .288, 1, 48"),
+        ({"x": FakeArray(X, pointer=0x10004)}, GraphError, "not a multiple of 16"),
+        ({"x": FakeArray(X, device=1)}, DeviceError, "x is on device 1; the plan was built on 0"),
+        ({"x": [1.0]}, GraphError, "x is a builtins.list, not an array on a GPU"),
+    ],
+)
+def test_wrong_arrays(
+    fake: Install, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    library = fake(FakeEngine())
+    made = graph().build(choose="heuristic")
+    given = data(**change)
+    with pytest.raises(error, match=message):
+        made(given["x"], given["w"], out=given["y"])
+    assert library.executed == []
+
+
+def test_strides_of_axes_of_size_one_do_not_matter(fake: Install) -> None:
+    fake(FakeEngine())
+    g = Graph()
+    g.relu(g.tensor((2, 1, 3, 1), "float32"))
+    made = g.build(choose="heuristic")
+    made(FakeArray((2, 1, 3, 1), strides=(12, 999, 4, 77)), out=FakeArray((2, 1, 3, 1)))
+
+
+def test_wrong_count_and_workspace(fake: Install) -> None:
+    fake(FakeEngine(workspace=1 << 20))
+    made = graph().build(choose="heuristic")
+    given = data()
+    with pytest.raises(GraphError, match="1 arrays given; the plan takes x, w"):
+        made(given["x"])
+    with pytest.raises(GraphError, match="out has 2 arrays; 1 are written"):
+        made(given["x"], given["w"], out=[given["y"], given["y"]])
+    with pytest.raises(GraphError, match="workspace has 2304 bytes; the plan needs 1048576"):
+        made.bind(given["x"], given["w"], out=given["y"], workspace=given["x"])
+
+
+def test_closed_plan_and_other_device(fake: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = fake(FakeEngine())
+    made = graph().build(choose="heuristic")
+    given = data()
+    bound = made.bind(given["x"], given["w"], out=given["y"])
+    made.device = 3
+    with pytest.raises(DeviceError, match=r"the current device is 0; .* was built on 3"):
+        bound()
+    made.device = 0
+    made.close()
+    with pytest.raises(ValueError, match="EXECUTION_PLAN_DESCRIPTOR is closed"):
+        bound()
+    assert library.executed == []
+
+
+def test_bound_plan_keeps_its_arrays(fake: Install) -> None:
+    import weakref
+
+    fake(FakeEngine())
+    given = data()
+    alive = weakref.ref(given["x"])
+    bound = graph().build(choose="heuristic").bind(given["x"], given["w"], out=given["y"])
+    given.clear()
+    assert alive() is not None
+    del bound
+    assert alive() is None
