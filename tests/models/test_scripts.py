@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minidnn import models
-from minidnn.errors import GraphError
+from minidnn.errors import GraphError, UnsupportedError
 from minidnn.layers.build import to_graph
 from minidnn.models import _script
 from minidnn.models.__main__ import main as zoo_main
@@ -197,3 +197,11 @@ def test_the_documented_table_is_the_printed_one(
     printed = capsys.readouterr().out
     text = (root / "docs" / "zoo.md").read_text(encoding="utf-8")
     assert printed.strip() in text, "run 'python -m minidnn.models stacks' and update docs/zoo.md"
+
+
+def test_without_pillow_the_error_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(UnsupportedError, match=r"a.png: Pillow is not installed \(pip install"):
+        read_picture(tmp_path / "a.png", 32, 24)
