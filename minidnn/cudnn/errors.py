@@ -22,8 +22,8 @@ class CuDNNError(DeviceError):
     """A cuDNN function returned an error status.
 
     Attributes: ``status`` (the code), ``function`` (the C function, or None), ``last_error``
-    (cuDNN's own explanation, may be empty) and ``context`` (what was passed: shapes, dtypes,
-    layouts, padding, ...).  It can be pickled, and it has CuPy's ``add_info``.
+    (cuDNN's own explanation, may be empty) and ``context`` (what was passed, printed: shapes,
+    dtypes, layouts, padding, ...).  It can be pickled, and it has CuPy's ``add_info``.
     """
 
     def __init__(
@@ -36,7 +36,8 @@ class CuDNNError(DeviceError):
         self.status = int(status)
         self.function = function
         self.last_error = last_error
-        self.context = dict(context or {})
+        # Printed now: an exception that is kept must not keep arrays alive.
+        self.context = {key: describe(value) for key, value in (context or {}).items()}
         self._infos: list[str] = []
         super().__init__(self.status)
 
@@ -54,12 +55,11 @@ class CuDNNError(DeviceError):
             text += f" in {self.function}"
         if self.last_error:
             text += f": {self.last_error}"
-        lines = [f"{key}: {describe(value)}" for key, value in self.context.items()]
+        lines = [f"{key}: {value}" for key, value in self.context.items()]
         return "".join([text, *(f"\n  {line}" for line in [*lines, *self._infos])])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        context = {key: describe(value) for key, value in self.context.items()}
-        arguments = (self.status, self.function, self.last_error, context)
+        arguments = (self.status, self.function, self.last_error, self.context)
         return (type(self), arguments, {"_infos": list(self._infos)})
 
 

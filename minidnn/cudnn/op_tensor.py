@@ -124,10 +124,8 @@ def fill(y: Any, value: float) -> Any:
     check_array("y", y)
     check_writable("y", y)
     call = library.load().cudnnSetTensor
-    if y.dtype.kind in "iu":
-        pointer: Any = ctypes.create_string_buffer(y.dtype.type(value).tobytes(), 8)
-    else:  # as alpha and beta: half and bfloat16 are told as float
-        pointer = scalar(value, is_double(data_type(y.dtype)))
+    # As for alpha and beta, cuDNN reads a float here whatever the type of y, except double.
+    pointer = scalar(value, is_double(data_type(y.dtype)))
     status = call(current_handle(), descriptor_of(y, "y").value, y.data.ptr, pointer)
     check(status, "cudnnSetTensor", {"y": y, "value": value})
     return y

@@ -117,11 +117,17 @@ class TensorDescriptor(Descriptor):
 
 
 _cache: Memo[TensorDescriptor] = Memo(4096)
+_by_array: Memo[TensorDescriptor] = Memo(4096)  # by strides in bytes, as arrays have them
 
 
 def descriptor_of(array: Any, name: str = "array") -> TensorDescriptor:
     """Return a shared descriptor of the array's type, shape and strides; do not close it."""
-    return described(array.dtype, array.shape, element_strides(name, array))
+    key = (array.dtype, array.shape, array.strides)
+    found = _by_array.get(key)
+    if found is None:
+        found = described(array.dtype, array.shape, element_strides(name, array))
+        _by_array.put(key, found)
+    return found
 
 
 def described(
@@ -150,3 +156,4 @@ def flat_descriptor_of(array: Any) -> TensorDescriptor:
 def clear_cache() -> None:
     """Drop the shared descriptors; each is freed when nobody uses it any more."""
     _cache.clear()
+    _by_array.clear()

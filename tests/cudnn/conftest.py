@@ -43,6 +43,7 @@ def _load(name: str) -> Any:
 def _forget() -> None:
     for memo in (
         tensor._cache,
+        tensor._by_array,
         activation._cache,
         pooling._cache,
         batch_norm._derived,

@@ -25,6 +25,10 @@ class FakeArray(np.ndarray):
         self.device_id = getattr(other, "device_id", 0)
 
     @property
+    def device(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(id=self.device_id)
+
+    @property
     def data(self) -> Any:  # type: ignore[override]
         return SimpleNamespace(ptr=self.ctypes.data, device_id=self.device_id)
 

@@ -21,6 +21,8 @@ BOUNDS = {
 TF32 = 2e-3
 #: Algorithms that transform tiles: their error spreads over the tile, and is larger.
 TRANSFORMS = ("FFT", "WINOGRAD")
+#: Algorithms that add partial sums in the output's own type.
+ADDS_IN_OUTPUT_TYPE = ("BWD_DATA_ALGO_0", "BWD_FILTER_ALGO_0", "BWD_FILTER_ALGO_3")
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,8 @@ def worst(
         products = TF32
     if any(kind in name for kind in TRANSFORMS):
         products, absolute = 20 * products, np.full_like(absolute, absolute.max())
+    if any(kind in name for kind in ADDS_IN_OUTPUT_TYPE):
+        products += rounding
     bound = products * absolute + rounding * np.abs(truth) + 1e-7 * (dtype == "float16") + 1e-300
     if not np.isfinite(found).all():
         return float("inf")

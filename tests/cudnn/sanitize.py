@@ -44,9 +44,7 @@ def main() -> None:
             case = oracles.random_case(rng)
             options = {"algorithm": "heuristic", "math": enums.MathType.CUDNN_FMA_MATH}
             try:
-                ratio, name = tests.one_case(
-                    cupy, oracles, rng, case, direction, options, 1.0, 0.0
-                )
+                ratio, name = tests.one_case(cupy, oracles, rng, case, direction, options, 1.0, 0.0)
             except (CuDNNError, NoAlgorithmError) as error:
                 print("refused:", str(error).splitlines()[0])
                 continue

@@ -16,7 +16,7 @@ from minidnn.cudnn.errors import CuDNNError, NoAlgorithmError
 
 pytestmark = pytest.mark.gpu
 
-CHUNKS, PER_CHUNK = 12, 100
+CHUNKS, PER_CHUNK = 12, 130
 FMA, DEFAULT = MathType.CUDNN_FMA_MATH, MathType.CUDNN_DEFAULT_MATH
 
 
@@ -48,7 +48,7 @@ def test_random_convolutions(
     rng = np.random.default_rng([chunk, len(direction)])
     oracles.single_threaded()
     refused: list[str] = []
-    dense_refused: list[str] = []
+    unexpected: list[str] = []
     wrong: list[str] = []
     used: Counter[str] = Counter()
     worst, done = 0.0, 0
@@ -64,8 +64,8 @@ def test_random_convolutions(
             ratio, name = one_case(real_cupy, oracles, rng, case, direction, options, alpha, beta)
         except (CuDNNError, NoAlgorithmError) as error:
             refused.append(f"{case} {options}: {str(error).splitlines()[0]}")
-            if not (case.sliced and case.channels_last):
-                dense_refused.append(refused[-1])
+            if not known_refusal(case, direction):
+                unexpected.append(refused[-1])
             continue
         done += 1
         used[name] += 1
@@ -75,9 +75,17 @@ def test_random_convolutions(
     figures = {"done": done, "worst": worst, "used": used, "refused": refused, "wrong": wrong}
     report(f"{direction}[{chunk}]", figures)
     assert not wrong, "\n".join(wrong)
-    # cuDNN's fixed functions refuse many channels-last arrays that are not dense, nothing else.
-    assert not dense_refused, "\n".join(dense_refused)
-    assert done >= 0.8 * PER_CHUNK, "\n".join(refused)
+    assert not unexpected, "\n".join(unexpected)
+    assert done >= 0.6 * PER_CHUNK, "\n".join(refused)
+
+
+def known_refusal(case: Any, direction: str) -> bool:
+    """What cuDNN 9's fixed functions have no algorithm for (the table in docs/cudnn.md)."""
+    if case.channels_last and case.sliced:
+        return True
+    if case.channels_last and case.dtype == "float64":
+        return direction != "forward" or len(case.extents) == 3
+    return direction != "forward" and case.sliced == "space"
 
 
 def one_case(
