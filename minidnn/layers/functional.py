@@ -74,6 +74,12 @@ def call(function: Layer | Operator, inputs: Sequence[Any]) -> Any:
     """Records the call of a layer or operator on symbols and infers what it gives."""
     label = type(function).__name__ if isinstance(function, Layer) else function.name
     for i, symbol in enumerate(inputs):
+        if isinstance(symbol, Value):
+            outside = next(s for s in inputs if isinstance(s, Symbol))
+            raise GraphError(
+                f"{label}: argument {i} is {symbol!r}, a value inside forward, but {outside!r} "
+                "comes from outside; valid are forward's own arguments and what is made of them"
+            )
         if not isinstance(symbol, Symbol):
             raise GraphError(
                 f"{label}: argument {i} is {symbol!r:.80} ({type(symbol).__name__}); "
