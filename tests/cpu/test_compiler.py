@@ -221,3 +221,16 @@ def test_progress_counts_units(cold_cache: Path) -> None:
     units = [unit(DOUBLE + f"// {i}\n", f"u{i}") for i in range(3)]
     compile_units(units, progress=lambda text, done, total: seen.append((text, done, total)))
     assert seen == [("compiling kernels", i, 3) for i in range(4)]
+
+
+def test_limit_from_the_environment(
+    make_fake: MakeFake, cold_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_fake("sleep 1052.5")
+    monkeypatch.setenv("MINIDNN_COMPILE_TIMEOUT", "0.3")
+    with pytest.raises(CompileError, match=r"took longer than 0\.3 s and was killed"):
+        compile_units([unit()])
+    for text in ("soon", "-1", "0", "inf", "nan"):
+        monkeypatch.setenv("MINIDNN_COMPILE_TIMEOUT", text)
+        with pytest.raises(DeviceError, match=f"TIMEOUT={text} is not a positive number of sec"):
+            compile_units([unit()])

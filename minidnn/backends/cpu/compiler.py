@@ -8,6 +8,7 @@ and ISPC's version.  A floating-point multiply and add are never contracted
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...cache import Store, building_allowed, digest
-from ...errors import CompileError
+from ...errors import CompileError, DeviceError
 from .build_lock import one_builder
 from .cores import usable_cores
 from .isa import Isa
@@ -35,7 +36,7 @@ FLAGS = (
 """What every unit is compiled with; no ``fast-math``, ever (it reorders and drops NaN)."""
 
 COMPILE_SECONDS = 120.0
-"""A unit that takes longer is killed: the largest takes about 5."""
+"""A unit that takes longer is killed (``MINIDNN_COMPILE_TIMEOUT``): the largest takes about 5."""
 
 CACHE_BYTES = 1 << 30
 _KEY_VERSION = 1
@@ -63,7 +64,7 @@ def unit_store() -> Store:
 def compile_units(
     units: Sequence[Unit],
     *,
-    timeout: float = COMPILE_SECONDS,
+    timeout: float | None = None,
     jobs: int | None = None,
     progress: Watch | None = None,
 ) -> list[Library]:
@@ -71,7 +72,8 @@ def compile_units(
 
     Args:
         units: equal ones are compiled once.
-        timeout: seconds a unit may take before its compiler is killed.
+        timeout: seconds a unit may take before its compiler is killed; by default
+            ``MINIDNN_COMPILE_TIMEOUT`` or :data:`COMPILE_SECONDS`.
         jobs: compilers that run at once; by default as many as there are usable cores.
         progress: called with how many units are done; by default a bar on a terminal.
 
@@ -84,18 +86,37 @@ def compile_units(
         DeviceError: there is no usable ISPC or C compiler, or ISPC lacks the target.
     """
     ispc = find_ispc()
+    limit = compile_seconds() if timeout is None else timeout
     store = unit_store()
     wanted = {unit.key(ispc): unit for unit in units}
     paths = _cached(store, wanted)
     if len(paths) < len(wanted):
-        with one_builder(timeout):
+        with one_builder(limit):
             # Another process may have built the same while this one waited for its turn.
             paths |= _cached(store, {k: u for k, u in wanted.items() if k not in paths})
             missing = {key: unit for key, unit in wanted.items() if key not in paths}
             if missing:
                 watch = progress or terminal_progress()
-                paths |= _build(missing, store, ispc, timeout, jobs or usable_cores(), watch)
+                paths |= _build(missing, store, ispc, limit, jobs or usable_cores(), watch)
     return [load(paths[unit.key(ispc)]) for unit in units]
+
+
+def compile_seconds() -> float:
+    """The limit for one unit.
+
+    Raises:
+        DeviceError: ``MINIDNN_COMPILE_TIMEOUT`` is not a positive number.
+    """
+    text = os.environ.get("MINIDNN_COMPILE_TIMEOUT", "")
+    try:
+        seconds = float(text) if text else COMPILE_SECONDS
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise DeviceError(
+            f"MINIDNN_COMPILE_TIMEOUT={text} is not a positive number of seconds, such as 60"
+        )
+    return seconds
 
 
 def _cached(store: Store, wanted: dict[str, Unit]) -> dict[str, Path]:

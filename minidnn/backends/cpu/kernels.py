@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...cache import Store, digest
-from .compiler import COMPILE_SECONDS, FLAGS, Unit, compile_units, unit_store
+from .compiler import FLAGS, Unit, compile_units, unit_store
 from .cores import usable_cores
 from .dialect import prelude
 from .isa import Isa
@@ -45,7 +45,7 @@ def compile_kernels(
     sources: Sequence[KernelSource],
     isa: Isa,
     *,
-    timeout: float = COMPILE_SECONDS,
+    timeout: float | None = None,
     jobs: int | None = None,
     progress: Watch | None = None,
 ) -> list[Kernel]:
