@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from minidnn import layers
 from minidnn.graph import operators
+from minidnn.graph.evaluate import evaluate
 from minidnn.graph.operator import Operator
 from tests.cases import CASES, Case, check
+from tests.cases.record import not_contiguous
 
 
 @pytest.mark.parametrize(
@@ -15,6 +18,15 @@ from tests.cases import CASES, Case, check
 )
 def test_reference(case: Case, dtype: str) -> None:
     check(case, dtype)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_memory_layout_changes_no_bit(case: Case) -> None:
+    for shapes in case.shapes:
+        graph, inputs = case.graph(shapes), case.inputs(shapes, "float32")
+        (plain,) = evaluate(graph, inputs)
+        (strided,) = evaluate(graph, tuple(map(not_contiguous, inputs)))
+        np.testing.assert_array_equal(strided, plain)
 
 
 def test_names_are_unique() -> None:

@@ -130,7 +130,8 @@ class Linear(Contraction):
         x, weight, *bias = inputs
         compute = np.result_type(x.dtype, np.float32)
         with np.errstate(all="ignore"):
-            out = x.astype(compute, copy=False) @ weight.astype(compute, copy=False).T
+            # Strides may decide the order of additions: equal inputs must give equal bits.
+            out = np.ascontiguousarray(x, compute) @ weight.astype(compute, copy=False).T
             if bias:
                 out += bias[0].astype(compute)
         return (out.astype(x.dtype, copy=False),)

@@ -1,0 +1,44 @@
+"""Every case record through the whole compiler, run by the reference backend.
+
+Alone, and between element-wise layers, so that what can fuse does.  Fusion changes no result:
+the executable gives the bits of the graph evaluated node by node, NaN and infinities included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.ir import Graph
+from minidnn.layers.build import to_graph
+from tests.cases import CASES, Case, check
+
+ONE_INPUT = tuple(case for case in CASES if len(case.shapes[0]) == 1)
+#: Passes fold what stands around these into their weights.
+FOLDED = ("conv2d", "linear", "batch_norm")
+
+
+def compiled(graph: Graph, inputs: Sequence[np.ndarray], dtype: str) -> Sequence[np.ndarray]:
+    result = md.compile(graph, device="reference", precision=dtype)(*inputs)
+    return result if isinstance(result, tuple) else (result,)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_alone(case: Case) -> None:
+    check(case, "float32", compiled, by_torch=False)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in ONE_INPUT if not case.name.startswith(FOLDED)], ids=str
+)
+def test_among_others(case: Case) -> None:
+    for what, shapes, inputs in case.variants("float32"):
+        net = L.Sequential(L.LeakyReLU(-0.5), case.network(), L.Hardswish(), L.ELU())
+        graph = to_graph(net, shapes[0])
+        (actual,) = compiled(graph, inputs, "float32")
+        np.testing.assert_array_equal(actual, evaluate(graph, inputs)[0], f"{case} {what}")
