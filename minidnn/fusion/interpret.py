@@ -131,11 +131,13 @@ class _Task:
         down, across = window.axes
         with np.errstate(all="ignore"):
             for y in range(down.kernel):
+                row = np.full_like(total, window.identity)
                 for x in range(across.kernel):
                     at_row = down.tap(0, y) + np.arange(*rows) * down.stride
                     at_column = across.tap(0, x) + np.arange(*columns) * across.stride
                     taken = self._padded(source, plane, at_row, at_column, window.identity)
-                    join(total, taken, out=total)
+                    join(row, taken, out=row)
+                join(total, row, out=total)
             if window.reduce == "average":
                 by_row, by_column = window.divisors(plane.extent)
                 counts = np.multiply.outer(by_row[slice(*rows)], by_column[slice(*columns)])

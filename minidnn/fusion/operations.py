@@ -94,7 +94,7 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value]) -> Stack:
     level: dict[Value, int] = {}
     steps: list[Step] = []
     for node in nodes:
-        operation = _operation(node, frame)
+        operation = operation_of(node, frame[node.output])
         inside = [value for value in operation.operands if value in level]
         deepest = max((level[value] for value in inside), default=0)
         extent = node.output.type.plane[2:]
@@ -117,7 +117,8 @@ def lower(nodes: Sequence[Node], outputs: Sequence[Value]) -> Stack:
     return Stack(tuple(nodes), tuple(outputs), [steps[i] for i in order], frame)
 
 
-def _operation(node: Node, frame: dict[Value, int]) -> Operation:
+def operation_of(node: Node, channel: int) -> Operation:
+    """The operation that a fusable node maps to, its channels beginning at ``channel``."""
     op = node.op
     if isinstance(op, Windowed):
         return Operation(node.output, node.inputs, window=op.window())
@@ -125,8 +126,7 @@ def _operation(node: Node, frame: dict[Value, int]) -> Operation:
         return Operation(node.output, node.inputs)
     assert isinstance(op, Elementwise)
     tensors = [v for i, v in enumerate(node.inputs) if is_tensor_operand(node, i)]
-    place = frame[node.output]
-    vectors = [Vector(v, place) for v in node.inputs[len(tensors) :]]
+    vectors = [Vector(v, channel) for v in node.inputs[len(tensors) :]]
     return Operation(node.output, tuple(tensors), tuple(vectors), code=linearize(op.expression()))
 
 

@@ -56,7 +56,8 @@ class WindowAxis:
 class Window:
     """A window over rows and columns, and how its elements are joined.
 
-    Taps are joined in row-major order, which fixes the rounding of an average.  Padding
+    The taps of each row are joined from left to right, then the rows from top to bottom, which
+    fixes the rounding of an average and keeps it small.  Padding
     counts as minus infinity for "max".  For "average" it adds nothing, and the sum is divided
     by ``divisor``, or by the number of taps inside the padded plane
     (``count_padding=True``), or by the number inside the plane itself.
@@ -111,6 +112,7 @@ def pool(window: Window, x: np.ndarray) -> np.ndarray:
     join = np.maximum if window.reduce == "max" else np.add
     with np.errstate(all="ignore"):
         for y in range(rows.kernel):
+            row = np.full_like(out, window.identity)
             for z in range(columns.kernel):
                 top, left = y * rows.dilation, z * columns.dilation
                 taken = padded[
@@ -119,7 +121,8 @@ def pool(window: Window, x: np.ndarray) -> np.ndarray:
                     top : top + (size[0] - 1) * rows.stride + 1 : rows.stride,
                     left : left + (size[1] - 1) * columns.stride + 1 : columns.stride,
                 ]
-                join(out, taken, out=out)
+                join(row, taken, out=row)
+            join(out, row, out=out)
         if window.reduce == "average":
             down, across = window.divisors(extent)
             out /= np.multiply.outer(down, across).astype(compute)

@@ -15,6 +15,7 @@ from minidnn.fusion.region import FusedContraction
 from minidnn.fusion.stacks import Groups, is_tensor_operand, why_not_fusable
 from minidnn.graph.ir import Constant, Graph, Node
 from minidnn.graph.operator import Contraction, Elementwise
+from minidnn.graph.operators import Concat
 from minidnn.passes.contract import contract
 from minidnn.passes.infrastructure import Context, Pass
 
@@ -94,7 +95,7 @@ def _prologue(
         source = node.inputs[0]
         own = node.op.operations(tuple(v.type for v in node.inputs), (node.output.type,))
         producer = source.producer
-        if producer is not None and why_not_fusable(producer) is None and producer not in taken:
+        if producer is not None and _can_lead_stack(producer) and producer not in taken:
             alone = graph.only_reader(source) is node
             written = 0 if alone else value.type.bytes  # a stack would take it along
             outside = written / target.device.bandwidth
@@ -115,6 +116,14 @@ def _prologue(
         chain.insert(0, node)
         value = source
     return chain
+
+
+def _can_lead_stack(node: Node) -> bool:
+    """Whether a stack that begins with this node could compute what follows it for free.
+
+    A join could not: it is free only as long as nothing makes it be read and written.
+    """
+    return why_not_fusable(node) is None and not isinstance(node.op, Concat)
 
 
 def _has_one_tensor(node: Node) -> bool:

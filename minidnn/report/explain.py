@@ -21,11 +21,11 @@ def explain(plan: Plan, device: str, precision: str) -> str:
     kernels = 0
     for node in graph.nodes:
         kind = kind_of(plan, node)
-        operations, moved = work(node)
-        seconds = predicted_seconds(plan, node)
-        if kind not in ("view", "in place"):
-            total += seconds
-            kernels += 1
+        free = kind in ("view", "in place")
+        operations, moved = (0, 0) if free else work(node)
+        seconds = 0.0 if free else predicted_seconds(plan, node)
+        total += seconds
+        kernels += not free
         shape = "x".join(map(str, node.outputs[0].shape))
         lines.append(
             f"{_short(node.name, 28):<28} {kind:<12} {shape:<20} {operations / 1e6:9.2f} "

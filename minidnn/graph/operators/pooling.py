@@ -62,7 +62,7 @@ class MaxPool2d(Windowed):
 
 @dataclass(frozen=True)
 class AvgPool2d(Windowed):
-    """Average over windows, in row-major order of the taps."""
+    """Average over windows; rows are summed first, then their sums."""
 
     kernel_size: Pair
     stride: Pair

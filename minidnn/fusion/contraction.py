@@ -1,0 +1,59 @@
+"""A contraction's region as parts: prologue, contraction, epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from minidnn.fusion.operations import Operation, operation_of
+from minidnn.fusion.region import FusedContraction
+from minidnn.graph.ir import Node, Value
+from minidnn.graph.operator import Contraction
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a contraction's kernel computes.
+
+    The prologue turns ``source`` into the contraction's operand 0, element by element; the
+    epilogue turns the contraction's result into ``result``.  Both are operations in order, over
+    their chain, vectors with one number per channel, and (the epilogue) further tensors.
+    """
+
+    node: Node
+    prologue: tuple[Operation, ...] = ()
+    epilogue: tuple[Operation, ...] = ()
+
+    @property
+    def source(self) -> Value:
+        """The tensor that is read: the first operand of the prologue, or of the contraction."""
+        return self.prologue[0].operands[0] if self.prologue else self.node.inputs[0]
+
+    @property
+    def result(self) -> Value:
+        return self.epilogue[-1].output if self.epilogue else self.node.output
+
+    @property
+    def others(self) -> tuple[Value, ...]:
+        """The tensors that the epilogue reads beside the contraction's result."""
+        computed = {self.node.output, *(operation.output for operation in self.epilogue)}
+        read = (v for operation in self.epilogue for v in operation.operands)
+        return tuple(dict.fromkeys(v for v in read if v not in computed))
+
+    @property
+    def vectors(self) -> tuple[Value, ...]:
+        """The vectors over channels that prologue and epilogue read, in order."""
+        operations: Iterable[Operation] = (*self.prologue, *self.epilogue)
+        return tuple(dict.fromkeys(v.value for o in operations for v in o.vectors))
+
+
+def parts_of(node: Node) -> Parts:
+    """The parts of a fused contraction, or of a contraction by itself."""
+    if isinstance(node.op, Contraction):
+        return Parts(node)
+    assert isinstance(node.op, FusedContraction)
+    nodes = node.op.body.nodes
+    (at,) = (i for i, inner in enumerate(nodes) if isinstance(inner.op, Contraction))
+    before = tuple(operation_of(inner, 0) for inner in nodes[:at])
+    after = tuple(operation_of(inner, 0) for inner in nodes[at + 1 :])
+    return Parts(nodes[at], before, after)
