@@ -54,7 +54,9 @@ def to_svg(
     ``highlight`` are nodes, or names of nodes, that get a thick frame; those in bodies count.
     ``groups`` are outlined and labelled with their names.  Where an outline would have to
     enclose other nodes too, because a path leaves the group and comes back, the group's nodes
-    are framed and labelled one by one.  GraphError names a node that is not in the graph or in two groups.
+    are framed and labelled one by one.
+
+    GraphError names a node that is not in the graph, or that is in two groups.
     """
     drawing = _Drawing(_marked(graph, highlight), {})
     owners = _owners(graph, groups or {})
