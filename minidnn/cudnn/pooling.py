@@ -32,6 +32,7 @@ from minidnn.cudnn.tensor import TensorDescriptor, descriptor_of
 
 PROPAGATE = NanPropagation.CUDNN_PROPAGATE_NAN
 IntOrTuple = int | tuple[int, ...]
+RANK = 6  # CUDNN_DIM_MAX without N and C: cuDNN refuses to be asked for more
 
 
 class PoolingInfo(NamedTuple):
@@ -86,10 +87,10 @@ class PoolingDescriptor(Descriptor):
     def get(self) -> PoolingInfo:
         """``cudnnGetPoolingNdDescriptor``."""
         mode, nan, rank = (ctypes.c_int() for _ in range(3))
-        window, padding, stride = (ints([0] * 8) for _ in range(3))
+        window, padding, stride = (ints([0] * RANK) for _ in range(3))
         numbers = (ctypes.byref(mode), ctypes.byref(nan), ctypes.byref(rank))
         call = library.load().cudnnGetPoolingNdDescriptor
-        status = call(self.value, 8, *numbers, window, padding, stride)
+        status = call(self.value, RANK, *numbers, window, padding, stride)
         check(status, "cudnnGetPoolingNdDescriptor")
         n = rank.value
         dims = (tuple(window[:n]), tuple(padding[:n]), tuple(stride[:n]))

@@ -1,14 +1,16 @@
-"""Scratch memory for cuDNN: one buffer per device and stream, which grows, from CuPy's pool.
+"""Scratch memory for cuDNN: one buffer per device, stream and thread; it grows, from CuPy's pool.
 
-Work on one stream runs in order, so calls there can share one buffer.  A buffer that a CUDA
-graph has recorded is kept when a larger one takes its place, as the graph goes on using it; such
-a graph must not be replayed at the same time as other cuDNN work that uses the stream of its
-capture.
+Work on one stream runs in order, so the calls of one thread there can share one buffer.  Two
+threads cannot, even on one stream: a convolution may be several kernels, and theirs may mix.  A
+buffer that a CUDA graph has recorded is kept when a larger one takes its place, as the graph goes
+on using it; such a graph must not be replayed at the same time as other cuDNN work of the thread
+and stream of its capture.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 from minidnn.cudnn._cupy import cupy
@@ -29,8 +31,22 @@ class _Buffer:
         self.captured = False
 
 
-_buffers: dict[tuple[int, int], _Buffer] = {}
-_kept: list[_Buffer] = []  # recorded by a CUDA graph, then outgrown
+class _Buffers(dict[tuple[int, int], _Buffer]):
+    """The buffers of one thread, by device and stream address."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # for the WeakSet: by identity
+
+
+class _ThreadBuffers(threading.local):
+    def __init__(self) -> None:
+        self.buffers = _Buffers()
+        with _lock:
+            _all.add(self.buffers)
+
+
+_all: weakref.WeakSet[_Buffers] = weakref.WeakSet()
+_kept: list[_Buffer] = []  # recorded by a CUDA graph
+_local = _ThreadBuffers()
 
 
 def get_limit() -> int:
@@ -57,43 +73,43 @@ def acquire(size: int) -> Any:
     cuda = cupy().cuda
     stream = cuda.get_current_stream().ptr
     key = (cuda.runtime.getDevice(), stream)
-    found = _buffers.get(key)
+    buffers = _local.buffers
+    found = buffers.get(key)
     if found is None or found.size < size:
-        found = _grow(key, size)
+        found = _grow(buffers, key, size)
     if not found.captured and stream and cuda.runtime.streamIsCapturing(stream):
         found.captured = True
+        _kept.append(found)
     return found.memory
 
 
-def _grow(key: tuple[int, int], size: int) -> _Buffer:
+def _grow(buffers: _Buffers, key: tuple[int, int], size: int) -> _Buffer:
     memory = cupy().cuda.memory
-    with _lock:
-        old = _buffers.pop(key, None)
-        if old is not None and old.captured:
-            _kept.append(old)
-        have = old.size if old else 0
-        del old  # its memory can serve the larger buffer
-        try:
-            made = _Buffer(memory.alloc(size), size)
-        except memory.OutOfMemoryError as error:
-            raise OutOfMemoryError(
-                f"no room for a cuDNN workspace of {size} bytes on device {key[0]} "
-                f"(it had {have}): {error}"
-            ) from error
-        _buffers[key] = made
-        return made
+    old = buffers.pop(key, None)
+    have = old.size if old else 0
+    del old  # its memory can serve the larger buffer
+    try:
+        made = _Buffer(memory.alloc(size), size)
+    except memory.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"no room for a cuDNN workspace of {size} bytes on device {key[0]} "
+            f"(it had {have}): {error}"
+        ) from error
+    buffers[key] = made
+    return made
 
 
 def sizes() -> dict[tuple[int, int], int]:
-    """Return the bytes held, by (device, stream address)."""
-    return {key: buffer.size for key, buffer in sorted(_buffers.items())}
+    """Return the bytes that this thread holds, by (device, stream address)."""
+    return {key: buffer.size for key, buffer in sorted(_local.buffers.items())}
 
 
 def release() -> None:
-    """Give all workspaces back to CuPy's pool, also those that CUDA graphs have recorded.
+    """Give the workspaces of all threads back to the pool, also those that CUDA graphs recorded.
 
     A graph that was captured with one of them must not be replayed afterwards.
     """
     with _lock:
-        _buffers.clear()
+        for buffers in list(_all):
+            buffers.clear()
         _kept.clear()

@@ -129,6 +129,7 @@ def test_every_field_of_the_key_tells(fake: SimpleNamespace, xwy: Any, monkeypat
         "deterministic": True,
         "workspace_limit": 5,
         "aligned": not key.aligned,
+        "fused": True,
     }
     names = {choose.disk_key(key)}
     for field in dataclasses.fields(key):
@@ -212,14 +213,23 @@ def test_the_workspace_grows_and_is_shared(fake: SimpleNamespace) -> None:
     assert workspace.sizes() == {}
 
 
+def test_threads_do_not_share_a_workspace(fake: SimpleNamespace) -> None:
+    """Two convolutions of several kernels each may mix on one stream."""
+    mine = workspace.acquire(100)
+    theirs: list[Any] = []
+    thread = threading.Thread(target=lambda: theirs.append(workspace.acquire(100)))
+    thread.start()
+    thread.join()
+    assert theirs[0] is not mine and workspace.acquire(100) is mine
+
+
 def test_what_a_graph_recorded_is_kept(fake: SimpleNamespace) -> None:
     fake.cupy.stream.ptr, fake.cupy.capturing = 0x77, True
     recorded = workspace.acquire(100)
     fake.cupy.capturing = False
     workspace.acquire(200)
-    assert any(buffer.memory is recorded for buffer in workspace._kept)
     workspace.acquire(300)
-    assert len(workspace._kept) == 1
+    assert [buffer.memory for buffer in workspace._kept] == [recorded]
 
 
 def test_measuring_is_refused_in_a_capture(fake: SimpleNamespace, xwy: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
-from minidnn.cudnn.arrays import Shape, packed_strides
+from minidnn.cudnn.arrays import Shape, check_array, packed_strides
 from minidnn.cudnn.batch_norm import derived_descriptor
 from minidnn.cudnn.compat.descriptors import NCHW, NHWC, get_data_type, logical
 from minidnn.cudnn.enums import BatchNormMode, BatchNormOps, ErrQueryMode
@@ -36,8 +36,7 @@ _described: Memo[_Described] = Memo(1024)
 
 
 def _describe(x: Any, is_for_conv2d: bool, mode: int, d_layout: int) -> _Described:
-    if x.size == 0:
-        raise ArgumentError(f"x has no elements (shape {x.shape}); cuDNN takes none")
+    check_array("x", x)
     key = (x.shape, x.dtype, is_for_conv2d, mode, d_layout)
     found = _described.get(key)
     if found is None:
@@ -63,6 +62,7 @@ def _check_parameters(about: _Described, mode: int, **arrays: Any) -> None:
         for extent in about.shape[2:]:
             count *= extent
     for name, array in arrays.items():
+        check_array(name, array)
         if array.size != count:
             raise ArgumentError(
                 f"{name} has shape {array.shape}, {array.size} elements; x of shape "

@@ -8,7 +8,7 @@ from typing import Any
 
 from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
-from minidnn.cudnn.arrays import Shape
+from minidnn.cudnn.arrays import Shape, check_array
 from minidnn.cudnn.compat.descriptors import (
     CROSS_CORRELATION,
     NCHW,
@@ -170,13 +170,14 @@ def _plan(
     w_layout: int,
 ) -> ConvolutionPlan:
     """Return the plan: x, w, y are input, filter and output of the forward convolution."""
-    device = x.data.device_id
+    device = cupy().cuda.runtime.getDevice()
     outputs = {"forward": y, "backward_data": x, "backward_filter": w}
     check_contiguous(outputs[operation])
     key = (
         operation, x.shape, x.dtype, w.shape, w.dtype, y.shape, y.dtype, pad, stride, dilation,
         groups, deterministic, auto_tune, tensor_core, d_layout, w_layout, _max_workspace_size,
-        (x.data.ptr | w.data.ptr | y.data.ptr) & 15, device, w.data.device_id, y.data.device_id,
+        (x.data.ptr | w.data.ptr | y.data.ptr) & 15, device, x.data.device_id,
+        w.data.device_id, y.data.device_id,
     )  # fmt: skip
     found = _warm.get(key)
     if found is None:
@@ -206,11 +207,8 @@ def _key(
     d_layout: int,
     w_layout: int,
 ) -> ConvolutionKey:
-    if not len({x.data.device_id, w.data.device_id, y.data.device_id}) == 1:
-        raise ArgumentError(
-            f"all arrays must be on one device, not {x.data.device_id}, {w.data.device_id} and "
-            f"{y.data.device_id}"
-        )
+    for name, array in (("x", x), ("w", w), ("y", y)):
+        check_array(name, array)
     if not x.dtype == w.dtype == y.dtype:
         raise DTypeError(
             f"the dtypes must be equal, not {x.dtype.name}, {w.dtype.name} and {y.dtype.name}"
@@ -243,6 +241,7 @@ def _key(
         deterministic=bool(deterministic),
         workspace_limit=_max_workspace_size,
         aligned=(x.data.ptr | w.data.ptr | y.data.ptr) % 16 == 0,
+        fused=False,
         device=x.data.device_id,
     )
 
@@ -261,8 +260,9 @@ def _warn_about_workspace(operation: str, plan: ConvolutionPlan) -> None:
 
 def _add_bias(y_descriptor: int, y: Any, b: Any) -> None:
     """Add b to dimension C of y, whose descriptor is in logical order."""
-    if b.data.device_id != y.data.device_id:
-        raise ArgumentError(f"b is on device {b.data.device_id}, not {y.data.device_id}")
+    check_array("b", b)
+    if b.dtype != y.dtype:
+        raise DTypeError(f"b has dtype {b.dtype.name}, but y has {y.dtype.name}")
     b = _contiguous(b)
     shape = (1, b.size, *(1,) * (y.ndim - 2))
     one = DOUBLE_ONE if y.dtype.char == "d" else ONE

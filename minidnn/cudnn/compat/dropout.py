@@ -7,6 +7,7 @@ from typing import Any
 
 from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.arrays import check_array
 from minidnn.cudnn.compat.descriptors import get_data_type
 from minidnn.cudnn.dropout import DropoutDescriptor, reserve_size, states_size
 from minidnn.cudnn.errors import ArgumentError, check
@@ -58,6 +59,7 @@ class DropoutStates:
     def forward(self, handle: int | None, x: Any, dropout_ratio: float) -> tuple[Any, Any]:
         """Return (reserve space, y)."""
         handle = current_handle() if handle is None else handle
+        check_array("x", x)
         get_data_type(x.dtype)
         set_dropout_descriptor(self._desc, handle, dropout_ratio)
         x = cupy().ascontiguousarray(x)
@@ -83,6 +85,8 @@ class DropoutStates:
     ) -> Any:
         """Return the gradient by x: dy under the mask in ``reserve_space``."""
         handle = current_handle() if handle is None else handle
+        check_array("dy", dy)
+        check_array("reserve_space", reserve_space)
         get_data_type(dy.dtype)
         set_dropout_descriptor(self._desc, handle, dropout_ratio)
         dy = cupy().ascontiguousarray(dy)

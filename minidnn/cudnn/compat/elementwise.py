@@ -7,7 +7,7 @@ from typing import Any
 from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.activation import activation_descriptor
-from minidnn.cudnn.arrays import Shape, at_least_4d, packed_strides
+from minidnn.cudnn.arrays import Shape, at_least_4d, check_array, packed_strides
 from minidnn.cudnn.compat.descriptors import (
     NOT_PROPAGATE,
     check_contiguous,
@@ -15,7 +15,7 @@ from minidnn.cudnn.compat.descriptors import (
     get_data_type,
 )
 from minidnn.cudnn.enums import ActivationMode, SoftmaxMode
-from minidnn.cudnn.errors import ArgumentError, check
+from minidnn.cudnn.errors import ArgumentError, DTypeError, check
 from minidnn.cudnn.handle import current_handle
 from minidnn.cudnn.scalars import DOUBLE_ONE, DOUBLE_ZERO, ONE, ZERO
 from minidnn.cudnn.tensor import TensorDescriptor, described, flat_descriptor_of
@@ -33,15 +33,12 @@ def _check_alike(**arrays: Any) -> None:
     first, one = next(iter(arrays.items()))
     get_data_type(one.dtype)
     for name, array in arrays.items():
+        check_array(name, array)
         if array.size != one.size or array.dtype != one.dtype:
             raise ArgumentError(
                 f"{name} has shape {array.shape} and dtype {array.dtype.name}, but {first} has "
                 f"{one.shape} and {one.dtype.name}"
             )
-        if array.size == 0:
-            raise ArgumentError(f"{name} has no elements (shape {array.shape}); cuDNN takes none")
-        if array.data.device_id != cupy().cuda.runtime.getDevice():
-            raise ArgumentError(f"{name} is on device {array.data.device_id}, not the current one")
 
 
 def activation_forward(x: Any, mode: int, coef: float = 0.0) -> Any:
@@ -156,8 +153,10 @@ def _check_window(x: Any, y: Any, ksize: Shape, stride: Shape, pad: Shape) -> No
             f"x has shape {x.shape} and y {y.shape}; with ksize={ksize} both must be "
             f"(N, C, {len(ksize)} spatial dimensions), N and C alike"
         )
-    if x.size == 0 or y.size == 0:
-        raise ArgumentError(f"x (shape {x.shape}) and y (shape {y.shape}) must have elements")
+    check_array("x", x)
+    check_array("y", y)
+    if x.dtype != y.dtype:
+        raise DTypeError(f"y has dtype {y.dtype.name}, but x has {x.dtype.name}")
 
 
 def pooling_forward(x: Any, y: Any, ksize: Shape, stride: Shape, pad: Shape, mode: int) -> Any:

@@ -64,6 +64,7 @@ def _plan(
     algorithm: str | int,
     deterministic: bool,
     workspace_limit: int | None,
+    fused: bool = False,
 ) -> ConvolutionPlan:
     """Return the plan for these arguments from memory, or check them all and make it."""
     device = cupy().cuda.runtime.getDevice()
@@ -73,7 +74,7 @@ def _plan(
         key = (
             operation, x.shape, x.strides, x.dtype, w.shape, w.strides, w.dtype,
             y.shape, y.strides, y.dtype, padding, stride, dilation, groups, mode, compute, math,
-            algorithm, deterministic, limit, (xd.ptr | wd.ptr | yd.ptr) & 15,
+            algorithm, deterministic, limit, fused, (xd.ptr | wd.ptr | yd.ptr) & 15,
             device, xd.device_id, wd.device_id, yd.device_id,
         )  # fmt: skip
         found = _warm.get(key)
@@ -83,7 +84,7 @@ def _plan(
         full = make_key(
             operation, x, w, y, padding=padding, stride=stride, dilation=dilation, groups=groups,
             mode=mode, compute=compute, math=math, search=str(algorithm),
-            deterministic=deterministic, workspace_limit=limit, device=device,
+            deterministic=deterministic, workspace_limit=limit, fused=fused, device=device,
         )  # fmt: skip
         inputs = {"forward": (x, w), "backward_data": (w, y), "backward_filter": (x, y)}
         first, second = inputs[operation]

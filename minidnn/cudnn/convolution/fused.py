@@ -67,7 +67,7 @@ def bias_activation_forward(
         algorithm = int(PRECOMP_GEMM)
     plan = _plan(
         "forward", x, w, y, padding, stride, dilation, groups, mode, compute, math, algorithm,
-        False, workspace_limit,
+        False, workspace_limit, fused=True,
     )  # fmt: skip
     channels = w.shape[0]
     check_array("bias", bias)

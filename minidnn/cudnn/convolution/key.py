@@ -48,7 +48,8 @@ class ConvolutionKey:
     ``x`` and ``y`` are input and output of the forward convolution in every operation.
     ``search`` is "heuristic", "find", "find_ex" or the number of an algorithm; ``math`` what
     units may compute; ``deterministic`` asks for equal bits every time; ``aligned`` says whether
-    all addresses are multiples of 16 bytes.
+    all addresses are multiples of 16 bytes; ``fused`` that bias and activation follow, so that
+    what such a call finds out about algorithms is not taken for the plain one.
     """
 
     operation: Operation
@@ -66,6 +67,7 @@ class ConvolutionKey:
     deterministic: bool
     workspace_limit: int
     aligned: bool
+    fused: bool
     device: int
 
     def describe(self) -> dict[str, Any]:
@@ -190,6 +192,7 @@ def make_key(
     search: str,
     deterministic: bool,
     workspace_limit: int,
+    fused: bool,
     device: int,
 ) -> ConvolutionKey:
     """Check arrays and arguments and return the key.  The three arrays are CuPy arrays."""
@@ -221,6 +224,7 @@ def make_key(
         deterministic=bool(deterministic),
         workspace_limit=workspace_limit,
         aligned=addresses % 16 == 0,
+        fused=fused,
         device=device,
     )
 
