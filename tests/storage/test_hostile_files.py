@@ -198,7 +198,7 @@ CASES: list[tuple[str, Callable[[Document], Any], str]] = [
     (
         "constants of one name",
         lambda d: d["constants"]["head.bias"].update(name="head.weight"),
-        r"two input or constants are named 'head\.weight'",
+        r"are named 'head\.weight'",
     ),
 ]
 
