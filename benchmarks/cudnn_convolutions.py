@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 import platform
+import subprocess
 import sys
 import time
 from collections import deque
@@ -224,8 +225,11 @@ def machine() -> dict[str, str]:
     from minidnn.cudnn import library
 
     properties = cupy.cuda.runtime.getDeviceProperties(0)
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
     return {
         "card": properties["name"].decode(),
+        "driver": driver,
         "driver_cuda": str(cupy.cuda.runtime.driverGetVersion()),
         "runtime_cuda": str(cupy.cuda.runtime.runtimeGetVersion()),
         "cudnn": library.version_text(library.version()),
@@ -296,6 +300,9 @@ def summarise(folder: Path, target: Path | None) -> None:
                 rows.append({"net": net, "setting": setting.name, "batch": batch, **total})
     if target is not None:
         about = json.loads((folder / "machine.json").read_text())
+        for case in cases.values():
+            for detail in ("layer", "setting", "batch", "finalists", "seconds"):
+                del case[detail]  # part of the name, or only of interest in FOLDER
         lines = [f"{json.dumps(name)}: {json.dumps(case)}" for name, case in cases.items()]
         head = f'"machine": {json.dumps(about)},\n"sums": {json.dumps(rows)}'
         target.write_text("{" + head + ',\n"cases": {\n' + ",\n".join(lines) + "\n}}\n")

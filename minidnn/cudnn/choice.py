@@ -26,7 +26,7 @@ from minidnn.cudnn.convolution.plan import FUNCTIONS, NOT_SUPPORTED
 from minidnn.cudnn.enums import MathType
 from minidnn.cudnn.errors import CuDNNError, NoAlgorithmError
 from minidnn.cudnn.graph import Constraints, EngineConfig, Graph, arrays, device, memory
-from minidnn.cudnn.graph.spec import GraphSpec, TensorSpec
+from minidnn.cudnn.graph.spec import GraphSpec, TensorSpec, constraints_from
 from minidnn.cudnn.graph.timing import Contestant, race
 from minidnn.errors import GraphError, OutOfMemoryError, UnsupportedError
 
@@ -176,7 +176,8 @@ def choose(
         UnsupportedError: nothing computes it under these constraints.
         GraphError: arrays or arguments that do not fit.
     """
-    problem = Problem(operation, x, w, y, padding, stride, dilation, Constraints(**constraints))
+    limits = constraints_from(None, constraints)
+    problem = Problem(operation, x, w, y, padding, stride, dilation, limits)
     spec = problem.graph().freeze()
     key = digest(memory.key(spec, problem.constraints, device.current().name), "choice 1")
     ranked = _decode(_store.read(key))

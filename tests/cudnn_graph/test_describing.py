@@ -185,6 +185,9 @@ BAD: list[tuple[str, str]] = [
     ("g.output(x)", "is an input of the graph, not a result"),
     ("g.freeze()", "the graph has no operation"),
     ("g.tensor(FakeArray((2, 3)), 'float32')", "takes dtype and strides from the array"),
+    ("g.tensor(FakeArray((2, 3), strides=(-12, 4)))", "strides .* is below 0"),
+    ("g.tensor(FakeArray((2, 3), strides=(0, 4)))", "stride of 0"),
+    ("g.tensor(FakeArray((2, 0)))", "not positive"),
     ("Constraints(accuracy='best')", "accuracy 'best' is not known; valid are normal, high"),
     ("Constraints(workspace_limit=-1)", "workspace_limit -1 is negative"),
 ]

@@ -15,10 +15,13 @@ pytestmark = pytest.mark.gpu
 DTYPES = ("float16", "bfloat16", "float32")
 
 
-def built(g: Graph, **constraints: Any) -> Plan:
+def built(g: Graph, may_lack: bool = False, **constraints: Any) -> Plan:
+    """The plan; ``may_lack`` says that cuDNN 9.19 has none, so that newer ones may skip less."""
     try:
         return g.build(choose="heuristic", **constraints)
     except UnsupportedError as reason:
+        if not may_lack:
+            raise
         pytest.skip(f"cuDNN has no engine: {str(reason)[:300]}")
 
 
@@ -148,7 +151,8 @@ def test_matmul(shape: tuple[int, int, int, int], dtype: str, epilogue: bool) ->
         arrays.append(bias)
         wanted = (wanted + bias.double()).relu()
     g.output(c, like=out)
-    built(g, tf32=dtype == "tf32")(*arrays, out=out)
+    # exact float32 products: only cuBLASLt's engine, which rounds to TF32 without saying so
+    built(g, may_lack=dtype == "float32", tf32=dtype == "tf32")(*arrays, out=out)
     assert error(out, wanted) < TOLERANCE[dtype]
 
 
@@ -198,5 +202,5 @@ def test_reductions(operator: str, axes: tuple[int, ...], dtype: str, layout: st
     y = g.output(g.reduce(operator, g.tensor(x), axes), "float32")
     out = torch.full(y.shape, float("nan"), device="cuda")
     out = out.as_strided(y.shape, y.strides)
-    built(g)(x, out=out)
+    built(g, may_lack=operator == "avg" or layout == "NCHW")(x, out=out)
     assert error(out, wanted) < 1e-5

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.cudnn.graph.engines import EngineConfig
 from minidnn.cudnn.graph.operations import Operations
 from minidnn.cudnn.graph.plan import Plan
-from minidnn.cudnn.graph.spec import ALIGNMENT, Constraints, GraphSpec, TensorSpec
+from minidnn.cudnn.graph.spec import ALIGNMENT, Constraints, GraphSpec, TensorSpec, constraints_from
 from minidnn.cudnn.graph.tensor import Tensor
 from minidnn.errors import GraphError
 
@@ -57,7 +56,8 @@ class Graph(Operations):
             if dtype is not None or layout is not None or strides is not None:
                 raise GraphError("tensor(array) takes dtype and strides from the array; give none")
             view = arrays.view(shape, name or f"t{len(self._tensors)}")
-            sizes, steps, dtype = view.shape, view.strides, view.dtype
+            sizes, dtype = shapes.check_shape(view.shape, "array of shape"), view.dtype
+            steps = self._strides(sizes, None, view.strides)
             if alignment is None:
                 alignment = min(ALIGNMENT, (view.pointer & -view.pointer) or ALIGNMENT)
         else:
@@ -78,13 +78,6 @@ class Graph(Operations):
     def tensors(self, *described: Any) -> tuple[Tensor, ...]:
         """Declares an input like each of the given arrays."""
         return tuple(self.tensor(array) for array in described)
-
-    def constant(self, value: float, dims: int = 4, dtype: str = "float32") -> Tensor:
-        """A scalar that is handed over by value at each execution."""
-        spec = TensorSpec((1,) * dims, (1,) * dims, dtype, element_type(dtype).size, by_value=True)
-        tensor = self._declare(spec, None)
-        self._scalars[tensor.index] = float(value)
-        return tensor
 
     def output(
         self,
@@ -130,7 +123,7 @@ class Graph(Operations):
                 if layout is None
                 else shapes.layout_strides(shape, layout)
             )
-        steps = shapes.per_axis(strides, len(shape), "strides", 0)
+        steps = shapes.per_axis(tuple(strides), len(shape), "strides", 0)
         if any(step == 0 for size, step in zip(shape, steps, strict=True) if size > 1):
             raise GraphError(f"strides {steps}: a stride of 0 is only valid where the size is 1")
         return steps
@@ -181,7 +174,7 @@ class Graph(Operations):
             GraphError: the graph or an argument is not valid.
             DeviceError: no GPU, CuPy or cuDNN.
         """
-        wanted = _constraints(constraints, constraint)
+        wanted = constraints_from(constraints, constraint)
         spec = self.freeze()
         return planner.build(spec, wanted, choose, *self._run_time(spec))
 
@@ -199,7 +192,7 @@ class Graph(Operations):
         ``target`` is the current device, or one that is only described (:func:`.described`).
         Raises as :meth:`build`, but an empty list is possible.
         """
-        wanted = _constraints(constraints, constraint)
+        wanted = constraints_from(constraints, constraint)
         spec = self.freeze()
         scalars, names = self._run_time(spec)
         return planner.all_plans(
@@ -216,15 +209,3 @@ class Graph(Operations):
         scalars = tuple(self._scalars[i] for i in spec.scalars)
         names = tuple(self._names.get(i) or f"t{i}" for i in (*spec.inputs, *spec.outputs))
         return scalars, names
-
-
-def _constraints(given: Constraints | None, fields: dict[str, Any]) -> Constraints:
-    if given is None:
-        valid = [field.name for field in dataclasses.fields(Constraints)]
-        unknown = [name for name in fields if name not in valid]
-        if unknown:
-            raise GraphError(f"{unknown[0]!r} is no constraint; valid are {', '.join(valid)}")
-        return Constraints(**fields)
-    if fields:
-        raise GraphError(f"give constraints or {', '.join(fields)}, not both")
-    return given

@@ -44,7 +44,11 @@ class Operations:
         self._names: dict[int, str] = {}
 
     def constant(self, value: float, dims: int = 4, dtype: str = "float32") -> Tensor:
-        raise NotImplementedError  # Graph has it; here so that numbers can be operands
+        """A scalar that is handed over by value at each execution."""
+        spec = TensorSpec((1,) * dims, (1,) * dims, dtype, element_type(dtype).size, by_value=True)
+        tensor = self._declare(spec, None)
+        self._scalars[tensor.index] = float(value)
+        return tensor
 
     # --- convolution -------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -64,6 +65,7 @@ class Plan:
             for index, value in zip(spec.scalars, scalars, strict=True)
         ]
         self._ids = [lower.uid(i) for i in (*spec.inputs, *spec.outputs, *spec.scalars)]
+        self._lock = threading.Lock()
         self._packs: OrderedDict[tuple[int, ...], Descriptor] = OrderedDict()
 
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
@@ -161,10 +163,11 @@ class Plan:
 
     def _pack(self, pointers: list[int], workspace: int, keep: bool) -> Descriptor:
         key = (*pointers, workspace)
-        found = self._packs.get(key)
-        if found is not None:
-            self._packs.move_to_end(key)
-            return found
+        with self._lock:
+            found = self._packs.get(key)
+            if found is not None:
+                self._packs.move_to_end(key)
+                return found
         pack = Descriptor(D.CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)
         hosts = [ctypes.addressof(scalar) for scalar in self._scalars]
         pack.set(A.CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, T.CUDNN_TYPE_INT64, *self._ids)
@@ -172,9 +175,10 @@ class Plan:
         pack.set(A.CUDNN_ATTR_VARIANT_PACK_WORKSPACE, T.CUDNN_TYPE_VOID_PTR, workspace)
         pack.finalize()
         if keep:
-            self._packs[key] = pack
-            if len(self._packs) > _REMEMBERED_PACKS:
-                self._packs.popitem(last=False)
+            with self._lock:
+                self._packs[key] = pack
+                if len(self._packs) > _REMEMBERED_PACKS:
+                    self._packs.popitem(last=False)
         return pack
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.errors import GraphError
@@ -238,3 +239,20 @@ class Constraints:
             raise GraphError(f"accuracy {self.accuracy!r} is not known; valid are normal, high")
         if self.workspace_limit < 0:
             raise GraphError(f"workspace_limit {self.workspace_limit} is negative; give bytes")
+
+
+def constraints_from(given: Constraints | None, fields: dict[str, Any]) -> Constraints:
+    """The constraints given as a whole, or made of keyword arguments.
+
+    Raises:
+        GraphError: both are given, or an argument is none of the fields.
+    """
+    if given is None:
+        valid = [field.name for field in dataclasses.fields(Constraints)]
+        unknown = [name for name in fields if name not in valid]
+        if unknown:
+            raise GraphError(f"{unknown[0]!r} is no constraint; valid are {', '.join(valid)}")
+        return Constraints(**fields)
+    if fields:
+        raise GraphError(f"give constraints or {', '.join(fields)}, not both")
+    return given
