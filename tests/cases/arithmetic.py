@@ -96,6 +96,6 @@ CASES: tuple[Case, ...] = (
         formula=lambda a, b, c: a * b + c,
         shapes=(((2, 3, 5, 7), (3, 1, 1), (2, 3, 5, 7)), ((1, 1), (1, 1), (1, 1))),
         # PyTorch rounds the product too.
-        of_largest=True,
+        sums=True,
     ),
 )

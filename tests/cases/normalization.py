@@ -53,7 +53,7 @@ CASES: tuple[Case, ...] = (
             torch=lambda: lambda x, scale, shift: x * scale[:, None, None] + shift[:, None, None],
             formula=lambda x, scale, shift: x * scale[:, None, None] + shift[:, None, None],
             shapes=((shape,),),
-            of_largest=True,
+            sums=True,
         )
         for shape in PLANES
     ),

@@ -59,10 +59,12 @@ class Case:
     torch: Callable[[], Any]
     formula: Callable[..., np.ndarray]
     dtypes: tuple[str, ...] = DTYPES
-    #: Tolerated error in units of the dtype's epsilon, of the element or (``of_largest``) of
-    #: the largest element: sums over channels may cancel.  0 means equal numbers.
+    #: Tolerated error in units of the dtype's epsilon and of the element; of the largest
+    #: element (``of_largest``) where terms may cancel; or of the sum of the absolute products
+    #: (``sums``), for what is a sum of products.  0 means equal numbers.
     ulps: float = 4.0
     of_largest: bool = False
+    sums: bool = False
     #: Whether NaN, infinities, signed zeros, subnormal and huge numbers are fed too.
     special: bool = True
     #: Why PyTorch's result for special numbers is not what it should be; then only the formula
@@ -120,6 +122,18 @@ class Case:
         given = (array.astype(np.float64) for array in inputs)
         with np.errstate(all="ignore"):
             return np.asarray(self.formula(*given, **self.parameters(dtype)))
+
+    def magnitude(self, inputs: Arrays, dtype: str) -> np.ndarray:
+        """For each element, what the tolerated error is measured by."""
+        given = [array.astype(np.float64) for array in inputs]
+        parameters = self.parameters(dtype)
+        if self.sums:
+            given = [np.abs(array) for array in given]
+            parameters = {name: np.abs(array) for name, array in parameters.items()}
+        with np.errstate(all="ignore"):
+            size = np.abs(np.asarray(self.formula(*given, **parameters)))
+        size[~np.isfinite(size)] = 0.0
+        return np.maximum(size, size.max()) if self.of_largest and size.size else size
 
     def by_torch(self, inputs: Arrays, dtype: str) -> np.ndarray:
         """What PyTorch computes in ``dtype``."""

@@ -1,8 +1,8 @@
 """Prints scalar expressions as ISPC.
 
-A maximum or minimum gives NaN if either operand is NaN, as in the reference.  ``max(a, b)``
-becomes one instruction that gives its second operand if either is NaN, so where one operand is
-a constant the order of operands settles it; else one comparison and one blend are added.
+A maximum or minimum gives NaN if either operand is NaN, as in the reference.  ``a > b ? a : b``
+is one instruction, which gives ``b`` if either is NaN, so where one operand is a constant the
+order settles it; else one comparison and one blend are added.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ def _print(op: str, operands: list[str], constant: list[bool]) -> str:
     if op == "where":
         return f"{operands[0]} ? {operands[1]} : {operands[2]}"
     if op in ("maximum", "minimum"):
-        name = op[:3]
         first, second = operands
-        if constant[1]:  # the second operand of the instruction survives if either is NaN
+        if constant[1]:
             first, second = second, first
-        if any(constant):
-            return f"{name}({first}, {second})"
-        return f"md_{name}({first}, {second})"
+        if any(constant):  # the comparison gives its second operand if either is NaN
+            sign = ">" if op == "maximum" else "<"
+            return f"{first} {sign} {second} ? {first} : {second}"
+        return f"md_{op[:3]}({first}, {second})"
     raise AssertionError(f"no ISPC for scalar operation {op!r}")

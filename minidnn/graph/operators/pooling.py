@@ -138,11 +138,12 @@ class AdaptiveAvgPool2d(Reduction):
         with np.errstate(all="ignore"):
             for i, (top, bottom) in enumerate(_adaptive_spans(rows, x.shape[2])):
                 for j, (left, right) in enumerate(_adaptive_spans(columns, x.shape[3])):
-                    window = x[:, :, top:bottom, left:right].reshape(*x.shape[:2], -1)
-                    # One after another in row-major order, as a regular window adds them;
+                    window = x[:, :, top:bottom, left:right]
+                    # Each row from left to right, then the rows, as a regular window adds them;
                     # NumPy's own sums choose an order that depends on strides.
-                    total = np.cumsum(window, axis=2, dtype=compute)[:, :, -1]
-                    out[:, :, i, j] = total / compute.type(window.shape[2])
+                    sums = np.cumsum(window, axis=3, dtype=compute)[..., -1]
+                    total = np.cumsum(sums, axis=2)[..., -1]
+                    out[:, :, i, j] = total / compute.type(window.shape[2] * window.shape[3])
         return (out,)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
