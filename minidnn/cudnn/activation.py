@@ -15,7 +15,7 @@ from minidnn.cudnn import library
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.elementwise import check_inputs, output, scalars
 from minidnn.cudnn.enums import ActivationMode, NanPropagation
-from minidnn.cudnn.errors import check
+from minidnn.cudnn.errors import ArgumentError, check
 from minidnn.cudnn.handle import current_handle
 from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.tensor import descriptor_of
@@ -104,6 +104,7 @@ def forward(
     ``x`` is a CuPy array of any shape and strides, ``y`` the output (new if None; may be ``x``).
     """
     check_inputs(x=x)
+    _refuse_identity(mode)
     y = output("y", y, "x", x, beta)
     one, zero = scalars(x, alpha, beta)
     status = library.load().cudnnActivationForward(
@@ -134,8 +135,12 @@ def backward(
     alpha: float = 1.0,
     beta: float = 0.0,
 ) -> Any:
-    """Return dx = alpha * df/dx * dy + beta * dx; all arrays have the shape and dtype of ``y``."""
+    """Return dx = alpha * df/dx * dy + beta * dx.
+
+    All arrays have the shape, dtype and layout of ``y``: cuDNN takes no mixed strides here.
+    """
     check_inputs(y=y, dy=dy, x=x)
+    _refuse_identity(mode)
     dx = output("dx", dx, "x", x, beta)
     one, zero = scalars(x, alpha, beta)
     status = library.load().cudnnActivationBackward(
@@ -156,3 +161,10 @@ def backward(
         more = {"y": y, "dy": dy, "x": x, "dx": dx}
         check(status, "cudnnActivationBackward", mode=ActivationMode(mode), **more)
     return dx
+
+
+def _refuse_identity(mode: ActivationMode) -> None:
+    if mode == ActivationMode.CUDNN_ACTIVATION_IDENTITY:
+        raise ArgumentError(
+            f"mode={ActivationMode(mode).name} is for convolution.bias_activation_forward only"
+        )

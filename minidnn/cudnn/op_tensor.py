@@ -120,7 +120,7 @@ def add(a: Any, c: Any, *, alpha: float = 1.0, beta: float = 1.0) -> Any:
 
 
 def fill(y: Any, value: float) -> Any:
-    """Set every element of ``y`` to ``value`` and return ``y``."""
+    """Set every element of ``y`` (floating or int8) to ``value`` and return ``y``."""
     check_array("y", y)
     check_writable("y", y)
     call = library.load().cudnnSetTensor

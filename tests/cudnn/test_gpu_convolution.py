@@ -150,6 +150,37 @@ def one_case(
     return oracles.worst(found, truth, absolute, case.dtype, tf32, name), name
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward_data", "backward_filter"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_every_algorithm(real_cupy: Any, oracles: Any, direction: str, dtype: str) -> None:
+    """Each algorithm by hand, wherever cuDNN says that it can."""
+    from minidnn.cudnn.convolution.plan import FUNCTIONS
+
+    oracles.single_threaded()
+    rng = np.random.default_rng(8)
+    ratios: dict[str, float] = {}
+    for algorithm in FUNCTIONS[direction].algorithm:
+        for window, pad in ((3, 1), (5, 2), (1, 0)):
+            for last in (False, True):
+                case = oracles.Case(
+                    3, 32, 32, (20, 18), (window,) * 2, (pad,) * 2, (1, 1), (1, 1), 1, dtype, last,
+                    "", False,
+                )  # fmt: skip
+                options = {"algorithm": int(algorithm), "math": FMA, "deterministic": False}
+                try:
+                    ratio, name = one_case(
+                        real_cupy, oracles, rng, case, direction, options, 1.0, 0.0
+                    )
+                except CuDNNError as error:
+                    assert "NOT_SUPPORTED" in str(error), str(error)
+                    continue
+                assert name == algorithm.name
+                ratios[name] = max(ratio, ratios.get(name, 0.0))
+    report(f"{direction} by hand {dtype}", ratios)
+    assert len(ratios) >= 2, ratios
+    assert max(ratios.values()) <= 1, ratios
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("with_z", [False, True])

@@ -307,7 +307,7 @@ def test_op_tensor(real_cupy: Any, oracles: Any, dtype: str) -> None:
     assert (cudnn.op_tensor.fill(target, 1.5) == 1.5).all()
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
 def test_fill_of_other_dtypes(real_cupy: Any, oracles: Any, dtype: str) -> None:
     y = oracles.on_gpu(real_cupy, np.zeros((2, 3, 4, 5)), dtype, False, "")
     assert (oracles.host(cudnn.op_tensor.fill(y, 7)) == 7).all()
@@ -371,6 +371,7 @@ def test_capture(real_cupy: Any, name: str) -> None:
     squares = c * c
     calls["batch_norm"] = lambda: cudnn.batch_norm.forward_inference(x, c, c, c, squares, y)
     call, out = calls[name], half if name == "pooling" else y
+    cupy.cuda.Device().synchronize()  # the stream below does not wait for what was set up here
     with cupy.cuda.Stream(non_blocking=True) as stream:
         call()
         stream.synchronize()

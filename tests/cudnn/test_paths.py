@@ -255,6 +255,19 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda m: cudnn.convolution.bias_activation_forward(m.empty(X), m.empty(W), m.empty(5)),
         r"bias has shape \(5,\); it must be 6 contiguous",
     ),
+    "fused activation": (
+        lambda m: cudnn.convolution.bias_activation_forward(
+            m.empty(X),
+            m.empty(W),
+            m.empty(6),
+            activation=enums.ActivationMode.CUDNN_ACTIVATION_TANH,
+        ),
+        r"activation=CUDNN_ACTIVATION_TANH cannot be fused",
+    ),
+    "identity": (
+        lambda m: cudnn.activation.forward(m.empty(X), mode=IDENTITY),
+        r"is for convolution.bias_activation_forward only",
+    ),
     "pooling window": (
         lambda m: cudnn.pooling.forward(m.empty(X), window=9),
         r"window=\(9, 9\) is larger than x",

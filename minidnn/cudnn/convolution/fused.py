@@ -59,6 +59,12 @@ def bias_activation_forward(
     ``bias`` has K elements (float32 for int8 x), ``z`` the shape of y (may be y).  cuDNN takes
     ReLU and identity; identity runs with IMPLICIT_PRECOMP_GEMM only, which is used for it.
     """
+    if activation not in (RELU, IDENTITY):
+        raise ArgumentError(
+            f"activation={ActivationMode(activation).name} cannot be fused by cuDNN, which takes "
+            "CUDNN_ACTIVATION_RELU and CUDNN_ACTIVATION_IDENTITY here; call activation.forward "
+            "after the convolution"
+        )
     if y is None:
         _check_pair("x", x, "w", w)
         given = geometry(max(1, x.ndim - 2), padding, stride, dilation)
