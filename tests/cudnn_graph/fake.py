@@ -117,8 +117,8 @@ class FakeLibrary:
             values: list[Any] = []
             count._obj.value = len(found)
         elif name == A.CUDNN_ATTR_ENGINECFG_ENGINE:
-            index = record.values[A.CUDNN_ATTR_ENGINECFG_ENGINE]
-            self.alive[array[0]].values[A.CUDNN_ATTR_ENGINE_GLOBAL_INDEX] = index
+            chosen = record.values[A.CUDNN_ATTR_ENGINECFG_ENGINE]
+            self.alive[array[0]].values[A.CUDNN_ATTR_ENGINE_GLOBAL_INDEX] = chosen
             values, count._obj.value = [], 1
         elif name == A.CUDNN_ATTR_ENGINECFG_KNOB_CHOICES:
             knobs = self.engines[record.values[A.CUDNN_ATTR_ENGINECFG_ENGINE][0]].knobs
