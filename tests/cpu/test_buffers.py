@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 
 import numpy as np
@@ -71,9 +72,7 @@ def test_array_with_offset() -> None:
 
 def test_stray_write_in_the_gap_is_told() -> None:
     buffer = Buffer(100, Guard.END)
-    beside = np.frombuffer(
-        (np.ctypeslib.ctypes.c_uint8 * 128).from_address(buffer.address), np.uint8
-    )
+    beside = np.ctypeslib.as_array((ctypes.c_uint8 * 128).from_address(buffer.address))
     beside[110] = 1
     assert buffer.stray_write() == 110
 

@@ -160,7 +160,11 @@ def test_one_dimension_becomes_two(fake: SimpleNamespace) -> None:
     y = convolution.forward(fake.cupy.empty((2, 4, 8)), fake.cupy.empty((6, 4, 3)), padding=1)
     assert y.shape == (2, 6, 8)
     key = convolution.plan(
-        "forward", fake.cupy.empty((2, 4, 8)), fake.cupy.empty((6, 4, 3)), y, padding=[1]
+        "forward",
+        fake.cupy.empty((2, 4, 8)),
+        fake.cupy.empty((6, 4, 3)),
+        y,
+        padding=[1],  # type: ignore[arg-type]
     ).key
     assert key.x.shape == (2, 4, 8, 1) and key.padding == (1, 0) and key.stride == (1, 1)
 

@@ -37,7 +37,7 @@ def test_activation(real_cupy: Any, mode: str, coef: float, dtype: Any) -> None:
     number = getattr(libcudnn, f"CUDNN_ACTIVATION_{mode}")
     x = arange(real_cupy, (3, 4), dtype)
     y = cudnn.activation_forward(x, number, dtype(coef))
-    truth = {
+    truth: Any = {
         "SIGMOID": lambda v: 1 / (1 + np.exp(-v)),
         "RELU": lambda v: np.maximum(v, 0),
         "TANH": np.tanh,

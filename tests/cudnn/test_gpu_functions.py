@@ -59,7 +59,7 @@ SLOPES: dict[str, Any] = {
 @pytest.mark.parametrize("mode", list(FORMULAS))
 def test_activation(real_cupy: Any, oracles: Any, mode: str, dtype: str) -> None:
     coefficient, formula = FORMULAS[mode]
-    kind = ACT[f"CUDNN_ACTIVATION_{mode}"]
+    kind = getattr(ACT, f"CUDNN_ACTIVATION_{mode}")
     for seed, (shape, last, sliced) in enumerate(
         [
             ((5,), False, ""),

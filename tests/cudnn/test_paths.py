@@ -109,7 +109,7 @@ def test_cupys_functions(fake: SimpleNamespace, arrays: SimpleNamespace) -> None
     states.set_dropout_ratio(0.1)
     with pytest.warns(DeprecationWarning, match="DropoutStates"):
         cudnn.create_dropout_states(cudnn.get_handle())
-    rest = (None, None, 1e-5, 0.9, True, 1, False)
+    rest: tuple[object, ...] = (None, None, 1e-5, 0.9, True, 1, False)
     assert len(cudnn.batch_normalization_forward_training(a.x, c, c, c, c, *rest)) == 3
     half = a.xl.astype(np.float16)
     rest = (None, None, 1e-5, 0.9, True, 2, True, 1)

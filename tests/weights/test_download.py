@@ -253,10 +253,11 @@ def test_redirect_from_https_to_http() -> None:
     from minidnn.weights._transfer import _Redirects
 
     request = urllib.request.Request("https://example.org/a")
+    redirect: Any = _Redirects().redirect_request
     arguments: Any = (io.BytesIO(), 302, "Found", {})
     with pytest.raises(DownloadError, match=r"redirects to 'http://example.org/b'; valid is https"):
-        _Redirects().redirect_request(request, *arguments, "http://example.org/b")
-    followed = _Redirects().redirect_request(request, *arguments, "https://example.org/b")
+        redirect(request, *arguments, "http://example.org/b")
+    followed = redirect(request, *arguments, "https://example.org/b")
     assert followed is not None
 
 

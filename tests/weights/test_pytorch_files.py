@@ -19,7 +19,7 @@ DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool,
 ]  # fmt: skip
-FORMATS = {
+FORMATS: dict[str, dict[str, Any]] = {
     "zip": {},
     "legacy": {"_use_new_zipfile_serialization": False},
     "zip_protocol_4": {"pickle_protocol": 4},
