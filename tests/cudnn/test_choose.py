@@ -58,6 +58,17 @@ def test_fma_excludes_tensor_cores(fake: SimpleNamespace, xwy: Any) -> None:
     assert "uses CUDNN_TENSOR_OP_MATH" in exact.skipped[0]
 
 
+def test_fma_excludes_coarse_winograd(fake: SimpleNamespace) -> None:
+    """5 x 5 Winograd loses more than TF32; by hand it may be had all the same."""
+    fake.dll.rows = [(7, 0.1, 0, 1, int(FMA)), (1, 0.3, 0, 1, int(FMA))]
+    empty = fake.cupy.empty
+    five = (empty((2, 4, 8, 8)), empty((6, 4, 5, 5)), empty((2, 6, 4, 4)))
+    exact = plan(five, math=FMA, algorithm="find")
+    assert exact.choice.algorithm == 1 and "less accurate than TF32" in exact.skipped[0]
+    assert plan(five, math=DEFAULT, algorithm="find").choice.algorithm == 7
+    assert plan(five, math=FMA, algorithm=7).choice.algorithm == 7
+
+
 def test_searches_call_what_they_say(fake: SimpleNamespace, xwy: Any) -> None:
     wanted = {
         "heuristic": GET,
