@@ -230,3 +230,60 @@ def test_device_properties_can_be_carried_away() -> None:
     text = properties_json()
     assert json.loads(text)["multiProcessorCount"] > 0
     assert small().plans(target=described(text))
+
+
+def test_plan_outlives_the_handle_it_was_built_with(cache: Path) -> None:
+    import cupy
+
+    from minidnn.cudnn.handle import reset_handles
+
+    x, w = data()
+    plan = small().build(choose="heuristic")
+    bound = plan.bind(x, w)
+    bound()
+    wanted = bound.outputs[0].copy()
+    reset_handles()
+    bound.outputs[0].fill(cupy.nan)
+    bound()
+    cupy.testing.assert_array_equal(bound.outputs[0], wanted)
+    cupy.testing.assert_array_equal(plan(x, w), wanted)
+
+
+def test_threads_share_a_plan_on_streams_of_their_own(cache: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import cupy
+
+    inputs = [data(seed) for seed in range(8)]
+    plan = small().build(choose="heuristic")
+    wanted = [plan(x, w).copy() for x, w in inputs]
+    cupy.cuda.Device().synchronize()
+
+    def work(number: int) -> Any:
+        x, w = inputs[number % 8]
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            y = plan(x, w)
+            stream.synchronize()
+        return y
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(work, range(64)))
+    for number, y in enumerate(results):
+        cupy.testing.assert_array_equal(y, wanted[number % 8])
+
+
+def test_bfloat16_arrays_of_cupy() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    import cupy
+
+    x, w = (array.astype(cupy.dtype(ml_dtypes.bfloat16)) for array in data())
+    g = Graph()
+    g.convolution(*g.tensors(x, w), padding=1)
+    y = g.build(choose="heuristic")(x, w)
+    assert y.dtype.name == "bfloat16"
+    g = Graph()
+    exact = [array.astype(cupy.float32) for array in (x, w)]
+    g.convolution(*g.tensors(*exact), padding=1)
+    wanted = g.build(choose="heuristic")(*exact)
+    difference = cupy.linalg.norm((y.astype(cupy.float32) - wanted).ravel())
+    assert difference < 1e-2 * cupy.linalg.norm(wanted.ravel())
