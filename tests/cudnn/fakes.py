@@ -94,7 +94,7 @@ class FakeCuDNN:
         self.message = b"the fake says no"
         #: Rows for the searches: algorithm, time, memory, deterministic, math.
         self.rows: list[tuple[int, float, int, int, int]] = [(1, 0.1, 1000, 1, 0)]
-        self.size = 64
+        self.size = 64  # of workspaces
         self.version = 91900
         self._next = 0x1000
 
@@ -138,7 +138,7 @@ class FakeCuDNN:
         elif "Algorithm" in name:
             self._search(name, arguments)
         elif name.endswith(("Size", "SizeInBytes")):
-            arguments[-1]._obj.value = self.size
+            arguments[-1]._obj.value = self.size if "Workspace" in name else 64
 
     def _search(self, name: str, arguments: tuple[Any, ...]) -> None:
         found, rows = arguments[-2:] if not name.endswith("Ex") else arguments[-4:-2]

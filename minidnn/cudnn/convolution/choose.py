@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 from dataclasses import asdict, replace
@@ -14,12 +13,10 @@ from minidnn.cudnn import library
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.convolution.key import ConvolutionKey
 from minidnn.cudnn.convolution.plan import Candidate, ConvolutionPlan, Problem, no_algorithm
-from minidnn.cudnn.enums import DataType, Determinism, MathType
-from minidnn.cudnn.errors import ArgumentError, check
-from minidnn.cudnn.handle import current_handle
+from minidnn.cudnn.convolution.search import ask
+from minidnn.cudnn.enums import DataType, MathType
+from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.memo import Memo
-from minidnn.cudnn.workspace import acquire
-from minidnn.errors import OutOfMemoryError
 
 log = logging.getLogger(__name__)
 
@@ -32,20 +29,6 @@ ADDS_IN_ANY_ORDER = (
 )
 _TENSOR_MATH = (MathType.CUDNN_TENSOR_OP_MATH, MathType.CUDNN_TENSOR_OP_MATH_ALLOW_CONVERSION)
 _plans: Memo[ConvolutionPlan] = Memo(4096)
-
-
-class AlgoPerf(ctypes.Structure):
-    """``cudnnConvolution{Fwd,BwdData,BwdFilter}AlgoPerf_t``: the three are alike."""
-
-    _fields_ = (
-        ("algo", ctypes.c_int),
-        ("status", ctypes.c_int),
-        ("time", ctypes.c_float),
-        ("memory", ctypes.c_size_t),
-        ("determinism", ctypes.c_int),
-        ("mathType", ctypes.c_int),
-        ("reserved", ctypes.c_int * 3),
-    )
 
 
 @cache
@@ -111,9 +94,10 @@ def candidates_for(
         if known is not None:
             return known
         log.warning("the stored choice %s of algorithms is not readable; choosing anew", name)
-    found = _ask(problem, pointers)
-    _store().put(name, json.dumps([asdict(one) for one in found]).encode())
-    return found
+    found = ask(problem, pointers)
+    if found.complete:
+        _store().put(name, json.dumps([asdict(one) for one in found.candidates]).encode())
+    return found.candidates
 
 
 def _decode(data: bytes) -> tuple[Candidate, ...] | None:
@@ -171,104 +155,6 @@ def _by_hand(problem: Problem) -> Candidate:
         ) from None
     workspace, same = problem.workspace(algorithm), algorithm.name not in ADDS_IN_ANY_ORDER
     return Candidate(int(algorithm), algorithm.name, key.math, workspace, same, None)
-
-
-def _ask(problem: Problem, pointers: tuple[int, int] | None) -> tuple[Candidate, ...]:
-    search, functions = problem.key.search, problem.functions
-    lib, handle = library.load(), current_handle()
-    count = ctypes.c_int()
-    check(getattr(lib, functions.max_count)(handle, ctypes.byref(count)), functions.max_count)
-    found, rows = ctypes.c_int(), (AlgoPerf * max(1, count.value))()
-    first, second, out = problem.operands()
-    conv, results = problem.conv.value, (len(rows), ctypes.byref(found), rows)
-    if search == "heuristic":
-        function = functions.get
-        status = getattr(lib, function)(handle, first, second, conv, out, *results)
-    else:
-        _refuse_capture(search)
-        if search == "find":
-            function = functions.find
-            status = getattr(lib, function)(handle, first, second, conv, out, *results)
-        else:
-            function = functions.find_ex
-            status = _find_ex(problem, pointers, results)
-    if status:
-        check(status, function, problem.key.describe)
-    done = [row for row in rows[: found.value] if not row.status]
-    return tuple(_candidate(functions.algorithm, row) for row in done)
-
-
-def _find_ex(problem: Problem, pointers: tuple[int, int] | None, results: Any) -> int:
-    """Benchmark on the caller's inputs and a scratch output, so that nothing of theirs is lost."""
-    if pointers is None:
-        raise ArgumentError("algorithm='find_ex' measures on arrays, so they must be given")
-    first, second, out = problem.operands()
-    scratch = cupy().empty(problem.output_bytes(), "uint8")
-    scratch.fill(0)
-    size = _room(problem)
-    memory = acquire(size)
-    status: int = getattr(library.load(), problem.functions.find_ex)(
-        current_handle(),
-        first,
-        pointers[0],
-        second,
-        pointers[1],
-        problem.conv.value,
-        out,
-        scratch.data.ptr,
-        *results,
-        memory.ptr if memory is not None else None,
-        size,
-    )
-    return status
-
-
-def _room(problem: Problem) -> int:
-    """Return how much workspace to benchmark with: what any algorithm wants, within the limit."""
-    wanted = [0]
-    for algorithm in problem.functions.algorithm:
-        function = getattr(library.load(), problem.functions.workspace)
-        size = ctypes.c_size_t()
-        first, second, out = problem.operands()
-        descriptors = (first, second, problem.conv.value, out)
-        # A status other than success only says that this algorithm cannot do it.
-        if not function(current_handle(), *descriptors, algorithm, ctypes.byref(size)):
-            wanted.append(size.value)
-    limit = problem.key.workspace_limit
-    room = max(size for size in wanted if size <= limit)
-    while room:
-        try:
-            acquire(room)
-        except OutOfMemoryError:
-            log.warning("no room to benchmark with %d bytes of workspace; trying half", room)
-            room //= 2
-        else:
-            break
-    return room
-
-
-def _refuse_capture(search: str) -> None:
-    stream = cupy().cuda.get_current_stream()
-    if stream.ptr and cupy().cuda.runtime.streamIsCapturing(stream.ptr):
-        raise ArgumentError(
-            f"algorithm={search!r} measures, which cannot be done while a CUDA graph is captured; "
-            "call the function once before the capture"
-        )
-
-
-def _candidate(kinds: Any, row: AlgoPerf) -> Candidate:
-    try:
-        name = kinds(row.algo).name
-    except ValueError:
-        name = f"algorithm {row.algo}"  # newer than this file
-    return Candidate(
-        algorithm=row.algo,
-        name=name,
-        math=MathType(row.mathType),
-        workspace=row.memory,
-        deterministic=row.determinism == Determinism.CUDNN_DETERMINISTIC,
-        time_ms=row.time if row.time > 0 else None,
-    )
 
 
 def algorithms(key: ConvolutionKey, pointers: tuple[int, int] | None = None) -> list[Candidate]:
