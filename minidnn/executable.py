@@ -90,10 +90,11 @@ class Executable:
                 f"{value.shape}; call minidnn.compile(network, {array.shape}) for this size"
             )
         dtype = self._dtype(value)
-        if array.dtype != dtype and array.dtype.kind != "f":
+        if array.dtype != dtype and (array.dtype.kind, dtype.kind) != ("f", "f"):
+            others = ", or another floating-point dtype, which is converted"
             raise GraphError(
-                f"input {value.name!r} has dtype {array.dtype}; valid is {dtype}, or another "
-                "floating-point dtype, which is converted"
+                f"input {value.name!r} has dtype {array.dtype}; valid is {dtype}"
+                f"{others if dtype.kind == 'f' else ''}"
             )
         return np.ascontiguousarray(array, dtype)
 
@@ -101,6 +102,11 @@ class Executable:
         values = self.graph.outputs
         if out is None:
             return [np.empty(value.shape, self._dtype(value)) for value in values]
+        if not isinstance(out, (np.ndarray, list, tuple)):
+            raise GraphError(
+                f"out is a {type(out).__name__}; valid is a NumPy array, or a tuple or list of "
+                f"them, in the order of the {len(values)} outputs"
+            )
         given = [out] if isinstance(out, np.ndarray) else list(out)
         if len(given) != len(values):
             raise GraphError(f"out gives {len(given)} arrays; valid are {len(values)}")

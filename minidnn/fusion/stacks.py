@@ -161,13 +161,12 @@ def find_stacks(graph: Graph) -> list[list[Node]]:
     """
     fusable = {node for node in graph.nodes if why_not_fusable(node) is None}
     loose = [n for n in graph.nodes if n in fusable and _is_loose_join(graph, n, fusable)]
-    while loose:
+    while True:
         fusable.difference_update(loose)
         stacks = _grow(graph, fusable)
         loose = [n for stack in stacks for n in stack if _is_loose_join(graph, n, set(stack))]
         if not loose:
             return stacks
-    return _grow(graph, fusable)
 
 
 def _grow(graph: Graph, fusable: set[Node]) -> list[list[Node]]:

@@ -70,7 +70,8 @@ def _fold(rewriter: Rewriter, contraction: Node, norm: Node) -> None:
         return (before * scale() + shift()).astype(numpy_dtype(channels.dtype))
 
     constants = (
-        Constant(weight.type, f"{weight.name}.folded", new_weight),
+        # Not named after the weight, which several contractions may share.
+        Constant(weight.type, f"{contraction.name}.folded_weight", new_weight),
         Constant(channels, f"{norm.name}.folded_bias", new_bias),
     )
     inputs = (rewriter.value(contraction.inputs[0]), *constants)

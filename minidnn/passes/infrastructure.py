@@ -99,6 +99,9 @@ def run_passes(
                 check(result)
         except MiniDNNError as error:
             raise type(error)(f"pass {step.name}: {error}") from error
+        except Exception as error:
+            error.add_note(f"in pass {step.name}")
+            raise
         if verify and context.fuel is None:
             broken = [complaint for fact in step.ensures for complaint in fact(result)]
             if broken:

@@ -31,6 +31,10 @@ def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
     if torch is not None and isinstance(array, torch.Tensor):
         if array.device.type != "cpu":
             raise GraphError(f"{what} lies on device {array.device}; valid is the CPU")
+        if array.layout != torch.strided:
+            raise GraphError(f"{what} has layout {array.layout}; valid is torch.strided, dense")
+        if array.dtype == torch.bfloat16:
+            array = array.float()  # NumPy has no bfloat16
         return array.detach().numpy(), torch.from_numpy
     if hasattr(array, "__dlpack__"):
         device = array.__dlpack_device__()[0]
@@ -38,7 +42,10 @@ def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
             raise GraphError(f"{what} lies on DLPack device type {int(device)}; valid is the CPU")
         return np.from_dlpack(array), _like(array)
     if isinstance(array, (list, tuple, int, float)):
-        return np.asarray(array), lambda result: result
+        try:
+            return np.asarray(array), lambda result: result
+        except ValueError as error:
+            raise GraphError(f"{what} is no regular array: {error}") from None
     raise GraphError(
         f"{what} is a {type(array).__name__}; valid are NumPy arrays, PyTorch tensors and "
         "other arrays with __dlpack__"
