@@ -75,10 +75,18 @@ def collapse(stack: Stack, device: Device, strategy: Strategy = "model") -> list
 
 
 def _by_price(stack: Stack, device: Device) -> list[Choice]:
+    known: dict[tuple[object, ...], Choice | None] = {}
+
     def choose(first: int, last: int) -> Choice | None:
-        if first == last:
-            return _single(stack, first, device, rolling=True)
-        return cheapest(Sequence.of(stack, first, last), device)
+        sequence = Sequence.of(stack, first, last)
+        key = sequence.signature
+        if key not in known:
+            single = first == last
+            known[key] = (
+                _single(stack, first, device, True) if single else cheapest(sequence, device)
+            )
+        choice = known[key]
+        return None if choice is None else replace(choice, sequence=sequence)
 
     return cut(len(stack.steps), choose)
 

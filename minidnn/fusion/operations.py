@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from minidnn.fusion.stacks import channel_frame, is_tensor_operand
 from minidnn.graph import expression as scalar
@@ -76,7 +77,22 @@ class Stack:
     steps: list[Step]
     frame: dict[Value, int]
 
-    @property
+    @cached_property
+    def readers(self) -> dict[Value, tuple[int, ...]]:
+        """The steps that read each value."""
+        found: dict[Value, dict[int, None]] = {}
+        for i, step in enumerate(self.steps):
+            for operation in step.operations:
+                for value in operation.operands:
+                    found.setdefault(value, {})[i] = None
+        return {value: tuple(steps) for value, steps in found.items()}
+
+    @cached_property
+    def position(self) -> dict[Value, int]:
+        """Where each computed value stands among the nodes."""
+        return {node.output: i for i, node in enumerate(self.nodes)}
+
+    @cached_property
     def channels(self) -> int:
         return max(place + value.type.plane[1] for value, place in self.frame.items())
 

@@ -79,13 +79,34 @@ class Sequence:
     def of(cls, stack: Stack, first: int, last: int) -> Sequence:
         """The steps ``first`` to ``last`` of a stack, both included."""
         inside = stack.steps[first : last + 1]
-        others = stack.steps[:first] + stack.steps[last + 1 :]
-        wanted = {v for step in others for o in step.operations for v in o.operands}
-        wanted.update(stack.outputs)
-        computed = {o.output for step in inside for o in step.operations}
+        given = set(stack.outputs)
+        outputs = {
+            operation.output
+            for step in inside
+            for operation in step.operations
+            if operation.output in given
+            or any(not first <= i <= last for i in stack.readers.get(operation.output, ()))
+        }
         # In the nodes' order, as the region's body will have them: the anchor depends on it.
-        outputs = (n.output for n in stack.nodes if n.output in computed & wanted)
-        return cls(inside, outputs, stack.batch, stack.channels)
+        ordered = sorted(outputs, key=stack.position.__getitem__)
+        return cls(inside, ordered, stack.batch, stack.channels)
+
+    @cached_property
+    def signature(self) -> tuple[object, ...]:
+        """All that prices depend on: sequences that repeat in a network have it in common."""
+        numbers: dict[Value, int] = {}
+
+        def number(value: Value) -> tuple[int, object]:
+            return (numbers.setdefault(value, len(numbers)), value.type)
+
+        steps = tuple(
+            tuple(
+                (o.window, o.operations, number(o.output), *map(number, o.operands))
+                for o in step.operations
+            )
+            for step in self.steps
+        )
+        return (steps, tuple(map(number, self.outputs)), self.batch, self.channels)
 
     @cached_property
     def anchor(self) -> Value:

@@ -57,6 +57,10 @@ class Target:
         """The layouts in which a node can read and write its values, the preferred one first."""
         return (PLANAR,)
 
+    def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
+        """The layout in which a node that runs in ``layout`` reads one of its operands."""
+        return layout
+
     def layout_seconds(self, node: Node, layout: Layout) -> float:
         """Predicted time of a node in a layout, over that in its preferred one."""
         return 0.0
