@@ -52,7 +52,7 @@ def compile(
         log.info("device %r is used%s", device, "".join(f"; not {r}" for r in reasons))
     backend = get_backend(device)
     chosen = _precision(backend, precision)
-    context = Context(backend.target(chosen), check_strategy(strategy), _check_fuel(fuel))
+    context = Context(backend.target(chosen, options), check_strategy(strategy), _check_fuel(fuel))
     graph = _graph(network, shape)
     plan = make_plan(optimize(graph, context, observe), context)
     _check_supported(backend, plan, chosen)
@@ -62,17 +62,27 @@ def compile(
 def _graph(network: Layer | Graph, shape: Shapes | None) -> Graph:
     if isinstance(network, Graph):
         if shape is not None:
-            given = [shape] if shape and isinstance(shape[0], int) else shape  # type: ignore[index]
-            own = [value.shape for value in network.inputs]
-            if [tuple(s) for s in given] != own:  # type: ignore[arg-type]
-                raise GraphError(f"shape={shape!r}, but the graph's inputs have shapes {own}")
+            _check_own_shape(network, shape)
         check(network)
+        for value in network.values:
+            if value.type.size == 0:
+                raise GraphError(f"{value!r} has no elements; valid are sizes of at least 1")
         return network
     if shape is None:
         raise GraphError(
             "shape=None; valid is the input's shape with the batch, such as (1, 3, 224, 224)"
         )
     return to_graph(network, shape)
+
+
+def _check_own_shape(graph: Graph, shape: Shapes) -> None:
+    """A graph's inputs have their shapes already: the one given must be the same."""
+    own = {value.name: value.shape for value in graph.inputs}
+    valid: list[Any] = [own, list(own.values()), tuple(own.values())]
+    if len(own) == 1:
+        valid += [tuple(*own.values()), list(*own.values())]
+    if shape not in valid:
+        raise GraphError(f"shape={shape!r}, but the graph's inputs have shapes {own}")
 
 
 def _precision(backend: Backend, precision: str | None) -> str:

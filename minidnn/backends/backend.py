@@ -27,7 +27,7 @@ class Backend(Protocol):
     def unavailable(self) -> str | None:
         """Why the backend cannot be used on this machine, and what to do; None if it can."""
 
-    def target(self, precision: str) -> Target:
+    def target(self, precision: str, options: Mapping[str, Any]) -> Target:
         """Device, prices and refusals, which the passes ask."""
 
     def precisions(self) -> Sequence[str]:
@@ -42,6 +42,11 @@ class Backend(Protocol):
 
 def _reference() -> Backend:
     backend: Backend = import_module("minidnn.backends.reference.backend").ReferenceBackend()
+    return backend
+
+
+def _cpu() -> Backend:
+    backend: Backend = import_module("minidnn.backends.cpu.backend").CpuBackend()
     return backend
 
 

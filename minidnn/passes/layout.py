@@ -70,16 +70,18 @@ def _total(graph: Graph, target: Target, chosen: Mapping[Node, Layout]) -> float
 
 
 def _conversion(graph: Graph, target: Target, chosen: Mapping[Node, Layout], value: Value) -> float:
-    count = len(_wanted(graph, chosen, value))
+    count = len(_wanted(graph, target, chosen, value))
     return count * target.seconds(0, 2 * value.type.bytes) if count else 0.0
 
 
-def _wanted(graph: Graph, chosen: Mapping[Node, Layout], value: Value) -> tuple[Layout, ...]:
+def _wanted(
+    graph: Graph, target: Target, chosen: Mapping[Node, Layout], value: Value
+) -> tuple[Layout, ...]:
     """The layouts in which a value is read, other than the one in which it is made."""
     if value.type.rank != 4:
         return ()
     made = chosen[value.producer] if value.producer is not None else PLANAR
-    wanted = dict.fromkeys(chosen[reader] for reader in graph.readers[value])
+    wanted = dict.fromkeys(target.reads(r, value, chosen[r]) for r in graph.readers[value])
     if value in graph.outputs:
         wanted[PLANAR] = None
     wanted.pop(made, None)
@@ -88,6 +90,7 @@ def _wanted(graph: Graph, chosen: Mapping[Node, Layout], value: Value) -> tuple[
 
 def _with_reorders(graph: Graph, context: Context, chosen: Mapping[Node, Layout]) -> Graph:
     rewriter = Rewriter(graph)
+    target = context.target
     layouts: dict[Value, Layout] = {}
     converted: dict[tuple[Value, Layout], Value] = {}
 
@@ -97,7 +100,7 @@ def _with_reorders(graph: Graph, context: Context, chosen: Mapping[Node, Layout]
         new = rewriter.value(value)
         if value.type.rank == 4:
             layouts[new] = made
-        for wanted in _wanted(graph, chosen, value):
+        for wanted in _wanted(graph, target, chosen, value):
             if context.allow(f"reorder {value.name} from {made} to {wanted}"):
                 name = rewriter.fresh(f"{value.name}.{wanted}")
                 node = rewriter.add(Reorder(wanted), [new], name, name)
@@ -108,7 +111,8 @@ def _with_reorders(graph: Graph, context: Context, chosen: Mapping[Node, Layout]
         convert(value)
     for node in graph.nodes:
         inputs = [
-            converted.get((value, chosen[node]), rewriter.value(value)) for value in node.inputs
+            converted.get((v, target.reads(node, v, chosen[node])), rewriter.value(v))
+            for v in node.inputs
         ]
         if inputs == list(node.inputs):
             rewriter.keep(node)

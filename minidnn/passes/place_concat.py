@@ -34,7 +34,9 @@ def _place(
     context: Context,
 ) -> None:
     shared = _common_buffer(node, placements)
-    if shared is not None and node.output not in owners and node.output not in graph.outputs:
+    whole = any(isinstance(r.op, (Flatten, Reshape)) for r in graph.readers[node.output])
+    free = node.output not in owners and node.output not in graph.outputs and not whole
+    if shared is not None and free:
         if context.allow(f"{node.name} names a part of {shared.buffer.name}"):
             placements[node.output] = shared
         return

@@ -84,11 +84,11 @@ class _Printer:
         code = self.code
         with (
             code.block("MD_KERNEL(@)"),
-            code.block("for (uniform int task = md_begin; task < md_end; task++)"),
+            code.block("for (uniform int item = md_begin; item < md_end; item++)"),
         ):
-            code.line(f"uniform int patch = task % {per_block};")
-            code.line(f"uniform int block = task / {per_block} % {sum(blocks)};")
-            code.line(f"uniform int64 image = task / {per_block * sum(blocks)};")
+            code.line(f"uniform int patch = item % {per_block};")
+            code.line(f"uniform int block = item / {per_block} % {sum(blocks)};")
+            code.line(f"uniform int64 image = item / {per_block * sum(blocks)};")
             first = 0
             for segment, count in enumerate(blocks):
                 with code.block(f"if (block >= {first} && block < {first + count})"):
@@ -96,7 +96,8 @@ class _Printer:
                 first += count
         name = f"seq_{digest(str(code), self.plan.digest)[:20]}"
         text = str(code).replace("@", name)
-        return KernelSource(name, text), per_block * sum(blocks), self.scratch_bytes  # type: ignore[return-value]
+        source = KernelSource(name, text)
+        return SequenceKernel(source, per_block * sum(blocks), self.scratch_bytes)
 
     def _call(self, segment: int, block: str) -> None:
         begin, end = self.binding.segments[segment]

@@ -33,7 +33,7 @@ class ReferenceBackend:
     def unavailable(self) -> str | None:
         return None
 
-    def target(self, precision: str) -> Target:
+    def target(self, precision: str, options: Mapping[str, Any]) -> Target:
         return Target()
 
     def precisions(self) -> Sequence[str]:
@@ -90,10 +90,13 @@ class _Memory:
 
     def __init__(self, plan: Plan, wide: bool) -> None:
         self._plan = plan
-        self._scale = 2 if wide else 1  # float64 takes twice the bytes that were planned
+        self._wide = wide
+        # What NumPy computes in may take more bytes than were planned: float64, or bfloat16.
+        self._scale = max(
+            (self._dtype(v).itemsize // ITEMSIZE[v.dtype] for v in plan.arena.offsets), default=1
+        )
         self._arena = np.full(plan.arena.bytes * self._scale, _POISON, np.uint8)
         self._outside: dict[Value, np.ndarray] = {}
-        self._wide = wide
 
     def _dtype(self, value: Value) -> np.dtype:
         if self._wide and "float" in value.dtype:
@@ -110,7 +113,8 @@ class _Memory:
         dtype = self._dtype(root)
         offset = self._plan.arena.offsets.get(root)
         if offset is None:
-            self._outside[root] = np.full(root.shape, np.nan, dtype)
+            poison = np.full(root.type.size * dtype.itemsize, _POISON, np.uint8)
+            self._outside[root] = poison.view(dtype).reshape(root.shape)
             return self._outside[root]
         begin = offset * self._scale
         part = self._arena[begin : begin + root.type.size * dtype.itemsize]
@@ -128,10 +132,8 @@ class _Memory:
 
     def write(self, value: Value, result: np.ndarray) -> None:
         place = self._place(value)
-        if not np.shares_memory(place, result):
+        if not np.shares_memory(place, result):  # a view has its operand's elements already
             place[...] = result
-            return
-        place[...] = result.copy()
 
     def poison(self, root: Value) -> None:
         """Overwrites storage that nothing may read any more."""

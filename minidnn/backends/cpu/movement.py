@@ -1,0 +1,56 @@
+"""Kernels that place elements: copies into joins, and other layouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from ...cache import digest
+from ...fusion.plan import build_plan
+from ...fusion.sequence import Schedule
+from ...graph.ir import Graph, Node, Value
+from ...graph.operators import Identity
+from ...graph.types import TensorType
+from .isa import Isa
+from .kernels import KernelSource
+from .sequence import SequenceKernel, print_sequence
+from .tensor import Tensor
+
+
+def print_copy(
+    type: TensorType, source: Tensor, result: Tensor, isa: Isa, channel: int = 0
+) -> SequenceKernel:
+    """Copies a value to where it lies otherwise: in another layout, or from ``channel`` on of a
+    wider value."""
+    value = Value(type, "source")
+    node = Node(Identity(), [value], "copy")
+    body = Graph([value], node.outputs, [node])
+    _, _, rows, columns = type.plane
+    plan, binding = build_plan(body, Schedule(rows, columns))
+    slots = tuple(replace(slot, channel=slot.channel - channel) for slot in binding.outputs)
+    binding = replace(binding, outputs=slots)
+    return print_sequence(plan, binding, [source], [result], isa)
+
+
+_RUNS = """\
+MD_KERNEL(@) {{
+  for (uniform int64 t = md_begin; t < md_end; t++) {{
+    const uniform float * uniform x = MD_IN(float, 0) + t * {run};
+    uniform float * uniform y = MD_OUT(float, 1) + t * {stride} + {offset};
+    foreach (i = 0 ... {run}) {{ y[i] = x[i]; }}
+  }}
+}}
+"""
+
+
+def print_join(
+    type: TensorType, joined: TensorType, axis: int, offset: int
+) -> tuple[KernelSource, int]:
+    """Copies a NCHW value to positions ``offset`` and on of an axis of a wider one; and how many
+    tasks that takes."""
+    inner = prod(type.shape[axis + 1 :])
+    text = _RUNS.format(
+        run=type.shape[axis] * inner, stride=joined.shape[axis] * inner, offset=offset * inner
+    )
+    name = f"join_{digest(text)[:20]}"
+    return KernelSource(name, text.replace("@", name)), prod(type.shape[:axis])

@@ -1,0 +1,88 @@
+"""What the passes ask the CPU: layouts, prices, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...fusion.device import Device
+from ...fusion.target import Target
+from ...graph.ir import Node, Value
+from ...graph.layout import PLANAR, Layout, blocked
+from ...graph.operator import Contraction
+from ...graph.operators import Concat, Flatten, Linear, LogSoftmax, Reorder, Reshape, Softmax
+from .isa import Isa
+
+FEW_CHANNELS = 4
+"""Convolutions of at most that many channels read NCHW: a block of lanes would be mostly empty."""
+
+
+@dataclass(frozen=True)
+class CpuTarget(Target):
+    """Values of rank 4 lie in blocks of as many channels as a register has lanes."""
+
+    lanes: int = 16
+
+    def layouts(self, node: Node) -> tuple[Layout, ...]:
+        lanes = blocked(self.lanes)
+        if isinstance(node.op, (Flatten, Reshape)):
+            _, channels, rows, columns = node.inputs[0].type.plane
+            as_is = rows * columns == 1 and channels % self.lanes == 0
+            return (lanes,) if as_is else (PLANAR,)
+        if isinstance(node.op, (Softmax, LogSoftmax, Linear)) or _joins_elsewhere(node):
+            return (PLANAR,)
+        return (lanes,)
+
+    def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
+        if self._is_stem(node) and value is node.inputs[0]:
+            return PLANAR
+        return layout
+
+    def _is_stem(self, node: Node) -> bool:
+        body = getattr(node.op, "body", None)
+        inner = body.nodes[0] if body is not None else node
+        few = inner.inputs[0].type.plane[1] <= FEW_CHANNELS
+        return isinstance(inner.op, Contraction) and inner.inputs[0].type.rank == 4 and few
+
+    def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
+        if isinstance(contraction.op, Linear):
+            return "a linear layer reads its input as it is"
+        return super().refuse_prologue(contraction, node)
+
+    def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
+        if isinstance(contraction.op, Linear) and contraction.output.type.rank != 2:
+            return f"its values have rank {contraction.output.type.rank}"
+        if any(value.shape != node.output.shape for value in node.tensors):
+            return "it broadcasts a tensor"
+        return super().refuse_epilogue(contraction, node)
+
+    def refuse_slice(self, node: Node, value: Value) -> str | None:
+        if isinstance(node.op, (Concat, Reorder)) or node.op.kind == "reduction":
+            return f"{node.op.name} writes a value of its own"
+        if value.type.rank != 4:
+            return f"it has rank {value.type.rank}"
+        if value.shape[1] % self.lanes:
+            return f"its {value.shape[1]} channels are no multiple of {self.lanes} lanes"
+        return None
+
+
+def _joins_elsewhere(node: Node) -> bool:
+    return isinstance(node.op, Concat) and node.op.axis % node.output.type.rank != 1
+
+
+def device_for(isa: Isa, threads: int) -> Device:
+    """The cost model's figures for a processor with that ISA.
+
+    Rough, from one Zen 5 core a thread: choices must not change from machine to machine or with
+    its load, so they are not measured here.
+    """
+    return Device(
+        name=f"CPU, {threads} threads, {isa.name}",
+        workers=threads,
+        operations=4.7e9 * isa.lanes * threads,
+        contraction_operations=16e9 * isa.lanes * threads,
+        bandwidth=25e9 * min(threads, 4),
+        local_bandwidth=200e9 * threads,
+        local_bytes=768 << 10,
+        lanes=isa.lanes,
+        overhead=1e-6,
+    )
