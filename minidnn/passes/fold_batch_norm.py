@@ -8,7 +8,8 @@ Refuses: statistics that are not constant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -63,11 +64,13 @@ def _fold(rewriter: Rewriter, contraction: Node, norm: Node) -> None:
     def new_weight() -> np.ndarray:
         data = _data(weight)
         factor = scale().reshape(-1, *(1,) * (data.ndim - 1))
-        return (data.astype(np.float64) * factor).astype(data.dtype)
+        with np.errstate(all="ignore"):
+            return (data.astype(np.float64) * factor).astype(data.dtype)
 
     def new_bias() -> np.ndarray:
         before = _data(bias[0]).astype(np.float64) if bias else 0.0
-        return (before * scale() + shift()).astype(numpy_dtype(channels.dtype))
+        with np.errstate(all="ignore"):
+            return (before * scale() + shift()).astype(numpy_dtype(channels.dtype))
 
     constants = (
         # Not named after the weight, which several contractions may share.
@@ -83,16 +86,21 @@ def _scale_and_shift(rewriter: Rewriter, norm: Node) -> None:
     scale, shift = _factors(norm)
     channels = norm.inputs[1].type
     dtype = numpy_dtype(channels.dtype)
+
+    def rounded(factor: Callable[[], np.ndarray]) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return factor().astype(dtype)
+
     constants = (
-        Constant(channels, f"{norm.name}.scale", lambda: scale().astype(dtype)),
-        Constant(channels, f"{norm.name}.shift", lambda: shift().astype(dtype)),
+        Constant(channels, f"{norm.name}.scale", partial(rounded, scale)),
+        Constant(channels, f"{norm.name}.shift", partial(rounded, shift)),
     )
     inputs = (rewriter.value(norm.inputs[0]), *constants)
     new = rewriter.add(ScaleShift(), inputs, norm.name, norm.source)
     rewriter.replace(norm.output, new.output)
 
 
-def _factors(norm: Node):  # type: ignore[no-untyped-def]
+def _factors(norm: Node) -> tuple[Callable[[], np.ndarray], Callable[[], np.ndarray]]:
     """Functions that give a normalization's scale and shift in float64."""
     op, parameters = norm.op, norm.inputs[1:]
     assert isinstance(op, BatchNorm)

@@ -1,0 +1,162 @@
+"""simplify: what computes nothing is removed, what is known is computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minidnn.errors import GraphError
+from minidnn.graph import operators as ops
+from minidnn.graph.ir import Graph, Value
+from minidnn.graph.trace import apply
+from minidnn.passes.infrastructure import Context, Pass, run_passes
+from minidnn.passes.simplify import SIMPLIFY, no_dead_nodes, no_identities
+from tests.passes.build import (
+    assert_same,
+    constant,
+    conv,
+    expect,
+    graph_of,
+    join,
+    max_pool,
+    ops_of,
+    relu,
+    run,
+    value_of,
+)
+
+X = (1, 4, 6, 6)
+
+
+def test_identities_are_dropped_and_dividing_pools_made_regular() -> None:
+    def build(t, x):
+        x = apply(ops.Dropout(), apply(ops.Identity(), x))
+        x = max_pool(join(relu(x)), 1, 1, 0)
+        x = apply(ops.AdaptiveAvgPool2d((3, 3)), x)
+        return apply(ops.Flatten(), apply(ops.AdaptiveAvgPool2d((3, 3)), x))
+
+    before = graph_of(build, X)
+    after = run(before, SIMPLIFY)
+    expect(
+        after,
+        """
+        g(%x0: float32[1, 4, 6, 6]) {
+          %relu: float32[1, 4, 6, 6] = ReLU()(%x0)
+          %adaptiveavgpool2d: float32[1, 4, 3, 3] = AvgPool2d(kernel_size=(2, 2), stride=(2, 2))(%relu)
+          %flatten: float32[1, 36] = Flatten()(%adaptiveavgpool2d)
+          return %flatten
+        }
+        """,  # noqa: E501
+    )
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        ops.MaxPool2d((1, 1), (2, 1)),
+        ops.AvgPool2d((1, 1), (1, 1), divisor_override=2),
+        ops.MaxPool2d((2, 1), (1, 1)),
+        ops.Reshape((4, 36)),
+        ops.AdaptiveAvgPool2d((4, 4)),
+        ops.ReLU(),
+    ],
+    ids=str,
+)
+def test_what_looks_like_an_identity_stays(op: ops.MaxPool2d) -> None:
+    before = graph_of(lambda t, x: apply(op, x), X)
+    assert run(before, SIMPLIFY) is before
+
+
+def test_exact_looking_arithmetic_stays() -> None:
+    """x * 1 and x + 0 change NaN payloads and the sign of zero."""
+
+    def build(t, x):
+        one = t.constant(object(), "one", x.type, lambda: np.ones(X, np.float32))
+        return apply(ops.Mul(), x, one)
+
+    before = graph_of(build, X)
+    assert run(before, SIMPLIFY) is before
+
+
+def test_dead_nodes_are_dropped_with_what_only_they_read() -> None:
+    def build(t, x):
+        kept = relu(x)
+        conv(t, apply(ops.Tanh(), kept), 2)
+        return kept
+
+    context = Context()
+    after = run(graph_of(build, X), SIMPLIFY, context=context)
+    assert ops_of(after) == ["ReLU"]
+    assert [rewrite.description for rewrite in context.rewrites] == [
+        "drop conv2d, which nobody reads",
+        "drop tanh, which nobody reads",
+    ]
+
+
+def test_constants_are_computed_only_when_they_are_asked_for() -> None:
+    def build(t, x):
+        c = apply(ops.Add(), constant(t, X, "c"), constant(t, (1, 4, 1, 1), "d"))
+        return apply(ops.Mul(), x, relu(c))
+
+    before = graph_of(build, X)
+    after = run(before, SIMPLIFY)
+    assert ops_of(after) == ["Mul"]
+    assert_same(before, after)
+    (c, d) = before.constants
+    np.testing.assert_array_equal(
+        value_of(after.nodes[0].inputs[1]), np.maximum(value_of(c) + value_of(d), 0)
+    )
+
+
+def test_an_output_may_become_an_input_or_a_constant() -> None:
+    def build(t, x):
+        return apply(ops.Dropout(), x), apply(ops.Identity(), constant(t, X, "c"))
+
+    before = graph_of(build, X)
+    after = run(before, SIMPLIFY)
+    assert after.nodes == ()
+    assert after.outputs == (after.inputs[0], before.constants[0])
+    assert_same(before, after)
+
+
+def test_an_identity_with_several_readers_and_as_an_output() -> None:
+    def build(t, x):
+        kept = apply(ops.Identity(), relu(x))
+        return kept, apply(ops.Tanh(), kept), apply(ops.Add(), kept, kept)
+
+    before = graph_of(build, X)
+    after = run(before, SIMPLIFY)
+    assert ops_of(after) == ["ReLU", "Tanh", "Add"]
+    assert after.outputs[0] is after.nodes[0].output
+    assert_same(before, after)
+
+
+def test_the_contract_names_what_breaks_it() -> None:
+    def build(t, x):
+        relu(x)
+        return apply(ops.Dropout(), x)
+
+    graph = graph_of(build, X)
+    assert list(no_identities(graph)) == ["node 'dropout' (Dropout()) is an identity"]
+    assert list(no_dead_nodes(graph)) == ["nobody reads node 'relu'"]
+    lazy = Pass("simplify", lambda graph, context: graph, ensures=SIMPLIFY.ensures)
+    with pytest.raises(GraphError) as caught:
+        run_passes(graph, [lazy], Context(), verify=True)
+    assert str(caught.value) == (
+        "pass simplify broke its contract: node 'dropout' (Dropout()) is an identity; "
+        "nobody reads node 'relu'"
+    )
+    assert run_passes(graph, [lazy], Context()) is graph, "facts are checked when asked for"
+    assert run_passes(graph, [lazy], Context(fuel=0), verify=True) is graph
+
+
+def test_nothing_to_do_gives_the_same_graph() -> None:
+    x = Value(relu_graph().inputs[0].type, "x")
+    assert run(Graph([x], [x], []), SIMPLIFY).nodes == ()
+    graph = relu_graph()
+    assert run(graph, SIMPLIFY) is graph
+
+
+def relu_graph() -> Graph:
+    return graph_of(lambda t, x: relu(x), X)
