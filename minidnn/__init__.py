@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import minidnn.models as models
     from minidnn.compiler import compile
     from minidnn.layers import Input, Layer, Model, Sequential
+    from minidnn.layers.calibration import calibrate
+    from minidnn.storage import load_graph, save_graph
     from minidnn.weights import load_weights, save_weights
 
 __version__ = "0.1.0"
@@ -44,10 +46,13 @@ _LAZY = {
     "Layer": "minidnn.layers:Layer",
     "Model": "minidnn.layers:Model",
     "Sequential": "minidnn.layers:Sequential",
+    "calibrate": "minidnn.layers.calibration:calibrate",
     "compile": "minidnn.compiler:compile",
     "layers": "minidnn.layers",
+    "load_graph": "minidnn.storage:load_graph",
     "load_weights": "minidnn.weights:load_weights",
     "models": "minidnn.models",
+    "save_graph": "minidnn.storage:save_graph",
     "save_weights": "minidnn.weights:save_weights",
     "scalar": "minidnn.graph.expression",
 }
@@ -67,10 +72,13 @@ __all__ = [
     "UnsupportedError",
     "WeightsError",
     "__version__",
+    "calibrate",
     "compile",
     "layers",
+    "load_graph",
     "load_weights",
     "models",
+    "save_graph",
     "save_weights",
     "scalar",
 ]
