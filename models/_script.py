@@ -23,10 +23,10 @@ import numpy as np
 import minidnn as md
 from minidnn.errors import MiniDNNError
 from minidnn.layers.calibration import calibrate
-from minidnn.weights import find_known
+from minidnn.pictures import Preparation, read_picture
+from minidnn.weights import KNOWN_WEIGHTS
 
 from . import get_model
-from ._pictures import read_picture
 
 
 def main(*names: str, arguments: Sequence[str] | None = None) -> None:
@@ -124,7 +124,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.image is None:
         x = _random(shape, options.seed + 1)
     else:
-        x = np.repeat(_picture(options.image, shape[2], options.network), options.batch, axis=0)
+        x = np.repeat(_picture(options.image, shape, options.network), options.batch, axis=0)
     y = np.asarray(_compile(network, shape, options)(x))
     for i, scores in enumerate(y):
         shares = np.exp(scores - scores.max())
@@ -134,11 +134,12 @@ def _run(options: argparse.Namespace) -> None:
             print(f"{i}  {rank}.  class {k:4d}  {100 * shares[k]:6.2f} %  output {scores[k]:.5g}")
 
 
-def _picture(path: Path, size: int, name: str) -> np.ndarray:
-    known = find_known(name)
+def _picture(path: Path, shape: tuple[int, ...], name: str) -> np.ndarray:
+    channels, size = shape[1:3]
+    known = [weights for weights in KNOWN_WEIGHTS if weights.network == name]
     # The margin that the crop takes off is in proportion, should another size be asked for.
-    resize = size if known is None else round(size * known.resize / known.crop)
-    return read_picture(path, resize, size)
+    resize = round(size * known[-1].resize / known[-1].crop) if known else size
+    return read_picture(path, Preparation(resize, size, channels))
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from minidnn import models
-from minidnn.errors import GraphError, UnsupportedError
 from minidnn.layers.build import to_graph
 from minidnn.models import _script
 from minidnn.models.__main__ import main as zoo_main
-from minidnn.models._pictures import read_picture
 from minidnn.models._stacks import chains, count, is_optimizable
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.simplify import simplify
+from minidnn.pictures import Preparation, read_picture
 from minidnn.weights import save_weights
 
 FILES = {
@@ -81,7 +80,7 @@ def test_run_takes_pictures_and_weights(tmp_path: Path, capsys: pytest.CaptureFi
 
     from minidnn.graph.evaluate import evaluate
 
-    x = read_picture(image, 73, 64)
+    x = read_picture(image, Preparation(73, 64))
     (y,) = evaluate(to_graph(net, x.shape), [x])
     assert int(row[3]) == y.argmax()
     assert float(row[-1]) == pytest.approx(float(y.max()), rel=1e-3)
@@ -120,38 +119,6 @@ def test_errors_are_one_line(
     assert caught.value.code == status
     printed = capsys.readouterr()
     assert text in printed.err.splitlines()[-1] and printed.out == ""
-
-
-@pytest.mark.parametrize(
-    ("size", "resize", "crop"),
-    [((300, 200), 256, 224), ((200, 301), 232, 224), ((50, 50), 342, 299), ((641, 427), 73, 64)],
-)
-def test_pictures_are_prepared_as_by_torchvision(
-    tmp_path: Path, size: tuple[int, int], resize: int, crop: int
-) -> None:
-    pytest.importorskip("torch")
-    from PIL import Image
-
-    import tests.oracles.torchvision_models  # noqa: F401 (lets torchvision load)
-
-    transforms = pytest.importorskip("torchvision.transforms._presets")
-    path = picture(tmp_path / "a.png", *size)
-    with Image.open(path) as file:
-        expected = transforms.ImageClassification(crop_size=crop, resize_size=resize)(file)
-    mine = read_picture(path, resize, crop)
-    assert mine.shape == (1, 3, crop, crop) and mine.dtype == np.float32
-    np.testing.assert_allclose(mine[0], expected.numpy(), rtol=0, atol=1e-6)
-
-
-def test_pictures_of_other_kinds(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    for mode in ("L", "RGBA", "P", "1", "CMYK"):
-        path = tmp_path / f"{mode}.tiff"
-        image.new(mode, (40, 30)).save(path)
-        assert read_picture(path, 32, 24).shape == (1, 3, 24, 24)
-    path.write_bytes(b"no picture")
-    with pytest.raises(GraphError, match=r"picture .*CMYK.tiff cannot be read: cannot identify"):
-        read_picture(path, 32, 24)
 
 
 def test_the_zoo_lists_its_networks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,11 +164,3 @@ def test_the_documented_table_is_the_printed_one(
     printed = capsys.readouterr().out
     text = (root / "docs" / "zoo.md").read_text(encoding="utf-8")
     assert printed.strip() in text, "run 'python -m minidnn.models stacks' and update docs/zoo.md"
-
-
-def test_without_pillow_the_error_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(UnsupportedError, match=r"a.png: Pillow is not installed \(pip install"):
-        read_picture(tmp_path / "a.png", 32, 24)

@@ -18,7 +18,8 @@ ALLOWED: dict[str, set[str]] = {
     "passes": {"graph", "fusion"},
     "runtime": {"graph", "fusion", "passes", "cache"},
     "backends": {"graph", "fusion", "runtime", "cache", "cudnn"},
-    "report": {"graph", "fusion", "passes", "runtime"},
+    # The doctor looks at all that is below it.
+    "report": {FACE, "graph", "fusion", "passes", "runtime", "backends", "cache", "cudnn"},
     "frontends": {"graph"},
     "cudnn": {"cache"},
     "weights": {"cache"},

@@ -1,0 +1,54 @@
+"""Kinds of arguments, and groups of them that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+NETWORK_HELP = "a network of the zoo (resnet18), or a file that save_graph wrote"
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    return _whole(text, 1)
+
+
+def count_from_0(text: str) -> int:
+    """A whole number of at least 0."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18 or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """The positional argument NET and what belongs to its size."""
+    parser.add_argument("network", metavar="NET", help=NETWORK_HELP)
+    parser.add_argument("--batch", type=count, help="images (1; a graph file has its own size)")
+    parser.add_argument("--size", type=count, help="rows and columns (the network's own)")
+
+
+def add_compilation(parser: argparse.ArgumentParser, device: str) -> None:
+    """``--device``, ``--precision`` and ``--strategy``."""
+    parser.add_argument("--device", help=f"reference, cpu or cuda ({device})")
+    parser.add_argument("--precision", help="one of the device's precisions (its first)")
+    parser.add_argument(
+        "--strategy",
+        default="model",
+        help="how stacks are collapsed: model (by predicted time), one, five, unrestricted (the "
+        "paper's) or layers (not at all)",
+    )

@@ -1,0 +1,316 @@
+"""``minidnn classify``: what is in these pictures?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from minidnn.cli.arguments import count
+from minidnn.errors import MiniDNNError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from minidnn.executable import Executable
+    from minidnn.pictures import Preparation
+    from minidnn.weights import KnownWeights
+
+HELP = "name what is in pictures"
+DESCRIPTION = """\
+Classifies pictures with a network of the zoo.
+
+A picture is prepared as torchvision prepares it for the weights: resized, its centre cut out,
+normalized. Of a folder, the picture files in it are taken, in order of their names.
+
+Exit code: 0; 1 if a picture could not be read (the others are classified); 2 for other errors."""
+
+DEFAULT_NETWORK = "resnet50"
+DEFAULT_BATCH = 16
+#: What ``--weights`` can be beside files and names.
+RANDOM, DEFAULT = "random", "DEFAULT"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("images", nargs="+", metavar="IMAGE", help="picture files, or folders of them")
+    add("--network", default=DEFAULT_NETWORK, help=f"a network of the zoo ({DEFAULT_NETWORK})")
+    add(
+        "--weights",
+        default="default",
+        help="a file (.safetensors, .pth); torchvision's name of published weights, fetched once; "
+        "default: the network's published ones; random",
+    )
+    add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
+    add(
+        "--labels",
+        help="names of the classes: a file with one in each line, or JSON; imagenet (for published "
+        "weights); none",
+    )
+    add("--top", type=count, default=5, help="classes per picture (5)")
+    add("--batch", type=count, default=DEFAULT_BATCH, help=f"pictures at once ({DEFAULT_BATCH})")
+    add("--resize", type=count, help="pixels of the shorter side (what the weights want)")
+    add("--size", type=count, help="rows and columns of the centre (what the weights want)")
+    add("--device", help="reference, cpu or cuda (the best that works here)")
+    add("--precision", help="one of the device's precisions (its first)")
+    add("--json", action="store_true", help="print JSON")
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A network with weights, and what belongs to them."""
+
+    network: Any
+    preparation: Preparation
+    outputs: int
+    #: What the weights are, for people: a file, torchvision's name, or "random".
+    weights: str
+    labels: list[str] | None
+
+
+@dataclass
+class Result:
+    """One picture's most likely classes, or why there are none."""
+
+    file: str
+    predictions: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+
+
+def run(options: argparse.Namespace) -> int:
+    import minidnn
+    from minidnn.cli.networks import shape_of
+
+    classifier = make_classifier(options)
+    files = list(_expand(options.images))
+    if classifier.weights == RANDOM:
+        _say("the weights are random: these classes mean nothing")
+    shape = shape_of(
+        classifier.network, min(options.batch, len(files)), classifier.preparation.crop
+    )
+    executable = minidnn.compile(
+        classifier.network, shape, device=options.device, precision=options.precision
+    )
+    results = []
+    for result in _classify(classifier, executable, files, options):
+        results.append(result)
+        if result.error:
+            _say(result.error)
+        elif not options.json:
+            print(_table(result), flush=True)
+    if options.json:
+        print(_json(options, classifier, executable.device, results))
+    return 1 if any(result.error for result in results) else 0
+
+
+def _say(text: str) -> None:
+    print(f"minidnn classify: {text}", file=sys.stderr)
+
+
+def make_classifier(options: argparse.Namespace) -> Classifier:
+    """The network with its weights, as the options say.
+
+    Raises MiniDNNError of the kinds of ``get_model`` and ``load_weights``, and where weights,
+    sizes or labels do not fit the network.
+    """
+    from minidnn.cli.labels import IMAGENET, load_labels
+    from minidnn.cli.networks import calibrated
+    from minidnn.models import get_model
+    from minidnn.pictures import Preparation
+
+    name, source = options.network, _source(options.network, options.weights)
+    network = get_model(name)  # says so, if there is none; draws no weights yet
+    channels, own_size, _ = network.input_shape
+    known = _known(name, source)
+    if source == RANDOM:
+        calibrated(network)
+    elif source == DEFAULT and known is None:
+        network = get_model(name, weights=DEFAULT)  # its weights came with minidnn
+    else:
+        network = _load(network, name, source, options.key)
+    outputs = _outputs(network)
+    # Weights that nobody published are most likely prepared for like those that somebody did.
+    resize, crop = _sizes(known or _known(name, DEFAULT), own_size, options)
+    labels = options.labels or (IMAGENET if known else "none")
+    return Classifier(
+        network,
+        Preparation(resize, crop, channels),
+        outputs,
+        known.name if known else f"minidnn's {name}" if source == DEFAULT else source,
+        None if labels == "none" else load_labels(labels, outputs),
+    )
+
+
+def _source(network: str, weights: str) -> str:
+    """``--weights`` as ``load_weights`` takes it, RANDOM or DEFAULT."""
+    if weights.lower() in ("random", "default"):
+        return RANDOM if weights.lower() == "random" else DEFAULT
+    if weights.startswith("IMAGENET1K_"):
+        return f"{network}.{weights}"
+    return weights
+
+
+def _known(network: str, source: str) -> KnownWeights | None:
+    """The published weights that a source means, or None if it is a file, or random."""
+    from minidnn.weights import KNOWN_WEIGHTS, find_known
+
+    if source == RANDOM:
+        return None
+    if source == DEFAULT:
+        own = [known for known in KNOWN_WEIGHTS if known.network == network]
+        return own[-1] if own else None
+    known = find_known(source)
+    if known is not None and known.network != network:
+        raise MiniDNNError(
+            f"--weights {source} are those of {known.network}, not of --network {network}"
+        )
+    return known
+
+
+def _load(network: Any, name: str, source: str, key: str | None) -> Any:
+    """The network with weights from a file; it gets as many classes as they have."""
+    from minidnn.models import get_model
+    from minidnn.weights import load_weights
+
+    state = load_weights(name if source == DEFAULT else source, key=key)
+    *_, (last, parameter) = network.named_parameters()
+    options: dict[str, Any] = {}
+    if last in state and state[last].shape != parameter.type.shape and state[last].ndim == 1:
+        options["num_classes"] = len(state[last])
+    if name == "inception_v3":  # as in torchvision, whenever weights are given
+        options["transform_input"] = True
+    if options:
+        network = get_model(name, **options)
+    network.load_state_dict(state)
+    return network
+
+
+def _outputs(network: Any) -> int:
+    *_, (_, parameter) = network.named_parameters()
+    count: int = parameter.type.shape[0]
+    return count
+
+
+def _sizes(
+    known: KnownWeights | None, own_size: int, options: argparse.Namespace
+) -> tuple[int, int]:
+    resize, crop = (known.resize, known.crop) if known else (own_size, own_size)
+    if options.size is not None:
+        # The margin that the crop takes off is in proportion.
+        resize, crop = round(options.size * resize / crop), options.size
+    if options.resize is not None:
+        resize = options.resize
+    if crop > resize:
+        raise MiniDNNError(f"--resize {resize} is less than the {crop} pixels that are cut out")
+    return resize, crop
+
+
+def _expand(arguments: list[str]) -> Iterator[str]:
+    """Files, with folders replaced by the picture files in them (not in folders below)."""
+    from minidnn.pictures import extensions
+
+    for argument in arguments:
+        if os.path.isdir(argument):
+            found = sorted(os.listdir(argument))
+            known = extensions()
+            names = [n for n in found if os.path.splitext(n)[1].lower() in known]
+            if not names:
+                raise MiniDNNError(
+                    f"folder {argument} has no picture files among its {len(found)} entries"
+                )
+            yield from (os.path.join(argument, name) for name in names)
+        else:
+            yield argument
+
+
+def _classify(
+    classifier: Classifier, executable: Executable, files: list[str], options: argparse.Namespace
+) -> Iterator[Result]:
+    """Results in the order of the files."""
+    from minidnn.backends.cpu.progress import terminal_progress
+
+    batch = executable.graph.inputs[0].shape[0]
+    # What is printed shows how far it is; else a bar does, if there is a terminal.
+    watch = terminal_progress() if options.json or not sys.stdout.isatty() else None
+    for first in range(0, len(files), batch):
+        yield from _batch(classifier, executable, files[first : first + batch], options.top)
+        if watch is not None:
+            watch("classifying", min(first + batch, len(files)), len(files))
+
+
+def _batch(
+    classifier: Classifier, executable: Executable, files: list[str], top: int
+) -> list[Result]:
+    import numpy as np
+
+    from minidnn.pictures import PictureError, read_picture
+
+    # Pictures that cannot be read, and those missing in the last batch, stay zero.
+    x = np.zeros(executable.graph.inputs[0].shape, np.float32)
+    results = [Result(file) for file in files]
+    for i, result in enumerate(results):
+        try:
+            x[i] = read_picture(result.file, classifier.preparation)[0]
+        except PictureError as error:
+            result.error = str(error)
+    readable = [(i, result) for i, result in enumerate(results) if not result.error]
+    if readable:
+        y = np.asarray(executable(x), np.float64).reshape(len(x), -1)
+        for i, result in readable:
+            _judge(y[i], result, classifier, top)
+    return results
+
+
+def _judge(scores: np.ndarray, result: Result, classifier: Classifier, top: int) -> None:
+    import numpy as np
+
+    if not np.isfinite(scores).all():
+        wrong = int((~np.isfinite(scores)).sum())
+        result.error = (
+            f"picture {result.file}: {wrong} of the network's {scores.size} outputs are not "
+            f"finite; the weights ({classifier.weights}) may hold such values"
+        )
+        return
+    shares = np.exp(scores - scores.max())
+    shares /= shares.sum()
+    for index in np.argsort(-scores, kind="stable")[:top]:
+        prediction: dict[str, Any] = {"class": int(index)}
+        if classifier.labels is not None:
+            prediction["label"] = classifier.labels[index]
+        prediction["probability"] = float(shares[index])
+        prediction["score"] = float(scores[index])
+        result.predictions.append(prediction)
+
+
+def _table(result: Result) -> str:
+    lines = [result.file]
+    for rank, found in enumerate(result.predictions, 1):
+        label = f"  {found['label']}" if "label" in found else ""
+        lines.append(
+            f"{rank:4d}.  {100 * found['probability']:6.2f} %  class {found['class']:4d}{label}"
+        )
+    return "\n".join(lines)
+
+
+def _json(
+    options: argparse.Namespace, classifier: Classifier, device: str, results: list[Result]
+) -> str:
+    listed = [
+        {"file": r.file, "error": r.error}
+        if r.error
+        else {"file": r.file, "classes": r.predictions}
+        for r in results
+    ]
+    document = {
+        "network": options.network,
+        "weights": classifier.weights,
+        "device": device,
+        "resize": classifier.preparation.resize,
+        "crop": classifier.preparation.crop,
+        "pictures": listed,
+    }
+    return json.dumps(document, indent=1, allow_nan=False)

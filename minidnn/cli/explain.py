@@ -1,0 +1,164 @@
+"""``minidnn explain``: how a network is fused, and what that is predicted to cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from minidnn.cli.arguments import add_compilation, add_network, count_from_0
+from minidnn.errors import MiniDNNError
+
+if TYPE_CHECKING:
+    from minidnn.executable import Executable
+    from minidnn.graph.ir import Graph, Node
+    from minidnn.passes.infrastructure import Pass
+
+HELP = "show how a network is fused, and what that should cost"
+DESCRIPTION = """\
+Compiles a network and prints its regions (what each kernel computes), the stacks that were found,
+and every rewrite that the passes made. Times are predictions of the cost model."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_network(parser)
+    add_compilation(parser, "the best that works here")
+    parser.add_argument("--fuel", type=count_from_0, help="rewrites that passes may make (all)")
+    parser.add_argument(
+        "--passes", action="store_true", help="print the graph before and after each pass"
+    )
+    parser.add_argument("--svg", metavar="FILE", help="draw the fused graph into this file")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+@dataclass
+class Trail:
+    """What passes did, written down while they run."""
+
+    steps: list[tuple[str, Graph, Graph]] = field(default_factory=list)
+    stacks: list[list[Node]] = field(default_factory=list)
+
+    def observe(self, step: Pass, before: Graph, after: Graph) -> None:
+        from minidnn.fusion.stacks import find_stacks
+
+        self.steps.append((step.name, before, after))
+        if step.name == "depth_first":
+            self.stacks = find_stacks(before)
+
+
+def run(options: argparse.Namespace) -> int:
+    import minidnn
+    from minidnn.cli.networks import graph_of
+
+    graph = graph_of(options)
+    trail = Trail()
+    executable = minidnn.compile(
+        graph,
+        device=options.device,
+        precision=options.precision,
+        strategy=options.strategy,
+        fuel=options.fuel,
+        observe=trail.observe,
+    )
+    if options.svg is not None:
+        _draw(executable.graph, options.svg)
+    if options.json:
+        document = _document(executable, trail, options.passes)
+        print(json.dumps(document, indent=1, allow_nan=False))
+        return 0
+    if options.passes:
+        print(_passes(trail))
+    print(executable.explain())
+    print()
+    print(_stacks(trail.stacks))
+    rewrites = executable.plan.rewrites
+    print(f"\n{len(rewrites)} rewrites")
+    for rewrite in rewrites:
+        print(f"  {rewrite}")
+    return 0
+
+
+def _draw(graph: Graph, path: str) -> None:
+    from minidnn.graph.picture import to_svg
+
+    text = to_svg(graph)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise MiniDNNError(f"--svg {path} cannot be written: {error.strerror}") from error
+
+
+def _passes(trail: Trail) -> str:
+    """Each graph once: what one pass leaves is what the next one gets."""
+    parts = []
+    for i, (name, before, after) in enumerate(trail.steps):
+        if i == 0:
+            parts.append(f"== before {name} ==\n{before}\n")
+        same = str(before) == str(after) and _notes(before) == _notes(after)
+        text = "(nothing changed)" if same else f"{after}{_notes(after)}"
+        parts.append(f"== after {name} ==\n{text}\n")
+    return "\n".join(parts)
+
+
+def _notes(graph: Graph) -> str:
+    """Layouts and placements, which the text of a graph does not have."""
+    lines = [f"  layout %{value.name}: {layout}" for value, layout in graph.layouts.items()]
+    lines += [
+        f"  place %{value.name} in %{place.buffer.name} from channel {place.channel}"
+        for value, place in graph.placements.items()
+    ]
+    return "".join(f"\n{line}" for line in lines)
+
+
+def _stacks(stacks: list[list[Node]]) -> str:
+    lines = [f"{len(stacks)} stack{'s' * (len(stacks) != 1)} left after absorption"]
+    for number, nodes in enumerate(stacks, 1):
+        names = ", ".join(f"{node.name} ({node.op.name})" for node in nodes)
+        lines.append(f"  {number}. {names}")
+    return "\n".join(lines)
+
+
+def _document(executable: Executable, trail: Trail, passes: bool) -> dict[str, Any]:
+    from minidnn.report.explain import kind_of, predicted_seconds, work
+
+    plan = executable.plan
+    regions = []
+    for node in plan.graph.nodes:
+        kind = kind_of(plan, node)
+        free = kind in ("view", "in place")
+        operations, moved = (0, 0) if free else work(node)
+        body = getattr(node.op, "body", None)
+        regions.append(
+            {
+                "name": node.name,
+                "kind": kind,
+                "outputs": [str(value.type) for value in node.outputs],
+                "layers": node.source.split(", "),
+                "operators": [n.op.name for n in (body.nodes if body is not None else (node,))],
+                "operations": operations,
+                "bytes": moved,
+                "predicted_seconds": 0.0 if free else predicted_seconds(plan, node),
+            }
+        )
+    document = {
+        "graph": plan.graph.name,
+        "device": executable.device,
+        "precision": executable.precision,
+        "priced_for": plan.target.device.name,
+        "regions": regions,
+        "arena": {"bytes": plan.arena.bytes, "lower_bound": plan.arena.lower_bound},
+        "notes": plan.notes,
+        "stacks": [[node.name for node in nodes] for nodes in trail.stacks],
+        "rewrites": [
+            {"number": r.number, "pass": r.pass_name, "description": r.description}
+            for r in plan.rewrites
+        ],
+    }
+    if passes:
+        document["passes"] = [
+            {"name": name, "before": str(before), "after": f"{after}{_notes(after)}"}
+            for name, before, after in trail.steps
+        ]
+    return document

@@ -1,0 +1,137 @@
+"""``minidnn``: parses the command line, runs a command, and turns what fails into one line.
+
+Commands import what they need when they run, so that ``minidnn --help`` needs neither NumPy nor
+anything of the core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import minidnn
+from minidnn.cli import bisect, cache, classify, doctor, explain
+from minidnn.errors import MiniDNNError, MiniDNNWarning
+
+#: Exit codes beside 0: something was found or failed in part (1), nothing could be done (2).
+FAILED = 2
+INTERRUPTED = 130
+_MOST_LINES = 12
+
+_EPILOG = "minidnn COMMAND --help describes a command.  docs/command-line.md has examples."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    An error is one line on standard error (of a long list, its beginning), and 2; with
+    ``--debug`` its traceback comes first.  Wrong arguments end the process with 2, as argparse
+    does it; ``--help`` and ``--version`` with 0.
+    """
+    options = _parser().parse_args(arguments)
+    prefix = f"minidnn {options.command_name}"
+    with _messages(prefix, options.verbose):
+        try:
+            code: int = options.command(options)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:
+            # Who read our output has seen enough.  Python flushes once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
+        except KeyboardInterrupt:
+            _print(f"{prefix}: interrupted")
+            return INTERRUPTED
+        except Exception as error:
+            if options.debug:
+                traceback.print_exc()
+            _print(f"{prefix}: {_text(error, options.debug)}")
+            return FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="minidnn",
+        description="Define, fuse and run convolutional networks.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=f"minidnn {minidnn.__version__}")
+    common = argparse.ArgumentParser(add_help=False)
+    group = common.add_argument_group("messages")
+    group.add_argument("--debug", action="store_true", help="print the traceback of an error")
+    group.add_argument(
+        "-v", "--verbose", action="count", default=0, help="say what is done; twice: in detail"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    for module in (classify, explain, bisect, doctor, cache):
+        name = module.__name__.rpartition(".")[2]
+        sub = commands.add_parser(
+            name,
+            parents=[common],
+            help=module.HELP,
+            description=module.DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(command=module.run, command_name=name)
+        module.add_arguments(sub)
+    return parser
+
+
+def _text(error: Exception, everything: bool) -> str:
+    text = str(error).strip()
+    if isinstance(error, MemoryError) and not isinstance(error, MiniDNNError):
+        return f"not enough memory{': ' if text else ''}{text}"
+    if not isinstance(error, (MiniDNNError, OSError)):
+        kind = type(error).__name__
+        return f"internal error: {kind}: {text} (--debug prints where, for a bug report)"
+    lines = text.splitlines() or [type(error).__name__]
+    if len(lines) > _MOST_LINES and not everything:
+        left = len(lines) - _MOST_LINES
+        lines = [*lines[:_MOST_LINES], f"  ... and {left} lines more (--debug prints them)"]
+    return "\n".join(lines)
+
+
+@contextmanager
+def _messages(prefix: str, verbose: int) -> Iterator[None]:
+    """Log records and minidnn's warnings become lines on standard error, each text once."""
+    seen: dict[str, None] = {}
+
+    def say(text: str) -> None:
+        if text not in seen:
+            seen[text] = None
+            _print(f"{prefix}: {text}")
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(record.getMessage())
+
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+        if issubclass(category, MiniDNNWarning):
+            say(f"{message}")
+        else:
+            usual(message, category, *rest, **named)
+
+    logger, handler = logging.getLogger("minidnn"), Handler()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)])
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
+        logger.setLevel(before)
+        logger.removeHandler(handler)
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

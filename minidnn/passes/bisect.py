@@ -1,0 +1,237 @@
+"""bisect: which rewrite makes a result wrong?
+
+Passes count their rewrites and stop when their fuel is used up.  So a graph can be had after any
+number of rewrites, and where fusing a network changes its results, halving the interval between a
+number that is right and one that is wrong finds two neighbours: the rewrite between them is at
+fault, or brings to light what an earlier one broke.
+
+Every graph is compared with the graph that no pass has touched, computed in float64.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from minidnn.errors import GraphError
+from minidnn.fusion.region import Sequence as SequenceRegion
+from minidnn.graph.checker import check
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.ir import Graph, Rewriter
+from minidnn.passes import pipeline
+from minidnn.passes.infrastructure import Context, Pass, Rewrite, run_passes
+
+__all__ = ["Bisection", "Trial", "bisect", "deviation", "interpreted"]
+
+Arrays = Sequence[np.ndarray]
+#: Computes the outputs of an optimized graph; the context is the one it was optimized in.
+Run = Callable[[Graph, Context, Arrays], Arrays]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of so many rewrites.
+
+    Attributes:
+        fuel: how many were made.
+        deviation: see :func:`deviation`; infinite if ``error`` says what failed.
+        error: the text of the exception that a pass or the run raised, or "".
+    """
+
+    fuel: int
+    deviation: float
+    error: str = ""
+
+    def __str__(self) -> str:
+        return f"fails: {self.error}" if self.error else f"deviates by {self.deviation:.3g}"
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What bisecting found.
+
+    Attributes:
+        tolerance: the largest deviation that counts as right.
+        rewrites: all that the passes make.
+        trials: in the order in which they were made.
+        culprit: the rewrite that makes the result wrong, or None.
+        before, after: the trials without and with it.  Without a culprit, ``before`` is the trial
+            with no rewrite at all and ``after`` that with all of them; both are right, or both
+            are wrong: then the fault lies in what runs the graph, not in a rewrite.
+    """
+
+    tolerance: float
+    rewrites: tuple[Rewrite, ...]
+    trials: tuple[Trial, ...]
+    culprit: Rewrite | None
+    before: Trial
+    after: Trial
+
+    @property
+    def right(self) -> bool:
+        """Whether all rewrites together change no result beyond the tolerance."""
+        return self.culprit is None and self.after.deviation <= self.tolerance
+
+    def __str__(self) -> str:
+        count = len(self.rewrites)
+        limit = f"the tolerance is {self.tolerance:.3g}"
+        if self.culprit is not None:
+            return (
+                f"rewrite {self.culprit}\n"
+                f"  without it ({self.before.fuel} of {count} rewrites) the result {self.before}\n"
+                f"  with it ({self.after.fuel} of {count} rewrites) the result {self.after}\n"
+                f"  {limit}; {len(self.trials)} trials"
+            )
+        if self.right:
+            return f"after all {count} rewrites the result {self.after}; {limit}"
+        return (
+            f"with no rewrite at all the result {self.before}; {limit}: the fault is in what runs "
+            "the graph, or the tolerance is too small for its precision"
+        )
+
+
+def bisect(
+    graph: Graph,
+    inputs: Arrays,
+    tolerance: float = 1e-5,
+    *,
+    passes: Sequence[Pass] | None = None,
+    context: Context | None = None,
+    run: Run | None = None,
+    observe: Callable[[Trial], None] | None = None,
+) -> Bisection:
+    """Finds a rewrite that changes a result beyond a tolerance.
+
+    If wrong results stay wrong when more rewrites are made, it is the first such rewrite.
+
+    Args:
+        graph: as layers made it.
+        inputs: one array per input of the graph.
+        tolerance: see :func:`deviation`.  Folding normalizations rounds weights to float32, so
+            that right networks deviate by some 1e-7, deep ones by more.
+        passes: the pipeline by default.
+        context: its target and strategy are used; by default those of ``Context()``.
+        run: how an optimized graph is computed; :func:`interpreted` by default.
+        observe: called with each trial.
+
+    Raises:
+        GraphError: the tolerance is no positive number, or the passes make other rewrites when
+            their fuel is limited, so that none can be blamed.
+        Exception: what computing the graph before all passes raises.  What a pass or ``run``
+            raises is a result, though: the rewrite that leads to it is found.
+    """
+    if not 0 < tolerance < np.inf:
+        raise GraphError(f"tolerance={tolerance!r}; valid is a number above 0")
+    check(graph)
+    given = context or Context()
+    search = _Search(
+        graph,
+        inputs,
+        evaluate(graph, inputs, "float64"),
+        pipeline.PIPELINE if passes is None else passes,
+        given,
+        run or interpreted,
+        observe or (lambda trial: None),
+    )
+    # A number, and not None, since contracts hold after all rewrites only, and say nothing of
+    # results.
+    after, rewrites = search.trial(sys.maxsize)
+    before, _ = search.trial(0)
+    both = (tolerance, rewrites)
+    if before.deviation > tolerance or after.deviation <= tolerance:
+        return Bisection(*both, tuple(search.trials), None, before, after)
+    while after.fuel - before.fuel > 1:
+        middle, made = search.trial((before.fuel + after.fuel) // 2)
+        if made != rewrites[: len(made)]:
+            raise GraphError(_other_rewrites(made, rewrites))
+        if middle.deviation <= tolerance:
+            before = middle
+        else:
+            after = middle
+    return Bisection(*both, tuple(search.trials), rewrites[after.fuel - 1], before, after)
+
+
+@dataclass
+class _Search:
+    graph: Graph
+    inputs: Arrays
+    expected: Arrays
+    passes: Sequence[Pass]
+    context: Context
+    run: Run
+    observe: Callable[[Trial], None]
+
+    def __post_init__(self) -> None:
+        self.trials: list[Trial] = []
+
+    def trial(self, fuel: int) -> tuple[Trial, tuple[Rewrite, ...]]:
+        """Makes so many rewrites, if there are, and compares; also gives the rewrites made."""
+        context = replace(self.context, fuel=fuel, rewrites=[], notes={}, running="")
+        error, found = "", np.inf
+        try:
+            optimized = run_passes(self.graph, self.passes, context, verify=True)
+            found = deviation(self.run(optimized, context, self.inputs), self.expected)
+        except Exception as problem:  # whatever it is, a rewrite led to it
+            error = f"{type(problem).__name__}: {problem}"
+        trial = Trial(len(context.rewrites), found, error)
+        self.trials.append(trial)
+        self.observe(trial)
+        return trial, tuple(context.rewrites)
+
+
+def _other_rewrites(made: Sequence[Rewrite], rewrites: Sequence[Rewrite]) -> str:
+    pairs = zip(made, rewrites, strict=False)
+    one, other = next(((a, b) for a, b in pairs if a != b), (made[-1], None))
+    return (
+        f"with fuel for {len(made)} rewrites the passes make '{one}', without a limit "
+        f"'{other}': pass {one.pass_name} does not make the same rewrites in the same order"
+    )
+
+
+def interpreted(graph: Graph, context: Context, inputs: Arrays) -> Arrays:
+    """The outputs of an optimized graph in float64, sequences patch by patch as their kernel
+    plans say."""
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        if not isinstance(node.op, SequenceRegion):
+            rewriter.keep(node)
+            continue
+        op = _Interpreted(node.op.body, node.op.schedule)
+        new = rewriter.add(op, [rewriter.value(v) for v in node.inputs], node.name, node.source)
+        for old, value in zip(node.outputs, new.outputs, strict=True):
+            rewriter.replace(old, value)
+    return evaluate(rewriter.finish(), inputs, "float64")
+
+
+class _Interpreted(SequenceRegion):
+    """A sequence whose reference is the interpreter of its kernel plan."""
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        return self.interpret(*inputs)
+
+
+def deviation(results: Arrays, expected: Arrays) -> float:
+    """The largest difference of any output, as a part of that output's largest finite value.
+
+    Where a value is not finite in one and not the same in the other, it is infinite; and where
+    there is no finite value but zero, differences count as they are.
+    """
+    worst = 0.0
+    for result, wanted in zip(results, expected, strict=True):
+        if np.shape(result) != np.shape(wanted):
+            return np.inf
+        one = np.asarray(result, np.float64).ravel()
+        other = np.asarray(wanted, np.float64).ravel()
+        finite = np.isfinite(other)
+        if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+            return np.inf
+        one, other = one[finite], other[finite]
+        if not np.isfinite(one).all():
+            return np.inf
+        if other.size:
+            scale = float(np.abs(other).max()) or 1.0
+            worst = max(worst, float(np.abs(one - other).max()) / scale)
+    return worst

@@ -1,0 +1,211 @@
+"""Picture files as torchvision's networks want them.
+
+The steps, their order and their rounding are those of torchvision's ``ImageClassification`` on
+what its ``ImageFolder`` reads: convert to RGB, resize so that the shorter side has ``resize``
+pixels (Pillow's bilinear filter, which smooths when it shrinks), cut out the centre, divide by
+255, subtract the mean, divide by the standard deviation.  As there, transparency is dropped, of an
+animation the first frame is taken, and the orientation that a camera noted is not applied.
+Where torchvision's result would be white (16-bit grey), the high byte is taken instead.
+
+Pillow is imported on first use.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minidnn.errors import MiniDNNError, UnsupportedError
+
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "PictureError",
+    "Preparation",
+    "extensions",
+    "read_picture",
+]
+
+log = logging.getLogger(__name__)
+
+#: By which torchvision normalizes pictures, for red, green and blue from 0 to 1.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+#: More than this many pixels are refused, in the file and resized: 680 MiB as Pillow keeps them.
+#: It is the number at which Pillow itself refuses.
+MOST_PIXELS = 178_956_970
+
+#: Pillow starts another program (Ghostscript) to read these.
+_REFUSED_FORMATS = ("EPS",)
+
+
+class PictureError(MiniDNNError, ValueError):
+    """A file cannot be read as a picture."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is done to a picture.
+
+    Attributes:
+        resize: pixels of the shorter side before the crop.
+        crop: rows and columns of the centre that is cut out, at most ``resize``.
+        channels: 3 (red, green, blue) or 1 (grey).
+        mean, std: subtracted from and dividing the channels, which go from 0 to 1; by default
+            torchvision's for three channels, and none for grey.
+    """
+
+    resize: int
+    crop: int
+    channels: int = 3
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.crop > self.resize:
+            raise PictureError(
+                f"crop={self.crop} is larger than resize={self.resize}; valid is a crop of at "
+                "most the shorter side that a picture is resized to"
+            )
+        if self.channels not in (1, 3):
+            raise PictureError(f"channels={self.channels}; valid are 3 (RGB) and 1 (grey)")
+        if self.mean is None and self.std is None and self.channels == 3:
+            object.__setattr__(self, "mean", IMAGENET_MEAN)
+            object.__setattr__(self, "std", IMAGENET_STD)
+
+
+def read_picture(path: str | os.PathLike[str], preparation: Preparation) -> np.ndarray:
+    """One picture as an array (1, channels, crop, crop), float32.
+
+    Raises:
+        UnsupportedError: Pillow is not installed.
+        PictureError: the file cannot be read as a picture, or is refused: it has too many pixels,
+            its pixels have no known range, or reading it would start another program.
+    """
+    image = _pillow(f"picture {os.fspath(path)}")
+    _check_file(path)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        try:
+            with image.open(path) as file:
+                _check(file, preparation)
+                pixels = _pixels(image, file, preparation)
+        except PictureError as error:
+            raise PictureError(f"picture {os.fspath(path)} {error}") from None
+        except MemoryError:
+            raise
+        # Pillow's decoders raise whatever a damaged file leads them to.
+        except Exception as error:
+            text = _reason(error)
+            raise PictureError(f"picture {os.fspath(path)} cannot be read: {text}") from error
+    for note in notes:
+        log.info("picture %s: %s", os.fspath(path), note.message)
+    return _normalized(pixels, preparation)
+
+
+def extensions() -> frozenset[str]:
+    """The file name extensions (".png", lower case) of formats that can be read.
+
+    UnsupportedError if Pillow is not installed.
+    """
+    image = _pillow("pictures")
+    image.init()
+    readable = set(image.OPEN) - set(_REFUSED_FORMATS)
+    found = image.registered_extensions().items()
+    return frozenset(extension for extension, format in found if format in readable)
+
+
+def _pillow(what: str) -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UnsupportedError(
+            f"{what}: Pillow is not installed (pip install 'minidnn[images]')"
+        ) from None
+    return Image
+
+
+def _check_file(path: str | os.PathLike[str]) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:
+        raise PictureError(
+            f"picture {os.fspath(path)!s} cannot be read: {_reason(error)}"
+        ) from None
+    if not stat.S_ISREG(mode):
+        raise PictureError(f"picture {os.fspath(path)} is not a regular file")
+
+
+def _check(file: Any, preparation: Preparation) -> None:
+    """Refuses before anything is decoded."""
+    if file.format in _REFUSED_FORMATS:
+        raise PictureError(
+            f"is {file.format}, which would be handed to another program; valid are formats that "
+            "Pillow reads by itself: convert it first"
+        )
+    width, height = file.size
+    if min(width, height) < 1:
+        raise PictureError(f"has {width}x{height} pixels")
+    resized = [int(preparation.resize * side / min(width, height)) for side in (width, height)]
+    for what, count in (("has", width * height), ("resized would have", resized[0] * resized[1])):
+        if count > MOST_PIXELS:
+            raise PictureError(
+                f"of {width}x{height} pixels {what} {count:,} pixels; valid are at most "
+                f"{MOST_PIXELS:,}"
+            )
+
+
+def _pixels(image: Any, file: Any, preparation: Preparation) -> np.ndarray:
+    """The picture, resized and cropped: (crop, crop, channels), uint8."""
+    picture = _eight_bits(image, file).convert("RGB" if preparation.channels == 3 else "L")
+    shorter, crop = min(picture.size), preparation.crop
+    width, height = (int(preparation.resize * side / shorter) for side in picture.size)
+    picture = picture.resize((width, height), image.Resampling.BILINEAR)
+    # round() takes halves to the even number, as torchvision's does.
+    left, top = round((width - crop) / 2), round((height - crop) / 2)
+    cropped = picture.crop((left, top, left + crop, top + crop))
+    return np.asarray(cropped, np.uint8).reshape(crop, crop, preparation.channels)
+
+
+def _eight_bits(image: Any, file: Any) -> Any:
+    """The same picture with 8 bits a channel, where Pillow would only cut values off at 255.
+
+    The high byte is what Pillow itself keeps of pictures with 16 bits in each of several channels.
+    """
+    if file.mode == "F":
+        raise PictureError(
+            "has floating-point pixels, and no file says which value is white; valid are 8 and "
+            "16 bits a channel: convert it first"
+        )
+    if file.mode != "I" and not file.mode.startswith("I;16"):
+        return file
+    values = np.asarray(file)
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise PictureError(
+            f"has 32-bit pixels from {values.min()} to {values.max()}; valid are 8 and 16 bits a "
+            "channel: convert it first"
+        )
+    return image.fromarray((values >> 8).astype(np.uint8))
+
+
+def _normalized(pixels: np.ndarray, preparation: Preparation) -> np.ndarray:
+    scaled = pixels.astype(np.float32) / np.float32(255)
+    if preparation.mean is not None:
+        scaled -= np.array(preparation.mean, np.float32)
+    if preparation.std is not None:
+        scaled /= np.array(preparation.std, np.float32)
+    return np.ascontiguousarray(scaled.transpose(2, 0, 1)[None])
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split())[:300]
+    return text or type(error).__name__

@@ -1,0 +1,332 @@
+"""doctor: what minidnn finds on this machine.
+
+Every check stands alone: whatever goes wrong in one becomes its finding.  What could take the
+process with it, or is slow to import (CuPy, cuDNN), is asked in a process of its own, and only
+where a first look says that it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from minidnn.errors import DeviceError
+
+__all__ = ["BROKEN", "FOUND", "MISSING", "Finding", "examine", "report"]
+
+#: It is there and works; it is not there, which is allowed; it is there or needed, and fails.
+FOUND, MISSING, BROKEN = "found", "missing", "broken"
+
+PROBE_SECONDS = 60.0
+_SMALL_SPACE = 1 << 30
+_VARIABLES = (
+    "MINIDNN_CACHE",
+    "MINIDNN_CUDNN",
+    "MINIDNN_ISPC",
+    "MINIDNN_NO_COMPILE",
+    "CC",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: about what, in which state, what was found, what to do."""
+
+    subject: str
+    state: str
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Everything that was found.  Never fails: a check that does is a broken finding."""
+    return [finding for subject, check in CHECKS for finding in _guarded(subject, check)]
+
+
+def report(findings: list[Finding]) -> str:
+    """The findings as text, advice below what it is about."""
+    marks = {FOUND: "ok", MISSING: "--", BROKEN: "!!"}
+    width = max(len(finding.subject) for finding in findings)
+    lines = []
+    for finding in findings:
+        first, *more = finding.found.splitlines() or [""]
+        indent = " " * (width + 5)
+        lines.append(f"{marks[finding.state]}  {finding.subject:<{width}} {first}".rstrip())
+        lines += [indent + line for line in more]
+        lines += [f"{indent}-> {finding.advice}"] if finding.advice else []
+    broken = [finding.subject for finding in findings if finding.state == BROKEN]
+    lines.append(f"broken: {', '.join(broken)}" if broken else "nothing is broken")
+    return "\n".join(lines)
+
+
+def _guarded(subject: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+    try:
+        return check()
+    except Exception as error:
+        return [Finding(subject, BROKEN, f"looking at it failed: {type(error).__name__}: {error}")]
+
+
+def _one(subject: str, state: str, found: str, advice: str = "") -> list[Finding]:
+    return [Finding(subject, state, found, advice)]
+
+
+def _python() -> list[Finding]:
+    text = f"{platform.python_version()} at {sys.executable or 'an unknown place'}, "
+    return _one("Python", FOUND, text + platform.platform())
+
+
+def _minidnn() -> list[Finding]:
+    import minidnn
+
+    return _one("minidnn", FOUND, f"{minidnn.__version__} at {Path(minidnn.__file__).parent}")
+
+
+def _numpy() -> list[Finding]:
+    try:
+        import numpy as np
+    except ImportError as error:
+        return _one("NumPy", BROKEN, str(error), "pip install 'numpy>=2,<3'")
+    return _one("NumPy", FOUND, f"{np.__version__} at {Path(np.__file__).parent}")
+
+
+def _processor() -> list[Finding]:
+    from minidnn.backends.cpu.isa import best_isa
+    from minidnn.backends.cpu.machine import describe_machine
+
+    machine = describe_machine()
+    try:
+        best_isa()
+    except DeviceError as error:
+        return _one("processor", MISSING, machine.line(), str(error))
+    return _one("processor", FOUND, machine.line())
+
+
+def _toolchain() -> list[Finding]:
+    from minidnn.backends.cpu import toolchain
+
+    findings = []
+    named = os.environ.get(toolchain.ISPC_VARIABLE, "")
+    try:
+        ispc = toolchain.find_ispc()
+        text = f"{toolchain.dotted(ispc.version)} at {ispc.path} (from {ispc.source})"
+        findings += _one("ISPC", FOUND, text)
+    except DeviceError as error:
+        advice = "" if toolchain.INSTALL_HINT in str(error) else toolchain.INSTALL_HINT
+        is_there = named or shutil.which("ispc") or toolchain.private_ispc()
+        findings += _one("ISPC", BROKEN if is_there else MISSING, str(error), advice)
+    try:
+        cc = toolchain.find_cc()
+        text = f"{cc.banner}: {' '.join(cc.argv)} (from {cc.source})"
+        findings += _one("C compiler", FOUND, text)
+    except DeviceError as error:
+        state = BROKEN if os.environ.get("CC", "").strip() else MISSING
+        findings += _one("C compiler", state, str(error))
+    return findings
+
+
+def _gpu() -> list[Finding]:
+    """The driver and its GPUs, asked through the driver's own library."""
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(name)
+    except OSError:
+        advice = "for device 'cuda': install NVIDIA's driver, and see whether nvidia-smi works"
+        return _one("GPU", MISSING, f"no NVIDIA driver ({name} was not found)", advice)
+    if status := driver.cuInit(0):
+        return _one("GPU", BROKEN, f"the driver does not start: {_cuda_error(driver, status)}")
+    number, count = ctypes.c_int(), ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(number))
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    cuda = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    lines = [f"driver {_driver_version()}, for CUDA up to {cuda}, {count.value} GPUs"]
+    for index in range(count.value):
+        text = ctypes.create_string_buffer(256)
+        driver.cuDeviceGetName(text, len(text), index)
+        size = ctypes.c_size_t()
+        driver.cuDeviceTotalMem_v2(ctypes.byref(size), index)
+        lines.append(f"{index}: {text.value.decode(errors='replace')}, {size.value >> 20:,} MiB")
+    if not count.value:
+        return _one("GPU", MISSING, lines[0], "see CUDA_VISIBLE_DEVICES")
+    return _one("GPU", FOUND, "\n".join(lines))
+
+
+def _cuda_error(driver: ctypes.CDLL, status: int) -> str:
+    text = ctypes.c_char_p()
+    if driver.cuGetErrorString(status, ctypes.byref(text)) or text.value is None:
+        return f"error {status}"
+    return f"{text.value.decode(errors='replace')} (error {status})"
+
+
+def _driver_version() -> str:
+    with contextlib.suppress(OSError):
+        words = Path("/proc/driver/nvidia/version").read_text(errors="replace").split()
+        for word in words:
+            if word[0].isdecimal() and "." in word:
+                return word
+    return "of an unknown version"
+
+
+def _cupy() -> list[Finding]:
+    advice = "for device 'cuda': pip install 'minidnn[cuda]'"
+    if importlib.util.find_spec("cupy") is None:
+        return _one("CuPy", MISSING, "not installed", advice)
+    code = (
+        "import json, cupy; n = cupy.cuda.runtime.getDeviceCount(); "
+        "print(json.dumps(f'{cupy.__version__} at {cupy.__path__[0]}, sees {n} GPUs'))"
+    )
+    found, problem = _ask(code)
+    if problem:
+        versions = _versions("cupy-cuda13x", "cupy-cuda12x", "cupy") or "installed"
+        gpu = any(finding.state == FOUND for finding in _guarded("GPU", _gpu))
+        return _one("CuPy", BROKEN if gpu else MISSING, f"{versions}, but {problem}")
+    return _one("CuPy", FOUND, found)
+
+
+def _cudnn() -> list[Finding]:
+    from minidnn.cudnn.library import ENVIRONMENT, HOW_TO_INSTALL
+
+    code = (
+        "import json; from minidnn.cudnn import library as l; c = l.load(); "
+        "print(json.dumps(f'{l.version_text(c.version)} at {c.path}'))"
+    )
+    found, problem = _ask(code)
+    if not problem:
+        return _one("cuDNN", FOUND, found)
+    advice = "" if HOW_TO_INSTALL in problem else HOW_TO_INSTALL
+    return _one("cuDNN", BROKEN if os.environ.get(ENVIRONMENT) else MISSING, problem, advice)
+
+
+def _ask(code: str) -> tuple[str, str]:
+    """What a line of Python prints as JSON in a process of its own, or what went wrong there."""
+    here = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"it hangs (for {PROBE_SECONDS:.0f} s)"
+    if done.returncode < 0:
+        return "", f"it crashes (signal {-done.returncode})"
+    if done.returncode:
+        return "", _last_error(done.stderr)
+    return str(json.loads(done.stdout.splitlines()[-1])), ""
+
+
+def _last_error(text: str) -> str:
+    """The message of the last exception in what Python printed."""
+    lines = text.rstrip().splitlines()
+    starts = [i for i, line in enumerate(lines) if line[:1].isalpha() and ": " in line]
+    message = "\n".join(lines[starts[-1] :] if starts else lines[-1:])
+    return message.partition(": ")[2] or message or "it fails without a message"
+
+
+def _package(subject: str, module: str, names: tuple[str, ...], advice: str) -> list[Finding]:
+    """A Python package that is only looked up, not imported."""
+    spec = importlib.util.find_spec(module)
+    if spec is None:
+        return _one(subject, MISSING, "not installed", advice)
+    where = (
+        Path(spec.origin).parent if spec.origin else (list(spec.submodule_search_locations or "?"))
+    )
+    return _one(subject, FOUND, f"{_versions(*names) or 'of an unknown version'} at {where}")
+
+
+def _versions(*names: str) -> str:
+    """The version of the first of these distributions that is installed, or ""."""
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return ""
+
+
+def _pillow() -> list[Finding]:
+    found = _package(
+        "Pillow", "PIL", ("pillow",), "to read pictures: pip install 'minidnn[images]'"
+    )
+    if found[0].state == FOUND:
+        try:
+            from PIL import Image
+
+            Image.new("L", (1, 1))
+        except Exception as error:
+            return _one("Pillow", BROKEN, f"{found[0].found}, but {type(error).__name__}: {error}")
+    return found
+
+
+def _pytorch() -> list[Finding]:
+    return _package("PyTorch", "torch", ("torch",), "not needed; see pytorch.org to install it")
+
+
+def _cache() -> list[Finding]:
+    from minidnn import cache
+
+    root = cache.root()
+    above = next((path for path in (root, *root.parents) if path.exists()), root)
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root, prefix=".work-"):
+            pass
+    except OSError as error:
+        text = f"{root} cannot be written: {error}"
+        return _one("cache", BROKEN, text, "set MINIDNN_CACHE to a folder that can be written")
+    size = sum(use.size + use.unfinished for use in cache.usage().values())
+    free = shutil.disk_usage(above).free
+    text = f"{root}, {size / 1e6:.1f} MB used, {free / 1e9:.1f} GB free"
+    advice = "there is little space left: 'minidnn cache clear'" if free < _SMALL_SPACE else ""
+    return _one("cache", FOUND, text, advice)
+
+
+def _device() -> list[Finding]:
+    from minidnn.backends.backend import default_device
+
+    try:
+        name, reasons = default_device()
+    except DeviceError as error:
+        return _one("default device", BROKEN, str(error))
+    lines = [name, *(f"not {reason}" for reason in reasons)]
+    slow = name == "reference"
+    advice = "NumPy: right, but slow; what is missing above makes others usable" if slow else ""
+    return _one("default device", FOUND, "\n".join(lines), advice)
+
+
+def _environment() -> list[Finding]:
+    found = [f"{name}={os.environ[name]}" for name in _VARIABLES if os.environ.get(name)]
+    return _one("environment", FOUND, "\n".join(found)) if found else []
+
+
+CHECKS: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
+    ("Python", _python),
+    ("minidnn", _minidnn),
+    ("NumPy", _numpy),
+    ("processor", _processor),
+    ("ISPC", _toolchain),
+    ("GPU", _gpu),
+    ("CuPy", _cupy),
+    ("cuDNN", _cudnn),
+    ("Pillow", _pillow),
+    ("PyTorch", _pytorch),
+    ("cache", _cache),
+    ("default device", _device),
+    ("environment", _environment),
+)
