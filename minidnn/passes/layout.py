@@ -5,6 +5,7 @@ wants another layout than the producer's, a Reorder is put between them, once pe
 layout.  The choice minimises predicted time, conversions included: from the target's preferred
 layouts and from NCHW everywhere, single nodes are changed while that helps, and the better end
 is taken (iterated conditional modes).  Graph inputs and outputs are NCHW, as callers have them.
+What fuel counts are nodes that leave NCHW; the conversions follow from them.
 Refuses: nothing; values that are not of rank 4 have no layout.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minidnn.fusion.target import Target
-from minidnn.graph.ir import Graph, Node, Rewriter, Value
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.layout import PLANAR, Layout
 from minidnn.graph.operators import Reorder
 from minidnn.passes.infrastructure import Context, Pass
@@ -23,13 +24,14 @@ def layout(graph: Graph, context: Context) -> Graph:
     """See the module."""
     target = context.target
     offered = {node: target.layouts(node) for node in graph.nodes}
-    starts = (
-        {node: layouts[0] for node, layouts in offered.items()},
-        {n: PLANAR if PLANAR in offer else offer[0] for n, offer in offered.items()},
-    )
+    planar = {n: PLANAR if PLANAR in offer else offer[0] for n, offer in offered.items()}
+    starts = ({node: layouts[0] for node, layouts in offered.items()}, planar)
     settled = [_settle(graph, target, offered, start) for start in starts]
     chosen = min(settled, key=lambda choice: _total(graph, target, choice))
-    return _with_reorders(graph, context, chosen)
+    for node, own in chosen.items():
+        if own != planar[node] and not context.allow(f"compute {node.name} in {own}"):
+            chosen[node] = planar[node]
+    return _with_reorders(graph, target, chosen)
 
 
 def _settle(
@@ -78,7 +80,7 @@ def _wanted(
     graph: Graph, target: Target, chosen: Mapping[Node, Layout], value: Value
 ) -> tuple[Layout, ...]:
     """The layouts in which a value is read, other than the one in which it is made."""
-    if value.type.rank != 4:
+    if value.type.rank != 4 or isinstance(value, Constant):
         return ()
     made = chosen[value.producer] if value.producer is not None else PLANAR
     wanted = dict.fromkeys(target.reads(r, value, chosen[r]) for r in graph.readers[value])
@@ -88,9 +90,8 @@ def _wanted(
     return tuple(wanted)
 
 
-def _with_reorders(graph: Graph, context: Context, chosen: Mapping[Node, Layout]) -> Graph:
+def _with_reorders(graph: Graph, target: Target, chosen: Mapping[Node, Layout]) -> Graph:
     rewriter = Rewriter(graph)
-    target = context.target
     layouts: dict[Value, Layout] = {}
     converted: dict[tuple[Value, Layout], Value] = {}
 
@@ -101,11 +102,10 @@ def _with_reorders(graph: Graph, context: Context, chosen: Mapping[Node, Layout]
         if value.type.rank == 4:
             layouts[new] = made
         for wanted in _wanted(graph, target, chosen, value):
-            if context.allow(f"reorder {value.name} from {made} to {wanted}"):
-                name = rewriter.fresh(f"{value.name}.{wanted}")
-                node = rewriter.add(Reorder(wanted), [new], name, name)
-                converted[value, wanted] = node.output
-                layouts[node.output] = wanted
+            name = rewriter.fresh(f"{value.name}.{wanted}")
+            node = rewriter.add(Reorder(wanted), [new], name, name)
+            converted[value, wanted] = node.output
+            layouts[node.output] = wanted
 
     for value in graph.inputs:
         convert(value)

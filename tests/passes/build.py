@@ -76,7 +76,7 @@ def join(*values: Value) -> Value:
 
 
 def max_pool(x: Value, kernel: int = 3, stride: int = 1, padding: int = 1) -> Value:
-    return apply(ops.MaxPool2d(*((n, n) for n in (kernel, stride, padding))), x)
+    return apply(ops.MaxPool2d((kernel, kernel), (stride, stride), (padding, padding)), x)
 
 
 def run(graph: Graph, *passes: Pass, context: Context | None = None) -> Graph:
