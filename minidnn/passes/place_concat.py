@@ -19,23 +19,16 @@ from minidnn.passes.infrastructure import Context, Pass
 def place_concat(graph: Graph, context: Context) -> Graph:
     """See the module."""
     placements: dict[Value, Placement] = {}
-    owners: set[Value] = set()
     for node in reversed(graph.nodes):
         if isinstance(node.op, Concat) and node.op.axis % node.output.type.rank == 1:
-            _place(graph, node, placements, owners, context)
+            _place(graph, node, placements, context)
     return graph.annotated(placements=placements) if placements else graph
 
 
-def _place(
-    graph: Graph,
-    node: Node,
-    placements: dict[Value, Placement],
-    owners: set[Value],
-    context: Context,
-) -> None:
+def _place(graph: Graph, node: Node, placements: dict[Value, Placement], context: Context) -> None:
     shared = _common_buffer(node, placements)
     whole = any(isinstance(r.op, (Flatten, Reshape)) for r in graph.readers[node.output])
-    free = node.output not in owners and node.output not in graph.outputs and not whole
+    free = node.output not in placements and node.output not in graph.outputs and not whole
     if shared is not None and free:
         if context.allow(f"{node.name} names a part of {shared.buffer.name}"):
             placements[node.output] = shared
@@ -43,12 +36,11 @@ def _place(
     base = placements.get(node.output, Placement(node.output, 0))
     channel = base.channel
     for value in node.inputs:
-        reason = _refusal(graph, node, value, placements, owners, context)
+        reason = _refusal(graph, node, value, placements, context)
         if reason is None:
             if not context.allow(f"write {value.name} into {base.buffer.name}"):
                 return
             placements[value] = Placement(base.buffer, channel)
-            owners.add(base.buffer)
         elif placements.get(value) != Placement(base.buffer, channel):
             context.notes[value.name] = f"copied into {node.name}: {reason}"
         channel += value.shape[1]
@@ -72,7 +64,6 @@ def _refusal(
     node: Node,
     value: Value,
     placements: dict[Value, Placement],
-    owners: set[Value],
     context: Context,
 ) -> str | None:
     """Why a value is not written straight into a join; None if it is."""
@@ -81,8 +72,6 @@ def _refusal(
         return "it is an input or a constant"
     if value in placements:
         return f"it lies in {placements[value].buffer.name} already"
-    if value in owners:
-        return "values were placed into it"
     if value in graph.outputs:
         return "it is an output of the graph"
     if node.inputs.count(value) > 1:
