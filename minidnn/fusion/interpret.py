@@ -33,26 +33,31 @@ def interpret(
     """The outputs of a plan, each of shape (batch, channels, rows, columns).
 
     ``inputs`` are arrays of that rank in the order of ``binding.inputs``, ``vectors`` of rank 1
-    in the order of ``binding.vectors``.
+    in the order of ``binding.vectors``.  If any is of float64, so is every floating-point result.
     """
     outputs = []
     written = []
+    wide = any(array.dtype == np.float64 for array in (*inputs, *vectors))
     for slot in binding.outputs:
         shape = slot.value.type.plane
-        outputs.append(np.empty(shape, numpy_dtype(slot.value.dtype)))
+        outputs.append(np.empty(shape, _dtype(slot.value.dtype, wide)))
         written.append(np.zeros(shape[1:], int))
     strips = plan.patches(0)
     for segment, channels in enumerate(binding.segments):
         for first in range(0, len(strips), plan.schedule.strips):
             rows = strips[first : first + plan.schedule.strips]
             for columns in plan.patches(1):
-                task = _Task(plan, binding, segment, channels, rows, columns, inputs, vectors)
+                task = _Task(plan, binding, segment, channels, rows, columns, inputs, vectors, wide)
                 task.run(outputs, written)
     for i, counts in enumerate(written):
         if not (counts == 1).all():
             wrong = np.argwhere(counts != 1)[0]
             raise PlanError(f"output {i}: position {wrong} is written {counts[tuple(wrong)]} times")
     return outputs
+
+
+def _dtype(name: str, wide: bool) -> np.dtype:
+    return np.dtype(np.float64) if wide and "float" in name else numpy_dtype(name)
 
 
 @dataclass
@@ -75,6 +80,7 @@ class _Task:
     columns: tuple[int, int, bool]
     inputs: Sequence[np.ndarray]
     vectors: Sequence[np.ndarray]
+    wide: bool
     buffers: dict[int, _Buffer] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
     registers: dict[int, np.ndarray] = field(default_factory=dict)
@@ -110,7 +116,7 @@ class _Task:
 
     def _compute(self, operation: PlanOperation, rows: Span, columns: Span) -> np.ndarray:
         plane = self.plan.planes[operation.result]
-        dtype = numpy_dtype(plane.dtype)
+        dtype = _dtype(plane.dtype, self.wide)
         if operation.window is not None:
             return self._window(operation, rows, columns).astype(dtype)
         at = (np.arange(*rows), np.arange(*columns))
@@ -123,7 +129,7 @@ class _Task:
         assert window is not None
         (source,) = operation.operands
         plane = self.plan.planes[source]
-        compute = np.result_type(numpy_dtype(plane.dtype), np.float32)
+        compute = np.result_type(_dtype(plane.dtype, self.wide), np.float32)
         batch, channels = self.binding.batch, self.channels[1] - self.channels[0]
         shape = (batch, channels, rows[1] - rows[0], columns[1] - columns[0])
         total = np.full(shape, window.identity, compute)
@@ -152,7 +158,7 @@ class _Task:
         column_ok = (columns >= 0) & (columns < plane.extent[1])
         channels = self.channels[1] - self.channels[0]
         shape = (self.binding.batch, channels, len(rows), len(columns))
-        taken = np.full(shape, identity, numpy_dtype(plane.dtype))
+        taken = np.full(shape, identity, _dtype(plane.dtype, self.wide))
         if row_ok.any() and column_ok.any():
             inside = self._gather(source, plane, rows[row_ok], columns[column_ok])
             taken[:, :, np.flatnonzero(row_ok)[:, None], np.flatnonzero(column_ok)] = inside
