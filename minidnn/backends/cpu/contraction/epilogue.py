@@ -1,0 +1,182 @@
+"""Prints what happens to finished sums: point-wise operations, further tensors, the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ....fusion.contraction import Parts
+from ....fusion.operations import Operation
+from ....graph.ir import Value
+from ..code import Code
+from ..scalar import print_code
+from .problem import View
+from .scheme import Scheme
+
+MOST_UNROLLED = 12
+"""Scalar operations of an epilogue that is printed for each pixel; a longer one is a loop."""
+
+
+@dataclass(frozen=True)
+class Channels:
+    """How the lanes of a view's channels are addressed, the first being ``first``.
+
+    ``kind`` is "one" (a channel for all), "vectors" (blocks of lanes), "row" (side by side; the
+    last lanes may lie outside), or "gather" (anywhere).
+    """
+
+    kind: str
+    masked: bool
+    view: View
+
+    def base(self, name: str, first: str, lanes: int) -> str:
+        """The pointer to the first lane of the first channel."""
+        if self.kind == "vectors":
+            return f"{name} + (uniform int64)({first} / {lanes}) * {self.view.plane}"
+        return f"{name} + {first}" if self.kind == "row" else name
+
+    def at(self, name: str, pixel: str, vector: int, lanes: int) -> str:
+        """The lanes of a vector of channels at a pixel."""
+        match self.kind:
+            case "one":
+                return f"{name}[{pixel}]"
+            case "vectors":
+                return f"{name}[{pixel} + {vector * self.view.plane} + programIndex]"
+            case "row":
+                return f"{name}[{pixel} + {vector * lanes} + programIndex]"
+        return f"{name}[{pixel} + {name}_{vector}]"
+
+
+def channels_of(view: View, scheme: Scheme) -> Channels:
+    """How the output channels of a tensor are addressed."""
+    lanes = scheme.lanes
+    total = scheme.problem.outputs * scheme.problem.groups
+    aligned = scheme.groups == 1 or scheme.outputs % lanes == 0
+    masked = scheme.outputs % lanes != 0
+    if view.broadcasts(total):
+        return Channels("one", False, view)
+    if view.block == lanes and not (view.contiguous and view.plane == 0) and aligned:
+        return Channels("vectors", False, view)
+    return Channels("row" if view.contiguous else "gather", masked, view)
+
+
+class Epilogue:
+    """Prints the end of a tile function.
+
+    Args:
+        parts: whose epilogue it is.
+        scheme: how the tensors lie.
+    """
+
+    def __init__(self, parts: Parts, scheme: Scheme) -> None:
+        self.parts = parts
+        self.scheme = scheme
+        problem = scheme.problem
+        self.others = [channels_of(view, scheme) for view in problem.others]
+        self.result = channels_of(problem.result, scheme)
+        vectors = [v.value for o in parts.epilogue for v in o.vectors]
+        self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
+        self.is_long = sum(o.operations for o in parts.epilogue) > MOST_UNROLLED
+
+    @property
+    def parameters(self) -> list[str]:
+        """Declarations of what a tile function is given for it."""
+        given = ["uniform float * uniform y_"]
+        given += [f"const uniform float * uniform z{i}_" for i in range(len(self.others))]
+        given += [f"const uniform float * uniform e{i}_" for i in range(len(self.vectors))]
+        return [*given, "uniform int first", "uniform int limit"]
+
+    def print(self, code: Code, rows: int, columns: int, vectors: int) -> None:
+        """From the sums ``a<pixel>_<vector>`` to the stores."""
+        lanes = self.scheme.lanes
+        tensors = [("y", self.result), *((f"z{i}", c) for i, c in enumerate(self.others))]
+        for name, channels in tensors:
+            const = "" if name == "y" else "const "
+            base = channels.base(f"{name}_", "first", lanes)
+            code.line(f"{const}uniform float * uniform {name} = {base};")
+            if channels.kind == "gather":
+                self._offsets(code, name, channels.view, vectors)
+        for v in range(vectors):
+            for i in range(len(self.vectors)):
+                code.line(f"const float e{i}_{v} = e{i}_[{v * lanes} + programIndex];")
+            if any(channels.masked for _, channels in tensors):
+                code.line(f"const bool m{v} = first + {v * lanes} + programIndex < limit;")
+        if not self.is_long:
+            for pixel in range(rows * columns):
+                row, column = divmod(pixel, columns)
+                for v in range(vectors):
+                    where = _constant_pixel(row, column)
+                    self._element(code, f"a{pixel}_{v}", where, v)
+            return
+        count = rows * columns * vectors
+        code.line(f"float sums[{count}];")
+        for pixel in range(rows * columns):
+            for v in range(vectors):
+                code.line(f"sums[{pixel * vectors + v}] = a{pixel}_{v};")
+        with (
+            code.block(f"for (uniform int row = 0; row < {rows}; row++)"),
+            code.block(f"for (uniform int column = 0; column < {columns}; column++)"),
+        ):
+            for v in range(vectors):
+                name = code.fresh()
+                at = f"(row * {columns} + column) * {vectors} + {v}"
+                code.line(f"float {name} = sums[{at}];")
+                self._element(code, name, _loop_pixel, v)
+
+    def _offsets(self, code: Code, name: str, view: View, vectors: int) -> None:
+        for v in range(vectors):
+            channel = f"(first + {v * self.scheme.lanes} + programIndex)"
+            offset = f"{channel} * {view.plane}"
+            if view.block > 1:
+                offset = f"{channel} / {view.block} * {view.plane} + {channel} % {view.block}"
+            code.line(f"const int {name}_{v} = {offset};")
+
+    def _element(self, code: Code, sum: str, where: Callable[[View], str], v: int) -> None:
+        names: dict[Value, str] = {self.parts.node.output: sum}
+        result = sum
+        for operation in self.parts.epilogue:
+            result = self._operation(code, operation, names, where, v)
+        channels = self.result
+        at = channels.at("y", where(channels.view), v, self.scheme.lanes)
+        code.line(f"if (m{v}) {at} = {result};" if channels.masked else f"{at} = {result};")
+
+    def _operation(
+        self,
+        code: Code,
+        operation: Operation,
+        names: dict[Value, str],
+        where: Callable[[View], str],
+        v: int,
+    ) -> str:
+        arguments = []
+        for value in operation.operands:
+            if value not in names:
+                index = self.parts.others.index(value)
+                channels = self.others[index]
+                names[value] = code.fresh()
+                at = channels.at(f"z{index}", where(channels.view), v, self.scheme.lanes)
+                if channels.masked:
+                    code.line(f"float {names[value]} = 0;")
+                    code.line(f"if (m{v}) {names[value]} = {at};")
+                else:
+                    code.line(f"float {names[value]} = {at};")
+            arguments.append(names[value])
+        arguments += [f"e{self.vectors.index(o.value)}_{v}" for o in operation.vectors]
+        lines, result = print_code(operation.code, arguments, code.fresh)
+        code.lines(lines)
+        names[operation.output] = result
+        return result
+
+
+def _constant_pixel(row: int, column: int) -> Callable[[View], str]:
+    return lambda view: str(row * view.row + column * view.column)
+
+
+def _loop_pixel(view: View) -> str:
+    return f"row * {view.row} + column * {view.column}"
+
+
+def pointer_at(name: str, view: View, image: str, row: str, column: str) -> str:
+    """The pointer to a pixel of an image."""
+    pixel = f"{row} * {view.row} + {column} * {view.column}"
+    return f"{name} + {image} * {view.image} + {pixel}"

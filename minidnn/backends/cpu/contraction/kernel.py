@@ -1,0 +1,265 @@
+"""Prints the kernel of a contraction around its tile functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....cache import digest
+from ....fusion.contraction import Parts
+from ....graph.ir import Constant, Value
+from ..code import Code
+from ..isa import Isa
+from ..kernels import KernelSource
+from ..tensor import Tensor
+from .epilogue import Epilogue
+from .pack import Packer
+from .problem import View, problem_of
+from .scheme import Scheme, choose_scheme
+from .tile import print_tile, tile_name
+from .weights import pack_inputs, pack_outputs, pack_weights
+
+CALLS_PER_THREAD = 4
+"""Calls that a thread's share of the tasks is cut into, so that threads end together."""
+
+
+@dataclass(frozen=True)
+class ContractionKernel:
+    """A printed contraction.
+
+    Attributes:
+        source: its pointers are the source, the others, the result, then ``constants``.
+        tasks: how many tasks a run has; ``grain`` of them share packed inputs best.
+        scratch_bytes: memory of a thread.
+        constants: functions that give packed weights and vectors (float32, one-dimensional);
+            called when the program is built, since packing takes time.
+    """
+
+    source: KernelSource
+    tasks: int
+    grain: int
+    scratch_bytes: int
+    constants: tuple[Callable[[], np.ndarray], ...]
+
+
+def print_contraction(
+    parts: Parts,
+    batch: int,
+    source: Tensor,
+    others: tuple[Tensor, ...],
+    result: Tensor,
+    isa: Isa,
+    threads: int = 1,
+) -> ContractionKernel:
+    """The kernel for a contraction on tensors that lie as given.
+
+    Args:
+        batch: images (the first axis of the values; 1 for values of rank 1).
+        source, others, result: where ``parts.source``, ``parts.others``, ``parts.result`` lie.
+            The result must not overlap any other.
+        threads: only for ``grain``: no bit of the result depends on it.
+    """
+    problem = problem_of(parts, batch, source, others, result)
+    scheme = choose_scheme(problem, bool(parts.prologue), isa)
+    return print_scheme(parts, scheme, threads)
+
+
+def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> ContractionKernel:
+    """The kernel that follows ``scheme``."""
+    code = Code()
+    printer = _Kernel(parts, scheme, code)
+    printer.print()
+    name = f"conv_{digest(str(code))[:20]}"
+    text = str(code).replace("@", name)
+    weight, *bias = (_data(value) for value in parts.node.inputs[1:])
+    constants: list[Callable[[], np.ndarray]] = [
+        lambda: pack_weights(weight(), scheme),
+        lambda: pack_outputs(bias[0]() if bias else None, scheme),
+    ]
+    constants += [_packed(pack_inputs, v, scheme) for v in printer.packer.vectors]
+    constants += [_packed(pack_outputs, v, scheme) for v in printer.epilogue.vectors]
+    return ContractionKernel(
+        KernelSource(name, text),
+        scheme.tasks,
+        max(1, min(scheme.tile.groups, scheme.tasks // (threads * CALLS_PER_THREAD))),
+        scheme.scratch_bytes,
+        tuple(constants),
+    )
+
+
+def _data(value: Value) -> Callable[[], np.ndarray]:
+    assert isinstance(value, Constant)
+    return lambda: value.data
+
+
+def _packed(
+    pack: Callable[[np.ndarray, Scheme], np.ndarray], value: Value, scheme: Scheme
+) -> Callable[[], np.ndarray]:
+    data = _data(value)
+    return lambda: pack(data(), scheme)
+
+
+class _Kernel:
+    def __init__(self, parts: Parts, scheme: Scheme, code: Code) -> None:
+        self.scheme = scheme
+        self.problem = scheme.problem
+        self.code = code
+        self.epilogue = Epilogue(parts, scheme)
+        self.packer = Packer(parts, scheme)
+
+    def print(self) -> None:
+        scheme, tile, code = self.scheme, self.scheme.tile, self.code
+        if scheme.packing != "none":
+            self.packer.print(code)
+        for rows, columns in self._shapes():
+            for count, vectors in ((tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1)):
+                if count:
+                    print_tile(code, scheme, self.epilogue, rows, columns, vectors)
+        with code.block("MD_KERNEL(@)"):
+            self._pointers()
+            if scheme.packing != "none":
+                code.line("uniform int held = -1;")
+            with code.block("for (uniform int t = md_begin; t < md_end; t++)"):
+                self._task()
+
+    def _shapes(self) -> list[tuple[int, int]]:
+        """The tiles' shapes: the whole one, and what is left at the end."""
+        tile, out = self.scheme.tile, self.problem.out
+        shapes = [(tile.rows, tile.columns)]
+        if out[1] % tile.columns:
+            shapes.append((1, out[1] % tile.columns))
+        if out[0] % tile.rows:
+            shapes.append((out[0] % tile.rows, tile.columns))
+        return shapes
+
+    def _pointers(self) -> None:
+        code = self.code
+        names = (
+            ["x"] + [f"z{i}" for i in range(len(self.problem.others))] + ["y", "weights", "bias"]
+        )
+        names += [f"p{i}" for i in range(len(self.packer.vectors))]
+        names += [f"e{i}" for i in range(len(self.epilogue.vectors))]
+        for i, name in enumerate(names):
+            if name == "y":
+                code.line(f"uniform float * uniform y = MD_OUT(float, {i});")
+            else:
+                code.line(f"const uniform float * uniform {name} = MD_IN(float, {i});")
+        scratch = "uniform float * uniform {} = (uniform float * uniform)md_scratch + {};"
+        if self.scheme.packing != "none":
+            code.line(scratch.format("packed", 0))
+        if self.scheme.chunk:
+            code.line(scratch.format("sums", self.scheme.packed_floats))
+
+    def _task(self) -> None:
+        scheme, problem, code = self.scheme, self.problem, self.code
+        tile = scheme.tile
+        code.line(f"const uniform int part = t % {tile.groups};")
+        code.line(f"const uniform int group = t / {tile.groups} % {scheme.groups};")
+        per_block = tile.groups * scheme.groups
+        code.line(f"const uniform int block = t / {per_block} % {scheme.blocks};")
+        code.line(f"const uniform int64 image = t / {per_block * scheme.blocks};")
+        end = problem.out[1 if scheme.by_columns else 0]
+        begin = f"block * {scheme.block}"
+        if scheme.by_columns:
+            code.line(f"const uniform int r0 = 0, r1 = 1, c0 = {begin};")
+            code.line(f"const uniform int c1 = min(c0 + {scheme.block}, {end});")
+        else:
+            code.line(f"const uniform int c0 = 0, c1 = {problem.out[1]}, r0 = {begin};")
+            code.line(f"const uniform int r1 = min(r0 + {scheme.block}, {end});")
+        code.line(f"const uniform float * uniform xn = x + image * {problem.source.image};")
+        if scheme.packing != "none":
+            key = "t" if scheme.spread else f"t / {tile.groups}"
+            with code.block(f"if (held != {key})"):
+                group = "part" if scheme.spread else "group"
+                vectors = "".join(f"p{i}, " for i in range(len(self.packer.vectors)))
+                code.line(f"@_pack(xn, packed, {vectors}{group}, r0, r1, c0, c1);")
+                code.line(f"held = {key};")
+        elif scheme.groups > 1:
+            code.line(f"xn += {self._group_offset(problem.source)};")
+        code.line(f"uniform float * uniform yn = y + image * {problem.result.image};")
+        for i, view in enumerate(problem.others):
+            code.line(f"const uniform float * uniform zn{i} = z{i} + image * {view.image};")
+        if tile.narrow and tile.wide:
+            with code.block(f"if (part < {tile.wide})"):
+                self._tiles(tile.vectors, f"part * {tile.vectors}")
+            with code.block("else"):
+                self._tiles(tile.vectors - 1, f"part * {tile.vectors - 1} + {tile.wide}")
+        else:
+            self._tiles(tile.vectors, f"part * {tile.vectors}")
+
+    def _group_offset(self, source: View) -> str:
+        first = f"group * {self.problem.inputs}"
+        if source.block == 1:
+            return f"(uniform int64)({first}) * {source.plane}"
+        if source.contiguous:
+            return first
+        return f"(uniform int64)({first}) / {source.block} * {source.plane}"
+
+    def _tiles(self, vectors: int, slot: str) -> None:
+        """All tiles of a task, for its ``vectors`` vectors of channels from ``slot`` on."""
+        scheme, problem, code = self.scheme, self.problem, self.code
+        depth, lanes = problem.depth, scheme.lanes
+        code.line(f"const uniform int slot = ({slot}) * {lanes};")
+        code.line(f"const uniform int first = group * {scheme.outputs} + slot;")
+        code.line(f"const uniform int limit = (group + 1) * {scheme.outputs};")
+        at = f"group * {scheme.slots} + slot"
+        code.line(f"const uniform float * uniform bs = bias + {at};")
+        code.line(f"const uniform float * uniform ws = weights + (uniform int64)({at}) * {depth};")
+        for i in range(len(self.epilogue.vectors)):
+            code.line(f"const uniform float * uniform es{i} = e{i} + {at};")
+        if not scheme.chunk:
+            self._pixels(vectors, "ws")
+            return
+        loop = f"for (uniform int begin = 0; begin < {scheme.steps}; begin += {scheme.chunk})"
+        with code.block(loop):
+            code.line(f"const uniform int end = min(begin + {scheme.chunk}, {scheme.steps});")
+            code.line("uniform float * uniform kept = sums;")
+            step = scheme.unit * problem.kernel[0] * problem.kernel[1] * vectors * lanes
+            code.line(f"const uniform float * uniform wc = ws + (uniform int64)begin * {step};")
+            self._pixels(vectors, "wc")
+
+    def _pixels(self, vectors: int, weights: str) -> None:
+        tile, out, code = self.scheme.tile, self.problem.out, self.code
+        if tile.rows > 1:
+            code.line("uniform int r = r0;")
+            with code.block(f"for (; r + {tile.rows} <= r1; r += {tile.rows})"):
+                self._call(tile.rows, tile.columns, vectors, weights, "r", "0")
+            if rest := out[0] % tile.rows:
+                with code.block("if (r < r1)"):
+                    self._call(rest, tile.columns, vectors, weights, "r", "0")
+            return
+        with code.block("for (uniform int r = r0; r < r1; r++)"):
+            code.line("uniform int c = c0;")
+            with code.block(f"for (; c + {tile.columns} <= c1; c += {tile.columns})"):
+                self._call(1, tile.columns, vectors, weights, "r", "c")
+            if rest := out[1] % tile.columns:
+                with code.block("if (c < c1)"):
+                    self._call(1, rest, vectors, weights, "r", "c")
+
+    def _call(
+        self, rows: int, columns: int, vectors: int, weights: str, row: str, column: str
+    ) -> None:
+        scheme, problem, code = self.scheme, self.problem, self.code
+        read = scheme.read
+        down, across = problem.stride
+        if scheme.packing != "none":
+            row_in, column_in = f"({row} - r0)", f"({column} - c0)"
+            base = "packed"
+        else:
+            row_in, column_in, base = row, column, "xn"
+        x = f"{base} + {row_in} * {down * read.row} + {column_in} * {across * read.column}"
+        arguments = [x, weights, "bs"]
+        if scheme.chunk:
+            arguments += ["begin", "end", "kept"]
+        views = [("yn", problem.result)]
+        views += [(f"zn{i}", view) for i, view in enumerate(problem.others)]
+        arguments += [
+            f"{name} + {row} * {view.row} + {column} * {view.column}" for name, view in views
+        ]
+        arguments += [f"es{i}" for i in range(len(self.epilogue.vectors))]
+        arguments += ["first", "limit"]
+        code.line(f"{tile_name(rows, columns, vectors)}({', '.join(arguments)});")
+        if scheme.chunk:
+            code.line(f"kept += {rows * columns * vectors * scheme.lanes};")

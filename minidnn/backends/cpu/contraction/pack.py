@@ -1,0 +1,153 @@
+"""Prints the function that copies a block of inputs into scratch.
+
+It applies the prologue, and puts zeros where the convolution pads: padding is zero after the
+prologue, not before it.
+"""
+
+from __future__ import annotations
+
+from ....fusion.contraction import Parts
+from ....graph.ir import Value
+from ..code import Code
+from ..scalar import print_code
+from .scheme import Scheme
+
+_POINTER = "const uniform float * uniform"
+
+
+class Packer:
+    """Prints ``@_pack`` for a scheme that packs.
+
+    Its vectors are the constants of the prologue in the order in which they are read; for
+    "lanes", each is arranged like the packed channels.
+    """
+
+    def __init__(self, parts: Parts, scheme: Scheme) -> None:
+        self.parts = parts
+        self.scheme = scheme
+        vectors = [v.value for o in parts.prologue for v in o.vectors]
+        self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
+
+    @property
+    def parameters(self) -> list[str]:
+        given = ["const uniform float * uniform x", "uniform float * uniform packed"]
+        given += [f"const uniform float * uniform p{i}" for i in range(len(self.vectors))]
+        return given + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
+
+    def print(self, code: Code) -> None:
+        with code.block(f"static noinline unmasked void @_pack({', '.join(self.parameters)})"):
+            if self.scheme.packing == "features":
+                self._features(code)
+                return
+            problem = self.scheme.problem
+            for axis, name in enumerate(("row", "column")):
+                begin, end = ("r0", "r1") if axis == 0 else ("c0", "c1")
+                reach = (problem.kernel[axis] - 1) * problem.dilation[axis] + 1
+                stride = problem.stride[axis]
+                code.line(
+                    f"const uniform int {name}s = ({end} - {begin} - 1) * {stride} + {reach};"
+                )
+                before = problem.padding[axis][0]
+                code.line(f"const uniform int {name}0 = {begin} * {stride} - {before};")
+            width = problem.size[1]
+            code.line("const uniform int left = clamp(-column0, 0, columns);")
+            code.line(f"const uniform int right = clamp({width} - column0, left, columns);")
+            if self.scheme.packing == "pixels":
+                self._pixels(code)
+            else:
+                self._vectors(code)
+
+    def _apply(self, code: Code) -> str:
+        """The prologue on ``v``, with ``q<i>`` for vectors."""
+        names: dict[Value, str] = {self.parts.source: "v"}
+        result = "v"
+        for operation in self.parts.prologue:
+            arguments = [names[v] for v in operation.operands]
+            arguments += [f"q{self.vectors.index(o.value)}" for o in operation.vectors]
+            lines, result = print_code(operation.code, arguments, code.fresh)
+            code.lines(lines)
+            names[operation.output] = result
+        return result
+
+    def _features(self, code: Code) -> None:
+        inputs, lanes = self.scheme.problem.inputs, self.scheme.lanes
+        column = self.scheme.problem.source.column
+        with (
+            code.block("for (uniform int c = c0; c < c1; c++)"),
+            code.block(f"foreach (f = 0 ... {inputs})"),
+        ):
+            code.line(f"float v = x[c * {column} + f];")
+            for i in range(len(self.vectors)):
+                code.line(f"float q{i} = p{i}[f];")
+            row = -(-inputs // lanes) * lanes
+            code.line(f"packed[(c - c0) * {row} + f] = {self._apply(code)};")
+
+    def _vectors(self, code: Code) -> None:
+        """Blocks of channels, or for each output lane its own channel."""
+        scheme = self.scheme
+        problem, packed, lanes = scheme.problem, scheme.packed, scheme.lanes
+        spread = scheme.packing == "lanes"
+        blocks = problem.inputs if spread else -(-problem.inputs // lanes)
+        if spread:
+            code.line(f"const int lane = group * {lanes} + programIndex;")
+            code.line(f"const bool real = lane < {problem.outputs * problem.groups};")
+        with code.block(f"for (uniform int b = 0; b < {blocks}; b++)"):
+            if spread:
+                code.line(f"const int channel = lane / {problem.outputs} * {problem.inputs} + b;")
+                code.line(f"const int at = {self._channel_offset()};")
+            else:
+                code.line(f"uniform int64 first = group * {blocks} + b;")
+                code.line(f"{_POINTER} xb = x + first * {problem.source.plane};")
+            for i in range(len(self.vectors)):
+                where = f"(group * {blocks} + b) * {lanes}"
+                code.line(f"const float q{i} = p{i}[{where} + programIndex];")
+            with code.block("for (uniform int i = 0; i < rows; i++)"):
+                self._to(code, f"b * {packed.block} + i * {packed.row}")
+                self._row_of_vectors(code)
+
+    def _channel_offset(self) -> str:
+        source = self.scheme.problem.source
+        if source.block == 1:
+            return f"channel * {source.plane}"
+        return f"channel / {source.block} * {source.plane} + channel % {source.block}"
+
+    def _to(self, code: Code, offset: str) -> None:
+        """Where row ``i`` of a channel goes, and which row of the input it is."""
+        code.line(f"uniform float * uniform to = packed + {offset};")
+        code.line("const uniform int y = row0 + i;")
+        height = self.scheme.problem.size[0]
+        code.line(f"const uniform bool outside = y < 0 || y >= {height};")
+
+    def _row_of_vectors(self, code: Code) -> None:
+        source, lanes = self.scheme.problem.source, self.scheme.lanes
+        zeros = "for (uniform int j = {}; j < {}; j++) " + f"to[j * {lanes} + programIndex] = 0.0f;"
+        code.line("const uniform int l = outside ? columns : left, r = outside ? columns : right;")
+        code.line(zeros.format("0", "l"))
+        with code.block("for (uniform int j = l; j < r; j++)"):
+            pixel = f"y * {source.row} + (column0 + j) * {source.column}"
+            if self.scheme.spread:
+                code.line("float v = 0.0f;")
+                code.line(f"if (real) v = x[{pixel} + at];")
+            else:
+                code.line(f"float v = xb[{pixel} + programIndex];")
+            code.line(f"to[j * {lanes} + programIndex] = {self._apply(code)};")
+        code.line(zeros.format("r", "columns"))
+
+    def _pixels(self, code: Code) -> None:
+        scheme = self.scheme
+        problem, packed, lanes = scheme.problem, scheme.packed, scheme.lanes
+        source = problem.source
+        with code.block(f"for (uniform int c = 0; c < {problem.inputs}; c++)"):
+            code.line(f"const uniform int64 channel = group * {problem.inputs} + c;")
+            code.line(f"{_POINTER} xc = x + {self._channel_offset()};")
+            for i in range(len(self.vectors)):
+                code.line(f"const float q{i} = p{i}[channel];")
+            with code.block("for (uniform int i = 0; i < rows; i++)"):
+                self._to(code, f"c * {packed.channel} + i * {packed.row}")
+                with code.block(f"for (uniform int j = 0; j < columns; j += {lanes})"):
+                    code.line("const int jj = j + programIndex;")
+                    code.line("float v = 0.0f;")
+                    with code.block("if (!outside && jj >= left && jj < right)"):
+                        code.line(f"v = xc[y * {source.row} + (column0 + jj) * {source.column}];")
+                        code.line(f"v = {self._apply(code)};")
+                    code.line("to[jj] = v;")

@@ -1,0 +1,235 @@
+"""A contraction as one geometry: convolution, 1x1 convolution and linear are the same loops.
+
+A linear layer is a 1x1 convolution whose pixels are the rows of its input; a 1x1 convolution
+without stride and padding has one long row of pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from ....fusion.contraction import Parts
+from ....graph.ir import Constant, Value
+from ....graph.operators import Conv2d, Linear
+from ....graph.types import TensorType
+from ..tensor import Tensor
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where element (image, channel, row, column) lies, in elements.
+
+    ``image * n + channel // block * plane + channel % block + row * y + column * x``.  A stride of
+    0 repeats a value that has one element on that axis; ``channels == 1`` repeats its channel.
+    """
+
+    channels: int
+    image: int
+    plane: int
+    block: int
+    row: int
+    column: int
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether all channels of a pixel lie side by side."""
+        return self.block >= self.channels
+
+    def broadcasts(self, channels: int) -> bool:
+        return self.channels == 1 < channels
+
+    def flat(self) -> View:
+        """All pixels as one row (they lie in order, or all in one place)."""
+        return replace(self, row=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Shapes and strides of a contraction.
+
+    Attributes:
+        inputs: channels of one group that a result sums over.
+        outputs: channels of one group that are computed.
+        size, out: rows and columns of input and output.
+        source, result, others: where the tensors lie.
+    """
+
+    batch: int
+    groups: int
+    inputs: int
+    outputs: int
+    size: Pair
+    out: Pair
+    kernel: Pair
+    stride: Pair
+    dilation: Pair
+    padding: tuple[Pair, Pair]
+    source: View
+    result: View
+    others: tuple[View, ...]
+    is_linear: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Products of one sum."""
+        return self.inputs * self.kernel[0] * self.kernel[1]
+
+    @property
+    def pads(self) -> bool:
+        """Whether an output reads beyond the input."""
+        for size, out, kernel, stride, dilation, pads in zip(
+            self.size,
+            self.out,
+            self.kernel,
+            self.stride,
+            self.dilation,
+            self.padding,
+            strict=True,
+        ):
+            last = (out - 1) * stride + (kernel - 1) * dilation - pads[0]
+            if pads[0] or last >= size:
+                return True
+        return False
+
+    @property
+    def operations(self) -> int:
+        pixels = self.batch * self.out[0] * self.out[1]
+        return 2 * pixels * self.groups * self.outputs * self.depth
+
+
+def problem_of(
+    parts: Parts, batch: int, source: Tensor, others: tuple[Tensor, ...], result: Tensor
+) -> Problem:
+    """The geometry of a contraction on tensors that lie as given."""
+    if isinstance(parts.node.op, Linear):
+        return _linear(parts, batch, source, others, result)
+    op = parts.node.op
+    assert isinstance(op, Conv2d)
+    x, weight = (value.type for value in parts.node.inputs[:2])
+    result_type = parts.node.output.type
+    kernel = (weight.shape[2], weight.shape[3])
+    problem = Problem(
+        batch=batch,
+        groups=op.groups,
+        inputs=weight.shape[1],
+        outputs=weight.shape[0] // op.groups,
+        size=(x.shape[2], x.shape[3]),
+        out=(result_type.shape[2], result_type.shape[3]),
+        kernel=kernel,
+        stride=op.stride,
+        dilation=op.dilation,
+        padding=op.padding,
+        source=_view(source, x, x),
+        result=_view(result, result_type, result_type),
+        others=tuple(
+            _view(t, v.type, result_type) for t, v in zip(others, parts.others, strict=True)
+        ),
+    )
+    return _flattened(problem)
+
+
+def _flattened(problem: Problem) -> Problem:
+    pointwise = (1, 1) == problem.kernel == problem.stride and not problem.pads
+    if not pointwise or not all(_is_flat(v, problem.out) for v in problem.others):
+        return problem
+    pixels = problem.size[0] * problem.size[1]
+    return replace(
+        problem,
+        size=(1, pixels),
+        out=(1, pixels),
+        source=problem.source.flat(),
+        result=problem.result.flat(),
+        others=tuple(view.flat() for view in problem.others),
+    )
+
+
+def _is_flat(view: View, out: Pair) -> bool:
+    return view.row == view.column * out[1] or out[0] == 1
+
+
+def _view(tensor: Tensor, own: TensorType, whole: TensorType) -> View:
+    """The strides of a tensor that is read at the positions of ``whole``."""
+    repeats = [a == 1 < b for a, b in zip(own.plane, whole.plane, strict=True)]
+    block, plane = tensor.block, tensor.plane
+    if block == 1 and plane == 1:
+        block, plane = tensor.channels, 0
+    return View(
+        tensor.channels,
+        0 if repeats[0] else tensor.image,
+        plane,
+        block,
+        0 if repeats[2] else tensor.columns * tensor.block,
+        0 if repeats[3] else tensor.block,
+    )
+
+
+def _linear(
+    parts: Parts, batch: int, source: Tensor, others: tuple[Tensor, ...], result: Tensor
+) -> Problem:
+    """Rows of features; tensors are rows (each an image of one pixel) or images of rows."""
+    inputs, outputs = parts.node.inputs[1].shape[1], parts.node.inputs[1].shape[0]
+    shape = parts.node.output.shape
+    rank = len(shape)
+    in_rows = rank <= 2 or (source.channels, source.plane) == (inputs, 1)
+    images, pixels = (1, batch) if in_rows else (batch, prod(shape[1:-1]))
+    tensors = (source, result, *others)
+    sizes = (inputs, *(outputs for _ in tensors[1:]))
+    if not in_rows and all(t.image == pixels * n for t, n in zip(tensors, sizes, strict=True)):
+        images, pixels = 1, images * pixels
+
+    def view(tensor: Tensor, value: Value) -> View:
+        features = value.shape[-1]
+        if not in_rows:
+            return View(features, tensor.image, 0, features, 0, features)
+        repeats = value.shape[:-1] != shape[:-1]
+        return View(features, 0, 0, features, 0, 0 if repeats else tensor.image)
+
+    return Problem(
+        batch=images,
+        groups=1,
+        inputs=inputs,
+        outputs=outputs,
+        size=(1, pixels),
+        out=(1, pixels),
+        kernel=(1, 1),
+        stride=(1, 1),
+        dilation=(1, 1),
+        padding=((0, 0), (0, 0)),
+        source=view(source, parts.node.inputs[0]),
+        result=view(result, parts.node.output),
+        others=tuple(view(t, v) for t, v in zip(others, parts.others, strict=True)),
+        is_linear=True,
+    )
+
+
+def why_unsupported(parts: Parts) -> str | None:
+    """Why no kernel here computes these parts; None if one does."""
+    if not isinstance(parts.node.op, (Conv2d, Linear)):
+        return f"{parts.node.op.name} is no convolution or linear layer"
+    types = [value.type for value in (*parts.node.inputs, *parts.others, *parts.vectors)]
+    for type in types:
+        if type.dtype != "float32":
+            return f"an operand is {type.dtype}; the CPU computes in float32"
+    for value in (*parts.node.inputs[1:], *parts.vectors):
+        if not isinstance(value, Constant):
+            return f"{value.name} is computed at run time; weights and vectors must be constants"
+    output = parts.node.output
+    for operation in (*parts.prologue, *parts.epilogue):
+        if operation.window is not None or operation.is_join:
+            return f"{operation.output.name} is not computed element by element"
+    for operation in parts.epilogue:
+        if operation.output.shape != output.shape:
+            return f"{operation.output.name} has another shape than the contraction's result"
+    if isinstance(parts.node.op, Linear):
+        if output.type.rank > 2 and parts.vectors:
+            return "the channels of a vector are not the features of a linear layer of rank 3"
+        for value in parts.others:
+            if output.type.rank > 2 and value.shape != output.shape:
+                return f"{value.name} repeats over rows of a linear layer of rank 3"
+    for value in parts.others:
+        if len(value.shape) != output.type.rank:
+            return f"{value.name} has another rank than the result"
+    return None

@@ -1,0 +1,252 @@
+"""How a contraction is computed: where inputs are read, register tile, blocks, chunks.
+
+A scheme is plain data, decided here from shapes alone; the printers only write it down.  Sums
+run over channels in order of their blocks, kernel rows, kernel columns, channels of a block:
+nothing here that depends on threads or blocks changes that order, so no bit of a result does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from ..isa import Isa
+from .problem import Pair, Problem
+from .tiling import Tile, choose_tile
+
+Packing = Literal["none", "blocks", "pixels", "features", "lanes"]
+
+BLOCK_BYTES = 256 << 10
+"""Input that a task reads again for each group of output channels: half of a second-level cache
+at most, since weights pass through it too."""
+
+WANTED_TASKS = 48
+"""Enough for 16 threads; larger blocks are cut for it."""
+
+CHUNK_BYTES = 160 << 10
+"""Weights that stay in the second-level cache while all pixels of a block use them."""
+
+MOST_UNROLLED_TAPS = 12
+MOST_UNROLLED_PLANES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Strides:
+    """Where the sum's terms lie behind a pixel: strides in floats."""
+
+    block: int
+    channel: int
+    row: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Everything that a printed kernel follows.
+
+    Attributes:
+        packing: how a block of inputs is copied into scratch before it is used: not at all;
+            "blocks": as it lies, in blocks of channels; "pixels": planes; "features": rows;
+            "lanes": for each output lane its own input channel.
+        unit: channels of one step of the sum's outer loop, which are unrolled.
+        taps_unrolled: whether the columns of the kernel are unrolled too.
+        block: rows of output of one task (columns if there is one row).
+        chunk: steps of the outer loop after which the next tile takes its turn, or 0: each
+            tile computes its whole sums.
+    """
+
+    problem: Problem
+    lanes: int
+    tile: Tile
+    packing: Packing
+    unit: int
+    taps_unrolled: bool
+    block: int
+    chunk: int
+
+    @property
+    def spread(self) -> bool:
+        """Whether each lane reads an input channel of its own."""
+        return self.packing == "lanes"
+
+    @property
+    def groups(self) -> int:
+        """Groups of channels that are computed one by one."""
+        return 1 if self.spread else self.problem.groups
+
+    @property
+    def outputs(self) -> int:
+        """Output channels of one of these groups."""
+        return self.problem.outputs * (self.problem.groups if self.spread else 1)
+
+    @property
+    def slots(self) -> int:
+        """Output channels of a group, filled up to whole vectors."""
+        return -(-self.outputs // self.lanes) * self.lanes
+
+    @property
+    def steps(self) -> int:
+        """Turns of the sum's outer loop, the last perhaps with fewer channels."""
+        return -(-self.problem.inputs // self.unit)
+
+    @property
+    def by_columns(self) -> bool:
+        return self.problem.out[0] == 1
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of pixels of an image."""
+        return -(-self.problem.out[1 if self.by_columns else 0] // self.block)
+
+    @property
+    def tasks(self) -> int:
+        return self.problem.batch * self.blocks * self.groups * self.tile.groups
+
+    @property
+    def window(self) -> Pair:
+        """Rows and columns of input that one block needs."""
+        out = (1, self.block) if self.by_columns else (self.block, self.problem.out[1])
+        rows, columns = (
+            (n - 1) * s + (k - 1) * d + 1
+            for n, s, k, d in zip(
+                out,
+                self.problem.stride,
+                self.problem.kernel,
+                self.problem.dilation,
+                strict=True,
+            )
+        )
+        return rows, columns
+
+    @cached_property
+    def packed(self) -> Strides:
+        """How the packed block lies."""
+        rows, columns = self.window
+        if self.packing == "features":
+            return Strides(self.unit, 1, 0, _up(self.problem.inputs, self.lanes))
+        if self.packing == "pixels":
+            columns = _up(columns, self.lanes)
+            return Strides(self.unit * rows * columns, rows * columns, columns, 1)
+        return Strides(rows * columns * self.lanes, 1, columns * self.lanes, self.lanes)
+
+    @property
+    def packed_floats(self) -> int:
+        packed, steps = self.packed, self.steps
+        match self.packing:
+            case "none":
+                return 0
+            case "features":
+                return self.block * packed.column
+            case "pixels":
+                return self.problem.inputs * packed.channel
+        return steps * packed.block
+
+    @property
+    def read(self) -> Strides:
+        """What the tiles read: the packed block or the source itself."""
+        if self.packing != "none":
+            return self.packed
+        source = self.problem.source
+        if source.block == self.lanes and not source.contiguous:
+            return Strides(source.plane, 1, source.row, source.column)
+        if source.contiguous:
+            return Strides(self.unit, 1, source.row, source.column)
+        return Strides(self.unit * source.plane, source.plane, source.row, source.column)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of one block."""
+        if self.by_columns:
+            return -(-self.block // self.tile.columns)
+        return -(-self.block // self.tile.rows) * -(-self.problem.out[1] // self.tile.columns)
+
+    @property
+    def sums_floats(self) -> int:
+        """Floats that hold unfinished sums of a block between chunks."""
+        if not self.chunk:
+            return 0
+        return self.tiles * self.tile.rows * self.tile.columns * self.tile.vectors * self.lanes
+
+    @property
+    def scratch_bytes(self) -> int:
+        return 4 * (self.packed_floats + self.sums_floats)
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def choose_scheme(problem: Problem, has_prologue: bool, isa: Isa) -> Scheme:
+    """The scheme for a problem."""
+    lanes = isa.lanes
+    spread = problem.groups > 1 and problem.outputs < lanes
+    packing = "lanes" if spread else _packing(problem, has_prologue, lanes)
+    unit, unrolled = _unit(problem, packing, lanes)
+    outputs = problem.outputs * (problem.groups if spread else 1)
+    vectors = -(-outputs // lanes)
+    depth = problem.depth
+    tile = choose_tile(problem.out, vectors, depth, isa, most_vectors=1 if spread else 4)
+    by_columns = problem.out[0] == 1
+    step = tile.columns if by_columns else tile.rows
+    total = problem.out[1 if by_columns else 0]
+    block = _up(total, step)
+    tasks = problem.batch * (1 if spread else problem.groups) * tile.groups
+
+    def scheme(block: int, chunk: int = 0) -> Scheme:
+        return Scheme(problem, lanes, tile, packing, unit, unrolled, block, chunk)
+
+    def floats(block: int) -> int:
+        rows, columns = scheme(block).window
+        return rows * columns * problem.inputs * (lanes if spread else 1)
+
+    while block > step:
+        fits = 4 * floats(block) <= BLOCK_BYTES
+        enough = tasks * -(-total // block) >= WANTED_TASKS or scheme(block).tiles <= 4
+        if fits and enough:
+            break
+        block = _up(block // 2, step)
+    return scheme(block, _chunk(scheme(block)))
+
+
+def _chunk(scheme: Scheme) -> int:
+    if scheme.tiles == 1 or scheme.steps < 2:
+        return 0
+    problem = scheme.problem
+    taps = problem.kernel[0] * problem.kernel[1]
+    step = 4 * scheme.unit * taps * scheme.tile.vectors * scheme.lanes
+    if step * scheme.steps <= 2 * CHUNK_BYTES:
+        return 0
+    count = -(-step * scheme.steps // CHUNK_BYTES)
+    return -(-scheme.steps // count)
+
+
+def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
+    source = problem.source
+    aligned = problem.groups == 1 or problem.inputs % lanes == 0
+    blocked = source.block == lanes and not source.contiguous
+    pointwise = problem.kernel == (1, 1)
+    if not problem.pads and not has_prologue:
+        if blocked and aligned:
+            return "none"
+        if source.contiguous and pointwise:
+            return "none"
+        if source.block == 1:
+            return "none"
+    if problem.is_linear:
+        return "features"
+    return "blocks" if blocked and aligned else "pixels"
+
+
+def _unit(problem: Problem, packing: Packing, lanes: int) -> tuple[int, bool]:
+    """Channels unrolled in one step, and whether the kernel's columns are unrolled as well."""
+    source = problem.source
+    if packing == "lanes":
+        return 1, problem.kernel[1] <= MOST_UNROLLED_TAPS
+    if packing in ("blocks", "features"):
+        return min(lanes, problem.inputs), False
+    if packing == "none" and (source.block == lanes or source.contiguous):
+        return min(lanes, problem.inputs), False
+    if problem.kernel[1] == 1:
+        return min(MOST_UNROLLED_PLANES, problem.inputs), False
+    return 1, problem.kernel[1] <= MOST_UNROLLED_TAPS

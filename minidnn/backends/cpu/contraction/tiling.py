@@ -1,0 +1,98 @@
+"""Choosing a register tile: pixels times vectors of output channels.
+
+The figures are those of current x86 cores: two multiply-adds and two vector loads a cycle, a
+latency of four cycles.  A step of the sum loads one number for each pixel and one vector of
+weights for each vector of channels, and multiplies each with each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..isa import Isa
+
+LATENCY = 4.0
+OVERHEAD = 24.0
+"""Cycles to begin and end a tile, beside its sums."""
+
+VARIANT_PENALTY = 0.004
+"""Share of the time that another variant of the code must save to be worth its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows x columns of pixels and what is left over, vectors of channels and how they split.
+
+    ``wide`` groups have ``vectors`` vectors, then ``narrow`` groups have one less.
+    """
+
+    rows: int
+    columns: int
+    vectors: int
+    wide: int
+    narrow: int
+
+    @property
+    def groups(self) -> int:
+        return self.wide + self.narrow
+
+
+def split_vectors(blocks: int, vectors: int) -> tuple[int, int]:
+    """How many groups of ``vectors`` and of ``vectors - 1`` make up ``blocks``."""
+    count = -(-blocks // vectors)
+    narrow = count * vectors - blocks
+    return count - narrow, narrow
+
+
+def step_cycles(pixels: int, vectors: int) -> float:
+    """Cycles of one step of the sums of a tile."""
+    return max(pixels * vectors / 2, (pixels + vectors) / 2, LATENCY)
+
+
+def choose_tile(
+    out: tuple[int, int], blocks: int, depth: int, isa: Isa, most_vectors: int = 4
+) -> Tile:
+    """The tile with the least predicted time for ``out`` pixels and ``blocks`` of channels."""
+    best: tuple[float, Tile] | None = None
+    for vectors in range(1, min(blocks, most_vectors) + 1):
+        most = min((isa.registers - 1 - vectors) // vectors, 28)
+        if vectors > 2 and isa.registers == 32:
+            most = min(most, 4)
+        wide, narrow = split_vectors(blocks, vectors)
+        if wide < 0:
+            continue
+        for rows, columns in _shapes(out, most):
+            tile = Tile(rows, columns, vectors, wide, narrow)
+            cost = _cost(tile, out, depth)
+            if best is None or cost < best[0]:
+                best = cost, tile
+    assert best is not None
+    return best[1]
+
+
+def _shapes(out: tuple[int, int], most: int) -> list[tuple[int, int]]:
+    shapes = [(1, columns) for columns in range(1, min(most, out[1]) + 1)]
+    if out[1] <= most // 2:
+        shapes += [(rows, out[1]) for rows in range(2, min(most // out[1], out[0]) + 1)]
+    return shapes
+
+
+def _cost(tile: Tile, out: tuple[int, int], depth: int) -> float:
+    full, rest = divmod(out[1], tile.columns)
+    if tile.rows > 1:
+        full, rest = divmod(out[0], tile.rows)
+        sizes = [(full, tile.rows * tile.columns), (1 if rest else 0, rest * tile.columns)]
+        repeats = 1
+    else:
+        sizes = [(full, tile.columns), (1 if rest else 0, rest)]
+        repeats = out[0]
+    groups = [(tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1)]
+    total = 0.0
+    variants = 0
+    for count, pixels in sizes:
+        for groups_of, vectors in groups:
+            if count and groups_of:
+                variants += 1
+                each = step_cycles(pixels, vectors) * depth + OVERHEAD
+                total += repeats * count * groups_of * each
+    return total * (1 + VARIANT_PENALTY * (variants - 1))

@@ -1,0 +1,48 @@
+"""Every case against float64, on guarded buffers, on both ISAs and any number of threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minidnn.backends.cpu.buffers import Guard
+from minidnn.backends.cpu.library import Kernel
+
+from .cases import CASES
+from .harness import Built, build, compile_all, inputs_of, largest_error, reference, run
+
+Ready = dict[str, tuple[Built, Kernel]]
+
+
+@pytest.fixture(scope="module")
+def _compiled() -> dict[str, Ready]:
+    return {}
+
+
+@pytest.fixture
+def ready(isa, own_cache, _compiled: dict[str, Ready]) -> Ready:
+    """All cases, compiled together once for each ISA."""
+    if isa.name not in _compiled:
+        built = [build(case, isa) for case in CASES]
+        kernels = compile_all(built, isa)
+        _compiled[isa.name] = {b.case.name: (b, k) for b, k in zip(built, kernels, strict=True)}
+    return _compiled[isa.name]
+
+
+def tolerance(built: Built) -> float:
+    """Rounding errors of a sum grow with the square root of its terms."""
+    weight = built.parts.node.inputs[1].shape
+    return 5e-7 + 5e-8 * float(np.prod(weight[1:])) ** 0.5
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_agrees_with_float64(case, ready: Ready) -> None:
+    built, kernel = ready[case.name]
+    inputs = inputs_of(built)
+    wanted = reference(built, inputs)
+    result = run(built, kernel, inputs)
+    assert largest_error(result, wanted) < tolerance(built)
+    again = run(built, kernel, inputs, threads=2, guard=Guard.START, grain=1)
+    assert np.array_equal(result.view("u4"), again.view("u4"))
+    third = run(built, kernel, inputs, threads=3, grain=3)
+    assert np.array_equal(result.view("u4"), third.view("u4"))
