@@ -1,0 +1,66 @@
+"""All passes over the zoo's graphs: legal after every pass, and memory that nothing shares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minidnn import models
+from minidnn.fusion.collapse import STRATEGIES, Strategy
+from minidnn.fusion.device import H200
+from minidnn.fusion.target import Target
+from minidnn.graph.checker import complaints
+from minidnn.graph.ir import Graph
+from minidnn.graph.liveness import lifetimes
+from minidnn.layers.build import to_graph
+from minidnn.passes.infrastructure import Context, Pass
+from minidnn.passes.pipeline import PIPELINE, optimize
+from minidnn.runtime.memory import plan_memory
+
+NETWORKS = [name for name in models.list_models() if name != "digits"]
+
+
+def graph_of(name: str, batch: int = 1) -> Graph:
+    network = models.get_model(name)
+    return to_graph(network, (batch, *network.input_shape))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_checker_and_all_contracts_hold_after_every_pass(name: str) -> None:
+    graph = graph_of(name)
+    strategies: tuple[Strategy, ...] = ("model",)
+    if name in ("alexnet", "resnet18", "squeezenet1_1", "densenet121", "inception_v3"):
+        strategies = STRATEGIES
+    for strategy in strategies:
+        seen = []
+
+        def observe(step: Pass, before: Graph, after: Graph) -> None:
+            assert complaints(after) == []
+            seen.append(step)  # noqa: B023
+
+        optimize(graph, Context(strategy=strategy), observe, verify=True)
+        assert seen == list(PIPELINE)
+
+
+@pytest.mark.parametrize("name", ["densenet121", "inception_v3"])
+def test_another_device_gives_other_plans_that_are_legal_too(name: str) -> None:
+    optimize(graph_of(name), Context(Target(H200)), verify=True)
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_arena_is_near_its_lower_bound_and_nothing_overlaps(name: str, batch: int) -> None:
+    graph = optimize(graph_of(name, batch))
+    arena = plan_memory(graph)
+    assert arena.lower_bound <= arena.bytes <= 1.1 * arena.lower_bound
+    found = lifetimes(graph)
+    begin = np.array([arena.offsets[life.value] for life in found])
+    end = begin + np.array([life.bytes for life in found])
+    first = np.array([life.first for life in found])
+    last = np.array([life.last for life in found])
+    space = (begin[:, None] < end) & (begin < end[:, None])
+    time = (first[:, None] <= last) & (first <= last[:, None])
+    clash = space & time
+    np.fill_diagonal(clash, False)
+    assert not clash.any()
+    assert (begin % 64 == 0).all() and end.max() == arena.bytes
