@@ -7,9 +7,10 @@
 
 One module per family of functions (``tensor``, ``filter``, ``convolution``, ``activation``,
 ``pooling``, ``softmax``, ``dropout``, ``batch_norm``, ``lrn``, ``reduction``, ``op_tensor``,
-``transform``), the backend (graph) API in ``graph``, and everything that CuPy 13 had in
-``cupy.cudnn``: in ``compat``, and by its own name here, so that ``from minidnn import cudnn`` takes
-the place of ``from cupyx import cudnn``.  ``constants`` replaces ``cupy.cuda.cudnn``.
+``transform``), the backend (graph) API in ``graph``, the fastest convolution out of both in
+``choice``, and everything that CuPy 13 had in ``cupy.cudnn``: in ``compat``, and by its own name
+here, so that ``from minidnn import cudnn`` takes the place of ``from cupyx import cudnn``.
+``constants`` replaces ``cupy.cuda.cudnn``.
 
 Importing this needs neither CuPy, cuDNN nor a GPU; using it says what is missing.
 """
@@ -17,6 +18,7 @@ Importing this needs neither CuPy, cuDNN nor a GPU; using it says what is missin
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 from minidnn.cudnn.errors import ArgumentError, CuDNNError, DTypeError
@@ -25,6 +27,7 @@ from minidnn.errors import DeviceError
 _MODULES = (
     "activation",
     "batch_norm",
+    "choice",
     "compat",
     "constants",
     "convolution",
@@ -82,12 +85,15 @@ def path() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"minidnn.cudnn.{name}")
+    # "from minidnn.cudnn import x" asks here first: CuPy's names must not be looked for then, since
+    # that would import much of the package in the middle of an import.
+    if importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
     if not name.startswith("_"):
         compat = importlib.import_module("minidnn.cudnn.compat")
         if name in compat.__all__:
-            return getattr(compat, name)
+            globals()[name] = getattr(compat, name)  # found at once the next time
+            return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

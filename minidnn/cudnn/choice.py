@@ -15,20 +15,22 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from minidnn.cache import Store, digest
 from minidnn.cudnn import convolution
+from minidnn.cudnn.accuracy import is_coarse_winograd
 from minidnn.cudnn.convolution.choose import ADDS_IN_ANY_ORDER
 from minidnn.cudnn.convolution.plan import FUNCTIONS, NOT_SUPPORTED
-from minidnn.cudnn.enums import MathType
+from minidnn.cudnn.enums import MathType, Status
 from minidnn.cudnn.errors import CuDNNError, NoAlgorithmError
 from minidnn.cudnn.graph import Constraints, EngineConfig, Graph, arrays, device, memory
 from minidnn.cudnn.graph.spec import GraphSpec, TensorSpec, constraints_from
 from minidnn.cudnn.graph.timing import Contestant, race
-from minidnn.errors import GraphError, OutOfMemoryError, UnsupportedError
+from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, UnsupportedError
 
 log = logging.getLogger(__name__)
 Run = Callable[[], object]
@@ -112,14 +114,14 @@ class Problem:
         return g
 
     @property
+    def exact(self) -> bool:
+        """Whether float32 products must be float32 products."""
+        return self.x.dtype.name == "float32" and not self.constraints.tf32
+
+    @property
     def math(self) -> MathType:
         """What the fixed functions may compute with."""
-        single = self.x.dtype.name == "float32"
-        return (
-            MathType.CUDNN_FMA_MATH
-            if single and not self.constraints.tf32
-            else MathType.CUDNN_TENSOR_OP_MATH
-        )
+        return MathType.CUDNN_FMA_MATH if self.exact else MathType.CUDNN_TENSOR_OP_MATH
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,9 @@ class Choice:
             try:
                 return _runner(new, alternative)
             except OutOfMemoryError as error:
-                log.warning("%s; the next alternative is taken", error)
+                text = f"{error}; the next alternative is taken"
+                log.warning(text)
+                warnings.warn(text, MiniDNNWarning, stacklevel=2)
         raise OutOfMemoryError(f"no alternative fits into the free memory: {self.ranked}")
 
 
@@ -179,7 +183,7 @@ def choose(
     limits = constraints_from(None, constraints)
     problem = Problem(operation, x, w, y, padding, stride, dilation, limits)
     spec = problem.graph().freeze()
-    key = digest(memory.key(spec, problem.constraints, device.current().name), "choice 1")
+    key = digest(memory.key(spec, problem.constraints, device.current().name), "choice 2")
     ranked = _decode(_store.read(key))
     if ranked is None:
         ranked = _measure(problem, spec)
@@ -215,8 +219,10 @@ def _graph_candidates(problem: Problem) -> Iterator[Candidate]:
 
 def _fixed_candidates(problem: Problem) -> Iterator[Candidate]:
     found = []
+    limits = problem.constraints
     for algorithm in FUNCTIONS[problem.operation].algorithm:
-        limits = problem.constraints
+        if problem.exact and is_coarse_winograd(algorithm.name, problem.w.shape[2:]):
+            continue
         if limits.accuracy == "high" and ("FFT" in algorithm.name or "WINO" in algorithm.name):
             continue
         deterministic = algorithm.name not in ADDS_IN_ANY_ORDER
@@ -227,17 +233,14 @@ def _fixed_candidates(problem: Problem) -> Iterator[Candidate]:
         except NoAlgorithmError:
             continue  # over the limit of the workspace
         except CuDNNError as error:
-            if error.status not in NOT_SUPPORTED and error.status != _BAD_PARAM:
+            # With BAD_PARAM cuDNN also refuses some algorithms for some layouts.
+            if error.status not in (*NOT_SUPPORTED, Status.CUDNN_STATUS_BAD_PARAM):
                 raise
             continue
         made = Alternative("fixed", int(algorithm), (), plan.choice.workspace, deterministic)
         found.append(Candidate(made, _fixed_runner(problem, plan)))
     # The largest first, so that the shared workspace grows once.
     yield from sorted(found, key=lambda one: -one.alternative.workspace)
-
-
-_BAD_PARAM = 2000
-"""With this cuDNN refuses some algorithms for some layouts, not only wrong arguments."""
 
 
 def _fixed_plan(problem: Problem, algorithm: int) -> Any:

@@ -18,6 +18,7 @@ from minidnn.cudnn import (
     batch_norm,
     handle,
     library,
+    machine,
     pooling,
     tensor,
     workspace,
@@ -55,7 +56,7 @@ def _forget() -> None:
         memo.clear()
     workspace.release()
     handle.reset_handles()
-    choose.device_name.cache_clear()
+    machine.device_name.cache_clear()
     compat_convolution._capability.cache_clear()
     gc.collect()
 

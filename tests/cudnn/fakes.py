@@ -52,7 +52,10 @@ class FakeCupy:
             runtime=SimpleNamespace(
                 getDevice=lambda: self.device,
                 streamIsCapturing=lambda stream: self.capturing,
-                getDeviceProperties=lambda device: {"name": b"Fake GPU", "major": 9, "minor": 0},
+                getDeviceProperties=lambda device: dict(
+                    name=b"Fake GPU", major=9, minor=0, multiProcessorCount=132
+                ),
+                driverGetVersion=lambda: 13000,
             ),
             get_current_stream=lambda: self.stream,
             memory=SimpleNamespace(alloc=self._alloc, OutOfMemoryError=OutOfMemory),

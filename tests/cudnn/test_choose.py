@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minidnn import cudnn
-from minidnn.cudnn import convolution, handle, workspace
+from minidnn.cudnn import convolution, handle, library, machine, workspace
 from minidnn.cudnn.convolution import choose, functions
 from minidnn.cudnn.enums import MathType
 from minidnn.cudnn.errors import ArgumentError, CuDNNError, NoAlgorithmError
@@ -186,12 +186,21 @@ def test_every_field_of_the_key_tells(fake: SimpleNamespace, xwy: Any, monkeypat
             names.add(choose.disk_key(dataclasses.replace(key, **{field.name: other[field.name]})))
     assert len(names) == len(other) + 1
     assert choose.disk_key(dataclasses.replace(key, device=3)) in names
-    fake.dll.version = 92000
-    monkeypatch.setattr(choose.library, "version", lambda: 92000)
-    assert choose.disk_key(key) not in names
-    choose.device_name.cache_clear()
-    fake.cupy.cuda.runtime.getDeviceProperties = lambda d: {"name": "B", "major": 10, "minor": 0}
-    assert choose.disk_key(key) not in names
+    names = {choose.disk_key(key)}
+    runtime = fake.cupy.cuda.runtime
+    monkeypatch.setattr(library.load(), "version", 92000)
+    names.add(choose.disk_key(key))
+    monkeypatch.setattr(library.load(), "cudnnGetCudartVersion", lambda: 12090)
+    names.add(choose.disk_key(key))
+    machine.device_name.cache_clear()
+    runtime.driverGetVersion = lambda: 13010
+    names.add(choose.disk_key(key))
+    machine.device_name.cache_clear()
+    runtime.getDeviceProperties = lambda d: dict(
+        name="Fake GPU", major=9, minor=0, multiProcessorCount=78
+    )
+    names.add(choose.disk_key(key))
+    assert len(names) == 5
 
 
 def test_layouts_that_can_be_read_either_way(fake: SimpleNamespace) -> None:

@@ -153,6 +153,9 @@ class FakeLibrary:
         self.executed.append((self._index(self.record(plan)), pointers, int(workspace or 0)))
         return self.execute_status
 
+    def cudnnGetCudartVersion(self) -> int:
+        return 13000
+
     def cudnnGetLastErrorString(self, buffer: Any, size: int) -> None:
         buffer.value = self.message.encode()[: size - 1]
 

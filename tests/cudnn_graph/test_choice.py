@@ -11,9 +11,10 @@ import pytest
 
 from minidnn.cudnn import choice
 from minidnn.cudnn.choice import Alternative, Problem
-from minidnn.cudnn.enums import MathType
+from minidnn.cudnn.enums import ConvolutionFwdAlgo, MathType
+from minidnn.cudnn.errors import NoAlgorithmError
 from minidnn.cudnn.graph import Constraints
-from minidnn.errors import GraphError
+from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError
 from tests.cudnn_graph.fake import FakeArray
 
 GRAPH = Alternative("graph", 7, ((2, 1),), 100, True)
@@ -61,6 +62,31 @@ def test_exact_float32_forbids_tensor_cores() -> None:
     assert problem(constraints=Constraints(tf32=True)).math == MathType.CUDNN_TENSOR_OP_MATH
 
 
+def fixed_names(monkeypatch: pytest.MonkeyPatch, size: int, **constraints: Any) -> list[str]:
+    """The fixed-function algorithms that are tried for windows of that size."""
+    tried: list[int] = []
+
+    def none_fits(problem: Problem, algorithm: int) -> Any:
+        tried.append(algorithm)
+        raise NoAlgorithmError
+
+    monkeypatch.setattr(choice, "_fixed_plan", none_fits)
+    x, w = FakeArray((2, 8, 6, 6)), FakeArray((4, 8, size, size))
+    limits = Constraints(**constraints)
+    given = Problem("forward", x, w, FakeArray((2, 4, 7 - size, 7 - size)), constraints=limits)
+    assert list(choice._fixed_candidates(given)) == []
+    return [ConvolutionFwdAlgo(algorithm).name for algorithm in tried]
+
+
+def test_exact_float32_has_no_coarse_winograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 x 5 Winograd loses more than TF32; 3 x 3 does not, and TF32 asks for less anyway."""
+    coarse = "CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED"
+    assert coarse not in fixed_names(monkeypatch, 5)
+    assert coarse in fixed_names(monkeypatch, 3)
+    assert coarse in fixed_names(monkeypatch, 5, tf32=True)
+    assert coarse not in fixed_names(monkeypatch, 3, accuracy="high")
+
+
 @pytest.mark.parametrize("operation", ["forward", "backward_data", "backward_filter"])
 def test_graphs_of_all_operations(operation: str) -> None:
     spec = problem(operation).graph().freeze()
@@ -76,3 +102,24 @@ def test_bad_arguments_are_named() -> None:
         choice.choose("forward", x, x, x, tf_32=True)
     with pytest.raises(GraphError, match="like has shape"):
         Problem("forward", x, FakeArray((4, 8, 3, 3)), x).graph()
+
+
+def test_short_memory_takes_the_next_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning, so that whoever wants no other than the best can make it an error."""
+
+    def runner(given: Problem, one: Alternative) -> Any:
+        if one.family == "graph":
+            raise OutOfMemoryError("no 100 bytes")
+        return lambda: "ran"
+
+    monkeypatch.setattr(choice, "_runner", runner)
+    given = problem()
+    found = choice.Choice(given, (GRAPH, FIXED))
+    with pytest.warns(MiniDNNWarning, match="no 100 bytes; the next alternative is taken"):
+        run = found.bind(given.x, given.w, given.y)
+    assert run() == "ran"
+    with (
+        pytest.warns(MiniDNNWarning),
+        pytest.raises(OutOfMemoryError, match="no alternative fits into the free memory"),
+    ):
+        choice.Choice(given, (GRAPH,)).bind(given.x, given.w, given.y)

@@ -28,6 +28,7 @@ Install = Callable[..., FakeLibrary]
 TENSOR_CORE = int(NumericalNote.CUDNN_NUMERICAL_NOTE_TENSOR_CORE)
 RANDOM = int(NumericalNote.CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)
 WINOGRAD = int(NumericalNote.CUDNN_NUMERICAL_NOTE_WINOGRAD)
+WINOGRAD_4 = int(NumericalNote.CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_4x4)
 NARROW = int(NumericalNote.CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS)
 NARROW_SUM = int(NumericalNote.CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION)
 CUBLASLT = int(BehaviorNote.CUDNN_BEHAVIOR_NOTE_CUBLASLT_DEPENDENCY)
@@ -160,6 +161,15 @@ def test_float32_excludes_cublaslt_which_may_round_silently(fake: Install) -> No
     assert engines_of(graph()) == [0]
     assert engines_of(graph(), tf32=True) == [0, 1]
     assert engines_of(graph("float16")) == [0, 1]
+
+
+def test_exact_float32_has_no_coarse_winograd(fake: Install) -> None:
+    """5 x 5 Winograd is less accurate than TF32; the fixed functions leave it out too."""
+    fake(FakeEngine(numerical=(WINOGRAD,)), FakeEngine(numerical=(WINOGRAD_4,)), FakeEngine())
+    five = Graph()
+    five.convolution(five.tensor(X, "float32"), five.tensor((4, 8, 5, 5), "float32"))
+    assert engines_of(five) == [2]
+    assert engines_of(five, tf32=True) == engines_of(graph()) == [0, 1, 2]
 
 
 def test_slow_compilers_are_a_last_resort(fake: Install) -> None:

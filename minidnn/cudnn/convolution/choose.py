@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 from minidnn.cache import Store, digest
-from minidnn.cudnn import library
-from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn import machine
+from minidnn.cudnn.accuracy import is_coarse_winograd
 from minidnn.cudnn.convolution.key import ConvolutionKey
 from minidnn.cudnn.convolution.plan import Candidate, ConvolutionPlan, Problem, no_algorithm
 from minidnn.cudnn.convolution.search import ask
@@ -36,20 +36,12 @@ def _store() -> Store:
     return Store("cudnn_algorithms", ".json")
 
 
-@cache
-def device_name(device: int) -> str:
-    """Return the device's name and compute capability, part of what a choice depends on."""
-    properties = cupy().cuda.runtime.getDeviceProperties(device)
-    name = properties["name"]
-    text = name.decode() if isinstance(name, bytes) else str(name)
-    return f"{text} sm_{properties['major']}{properties['minor']}"
-
-
 def disk_key(key: ConvolutionKey) -> str:
-    """Return the name of the entry on disk: all of the key, cuDNN's version and the device."""
+    """Return the name of the entry on disk: all of the key, the library and the device."""
     portable = asdict(replace(key, device=0))
     plain = {name: _plain(value) for name, value in portable.items()}
-    return digest("algorithms 1", library.version(), device_name(key.device), plain)
+    device = machine.device_name(key.device)
+    return digest("algorithms 2", machine.library_name(), device, plain)
 
 
 def _plain(value: Any) -> Any:
@@ -134,14 +126,13 @@ def constrained(
 
 
 def _is_coarse(key: ConvolutionKey, one: Candidate) -> bool:
-    """Return whether an algorithm breaks what FMA promises: the accuracy of float32.
+    """Return whether an algorithm breaks what FMA promises, the accuracy of float32.
 
-    Winograd with 5 x 5 windows has errors of 7e-4 of the output's norm (H200, cuDNN 9.19) under
-    every math type, 400 times those of 3 x 3 windows, where TF32 has 3e-4.
+    What is asked for by hand is done all the same.
     """
     exact = key.math == MathType.CUDNN_FMA_MATH and key.x.dtype == DataType.CUDNN_DATA_FLOAT
     by_hand = key.search not in SEARCHES
-    return exact and not by_hand and "WINOGRAD" in one.name and max(key.w.shape[2:]) > 3
+    return exact and not by_hand and is_coarse_winograd(one.name, key.w.shape[2:])
 
 
 def _by_hand(problem: Problem) -> Candidate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minidnn.cudnn import library
+from minidnn.cudnn import library, machine
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.graph.attributes import Attribute as A
 from minidnn.cudnn.graph.descriptor import Descriptor
@@ -33,20 +33,7 @@ def current() -> Target:
         DeviceError: no CuPy, GPU or cuDNN.
     """
     index = cupy().cuda.runtime.getDevice()
-    return Target(_name(index), current_handle(), index)
-
-
-_names: dict[int, str] = {}
-
-
-def _name(index: int) -> str:
-    """Model, compute capability and number of multiprocessors: what a choice depends on."""
-    if index not in _names:
-        found = cupy().cuda.runtime.getDeviceProperties(index)
-        model = found["name"].decode()
-        level = f"{found['major']}.{found['minor']}"
-        _names[index] = f"{model}, sm {level}, {found['multiProcessorCount']} multiprocessors"
-    return _names[index]
+    return Target(machine.device_name(index), current_handle(), index)
 
 
 def described(json: str) -> Target:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from minidnn.cudnn.accuracy import is_coarse_winograd
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.cudnn.graph.attributes import Attribute as A
 from minidnn.cudnn.graph.descriptor import Descriptor
@@ -91,6 +92,8 @@ def rejection(proposal: Proposal, spec: GraphSpec, constraints: Constraints) -> 
         if BehaviorNote.CUDNN_BEHAVIOR_NOTE_CUBLASLT_DEPENDENCY in proposal.behavior:
             # cuDNN 9.19 lets cuBLASLt use TF32 without the note above: errors of 3e-4.
             return "it leaves float32 products to cuBLASLt, which may round them to TF32"
+        if any(is_coarse_winograd(note.name, size) for note in notes for size in spec.windows):
+            return "it is less accurate than TF32 in float32 with windows over 3"
     if proposal.config.engine == _WIDE_POOLING and spec.pools_bfloat16:
         return "it writes float32 over bfloat16 outputs (seen with cuDNN 9.19)"
     if constraints.deterministic and not proposal.deterministic:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidnn.cache import Store, digest
-from minidnn.cudnn import library
+from minidnn.cudnn import machine
 from minidnn.cudnn.graph.engines import EngineConfig
 from minidnn.cudnn.graph.spec import Constraints, GraphSpec
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 8
 """How many of the best engines are remembered, for when memory is short."""
 
@@ -41,7 +41,7 @@ _store = Store("cudnn_graph", ".json", 64 << 20)
 
 def key(spec: GraphSpec, constraints: Constraints, device: str) -> str:
     """The name of an entry: everything that the choice depends on."""
-    return digest("cudnn graph", FORMAT, spec, constraints, device, library.load().version)
+    return digest("cudnn graph", FORMAT, spec, constraints, device, machine.library_name())
 
 
 def recall(name: str) -> Finding | None:

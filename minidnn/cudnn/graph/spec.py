@@ -201,6 +201,12 @@ class GraphSpec:
         return any(isinstance(node, Convolution | Matmul) for node in self.nodes)
 
     @property
+    def windows(self) -> tuple[tuple[int, ...], ...]:
+        """The spatial extents of the filters of each convolution."""
+        found = [node for node in self.nodes if isinstance(node, Convolution)]
+        return tuple(self.tensors[node.w].shape[2:] for node in found)
+
+    @property
     def pools_bfloat16(self) -> bool:
         return any(
             isinstance(node, Resample) and self.tensors[node.x].dtype == "bfloat16"
