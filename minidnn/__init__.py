@@ -28,6 +28,7 @@ from minidnn.errors import (
 )
 
 if TYPE_CHECKING:
+    import minidnn.cudnn as cudnn
     import minidnn.graph.expression as scalar
     import minidnn.layers as layers
     import minidnn.models as models
@@ -48,6 +49,7 @@ _LAZY = {
     "Sequential": "minidnn.layers:Sequential",
     "calibrate": "minidnn.layers.calibration:calibrate",
     "compile": "minidnn.compiler:compile",
+    "cudnn": "minidnn.cudnn",
     "layers": "minidnn.layers",
     "load_graph": "minidnn.storage:load_graph",
     "load_weights": "minidnn.weights:load_weights",
@@ -74,6 +76,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "compile",
+    "cudnn",
     "layers",
     "load_graph",
     "load_weights",
