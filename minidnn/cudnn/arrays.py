@@ -71,7 +71,9 @@ def element_strides(name: str, array: Any) -> Shape:
 
 def packed_strides(shape: Shape, channels_last: bool = False) -> Shape:
     """Return the strides of a dense array: row-major, or with dimension 1 innermost in memory."""
-    order = [0, *range(2, len(shape)), 1] if channels_last else list(range(len(shape)))
+    order = list(range(len(shape)))
+    if channels_last and len(shape) > 2:
+        order = [0, *range(2, len(shape)), 1]
     strides = [0] * len(shape)
     step = 1
     for axis in reversed(order):

@@ -24,7 +24,7 @@ from minidnn.cache import Store, digest
 from minidnn.cudnn import convolution
 from minidnn.cudnn.accuracy import is_coarse_winograd
 from minidnn.cudnn.convolution.choose import ADDS_IN_ANY_ORDER
-from minidnn.cudnn.convolution.plan import FUNCTIONS, NOT_SUPPORTED
+from minidnn.cudnn.convolution.plan import FUNCTIONS
 from minidnn.cudnn.enums import MathType, Status
 from minidnn.cudnn.errors import CuDNNError, NoAlgorithmError
 from minidnn.cudnn.graph import Constraints, EngineConfig, Graph, arrays, device, memory
@@ -234,7 +234,7 @@ def _fixed_candidates(problem: Problem) -> Iterator[Candidate]:
             continue  # over the limit of the workspace
         except CuDNNError as error:
             # With BAD_PARAM cuDNN also refuses some algorithms for some layouts.
-            if error.status not in (*NOT_SUPPORTED, Status.CUDNN_STATUS_BAD_PARAM):
+            if not error.unsupported and error.status != Status.CUDNN_STATUS_BAD_PARAM:
                 raise
             continue
         made = Alternative("fixed", int(algorithm), (), plan.choice.workspace, deterministic)

@@ -14,7 +14,20 @@ from minidnn.cudnn.errors import ArgumentError, check
 
 _created: Counter[str] = Counter()
 _destroyed: Counter[str] = Counter()
-_lock = threading.Lock()
+# Reentrant: a descriptor may be destroyed by the garbage collector, which may run in here.
+_lock = threading.RLock()
+
+
+def count_created(kind: str) -> None:
+    """Note that a descriptor of this kind was created."""
+    with _lock:
+        _created[kind] += 1
+
+
+def count_destroyed(kind: str) -> None:
+    """Note that a descriptor of this kind was destroyed."""
+    with _lock:
+        _destroyed[kind] += 1
 
 
 class Descriptor:
@@ -35,8 +48,7 @@ class Descriptor:
         created = ctypes.c_void_p()
         check(getattr(library.load(), function)(ctypes.byref(created)), function)
         self._value = created.value or 0
-        with _lock:
-            _created[self.KIND] += 1
+        count_created(self.KIND)
 
     @property
     def value(self) -> int:
@@ -56,8 +68,7 @@ class Descriptor:
         if value:
             function = f"cudnnDestroy{self.KIND}Descriptor"
             status = getattr(library.load(), function)(value)
-            with _lock:
-                _destroyed[self.KIND] += 1
+            count_destroyed(self.KIND)
             check(status, function)
 
     def _set(self, function: str, *arguments: object, **context: object) -> None:

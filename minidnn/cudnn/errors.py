@@ -18,6 +18,10 @@ def status_name(status: int) -> str:
         return f"unknown cuDNN status {status}"
 
 
+NOT_SUPPORTED = range(3000, 4000)
+"""The category of CUDNN_STATUS_NOT_SUPPORTED: "not this way", where others say "broken"."""
+
+
 class CuDNNError(DeviceError):
     """A cuDNN function returned an error status.
 
@@ -40,6 +44,11 @@ class CuDNNError(DeviceError):
         self.context = {key: describe(value) for key, value in (context or {}).items()}
         self._infos: list[str] = []
         super().__init__(self.status)
+
+    @property
+    def unsupported(self) -> bool:
+        """Whether cuDNN cannot do it this way, rather than that something is broken."""
+        return self.status in NOT_SUPPORTED
 
     def add_info(self, info: str) -> None:
         """Append a line to the message."""

@@ -6,14 +6,12 @@ import ctypes
 from typing import Any, NamedTuple, Self
 
 from minidnn.cudnn import library
-from minidnn.cudnn.arrays import Shape, element_strides, layouts
+from minidnn.cudnn.arrays import MAX_DIMENSIONS, Shape, element_strides, layouts
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.dtypes import data_type
 from minidnn.cudnn.enums import DataType, TensorFormat
 from minidnn.cudnn.errors import ArgumentError, check
 from minidnn.cudnn.scalars import ints
-
-DIMENSIONS = 8
 
 
 class FilterInfo(NamedTuple):
@@ -58,10 +56,10 @@ class FilterDescriptor(Descriptor):
     def get(self) -> FilterInfo:
         """Return type, layout and shape (``cudnnGetFilterNdDescriptor``)."""
         dtype, format, rank = (ctypes.c_int() for _ in range(3))
-        shape = ints([0] * DIMENSIONS)
+        shape = ints([0] * MAX_DIMENSIONS)
         outputs = (ctypes.byref(dtype), ctypes.byref(format), ctypes.byref(rank), shape)
         call = library.load().cudnnGetFilterNdDescriptor
-        check(call(self.value, DIMENSIONS, *outputs), "cudnnGetFilterNdDescriptor")
+        check(call(self.value, MAX_DIMENSIONS, *outputs), "cudnnGetFilterNdDescriptor")
         dims = tuple(shape[: rank.value])
         return FilterInfo(DataType(dtype.value), TensorFormat(format.value), dims)
 

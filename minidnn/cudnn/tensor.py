@@ -6,15 +6,19 @@ import ctypes
 from typing import Any, NamedTuple, Self
 
 from minidnn.cudnn import library
-from minidnn.cudnn.arrays import Shape, at_least_4d, element_strides, settled_strides
+from minidnn.cudnn.arrays import (
+    MAX_DIMENSIONS,
+    Shape,
+    at_least_4d,
+    element_strides,
+    settled_strides,
+)
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.dtypes import data_type
 from minidnn.cudnn.enums import DataType, TensorFormat
 from minidnn.cudnn.errors import ArgumentError, check
 from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.scalars import ints
-
-DIMENSIONS = 8
 
 
 class TensorInfo(NamedTuple):
@@ -91,11 +95,11 @@ class TensorDescriptor(Descriptor):
     def get(self) -> TensorInfo:
         """Return type, shape and strides (``cudnnGetTensorNdDescriptor``)."""
         dtype, rank = ctypes.c_int(), ctypes.c_int()
-        shape, strides = ints([0] * DIMENSIONS), ints([0] * DIMENSIONS)
+        shape, strides = ints([0] * MAX_DIMENSIONS), ints([0] * MAX_DIMENSIONS)
         function = "cudnnGetTensorNdDescriptor"
         call = library.load().cudnnGetTensorNdDescriptor
         outputs = (ctypes.byref(dtype), ctypes.byref(rank), shape, strides)
-        check(call(self.value, DIMENSIONS, *outputs), function)
+        check(call(self.value, MAX_DIMENSIONS, *outputs), function)
         n = rank.value
         return TensorInfo(DataType(dtype.value), tuple(shape[:n]), tuple(strides[:n]))
 

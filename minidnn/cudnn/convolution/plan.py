@@ -28,8 +28,6 @@ from minidnn.errors import OutOfMemoryError
 
 log = logging.getLogger(__name__)
 
-NOT_SUPPORTED = range(3000, 4000)  # the category of CUDNN_STATUS_NOT_SUPPORTED
-
 
 class Functions(NamedTuple):
     """The C functions of one operation."""
@@ -223,7 +221,7 @@ class ConvolutionPlan:
             context = {**self.key.describe(), "algorithm": state.candidate.name, **(more or {})}
             check(status, function, context)
         except CuDNNError as error:
-            if status not in NOT_SUPPORTED or self._position + 1 >= len(self._candidates):
+            if not error.unsupported or self._position + 1 >= len(self._candidates):
                 raise
             self.fall_back(state, f"{status_name(status)} {error.last_error}", error)
 

@@ -10,15 +10,21 @@ Source: cuDNN's documentation of the backend API, ``cudnn_graph.h``.
 from __future__ import annotations
 
 import ctypes
-import itertools
-import threading
+import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 from minidnn.cudnn import errors, library
+from minidnn.cudnn.descriptor import (
+    count_created,
+    count_destroyed,
+    created_descriptors,
+    live_descriptors,
+)
 from minidnn.cudnn.graph.attributes import Attribute
 from minidnn.cudnn.graph.enums import AttributeType, DescriptorType
+from minidnn.errors import GraphError
 
 _INT = ctypes.c_int
 _ELEMENT: dict[AttributeType, Any] = {
@@ -34,20 +40,14 @@ _ELEMENT: dict[AttributeType, Any] = {
 }
 """The C type of one element; every other attribute type is an enumeration, a C int."""
 
-_created = itertools.count()
-_destroyed = itertools.count()
-# Reading a counter advances it: how often that was done is subtracted again.
-_looked = 0
-_lock = threading.Lock()
+_KIND = "Backend"
+"""Under which :func:`minidnn.cudnn.descriptor.live_descriptors` counts them."""
 
 
 def counts() -> tuple[int, int]:
     """How many backend descriptors this process has created and destroyed so far."""
-    global _looked
-    with _lock:
-        created, destroyed = next(_created) - _looked, next(_destroyed) - _looked
-        _looked += 1
-    return created, destroyed
+    created = created_descriptors().get(_KIND, 0)
+    return created, created - live_descriptors().get(_KIND, 0)
 
 
 class Fraction(ctypes.Structure):
@@ -78,7 +78,7 @@ class Descriptor:
         status = self._library.cudnnBackendCreateDescriptor(int(kind), ctypes.byref(made))
         errors.check(status, "cudnnBackendCreateDescriptor", descriptor=kind.name)
         self.pointer = made.value
-        next(_created)
+        count_created(_KIND)
 
     def set(self, name: Attribute, kind: AttributeType, *values: Any) -> Descriptor:
         """Sets an attribute; ``values`` are numbers, enumeration members or descriptors."""
@@ -147,7 +147,7 @@ class Descriptor:
 
     def _address(self) -> int:
         if self.pointer is None:
-            raise ValueError(f"{self.type.name} is closed and cannot be used any more")
+            raise GraphError(f"{self.type.name} is closed and cannot be used any more")
         return self.pointer
 
     def _fail(self, status: int, function: str, **context: object) -> None:
@@ -158,7 +158,7 @@ class Descriptor:
         pointer, self.pointer = self.pointer, None
         if pointer is not None:
             self._destroy(pointer)
-            next(_destroyed)
+            count_destroyed(_KIND)
             self._keep.clear()
 
     def __enter__(self) -> Descriptor:
@@ -172,9 +172,10 @@ class Descriptor:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        # An instance whose __init__ failed early has no pointer attribute.
-        if getattr(self, "pointer", None) is not None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # An instance whose __init__ failed early has no pointer attribute.  At interpreter exit
+        # modules are being torn down; an argument's default outlives their names.
+        if getattr(self, "pointer", None) is not None and not finalizing():
             self.close()
 
     def __repr__(self) -> str:

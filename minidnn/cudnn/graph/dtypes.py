@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minidnn.cudnn.dtypes import BY_NAME
 from minidnn.cudnn.enums import DataType
 from minidnn.errors import GraphError
 
@@ -19,14 +20,14 @@ class ElementType:
 
 
 ELEMENT_TYPES = {
-    "float16": ElementType(DataType.CUDNN_DATA_HALF, 2, "float32"),
-    "bfloat16": ElementType(DataType.CUDNN_DATA_BFLOAT16, 2, "float32"),
-    "float32": ElementType(DataType.CUDNN_DATA_FLOAT, 4, "float32"),
-    "float64": ElementType(DataType.CUDNN_DATA_DOUBLE, 8, "float64"),
-    "int8": ElementType(DataType.CUDNN_DATA_INT8, 1, "int32"),
-    "uint8": ElementType(DataType.CUDNN_DATA_UINT8, 1, "int32"),
-    "int32": ElementType(DataType.CUDNN_DATA_INT32, 4, "int32"),
-    "int64": ElementType(DataType.CUDNN_DATA_INT64, 8, "int64"),
+    "float16": ElementType(BY_NAME["float16"], 2, "float32"),
+    "bfloat16": ElementType(BY_NAME["bfloat16"], 2, "float32"),
+    "float32": ElementType(BY_NAME["float32"], 4, "float32"),
+    "float64": ElementType(BY_NAME["float64"], 8, "float64"),
+    "int8": ElementType(BY_NAME["int8"], 1, "int32"),
+    "uint8": ElementType(BY_NAME["uint8"], 1, "int32"),
+    "int32": ElementType(BY_NAME["int32"], 4, "int32"),
+    "int64": ElementType(BY_NAME["int64"], 8, "int64"),
     "bool": ElementType(DataType.CUDNN_DATA_BOOLEAN, 1, "float32"),
 }
 

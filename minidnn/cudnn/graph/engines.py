@@ -157,7 +157,7 @@ def _configs(graph: Descriptor, target: Target, mode: str) -> list[Descriptor]:
         try:
             heuristic.finalize()
         except CuDNNError as error:
-            if is_unsupported(error):
+            if error.unsupported:
                 return []  # this heuristic knows no engine for such graphs
             raise
         return heuristic.get_descriptors(
@@ -203,7 +203,7 @@ def _default_proposals(graph: Descriptor, target: Target) -> list[Proposal]:
             with engine(graph, target, index) as made:
                 found.append(_proposal(made, (), "default"))
         except CuDNNError as error:
-            if not is_unsupported(error):
+            if not error.unsupported:
                 raise
     return found
 
@@ -265,11 +265,3 @@ def execution_plan(graph: Descriptor, target: Target, config: EngineConfig) -> D
         plan.set(A.CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, descriptor, target.properties)
     plan.set(A.CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, descriptor, made)
     return plan.finalize()
-
-
-def is_unsupported(error: CuDNNError) -> bool:
-    """Whether an error says "not this way" rather than that something is broken.
-
-    cuDNN reports some unsupported combinations as a bad parameter of an engine.
-    """
-    return 3000 <= error.status < 4000

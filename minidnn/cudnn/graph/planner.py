@@ -148,7 +148,7 @@ def _explained(spec: GraphSpec, constraints: Constraints) -> Iterator[None]:
     try:
         yield
     except CuDNNError as error:
-        if engines.is_unsupported(error):
+        if error.unsupported:
             raise _unsupported(spec, constraints, str(error)) from error
         raise
 

@@ -5,32 +5,19 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
+from minidnn.cudnn.arrays import MAX_DIMENSIONS, packed_strides
 from minidnn.errors import GraphError
 
-MAX_DIMENSIONS = 8
 CHANNELS_FIRST = ("NC", "NCW", "NCHW", "NCDHW")
 CHANNELS_LAST = ("NC", "NWC", "NHWC", "NDHWC")
-
-
-def packed_strides(shape: Sequence[int], channels_last: bool = False) -> tuple[int, ...]:
-    """Strides in elements of a dense tensor; with ``channels_last`` dimension 1 is innermost."""
-    order = list(range(len(shape)))
-    if channels_last and len(shape) > 2:
-        order = [0, *range(2, len(shape)), 1]
-    strides = [0] * len(shape)
-    step = 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= shape[axis]
-    return tuple(strides)
 
 
 def layout_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
     """Strides of a layout by name: NCHW, NHWC and their 3- and 5-dimensional forms."""
     if layout in CHANNELS_FIRST and len(layout) == len(shape):
-        return packed_strides(shape)
+        return packed_strides(tuple(shape))
     if layout in CHANNELS_LAST and len(layout) == len(shape):
-        return packed_strides(shape, channels_last=True)
+        return packed_strides(tuple(shape), channels_last=True)
     valid = sorted({n for n in CHANNELS_FIRST + CHANNELS_LAST if len(n) == len(shape)})
     raise GraphError(
         f"layout {layout!r} is not valid for shape {tuple(shape)}; valid are "
@@ -55,7 +42,9 @@ def check_shape(shape: Sequence[int], argument: str) -> tuple[int, ...]:
     except TypeError:
         raise GraphError(f"{argument} {shape!r} is not a sequence of integers") from None
     if not 1 <= len(sizes) <= MAX_DIMENSIONS:
-        raise GraphError(f"{argument} {sizes} has {len(sizes)} dimensions; valid are 1 to 8")
+        raise GraphError(
+            f"{argument} {sizes} has {len(sizes)} dimensions; valid are 1 to {MAX_DIMENSIONS}"
+        )
     if any(size <= 0 for size in sizes):
         raise GraphError(f"{argument} {sizes} has a size that is not positive")
     return sizes
