@@ -1,0 +1,243 @@
+"""The CPU backend: plans compiled with ISPC, run by the native runner."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import DeviceError, GraphError, UnsupportedError
+from ...fusion.region import Region as FusedRegion
+from ...fusion.target import Target
+from ...graph import operators as ops
+from ...graph.ir import Node, Value
+from ...graph.operator import Contraction
+from ...runtime.plan import Plan
+from .buffers import Buffer, Guard
+from .cores import usable_cores
+from .isa import best_isa, isa_named
+from .kernels import compile_kernels
+from .lower import Pointer, Task, lower_plan
+from .program import Operand, Program, Region, shared_pool
+from .target import CpuTarget, device_for
+from .toolchain import why_unusable
+
+_ALIGNMENT = 64
+_KNOWN = (
+    FusedRegion,
+    Contraction,
+    ops.Concat,
+    ops.Softmax,
+    ops.LogSoftmax,
+    ops.AdaptiveAvgPool2d,
+    ops.Flatten,
+    ops.Reshape,
+    ops.Reorder,
+)
+
+
+class CpuBackend:
+    """Generated ISPC on the processor's vector units."""
+
+    name = "cpu"
+
+    def unavailable(self) -> str | None:
+        try:
+            best_isa()
+        except DeviceError as error:
+            return str(error)
+        return why_unusable()
+
+    def precisions(self) -> Sequence[str]:
+        return ("float32",)
+
+    def target(self, precision: str, options: Mapping[str, Any]) -> Target:
+        isa, threads = _isa(options), _threads(options)
+        return CpuTarget(device_for(isa, threads), isa.lanes)
+
+    def unsupported(self, node: Node, precision: str) -> str | None:
+        if not isinstance(node.op, _KNOWN):
+            return f"there is no kernel for {node.op.name}"
+        for value in (*node.inputs, *node.outputs):
+            if value.dtype != "float32":
+                return f"{value!r} is not float32"
+        return None
+
+    def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CpuProgram:
+        valid = ("threads", "isa", "guarded")
+        unknown = sorted(set(options) - set(valid))
+        if unknown:
+            names = ", ".join(map(repr, valid))
+            raise UnsupportedError(f"option {unknown[0]!r} of device 'cpu'; valid are {names}")
+        isa = _isa(options)
+        tasks = lower_plan(plan, isa)
+        kernels = compile_kernels([task.source for task in tasks], isa)
+        guarded = bool(options.get("guarded", False))
+        return CpuProgram(plan, tasks, kernels, _threads(options), guarded)
+
+
+def _isa(options: Mapping[str, Any]) -> Any:
+    return isa_named(options["isa"]) if options.get("isa") is not None else best_isa()
+
+
+def _threads(options: Mapping[str, Any]) -> int:
+    threads = options.get("threads")
+    if threads is None:
+        return usable_cores()
+    if type(threads) is not int or not 1 <= threads <= 1024:
+        raise GraphError(f"threads={threads!r}; valid is an int from 1 to 1024")
+    return threads
+
+
+class CpuProgram:
+    """A plan as a table of regions.
+
+    Slot 0 is the arena, slot 1 the constants; then come the graph's inputs and outputs, or, when
+    guarded, one slot for each value's storage instead of the arena.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        tasks: Sequence[Task],
+        kernels: Sequence[Any],
+        threads: int,
+        guarded: bool,
+    ) -> None:
+        self.plan = plan
+        self.tasks = tuple(tasks)
+        self.guarded = guarded
+        self._slots = _Slots(plan, guarded)
+        self._constants = _Constants()
+        regions = [
+            Region(
+                kernel,
+                tuple(self._operand(pointer) for pointer in task.pointers),
+                task.tasks,
+                task.grain,
+                task.node.name,
+            )
+            for task, kernel in zip(tasks, kernels, strict=True)
+        ]
+        scratch = max((task.scratch_bytes for task in tasks), default=0)
+        self._program = Program(regions, self._slots.count, scratch, shared_pool(threads), guarded)
+        self._weights = self._constants.pack(Guard.END if guarded else Guard.NONE)
+        self._idle: collections.deque[list[Buffer]] = collections.deque()
+
+    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Computes the outputs; several threads may call at once."""
+        self._run(inputs, outputs, self._program.run)
+
+    def seconds(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> np.ndarray:
+        """Computes the outputs and tells the seconds of each of :attr:`tasks`."""
+        found: list[np.ndarray] = []
+        self._run(inputs, outputs, lambda bases: found.append(self._program.run_timed(bases)))
+        return found[0]
+
+    def _run(
+        self,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        run: Callable[[list[int]], Any],
+    ) -> None:
+        try:
+            memory = self._idle.pop()
+        except IndexError:
+            memory = self._slots.allocate()
+        try:
+            bases = [buffer.address for buffer in memory]
+            bases.append(self._weights.address)
+            bases += [array.ctypes.data for array in (*inputs, *outputs)]
+            run(bases)
+        finally:
+            self._idle.append(memory)
+        self._finish(inputs, outputs)
+
+    def _finish(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Copies outputs that no kernel writes: inputs, constants, and values given twice."""
+        graph = self.plan.graph
+        arrays = dict(zip(graph.inputs, inputs, strict=True))
+        for value, array in zip(graph.outputs, outputs, strict=True):
+            root = self.plan.roots.get(value, value)
+            home = self._slots.written.get(root)
+            if home is not None:
+                source = outputs[home]
+            elif root in arrays:
+                source = arrays[root]
+            else:
+                source = value.data  # type: ignore[attr-defined]
+            if source is not array:
+                array[...] = source.reshape(array.shape)
+
+    def _operand(self, pointer: Pointer) -> Operand:
+        if isinstance(pointer, Value):
+            root = self.plan.roots.get(pointer, pointer)
+            slot, offset = self._slots.place(root)
+            placement = self.plan.graph.placements.get(pointer)
+            if placement is not None:
+                pixels = int(np.prod(pointer.shape[2:], dtype=np.int64))
+                offset += placement.channel * pixels * 4
+            return Operand(slot, offset)
+        return Operand(self._slots.constants, self._constants.add(pointer))
+
+
+class _Slots:
+    """Which slot each storage lies in."""
+
+    def __init__(self, plan: Plan, guarded: bool) -> None:
+        graph = plan.graph
+        self._guard = guarded
+        self._plan = plan
+        offsets = plan.arena.offsets
+        if guarded:
+            self._places = {value: (i, 0) for i, value in enumerate(offsets)}
+            self._sizes = [plan.layout(value).bytes(value.type) for value in offsets]
+        else:
+            self._places = {value: (0, offset) for value, offset in offsets.items()}
+            self._sizes = [plan.arena.bytes]
+        self.constants = len(self._sizes)
+        first = self.constants + 1
+        for i, value in enumerate(graph.inputs):
+            self._places[value] = (first + i, 0)
+        first += len(graph.inputs)
+        #: The output array in which each storage outside of the arena is written.
+        self.written: dict[Value, int] = {}
+        for i, value in enumerate(graph.outputs):
+            root = plan.roots.get(value)
+            if root is not None and root not in self._places:
+                self._places[root] = (first + i, 0)
+                self.written[root] = i
+        self.count = first + len(graph.outputs)
+
+    def place(self, root: Value) -> tuple[int, int]:
+        return self._places[root]
+
+    def allocate(self) -> list[Buffer]:
+        guard = Guard.END if self._guard else Guard.NONE
+        return [Buffer(size, guard) for size in self._sizes]
+
+
+class _Constants:
+    """Packed weights, one after another in one buffer."""
+
+    def __init__(self) -> None:
+        self._arrays: list[tuple[int, np.ndarray]] = []
+        self._size = 0
+
+    def add(self, make: Callable[[], np.ndarray]) -> int:
+        """Takes a constant; returns its offset."""
+        array = np.ascontiguousarray(make(), np.float32)
+        offset = self._size
+        self._arrays.append((offset, array))
+        self._size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return offset
+
+    def pack(self, guard: Guard) -> Buffer:
+        """The buffer with all of them."""
+        buffer = Buffer(self._size, guard)
+        for offset, array in self._arrays:
+            buffer.array(np.float32, (array.size,), offset)[...] = array.ravel()
+        self._arrays.clear()
+        return buffer

@@ -1,0 +1,170 @@
+"""From a plan to regions: a kernel, operands and tasks for each node of the optimized graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...fusion.contraction import parts_of
+from ...fusion.region import FusedContraction
+from ...fusion.region import Sequence as SequenceRegion
+from ...graph.ir import Constant, Node, Value
+from ...graph.liveness import is_view
+from ...graph.operator import Contraction
+from ...graph.operators import AdaptiveAvgPool2d, Concat, Linear, LogSoftmax, Reorder, Softmax
+from ...graph.types import TensorType
+from ...runtime.plan import Plan
+from .contraction import print_contraction
+from .isa import Isa
+from .kernels import KernelSource
+from .movement import print_copy, print_join
+from .reduction import print_adaptive, print_softmax
+from .sequence import print_sequence
+from .tensor import Tensor, tensor_of
+
+#: What a kernel's pointer points to: a value, or a constant that is packed for it.
+Pointer = Value | Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kernel over its tasks, for a node."""
+
+    node: Node
+    source: KernelSource
+    pointers: tuple[Pointer, ...]
+    tasks: int
+    grain: int = 1
+    scratch_bytes: int = 0
+
+
+def lower_plan(plan: Plan, isa: Isa) -> list[Task]:
+    """The kernels of a plan, in the order in which they run."""
+    return [task for node in plan.graph.nodes for task in _Lowering(plan, isa).node(node)]
+
+
+class _Lowering:
+    def __init__(self, plan: Plan, isa: Isa) -> None:
+        self.plan = plan
+        self.isa = isa
+
+    def tensor(self, value: Value) -> Tensor:
+        """How a value lies in memory; a constant lies as NCHW."""
+        placement = self.plan.graph.placements.get(value)
+        wide = None if placement is None else placement.buffer.type
+        return tensor_of(value.type, self.plan.layout(value), wide)
+
+    def node(self, node: Node) -> Sequence[Task]:
+        op = node.op
+        if is_view(self.plan.graph, node):
+            return ()
+        if isinstance(op, SequenceRegion):
+            return (self._sequence(node, op),)
+        if isinstance(op, (FusedContraction, Contraction)):
+            return (self._contraction(node),)
+        if isinstance(op, Concat):
+            return self._join(node, op)
+        if isinstance(op, (Softmax, LogSoftmax)):
+            source, tasks = print_softmax(op, node.output.type)
+            return (Task(node, source, (node.inputs[0], node.output), tasks),)
+        if isinstance(op, AdaptiveAvgPool2d):
+            x, y = node.inputs[0], node.output
+            source, tasks = print_adaptive(op, x.shape[0], self.tensor(x), self.tensor(y), self.isa)
+            return (Task(node, source, (x, y), tasks),)
+        assert isinstance(op, Reorder) or op.kind == "movement"
+        return (self._copy(node, node.inputs[0], node.output),)
+
+    def _sequence(self, node: Node, op: SequenceRegion) -> Task:
+        kernel, binding = op.kernel
+        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
+        outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
+        inputs = [outer.get(slot.value, slot.value) for slot in binding.inputs]
+        outputs = [outer[slot.value] for slot in binding.outputs]
+        printed = print_sequence(
+            kernel,
+            binding,
+            [self.tensor(value) for value in inputs],
+            [self.tensor(value) for value in outputs],
+            self.isa,
+        )
+        vectors = [_data(vector.value) for vector in binding.vectors]
+        pointers: list[Pointer] = [
+            _data(v) if isinstance(v, Constant) else v for v in (*inputs, *outputs)
+        ]
+        tasks = binding.batch * printed.tasks_per_image
+        return Task(node, printed.source, (*pointers, *vectors), tasks, 1, printed.scratch_bytes)
+
+    def _contraction(self, node: Node) -> Task:
+        parts = parts_of(node)
+        outer = {parts.result: node.output}
+        if isinstance(node.op, FusedContraction):
+            outer |= dict(zip(node.op.body.inputs, node.inputs, strict=True))
+        source, result = outer.get(parts.source, parts.source), node.output
+        others = [outer.get(value, value) for value in parts.others]
+        batch = source.type.plane[0]
+        tensors = [self.tensor(value) for value in (source, *others, result)]
+        if isinstance(parts.node.op, Linear):
+            batch = source.type.size // source.shape[-1]
+            tensors = [_rows(value.type) for value in (source, *others, result)]
+        printed = print_contraction(
+            parts, batch, tensors[0], tuple(tensors[1:-1]), tensors[-1], self.isa
+        )
+        pointers: list[Pointer] = [
+            _data(v) if isinstance(v, Constant) else v for v in (source, *others, result)
+        ]
+        return Task(
+            node,
+            printed.source,
+            (*pointers, *printed.constants),
+            printed.tasks,
+            printed.grain,
+            printed.scratch_bytes,
+        )
+
+    def _join(self, node: Node, op: Concat) -> Sequence[Task]:
+        """Copies the operands that were not written in place."""
+        out = node.output
+        axis = op.axis % out.type.rank
+        placements = self.plan.graph.placements
+        here = placements.get(out)
+        base, first = (out, 0) if here is None else (here.buffer, here.channel)
+        tasks: list[Task] = []
+        offset = 0
+        for value in node.inputs:
+            placed = placements.get(value)
+            in_place = axis == 1 and placed is not None and placed.buffer is base
+            if not (in_place and placed is not None and placed.channel == first + offset):
+                tasks.append(self._joined(node, value, axis, offset))
+            offset += value.shape[axis]
+        return tasks
+
+    def _joined(self, node: Node, value: Value, axis: int, offset: int) -> Task:
+        out = node.output
+        if self.plan.layout(out).block == 1:
+            source, tasks = print_join(value.type, out.type, axis, offset)
+            pointers = (_pointer(value), out)
+            return Task(node, source, pointers, tasks)
+        printed = print_copy(value.type, self.tensor(value), self.tensor(out), self.isa, offset)
+        tasks = value.shape[0] * printed.tasks_per_image
+        return Task(node, printed.source, (_pointer(value), out), tasks)
+
+    def _copy(self, node: Node, value: Value, out: Value) -> Task:
+        printed = print_copy(value.type, self.tensor(value), self.tensor(out), self.isa)
+        tasks = value.type.plane[0] * printed.tasks_per_image
+        return Task(node, printed.source, (_pointer(value), out), tasks)
+
+
+def _rows(type: TensorType) -> Tensor:
+    """A value as rows of features: what a linear layer sees."""
+    return Tensor(type.shape[-1], 1, 1, 1, type.shape[-1])
+
+
+def _pointer(value: Value) -> Pointer:
+    return _data(value) if isinstance(value, Constant) else value
+
+
+def _data(value: Value) -> Callable[[], np.ndarray]:
+    assert isinstance(value, Constant)
+    return lambda: value.data
