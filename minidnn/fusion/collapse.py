@@ -58,7 +58,7 @@ def collapse(stack: Stack, device: Device, strategy: Strategy = "model") -> list
     """
     if strategy == "model":
         return _by_price(stack, device)
-    limit = {"one": 1, "five": 5, "unrestricted": len(stack.steps)}[strategy]
+    limit = {"layers": 1, "one": 1, "five": 5, "unrestricted": len(stack.steps)}[strategy]
     found: list[Choice] = []
     first = 0
     while first < len(stack.steps):

@@ -54,12 +54,24 @@ class Extent:
             return self.size
         return min(self.size, self.scale * patch + self.high - self.low)
 
-    def total(self, patch: int, patches: int) -> int:
-        """Positions that all patches together need, counted as often as they are needed."""
+    def total(self, patch: int, anchor: int) -> int:
+        """Positions that all patches of an anchor of that size need, counted as often as they
+        are needed: the sum of the lengths of :meth:`interval`."""
+        count = -(-anchor // patch)
         if self.scale == 0:
-            return self.size * patches
-        overhang = max(0, -self.low) + max(0, self.scale * patch * patches + self.high - self.size)
-        return max(self.size, min(self.span(patch) * patches, self.size * patches) - overhang)
+            return self.size * count
+        step = self.scale * patch
+        last = self.size if self.to_end else min(max(self.scale * anchor + self.high, 0), self.size)
+        ends = _clipped_sum(step + self.high, step, count - 1, self.size) + last
+        return ends - _clipped_sum(self.low, step, count, self.size)
+
+
+def _clipped_sum(first: int, step: int, count: int, most: int) -> int:
+    """The sum of ``first + step * i`` for i < count, each cut to 0 .. most."""
+    below = min(max(-(first // step), 0), count)
+    inside = min(max(-((first - most) // step), below), count)
+    middle = inside - below
+    return middle * first + step * (below + inside - 1) * middle // 2 + most * (count - inside)
 
 
 def scales(operations: Sequence[Operation], anchor: Value, axis: int) -> dict[Value, int] | None:

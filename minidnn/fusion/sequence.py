@@ -174,13 +174,14 @@ class Sequence:
     def price(self, schedule: Schedule, device: Device) -> Price | None:
         """The predicted cost; None if the patch's buffers do not fit the device."""
         rows, columns = self.extents
+        _, _, height, width = self.anchor.type.plane
         _, down, across = self.patch_counts(schedule)
         batch, channels = self.batch, self.channels
         item = ITEMSIZE[self.anchor.dtype]
         tall = schedule.rows * schedule.strips
 
         def positions(value: Value) -> int:
-            return rows[value].total(tall, down) * columns[value].total(schedule.columns, across)
+            return rows[value].total(tall, height) * columns[value].total(schedule.columns, width)
 
         def share(value: Value) -> int:
             return value.type.plane[0] * value.type.plane[1]

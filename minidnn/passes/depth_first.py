@@ -30,8 +30,7 @@ def depth_first(graph: Graph, context: Context) -> Graph:
     for nodes in stacks_of(graph, context):
         _, outputs = boundary(graph, nodes)
         stack = lower(nodes, outputs)
-        strategy = "one" if context.strategy == "layers" else context.strategy
-        choices = collapse(stack, context.target.device, strategy)
+        choices = collapse(stack, context.target.device, context.strategy)
         names = ", ".join(node.name for node in nodes)
         if not context.allow(f"compute {names} as {len(choices)} sequence(s)"):
             break
