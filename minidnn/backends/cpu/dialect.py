@@ -10,11 +10,15 @@ same.  ``tests/cpu/test_fma.py`` holds this by behaviour and by disassembly.
 **Kernels.**  ``MD_KERNEL(name)`` opens the definition of a kernel that the runner can call; inside,
 ``md_pointers[i]`` is operand ``i``, tasks are ``md_begin`` to ``md_end`` (not included), and
 ``md_scratch`` is memory of this thread, not initialised, aligned to 64 bytes.
+
+**Functions** beside ISPC's own are those of :mod:`.math`.  They stand in every unit: parsing them
+takes 3 ms, and those that a unit does not call leave no code.
 """
 
 from __future__ import annotations
 
 from .isa import Isa
+from .math import MATH
 
 _PRELUDE = """\
 static inline float md_fma(float a, float b, float c) {{
@@ -39,4 +43,4 @@ static inline uniform double md_fma(uniform double a, uniform double b, uniform 
 
 def prelude(isa: Isa) -> str:
     """The first lines of a unit for ``isa``."""
-    return _PRELUDE.format(n=isa.lanes)
+    return _PRELUDE.format(n=isa.lanes) + MATH

@@ -1,12 +1,13 @@
 """Prints scalar expressions as ISPC.
 
 A maximum or minimum gives NaN if either operand is NaN, as in the reference.  ``a > b ? a : b``
-is one instruction, which gives ``b`` if either is NaN, so where one operand is a constant the
-order settles it; else one comparison and one blend are added.
+is one instruction, which gives ``b`` if either is NaN, so where one operand is a number known
+here the order settles it; else one comparison and one blend are added.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 
@@ -51,26 +52,40 @@ def print_code(
 ) -> tuple[list[str], str]:
     """Lines that compute straight-line code over named arguments, and the result's name.
 
-    ``fresh`` gives a new variable name each time.
+    ``fresh`` gives a new variable name each time.  The result is a float: 1 or 0 of a comparison.
     """
     lines: list[str] = []
     names: list[str] = []
+
+    def assign(type: str, text: str) -> None:
+        names.append(fresh())
+        lines.append(f"{type} {names[-1]} = {text};")
+
     for instruction in code:
         if instruction.op == "argument":
             names.append(arguments[int(instruction.value or 0)])
         elif instruction.op == "constant":
-            names.append(literal(float(instruction.value or 0.0)))
+            names.append(literal(_value(instruction)))
         else:
-            kinds = [code[i].op == "constant" for i in instruction.operands]
-            text = _print(instruction.op, [names[i] for i in instruction.operands], kinds)
-            name = fresh()
-            type = "bool" if instruction.op in _COMPARISONS else "float"
-            lines.append(f"{type} {name} = {text};")
-            names.append(name)
+            numbers = [_is_number(code[i]) for i in instruction.operands]
+            text = _print(instruction.op, [names[i] for i in instruction.operands], numbers)
+            assign("bool" if instruction.op in _COMPARISONS else "float", text)
+    if code[-1].op in _COMPARISONS:
+        assign("float", f"{names[-1]} ? 1.0f : 0.0f")
     return lines, names[-1]
 
 
-def _print(op: str, operands: list[str], constant: list[bool]) -> str:
+def _value(constant: Instruction) -> float:
+    assert constant.value is not None
+    return float(constant.value)
+
+
+def _is_number(instruction: Instruction) -> bool:
+    """Whether it is a constant, and not NaN."""
+    return instruction.op == "constant" and not math.isnan(_value(instruction))
+
+
+def _print(op: str, operands: list[str], numbers: list[bool]) -> str:
     if op in _INFIX:
         return f"{operands[0]} {_INFIX[op]} {operands[1]}"
     if op in _CALLS:
@@ -81,9 +96,9 @@ def _print(op: str, operands: list[str], constant: list[bool]) -> str:
         return f"{operands[0]} ? {operands[1]} : {operands[2]}"
     if op in ("maximum", "minimum"):
         first, second = operands
-        if constant[1]:
+        if numbers[1]:
             first, second = second, first
-        if any(constant):  # the comparison gives its second operand if either is NaN
+        if any(numbers):  # the comparison gives its second operand if either is NaN
             sign = ">" if op == "maximum" else "<"
             return f"{first} {sign} {second} ? {first} : {second}"
         return f"md_{op[:3]}({first}, {second})"

@@ -1,0 +1,220 @@
+"""Scalar functions in ISPC that its library lacks, or has with other special values.
+
+float32 and varying, without branches and tables, the same bits on every ISA: all rounding is
+that of single IEEE operations and written multiply-adds.  NaN, infinities, signed zeros, denormal
+arguments and results are as NumPy has them.  Errors (:data:`BOUNDS`) are held over all float32
+values by ``tests/cpu/test_math.py``.
+
+Polynomials are minimax fits of the relative error of the function (of the absolute error where a
+constant is added to them) whose coefficients were rounded one after another, each time
+fitting the others again.  Constants are hexadecimal, so that what is compiled is what was fitted.
+
+A clamp ``limit < x ? limit : x`` is one instruction and gives ``x`` if that is NaN; so most
+functions need no case for NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+BOUNDS: Mapping[str, float] = MappingProxyType(
+    {
+        "exp": 1.02,
+        "expm1": 1.45,
+        "log": 0.76,
+        "log1p": 2.0,
+        "tanh": 2.0,
+        "erf": 2.0,
+        "pow": 1.0,
+    }
+)
+"""Largest error of ``md_<name>`` in units of the last place of the exact result, a result below
+the normal range counted in units of the smallest denormal.  ``md_max`` and ``md_min`` are exact."""
+
+MATH = """\
+// a > b ? a : b is one instruction, which gives b if either is NaN: only a needs a look. The NaN
+// is all ones because a comparison's mask is, so on AVX2 the outer choice is a bitwise or.
+static inline float md_max(float a, float b) {
+  float m = a > b ? a : b;
+  return a != a ? floatbits(0xffffffff) : m;
+}
+static inline float md_min(float a, float b) {
+  float m = a < b ? a : b;
+  return a != a ? floatbits(0xffffffff) : m;
+}
+
+// Added to a float below 2^22, this leaves the nearest integer in the low bits of the sum.
+#define MD_ROUND 0x1.8p23f
+// ln(2) = hi + lo; 12 bits of hi make n * hi exact.
+#define MD_LN2_HI 0x1.62ep-1f
+#define MD_LN2_LO 0x1.0bfbe8p-15f
+
+// p * 2^k with one rounding; t is k + MD_ROUND. Two factors, since 2^k may be out of range.
+static inline float md_scale(float p, float t) {
+  int k = intbits(t) << 23;
+  int half = (k >> 1) & 0xff800000;
+  return p * floatbits(half + 0x3f800000) * floatbits(k - half + 0x3f800000);
+}
+
+// exp(x) = 2^n exp(r), |r| <= ln(2) / 2. The clamped ends give 0 and infinity by rounding.
+static inline float md_exp(float x) {
+  x = 89.0f < x ? 89.0f : x;
+  x = -104.0f > x ? -104.0f : x;
+  float t = md_fma(x, 0x1.715476p+0f, MD_ROUND);
+  float n = t - MD_ROUND;
+  float r = md_fma(n, -MD_LN2_LO, md_fma(n, -MD_LN2_HI, x));
+  float p = 0x1.6a4f28p-10f;
+  p = md_fma(p, r, 0x1.12398p-7f);
+  p = md_fma(p, r, 0x1.5558aep-5f);
+  p = md_fma(p, r, 0x1.555492p-3f);
+  p = md_fma(p, r, 0x1.fffffcp-2f);
+  return md_scale(md_fma(p, r * r, r) + 1.0f, t);
+}
+
+// y with the sign of x, where y is not negative or has it already; -0.0 for -0.0.
+static inline float md_with_sign(float y, float x) {
+  return floatbits(intbits(y) | (intbits(x) & 0x80000000));
+}
+
+// exp(x) - 1 = 2^n (exp(r) - 1) + (2^n - 1), from halves, since 2^n may be out of range.
+static inline float md_expm1(float x) {
+  float c = 89.0f < x ? 89.0f : x;
+  c = -18.0f > c ? -18.0f : c;
+  float t = md_fma(c, 0x1.715476p+0f, MD_ROUND);
+  float n = t - MD_ROUND;
+  float r = md_fma(n, -MD_LN2_LO, md_fma(n, -MD_LN2_HI, c));
+  float p = 0x1.9e6ef4p-13f;
+  p = md_fma(p, r, 0x1.6d3a3ap-10f);
+  p = md_fma(p, r, 0x1.1112dap-7f);
+  p = md_fma(p, r, 0x1.5554f8p-5f);
+  p = md_fma(p, r, 0x1.555554p-3f);
+  p = md_fma(p, r, 0.5f);
+  p = md_fma(p, r * r, r);
+  float s = floatbits((intbits(t) << 23) + 0x3f000000);
+  float y = 2.0f * md_fma(p, s, s - 0.5f);
+  return md_with_sign(n == 0.0f ? p : y, x);
+}
+
+// log(1 + m) - m + m^2 / 2, sqrt(1/2) <= 1 + m < sqrt(2).
+static inline float md_log_tail(float m) {
+  float p = 0x1.14763ap-4f;
+  p = md_fma(p, m, -0x1.de02d6p-4f);
+  p = md_fma(p, m, 0x1.e6bf38p-4f);
+  p = md_fma(p, m, -0x1.fc2884p-4f);
+  p = md_fma(p, m, 0x1.233ba8p-3f);
+  p = md_fma(p, m, -0x1.555c46p-3f);
+  p = md_fma(p, m, 0x1.99a476p-3f);
+  p = md_fma(p, m, -0x1.000006p-2f);
+  p = md_fma(p, m, 0x1.555548p-2f);
+  return m * m * m * p;
+}
+// n log(2) + log(1 + m).
+static inline float md_log_sum(float n, float m) {
+  float y = md_fma(n, MD_LN2_LO, md_log_tail(m));
+  return md_fma(n, MD_LN2_HI, m + md_fma(-0.5f * m, m, y));
+}
+// The exponent of u as md_log_tail wants it; u is positive and not denormal.
+static inline int md_log_exponent(float u) { return (int)(intbits(u) - 0x3f3504f3) >> 23; }
+
+static inline float md_log(float x) {
+  bool tiny = x < 0x1p-126f;
+  float u = tiny ? x * 0x1p23f : x;
+  int e = md_log_exponent(u);
+  float m = floatbits(intbits(u) - (e << 23)) - 1.0f;
+  float y = md_log_sum((float)(tiny ? e - 23 : e), m);
+  y = x < floatbits(0x7f800000) ? y : x;
+  y = x == 0.0f ? floatbits(0xff800000) : y;
+  return x < 0.0f ? floatbits(0x7fc00000) : y;
+}
+// The exponent e is that of the rounded 1 + x, but m = 2^-e x + (2^-e - 1) has one rounding.
+static inline float md_log1p(float x) {
+  int e = md_log_exponent(1.0f + x);
+  float s = floatbits((129 - e) << 23);
+  float y = md_log_sum((float)e, md_fma(0.25f * x, s, md_fma(0.25f, s, -1.0f)));
+  y = abs(x) < 0x1p-25f ? x : y;
+  y = x < floatbits(0x7f800000) ? y : x;
+  y = x == -1.0f ? floatbits(0xff800000) : y;
+  return x < -1.0f ? floatbits(0x7fc00000) : y;
+}
+
+// x + x^3 P(x^2) near 0, elsewhere 1 - 2 / (exp(2 |x|) + 1).
+static inline float md_tanh(float x) {
+  float a = abs(x), z = x * x;
+  float p = -0x1.7537fcp-8f;
+  p = md_fma(p, z, 0x1.5200cap-6f);
+  p = md_fma(p, z, -0x1.b8368ep-5f);
+  p = md_fma(p, z, 0x1.1106fap-3f);
+  p = md_fma(p, z, -0x1.555532p-2f);
+  float near = md_fma(p * z, x, x);
+  float far = 1.0f - 2.0f / (md_exp(a + a) + 1.0f);
+  return md_with_sign(a < 0.625f ? near : far, x);
+}
+
+// x + x P(x^2) near 0, elsewhere 1 - exp(|x| Q(|x|)).
+static inline float md_erf(float x) {
+  float z = x * x;
+  float p = -0x1.41323cp-11f;
+  p = md_fma(p, z, 0x1.48c424p-8f);
+  p = md_fma(p, z, -0x1.b6c434p-6f);
+  p = md_fma(p, z, 0x1.ce1d88p-4f);
+  p = md_fma(p, z, -0x1.8126f2p-2f);
+  p = md_fma(p, z, 0x1.06eba6p-3f);
+  float near = md_fma(p, x, x);
+  float a = abs(x);
+  a = 4.0f < a ? 4.0f : a;
+  float q = 0x1.c39996p-13f;
+  q = md_fma(q, a, -0x1.a6d84ep-9f);
+  q = md_fma(q, a, 0x1.779bbp-6f);
+  q = md_fma(q, a, -0x1.af606cp-4f);
+  q = md_fma(q, a, -0x1.457778p-1f);
+  q = md_fma(q, a, -0x1.20e71cp+0f);
+  float far = 1.0f - md_exp(q * a);
+  return md_with_sign(a < 0.875f ? near : far, x);
+}
+
+// 2^(y log2(|x|)): the logarithm, the product and its split into n + r take float64.
+static inline float md_pow(float x, float y) {
+  float a = abs(x);
+  bool tiny = a < 0x1p-126f;
+  float u = tiny ? a * 0x1p23f : a;
+  int e = md_log_exponent(u);
+  double m = floatbits(intbits(u) - (e << 23)) - 1.0f;
+  float n = (float)(tiny ? e - 23 : e);
+  n = a == 0.0f ? floatbits(0xff800000) : n;
+  n = a < floatbits(0x7f800000) ? n : a;
+  double l = 0x1.3ce7b15146043p-4d;
+  l = md_fma(l, m, -0x1.2488a610a9f23p-3d);
+  l = md_fma(l, m, 0x1.2871fc6adf7afp-3d);
+  l = md_fma(l, m, -0x1.252f4a9bbc01fp-3d);
+  l = md_fma(l, m, 0x1.452917cd414fp-3d);
+  l = md_fma(l, m, -0x1.71416f2e7891p-3d);
+  l = md_fma(l, m, 0x1.a63f44675096ap-3d);
+  l = md_fma(l, m, -0x1.ec72b5a819d9fp-3d);
+  l = md_fma(l, m, 0x1.277651fc48b8p-2d);
+  l = md_fma(l, m, -0x1.7154709778844p-2d);
+  l = md_fma(l, m, 0x1.ec709ebb93c75p-2d);
+  l = md_fma(l, m, -0x1.715476565d4d6p-1d);
+  l = md_fma(l, m, 0x1.71547652a1e9ap+0d);
+  // An infinite power of 1 is 1, like a finite one; other bases have overflowed by then.
+  float b = 0x1p126f < y ? 0x1p126f : y;
+  b = -0x1p126f > b ? -0x1p126f : b;
+  double z = (double)b * md_fma(l, m, (double)n);
+  z = 129.0d < z ? 129.0d : z;
+  z = -151.0d > z ? -151.0d : z;
+  float t = (float)z + MD_ROUND;
+  float r = (float)(z - (double)(t - MD_ROUND));
+  float p = 0x1.417872p-13f;
+  p = md_fma(p, r, 0x1.5f0952p-10f);
+  p = md_fma(p, r, 0x1.3b2dd4p-7f);
+  p = md_fma(p, r, 0x1.c6af7ap-5f);
+  p = md_fma(p, r, 0x1.ebfbdcp-3f);
+  p = md_fma(p, r, 0x1.62e43p-1f);
+  float w = md_scale(md_fma(p, r, 1.0f), t);
+  float h = 0.5f * y;
+  int odd = y == floor(y) && h != floor(h) ? 0x80000000 : 0;
+  w = floatbits(intbits(w) | (intbits(x) & odd));
+  w = x < 0.0f && a < floatbits(0x7f800000) && y != floor(y) ? floatbits(0x7fc00000) : w;
+  return x == 1.0f || y == 0.0f ? 1.0f : w;
+}
+"""
