@@ -7,7 +7,9 @@ the memory order follows from the strides.  An NHWC array ``a`` is passed as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
+from operator import index
 from typing import Any
 
 from minidnn.cudnn._cupy import cupy
@@ -112,6 +114,21 @@ def settled_strides(shape: Shape, strides: Shape, prefer: TensorFormat | None = 
     return tuple(settled)
 
 
+def per_axis(name: str, value: Any, count: int, least: int) -> Shape:
+    """Return ``count`` integers of at least ``least``, from one integer or one for each axis."""
+    try:
+        given = value if isinstance(value, Sequence) else (value,) * count
+        numbers = tuple(map(index, given))
+    except TypeError:
+        raise ArgumentError(f"{name}={value!r} must be an integer or {count} integers") from None
+    if len(numbers) != count or any(number < least for number in numbers):
+        raise ArgumentError(
+            f"{name}={value!r} must be {count} integers of at least {least}, one for each "
+            "spatial dimension"
+        )
+    return numbers
+
+
 def at_least_4d(shape: Shape, strides: Shape) -> tuple[Shape, Shape]:
     """Append dimensions of extent 1 until there are four, which cuDNN wants."""
     missing = max(0, 4 - len(shape))
@@ -127,19 +144,25 @@ def check_writable(name: str, array: Any) -> None:
     """Raise when two elements of the output share memory (a broadcast array, say)."""
     if array.flags.c_contiguous:
         return
-    steps = sorted(
-        (stride, extent)
-        for stride, extent in zip(array.strides, array.shape, strict=True)
-        if extent > 1
-    )
-    reach = array.itemsize
-    for stride, extent in steps:
-        if stride < reach:
-            raise ArgumentError(
-                f"{name} is written to, but its elements overlap in memory "
-                f"(shape {array.shape}, strides {array.strides} bytes)"
-            )
-        reach = stride * (extent - 1) + reach
+    if overlaps(array.shape, array.strides, array.itemsize):
+        raise ArgumentError(
+            f"{name} is written to, but its elements overlap in memory "
+            f"(shape {array.shape}, strides {array.strides} bytes)"
+        )
+
+
+def overlaps(shape: Shape, strides: Shape, element: int = 1) -> bool:
+    """Return whether elements share memory; ``element`` is the size of one, in units of strides.
+
+    (Also True for a few that interleave without sharing, which nobody has.)
+    """
+    reach = element
+    for stride, extent in sorted(zip(strides, shape, strict=True)):
+        if extent > 1:
+            if stride < reach:
+                return True
+            reach += stride * (extent - 1)
+    return False
 
 
 def empty(shape: Shape, dtype: Any, channels_last: bool = False) -> Any:

@@ -160,6 +160,9 @@ class Dropout:
         self.close()
 
     def _check_reserve(self, reserve: Any, need: int) -> None:
+        if self._states is None:
+            raise ArgumentError("this Dropout is closed and cannot be used any more")
+        check_array("the random states of this Dropout", self._states)
         check_array("reserve", reserve)
         if reserve.nbytes < need or not reserve.flags.c_contiguous:
             raise ArgumentError(

@@ -20,6 +20,7 @@ from minidnn.cudnn.arrays import (
     check_same_shape,
     check_writable,
     empty_like,
+    per_axis,
 )
 from minidnn.cudnn.descriptor import Descriptor
 from minidnn.cudnn.elementwise import output, scalars
@@ -133,15 +134,9 @@ def _window(x: Any, window: Any, stride: Any, padding: Any) -> tuple[Shape, Shap
         "padding": padding,
         "stride": window if stride is None else stride,
     }
-    dims = []
-    for name, value in given.items():
-        full = (value,) * n if isinstance(value, int) else tuple(value)
-        least = 0 if name == "padding" else 1
-        if len(full) != n or any(v < least for v in full):
-            raise ArgumentError(
-                f"{name}={value!r} must be {n} numbers of at least {least} for x of shape {x.shape}"
-            )
-        dims.append(full)
+    dims = [
+        per_axis(name, value, n, 0 if name == "padding" else 1) for name, value in given.items()
+    ]
     for axis, (extent, size, pad) in enumerate(zip(x.shape[2:], dims[0], dims[1], strict=True)):
         if pad >= size:
             raise ArgumentError(f"padding={dims[1]} must be below window={dims[0]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from minidnn.cudnn import convolution, handle, library, machine, workspace
 from minidnn.cudnn.convolution import choose, functions
 from minidnn.cudnn.enums import MathType
 from minidnn.cudnn.errors import ArgumentError, CuDNNError, NoAlgorithmError
-from minidnn.errors import OutOfMemoryError
+from minidnn.errors import MiniDNNWarning, OutOfMemoryError
 
 FMA, DEFAULT = MathType.CUDNN_FMA_MATH, MathType.CUDNN_DEFAULT_MATH
 TENSOR = MathType.CUDNN_TENSOR_OP_MATH
@@ -52,10 +53,13 @@ def test_the_first_that_fits_is_taken(fake: SimpleNamespace, xwy: Any) -> None:
 
 def test_fma_excludes_tensor_cores(fake: SimpleNamespace, xwy: Any) -> None:
     fake.dll.rows = [(7, 0.1, 0, 1, int(TENSOR)), (1, 0.3, 0, 1, int(DEFAULT))]
-    assert plan(xwy).choice.math == TENSOR
+    assert plan(xwy, math=DEFAULT).choice.math == TENSOR
     exact = plan(xwy, math=FMA)
     assert (exact.choice.algorithm, exact.choice.math) == (1, FMA)
     assert "uses CUDNN_TENSOR_OP_MATH" in exact.skipped[0]
+    assert plan(xwy) is exact  # TF32 only for those who ask for it
+    half = tuple(array.astype("float16") for array in xwy)
+    assert convolution.plan("forward", *half).choice.math == TENSOR
 
 
 def test_fma_excludes_coarse_winograd(fake: SimpleNamespace) -> None:
@@ -173,7 +177,7 @@ def test_every_field_of_the_key_tells(fake: SimpleNamespace, xwy: Any, monkeypat
         "groups": 2,
         "mode": 0,
         "compute": 2,
-        "math": FMA,
+        "math": DEFAULT,
         "search": "find",
         "deterministic": True,
         "workspace_limit": 5,
@@ -233,7 +237,12 @@ def test_short_memory_takes_the_next(
     fake.dll.rows = [(7, 0.1, 5000, 1, 0), (5, 0.15, 6000, 1, 0), (1, 0.2, 400, 1, 0)]
     made = plan(xwy)
     fake.cupy.memory_left = 1000
-    with caplog.at_level(logging.WARNING):
+    with warnings.catch_warnings(), pytest.raises(MiniDNNWarning, match="falls back"):
+        warnings.simplefilter("error")  # strict: nothing else than the best
+        convolution.forward(*xwy)
+    assert made.choice.algorithm == 7 and made.skipped == []
+    said = "NONFUSED .5000 bytes of workspace.: no room"
+    with caplog.at_level(logging.WARNING), pytest.warns(MiniDNNWarning, match=said):
         convolution.forward(*xwy)
     assert made.choice.algorithm == 1
     assert "WINOGRAD_NONFUSED (5000 bytes of workspace): no room" in made.skipped[-1]
@@ -255,7 +264,8 @@ def test_what_turns_out_unsupported_is_left(fake: SimpleNamespace, xwy: Any) -> 
         return original(name, arguments)
 
     fake.dll._call = refuse_winograd
-    convolution.forward(*xwy)
+    with pytest.warns(MiniDNNWarning, match="falls back to .*_NOT_SUPPORTED the fake says no"):
+        convolution.forward(*xwy)
     assert made.choice.algorithm == 1 and "NOT_SUPPORTED" in made.skipped[0]
     fake.dll._call = original
     fake.dll.status["cudnnConvolutionForward"] = 3000

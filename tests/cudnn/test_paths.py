@@ -195,15 +195,27 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "padding": (
         lambda m: cudnn.convolution.forward(m.empty(X), m.empty(W), padding=(1, -1)),
-        r"padding=\(1, -1\) must be 2 numbers of at least 0",
+        r"padding=\(1, -1\) must be 2 integers of at least 0",
     ),
     "stride": (
         lambda m: cudnn.convolution.forward(m.empty(X), m.empty(W), stride=0),
-        r"stride=0 must be 2 numbers of at least 1",
+        r"stride=0 must be 2 integers of at least 1",
     ),
     "dilation": (
         lambda m: cudnn.convolution.forward(m.empty(X), m.empty(W), dilation=1.5),
-        r"dilation=1.5 must be a number or 2 numbers",
+        r"dilation=1.5 must be an integer or 2 integers",
+    ),
+    "fractions": (
+        lambda m: cudnn.convolution.forward(m.empty(X), m.empty(W), padding=(1.5, 1)),
+        r"padding=\(1.5, 1\) must be an integer or 2 integers",
+    ),
+    "pooling stride": (
+        lambda m: cudnn.pooling.forward(m.empty(X), window=2, stride=2.0),
+        r"stride=2.0 must be an integer or 2 integers",
+    ),
+    "pooling windows": (
+        lambda m: cudnn.pooling.forward(m.empty(X), window=(2, 2, 2)),
+        r"window=\(2, 2, 2\) must be 2 integers of at least 1, one for each",
     ),
     "rank": (
         lambda m: cudnn.convolution.forward(m.empty((2, 4)), m.empty((6, 4))),
@@ -254,6 +266,12 @@ BAD: dict[str, tuple[Any, str]] = {
     "bias": (
         lambda m: cudnn.convolution.bias_activation_forward(m.empty(X), m.empty(W), m.empty(5)),
         r"bias has shape \(5,\); it must be 6 contiguous",
+    ),
+    "bias dtype": (
+        lambda m: cudnn.convolution.bias_activation_forward(
+            m.empty(X, "int8"), m.empty(W, "int8"), m.empty(6, "int8")
+        ),
+        r"bias has dtype int8; with int8 x it is float32",
     ),
     "fused activation": (
         lambda m: cudnn.convolution.bias_activation_forward(
@@ -336,3 +354,17 @@ def test_another_device_is_told(fake: SimpleNamespace) -> None:
     fake.cupy.device = 1
     with pytest.raises(ArgumentError, match="x is on device 0, but the current device is 1"):
         cudnn.convolution.forward(x, w)
+
+
+def test_dropout_is_bound_to_its_device_and_can_be_closed(fake: SimpleNamespace) -> None:
+    drop = cudnn.dropout.Dropout(0.5)
+    fake.cupy.device = 1
+    x = fake.cupy.empty(X)
+    x.device_id = 1
+    with pytest.raises(ArgumentError, match="states of this Dropout is on device 0, but the curr"):
+        drop.forward(x)
+    fake.cupy.device = 0
+    drop.forward(fake.cupy.empty(X))
+    drop.close()
+    with pytest.raises(ArgumentError, match="this Dropout is closed"):
+        drop.forward(fake.cupy.empty(X))

@@ -195,3 +195,4 @@ class FakeMemory:
     def __init__(self, pointer: int, size: int) -> None:
         self.ptr = pointer
         self.mem = SimpleNamespace(ptr=pointer, size=size)
+        self.device_id = 0

@@ -22,7 +22,7 @@ from minidnn.errors import (
     OutOfMemoryError,
     UnsupportedError,
 )
-from tests.cudnn_graph.fake import FakeArray, FakeEngine, FakeLibrary
+from tests.cudnn_graph.fake import FakeArray, FakeEngine, FakeLibrary, FakeMemory
 
 Install = Callable[..., FakeLibrary]
 TENSOR_CORE = int(NumericalNote.CUDNN_NUMERICAL_NOTE_TENSOR_CORE)
@@ -357,6 +357,16 @@ def test_wrong_count_and_workspace(fake: Install) -> None:
         made(given["x"], given["w"], out=[given["y"], given["y"]])
     with pytest.raises(GraphError, match="workspace has 2304 bytes; the plan needs 1048576"):
         made.bind(given["x"], given["w"], out=given["y"], workspace=given["x"])
+    y, pretended = given["y"], FakeArray((1 << 18,), strides=(0,))
+    with pytest.raises(GraphError, match=r"workspace of shape .* has strides \(0,\), not contig"):
+        made.bind(given["x"], given["w"], out=y, workspace=pretended)
+    elsewhere = FakeArray((1 << 18,), device=1)
+    with pytest.raises(DeviceError, match="workspace is on device 1; the plan was built on 0"):
+        made.bind(given["x"], given["w"], out=y, workspace=elsewhere)
+    memory_elsewhere = FakeMemory(0x1000, 1 << 20)
+    memory_elsewhere.device_id = 1
+    with pytest.raises(DeviceError, match="workspace is on device 1"):
+        made.bind(given["x"], given["w"], out=y, workspace=memory_elsewhere)
 
 
 def test_closed_plan_and_other_device(fake: Install, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,8 @@
 What they share: ``padding``, ``stride``, ``dilation`` are a number or one per spatial dimension;
 ``algorithm`` is "heuristic" (cuDNN guesses), "find" (cuDNN measures on memory of its own),
 "find_ex" (measures on the given inputs), or the number of an algorithm; ``math`` is a
-:class:`~minidnn.cudnn.enums.MathType` (FMA forbids TF32); ``deterministic`` asks for the same
+:class:`~minidnn.cudnn.enums.MathType` (None: float32 is computed in float32; DEFAULT and
+TENSOR_OP allow TF32); ``deterministic`` asks for the same
 bits every time; ``workspace_limit`` is in bytes (None: :func:`minidnn.cudnn.workspace.get_limit`).
 A repeated call with equal shapes looks its plan up and calls cuDNN, nothing else.
 
@@ -43,7 +44,6 @@ from minidnn.cudnn.memo import Memo
 from minidnn.cudnn.tensor import described, descriptor_of
 
 CROSS_CORRELATION = ConvolutionMode.CUDNN_CROSS_CORRELATION
-DEFAULT_MATH = MathType.CUDNN_DEFAULT_MATH
 
 # From exactly what a caller passed to the plan, so that a warm call does nothing but this lookup.
 _warm: Memo[ConvolutionPlan] = Memo(4096)
@@ -60,7 +60,7 @@ def _plan(
     groups: int,
     mode: ConvolutionMode,
     compute: Any,
-    math: MathType,
+    math: MathType | None,
     algorithm: str | int,
     deterministic: bool,
     workspace_limit: int | None,
@@ -106,7 +106,7 @@ def plan(
     groups: int = 1,
     mode: ConvolutionMode = CROSS_CORRELATION,
     compute: Any = None,
-    math: MathType = DEFAULT_MATH,
+    math: MathType | None = None,
     algorithm: str | int = "heuristic",
     deterministic: bool = False,
     workspace_limit: int | None = None,
@@ -135,7 +135,7 @@ def forward(
     beta: float = 0.0,
     mode: ConvolutionMode = CROSS_CORRELATION,
     compute: Any = None,
-    math: MathType = DEFAULT_MATH,
+    math: MathType | None = None,
     algorithm: str | int = "heuristic",
     deterministic: bool = False,
     workspace_limit: int | None = None,
@@ -174,7 +174,7 @@ def backward_data(
     beta: float = 0.0,
     mode: ConvolutionMode = CROSS_CORRELATION,
     compute: Any = None,
-    math: MathType = DEFAULT_MATH,
+    math: MathType | None = None,
     algorithm: str | int = "heuristic",
     deterministic: bool = False,
     workspace_limit: int | None = None,
@@ -211,7 +211,7 @@ def backward_filter(
     beta: float = 0.0,
     mode: ConvolutionMode = CROSS_CORRELATION,
     compute: Any = None,
-    math: MathType = DEFAULT_MATH,
+    math: MathType | None = None,
     algorithm: str | int = "heuristic",
     deterministic: bool = False,
     workspace_limit: int | None = None,

@@ -12,16 +12,15 @@ from minidnn.cudnn.activation import activation_descriptor
 from minidnn.cudnn.arrays import Shape, check_array, check_same_dtype, check_same_shape, empty
 from minidnn.cudnn.convolution.functions import (
     CROSS_CORRELATION,
-    DEFAULT_MATH,
     _check_pair,
     _is_nhwc,
     _plan,
 )
-from minidnn.cudnn.convolution.key import check_shapes, geometry
+from minidnn.cudnn.convolution.key import INTEGERS, check_shapes, geometry
 from minidnn.cudnn.convolution.plan import ConvolutionPlan
 from minidnn.cudnn.dtypes import data_type, is_double
 from minidnn.cudnn.enums import ActivationMode, ConvolutionFwdAlgo, ConvolutionMode, MathType
-from minidnn.cudnn.errors import ArgumentError
+from minidnn.cudnn.errors import ArgumentError, DTypeError
 from minidnn.cudnn.handle import current_handle
 from minidnn.cudnn.scalars import scalar
 from minidnn.cudnn.tensor import described, descriptor_of
@@ -50,7 +49,7 @@ def bias_activation_forward(
     alpha_z: float = 1.0,
     mode: ConvolutionMode = CROSS_CORRELATION,
     compute: Any = None,
-    math: MathType = DEFAULT_MATH,
+    math: MathType | None = None,
     algorithm: str | int = "heuristic",
     workspace_limit: int | None = None,
 ) -> Any:
@@ -81,8 +80,10 @@ def bias_activation_forward(
         raise ArgumentError(
             f"bias has shape {bias.shape}; it must be {channels} contiguous elements"
         )
-    if x.dtype.kind == "f":
+    if data_type(x.dtype) not in INTEGERS:
         check_same_dtype("x", x, "bias", bias)
+    elif bias.dtype.name != "float32":
+        raise DTypeError(f"bias has dtype {bias.dtype.name}; with {x.dtype.name} x it is float32")
     if z is not None:
         check_array("z", z)
         check_same_shape("y", y, "z", z)

@@ -12,6 +12,7 @@ from minidnn.cudnn.arrays import (
     check_writable,
     element_strides,
     layouts,
+    per_axis,
     settled_strides,
 )
 from minidnn.cudnn.dtypes import compute_type, data_type
@@ -109,18 +110,7 @@ def geometry(spatial: int, padding: Any, stride: Any, dilation: Any) -> Geometry
     full = []
     rows = (("padding", padding, 0), ("stride", stride, 1), ("dilation", dilation, 1))
     for name, value, least in rows:
-        if value is None:
-            value = least
-        try:
-            numbers = (value,) * spatial if isinstance(value, int) else tuple(map(int, value))
-        except TypeError:
-            raise ArgumentError(f"{name}={value!r} must be a number or {spatial} numbers") from None
-        if len(numbers) != spatial or any(number < least for number in numbers):
-            raise ArgumentError(
-                f"{name}={value!r} must be {spatial} numbers of at least {least}, one for each "
-                "spatial dimension"
-            )
-        full.append(numbers)
+        full.append(per_axis(name, least if value is None else value, spatial, least))
     return Geometry(*full)
 
 
@@ -176,6 +166,12 @@ def check_dtypes(x: Any, w: Any, y: Any) -> None:
         )
 
 
+def exact_math(data: DataType) -> MathType:
+    """Return the math type that keeps products as exact as the data: no TF32 for float32."""
+    single = data == DataType.CUDNN_DATA_FLOAT
+    return MathType.CUDNN_FMA_MATH if single else MathType.CUDNN_DEFAULT_MATH
+
+
 def make_key(
     operation: Operation,
     x: Any,
@@ -188,7 +184,7 @@ def make_key(
     groups: int,
     mode: ConvolutionMode,
     compute: Any,
-    math: MathType,
+    math: MathType | None,
     search: str,
     deterministic: bool,
     workspace_limit: int,
@@ -219,7 +215,7 @@ def make_key(
         groups=groups,
         mode=ConvolutionMode(mode),
         compute=compute_type(data) if compute is None else data_type(compute),
-        math=MathType(math),
+        math=exact_math(data) if math is None else MathType(math),
         search=search,
         deterministic=bool(deterministic),
         workspace_limit=workspace_limit,

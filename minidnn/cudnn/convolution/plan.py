@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from minidnn.cudnn.handle import current_handle
 from minidnn.cudnn.scalars import DOUBLE_ONE, DOUBLE_ZERO, ONE, ZERO, scalar
 from minidnn.cudnn.tensor import TensorDescriptor
 from minidnn.cudnn.workspace import acquire
-from minidnn.errors import OutOfMemoryError
+from minidnn.errors import MiniDNNWarning, OutOfMemoryError
 
 log = logging.getLogger(__name__)
 
@@ -231,17 +232,22 @@ class ConvolutionPlan:
         with self._lock:
             if self.state is not state:
                 return  # another thread has gone on already
+            position = self._position
             while True:
-                self._position += 1
-                if self._position >= len(self._candidates):
+                position += 1
+                if position >= len(self._candidates):
                     self._position = 0
                     raise error
-                after = self._candidates[self._position]
+                after = self._candidates[position]
                 if not short or after.workspace < state.workspace:
                     break
             note = f"{state.candidate.name} ({state.workspace} bytes of workspace): {reason}"
+            text = f"convolution falls back to {after.name} after {note}"
+            log.warning(text)
+            # Before anything changes: where warnings are errors the plan stays as it is.
+            warnings.warn(text, MiniDNNWarning, stacklevel=4)
             self.skipped.append(note)
-            log.warning("convolution falls back to %s after %s", after.name, note)
+            self._position = position
             self.state = self._prepare()
 
 

@@ -6,9 +6,11 @@ without importing their libraries.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.arrays import packed_strides
 from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.cudnn.graph.spec import TensorSpec
 from minidnn.errors import DeviceError, GraphError
@@ -53,6 +55,25 @@ def view(array: Any, name: str) -> View:
             "GPU; valid are CuPy arrays and PyTorch tensors (cupy.asarray copies from NumPy)"
         )
     return _from_interface(interface)
+
+
+def room(memory: Any, name: str) -> tuple[int, int, int | None]:
+    """Address, bytes and device of CuPy memory or of a contiguous array.
+
+    Raises:
+        GraphError: an array that is not on a GPU, or not contiguous.
+    """
+    if hasattr(memory, "ptr"):
+        return memory.ptr, memory.mem.size - (memory.ptr - memory.mem.ptr), memory.device_id
+    seen = view(memory, name)
+    if any(
+        size > 1 and have != dense
+        for size, have, dense in zip(
+            seen.shape, seen.strides, packed_strides(seen.shape), strict=True
+        )
+    ):
+        raise GraphError(f"{name} of shape {seen.shape} has strides {seen.strides}, not contiguous")
+    return seen.pointer, prod(seen.shape) * element_type(seen.dtype).size, seen.device
 
 
 def _from_interface(interface: dict[str, Any]) -> View:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from minidnn.cudnn.arrays import overlaps
 from minidnn.cudnn.graph import arrays, device, planner, shapes
 from minidnn.cudnn.graph.device import Target
 from minidnn.cudnn.graph.dtypes import element_type
@@ -108,6 +109,8 @@ class Graph(Operations):
         steps = old.strides
         if layout is not None or strides is not None:
             steps = self._strides(old.shape, layout, strides)
+        if overlaps(old.shape, steps):
+            raise GraphError(f"output: elements overlap in memory (shape {old.shape}, {steps})")
         self._tensors[tensor.index] = TensorSpec(old.shape, steps, dtype, alignment)
         if tensor.index not in self._outputs:
             self._outputs.append(tensor.index)

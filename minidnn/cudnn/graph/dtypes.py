@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 from minidnn.cudnn.dtypes import BY_NAME
 from minidnn.cudnn.enums import DataType
@@ -30,6 +32,14 @@ ELEMENT_TYPES = {
     "int64": ElementType(BY_NAME["int64"], 8, "int64"),
     "bool": ElementType(DataType.CUDNN_DATA_BOOLEAN, 1, "float32"),
 }
+
+
+HOST_TYPES: dict[str, Any] = {
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+    "int32": ctypes.c_int32,
+}
+"""The types of constants that are handed over by value."""
 
 
 def element_type(name: str, argument: str = "dtype") -> ElementType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minidnn.cudnn.graph import shapes
-from minidnn.cudnn.graph.dtypes import element_type
+from minidnn.cudnn.graph.dtypes import HOST_TYPES, element_type
 from minidnn.cudnn.graph.pointwise import PARAMETERS, operation
 from minidnn.cudnn.graph.spec import (
     Convolution,
@@ -45,9 +45,13 @@ class Operations:
 
     def constant(self, value: float, dims: int = 4, dtype: str = "float32") -> Tensor:
         """A scalar that is handed over by value at each execution."""
+        if dtype not in HOST_TYPES:
+            raise GraphError(f"constant: dtype {dtype!r}; valid are {', '.join(HOST_TYPES)}")
+        if dtype == "int32" and value != int(value):
+            raise GraphError(f"constant: {value!r} is not an integer, but its dtype is int32")
         spec = TensorSpec((1,) * dims, (1,) * dims, dtype, element_type(dtype).size, by_value=True)
         tensor = self._declare(spec, None)
-        self._scalars[tensor.index] = float(value)
+        self._scalars[tensor.index] = int(value) if dtype == "int32" else float(value)
         return tensor
 
     # --- convolution -------------------------------------------------------------------------

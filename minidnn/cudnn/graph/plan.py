@@ -15,6 +15,7 @@ from minidnn.cudnn.graph import arrays, lower
 from minidnn.cudnn.graph.attributes import Attribute as A
 from minidnn.cudnn.graph.descriptor import Descriptor
 from minidnn.cudnn.graph.device import Target
+from minidnn.cudnn.graph.dtypes import HOST_TYPES
 from minidnn.cudnn.graph.engines import EngineConfig, Proposal, execution_plan
 from minidnn.cudnn.graph.enums import AttributeType as T
 from minidnn.cudnn.graph.enums import DescriptorType as D
@@ -23,11 +24,6 @@ from minidnn.cudnn.handle import current_handle
 from minidnn.errors import DeviceError, GraphError, OutOfMemoryError
 
 _REMEMBERED_PACKS = 16
-_HOST_TYPES: dict[str, Any] = {
-    "float32": ctypes.c_float,
-    "float64": ctypes.c_double,
-    "int32": ctypes.c_int32,
-}
 
 
 class Plan:
@@ -61,7 +57,7 @@ class Plan:
             self._descriptor.get(A.CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, T.CUDNN_TYPE_INT64)[0]
         )
         self._scalars = [
-            _HOST_TYPES[spec.tensors[index].dtype](value)
+            HOST_TYPES[spec.tensors[index].dtype](value)
             for index, value in zip(spec.scalars, scalars, strict=True)
         ]
         self._ids = [lower.uid(i) for i in (*spec.inputs, *spec.outputs, *spec.scalars)]
@@ -129,10 +125,11 @@ class Plan:
 
     def _workspace_for(self, given: Any, shared: bool) -> tuple[Any, int]:
         if given is not None:
-            if hasattr(given, "ptr"):  # CuPy memory
-                pointer, size = given.ptr, given.mem.size - (given.ptr - given.mem.ptr)
-            else:
-                pointer, size = arrays.view(given, "workspace").pointer, given.nbytes
+            pointer, size, place = arrays.room(given, "workspace")
+            if None not in (place, self.device) and place != self.device:
+                raise DeviceError(
+                    f"workspace is on device {place}; the plan was built on {self.device}"
+                )
             if size < self.workspace:
                 raise GraphError(f"workspace has {size} bytes; the plan needs {self.workspace}")
             return given, pointer
