@@ -11,8 +11,10 @@ import argparse
 import json
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -36,6 +38,7 @@ def cases() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     from minidnn.cudnn import activation, compat, convolution, library, pooling
     from minidnn.cudnn.activation import activation_descriptor
     from minidnn.cudnn.enums import ActivationMode, NanPropagation, PoolingMode
+    from minidnn.cudnn.graph import Graph
     from minidnn.cudnn.handle import current_handle
     from minidnn.cudnn.pooling import PoolingDescriptor
     from minidnn.cudnn.scalars import ONE, ZERO
@@ -62,7 +65,12 @@ def cases() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     point_arguments = (handle, act.value, ONE, xd.value, x.data.ptr, ZERO, xd.value, y.data.ptr)
     pool_arguments = (handle, pool.value, ONE, xd.value, x.data.ptr, ZERO, yd.value, half.data.ptr)
     ones = (1, 1)
-    kept: Any = (xd, yd, act, pool, memory, plan)
+    g = Graph()
+    g.output(g.convolution(*g.tensors(x, w), padding=1), like=y)
+    prepared = g.build(choose="heuristic")
+    bound = prepared.bind(x, w, out=y)
+    graph_plan, pack = prepared._descriptor.pointer, bound._pack_pointer
+    kept: Any = (xd, yd, act, pool, memory, plan, bound)
 
     def through_compat() -> None:
         compat.convolution_forward(
@@ -71,6 +79,9 @@ def cases() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
 
     def bare_convolution(kept: Any = kept) -> object:
         return lib.cudnnConvolutionForward(*bare_arguments)
+
+    def bare_execution(kept: Any = kept) -> object:
+        return lib.cudnnBackendExecute(handle, graph_plan, pack)
 
     return {
         "convolution.forward": (
@@ -82,6 +93,8 @@ def cases() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
             lambda: plan.run(x.data.ptr, w.data.ptr, y.data.ptr),
             bare_convolution,
         ),
+        "graph: bound plan": (bound, bare_execution),
+        "graph: plan(x, w, out=y)": (lambda: prepared(x, w, out=y), bare_execution),
         "activation.forward": (
             lambda: activation.forward(x, y, mode=relu),
             lambda: lib.cudnnActivationForward(*point_arguments),
@@ -93,14 +106,34 @@ def cases() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     }
 
 
+def machine() -> dict[str, str]:
+    """Return what the figures depend on."""
+    import cupy
+
+    from minidnn.cudnn import library
+
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    names = [
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return {
+        "card": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
+        "driver": driver,
+        "runtime_cuda": str(cupy.cuda.runtime.runtimeGetVersion()),
+        "cudnn": library.version_text(library.version()),
+        "cupy": cupy.__version__,
+        "python": platform.python_version(),
+        "host": names[0].partition(":")[2].strip() if names else platform.machine(),
+    }
+
+
 def main() -> None:
     """Print the table, and write it as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", help="file for the figures")
     arguments = parser.parse_args()
     import cupy
-
-    from minidnn import cudnn
 
     wait = cupy.cuda.runtime.deviceSynchronize
     rows = {}
@@ -109,11 +142,9 @@ def main() -> None:
         floor, total = microseconds(bare, wait), microseconds(call, wait)
         rows[name] = {"bare_us": floor, "call_us": total, "overhead_us": total - floor}
         print(f"{name:28} bare {floor:6.2f}  call {total:6.2f}  overhead {total - floor:6.2f} us")
-    device = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    machine = {"device": device, "host": platform.processor() or platform.machine()}
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({**machine, "cudnn": cudnn.version(), "rows": rows}, file, indent=1)
+            json.dump({"machine": machine(), "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ def main() -> None:
             case = oracles.random_case(rng)
             options = {"algorithm": "heuristic", "math": enums.MathType.CUDNN_FMA_MATH}
             try:
-                ratio, name = tests.one_case(cupy, oracles, rng, case, direction, options, 1.0, 0.0)
+                ratio, _, name = tests.one_case(
+                    cupy, oracles, rng, case, direction, options, 1.0, 0.0
+                )
             except (CuDNNError, NoAlgorithmError) as error:
                 print("refused:", str(error).splitlines()[0])
                 continue
@@ -73,8 +75,44 @@ def main() -> None:
     cudnn.op_tensor.add(c.reshape(1, 8, 1, 1), x)
     cudnn.op_tensor.scale(cudnn.op_tensor.fill(y, 2.0), 0.5)
     cudnn.transform.transform(x, cupy.empty((2, 9, 7, 8), "f").transpose(0, 3, 1, 2))
+    graphs(cupy)
     cupy.cuda.runtime.deviceSynchronize()
-    print(f"{done} convolutions and every other function: done")
+    print(f"{done} convolutions, every other function and the graph API: done")
+
+
+def graphs(cupy: Any) -> None:
+    """Every operation of the graph API once, and every way to compute one convolution."""
+    from minidnn.cudnn import choice
+    from minidnn.cudnn.graph import Graph
+
+    def array(*shape: int) -> Any:  # NCHW order, channels innermost in memory
+        n, c, h, w = shape
+        return cupy.random.randn(n, h, w, c).astype("e").transpose(0, 3, 1, 2)
+
+    x, w, y, bias = array(2, 16, 9, 7), array(8, 16, 3, 3), array(2, 8, 9, 7), array(1, 8, 1, 1)
+    g = Graph()
+    xt, wt, bt, zt = g.tensors(x, w, bias, y)
+    g.relu(g.convolution(xt, wt, padding=1) + bt + zt)
+    g.build(choose="heuristic")(x, w, bias, y)
+    for name, arrays in (
+        ("matmul", [cupy.random.randn(2, 16, 24).astype("e"), cupy.ones((2, 24, 8), "e")]),
+        ("pool", [x]),
+        ("reduce", [y]),
+    ):
+        g = Graph()
+        given = g.tensors(*arrays)
+        if name == "matmul":
+            g.matmul(*given)
+        elif name == "pool":
+            g.pool("max", given[0], 3, stride=2, padding=1)
+        else:
+            g.output(g.reduce("add", given[0], (0, 2, 3)), "float32")
+        g.build(choose="heuristic")(*arrays)
+    xs, ws, ys = (cupy.ascontiguousarray(a).astype("f") for a in (x, w, y))
+    for operation in ("forward", "backward_data", "backward_filter"):
+        for found in choice.candidates(choice.Problem(operation, xs, ws, ys, padding=1)):
+            found.run()
+            cupy.cuda.runtime.deviceSynchronize()
 
 
 if __name__ == "__main__":

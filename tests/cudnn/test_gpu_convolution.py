@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -61,7 +62,9 @@ def test_random_convolutions(
         }
         alpha, beta = (2.5, 0.75) if rng.random() < 0.2 else (1.0, 0.0)
         try:
-            ratio, name = one_case(real_cupy, oracles, rng, case, direction, options, alpha, beta)
+            ratio, _, name = one_case(
+                real_cupy, oracles, rng, case, direction, options, alpha, beta
+            )
         except (CuDNNError, NoAlgorithmError) as error:
             refused.append(f"{case} {options}: {str(error).splitlines()[0]}")
             if not known_refusal(case, direction):
@@ -88,6 +91,14 @@ def known_refusal(case: Any, direction: str) -> bool:
     return direction != "forward" and case.sliced == "space"
 
 
+class Outcome(NamedTuple):
+    """The largest error over its bound, the error's norm over the truth's, the algorithm."""
+
+    ratio: float
+    norm: float
+    algorithm: str
+
+
 def one_case(
     cupy: Any,
     oracles: Any,
@@ -97,8 +108,8 @@ def one_case(
     options: dict[str, Any],
     alpha: float,
     beta: float,
-) -> tuple[float, str]:
-    """Run one convolution; return its error over the bound, and the algorithm."""
+) -> Outcome:
+    """Run one convolution and compare it with the truth."""
     x = oracles.rounded(rng, case.x_shape, case.dtype)
     w = oracles.rounded(rng, case.w_shape, case.dtype)
     y = oracles.convolve(case, x, w)
@@ -147,18 +158,29 @@ def one_case(
     tf32 = options["math"] != FMA
     name = plan.choice.name
     found = oracles.host(out)
-    return oracles.worst(found, truth, absolute, case.dtype, tf32, name), name
+    norm = float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+    return Outcome(oracles.worst(found, truth, absolute, case.dtype, tf32, name), norm, name)
+
+
+#: Bounds on the error's norm over the truth's: what TF32 has in float32 is 3e-4.  Winograd with
+#: 5 x 5 windows is the one algorithm that is worse (7e-4), and is never chosen: see accuracy.py.
+#: In float16 some algorithms add in the output's own type, which the bound of each element allows.
+NORMS = {"float64": 1e-12, "float32": 5e-6, "float16": math.inf}
+COARSE_NORM = 1.5e-3
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward_data", "backward_filter"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_every_algorithm(real_cupy: Any, oracles: Any, direction: str, dtype: str) -> None:
-    """Each algorithm by hand, wherever cuDNN says that it can."""
+    """Each algorithm by hand, wherever cuDNN says that it can, under FMA math for float32."""
+    from minidnn.cudnn.accuracy import is_coarse_winograd
     from minidnn.cudnn.convolution.plan import FUNCTIONS
 
     oracles.single_threaded()
     rng = np.random.default_rng(8)
-    ratios: dict[str, float] = {}
+    exact = FMA if dtype == "float32" else DEFAULT
+    norms: dict[str, float] = {}
+    bad: list[str] = []
     for algorithm in FUNCTIONS[direction].algorithm:
         for window, pad in ((3, 1), (5, 2), (1, 0)):
             for last in (False, True):
@@ -166,21 +188,25 @@ def test_every_algorithm(real_cupy: Any, oracles: Any, direction: str, dtype: st
                     3, 32, 32, (20, 18), (window,) * 2, (pad,) * 2, (1, 1), (1, 1), 1, dtype, last,
                     "", False,
                 )  # fmt: skip
-                options = {"algorithm": int(algorithm), "math": FMA, "deterministic": False}
+                options = {"algorithm": int(algorithm), "math": exact, "deterministic": False}
                 try:
-                    ratio, name = one_case(
+                    ratio, norm, name = one_case(
                         real_cupy, oracles, rng, case, direction, options, 1.0, 0.0
                     )
                 except CuDNNError as error:
                     assert "NOT_SUPPORTED" in str(error), str(error)
                     continue
                 assert name == algorithm.name
-                if dtype == "float32" and window == 5 and "WINOGRAD" in name:
-                    ratio /= 20  # known to be coarse, and not chosen: see choose._is_coarse
-                ratios[name] = max(ratio, ratios.get(name, 0.0))
-    report(f"{direction} by hand {dtype}", ratios)
-    assert len(ratios) >= 2, ratios
-    assert max(ratios.values()) <= 1, ratios
+                coarse = dtype == "float32" and is_coarse_winograd(name, (window,))
+                label = f"{name} {window}x{window} {'NHWC' if last else 'NCHW'}"
+                norms[label] = norm
+                if not norm <= (COARSE_NORM if coarse else NORMS[dtype]):
+                    bad.append(f"{label}: norm {norm:.3g}")
+                if not coarse and not ratio <= 1:
+                    bad.append(f"{label}: {ratio:.3g} of its bound")
+    report(f"{direction} by hand {dtype}", norms)
+    assert len({label.split()[0] for label in norms}) >= 2, norms
+    assert not bad, "\n".join(bad)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
