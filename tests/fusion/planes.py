@@ -20,7 +20,7 @@ Span = tuple[int, int]
 
 
 def random_graph(seed: int, nodes: int, chain: bool = False) -> Graph:
-    """A graph of one input; each value reads earlier ones, and all that nobody reads are outputs."""
+    """A graph of one input; values read earlier ones, and those that nobody reads are outputs."""
     random = np.random.default_rng(seed)
     size = (int(random.integers(6, 19)), int(random.integers(6, 19)))
     with tracing("g") as trace:
@@ -41,11 +41,14 @@ def _grow(random: np.random.Generator, values: Seq[Value], x: Value) -> Value:
     if kind < 0.5:
         same = [v for v in values if v.shape == x.shape]
         return apply(ops.Add(), x, same[int(random.integers(len(same)))])
-    kernel = tuple(int(random.integers(1, 5)) for _ in range(2))
-    stride = tuple(int(random.choice((1, 1, 1, 2, 3))) for _ in range(2))
-    padding = tuple(int(random.integers(0, k // 2 + 1)) for k in kernel)
-    dilation = tuple(int(random.integers(1, 3)) for _ in range(2))
-    op = ops.MaxPool2d(kernel, stride, padding, dilation, bool(random.integers(2)))
+
+    def pair(*choices: int) -> tuple[int, int]:
+        return (int(random.choice(choices)), int(random.choice(choices)))
+
+    kernel = pair(1, 2, 3, 4)
+    padding = (int(random.integers(kernel[0] // 2 + 1)), int(random.integers(kernel[1] // 2 + 1)))
+    ceil_mode = bool(random.integers(2))
+    op = ops.MaxPool2d(kernel, pair(1, 1, 1, 2, 3), padding, pair(1, 2), ceil_mode)
     sizes = [a.output_size(s) for a, s in zip(op.window().axes, x.shape[2:], strict=True)]
     return apply(op, x) if min(sizes) >= 1 else apply(ops.ReLU(), x)
 

