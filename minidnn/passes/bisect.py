@@ -20,13 +20,18 @@ from minidnn.errors import GraphError
 from minidnn.fusion.region import Sequence as SequenceRegion
 from minidnn.graph.checker import check
 from minidnn.graph.evaluate import evaluate
-from minidnn.graph.ir import Graph, Rewriter
+from minidnn.graph.ir import Constant, Graph, Rewriter, Value
 from minidnn.passes import pipeline
 from minidnn.passes.infrastructure import Context, Pass, Rewrite, run_passes
 
-__all__ = ["Bisection", "Trial", "bisect", "deviation", "interpreted"]
+__all__ = ["Bisection", "Trial", "bisect", "deviation", "interpreted", "sensitivity"]
 
 Arrays = Sequence[np.ndarray]
+
+#: The default tolerance is so many times what one rounding of each weight does, and at least this.
+ROUNDINGS = 4
+LEAST_TOLERANCE = 1e-6
+
 #: Computes the outputs of an optimized graph; the context is the one it was optimized in.
 Run = Callable[[Graph, Context, Arrays], Arrays]
 
@@ -96,7 +101,7 @@ class Bisection:
 def bisect(
     graph: Graph,
     inputs: Arrays,
-    tolerance: float = 1e-5,
+    tolerance: float | None = None,
     *,
     passes: Sequence[Pass] | None = None,
     context: Context | None = None,
@@ -110,8 +115,9 @@ def bisect(
     Args:
         graph: as layers made it.
         inputs: one array per input of the graph.
-        tolerance: see :func:`deviation`.  Folding normalizations rounds weights to float32, so
-            that right networks deviate by some 1e-7, deep ones by more.
+        tolerance: the largest :func:`deviation` that counts as right.  Folding normalizations
+            rounds new weights to float32, which deep networks amplify; so by default it is
+            ROUNDINGS times the :func:`sensitivity` of the graph, at least LEAST_TOLERANCE.
         passes: the pipeline by default.
         context: its target and strategy are used; by default those of ``Context()``.
         run: how an optimized graph is computed; :func:`interpreted` by default.
@@ -123,14 +129,17 @@ def bisect(
         Exception: what computing the graph before all passes raises.  What a pass or ``run``
             raises is a result, though: the rewrite that leads to it is found.
     """
-    if not 0 < tolerance < np.inf:
+    if tolerance is not None and not 0 < tolerance < np.inf:
         raise GraphError(f"tolerance={tolerance!r}; valid is a number above 0")
     check(graph)
     given = context or Context()
+    expected = evaluate(graph, inputs, "float64")
+    if tolerance is None:
+        tolerance = max(LEAST_TOLERANCE, ROUNDINGS * sensitivity(graph, inputs, expected))
     search = _Search(
         graph,
         inputs,
-        evaluate(graph, inputs, "float64"),
+        expected,
         pipeline.PIPELINE if passes is None else passes,
         given,
         run or interpreted,
@@ -211,6 +220,36 @@ class _Interpreted(SequenceRegion):
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         return self.interpret(*inputs)
+
+
+def sensitivity(graph: Graph, inputs: Arrays, expected: Arrays | None = None) -> float:
+    """The :func:`deviation` in float64 when every weight becomes the next float32 number above
+    or below it; 0 if values that are not finite come or go.
+
+    ``expected`` are the outputs of the graph in float64, if the caller has them.
+    """
+    random = np.random.default_rng(0)
+    moved: dict[Value, Value] = {}
+    rewriter = Rewriter(graph)
+
+    def move(value: Value) -> Value:
+        if not isinstance(value, Constant) or value.dtype != "float32":
+            return rewriter.value(value)
+        if value not in moved:
+            data = value.data
+            towards = np.where(random.random(data.shape) < 0.5, -np.inf, np.inf)
+            near = np.where(np.isfinite(data), np.nextafter(data, towards.astype(data.dtype)), data)
+            moved[value] = Constant(value.type, value.name, near)
+        return moved[value]
+
+    for node in graph.nodes:
+        new = rewriter.add(node.op, [move(v) for v in node.inputs], node.name, node.source)
+        for old, value in zip(node.outputs, new.outputs, strict=True):
+            rewriter.replace(old, value)
+    if expected is None:
+        expected = evaluate(graph, inputs, "float64")
+    found = deviation(evaluate(rewriter.finish(), inputs, "float64"), expected)
+    return found if np.isfinite(found) else 0.0
 
 
 def deviation(results: Arrays, expected: Arrays) -> float:

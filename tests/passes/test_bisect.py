@@ -17,7 +17,15 @@ from minidnn.graph.ir import Graph, Node, Rewriter
 from minidnn.graph.operators import BatchNorm, MaxPool2d, ReLU
 from minidnn.layers.build import to_graph
 from minidnn.layers.calibration import calibrate
-from minidnn.passes.bisect import Bisection, Trial, bisect, deviation, interpreted
+from minidnn.passes.bisect import (
+    ROUNDINGS,
+    Bisection,
+    Trial,
+    bisect,
+    deviation,
+    interpreted,
+    sensitivity,
+)
 from minidnn.passes.infrastructure import Context, Pass, run_passes
 from minidnn.passes.pipeline import PIPELINE, optimize
 
@@ -86,7 +94,7 @@ def test_the_rewrite_with_a_wrong_eps_is_found(
     passes = (PIPELINE[0], rewriting(BatchNorm, wrong, other_eps), *PIPELINE[1:])
     found = bisect(graph, inputs, passes=passes)
     expected, context = deviations(graph, inputs, passes)
-    first = next(k for k, off in enumerate(expected) if off > 1e-5)
+    first = next(k for k, off in enumerate(expected) if off > found.tolerance)
     assert found.culprit == context.rewrites[first - 1]
     norm = [node.name for node in graph.nodes if isinstance(node.op, BatchNorm)][wrong]
     assert (found.culprit.pass_name, found.culprit.description) == ("wrong", f"touch {norm}")
@@ -104,6 +112,30 @@ def test_right_passes_are_acquitted(case: tuple[Graph, list[np.ndarray]]) -> Non
     assert [trial.fuel for trial in found.trials] == [len(found.rewrites), 0]
     assert len(found.rewrites) > 15
     assert str(found).startswith(f"after all {len(found.rewrites)} rewrites the result deviates by")
+
+
+def test_the_default_tolerance_follows_the_network(case: tuple[Graph, list[np.ndarray]]) -> None:
+    """A network that amplifies rounding by a thousand gets a thousand times the tolerance."""
+    graph, inputs = case
+    usual = sensitivity(graph, inputs)
+    assert 1e-8 < usual < 1e-5
+    assert bisect(graph, inputs).tolerance == pytest.approx(max(1e-6, ROUNDINGS * usual))
+
+    weight = np.random.default_rng(0).standard_normal((4, 4, 1, 1)).astype(np.float32)
+    steep = md.Sequential(L.Conv2d(4, 8, 1, bias=False), L.Conv2d(8, 4, 1, bias=False))
+    first = np.concatenate([weight, weight * np.float32(1.0001)])
+    eye = np.eye(4, dtype=np.float32)[:, :, None, None]
+    steep.load_state_dict({"0.weight": first, "1.weight": np.concatenate([eye, -eye], axis=1)})
+    ill = to_graph(steep, inputs[0].shape)
+    assert sensitivity(ill, inputs) > 1e-4  # the difference of nearly equal numbers
+    assert bisect(ill, inputs).right
+
+
+def test_sensitivity_leaves_what_is_not_finite() -> None:
+    net = md.Sequential(L.Conv2d(1, 1, 1))
+    net.load_state_dict({"0.weight": np.full((1, 1, 1, 1), np.inf), "0.bias": np.zeros(1)})
+    x = np.ones((1, 1, 2, 2), np.float32)
+    assert sensitivity(to_graph(net, x.shape), [x]) == 0.0
 
 
 def test_an_untouched_graph_is_right(case: tuple[Graph, list[np.ndarray]]) -> None:
