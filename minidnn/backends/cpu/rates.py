@@ -62,7 +62,7 @@ def measure(machine: Machine, threads: int) -> Rates:
     pool, single, timer = Pool(threads), Pool(1), _Timer()
     flops, flops_one = [], []
     for name in machine.isas:
-        (kernel,) = compile_kernels([_fma(ISAS[name])], ISAS[name])
+        (kernel,) = compile_kernels([fma_kernel(ISAS[name])], ISAS[name])
         flops.append((name, _fma_rate(kernel, ISAS[name], pool, timer)))
         flops_one.append((name, _fma_rate(kernel, ISAS[name], single, timer)))
     best = ISAS[machine.isas[0]]
@@ -79,7 +79,7 @@ def measure(machine: Machine, threads: int) -> Rates:
     return rates
 
 
-def _fma(isa: Isa) -> KernelSource:
+def fma_kernel(isa: Isa) -> KernelSource:
     """As many chains as registers allow: latency times throughput needs 8 to 10."""
     chains = range(isa.registers - 4)
     lines = [f"  float a{i} = x[{i} * programCount + programIndex];" for i in chains]

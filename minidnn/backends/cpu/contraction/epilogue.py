@@ -16,6 +16,8 @@ from .scheme import Scheme
 MOST_UNROLLED = 12
 """Scalar operations of an epilogue that is printed for each pixel; a longer one is a loop."""
 
+LINE_BYTES = 64
+
 
 @dataclass(frozen=True)
 class Channels:
@@ -74,6 +76,7 @@ class Epilogue:
         problem = scheme.problem
         self.others = [channels_of(view, scheme) for view in problem.others]
         self.result = channels_of(problem.result, scheme)
+        self.tensors = [("y", self.result), *((f"z{i}", c) for i, c in enumerate(self.others))]
         vectors = [v.value for o in parts.epilogue for v in o.vectors]
         self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
         self.is_long = sum(o.operations for o in parts.epilogue) > MOST_UNROLLED
@@ -86,14 +89,32 @@ class Epilogue:
         given += [f"const uniform float * uniform e{i}_" for i in range(len(self.vectors))]
         return [*given, "uniform int first", "uniform int limit"]
 
+    def begin(self, code: Code) -> None:
+        """Pointers to the tile's first elements."""
+        for name, channels in self.tensors:
+            const = "" if name == "y" else "const "
+            base = channels.base(f"{name}_", "first", self.scheme.lanes)
+            code.line(f"{const}uniform float * uniform {name} = {base};")
+
+    def prefetch(self, code: Code, rows: int, columns: int, vectors: int) -> None:
+        """Asks for the tile's cache lines, so that they are there when the sums are done."""
+        for name, channels in self.tensors:
+            if channels.kind != "vectors":
+                continue
+            fetch = "prefetchw_l1" if name == "y" else "prefetch_l1"
+            view = channels.view
+            for pixel in range(rows * columns):
+                row, column = divmod(pixel, columns)
+                for v in range(vectors):
+                    at = row * view.row + column * view.column + v * view.plane
+                    if at * 4 % LINE_BYTES == 0:
+                        code.line(f"{fetch}((void * uniform)({name} + {at}));")
+
     def print(self, code: Code, rows: int, columns: int, vectors: int) -> None:
         """From the sums ``a<pixel>_<vector>`` to the stores."""
         lanes = self.scheme.lanes
-        tensors = [("y", self.result), *((f"z{i}", c) for i, c in enumerate(self.others))]
+        tensors = self.tensors
         for name, channels in tensors:
-            const = "" if name == "y" else "const "
-            base = channels.base(f"{name}_", "first", lanes)
-            code.line(f"{const}uniform float * uniform {name} = {base};")
             if channels.kind == "gather":
                 self._offsets(code, name, channels.view, vectors)
         for v in range(vectors):

@@ -17,7 +17,7 @@ from ..tensor import Tensor
 from .epilogue import Epilogue
 from .pack import Packer
 from .problem import View, problem_of
-from .scheme import Scheme, choose_scheme
+from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme, choose_scheme
 from .tile import print_tile, tile_name
 from .weights import pack_inputs, pack_outputs, pack_weights
 
@@ -209,15 +209,20 @@ class _Kernel:
         code.line(f"const uniform float * uniform ws = weights + (uniform int64)({at}) * {depth};")
         for i in range(len(self.epilogue.vectors)):
             code.line(f"const uniform float * uniform es{i} = e{i} + {at};")
+        width = vectors * lanes
         if not scheme.chunk:
+            code.line(f"const uniform float * uniform ahead = ws + {depth * width};")
             self._pixels(vectors, "ws")
             return
         loop = f"for (uniform int begin = 0; begin < {scheme.steps}; begin += {scheme.chunk})"
+        taps = problem.kernel[0] * problem.kernel[1]
         with code.block(loop):
             code.line(f"const uniform int end = min(begin + {scheme.chunk}, {scheme.steps});")
             code.line("uniform float * uniform kept = sums;")
-            step = scheme.unit * problem.kernel[0] * problem.kernel[1] * vectors * lanes
+            step = scheme.unit * taps * width
             code.line(f"const uniform float * uniform wc = ws + (uniform int64)begin * {step};")
+            next_part = f"min(end * {scheme.unit * taps}, {depth}) * (uniform int64){width}"
+            code.line(f"const uniform float * uniform ahead = ws + {next_part};")
             self._pixels(vectors, "wc")
 
     def _pixels(self, vectors: int, weights: str) -> None:
@@ -250,7 +255,10 @@ class _Kernel:
         else:
             row_in, column_in, base = row, column, "xn"
         x = f"{base} + {row_in} * {down * read.row} + {column_in} * {across * read.column}"
-        arguments = [x, weights, "bs"]
+        ahead = "ahead"
+        if scheme.tiles == 1:
+            ahead = f"{weights} + {AHEAD_FLOATS}"
+        arguments = [x, weights, ahead, "bs"]
         if scheme.chunk:
             arguments += ["begin", "end", "kept"]
         views = [("yn", problem.result)]
@@ -263,3 +271,6 @@ class _Kernel:
         code.line(f"{tile_name(rows, columns, vectors)}({', '.join(arguments)});")
         if scheme.chunk:
             code.line(f"kept += {rows * columns * vectors * scheme.lanes};")
+        if scheme.lines_ahead and scheme.tiles > 1:
+            turns = (scheme.chunk or scheme.steps) * problem.kernel[0] * problem.kernel[1]
+            code.line(f"ahead += {turns * scheme.lines_ahead * LINE_FLOATS};")

@@ -24,10 +24,15 @@ at most, since weights pass through it too."""
 WANTED_TASKS = 48
 """Enough for 16 threads; larger blocks are cut for it."""
 
-CHUNK_BYTES = 160 << 10
-"""Weights that stay in the second-level cache while all pixels of a block use them."""
+CHUNK_TERMS = 768
+"""A longer sum is added up in parts of about this length.  That keeps rounding errors small (they
+grow with the square root of a part's length and of the number of parts), and the weights of a
+part stay in the second-level cache while all pixels of a block use them."""
 
-MOST_UNROLLED_TAPS = 12
+LINE_FLOATS = 16
+AHEAD_FLOATS = 2048
+"""How far ahead weights are asked for that are used only once."""
+
 MOST_UNROLLED_PLANES = 8
 
 
@@ -50,10 +55,9 @@ class Scheme:
             "blocks": as it lies, in blocks of channels; "pixels": planes; "features": rows;
             "lanes": for each output lane its own input channel.
         unit: channels of one step of the sum's outer loop, which are unrolled.
-        taps_unrolled: whether the columns of the kernel are unrolled too.
         block: rows of output of one task (columns if there is one row).
-        chunk: steps of the outer loop after which the next tile takes its turn, or 0: each
-            tile computes its whole sums.
+        chunk: steps of the outer loop that are summed up by themselves, for all tiles of a
+            block in turn; 0: each tile computes its whole sums at once.
     """
 
     problem: Problem
@@ -61,7 +65,6 @@ class Scheme:
     tile: Tile
     packing: Packing
     unit: int
-    taps_unrolled: bool
     block: int
     chunk: int
 
@@ -104,13 +107,26 @@ class Scheme:
         return self.problem.batch * self.blocks * self.groups * self.tile.groups
 
     @property
+    def pixels(self) -> Pair:
+        """Rows and columns of output of one block."""
+        return (1, self.block) if self.by_columns else (self.block, self.problem.out[1])
+
+    @property
+    def touched(self) -> Pair:
+        """How many rows and columns of input one block reads, those between taps not counted."""
+        rows, columns = (
+            min(size, n * k)
+            for size, n, k in zip(self.window, self.pixels, self.problem.kernel, strict=True)
+        )
+        return rows, columns
+
+    @property
     def window(self) -> Pair:
-        """Rows and columns of input that one block needs."""
-        out = (1, self.block) if self.by_columns else (self.block, self.problem.out[1])
+        """Rows and columns of input from the first to the last that one block reads."""
         rows, columns = (
             (n - 1) * s + (k - 1) * d + 1
             for n, s, k, d in zip(
-                out,
+                self.pixels,
                 self.problem.stride,
                 self.problem.kernel,
                 self.problem.dilation,
@@ -162,6 +178,16 @@ class Scheme:
         return -(-self.block // self.tile.rows) * -(-self.problem.out[1] // self.tile.columns)
 
     @property
+    def lines_ahead(self) -> int:
+        """Cache lines of later weights that a tile asks for in each turn of its inner loop.
+
+        Together the tiles of a block ask for the weights of the next part of the sum, or of
+        the next channels.  None where so many tiles use weights that waiting once is nothing.
+        """
+        lines = self.unit * self.tile.vectors * self.lanes // LINE_FLOATS
+        return 0 if self.tiles > lines else -(-lines // self.tiles)
+
+    @property
     def sums_floats(self) -> int:
         """Floats that hold unfinished sums of a block between chunks."""
         if not self.chunk:
@@ -182,7 +208,7 @@ def choose_scheme(problem: Problem, has_prologue: bool, isa: Isa) -> Scheme:
     lanes = isa.lanes
     spread = problem.groups > 1 and problem.outputs < lanes
     packing = "lanes" if spread else _packing(problem, has_prologue, lanes)
-    unit, unrolled = _unit(problem, packing, lanes)
+    unit = _unit(problem, packing, lanes)
     outputs = problem.outputs * (problem.groups if spread else 1)
     vectors = -(-outputs // lanes)
     depth = problem.depth
@@ -193,11 +219,13 @@ def choose_scheme(problem: Problem, has_prologue: bool, isa: Isa) -> Scheme:
     block = _up(total, step)
     tasks = problem.batch * (1 if spread else problem.groups) * tile.groups
 
-    def scheme(block: int, chunk: int = 0) -> Scheme:
-        return Scheme(problem, lanes, tile, packing, unit, unrolled, block, chunk)
+    chunk = _chunk(problem, unit)
+
+    def scheme(block: int) -> Scheme:
+        return Scheme(problem, lanes, tile, packing, unit, block, chunk)
 
     def floats(block: int) -> int:
-        rows, columns = scheme(block).window
+        rows, columns = scheme(block).touched
         return rows * columns * problem.inputs * (lanes if spread else 1)
 
     while block > step:
@@ -206,19 +234,13 @@ def choose_scheme(problem: Problem, has_prologue: bool, isa: Isa) -> Scheme:
         if fits and enough:
             break
         block = _up(block // 2, step)
-    return scheme(block, _chunk(scheme(block)))
+    return scheme(block)
 
 
-def _chunk(scheme: Scheme) -> int:
-    if scheme.tiles == 1 or scheme.steps < 2:
-        return 0
-    problem = scheme.problem
-    taps = problem.kernel[0] * problem.kernel[1]
-    step = 4 * scheme.unit * taps * scheme.tile.vectors * scheme.lanes
-    if step * scheme.steps <= 2 * CHUNK_BYTES:
-        return 0
-    count = -(-step * scheme.steps // CHUNK_BYTES)
-    return -(-scheme.steps // count)
+def _chunk(problem: Problem, unit: int) -> int:
+    parts = max(1, round(problem.depth / CHUNK_TERMS))
+    steps = -(-problem.inputs // unit)
+    return 0 if parts == 1 else -(-steps // parts)
 
 
 def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
@@ -238,15 +260,16 @@ def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
     return "blocks" if blocked and aligned else "pixels"
 
 
-def _unit(problem: Problem, packing: Packing, lanes: int) -> tuple[int, bool]:
-    """Channels unrolled in one step, and whether the kernel's columns are unrolled as well."""
+def _unit(problem: Problem, packing: Packing, lanes: int) -> int:
+    """Channels unrolled in one step.
+
+    Taps are not: neighbouring pixels share inputs from tap to tap, which compilers then keep,
+    and for that spill sums.
+    """
     source = problem.source
     if packing == "lanes":
-        return 1, problem.kernel[1] <= MOST_UNROLLED_TAPS
-    if packing in ("blocks", "features"):
-        return min(lanes, problem.inputs), False
-    if packing == "none" and (source.block == lanes or source.contiguous):
-        return min(lanes, problem.inputs), False
-    if problem.kernel[1] == 1:
-        return min(MOST_UNROLLED_PLANES, problem.inputs), False
-    return 1, problem.kernel[1] <= MOST_UNROLLED_TAPS
+        return 1
+    in_planes = packing == "none" and source.block == 1 < problem.inputs
+    if packing == "pixels" or in_planes:
+        return min(MOST_UNROLLED_PLANES, problem.inputs)
+    return min(lanes, problem.inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..code import Code
 from .epilogue import Epilogue
-from .scheme import Scheme
+from .scheme import LINE_FLOATS, Scheme
 
 
 def tile_name(rows: int, columns: int, vectors: int) -> str:
@@ -16,35 +16,42 @@ def print_tile(
 ) -> None:
     """A function for ``rows`` x ``columns`` pixels and ``vectors`` vectors of channels.
 
-    It is given the first pixel's inputs ``x``, weights ``w``, initial values ``bias``; with
-    chunks the steps from ``begin`` to ``end`` and where unfinished sums are kept.
+    It is given the first pixel's inputs ``x``, weights ``w``, later weights to ask for
+    (``ahead``), initial values ``bias``; with chunks the steps from ``begin`` to ``end``, and
+    where unfinished sums are kept.
     """
-    pixels = rows * columns
     lanes = scheme.lanes
-    parameters = [f"const uniform float * uniform {name}" for name in ("x", "w", "bias")]
+    parameters = [f"const uniform float * uniform {name}" for name in ("x", "w", "ahead", "bias")]
     if scheme.chunk:
         parameters += ["uniform int begin", "uniform int end", "uniform float * uniform kept"]
     parameters += epilogue.parameters
     head = f"static noinline unmasked void {tile_name(rows, columns, vectors)}("
     with code.block(head + ", ".join(parameters) + ")"):
-        names = [(p, v) for p in range(pixels) for v in range(vectors)]
+        names = [(p, v) for p in range(rows * columns) for v in range(vectors)]
         for v in range(vectors):
-            code.line(f"float b{v} = bias[{v * lanes} + programIndex];")
+            start = f"bias[{v * lanes} + programIndex]"
+            code.line(f"float b{v} = {f'begin > 0 ? 0.0f : {start}' if scheme.chunk else start};")
         for p, v in names:
             code.line(f"float a{p}_{v} = b{v};")
-        if scheme.chunk:
-            with code.block("if (begin > 0)"):
-                for p, v in names:
-                    at = (p * vectors + v) * lanes
-                    code.line(f"a{p}_{v} = kept[{at} + programIndex];")
+        epilogue.begin(code)
+        with code.block(f"if (end == {scheme.steps})" if scheme.chunk else ""):
+            epilogue.prefetch(code, rows, columns, vectors)
         _sums(code, scheme, rows, columns, vectors)
         if scheme.chunk:
-            with code.block(f"if (end < {scheme.steps})"):
-                for p, v in names:
-                    at = (p * vectors + v) * lanes
-                    code.line(f"kept[{at} + programIndex] = a{p}_{v};")
-                code.line("return;")
+            _add_parts(code, scheme, names, vectors)
         epilogue.print(code, rows, columns, vectors)
+
+
+def _add_parts(code: Code, scheme: Scheme, names: list[tuple[int, int]], vectors: int) -> None:
+    """Adds this part of the sums to those before it; returns unless it is the last."""
+    kept = {(p, v): f"kept[{(p * vectors + v) * scheme.lanes} + programIndex]" for p, v in names}
+    with code.block("if (begin > 0)"):
+        for p, v in names:
+            code.line(f"a{p}_{v} = {kept[p, v]} + a{p}_{v};")
+    with code.block(f"if (end < {scheme.steps})"):
+        for p, v in names:
+            code.line(f"{kept[p, v]} = a{p}_{v};")
+        code.line("return;")
 
 
 def _sums(code: Code, scheme: Scheme, rows: int, columns: int, vectors: int) -> None:
@@ -72,46 +79,36 @@ def _step(code: Code, scheme: Scheme, rows: int, columns: int, vectors: int, cha
         code.line("#pragma nounroll")
     with code.block(f"for (uniform int ky = 0; ky < {down}; ky++)" if down > 1 else ""):
         code.line("const uniform float * uniform xi = xr;")
-        if scheme.taps_unrolled:
-            taps = [(c, kx) for kx in range(across) for c in range(channels)]
-            _products(code, scheme, rows, columns, vectors, taps)
-        else:
-            loop = f"for (uniform int kx = 0; kx < {across}; kx++)" if across > 1 else ""
+        if across > 1:
+            code.line("#pragma nounroll")
+        with code.block(f"for (uniform int kx = 0; kx < {across}; kx++)" if across > 1 else ""):
+            _products(code, scheme, rows, columns, vectors, channels)
             if across > 1:
-                code.line("#pragma nounroll")
-            with code.block(loop):
-                taps = [(c, 0) for c in range(channels)]
-                _products(code, scheme, rows, columns, vectors, taps)
-                if across > 1:
-                    code.line(f"xi += {problem.dilation[1] * read.column};")
+                code.line(f"xi += {problem.dilation[1] * read.column};")
         if down > 1:
             code.line(f"xr += {problem.dilation[0] * read.row};")
 
 
 def _products(
-    code: Code,
-    scheme: Scheme,
-    rows: int,
-    columns: int,
-    vectors: int,
-    taps: list[tuple[int, int]],
+    code: Code, scheme: Scheme, rows: int, columns: int, vectors: int, channels: int
 ) -> None:
-    read, problem, lanes = scheme.read, scheme.problem, scheme.lanes
-    for number, (channel, kx) in enumerate(taps):
+    """One tap: each channel of each pixel times the weights of all vectors."""
+    read, lanes = scheme.read, scheme.lanes
+    down, across = scheme.problem.stride
+    for line in range(scheme.lines_ahead):
+        code.line(f"prefetch_l2((void * uniform)(ahead + {line * LINE_FLOATS}));")
+    if scheme.lines_ahead:
+        code.line(f"ahead += {scheme.lines_ahead * LINE_FLOATS};")
+    for channel in range(channels):
         with code.block(""):
             for v in range(vectors):
-                at = (number * vectors + v) * lanes
+                at = (channel * vectors + v) * lanes
                 code.line(f"float w{v} = w[{at} + programIndex];")
             for p in range(rows * columns):
                 row, column = divmod(p, columns)
-                at = (
-                    row * problem.stride[0] * read.row
-                    + (column * problem.stride[1] + kx * problem.dilation[1]) * read.column
-                    + channel * read.channel
-                )
+                at = row * down * read.row + column * across * read.column
+                at += channel * read.channel
                 sums = " ".join(f"a{p}_{v} = md_fma(w{v}, x0, a{p}_{v});" for v in range(vectors))
-                if scheme.spread:
-                    code.line(f"{{ float x0 = xi[{at} + programIndex]; {sums} }}")
-                else:
-                    code.line(f"{{ float x0 = xi[{at}]; {sums} }}")
-    code.line(f"w += {len(taps) * vectors * lanes};")
+                lane = " + programIndex" if scheme.spread else ""
+                code.line(f"{{ float x0 = xi[{at}{lane}]; {sums} }}")
+    code.line(f"w += {channels * vectors * lanes};")

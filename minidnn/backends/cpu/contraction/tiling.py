@@ -1,7 +1,7 @@
 """Choosing a register tile: pixels times vectors of output channels.
 
 The figures are those of current x86 cores: two multiply-adds and two vector loads a cycle, a
-latency of four cycles.  A step of the sum loads one number for each pixel and one vector of
+latency of four cycles (a little more, since no schedule is perfect).  A step of the sum loads one number for each pixel and one vector of
 weights for each vector of channels, and multiplies each with each.
 """
 
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 from ..isa import Isa
 
-LATENCY = 4.0
+LATENCY = 4.7
 OVERHEAD = 24.0
 """Cycles to begin and end a tile, beside its sums."""
+
+WEIGHTS = 0.05
+"""Cycles for a vector of weights, which comes from the second-level cache."""
 
 VARIANT_PENALTY = 0.004
 """Share of the time that another variant of the code must save to be worth its size."""
@@ -46,7 +49,7 @@ def split_vectors(blocks: int, vectors: int) -> tuple[int, int]:
 
 def step_cycles(pixels: int, vectors: int) -> float:
     """Cycles of one step of the sums of a tile."""
-    return max(pixels * vectors / 2, (pixels + vectors) / 2, LATENCY)
+    return max(pixels * vectors / 2, (pixels + vectors) / 2, LATENCY) + WEIGHTS * vectors
 
 
 def choose_tile(
@@ -59,7 +62,7 @@ def choose_tile(
         if vectors > 2 and isa.registers == 32:
             most = min(most, 4)
         wide, narrow = split_vectors(blocks, vectors)
-        if wide < 0:
+        if wide <= 0:
             continue
         for rows, columns in _shapes(out, most):
             tile = Tile(rows, columns, vectors, wide, narrow)
