@@ -18,6 +18,7 @@ from minidnn.errors import GraphError
 from minidnn.graph.arithmetic import Arithmetic
 from minidnn.graph.layout import Layout
 from minidnn.graph.operator import Operator
+from minidnn.graph.recorder import current_recorder
 from minidnn.graph.types import TensorType, numpy_dtype
 
 
@@ -43,9 +44,8 @@ class Value(Arithmetic):
         return f"%{self.name}: {self.type}"
 
     def _record(self, op: Operator, *operands: Arithmetic) -> Arithmetic:
-        from minidnn.graph.trace import apply
-
-        return apply(op, *operands)  # type: ignore[arg-type]
+        (output,) = current_recorder().apply(op, *operands)
+        return output
 
 
 class Constant(Value):
@@ -208,9 +208,31 @@ class Graph:
         raise GraphError(f"graph {self.name!r} has no node {name!r}")
 
     def __str__(self) -> str:
-        from minidnn.graph.printing import to_text
+        """One line per node, the bodies of fused regions indented below theirs; the same text
+        in every process."""
+        return self._text("")
 
-        return to_text(self)
+    def _text(self, indent: str) -> str:
+        inputs = ", ".join(map(repr, self.inputs))
+        lines = [f"{indent}{self.name}({inputs}) {{"]
+        for node in self.nodes:
+            outputs = ", ".join(map(repr, node.outputs))
+            operands = ", ".join(map(_operand, node.inputs))
+            lines.append(f"{indent}  {outputs} = {node.op}({operands})")
+            body = getattr(node.op, "body", None)
+            if isinstance(body, Graph):
+                lines.append(body._text(indent + "    "))
+        names = self.output_names or ("",) * len(self.outputs)
+        returned = ", ".join(
+            f"{name}: {_operand(value)}" if name else _operand(value)
+            for name, value in zip(names, self.outputs, strict=True)
+        )
+        lines += [f"{indent}  return {returned}", f"{indent}}}"]
+        return "\n".join(lines)
+
+
+def _operand(value: Value) -> str:
+    return f"@{value.name}" if isinstance(value, Constant) else f"%{value.name}"
 
 
 class Rewriter:

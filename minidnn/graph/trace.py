@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from typing import cast
 
 import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Operator
+from minidnn.graph.recorder import current_recorder, is_recording, recording_by
 from minidnn.graph.types import TensorType
-
-_current: ContextVar[Trace | None] = ContextVar("minidnn_trace", default=None)
 
 
 class Trace:
@@ -104,26 +103,18 @@ class Trace:
 def tracing(name: str = "graph", shapes_only: bool = False) -> Iterator[Trace]:
     """Opens a trace; an outer one waits until this one is closed."""
     trace = Trace(name, shapes_only)
-    token = _current.set(trace)
-    try:
+    with recording_by(trace):
         yield trace
-    finally:
-        _current.reset(token)
 
 
 def is_tracing() -> bool:
     """Whether a trace is open."""
-    return _current.get() is not None
+    return is_recording()
 
 
 def current_trace() -> Trace:
-    trace = _current.get()
-    if trace is None:
-        raise GraphError(
-            "a layer was called on a value of a finished graph; call layers on md.Input(...) "
-            "symbols, or inside Layer.forward"
-        )
-    return trace
+    """The open trace; GraphError if there is none."""
+    return cast(Trace, current_recorder())  # only tracing() opens a recorder
 
 
 def apply(op: Operator, *operands: Value) -> Value:
