@@ -152,7 +152,8 @@ def _gpu() -> list[Finding]:
     driver.cuDriverGetVersion(ctypes.byref(number))
     driver.cuDeviceGetCount(ctypes.byref(count))
     cuda = f"{number.value // 1000}.{number.value % 1000 // 10}"
-    lines = [f"driver {_driver_version()}, for CUDA up to {cuda}, {count.value} GPUs"]
+    gpus = f"{count.value} GPU{'s' * (count.value != 1)}"
+    lines = [f"driver {_driver_version()}, for CUDA up to {cuda}, {gpus}"]
     for index in range(count.value):
         text = ctypes.create_string_buffer(256)
         driver.cuDeviceGetName(text, len(text), index)
@@ -186,7 +187,7 @@ def _cupy() -> list[Finding]:
         return _one("CuPy", MISSING, "not installed", advice)
     code = (
         "import json, cupy; n = cupy.cuda.runtime.getDeviceCount(); "
-        "print(json.dumps(f'{cupy.__version__} at {cupy.__path__[0]}, sees {n} GPUs'))"
+        "print(json.dumps(f'{cupy.__version__} at {cupy.__path__[0]}, sees {n} GPU' + 's' * (n != 1)))"
     )
     found, problem = _ask(code)
     if problem:
