@@ -187,7 +187,8 @@ def _cupy() -> list[Finding]:
         return _one("CuPy", MISSING, "not installed", advice)
     code = (
         "import json, cupy; n = cupy.cuda.runtime.getDeviceCount(); "
-        "print(json.dumps(f'{cupy.__version__} at {cupy.__path__[0]}, sees {n} GPU' + 's' * (n != 1)))"
+        "gpus = f'{n} GPU' + 's' * (n != 1); "
+        "print(json.dumps(f'{cupy.__version__} at {cupy.__path__[0]}, sees {gpus}'))"
     )
     found, problem = _ask(code)
     if problem:
