@@ -110,7 +110,7 @@ def _single(stack: Stack, index: int, device: Device, rolling: bool) -> Choice:
     choice = cheapest(sequence, device, rolling)
     if choice is not None:
         return choice
-    smallest = Schedule(1, 1)
+    smallest = Schedule(1, 1, 1, device.stages_inputs and bool(sequence.staged))
     price = sequence.price(smallest, replace(device, local_bytes=1 << 62))
     assert price is not None
     return Choice(sequence, smallest, price)

@@ -28,6 +28,11 @@ class Device:
     overhead: float
     #: Whether inputs that windows read several times are first copied into the patch.
     stages_inputs: bool = False
+    #: Whether a worker computes row after row, so that a result may be written over what it is
+    #: computed from, and neighbouring outputs of a max window share maxima.
+    in_order: bool = False
+    #: Seconds that a step of a patch costs one worker beside its work.
+    step_overhead: float = 0.0
 
 
 #: Two cores with AVX-512 and 1 MiB of L2 cache each (figures: measured on such a machine).

@@ -42,10 +42,8 @@ def interpret(
         shape = slot.value.type.plane
         outputs.append(np.empty(shape, _dtype(slot.value.dtype, wide)))
         written.append(np.zeros(shape[1:], int))
-    strips = plan.patches(0)
     for segment, channels in enumerate(binding.segments):
-        for first in range(0, len(strips), plan.schedule.strips):
-            rows = strips[first : first + plan.schedule.strips]
+        for rows in plan.tasks():
             for columns in plan.patches(1):
                 task = _Task(plan, binding, segment, channels, rows, columns, inputs, vectors, wide)
                 task.run(outputs, written)
@@ -61,13 +59,15 @@ def _dtype(name: str, wide: bool) -> np.dtype:
 
 
 @dataclass
-class _Buffer:
-    """A plane's part that lies in the patch; row r at r modulo the number of rows."""
+class _Storage:
+    """Rows of the planes that lie in one storage."""
 
     data: np.ndarray
-    #: The row that each row of the buffer holds, or -1.
+    #: Which plane's row each row of the storage holds, or -1, and which row of it.
+    plane: np.ndarray
     row: np.ndarray
-    columns: Span
+    #: The columns that each plane's rows hold.
+    columns: dict[int, Span] = field(default_factory=dict)
 
 
 @dataclass
@@ -81,20 +81,29 @@ class _Task:
     inputs: Sequence[np.ndarray]
     vectors: Sequence[np.ndarray]
     wide: bool
-    buffers: dict[int, _Buffer] = field(default_factory=dict)
+    storages: dict[int, _Storage] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
     registers: dict[int, np.ndarray] = field(default_factory=dict)
 
     def run(self, outputs: list[np.ndarray], written: list[np.ndarray]) -> None:
-        for strip in self.strips:
+        for number, step in enumerate(self.plan.steps):
+            self.done[number] = step.rows.interval(*self.strips[0])[0]
+        for strip in self.plan.led(self.strips):
             for number, step in enumerate(self.plan.steps):
                 operations = step.segments[self.segment]
                 begin, end = step.rows.interval(*strip)
-                begin = max(begin, self.done.get(number, begin))
+                begin = max(begin, self.done[number])
                 columns = step.columns.interval(*self.columns)
-                if operations and begin < end and columns[0] < columns[1]:
-                    self._step(step, (begin, end), columns, outputs, written)
-                self.done[number] = max(end, self.done.get(number, end))
+                if operations and columns[0] < columns[1]:
+                    for rows in self._turns(begin, end):
+                        self._step(step, rows, columns, outputs, written)
+                self.done[number] = max(end, self.done[number])
+
+    def _turns(self, begin: int, end: int) -> list[Span]:
+        """Rows computed at once: what is overwritten in place is, row by row."""
+        if self.plan.schedule.in_place:
+            return [(row, row + 1) for row in range(begin, end)]
+        return [(begin, end)] if begin < end else []
 
     def _step(
         self,
@@ -188,18 +197,21 @@ class _Task:
                 shift = self.binding.inputs[plane.input].channel
                 array = array[:, self.channels[0] - shift : self.channels[1] - shift]
             return array[:, :, rows[:, None], columns]
-        buffer = self.buffers.get(number)
-        if buffer is None:
+        buffer = plane.buffer
+        storage = None if buffer is None else self.storages.get(buffer.storage)
+        if buffer is None or storage is None or number not in storage.columns:
             raise PlanError(f"p{number} is read before it is computed")
-        where = rows % len(buffer.row)
-        first, past = buffer.columns
-        if (buffer.row[where] != rows).any() or columns.min() < first or columns.max() >= past:
+        where = (rows + buffer.shift) % buffer.rows
+        first, past = storage.columns[number]
+        lost = (storage.row[where] != rows) | (storage.plane[where] != number)
+        if lost.any() or columns.min() < first or columns.max() >= past:
+            held = sorted(storage.row[storage.plane == number])
             raise PlanError(
                 f"p{number}: rows {rows.min()}..{rows.max()}, columns {columns.min()}.."
-                f"{columns.max()} are read, but the buffer holds rows {sorted(buffer.row)}, "
+                f"{columns.max()} are read, but the buffer holds rows {held}, "
                 f"columns {first}..{past - 1}"
             )
-        return buffer.data[:, :, where[:, None], columns - first]
+        return storage.data[:, :, where[:, None], columns - first]
 
     def _vector(self, number: int) -> np.ndarray:
         shift = self.binding.vectors[number].channel
@@ -210,16 +222,20 @@ class _Task:
         self, number: int, plane: Plane, result: np.ndarray, rows: Span, columns: Span
     ) -> None:
         assert plane.buffer is not None
-        height, width = plane.buffer
-        if number not in self.buffers:
+        buffer = plane.buffer
+        height, width = buffer.rows, buffer.columns
+        if buffer.storage not in self.storages:
             data = np.full((*result.shape[:2], height, width), np.nan, result.dtype)
-            self.buffers[number] = _Buffer(data, np.full(height, -1), columns)
-        buffer = self.buffers[number]
+            free = np.full(height, -1)
+            self.storages[buffer.storage] = _Storage(data, free, free.copy())
+        storage = self.storages[buffer.storage]
         if columns[1] - columns[0] > width or rows[1] - rows[0] > height:
             raise PlanError(f"p{number}: {rows}x{columns} do not fit the buffer {plane.buffer}")
-        where = np.arange(*rows) % height
-        buffer.data[:, :, where, : columns[1] - columns[0]] = result
-        buffer.row[where] = np.arange(*rows)
+        where = (np.arange(*rows) + buffer.shift) % height
+        storage.data[:, :, where, : columns[1] - columns[0]] = result
+        storage.plane[where] = number
+        storage.row[where] = np.arange(*rows)
+        storage.columns[number] = columns
 
     def _write(
         self,

@@ -54,6 +54,16 @@ class Operation:
         ops = scalar.SCALAR_OPS
         return sum(ops[i.op].operations for i in self.code if i.op in ops)
 
+    @property
+    def shared_operations(self) -> int:
+        """The same where neighbouring outputs share the maxima of columns, or sums of rows."""
+        if self.window is None:
+            return self.operations
+        down, across = self.window.axes
+        first, second = (down, across) if self.window.reduce == "max" else (across, down)
+        fresh = min(second.stride, second.kernel)
+        return fresh * max(1, first.kernel - 1) + second.kernel - 1
+
 
 @dataclass(eq=False)
 class Step:

@@ -9,9 +9,10 @@ but of its :class:`Binding`.
 The loops of a plan::
 
     for each image, each segment of channels, each task (a column of `strips` patches):
-        for each of its patches, from top to bottom:
+        for each of its patches, from top to bottom, `lead` imagined ones above it first:
             for each step:
                 rows    = those of the step's extent that no earlier patch of the task computed
+                          and that one of its own patches needs
                 columns = the step's extent along columns
                 for each position: window, code; keep in registers, buffers, outputs
 """
@@ -20,16 +21,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 from minidnn.errors import GraphError
 from minidnn.fusion.geometry import Extent
+from minidnn.fusion.held import rows_held
 from minidnn.fusion.operations import Operation, Vector, lower
 from minidnn.fusion.sequence import Schedule, Sequence
 from minidnn.graph.expression import Instruction, argument, linearize
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Where a plane lies in the patch: row r at ``(r + shift) % rows`` of a storage, columns
+    beginning with the patch's first.  Planes share a storage where one overwrites the other."""
+
+    storage: int
+    rows: int
+    columns: int
+    shift: int = 0
+
+    def __str__(self) -> str:
+        shift = f" + {self.shift}" if self.shift else ""
+        return f"buffer b{self.storage}, {self.rows}x{self.columns}{shift}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +66,8 @@ class Plane:
     #: Which of the kernel's outputs it is, or None, and the part of it that a patch writes.
     output: int | None = None
     owned: tuple[Extent, Extent] | None = None
-    #: Rows and columns of its buffer in the patch, in which row r lies at r modulo the first
-    #: and columns begin with the patch's first; None if it lives in registers only.
-    buffer: tuple[int, int] | None = None
+    #: Its buffer in the patch; None if it lives in registers only.
+    buffer: Buffer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,9 @@ class KernelPlan:
     inputs: int
     outputs: int
     vectors: int
+    #: Patches above the first that a task of several begins with; what lies above the plane or
+    #: is not needed by the task's own patches is not computed.
+    lead: int = 0
 
     def to_json(self) -> str:
         """The plan as canonical JSON."""
@@ -104,12 +123,24 @@ class KernelPlan:
         patch = (self.schedule.rows, self.schedule.columns)[axis]
         return [(b, min(b + patch, size), b + patch >= size) for b in range(0, size, patch)]
 
+    def tasks(self) -> list[list[tuple[int, int, bool]]]:
+        """For each task along rows its own patches."""
+        strips = self.patches(0)
+        count = self.schedule.strips
+        return [strips[i : i + count] for i in range(0, len(strips), count)]
+
+    def led(self, strips: list[tuple[int, int, bool]]) -> list[tuple[int, int, bool]]:
+        """A task's patches, with those that lead it."""
+        first, rows = strips[0][0], self.schedule.rows
+        begins = range(first - self.lead * rows, first, rows)
+        return [*((b, b + rows, False) for b in begins), *strips]
+
     def __str__(self) -> str:
         lines = [f"kernel over {self.anchor[0]}x{self.anchor[1]} in patches of {self.schedule}"]
         for i, plane in enumerate(self.planes):
             kinds = [f"input {plane.input}"] if plane.input is not None else []
             kinds += [f"output {plane.output}"] if plane.output is not None else []
-            kinds += [f"buffer {plane.buffer[0]}x{plane.buffer[1]}"] if plane.buffer else []
+            kinds += [str(plane.buffer)] if plane.buffer else []
             where = ", ".join(kinds) or "register"
             lines.append(f"  p{i}: {plane.dtype} {plane.extent[0]}x{plane.extent[1]} ({where})")
         for number, step in enumerate(self.steps):
@@ -209,7 +240,9 @@ class _Builder:
             inputs=len(self.inputs),
             outputs=len(self.sequence.outputs),
             vectors=len(self.vectors),
+            lead=self.sequence.lead(self.schedule),
         )
+        plan = replace(plan, planes=self._with_buffers(plan))
         outputs = tuple(Slot(value, self.frame[value]) for value in self.sequence.outputs)
         binding = Binding(
             tuple(self.inputs), outputs, tuple(self.vectors), segments, self.sequence.batch
@@ -288,7 +321,6 @@ class _Builder:
                     one_channel=own == 1 != channels and self._is_broadcast(value),
                 )
             )
-        buffered = set(self.sequence.buffered)
         for operation in self.sequence.operations:
             value = operation.output
             is_output = value in self.sequence.outputs
@@ -300,7 +332,6 @@ class _Builder:
                     columns=columns[value],
                     output=self.sequence.outputs.index(value) if is_output else None,
                     owned=self.sequence.owned[value] if is_output else None,
-                    buffer=self._capacity(value) if value in buffered else None,
                 )
             )
         return tuple(planes)
@@ -313,19 +344,31 @@ class _Builder:
             for operation in self.sequence.operations
         )
 
-    def _capacity(self, value: Value) -> tuple[int, int]:
-        """The most rows and columns of a value that any patch needs at once."""
-        _, _, height, width = self.sequence.anchor.type.plane
-        needs = []
-        for extents, patch, size in zip(
-            self.sequence.extents,
-            (self.schedule.rows, self.schedule.columns),
-            (height, width),
-            strict=True,
-        ):
-            spans = (
-                extents[value].interval(b, min(b + patch, size), b + patch >= size)
-                for b in range(0, size, patch)
-            )
-            needs.append(max(end - begin for begin, end in spans))
-        return (needs[0], needs[1])
+    def _with_buffers(self, plan: KernelPlan) -> tuple[Plane, ...]:
+        """The planes with their buffers: how large and where those are."""
+        over = self.sequence.overwritten if self.schedule.in_place else {}
+        shifts: dict[int, int] = {}
+        storages: dict[int, list[int]] = {}
+        home: dict[int, int] = {}
+        windows = {s.operations[0].operands[0]: s.operations[0].window for s in self.sequence.steps}
+        for value in self.sequence.buffered:
+            number = self.numbers[value]
+            below = over.get(value)
+            if below is None:
+                home[number], shifts[number] = number, 0
+            else:
+                source, window = self.numbers[below], windows[below]
+                assert window is not None
+                home[number] = home[source]
+                shifts[number] = shifts[source] - window.rows.padding[0]
+            storages.setdefault(home[number], []).append(number)
+        heights = rows_held(plan, list(storages.values()), shifts)
+        planes = list(plan.planes)
+        columns = plan.patches(1)
+        for i, members in enumerate(storages.values()):
+            spans = [planes[n].columns.interval(*patch) for n in members for patch in columns]
+            width = max(end - begin for begin, end in spans)
+            for number in members:
+                shift = shifts[number] % heights[i]
+                planes[number] = replace(planes[number], buffer=Buffer(i, heights[i], width, shift))
+        return tuple(planes)

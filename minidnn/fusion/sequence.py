@@ -17,6 +17,7 @@ from minidnn.fusion.geometry import Extent, extents, owned, scales
 from minidnn.fusion.operations import Operation, Stack, Step, copy_operation
 from minidnn.graph.ir import Value
 from minidnn.graph.types import ITEMSIZE
+from minidnn.graph.window import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +28,20 @@ class Schedule:
     computes ``strips`` patches one below the other.  With more than one, rows that the next
     patch needs again stay in rolling buffers; with one, every patch recomputes its halo, as
     BrainSlug does.  ``stage`` copies inputs that windows read into the patch first.
+    ``in_place`` lets the result of a window lie over what the window reads, one row after the
+    other: for workers that compute rows in order.
     """
 
     rows: int
     columns: int
     strips: int = 1
     stage: bool = False
+    in_place: bool = False
 
     def __str__(self) -> str:
         rolling = f" x {self.strips} rolling" if self.strips > 1 else ""
-        return f"{self.rows}x{self.columns}{rolling}{' staged' if self.stage else ''}"
+        flags = f"{' staged' if self.stage else ''}{' in place' if self.in_place else ''}"
+        return f"{self.rows}x{self.columns}{rolling}{flags}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,25 +191,107 @@ class Sequence:
         def share(value: Value) -> int:
             return value.type.plane[0] * value.type.plane[1]
 
-        buffers = (*self.buffered, *(self.staged if schedule.stage else ()))
-        held = sum(rows[v].span(schedule.rows) * columns[v].span(schedule.columns) for v in buffers)
-        buffer_bytes = held * device.lanes * item
+        held = self._held_rows(schedule)
+        buffer_bytes = (
+            device.lanes
+            * item
+            * sum(count * columns[v].span(schedule.columns) for v, count in held.items())
+        )
         if buffer_bytes > device.local_bytes:
             return None
         work = useful = 0.0
         for operation in self.operations:
-            each = operation.operations * share(operation.output)
+            each = operation.shared_operations if device.in_order else operation.operations
+            each *= share(operation.output)
             work += each * positions(operation.output)
             useful += each * operation.output.type.plane[2] * operation.output.type.plane[3]
         moved = sum(v.type.bytes for v in (*self.inputs, *self.outputs))
         local = self._local_bytes(schedule, positions, share, item)
         tasks = batch * ceil(channels / device.lanes) * down * across
         idle = ceil(tasks / device.workers) * device.workers / tasks
+        strips = ceil(tall / schedule.rows) + (self.lead(schedule) if schedule.strips > 1 else 0)
+        turns = tasks * strips * len(self.steps) / device.workers
         seconds = device.overhead + max(
             moved / device.bandwidth,
-            idle * max(work / device.operations, local / device.local_bandwidth),
+            idle * max(work / device.operations, local / device.local_bandwidth)
+            + turns * device.step_overhead,
         )
         return Price(seconds, moved, work, buffer_bytes, tasks, work / useful if useful else 1.0)
+
+    def lead(self, schedule: Schedule) -> int:
+        """Strips before the first in which a task already computes what the first one needs, so
+        that no strip computes more rows than another."""
+        strips, tasks, _ = self.patch_counts(schedule)
+        if min(strips, schedule.strips) == 1:
+            return 0
+        rows, _ = self.extents
+        halos = [
+            (e.high - (0 if tasks == 1 else e.low)) / e.scale for e in rows.values() if e.scale
+        ]
+        return max(0, *(ceil(halo / schedule.rows) for halo in halos))
+
+    def _held_rows(self, schedule: Schedule) -> dict[Value, int]:
+        """About how many rows the buffer of each value needs; of values in one place, the first
+        has them all."""
+        rows, _ = self.extents
+        buffers = (*self.buffered, *(self.staged if schedule.stage else ()))
+        if schedule.strips == 1:
+            return {value: rows[value].span(schedule.rows) for value in buffers}
+        over = self.overwritten if schedule.in_place else {}
+        held: dict[Value, int] = {}
+        for value in buffers:
+            need = rows[value]
+            lag = max(
+                (self._lag(value, o) for o in self.operations if value in o.operands), default=0
+            )
+            first = value
+            while first in over:
+                first = over[first]
+            if first in held:
+                held[first] = held[first] + lag
+            else:
+                count = need.size if need.scale == 0 else min(need.size, need.scale * schedule.rows)
+                held[first] = count + lag
+        return held
+
+    def _lag(self, value: Value, reader: Operation) -> int:
+        """How many rows of a value a reader still needs of those before the newest ones."""
+        rows, _ = self.extents
+        have, wanted = rows[value], rows[reader.output]
+        if have.scale == 0 or wanted.scale == 0:
+            return 0
+        if reader.window is None:
+            return max(0, have.high - wanted.high)
+        axis = reader.window.rows
+        return max(0, have.high - wanted.high * axis.stride + axis.padding[0])
+
+    @cached_property
+    def overwritten(self) -> dict[Value, Value]:
+        """For each value that may lie over another one: which.
+
+        The other is read by a window alone, which moves by one position, keeps the plane's
+        size and reads each element before it is overwritten if rows and columns are computed
+        in order.
+        """
+        buffered = set(self.buffered)
+        readers: dict[Value, list[Operation]] = {}
+        for operation in self.operations:
+            for value in operation.operands:
+                readers.setdefault(value, []).append(operation)
+        found: dict[Value, Value] = {}
+        for step in self.steps:
+            window = step.operations[0].window
+            source = step.operations[0].operands[0]
+            if window is None or len(readers[source]) > 1 or source not in buffered:
+                continue
+            if source in self.outputs or not _moves_by_one(window, source, step.extent):
+                continue
+            results = [o.output for o in step.operations if o.output in buffered]
+            if results and all(
+                o.window is None or o.window.reduce == window.reduce for o in readers[results[0]]
+            ):
+                found[results[0]] = source
+        return found
 
     def _local_bytes(self, schedule: Schedule, positions, share, item: int) -> float:  # type: ignore[no-untyped-def]
         """Bytes that steps write to and read from the patch and, again and again, the inputs."""
@@ -222,20 +309,21 @@ class Sequence:
         """Schedules worth pricing: strips over the whole width, square tiles, whole planes."""
         _, _, rows, columns = self.anchor.type.plane
         stage = device.stages_inputs and bool(self.staged)
-        yield Schedule(rows, columns, 1, stage)
+        place = device.in_order
+        yield Schedule(rows, columns, 1, stage, place)
         if self.is_whole:
             return
         sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if size < max(rows, columns)]
         for size in sizes:
             if size < rows:
-                yield Schedule(size, columns, 1, stage)
-                if rolling and self.buffered and size <= 8:
+                yield Schedule(size, columns, 1, stage, place)
+                if rolling and (self.buffered or stage) and size <= 8:
                     for pieces in (1, 2, 4):
                         strips = ceil(ceil(rows / size) / pieces)
                         if strips > 1:
-                            yield Schedule(size, columns, strips, stage)
+                            yield Schedule(size, columns, strips, stage, place)
             if size < columns:
-                yield Schedule(min(size, rows), size, 1, stage)
+                yield Schedule(min(size, rows), size, 1, stage, place)
 
     def with_staged_inputs(self, frame: dict[Value, int]) -> tuple[Sequence, dict[Value, int]]:
         """The same, with steps before it that copy the inputs that windows read, and the frame
@@ -260,3 +348,13 @@ class Sequence:
             steps.append(Step(step.level, step.extent, operations))
         staged = Sequence([*first.values(), *steps], self.outputs, self.batch, self.channels)
         return staged, {**frame, **{copy: place for (_, place), copy in copies.items()}}
+
+
+def _moves_by_one(window: Window, source: Value, extent: tuple[int, int]) -> bool:
+    """Whether a window moves by one position, and its plane is as large as the source's."""
+    narrow = window.columns.kernel <= (8 if window.reduce == "max" else 4)
+    return (
+        narrow
+        and source.type.plane[2:] == extent
+        and all(a.stride == a.dilation == 1 and a.padding[0] < a.kernel for a in window.axes)
+    )

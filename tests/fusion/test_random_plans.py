@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -20,7 +22,8 @@ from tests.fusion.graphs import graphs, inputs_for
 
 #: A device so small that stacks must be cut.
 TINY = Device("tiny", 2, 1e9, 1e9, 1e8, 1e9, 2 << 10, 4, 1e-7)
-DEVICES = (TWO_CORES, H200, TINY)
+IN_ORDER = replace(TWO_CORES, stages_inputs=True, in_order=True, step_overhead=2e-8)
+DEVICES = (TWO_CORES, H200, TINY, IN_ORDER)
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -65,11 +68,12 @@ def _random_schedule(region: Sequence, data: st.DataObject) -> Schedule:
     """Any patch size, if the sequence's strides agree; else the whole plane."""
     rows, columns = region.kernel[0].anchor
     if any(e.scale == 0 for p in region.kernel[0].planes for e in p.owned or ()):
-        return Schedule(rows, columns, 1, data.draw(st.booleans()))
+        return Schedule(rows, columns, 1, data.draw(st.booleans()), data.draw(st.booleans()))
     return Schedule(
         data.draw(st.integers(1, rows)),
         data.draw(st.integers(1, columns)),
         data.draw(st.integers(1, 5)),
+        data.draw(st.booleans()),
         data.draw(st.booleans()),
     )
 
