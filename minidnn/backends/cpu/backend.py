@@ -13,7 +13,7 @@ from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
 from ...graph import operators as ops
 from ...graph.ir import Node, Value
-from ...graph.operator import Contraction
+from ...graph.operator import Contraction, Elementwise
 from ...runtime.plan import Plan
 from .buffers import Buffer, Guard
 from .cores import usable_cores
@@ -28,6 +28,7 @@ _ALIGNMENT = 64
 _KNOWN = (
     FusedRegion,
     Contraction,
+    Elementwise,
     ops.Concat,
     ops.Softmax,
     ops.LogSoftmax,

@@ -12,10 +12,11 @@ from ...fusion.region import FusedContraction
 from ...fusion.region import Sequence as SequenceRegion
 from ...graph.ir import Constant, Node, Value
 from ...graph.liveness import is_view
-from ...graph.operator import Contraction
+from ...graph.operator import Contraction, Elementwise
 from ...graph.operators import AdaptiveAvgPool2d, Concat, Linear, LogSoftmax, Reorder, Softmax
 from ...graph.types import TensorType
 from ...runtime.plan import Plan
+from .broadcast import print_broadcast
 from .contraction import print_contraction
 from .isa import Isa
 from .kernels import KernelSource
@@ -73,6 +74,10 @@ class _Lowering:
             x, y = node.inputs[0], node.output
             source, tasks = print_adaptive(op, x.shape[0], self.tensor(x), self.tensor(y), self.isa)
             return (Task(node, source, (x, y), tasks),)
+        if isinstance(op, Elementwise):
+            source, tasks = print_broadcast(node)
+            pointers = (*map(_pointer, node.inputs), node.output)
+            return (Task(node, source, pointers, tasks),)
         assert isinstance(op, Reorder) or op.kind == "movement"
         return (self._copy(node, node.inputs[0], node.output),)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...fusion.device import Device
+from ...fusion.region import Region
 from ...fusion.target import Target
 from ...graph.ir import Node, Value
 from ...graph.layout import PLANAR, Layout, blocked
-from ...graph.operator import Contraction
+from ...graph.operator import Contraction, Elementwise
 from ...graph.operators import Concat, Flatten, Linear, LogSoftmax, Reorder, Reshape, Softmax
 from .isa import Isa
 
@@ -28,7 +29,9 @@ class CpuTarget(Target):
             _, channels, rows, columns = node.inputs[0].type.plane
             as_is = rows * columns == 1 and channels % self.lanes == 0
             return (lanes,) if as_is else (PLANAR,)
-        if isinstance(node.op, (Softmax, LogSoftmax, Linear)) or _joins_elsewhere(node):
+        # What is element-wise and in no sequence broadcasts over planes.
+        planar = (Softmax, LogSoftmax, Linear, Elementwise)
+        if isinstance(node.op, planar) or _joins_elsewhere(node):
             return (PLANAR,)
         return (lanes,)
 
@@ -38,10 +41,10 @@ class CpuTarget(Target):
         return layout
 
     def _is_stem(self, node: Node) -> bool:
-        body = getattr(node.op, "body", None)
-        inner = body.nodes[0] if body is not None else node
-        few = inner.inputs[0].type.plane[1] <= FEW_CHANNELS
-        return isinstance(inner.op, Contraction) and inner.inputs[0].type.rank == 4 and few
+        inner = node.op.body.nodes[0] if isinstance(node.op, Region) else node
+        if not isinstance(inner.op, Contraction) or inner.inputs[0].type.rank != 4:
+            return False
+        return inner.inputs[0].shape[1] <= FEW_CHANNELS
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         if isinstance(contraction.op, Linear):

@@ -1,0 +1,84 @@
+"""Every case record on the CPU engine: both ISAs, alone and fused, between guard pages.
+
+What is tolerated is what the record says, nothing more.  All kernels of an ISA are compiled
+before the first of its cases runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cpu.isa import ISAS, Isa
+from minidnn.executable import Executable
+from minidnn.graph.ir import Graph
+from minidnn.layers.build import to_graph
+from tests.cases import CASES, Case, assert_close, check
+from tests.cases.record import Shape
+
+from .warming import warm
+
+SINGLE = tuple(case for case in CASES if len(case.shapes[0]) == 1)
+
+
+@cache
+def alone(case: Case, shapes: tuple[Shape, ...]) -> Graph:
+    return case.graph(shapes)
+
+
+@cache
+def among_others(case: Case, shapes: tuple[Shape, ...]) -> Graph:
+    """The case between layers that fuse with it; those behind are exact, they double."""
+    net = L.Sequential(L.LeakyReLU(0.5), case.network(), L.LeakyReLU(4.0), L.LeakyReLU(2.0))
+    return to_graph(net, shapes[0])
+
+
+@cache
+def warmed(isa_name: str) -> None:
+    graphs = [(alone(case, shapes), "model") for case in CASES for shapes in case.shapes]
+    fused = [among_others(case, shapes) for case in SINGLE for shapes in case.shapes]
+    graphs += [(graph, strategy) for graph in fused for strategy in ("model", "layers")]
+    warm(graphs, ISAS[isa_name])
+
+
+@pytest.fixture(autouse=True)
+def kernels(own_cache: None, isa: Isa) -> None:
+    warmed(isa.name)
+
+
+@cache
+def compiled(graph: Graph, isa_name: str, strategy: str = "model") -> Executable:
+    return md.compile(graph, device="cpu", strategy=strategy, isa=isa_name, threads=2, guarded=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_alone(case: Case, isa: Isa) -> None:
+    def run(graph: Graph, inputs: Sequence[np.ndarray], dtype: str) -> Sequence[np.ndarray]:
+        result = compiled(alone(case, tuple(x.shape for x in inputs)), isa.name)(*inputs)
+        return result if isinstance(result, tuple) else (result,)
+
+    check(case, "float32", run, by_torch=False)
+
+
+@pytest.mark.parametrize("case", SINGLE, ids=str)
+def test_among_others(case: Case, isa: Isa) -> None:
+    """As accurate as alone, and with the bits of the same layers without fusion of stacks."""
+    for what, shapes, inputs in case.variants("float32"):
+        graph = among_others(case, shapes)
+        fused = compiled(graph, isa.name)(*inputs)
+        single = compiled(graph, isa.name, "layers")(*inputs)
+        np.testing.assert_array_equal(fused, single, f"{case} {what}: fused and not")
+        given = tuple(leaky(x, np.float32(0.5)) for x in inputs)
+        expected = leaky(leaky(case.expected(given, "float32"), 4.0), 2.0)
+        ulps = 8 * case.ulps * case.magnitude(given, "float32")
+        assert_close("float32", fused, ulps, expected, f"{case} {what}")
+
+
+def leaky(x: np.ndarray, slope: float | np.float32) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.where(x >= 0, x, x * slope)

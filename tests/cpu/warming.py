@@ -1,0 +1,35 @@
+"""Compiling the kernels of many graphs at once, so that tests on them find everything cached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minidnn.backends import backend as registry
+from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.backends.cpu.isa import Isa
+from minidnn.backends.cpu.kernels import KernelSource, compile_kernels
+from minidnn.backends.cpu.lower import lower_plan
+from minidnn.fusion.collapse import check_strategy
+from minidnn.graph.ir import Graph
+from minidnn.passes.infrastructure import Context
+from minidnn.passes.pipeline import optimize
+from minidnn.runtime.plan import make_plan
+
+registry._BUILT_IN.setdefault("cpu", registry._cpu)
+
+
+def kernels_of(graph: Graph, isa: Isa, strategy: str = "model") -> list[KernelSource]:
+    """What ``md.compile`` would compile for a graph on two threads."""
+    target = CpuBackend().target("float32", {"isa": isa.name, "threads": 2})
+    context = Context(target, check_strategy(strategy), None)
+    plan = make_plan(optimize(graph, context), context)
+    return [task.source for task in lower_plan(plan, isa)]
+
+
+def warm(graphs: Iterable[tuple[Graph, str]], isa: Isa) -> None:
+    """Compiles the kernels of graphs, each under a strategy, in one go.
+
+    That the kernels of all of them go together is a test too: equal names mean equal texts.
+    """
+    sources = [source for graph, strategy in graphs for source in kernels_of(graph, isa, strategy)]
+    compile_kernels(sources, isa)
