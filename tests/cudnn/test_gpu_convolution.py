@@ -158,7 +158,7 @@ def one_case(
     tf32 = options["math"] != FMA
     name = plan.choice.name
     found = oracles.host(out)
-    norm = float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+    norm = float(np.linalg.norm(found - truth) / max(float(np.linalg.norm(truth)), 1e-30))
     return Outcome(oracles.worst(found, truth, absolute, case.dtype, tf32, name), norm, name)
 
 

@@ -172,6 +172,23 @@ def test_exact_float32_has_no_coarse_winograd(fake: Install) -> None:
     assert engines_of(five, tf32=True) == engines_of(graph()) == [0, 1, 2]
 
 
+def test_winograd_without_a_note_is_known(fake: Install) -> None:
+    """Engine 17 of the filter's gradient is Winograd, and cuDNN 9.19 does not say so."""
+    fake(*[FakeEngine() for _ in range(18)])
+
+    def filter_gradient(size: int) -> Graph:
+        g = Graph()
+        dy = g.tensor((2, 4, 7 - size, 7 - size), "float32")
+        g.convolution_backward_filter(dy, g.tensor(X, "float32"), (4, 8, size, size))
+        return g
+
+    assert 17 not in engines_of(filter_gradient(5))
+    assert 17 in engines_of(filter_gradient(5), tf32=True)
+    assert 17 in engines_of(filter_gradient(3))
+    assert 17 not in engines_of(filter_gradient(3), accuracy="high")
+    assert 17 in engines_of(graph(), accuracy="high")  # another engine goes by that number
+
+
 def test_slow_compilers_are_a_last_resort(fake: Install) -> None:
     slow = FakeEngine(behavior=(COMPILES,), lists=())
     fake(FakeEngine(), slow)
