@@ -66,7 +66,7 @@ def get_backend(name: str) -> Backend:
 
     DeviceError if there is none, or if it cannot be used here, with the reason.
     """
-    if name in _BUILT_IN:
+    if isinstance(name, str) and name in _BUILT_IN:
         backend = _BUILT_IN[name]()
     else:
         found = [e for e in entry_points(group="minidnn.backends") if e.name == name]
