@@ -11,7 +11,8 @@ from minidnn.executable import Executable
 from minidnn.fusion.collapse import check_strategy
 from minidnn.graph.checker import check
 from minidnn.graph.ir import Graph
-from minidnn.layers.build import Shapes, to_graph
+from minidnn.layers.build import to_graph
+from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.passes.infrastructure import Context, Observer
 from minidnn.passes.pipeline import optimize

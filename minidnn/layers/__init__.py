@@ -10,3 +10,4 @@ from minidnn.layers.normalization import *
 from minidnn.layers.parameter import *
 from minidnn.layers.pooling import *
 from minidnn.layers.shape import *
+from minidnn.layers.symbol import *

@@ -1,128 +1,21 @@
-"""The functional form: symbols, inputs, and models made of what was called on them.
+"""The functional form: models made of what was called on symbols.
 
 >>> x = Input((3, 224, 224))
 >>> model = Model(x, ReLU()(Conv2d(3, 64, 3)(x)))
-
-A symbol has no batch size; that is bound when the model is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minidnn.errors import GraphError
-from minidnn.graph.arithmetic import Arithmetic
 from minidnn.graph.ir import Value
-from minidnn.graph.operator import Operator
-from minidnn.graph.trace import apply, tracing
-from minidnn.graph.types import TensorType
+from minidnn.layers.inputs import Declared
 from minidnn.layers.layer import Layer
+from minidnn.layers.symbol import Call, Symbol, results_of
 
-__all__ = ["Input", "Model", "Symbol"]
-
-
-class Call:
-    """One application of a layer or an operator to symbols."""
-
-    __slots__ = ("function", "inputs", "label", "outputs")
-
-    def __init__(
-        self, function: Callable[..., Any], inputs: tuple[Symbol, ...], label: str
-    ) -> None:
-        self.function = function
-        self.inputs = inputs
-        self.label = label
-        self.outputs: tuple[Symbol, ...] = ()
-
-
-class Symbol(Arithmetic):
-    """A tensor of a functional model.  ``shape`` is that of one sample."""
-
-    __slots__ = ("call", "dtype", "name", "shape")
-
-    def __init__(
-        self, shape: tuple[int, ...], dtype: str, name: str, call: Call | None = None
-    ) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        self.name = name
-        self.call = call
-
-    def __repr__(self) -> str:
-        return f"Symbol({self.name}: {self.dtype}[batch, {', '.join(map(str, self.shape))}])"
-
-    def _record(self, op: Operator, *operands: Arithmetic) -> Any:
-        return call(op, operands)
-
-
-def Input(shape: Sequence[int], dtype: str = "float32", name: str = "input") -> Symbol:
-    """A symbol for a model's input; ``shape`` is that of one sample, without the batch."""
-    sizes: Any = shape  # callers without types give anything
-    if not isinstance(sizes, (tuple, list)) or not all(
-        type(size) is int and size >= 1 for size in sizes
-    ):
-        raise GraphError(
-            f"Input: shape={shape!r:.100}; valid is a sequence of ints of at least 1, "
-            "without the batch size"
-        )
-    TensorType(tuple(shape), dtype)
-    return Symbol(tuple(shape), dtype, name)
-
-
-def call(function: Layer | Operator, inputs: Sequence[Any]) -> Any:
-    """Records the call of a layer or operator on symbols and infers what it gives."""
-    label = type(function).__name__ if isinstance(function, Layer) else function.name
-    for i, symbol in enumerate(inputs):
-        if isinstance(symbol, Value):
-            outside = next(s for s in inputs if isinstance(s, Symbol))
-            raise GraphError(
-                f"{label}: argument {i} is {symbol!r}, a value inside forward, but {outside!r} "
-                "comes from outside; valid are forward's own arguments and what is made of them"
-            )
-        if not isinstance(symbol, Symbol):
-            raise GraphError(
-                f"{label}: argument {i} is {symbol!r:.80} ({type(symbol).__name__}); "
-                "valid are symbols"
-            )
-    run = function if isinstance(function, Layer) else _applied(function)
-    record = Call(run, tuple(inputs), label)
-    with tracing(label, shapes_only=True) as trace:
-        if isinstance(function, Layer):
-            trace.layer_paths = {id(layer): path for path, layer in function.named_layers(label)}
-        values = [trace.input(TensorType((1, *s.shape), s.dtype), s.name) for s in inputs]
-        results = run(*values)
-    found = results_of(label, results)
-    for value in found:
-        if value.shape[:1] != (1,):
-            raise GraphError(
-                f"{label}: from one sample of shape {[s.shape for s in inputs]} it makes "
-                f"{value!r}, which has no batch axis of size 1; valid are layers that keep the "
-                "batch first"
-            )
-    record.outputs = tuple(Symbol(v.shape[1:], v.dtype, label.lower(), record) for v in found)
-    if isinstance(results, Mapping):
-        return dict(zip(results, record.outputs, strict=True))
-    return record.outputs[0] if isinstance(results, Value) else record.outputs
-
-
-def results_of(label: str, results: Any) -> tuple[Value, ...]:
-    """What a layer gave (a value, a sequence or a dict of them) as a tuple of values."""
-    found = results.values() if isinstance(results, Mapping) else results
-    found = tuple(found) if isinstance(found, Iterable) else (found,)
-    for i, value in enumerate(found):
-        if not isinstance(value, Value):
-            raise GraphError(
-                f"{label}: result {i} is {value!r:.80} ({type(value).__name__}); valid are "
-                "symbolic values (is a return missing in forward?)"
-            )
-    if not found:
-        raise GraphError(f"{label}: forward gives {results!r}; valid is at least one value")
-    return found
-
-
-def _applied(op: Operator) -> Callable[..., Value]:
-    return lambda *values: apply(op, *values)
+__all__ = ["Model"]
 
 
 class Model(Layer):
@@ -143,10 +36,13 @@ class Model(Layer):
                 self._adopt(record.function)
 
     @property
-    def input_types(self) -> tuple[tuple[str | None, tuple[int, ...], str], ...]:
+    def input_types(self) -> Declared:
         """Name (None unless given by a dict), sample shape and dtype of each input."""
         names = self.input_names or (None,) * len(self._inputs)
         return tuple((n, s.shape, s.dtype) for n, s in zip(names, self._inputs, strict=True))
+
+    def _declared_inputs(self) -> Declared:
+        return self.input_types
 
     def _adopt(self, layer: Layer) -> None:
         if any(layer is known for _, known in self.children()):

@@ -13,9 +13,12 @@ from typing import Any, Self
 import numpy as np
 
 from minidnn.errors import GraphError, WeightsError
-from minidnn.graph.ir import Constant, Value
-from minidnn.graph.trace import current_trace, is_tracing
+from minidnn.graph.ir import Constant, Graph, Value
+from minidnn.graph.trace import current_trace, is_tracing, tracing
+from minidnn.layers.inputs import Declared, Shapes, named_types
 from minidnn.layers.parameter import Parameter, match_state
+from minidnn.layers.summary import Described, summary
+from minidnn.layers.symbol import Symbol, call, results_of
 
 __all__ = ["Layer"]
 
@@ -38,10 +41,9 @@ class Layer:
         raise GraphError(f"{type(self).__name__} does not define forward(self, ...)")
 
     def __call__(self, *inputs: Any) -> Any:
-        from minidnn.layers.functional import Symbol, call
-
         if any(isinstance(value, Symbol) for value in inputs):
-            return call(self, inputs)
+            label = type(self).__name__
+            return call(self, inputs, label, self.named_layers(label))
         if not is_tracing() and not any(isinstance(value, Value) for value in inputs):
             given = ", ".join(type(value).__name__ for value in inputs)
             raise GraphError(
@@ -50,7 +52,7 @@ class Layer:
             )
         trace = current_trace()
         path = _path_in(trace, self)
-        with trace.scope(path, leaf=not any(True for _ in self.children())):
+        with trace.scope(path, self._is_leaf()):
             try:
                 return self.forward(*inputs)
             except TypeError:
@@ -68,6 +70,28 @@ class Layer:
                 f"{error}"
             ) from None
 
+    def _declared_inputs(self) -> Declared | None:
+        """What the network itself says of its inputs; only :class:`Model` says anything."""
+        return None
+
+    def _to_graph(self, shapes: Shapes, dtype: str = "float32") -> Graph:
+        """What :func:`minidnn.layers.build.to_graph` gives."""
+        label = type(self).__name__
+        with tracing(label) as trace:
+            trace.layer_paths = {id(layer): path for path, layer in self.named_layers()}
+            types = named_types(label, self._declared_inputs(), shapes, dtype)
+            inputs = [trace.input(type, name) for name, type in types]
+            if self._is_leaf():
+                trace.layer_paths[id(self)] = label.lower()
+                with trace.scope("", leaf=False):
+                    self.check_count(inputs)
+                    results = self.forward(*inputs)
+            else:
+                results = self(*inputs)
+        outputs = results_of(label, results)
+        names = [str(name) for name in results] if isinstance(results, Mapping) else None
+        return trace.graph(outputs, names)
+
     def named(self, name: str) -> Self:
         """Gives the layer a name for :class:`Model`, which otherwise numbers its layers."""
         if not isinstance(name, str) or not name or "." in name:
@@ -84,6 +108,9 @@ class Layer:
                 yield name, value
             else:
                 self._check_attribute(name, value)
+
+    def _is_leaf(self) -> bool:
+        return not any(True for _ in self.children())
 
     def _check_attribute(self, name: str, value: Any) -> None:
         held = value.values() if isinstance(value, Mapping) else value
@@ -119,9 +146,11 @@ class Layer:
     def _all_names(self) -> Iterator[tuple[str, Parameter]]:
         """All parameters under every name that they have: a shared layer's have several."""
         for path, layer in self._walk(""):
-            for name, value in vars(layer).items():
-                if isinstance(value, Parameter):
-                    yield (f"{path}.{name}" if path else name), value
+            for name, value in layer._own_parameters().items():
+                yield (f"{path}.{name}" if path else name), value
+
+    def _own_parameters(self) -> dict[str, Parameter]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Parameter)}
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """All parameters, each once, with the (first) names that PyTorch would give them."""
@@ -202,11 +231,20 @@ class Layer:
         return "\n  ".join([f"{type(self).__name__}({self.extra_repr()}", *shown]) + "\n)"
 
     def summary(self, *shapes: tuple[int, ...]) -> str:
-        """A table of the layers with output shapes, parameters and operations for inputs of
-        these shapes, the batch included."""
-        from minidnn.layers.summary import summary
+        """A table of the layers in the order in which they run, for inputs of these shapes.
 
-        return summary(self, *shapes)
+        ``shapes`` are one per input, the batch included.  A layer that is called several times
+        stands in one row, marked with the number of its calls; one that is not called at all
+        comes last.  Operations between layers have rows of their own.  A multiply-add counts as
+        2 operations; parameters that are shared count once, and stored statistics not at all.
+        GraphError says which layer a shape does not fit.
+        """
+        graph = self._to_graph(list(shapes))
+        layers = {
+            path: Described(type(layer).__name__, layer._is_leaf(), layer._own_parameters())
+            for path, layer in self.named_layers()
+        }
+        return summary(type(self).__name__, graph, layers)
 
 
 def _no_data() -> np.ndarray:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minidnn.graph.ir import Node
+from minidnn.graph.ir import Graph, Node
 from minidnn.graph.operator import Operator
 from minidnn.graph.totals import operations
 from minidnn.graph.types import TensorType
-from minidnn.layers.build import to_graph
-from minidnn.layers.layer import Layer
 from minidnn.layers.parameter import Parameter
 
 _HEADER = ("Layer", "Type", "Output", "Parameters", "Operations")
@@ -20,6 +19,16 @@ _WIDEST_TEXT = 20
 _SHORTEST_PATH = 20
 #: What PyTorch calls buffers: stored with the weights, but not learned.
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What the table needs to know of a layer: its class, its own parameters, and whether it
+    has no layers below it."""
+
+    type: str
+    leaf: bool
+    parameters: Mapping[str, Parameter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +45,19 @@ class _Row:
         return (self.path or "(network)", *texts, *numbers)
 
 
-def summary(network: Layer, *shapes: tuple[int, ...]) -> str:
-    """A table of the layers that run for inputs of these shapes, in the order in which they run.
-
-    ``shapes`` are one per input, the batch included.  A layer that is called several times
-    stands in one row, marked with the number of its calls; one that is not called at all
-    comes last.  Operations between layers have rows of their own.  A multiply-add counts as 2
-    operations; parameters that are shared count once, and stored statistics not at all.
-    GraphError says which layer a shape does not fit.
-    """
-    graph = to_graph(network, list(shapes))
-    layers = dict(network.named_layers())
+def summary(network: str, graph: Graph, layers: Mapping[str, Described]) -> str:
+    """The table for a network of that class, its graph, and its layers by their paths."""
     own = _own_parameters(layers)
     groups = _groups(graph.nodes, layers)
     rows = [
         _row(path, layers.get(path), nodes, own.get(path, {})) for path, nodes in groups.items()
     ]
     for path, layer in layers.items():
-        leaf = not any(True for _ in layer.children())
-        if path not in groups and (leaf or _learned(own[path])):
+        if path not in groups and (layer.leaf or _learned(own[path])):
             called = any(node.source == path or _below(node.source, path) for node in graph.nodes)
             output = "" if called else "not called"
-            rows.append(_Row(path, type(layer).__name__, output, _learned(own[path]), None))
-    shown = f"{type(network).__name__}: {_shapes(value.type for value in graph.inputs)}"
+            rows.append(_Row(path, layer.type, output, _learned(own[path]), None))
+    shown = f"{network}: {_shapes(value.type for value in graph.inputs)}"
     return "\n".join([shown, *_table(rows), *_totals(rows, own)])
 
 
@@ -66,24 +65,24 @@ def _below(source: str, path: str) -> bool:
     return not path or source.startswith(f"{path}.")
 
 
-def _own_parameters(layers: dict[str, Layer]) -> dict[str, dict[str, Parameter]]:
+def _own_parameters(layers: Mapping[str, Described]) -> dict[str, dict[str, Parameter]]:
     """The parameters of each layer itself; those met before at another one are left out."""
     seen: set[int] = set()
     found: dict[str, dict[str, Parameter]] = {}
     for path, layer in layers.items():
         found[path] = {}
-        for name, value in vars(layer).items():
-            if isinstance(value, Parameter) and id(value) not in seen:
+        for name, value in layer.parameters.items():
+            if id(value) not in seen:
                 seen.add(id(value))
                 found[path][name] = value
     return found
 
 
-def _groups(nodes: tuple[Node, ...], layers: dict[str, Layer]) -> dict[str, list[Node]]:
+def _groups(nodes: tuple[Node, ...], layers: Mapping[str, Described]) -> dict[str, list[Node]]:
     """Nodes by the layer without layers below it that they come from, or each by itself."""
     if len(layers) == 1:
         return {"": list(nodes)}
-    leaves = {path for path, layer in layers.items() if path and not any(layer.children())}
+    leaves = {path for path, layer in layers.items() if path and layer.leaf}
     found: dict[str, list[Node]] = {}
     for node in nodes:
         path = node.source if node.source in leaves else node.name
@@ -91,11 +90,11 @@ def _groups(nodes: tuple[Node, ...], layers: dict[str, Layer]) -> dict[str, list
     return found
 
 
-def _row(path: str, layer: Layer | None, nodes: list[Node], own: dict[str, Parameter]) -> _Row:
+def _row(path: str, layer: Described | None, nodes: list[Node], own: dict[str, Parameter]) -> _Row:
     # A layer that records several different operators was called once for each kind of them.
     kinds: Counter[Operator] = Counter(node.op for node in nodes)
     calls = max(kinds.values())
-    kind = nodes[-1].op.name if layer is None else type(layer).__name__
+    kind = nodes[-1].op.name if layer is None else layer.type
     return _Row(
         path,
         f"{kind} x{calls}" if calls > 1 else kind,

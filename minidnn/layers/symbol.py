@@ -1,0 +1,123 @@
+"""Symbols: the tensors of a functional model, and what was called on them.
+
+A symbol has no batch size; that is bound when the model is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from minidnn.errors import GraphError
+from minidnn.graph.arithmetic import Arithmetic
+from minidnn.graph.ir import Value
+from minidnn.graph.operator import Operator
+from minidnn.graph.trace import apply, tracing
+from minidnn.graph.types import TensorType
+
+__all__ = ["Input", "Symbol"]
+
+
+class Call:
+    """One application of a layer or an operator to symbols."""
+
+    __slots__ = ("function", "inputs", "label", "outputs")
+
+    def __init__(
+        self, function: Callable[..., Any], inputs: tuple[Symbol, ...], label: str
+    ) -> None:
+        self.function = function
+        self.inputs = inputs
+        self.label = label
+        self.outputs: tuple[Symbol, ...] = ()
+
+
+class Symbol(Arithmetic):
+    """A tensor of a functional model.  ``shape`` is that of one sample."""
+
+    __slots__ = ("call", "dtype", "name", "shape")
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: str, name: str, call: Call | None = None
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.name = name
+        self.call = call
+
+    def __repr__(self) -> str:
+        return f"Symbol({self.name}: {self.dtype}[batch, {', '.join(map(str, self.shape))}])"
+
+    def _record(self, op: Operator, *operands: Arithmetic) -> Any:
+        return call(lambda *values: apply(op, *values), operands, op.name)
+
+
+def Input(shape: Sequence[int], dtype: str = "float32", name: str = "input") -> Symbol:
+    """A symbol for a model's input; ``shape`` is that of one sample, without the batch."""
+    sizes: Any = shape  # callers without types give anything
+    if not isinstance(sizes, (tuple, list)) or not all(
+        type(size) is int and size >= 1 for size in sizes
+    ):
+        raise GraphError(
+            f"Input: shape={shape!r:.100}; valid is a sequence of ints of at least 1, "
+            "without the batch size"
+        )
+    TensorType(tuple(shape), dtype)
+    return Symbol(tuple(shape), dtype, name)
+
+
+def call(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    label: str,
+    layers: Iterable[tuple[str, object]] = (),
+) -> Any:
+    """Records the call of a layer or operator on symbols and infers what it gives.
+
+    ``function`` takes and gives values; ``label`` names it in errors; ``layers`` are the paths
+    of all layers that it may call.
+    """
+    for i, symbol in enumerate(inputs):
+        if isinstance(symbol, Value):
+            outside = next(s for s in inputs if isinstance(s, Symbol))
+            raise GraphError(
+                f"{label}: argument {i} is {symbol!r}, a value inside forward, but {outside!r} "
+                "comes from outside; valid are forward's own arguments and what is made of them"
+            )
+        if not isinstance(symbol, Symbol):
+            raise GraphError(
+                f"{label}: argument {i} is {symbol!r:.80} ({type(symbol).__name__}); "
+                "valid are symbols"
+            )
+    record = Call(function, tuple(inputs), label)
+    with tracing(label, shapes_only=True) as trace:
+        trace.layer_paths = {id(layer): path for path, layer in layers}
+        values = [trace.input(TensorType((1, *s.shape), s.dtype), s.name) for s in inputs]
+        results = function(*values)
+    found = results_of(label, results)
+    for value in found:
+        if value.shape[:1] != (1,):
+            raise GraphError(
+                f"{label}: from one sample of shape {[s.shape for s in inputs]} it makes "
+                f"{value!r}, which has no batch axis of size 1; valid are layers that keep the "
+                "batch first"
+            )
+    record.outputs = tuple(Symbol(v.shape[1:], v.dtype, label.lower(), record) for v in found)
+    if isinstance(results, Mapping):
+        return dict(zip(results, record.outputs, strict=True))
+    return record.outputs[0] if isinstance(results, Value) else record.outputs
+
+
+def results_of(label: str, results: Any) -> tuple[Value, ...]:
+    """What a layer gave (a value, a sequence or a dict of them) as a tuple of values."""
+    found = results.values() if isinstance(results, Mapping) else results
+    found = tuple(found) if isinstance(found, Iterable) else (found,)
+    for i, value in enumerate(found):
+        if not isinstance(value, Value):
+            raise GraphError(
+                f"{label}: result {i} is {value!r:.80} ({type(value).__name__}); valid are "
+                "symbolic values (is a return missing in forward?)"
+            )
+    if not found:
+        raise GraphError(f"{label}: forward gives {results!r}; valid is at least one value")
+    return found
