@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from minidnn.backends.cpu import cores, isa, machine, rates
-from minidnn.backends.cpu.machine import Machine, Rates, describe_machine, measured_rates
+from minidnn.backends.cpu.machine import Machine, Rates, describe_machine
+from minidnn.backends.cpu.rates import measured_rates
 from minidnn.errors import DeviceError
 
 RATES = Rates(8, (("avx2", 100.0),), (("avx2", 20.0),), 1.0, 2.0, 3.0)
@@ -117,12 +118,12 @@ def test_rates_are_kept(cold_cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(rates, "measure", measure)
     assert measured_rates(8) == RATES and measured_rates(8) == RATES
-    machine._measured.clear()  # as in another process
+    rates._measured.clear()  # as in another process
     assert measured_rates(8) == RATES
     assert calls == [(describe_machine(), 8)]
-    machine._measured.clear()
+    rates._measured.clear()
     assert measured_rates(7) == RATES and len(calls) == 2
-    machine._measured.clear()
+    rates._measured.clear()
 
 
 def test_disturbed_rates_are_not_kept(cold_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,16 +132,16 @@ def test_disturbed_rates_are_not_kept(cold_cache: Path, monkeypatch: pytest.Monk
     poor = replace(RATES, disturbed=True)
     monkeypatch.setattr(rates, "measure", lambda *_: poor)
     assert measured_rates(8) == poor
-    machine._measured.clear()
+    rates._measured.clear()
     monkeypatch.setattr(rates, "measure", lambda *_: RATES)
     assert measured_rates(8) == RATES
-    machine._measured.clear()
+    rates._measured.clear()
 
 
 def test_rates_survive_json() -> None:
     import dataclasses
 
-    assert machine._from_json(json.loads(json.dumps(dataclasses.asdict(RATES)))) == RATES
+    assert rates._from_json(json.loads(json.dumps(dataclasses.asdict(RATES)))) == RATES
 
 
 def test_measuring(monkeypatch: pytest.MonkeyPatch) -> None:

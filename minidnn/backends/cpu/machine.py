@@ -1,26 +1,17 @@
 """What this machine is, and what it can do: the roofline of ``explain`` and of the cost model.
 
-Rates are measured once with small kernels (about a second) and cached for the processor, the
-number of cores, and the compiler.  They are the best of several short measurements, since a busy
-machine only ever makes them worse.
+What can be told without measuring is found here; rates are measured by :mod:`.rates`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import logging
 import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ...cache import Store, digest
 from .cores import usable_cores
 from .isa import usable_isas
-
-log = logging.getLogger("minidnn.cpu")
 
 SYSTEM_CPU = Path("/sys/devices/system/cpu/cpu0")
 
@@ -87,53 +78,6 @@ def describe_machine() -> Machine:
         usable_cores(),
         tuple(isa.name for isa in usable_isas()),
         CacheSizes(_cache(1), _cache(2), _cache(3)),
-    )
-
-
-def measured_rates(threads: int | None = None) -> Rates:
-    """The rates of this machine, from the cache or measured now.
-
-    Raises:
-        DeviceError: no compiler, or no ISA that this processor executes.
-        CompileError: the kernels do not compile, or compiling is forbidden.
-    """
-    from . import rates
-    from .toolchain import find_ispc
-
-    machine = describe_machine()
-    count = machine.cores if threads is None else threads
-    key = digest("machine rates", rates.VERSION, machine, count, find_ispc().banner)
-    store = Store("machine", ".json", 1 << 20)
-    if key in _measured:
-        return _measured[key]
-    if (known := store.read(key)) is not None:
-        return _from_json(json.loads(known))
-    result = _measured[key] = rates.measure(machine, count)
-    if result.disturbed:
-        log.warning("the machine is busy: its measured rates are too low and were not kept")
-        return result
-    store.put(key, json.dumps(dataclasses.asdict(result), indent=1).encode(), label="rates")
-    return result
-
-
-_measured: dict[str, Rates] = {}
-
-
-def _from_json(fields: dict[str, Any]) -> Rates:
-    def pairs(name: str) -> tuple[tuple[str, float], ...]:
-        return tuple((str(isa), float(rate)) for isa, rate in fields[name])
-
-    def number(name: str) -> float:
-        return float(fields[name])
-
-    return Rates(
-        int(number("threads")),
-        pairs("flops"),
-        pairs("flops_one"),
-        number("copy"),
-        number("read"),
-        number("l2"),
-        bool(fields["disturbed"]),
     )
 
 

@@ -1,17 +1,30 @@
-"""Measuring a machine's rates with small ISPC kernels."""
+"""A machine's rates, measured with small ISPC kernels.
+
+They are measured once (about a second) and cached for the processor, the number of cores, and
+the compiler.  They are the best of several short measurements, since a busy machine only ever
+makes them worse.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
+from ...cache import Store, digest
 from ...errors import DeviceError
 from .buffers import Buffer
 from .isa import ISAS, Isa
 from .kernels import KernelSource, compile_kernels
 from .library import Kernel
-from .machine import Machine, Rates
+from .machine import Machine, Rates, describe_machine
 from .program import Operand, Pool, Program, Region
+from .toolchain import find_ispc
+
+log = logging.getLogger("minidnn.cpu")
 
 VERSION = 2
 REPEATS = 9
@@ -27,6 +40,50 @@ STREAM_FLOATS = 1 << 14
 L2_PASSES = 256
 MEMORY_BYTES = 128 << 20
 """At least this much is streamed, and four times the last cache."""
+
+
+_measured: dict[str, Rates] = {}
+
+
+def measured_rates(threads: int | None = None) -> Rates:
+    """The rates of this machine, from the cache or measured now.
+
+    Raises:
+        DeviceError: no compiler, or no ISA that this processor executes.
+        CompileError: the kernels do not compile, or compiling is forbidden.
+    """
+    machine = describe_machine()
+    count = machine.cores if threads is None else threads
+    key = digest("machine rates", VERSION, machine, count, find_ispc().banner)
+    store = Store("machine", ".json", 1 << 20)
+    if key in _measured:
+        return _measured[key]
+    if (known := store.read(key)) is not None:
+        return _from_json(json.loads(known))
+    result = _measured[key] = measure(machine, count)
+    if result.disturbed:
+        log.warning("the machine is busy: its measured rates are too low and were not kept")
+        return result
+    store.put(key, json.dumps(dataclasses.asdict(result), indent=1).encode(), label="rates")
+    return result
+
+
+def _from_json(fields: dict[str, Any]) -> Rates:
+    def pairs(name: str) -> tuple[tuple[str, float], ...]:
+        return tuple((str(isa), float(rate)) for isa, rate in fields[name])
+
+    def number(name: str) -> float:
+        return float(fields[name])
+
+    return Rates(
+        int(number("threads")),
+        pairs("flops"),
+        pairs("flops_one"),
+        number("copy"),
+        number("read"),
+        number("l2"),
+        bool(fields["disturbed"]),
+    )
 
 
 class _Timer:
