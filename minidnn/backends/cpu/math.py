@@ -23,10 +23,10 @@ BOUNDS: Mapping[str, float] = MappingProxyType(
         "exp": 1.02,
         "expm1": 1.45,
         "log": 0.76,
-        "log1p": 2.0,
-        "tanh": 2.0,
-        "erf": 2.0,
-        "pow": 1.0,
+        "log1p": 1.34,
+        "tanh": 1.34,
+        "erf": 1.15,
+        "pow": 0.95,
     }
 )
 """Largest error of ``md_<name>`` in units of the last place of the exact result, a result below
