@@ -14,15 +14,13 @@ from ..code import Code
 from ..isa import Isa
 from ..kernels import KernelSource
 from ..tensor import Tensor
+from .blocking import grain_of
 from .epilogue import Epilogue
 from .pack import Packer
 from .problem import View, problem_of
 from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme, choose_scheme
 from .tile import print_tile, tile_name
 from .weights import pack_inputs, pack_outputs, pack_weights
-
-CALLS_PER_THREAD = 4
-"""Calls that a thread's share of the tasks is cut into, so that threads end together."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +57,10 @@ def print_contraction(
         batch: images (the first axis of the values; 1 for values of rank 1).
         source, others, result: where ``parts.source``, ``parts.others``, ``parts.result`` lie.
             The result must not overlap any other.
-        threads: only for ``grain``: no bit of the result depends on it.
+        threads: decides about tasks and grain; no bit of the result depends on it.
     """
     problem = problem_of(parts, batch, source, others, result)
-    scheme = choose_scheme(problem, bool(parts.prologue), isa)
+    scheme = choose_scheme(problem, bool(parts.prologue), isa, threads)
     return print_scheme(parts, scheme, threads)
 
 
@@ -83,7 +81,7 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> ContractionK
     return ContractionKernel(
         KernelSource(name, text),
         scheme.tasks,
-        max(1, min(scheme.tile.groups, scheme.tasks // (threads * CALLS_PER_THREAD))),
+        grain_of(scheme, threads),
         scheme.scratch_bytes,
         tuple(constants),
     )

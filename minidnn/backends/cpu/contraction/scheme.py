@@ -13,16 +13,10 @@ from typing import Literal
 
 from ..isa import Isa
 from .problem import Pair, Problem
+from .blocking import block_cycles
 from .tiling import Tile, choose_tile
 
 Packing = Literal["none", "blocks", "pixels", "features", "lanes"]
-
-BLOCK_BYTES = 256 << 10
-"""Input that a task reads again for each group of output channels: half of a second-level cache
-at most, since weights pass through it too."""
-
-WANTED_TASKS = 48
-"""Enough for 16 threads; larger blocks are cut for it."""
 
 CHUNK_TERMS = 768
 """A longer sum is added up in parts of about this length.  That keeps rounding errors small (they
@@ -105,6 +99,12 @@ class Scheme:
     @property
     def tasks(self) -> int:
         return self.problem.batch * self.blocks * self.groups * self.tile.groups
+
+    @property
+    def part_terms(self) -> int:
+        """Terms of a part of the sums."""
+        taps = self.problem.kernel[0] * self.problem.kernel[1]
+        return min(self.problem.depth, (self.chunk or self.steps) * self.unit * taps)
 
     @property
     def pixels(self) -> Pair:
@@ -203,38 +203,22 @@ def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def choose_scheme(problem: Problem, has_prologue: bool, isa: Isa) -> Scheme:
-    """The scheme for a problem."""
+def choose_scheme(problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Scheme:
+    """The scheme for a problem; only the size of its blocks depends on ``threads``."""
     lanes = isa.lanes
     spread = problem.groups > 1 and problem.outputs < lanes
     packing = "lanes" if spread else _packing(problem, has_prologue, lanes)
     unit = _unit(problem, packing, lanes)
     outputs = problem.outputs * (problem.groups if spread else 1)
     vectors = -(-outputs // lanes)
-    depth = problem.depth
-    tile = choose_tile(problem.out, vectors, depth, isa, most_vectors=1 if spread else 4)
+    tile = choose_tile(problem.out, vectors, problem.depth, isa, most_vectors=1 if spread else 4)
     by_columns = problem.out[0] == 1
     step = tile.columns if by_columns else tile.rows
-    total = problem.out[1 if by_columns else 0]
-    block = _up(total, step)
-    tasks = problem.batch * (1 if spread else problem.groups) * tile.groups
-
+    steps = -(-problem.out[1 if by_columns else 0] // step)
     chunk = _chunk(problem, unit)
-
-    def scheme(block: int) -> Scheme:
-        return Scheme(problem, lanes, tile, packing, unit, block, chunk)
-
-    def floats(block: int) -> int:
-        rows, columns = scheme(block).touched
-        return rows * columns * problem.inputs * (lanes if spread else 1)
-
-    while block > step:
-        fits = 4 * floats(block) <= BLOCK_BYTES
-        enough = tasks * -(-total // block) >= WANTED_TASKS or scheme(block).tiles <= 4
-        if fits and enough:
-            break
-        block = _up(block // 2, step)
-    return scheme(block)
+    sizes = dict.fromkeys(-(-steps // count) * step for count in range(1, steps + 1))
+    schemes = [Scheme(problem, lanes, tile, packing, unit, size, chunk) for size in sizes]
+    return min(schemes, key=lambda scheme: block_cycles(scheme, threads))
 
 
 def _chunk(problem: Problem, unit: int) -> int:

@@ -1,8 +1,9 @@
 """Choosing a register tile: pixels times vectors of output channels.
 
-The figures are those of current x86 cores: two multiply-adds and two vector loads a cycle, a
-latency of four cycles (a little more, since no schedule is perfect).  A step of the sum loads one number for each pixel and one vector of
-weights for each vector of channels, and multiplies each with each.
+The figures are those of current x86 cores: two multiply-adds and two vector loads a cycle, and a
+latency of four cycles (a little more, since no schedule is perfect).  A step of the sum loads one
+number for each pixel and one vector of weights for each vector of channels, and multiplies each
+with each.
 """
 
 from __future__ import annotations

@@ -1,0 +1,76 @@
+"""Choosing how pixels are cut into blocks, and how many tasks share a packed one.
+
+A task computes one group of channels of one block of pixels.  Small blocks fit the caches and
+keep all threads busy; large ones read the weights less often and pack less input twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .tiling import step_cycles
+
+if TYPE_CHECKING:
+    from .scheme import Scheme
+
+CACHE_BYTES = 768 << 10
+"""What a core's second-level cache holds of inputs and weights (of 1 MiB; others need some)."""
+
+FAR_BYTES = 16.0
+"""Bytes a cycle from beyond that cache, as far as one waits for them: much is asked for ahead."""
+
+PACK_CYCLES = 2.5
+"""Cycles to copy a vector into scratch."""
+
+TASK_CYCLES = 150.0
+"""Cycles to begin a task."""
+
+UNEVEN = 0.15
+"""Part of a call for which threads wait for the slowest one."""
+
+PACK_SHARE = 0.02
+"""A call computes so many tasks that packing takes at most this share of it."""
+
+
+def block_cycles(scheme: Scheme, threads: int) -> float:
+    """Predicted cycles of one thread, as far as they depend on the size of the blocks."""
+    problem = scheme.problem
+    blocks = problem.batch * scheme.blocks * scheme.groups
+    rows, columns = scheme.touched
+    inputs = 4 * rows * columns * problem.inputs * (scheme.lanes if scheme.spread else 1)
+    weights = 4 * scheme.slots * problem.depth
+    part = 8 * scheme.part_terms * scheme.tile.vectors * scheme.lanes
+    groups = scheme.tile.groups
+    far = blocks * inputs * (1 if inputs + part <= CACHE_BYTES else groups)
+    if inputs + weights > CACHE_BYTES:
+        far += blocks * weights
+    grain = grain_of(scheme, threads)
+    calls = -(-scheme.tasks // grain)
+    total = far / FAR_BYTES + calls * pack_cycles(scheme) + scheme.tasks * TASK_CYCLES
+    total += scheme.tasks * task_cycles(scheme)
+    # The last calls do not keep all threads busy, and threads are not equally fast.
+    return total / calls * (-(-calls // threads) + UNEVEN)
+
+
+def task_cycles(scheme: Scheme) -> float:
+    """Cycles of the sums of one task, roughly."""
+    pixels = scheme.pixels[0] * scheme.pixels[1]
+    tile = scheme.tile
+    size = tile.rows * tile.columns
+    return step_cycles(size, tile.vectors) * scheme.problem.depth * pixels / size
+
+
+def pack_cycles(scheme: Scheme) -> float:
+    """Cycles to pack a block."""
+    return scheme.packed_floats / scheme.lanes * PACK_CYCLES
+
+
+def grain_of(scheme: Scheme, threads: int) -> int:
+    """Tasks of one call: enough to share a packed block, but no thread gets too much at once."""
+    groups = scheme.tile.groups
+    share = -(-scheme.tasks // threads)
+    wanted = 1.0
+    if scheme.packing != "none" and not scheme.spread:
+        wanted = pack_cycles(scheme) / (PACK_SHARE * task_cycles(scheme))
+    sizes = [size for size in range(1, min(groups, share) + 1) if groups % size == 0]
+    return next((size for size in sizes if size >= wanted), sizes[-1])
