@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from minidnn.cudnn.graph.operations import Operations
-    from minidnn.cudnn.graph.spec import TensorSpec
+from minidnn.cudnn.graph.spec import TensorSpec
+
+
+class Owner(Protocol):
+    """What a tensor asks of the graph that it belongs to."""
+
+    _tensors: list[TensorSpec]
+    _names: dict[int, str]
+
+    def pointwise(self, mode: str, *operands: Tensor | float) -> Tensor: ...
+
+    def add(self, a: Tensor, b: Tensor | float) -> Tensor: ...
+
+    def mul(self, a: Tensor, b: Tensor | float) -> Tensor: ...
+
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor: ...
 
 
 class Tensor:
@@ -14,7 +27,7 @@ class Tensor:
 
     __slots__ = ("graph", "index")
 
-    def __init__(self, graph: Operations, index: int) -> None:
+    def __init__(self, graph: Owner, index: int) -> None:
         self.graph = graph
         self.index = index
 
