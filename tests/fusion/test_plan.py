@@ -155,6 +155,24 @@ def test_broken_plans_are_found(what: str, change: Callable[[KernelPlan], Kernel
         run(change(plan), binding, region)
 
 
+@pytest.mark.parametrize("axis", ["rows", "columns"])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_buffers_are_no_larger_than_needed(schedule: Schedule, axis: str) -> None:
+    """With one row or column less, something is lost that is read later, or does not fit."""
+    region = region_of(schedule)
+    plan, binding = region.kernel
+    storages = {plane.buffer.storage for plane in plan.planes if plane.buffer is not None}
+    assert storages
+    for storage in sorted(storages):
+        planes = list(plan.planes)
+        for i, plane in enumerate(planes):
+            if plane.buffer is not None and plane.buffer.storage == storage:
+                less = {axis: getattr(plane.buffer, axis) - 1}
+                planes[i] = replace(plane, buffer=replace(plane.buffer, **less))
+        with pytest.raises(PlanError, match=r"are read, but the buffer|do not fit the buffer"):
+            run(replace(plan, planes=tuple(planes)), binding, region)
+
+
 def test_plans_say_where_everything_lies() -> None:
     text = str(region_of(Schedule(2, 2)).kernel[0])
     assert text.startswith("kernel over 5x4 in patches of 2x2")
