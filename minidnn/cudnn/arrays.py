@@ -116,6 +116,8 @@ def settled_strides(shape: Shape, strides: Shape, prefer: TensorFormat | None = 
 
 def per_axis(name: str, value: Any, count: int, least: int) -> Shape:
     """Return ``count`` integers of at least ``least``, from one integer or one for each axis."""
+    if isinstance(value, int) and value >= least:  # at once, for it is on the way of every call
+        return (value,) * count
     try:
         given = value if isinstance(value, Sequence) else (value,) * count
         numbers = tuple(map(index, given))
