@@ -28,8 +28,9 @@ def imports_of(
     """Return the modules among ``known`` that ``module`` imports.
 
     ``from a.b import c`` is an import of ``a.b.c`` when that is a module and of ``a.b`` otherwise.
-    With ``deferred``, imports within functions and under TYPE_CHECKING count as well: they are
-    dependencies, though not at import time.
+    ``import_module("a.b")`` counts like the statement.  With ``deferred``, imports within
+    functions and under TYPE_CHECKING count as well: they are dependencies, though not at import
+    time.
     """
     targets: dict[str, None] = {}
     for node in _walk(ast.parse(source), deferred):
@@ -63,6 +64,8 @@ def _named(node: ast.AST, module: str, is_package: bool) -> Iterator[str]:
             base = ".".join([*parts[:cut], *([node.module] if node.module else [])])
         for alias in node.names:
             yield f"{base}.{alias.name}"
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        yield from (str(given.value) for given in node.args if isinstance(given, ast.Constant))
 
 
 def import_graph(root: Path, deferred: bool = True) -> dict[str, list[str]]:
