@@ -76,6 +76,7 @@ class Epilogue:
         problem = scheme.problem
         self.others = [channels_of(view, scheme) for view in problem.others]
         self.result = channels_of(problem.result, scheme)
+        self.streams = scheme.streams and self.result.kind == "vectors"
         self.tensors = [("y", self.result), *((f"z{i}", c) for i, c in enumerate(self.others))]
         vectors = [v.value for o in parts.epilogue for v in o.vectors]
         self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
@@ -97,16 +98,20 @@ class Epilogue:
             code.line(f"{const}uniform float * uniform {name} = {base};")
 
     def prefetch(self, code: Code, rows: int, columns: int, vectors: int) -> None:
-        """Asks for the tile's cache lines, so that they are there when the sums are done."""
+        """Asks for cache lines of results and further tensors, so that they are there in time."""
+        out = self.scheme.problem.out
+        ahead = self.scheme.tiles_ahead * rows * columns
         for name, channels in self.tensors:
-            if channels.kind != "vectors":
-                continue
-            fetch = "prefetchw_l1" if name == "y" else "prefetch_l1"
             view = channels.view
+            if channels.kind != "vectors" or (name == "y" and self.streams):
+                continue
+            in_order = out[0] == 1 or view.row == out[1] * view.column
+            shift = ahead * view.column if in_order else 0
+            fetch = "prefetchw_l1" if name == "y" else "prefetch_l1"
             for pixel in range(rows * columns):
                 row, column = divmod(pixel, columns)
                 for v in range(vectors):
-                    at = row * view.row + column * view.column + v * view.plane
+                    at = row * view.row + column * view.column + v * view.plane + shift
                     if at * 4 % LINE_BYTES == 0:
                         code.line(f"{fetch}((void * uniform)({name} + {at}));")
 
@@ -158,6 +163,10 @@ class Epilogue:
         for operation in self.parts.epilogue:
             result = self._operation(code, operation, names, where, v)
         channels = self.result
+        if self.streams:
+            at = f"y + {where(channels.view)} + {v * channels.view.plane}"
+            code.line(f"streaming_store({at}, {result});")
+            return
         at = channels.at("y", where(channels.view), v, self.scheme.lanes)
         code.line(f"if (m{v}) {at} = {result};" if channels.masked else f"{at} = {result};")
 

@@ -121,6 +121,8 @@ class _Kernel:
                 code.line("uniform int held = -1;")
             with code.block("for (uniform int t = md_begin; t < md_end; t++)"):
                 self._task()
+            if self.epilogue.streams:
+                code.line("memory_barrier();")
 
     def _shapes(self) -> list[tuple[int, int]]:
         """The tiles' shapes: the whole one, and what is left at the end."""

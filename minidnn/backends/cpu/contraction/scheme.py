@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Literal
 
 from ..isa import Isa
-from .problem import Pair, Problem
 from .blocking import block_cycles
-from .tiling import Tile, choose_tile
+from .problem import Pair, Problem
+from .tiling import Tile, choose_tile, step_cycles
 
 Packing = Literal["none", "blocks", "pixels", "features", "lanes"]
 
@@ -24,6 +24,11 @@ grow with the square root of a part's length and of the number of parts), and th
 part stay in the second-level cache while all pixels of a block use them."""
 
 LINE_FLOATS = 16
+AHEAD_CYCLES = 2000
+INPUT_GROUPS = 8
+STREAMED_BYTES = 16 << 20
+"""Results of this size do not stay in a last cache until they are read."""
+
 AHEAD_FLOATS = 2048
 """How far ahead weights are asked for that are used only once."""
 
@@ -186,6 +191,28 @@ class Scheme:
         """
         lines = self.unit * self.tile.vectors * self.lanes // LINE_FLOATS
         return 0 if self.tiles > lines else -(-lines // self.tiles)
+
+    @property
+    def inputs_ahead(self) -> bool:
+        """Whether a tile asks for the inputs of the next one.
+
+        Packed inputs are near already, and where many groups of channels read a block, waiting
+        once is nothing.
+        """
+        blocked = self.problem.source.block == self.lanes
+        return self.packing == "none" and blocked and self.tile.groups <= INPUT_GROUPS
+
+    @property
+    def tiles_ahead(self) -> int:
+        """How many tiles ahead results and further tensors are asked for: some microseconds."""
+        size = self.tile.rows * self.tile.columns
+        return int(AHEAD_CYCLES / (step_cycles(size, self.tile.vectors) * self.problem.depth))
+
+    @property
+    def streams(self) -> bool:
+        """Whether results go to memory past the caches, which they would only flush."""
+        pixels = self.problem.batch * self.problem.out[0] * self.problem.out[1]
+        return 4 * pixels * self.outputs * self.groups >= STREAMED_BYTES
 
     @property
     def sums_floats(self) -> int:

@@ -97,6 +97,13 @@ def _products(
     down, across = scheme.problem.stride
     for line in range(scheme.lines_ahead):
         code.line(f"prefetch_l2((void * uniform)(ahead + {line * LINE_FLOATS}));")
+    if scheme.inputs_ahead:
+        shift = rows * columns * across * read.column
+        for p in range(rows * columns):
+            row, column = divmod(p, columns)
+            at = row * down * read.row + column * across * read.column + shift
+            if at % LINE_FLOATS == 0:
+                code.line(f"prefetch_l1((void * uniform)(xi + {at}));")
     if scheme.lines_ahead:
         code.line(f"ahead += {scheme.lines_ahead * LINE_FLOATS};")
     for channel in range(channels):
