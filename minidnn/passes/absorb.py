@@ -81,6 +81,8 @@ def _prologue(
     target = context.target
     chain: list[Node] = []
     value = contraction.inputs[0]
+    if contraction.inputs.count(value) > 1:
+        return chain  # it is the weight, too, which no prologue computes
     while (node := value.producer) is not None and node not in taken:
         if graph.only_reader(value) is not (chain[0] if chain else contraction):
             break

@@ -4,6 +4,7 @@ Handles: identities (Identity, Dropout, windows of one position, reshapes to the
 adaptive pooling to the input's size, joins of one value); adaptive pooling whose sizes divide,
 which becomes a regular window; nodes whose operands are all constants; nodes nobody reads.
 Leaves: arithmetic identities such as x * 1, which are not exact for NaN payloads and -0.
+Only the sign of zero may change: an average over one position adds -0 to 0, which gives 0.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minidnn.fusion.region import FusedContraction, Region
 from minidnn.fusion.region import Sequence as SequenceRegion
-from minidnn.graph.ir import Constant, Node
+from minidnn.graph.ir import Constant, Node, Placement
 from minidnn.graph.liveness import is_view
 from minidnn.graph.operator import Contraction
 from minidnn.runtime.plan import Plan
@@ -47,16 +47,24 @@ def kind_of(plan: Plan, node: Node) -> str:
     if is_view(plan.graph, node):
         return "view"
     if node.op.name == "Concat":
-        placements = plan.graph.placements
-        placed = [value for value in node.inputs if value in placements]
-        if node.output in placements or len(placed) == len(node.inputs):
-            return "in place"
-        return f"copy {len(node.inputs) - len(placed)}/{len(node.inputs)}"
+        copies = _copied(plan, node)
+        return f"copy {copies}/{len(node.inputs)}" if copies else "in place"
     if isinstance(node.op, SequenceRegion):
         return f"{len(node.op.kernel[0].steps)} step" + "s" * (len(node.op.kernel[0].steps) > 1)
     if isinstance(node.op, FusedContraction):
         return "contraction"
     return node.op.kind
+
+
+def _copied(plan: Plan, join: Node) -> int:
+    """How many operands of a join do not lie where it wants them."""
+    placements = plan.graph.placements
+    place = placements.get(join.output, Placement(join.output, 0))
+    channel, copies = place.channel, 0
+    for value in join.inputs:
+        copies += placements.get(value) != Placement(place.buffer, channel)
+        channel += value.type.plane[1]
+    return copies
 
 
 def work(node: Node) -> tuple[int, int]:

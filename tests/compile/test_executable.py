@@ -120,6 +120,18 @@ def test_strides_and_read_only_memory_do_not_matter(relu: Executable) -> None:
     np.testing.assert_array_equal(relu(one), np.zeros(SHAPE))
 
 
+def test_programs_get_contiguous_arrays_of_the_right_dtype(relu: Executable) -> None:
+    class Recorder:
+        def run(self, inputs: Any, outputs: Any) -> None:
+            for array in (*inputs, *outputs):
+                assert array.dtype == np.float32 and array.flags.c_contiguous
+            outputs[0][...] = inputs[0]
+
+    exe = Executable(relu.plan, Recorder(), "reference", "float32")
+    for x in (numbers((5, 4, 3, 2)).T, numbers().astype(np.float64), numbers()[..., ::-1]):
+        np.testing.assert_array_equal(exe(x), x.astype(np.float32))
+
+
 def test_inputs_are_never_written_to() -> None:
     """A view of an input, which shares its memory, included."""
     net = L.Sequential(L.Flatten(), L.Linear(60, 3), L.ReLU())

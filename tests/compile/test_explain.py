@@ -6,6 +6,8 @@ import re
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.graph import operators as ops
+from minidnn.graph.trace import apply
 from tests.passes.build import conv, graph_of, join, max_pool, relu, scale
 
 
@@ -42,8 +44,15 @@ def test_joins_say_what_they_copy_and_notes_why() -> None:
 
     exe = md.compile(graph_of(build, (1, 3, 8, 8)), device="reference")
     text = exe.explain()
+    kinds = dict(re.findall(r"^(concat\S*) +(in place|copy \S+) ", text, re.MULTILINE))
+    assert kinds == {"concat": "copy 1/2", "concat.1": "copy 1/3"}
     assert "note: x0: copied into concat.1: it is an input or a constant" in text
     assert "note: conv2d: copied into concat: it lies in concat.1 already" in text
+
+
+def test_joins_of_vectors() -> None:
+    graph = graph_of(lambda t, x, y: apply(ops.Concat(0), x, y), (3,), (4,))
+    assert "copy 2/2" in md.compile(graph, device="reference").explain()
 
 
 def test_long_names_are_cut_at_the_front() -> None:

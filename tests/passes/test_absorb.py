@@ -205,6 +205,15 @@ def test_an_operand_that_reads_the_result_twice() -> None:
     assert_same(before, after)
 
 
+def test_a_value_that_is_the_weight_too_is_no_prologue() -> None:
+    def build(t, x):
+        y = relu(x)
+        return apply(ops.Linear(), y, y)
+
+    before = graph_of(build, (6, 6))
+    assert run(before, ABSORB) is before
+
+
 def test_windows_and_joins_are_no_epilogue() -> None:
     def build(t, x):
         return max_pool(conv(t, x, 4)), join(conv(t, x, 4), x)
