@@ -11,6 +11,7 @@ from minidnn.errors import GraphError
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.types import numpy_dtype
 from minidnn.report.explain import explain
+from minidnn.report.profile import Profile, profile
 from minidnn.runtime.arrays import Wrap, to_numpy
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import Program
@@ -43,6 +44,8 @@ class Executable:
         """
         arrays, wrap = self._inputs(inputs, named)
         outputs = self._outputs(out)
+        if out is not None:
+            arrays = [_apart(array, outputs) for array in arrays]
         self.program.run(arrays, outputs)
         if out is not None:
             return out
@@ -51,9 +54,30 @@ class Executable:
             return dict(zip(self.graph.output_names, results, strict=True))
         return results[0] if len(results) == 1 else tuple(results)
 
-    def explain(self) -> str:
-        """What each region computes, from which layers, and what it is predicted to cost."""
-        return explain(self.plan, self.device, self.precision)
+    def explain(self, measure: bool = False) -> str:
+        """What each region computes, from which layers, and what it is predicted to cost.
+
+        ``measure`` shows what :meth:`profile` measures on random inputs instead of predictions.
+        """
+        measured = str(self.profile(*self.random_inputs())) if measure else None
+        return explain(self.plan, self.device, self.precision, measured)
+
+    def profile(self, *inputs: Any, runs: int = 9, **named: Any) -> Profile:
+        """The time of each region beside the machine's roofline, over several runs on inputs as
+        of a call.
+
+        UnsupportedError if the device does not time regions.
+        """
+        arrays, _ = self._inputs(inputs, named)
+        return profile(self.plan, self.program, self.device, arrays, self._outputs(None), runs)
+
+    def random_inputs(self) -> list[np.ndarray]:
+        """Normally distributed inputs of the right shapes, always the same."""
+        random = np.random.default_rng(0)
+        return [
+            random.standard_normal(value.shape).astype(self._dtype(value))
+            for value in self.graph.inputs
+        ]
 
     def _dtype(self, value: Value) -> np.dtype:
         if self.precision == "float64" and "float" in value.dtype:
@@ -128,4 +152,16 @@ class Executable:
                     f"out[{i}] is {described}; valid is a writable, C-contiguous NumPy array "
                     f"{dtype}{list(value.shape)}"
                 )
+            for j, other in enumerate(given[:i]):
+                if np.may_share_memory(array, other):
+                    raise GraphError(
+                        f"out[{j}] and out[{i}] share memory; valid are arrays that do not"
+                    )
         return given
+
+
+def _apart(array: np.ndarray, outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """An input that no output overlaps: results may be written before all of it was read."""
+    if any(np.may_share_memory(array, output) for output in outputs):
+        return array.copy()
+    return array

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 HELP = "show how a network is fused, and what that should cost"
 DESCRIPTION = """\
 Compiles a network and prints its regions (what each kernel computes), the stacks that were found,
-and every rewrite that the passes made. Times are predictions of the cost model."""
+and every rewrite that the passes made. Times are predictions of the cost model,
+or with --measure those of this machine, on random inputs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--passes", action="store_true", help="print the graph before and after each pass"
     )
     parser.add_argument("--svg", metavar="FILE", help="draw the fused graph into this file")
+    parser.add_argument(
+        "--measure", action="store_true", help="time every region, beside the machine's roofline"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -65,11 +69,13 @@ def run(options: argparse.Namespace) -> int:
         _draw(executable.graph, options.svg)
     if options.json:
         document = _document(executable, trail, options.passes)
+        if options.measure:
+            _add_times(document, executable)
         print(json.dumps(document, indent=1, allow_nan=False))
         return 0
     if options.passes:
         print(_passes(trail))
-    print(executable.explain())
+    print(executable.explain(measure=options.measure))
     print()
     print(_stacks(trail.stacks))
     rewrites = executable.plan.rewrites
@@ -162,3 +168,14 @@ def _document(executable: Executable, trail: Trail, passes: bool) -> dict[str, A
             for name, before, after in trail.steps
         ]
     return document
+
+
+def _add_times(document: dict[str, Any], executable: Executable) -> None:
+    """Adds what was measured to each region that takes a kernel."""
+    profile = executable.profile(*executable.random_inputs())
+    times = {region.name: region for region in profile.regions}
+    for region in document["regions"]:
+        if region["name"] in times:
+            measured = times[region["name"]]
+            region["seconds"] = measured.seconds
+            region["roofline"] = measured.roofline

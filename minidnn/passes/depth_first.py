@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 
-from minidnn.fusion.collapse import Choice, collapse
-from minidnn.fusion.operations import lower
+from minidnn.fusion.collapse import Choice, cheapest, collapse
+from minidnn.fusion.operations import Stack, lower
 from minidnn.fusion.region import Sequence as SequenceRegion
 from minidnn.fusion.sequence import Schedule
+from minidnn.fusion.sequence import Sequence as Part
 from minidnn.fusion.stacks import boundary, find_stacks, why_not_fusable
 from minidnn.graph.ir import Graph, Node, Rewriter
 from minidnn.graph.operators import Concat, MaxPool2d
@@ -34,6 +36,7 @@ def depth_first(graph: Graph, context: Context) -> Graph:
         names = ", ".join(node.name for node in nodes)
         if not context.allow(f"compute {names} as {len(choices)} sequence(s)"):
             break
+        _note_cuts(choices, stack, context)
         for choice in choices:
             members = _nodes_of(choice, nodes)
             groups.append((members, partial(_region, schedule=choice.schedule)))
@@ -58,6 +61,26 @@ def _region(body: Graph, schedule: Schedule) -> SequenceRegion:
 def _nodes_of(choice: Choice, nodes: Sequence[Node]) -> list[Node]:
     computed = {operation.output for operation in choice.sequence.operations}
     return [node for node in nodes if node.output in computed]
+
+
+def _note_cuts(choices: Sequence[Choice], stack: Stack, context: Context) -> None:
+    """Writes down why consecutive sequences of a stack are not one."""
+    first = 0
+    for before, after in pairwise(choices):
+        middle = first + len(before.sequence.steps)
+        last = middle + len(after.sequence.steps) - 1
+        joined = cheapest(Part.of(stack, first, last), context.target.device)
+        apart = before.price.seconds + after.price.seconds
+        if joined is None:
+            reason = "no patch of both fits the device"
+        elif context.strategy == "model":
+            together = joined.price.seconds
+            reason = f"{apart * 1e6:.1f} us apart, {together * 1e6:.1f} us together"
+        else:
+            reason = f"the strategy is {context.strategy!r}"
+        ends, begins = (c.sequence.operations[i].output for c, i in ((before, -1), (after, 0)))
+        context.notes[begins.name] = f"cut after {ends.name}: {reason}"
+        first = middle
 
 
 def _separate_windows(graph: Graph, context: Context) -> Graph:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minidnn.fusion.region import FusedContraction, Region
 from minidnn.fusion.region import Sequence as SequenceRegion
 from minidnn.graph.ir import Constant, Node, Placement
@@ -10,28 +12,13 @@ from minidnn.graph.operator import Contraction
 from minidnn.runtime.plan import Plan
 
 
-def explain(plan: Plan, device: str, precision: str) -> str:
-    """What each region computes, from which layers, and what it is predicted to cost."""
-    graph = plan.graph
-    lines = [
-        f"{graph.name} on {device} in {precision}, priced for {plan.target.device.name}",
-        f"{'region':<28} {'kind':<12} {'output':<20} {'Mop':>9} {'MB':>7} {'us':>8}  layers",
-    ]
-    total = 0.0
-    kernels = 0
-    for node in graph.nodes:
-        kind = kind_of(plan, node)
-        free = kind in ("view", "in place")
-        operations, moved = (0, 0) if free else work(node)
-        seconds = 0.0 if free else predicted_seconds(plan, node)
-        total += seconds
-        kernels += not free
-        shape = "x".join(map(str, node.outputs[0].shape))
-        lines.append(
-            f"{_short(node.name, 28):<28} {kind:<12} {shape:<20} {operations / 1e6:9.2f} "
-            f"{moved / 1e6:7.2f} {seconds * 1e6:8.1f}  {_layers(node)}"
-        )
-    lines.append(f"{kernels} kernels, {total * 1e3:.3f} ms predicted")
+def explain(plan: Plan, device: str, precision: str, measured: str | None = None) -> str:
+    """What each region computes, from which layers, and what it is predicted to cost.
+
+    ``measured``: a table of what regions did cost, to be shown instead of predictions.
+    """
+    lines = [title(plan, device, precision)]
+    lines += _predicted(plan) if measured is None else measured.splitlines()
     arena = plan.arena
     lines.append(
         f"arena {arena.bytes / 1e6:.2f} MB (at least {arena.lower_bound / 1e6:.2f} MB in use at "
@@ -40,6 +27,32 @@ def explain(plan: Plan, device: str, precision: str) -> str:
     for name, note in plan.notes.items():
         lines.append(f"note: {name}: {note}")
     return "\n".join(lines)
+
+
+def title(plan: Plan, device: str, precision: str) -> str:
+    return f"{plan.graph.name} on {device} in {precision}, priced for {plan.target.device.name}"
+
+
+def _predicted(plan: Plan) -> list[str]:
+    lines = [
+        f"{'region':<28} {'kind':<12} {'output':<20} {'Mop':>9} {'MB':>7} {'us':>8}  layers",
+    ]
+    total = 0.0
+    kernels = 0
+    for node in plan.graph.nodes:
+        kind = kind_of(plan, node)
+        free = kind in ("view", "in place")
+        operations, moved = (0, 0) if free else work(node)
+        seconds = 0.0 if free else predicted_seconds(plan, node)
+        total += seconds
+        kernels += not free
+        shape = "x".join(map(str, node.outputs[0].shape))
+        lines.append(
+            f"{short(node.name, 28):<28} {kind:<12} {shape:<20} {operations / 1e6:9.2f} "
+            f"{moved / 1e6:7.2f} {seconds * 1e6:8.1f}  {describe(node)}"
+        )
+    lines.append(f"{kernels} kernels, {total * 1e3:.3f} ms predicted")
+    return lines
 
 
 def kind_of(plan: Plan, node: Node) -> str:
@@ -78,12 +91,21 @@ def work(node: Node) -> tuple[int, int]:
 
 def predicted_seconds(plan: Plan, node: Node) -> float:
     operations, moved = work(node)
-    inner = node.op.body.nodes if isinstance(node.op, Region) else (node,)
-    contraction = any(isinstance(n.op, Contraction) for n in inner)
-    return plan.target.seconds(operations, moved, contraction)
+    return plan.target.seconds(operations, moved, contracts(node))
 
 
-def _layers(node: Node) -> str:
+def inner_nodes(node: Node) -> Sequence[Node]:
+    """The nodes that a node of an optimized graph computes."""
+    return node.op.body.nodes if isinstance(node.op, Region) else (node,)
+
+
+def contracts(node: Node) -> bool:
+    """Whether most of a region's operations are multiply-adds."""
+    return any(isinstance(inner.op, Contraction) for inner in inner_nodes(node))
+
+
+def describe(node: Node) -> str:
+    """The operators of a region, with the layers of those that have weights."""
     if not isinstance(node.op, Region):
         return f"{node.source}: {node.op.name}"
     names = " + ".join(_operator(n) for n in node.op.body.nodes)
@@ -96,5 +118,5 @@ def _operator(node: Node) -> str:
     return f"{node.op.name}({node.source})" if weights else node.op.name
 
 
-def _short(name: str, width: int) -> str:
+def short(name: str, width: int) -> str:
     return name if len(name) <= width else "..." + name[-(width - 3) :]

@@ -17,10 +17,13 @@ from ...graph.operator import Contraction, Elementwise
 from ...runtime.plan import Plan
 from .buffers import Buffer, Guard
 from .cores import usable_cores
-from .isa import best_isa, isa_named
+from .isa import Isa, best_isa, isa_named
 from .kernels import compile_kernels
+from .library import Kernel
 from .lower import Pointer, Task, lower_plan
+from .machine import describe_machine
 from .program import Operand, Program, Region, shared_pool
+from .rates import measured_rates
 from .target import CpuTarget, device_for
 from .toolchain import why_unusable
 
@@ -72,14 +75,16 @@ class CpuBackend:
         if unknown:
             names = ", ".join(map(repr, valid))
             raise UnsupportedError(f"option {unknown[0]!r} of device 'cpu'; valid are {names}")
+        guarded = options.get("guarded", False)
+        if type(guarded) is not bool:
+            raise GraphError(f"guarded={guarded!r}; valid are True (the debug mode) and False")
         isa = _isa(options)
         tasks = lower_plan(plan, isa)
         kernels = compile_kernels([task.source for task in tasks], isa)
-        guarded = bool(options.get("guarded", False))
-        return CpuProgram(plan, tasks, kernels, _threads(options), guarded)
+        return CpuProgram(plan, tasks, kernels, isa, _threads(options), guarded)
 
 
-def _isa(options: Mapping[str, Any]) -> Any:
+def _isa(options: Mapping[str, Any]) -> Isa:
     return isa_named(options["isa"]) if options.get("isa") is not None else best_isa()
 
 
@@ -95,20 +100,27 @@ def _threads(options: Mapping[str, Any]) -> int:
 class CpuProgram:
     """A plan as a table of regions.
 
-    Slot 0 is the arena, slot 1 the constants; then come the graph's inputs and outputs, or, when
-    guarded, one slot for each value's storage instead of the arena.
+    Slot 0 is the arena, slot 1 the constants; then come the graph's inputs and outputs.
+
+    When ``guarded`` (the debug mode) each value's storage has a slot of its own instead of the
+    arena, and every run has fresh buffers between guard pages, those of inputs and outputs
+    included: an access behind a buffer ends the process, what was never written is NaN, and
+    GraphError names a buffer beside which something was written, or an input that was.
     """
 
     def __init__(
         self,
         plan: Plan,
         tasks: Sequence[Task],
-        kernels: Sequence[Any],
+        kernels: Sequence[Kernel],
+        isa: Isa,
         threads: int,
         guarded: bool,
     ) -> None:
         self.plan = plan
         self.tasks = tuple(tasks)
+        self.isa = isa
+        self.threads = threads
         self.guarded = guarded
         self._slots = _Slots(plan, guarded)
         self._constants = _Constants()
@@ -137,24 +149,74 @@ class CpuProgram:
         self._run(inputs, outputs, lambda bases: found.append(self._program.run_timed(bases)))
         return found[0]
 
+    def seconds_of_nodes(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
+    ) -> dict[Node, float]:
+        """Computes the outputs; the seconds of each node, of all its kernels together."""
+        total: dict[Node, float] = {}
+        for task, seconds in zip(self.tasks, self.seconds(inputs, outputs), strict=True):
+            total[task.node] = total.get(task.node, 0.0) + float(seconds)
+        return total
+
+    def bound_seconds(self, operations: int, bytes: int, contraction: bool) -> float:
+        """The least time that this machine's measured rates allow, on this program's threads.
+
+        Operations of a contraction are multiply-adds, others count one an instruction.  Bytes
+        that fit the second-level caches come at their rate, others at the memory's.
+        """
+        machine, rates = describe_machine(), measured_rates()
+        threads = min(self.threads, machine.cores)
+        peak = rates.peak(self.isa.name, threads) / (1 if contraction else 2)
+        near = bytes <= machine.caches.l2 * threads
+        rate = rates.l2 * threads / machine.cores if near else rates.copy
+        return max(operations / peak, bytes / rate)
+
     def _run(
         self,
         inputs: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
         run: Callable[[list[int]], Any],
     ) -> None:
-        try:
-            memory = self._idle.pop()
-        except IndexError:
-            memory = self._slots.allocate()
-        try:
-            bases = [buffer.address for buffer in memory]
-            bases.append(self._weights.address)
-            bases += [array.ctypes.data for array in (*inputs, *outputs)]
-            run(bases)
-        finally:
-            self._idle.append(memory)
+        if self.guarded:
+            self._run_guarded(inputs, outputs, run)
+        else:
+            try:
+                memory = self._idle.pop()
+            except IndexError:
+                memory = self._slots.allocate()
+            try:
+                bases = [buffer.address for buffer in (*memory, self._weights)]
+                run(bases + [array.ctypes.data for array in (*inputs, *outputs)])
+            finally:
+                self._idle.append(memory)
         self._finish(inputs, outputs)
+
+    def _run_guarded(
+        self,
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+        run: Callable[[list[int]], Any],
+    ) -> None:
+        given = [Buffer(array.nbytes, Guard.END) for array in inputs]
+        made = [Buffer(array.nbytes, Guard.END) for array in outputs]
+        arrays = [
+            buffer.array(array.dtype, array.shape)
+            for buffer, array in zip((*given, *made), (*inputs, *outputs), strict=True)
+        ]
+        for own, array in zip(arrays, inputs, strict=False):
+            own[...] = array
+        buffers = [*self._slots.allocate(), self._weights, *given, *made]
+        run([buffer.address for buffer in buffers])
+        for name, buffer in zip(self._slots.names, buffers, strict=True):
+            if (at := buffer.stray_write()) is not None:
+                raise GraphError(
+                    f"a kernel wrote beside the {buffer.size} bytes of {name}, at {at}"
+                )
+        for value, own, array in zip(self.plan.graph.inputs, arrays, inputs, strict=False):
+            if own.tobytes() != array.tobytes():
+                raise GraphError(f"a kernel wrote to the input {value.name!r}")
+        for own, array in zip(arrays[len(inputs) :], outputs, strict=True):
+            array[...] = own
 
     def _finish(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Copies outputs that no kernel writes: inputs, constants, and values given twice."""
@@ -195,9 +257,14 @@ class _Slots:
         if guarded:
             self._places = {value: (i, 0) for i, value in enumerate(offsets)}
             self._sizes = [plan.layout(value).bytes(value.type) for value in offsets]
+            self.names = [f"the value {value.name!r}" for value in offsets]
         else:
             self._places = {value: (0, offset) for value, offset in offsets.items()}
             self._sizes = [plan.arena.bytes]
+            self.names = ["the arena"]
+        self.names += ["the weights"]
+        self.names += [f"the input {value.name!r}" for value in graph.inputs]
+        self.names += [f"the output {value.name!r}" for value in graph.outputs]
         self.constants = len(self._sizes)
         first = self.constants + 1
         for i, value in enumerate(graph.inputs):

@@ -1,0 +1,126 @@
+"""profile: what each region takes, measured, beside what the machine could do."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minidnn.errors import GraphError, UnsupportedError
+from minidnn.report.explain import (
+    contracts,
+    describe,
+    inner_nodes,
+    kind_of,
+    predicted_seconds,
+    short,
+    work,
+)
+from minidnn.runtime.plan import Plan
+from minidnn.runtime.program import Program, TimedProgram
+
+__all__ = ["Profile", "RegionTime", "profile"]
+
+
+@dataclass(frozen=True)
+class RegionTime:
+    """One region: the median of its time over the runs, and what it does in it.
+
+    Attributes:
+        name, kind, layers: as in ``explain``.
+        operations: scalar operations, a multiply-add counting as two.
+        bytes: read and written once, weights included.
+        seconds: measured, on all threads.
+        predicted_seconds: by the cost model that chose how to fuse.
+        bound_seconds: what the machine's measured rates allow at least.
+    """
+
+    name: str
+    kind: str
+    layers: tuple[str, ...]
+    operations: int
+    bytes: int
+    seconds: float
+    predicted_seconds: float
+    bound_seconds: float
+
+    @property
+    def roofline(self) -> float:
+        """The fraction of the roofline that is reached.  Above 1 where the data lies in a cache
+        that is faster than the level it was counted against."""
+        return self.bound_seconds / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The regions in order, and the whole run; ``str`` gives the table."""
+
+    regions: tuple[RegionTime, ...]
+    descriptions: tuple[str, ...]
+    runs: int
+
+    @property
+    def seconds(self) -> float:
+        """The sum over the regions."""
+        return sum(region.seconds for region in self.regions)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{'region':<28} {'kind':<12} {'Mop':>9} {'MB':>7} {'us':>8} {'share':>6} "
+            f"{'predicted':>9} {'roofline':>8}  layers"
+        ]
+        whole = self.seconds or 1.0
+        for region, text in zip(self.regions, self.descriptions, strict=True):
+            lines.append(
+                f"{short(region.name, 28):<28} {region.kind:<12} {region.operations / 1e6:9.2f} "
+                f"{region.bytes / 1e6:7.2f} {region.seconds * 1e6:8.1f} "
+                f"{100 * region.seconds / whole:5.1f}% {region.predicted_seconds * 1e6:9.1f} "
+                f"{100 * region.roofline:7.0f}%  {text}"
+            )
+        bound = sum(region.bound_seconds for region in self.regions)
+        lines.append(
+            f"{len(self.regions)} kernels, {self.seconds * 1e3:.3f} ms measured (medians of "
+            f"{self.runs} runs), {100 * bound / whole:.0f}% of the roofline"
+        )
+        return "\n".join(lines)
+
+
+def profile(
+    plan: Plan,
+    program: Program,
+    device: str,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    runs: int,
+) -> Profile:
+    """Times every region ``runs`` times.
+
+    GraphError if ``runs`` is no number of runs, UnsupportedError if the program cannot time
+    regions.
+    """
+    if type(runs) is not int or runs < 1:
+        raise GraphError(f"runs={runs!r}; valid is a number of runs of at least 1")
+    if not isinstance(program, TimedProgram):
+        raise UnsupportedError(f"device {device!r} does not time regions; device 'cpu' does")
+    program.run(inputs, outputs)  # memory is touched for the first time
+    measured = [program.seconds_of_nodes(inputs, outputs) for _ in range(runs)]
+    regions, descriptions = [], []
+    for node in measured[0]:
+        operations, moved = work(node)
+        seconds = statistics.median(times[node] for times in measured)
+        bound = program.bound_seconds(operations, moved, contracts(node))
+        regions.append(
+            RegionTime(
+                node.name,
+                kind_of(plan, node),
+                tuple(dict.fromkeys(inner.source for inner in inner_nodes(node))),
+                operations,
+                moved,
+                seconds,
+                predicted_seconds(plan, node),
+                bound,
+            )
+        )
+        descriptions.append(describe(node))
+    return Profile(tuple(regions), tuple(descriptions), runs)

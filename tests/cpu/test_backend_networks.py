@@ -1,0 +1,117 @@
+"""The zoo on the CPU engine, small: numbers, bits, guard pages.
+
+Weights are random with statistics calibrated on data.  The error against float64 (PyTorch's, an
+independent implementation) may be three times PyTorch's own in float32.  Kernels of all networks
+are compiled together.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import models
+from minidnn.backends.cpu.isa import AVX2, AVX512, ISAS, Isa, usable_isas
+from minidnn.layers.build import to_graph
+
+torch = pytest.importorskip("torch")
+from tests.models.test_torchvision import NETWORKS, SMALL, images, peer, theirs  # noqa: E402
+
+#: Networks whose contractions are the same however stacks are collapsed.
+STRATEGIES_AGREE = ("resnet18", "squeezenet1_1", "vgg11_bn", "densenet121")
+ON_AVX2 = ("resnet18", "squeezenet1_0", "vgg11_bn", "inception_v3")
+BATCH = 2
+
+
+def size_of(name: str) -> int:
+    return SMALL.get(name, 64)
+
+
+@lru_cache(1)
+def network(name: str, size: int) -> Any:
+    return md.calibrate(models.get_model(name, num_classes=12), images(4, size, 0))
+
+
+@cache
+def warmed(isa_name: str) -> None:
+    from .warming import warm
+
+    isa = ISAS[isa_name]
+    names = NETWORKS if isa is AVX512 else ON_AVX2
+    graphs = []
+    for name in names:
+        shape = (BATCH, 3, size_of(name), size_of(name))
+        # What the weights are does not matter to kernels, nor are they ever made.
+        graph = to_graph(models.get_model(name, num_classes=12), shape)
+        strategies = ["model"]
+        if isa is AVX512 and name in STRATEGIES_AGREE:
+            strategies += ["one", "layers"]
+        graphs += [(graph, strategy) for strategy in strategies]
+    warm(graphs, isa)
+
+
+def compiled(name: str, size: int, batch: int, isa: Isa, **options: Any) -> Any:
+    shape = (batch, 3, size, size)
+    return md.compile(network(name, size), shape, device="cpu", isa=isa.name, **options)
+
+
+def require(isa: Isa) -> None:
+    if isa not in usable_isas():
+        pytest.skip(f"this processor does not execute {isa.name}")
+    warmed(isa.name)
+
+
+def hold_to_torch(name: str, size: int, batch: int, isa: Isa, **options: Any) -> np.ndarray:
+    """Checks the error; returns the output."""
+    x = images(batch, size, 1)
+    result: np.ndarray = compiled(name, size, batch, isa, **options)(x)
+    state = network(name, size).state_dict()
+    exact = theirs(peer(name, num_classes=12), state, x)
+    single = theirs(peer(name, num_classes=12), state, x, "float32")
+    error, peers_error = (np.abs(y - exact).max() for y in (result, single))
+    scale = np.abs(exact).max()
+    # Where PyTorch happens to be as good as exact, a few roundings of the largest output.
+    floor = 3 * np.finfo(np.float32).eps * scale
+    assert result.dtype == np.float32 and result.shape == (batch, 12)
+    assert error <= max(3 * peers_error, floor), f"{error / scale:.2e} {peers_error / scale:.2e}"
+    return result
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_numbers_between_guard_pages(name: str) -> None:
+    """In the debug mode, and with the same bits outside of it."""
+    require(AVX512)
+    size = size_of(name)
+    result = hold_to_torch(name, size, BATCH, AVX512, guarded=True, threads=2)
+    plain = compiled(name, size, BATCH, AVX512, threads=2)(images(BATCH, size, 1))
+    np.testing.assert_array_equal(plain, result)
+
+
+@pytest.mark.parametrize("name", ON_AVX2)
+def test_numbers_on_avx2(name: str) -> None:
+    require(AVX2)
+    hold_to_torch(name, size_of(name), BATCH, AVX2, guarded=True, threads=2)
+
+
+@pytest.mark.parametrize("name", STRATEGIES_AGREE)
+def test_strategies_agree_to_the_last_bit(name: str) -> None:
+    require(AVX512)
+    size = size_of(name)
+    x = images(BATCH, size, 2)
+    expected = compiled(name, size, BATCH, AVX512, threads=2)(x)
+    for strategy in ("one", "layers"):
+        exe = compiled(name, size, BATCH, AVX512, threads=2, strategy=strategy, guarded=True)
+        np.testing.assert_array_equal(exe(x), expected, strategy)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("isa", [AVX512, AVX2], ids=lambda isa: isa.name)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_numbers_at_full_size(name: str, isa: Isa) -> None:
+    if isa not in usable_isas():
+        pytest.skip(f"this processor does not execute {isa.name}")
+    hold_to_torch(name, models.get_model(name).input_shape[1], 1, isa)
