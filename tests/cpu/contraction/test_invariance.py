@@ -9,6 +9,7 @@ import pytest
 
 from minidnn.backends.cpu.contraction import scheme
 from minidnn.backends.cpu.isa import AVX2, Isa
+from minidnn.backends.cpu.library import Kernel
 from minidnn.graph.operators import Add, Linear, ReLU, ScaleShift
 
 from .cases import CASES, conv
@@ -77,7 +78,7 @@ def test_streamed_results_are_the_same(isa, monkeypatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def _special() -> dict[str, list]:
+def _special() -> dict[str, list[tuple[Built, Kernel]]]:
     return {}
 
 

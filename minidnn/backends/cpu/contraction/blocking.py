@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 CACHE_BYTES = 768 << 10
 """What a core's second-level cache holds of inputs and weights (of 1 MiB; others need some)."""
 
-FAR_BYTES = 16.0
-"""Bytes a cycle from beyond that cache, as far as one waits for them: much is asked for ahead."""
+INPUT_BYTES = 16.0
+"""Bytes a cycle of inputs from beyond that cache."""
+
+WEIGHT_BYTES = 64.0
+"""Bytes a cycle of weights from there, as far as one waits for them: they are asked for ahead."""
 
 PACK_CYCLES = 2.5
 """Cycles to copy a vector into scratch."""
@@ -41,12 +44,12 @@ def block_cycles(scheme: Scheme, threads: int) -> float:
     weights = 4 * scheme.slots * problem.depth
     part = 8 * scheme.part_terms * scheme.tile.vectors * scheme.lanes
     groups = scheme.tile.groups
-    far = blocks * inputs * (1 if inputs + part <= CACHE_BYTES else groups)
+    total = blocks * inputs * (1 if inputs + part <= CACHE_BYTES else groups) / INPUT_BYTES
     if inputs + weights > CACHE_BYTES:
-        far += blocks * weights
+        total += blocks * weights / WEIGHT_BYTES
     grain = grain_of(scheme, threads)
     calls = -(-scheme.tasks // grain)
-    total = far / FAR_BYTES + calls * pack_cycles(scheme) + scheme.tasks * TASK_CYCLES
+    total += calls * pack_cycles(scheme) + scheme.tasks * TASK_CYCLES
     total += scheme.tasks * task_cycles(scheme)
     # The last calls do not keep all threads busy, and threads are not equally fast.
     return total / calls * (-(-calls // threads) + UNEVEN)
@@ -54,8 +57,8 @@ def block_cycles(scheme: Scheme, threads: int) -> float:
 
 def task_cycles(scheme: Scheme) -> float:
     """Cycles of the sums of one task, roughly."""
-    pixels = scheme.pixels[0] * scheme.pixels[1]
-    tile = scheme.tile
+    tile, out = scheme.tile, scheme.problem.out
+    pixels = out[0] * out[1] / scheme.blocks
     size = tile.rows * tile.columns
     return step_cycles(size, tile.vectors) * scheme.problem.depth * pixels / size
 
