@@ -1,9 +1,11 @@
-# make demo       classify handwritten digits; writes out/digits.png
+# make demo       classify handwritten digits, writes out/digits.png; run networks depth first
 # make test       linters, types and tests, as CI runs them (under 20 minutes on 2 cores)
 # make test-full  the same with every long variant
 # make clean      remove .venv and everything that was built or cached in the tree
 #
-# Each target sets up what it needs in .venv, once.  PYTHON=... chooses the interpreter.
+# Each target sets up what it needs in .venv, once, and sees to ISPC, the CPU engine's compiler: one
+# in PATH or named by MINIDNN_ISPC, or a private copy in minidnn's cache folder.  PYTHON=... chooses
+# the interpreter.
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -12,16 +14,25 @@ PYTEST := $(PY) -W error -m pytest -W error --timeout 900
 
 export PYTHON
 
+# Exit status 2: ISPC could not be installed, and standard error says why and what to do.  What else
+# the doctor finds does not matter here.
+INSTALL_ISPC = $(PY) -m minidnn doctor --install-ispc >/dev/null || test $$? -ne 2 || \
+	echo "continuing without ISPC: device 'cpu' is not used, its tests are skipped" >&2
+
 .PHONY: demo test test-full check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
+	@$(INSTALL_ISPC)
 	$(PY) demo/digits.py
+	$(PY) demo/depth_first.py
 
 test: $(VENV)/.test check
+	@$(INSTALL_ISPC)
 	$(PYTEST)
 
 test-full: $(VENV)/.test check
+	@$(INSTALL_ISPC)
 	HYPOTHESIS_PROFILE=full $(PYTEST) -m "full or not full"
 
 check: $(VENV)/.test

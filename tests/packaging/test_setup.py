@@ -61,6 +61,41 @@ def test_ci_runs_make_test(root: Path) -> None:
     assert "make test" in ci.read_text(encoding="utf-8")
 
 
+FAKE_PYTHON = """\
+#!/bin/sh
+echo "$*" >> calls
+case "$*" in *--install-ispc*) echo report; echo "no ISPC: do this" >&2; exit {status} ;; esac
+"""
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "test-full"])
+@pytest.mark.parametrize(("status", "warned"), [(0, False), (1, False), (2, True)])
+def test_ispc_is_seen_to_first(
+    root: Path, tmp_path: Path, target: str, status: int, warned: bool
+) -> None:
+    """Whether or not it can be installed, what was asked for runs; only then is it said."""
+    shutil.copy(root / "Makefile", tmp_path)
+    (tmp_path / "tools").mkdir()
+    for name in ("setup.cfg", "pyproject.toml", "tools/setup_venv.sh"):
+        (tmp_path / name).touch()
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(FAKE_PYTHON.format(status=status), encoding="utf-8")
+    python.chmod(0o755)
+    for stamp in (".demo", ".test"):
+        (tmp_path / ".venv" / stamp).touch()
+    done = subprocess.run(
+        ["make", target], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    calls = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
+    install = calls.index("-m minidnn doctor --install-ispc")
+    runs = [i for i, call in enumerate(calls) if call.startswith("demo/") or "-m pytest" in call]
+    assert len(runs) == (2 if target == "demo" else 1) and install < min(runs)
+    assert ("continuing without ISPC" in done.stderr) == warned
+    assert "no ISPC: do this" in done.stderr
+
+
 def test_torchvision_networks_import_beside_a_cpu_build_of_torch() -> None:
     from tests.oracles.torchvision_models import models
 
