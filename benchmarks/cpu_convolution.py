@@ -2,11 +2,9 @@
 
     python benchmarks/cpu_convolution.py --batch 1 16 --isa avx512 avx2 [--json FILE]
 
-Runs the convolutions of ResNet-50 one by one, in turn with a loop of multiply-adds on registers,
-since the clock and the neighbours of a shared machine change within seconds.  A layer's share of
-the peak is the median over the rounds of (its rate over the peak's rate right after it), where
-both are rates over the time that the threads ran: what other processes take does not count, but
-the time that a thread spends waiting for another one does.
+Runs the convolutions of ResNet-50 in turn with a loop of multiply-adds on registers, many rounds,
+since the clock and the neighbours of a shared machine change within seconds.  A sample counts if
+the threads had their cores all the time ("quiet"); where there are none, all count, marked "*".
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from minidnn.graph.operators import Add, Conv2d, ReLU
 from minidnn.graph.types import TensorType
 
 PEAK_STEPS = 20_000
+QUIET_SHARE = 0.93
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,6 @@ class Ready:
     program: Program
     buffers: list[Buffer]
     operations: int
-
-    def seconds(self) -> tuple[float, float]:
-        """Seconds by the clock, and those that all threads ran."""
-        bases = [buffer.address for buffer in self.buffers]
-        start, used = time.perf_counter(), time.process_time()
-        self.program.run(bases)
-        return time.perf_counter() - start, time.process_time() - used
 
 
 def build(layer: Layer, batch: int, isa: Isa, threads: int) -> tuple[ContractionKernel, list[int]]:
@@ -150,55 +143,83 @@ class Peak:
         self.steps.array("i4", (1,))[:] = PEAK_STEPS
         region = Region(kernel, (Operand(0), Operand(1)), pool.threads)
         self.program = Program([region], 2, pool=pool)
+        self.bases = [self.data.address, self.steps.address]
         self.operations = 2.0 * PEAK_STEPS * (isa.registers - 4) * isa.lanes * pool.threads
 
-    def rate(self) -> float:
-        """Operations in a second of one running thread."""
-        used = time.process_time()
-        self.program.run([self.data.address, self.steps.address])
-        return self.operations / (time.process_time() - used)
+
+class Samples:
+    """Seconds of a program's runs, the undisturbed ones apart."""
+
+    def __init__(self, program: Program, bases: list[int], threads: int) -> None:
+        self.program, self.bases, self.threads = program, bases, threads
+        self.quiet: list[float] = []
+        self.others: list[float] = []
+
+    def take(self) -> None:
+        start, used = time.perf_counter(), time.process_time()
+        self.program.run(self.bases)
+        seconds = time.perf_counter() - start
+        used = time.process_time() - used
+        had_cores = used > QUIET_SHARE * self.threads * seconds
+        (self.quiet if had_cores else self.others).append(seconds)
+
+    def median(self) -> float:
+        return statistics.median(self.quiet or self.others)
+
+    def best(self) -> float:
+        return min(self.quiet + self.others)
 
 
-def measure(layers: Sequence[Layer], batch: int, isa: Isa, pool: Pool, rounds: int) -> list[dict]:
+def measure(
+    layers: Sequence[Layer], batch: int, isa: Isa, pool: Pool, rounds: int
+) -> list[dict[str, Any]]:
     built = [build(layer, batch, isa, pool.threads) for layer in layers]
     start = time.perf_counter()
     kernels = compile_kernels([printed.source for printed, _ in built], isa)
     print(f"compiled {len(kernels)} kernels in {time.perf_counter() - start:.2f} s")
-    peak = Peak(isa, pool)
+    loop = Peak(isa, pool)
+    peaks = Samples(loop.program, loop.bases, pool.threads)
+    all_ready = [
+        ready(layer, printed, sizes, kernel, pool, batch)
+        for layer, (printed, sizes), kernel in zip(layers, built, kernels, strict=True)
+    ]
+    samples = [Samples(r.program, [b.address for b in r.buffers], pool.threads) for r in all_ready]
+    for _ in range(rounds):
+        for each in samples:
+            each.take()
+            if each.best() < 1e-3:
+                each.take()
+            peaks.take()
+    peak = loop.operations / peaks.median()
     rows = []
-    for layer, (printed, sizes), kernel in zip(layers, built, kernels, strict=True):
-        one = ready(layer, printed, sizes, kernel, pool, batch)
-        one.seconds()
-        repeats = max(1, int(1e-3 / one.seconds()[0]))
-        seconds, shares, peaks = [], [], []
-        for _ in range(rounds):
-            times = [one.seconds() for _ in range(repeats)]
-            peaks.append(peak.rate())
-            seconds.append(statistics.median(clock for clock, _ in times))
-            used = statistics.median(used for _, used in times)
-            shares.append(one.operations / used / peaks[-1])
-        row = {
-            "layer": str(layer),
-            "batch": batch,
-            "isa": isa.name,
-            "count": layer.count,
-            "milliseconds": statistics.median(seconds) * 1e3,
-            "gflops": one.operations / statistics.median(seconds) / 1e9,
-            "peak_gflops": pool.threads * statistics.median(peaks) / 1e9,
-            "share": statistics.median(shares),
-            "tasks": printed.tasks,
-            "grain": printed.grain,
-        }
-        rows.append(row)
+    for (printed, _), one, each in zip(built, all_ready, samples, strict=True):
+        rate = one.operations / each.median()
+        rows.append(
+            {
+                "layer": str(one.layer),
+                "batch": batch,
+                "isa": isa.name,
+                "count": one.layer.count,
+                "milliseconds": each.median() * 1e3,
+                "best_milliseconds": each.best() * 1e3,
+                "quiet_samples": len(each.quiet),
+                "gflops": rate / 1e9,
+                "peak_gflops": peak / 1e9,
+                "share": rate / peak,
+                "tasks": printed.tasks,
+                "grain": printed.grain,
+            }
+        )
         print(
-            f"{isa.name:7} batch {batch:2} {row['layer']:22} {row['milliseconds']:8.3f} ms "
-            f"{row['gflops']:6.1f} GFLOP/s {100 * row['share']:5.1f} %  "
-            f"({row['tasks']} tasks by {row['grain']})"
+            f"{isa.name:7} batch {batch:2} {rows[-1]['layer']:22} {each.median() * 1e3:8.3f} ms"
+            f"{' ' if each.quiet else '*'} {rate / 1e9:6.1f} GFLOP/s {100 * rate / peak:5.1f} %  "
+            f"({printed.tasks} tasks by {printed.grain})"
         )
     total = sum(row["count"] * row["milliseconds"] for row in rows)
     ideal = sum(row["count"] * row["milliseconds"] * row["share"] for row in rows)
     print(
-        f"{isa.name:7} batch {batch:2} all: {total:.2f} ms, {100 * ideal / total:.1f} % of the peak"
+        f"{isa.name:7} batch {batch:2} all: {total:.2f} ms, {100 * ideal / total:.1f} % of the "
+        f"peak of {peak / 1e9:.1f} GFLOP/s{'' if peaks.quiet else ' *'}"
     )
     return rows
 

@@ -29,10 +29,9 @@ def ready(isa, own_cache, _compiled: dict[str, Ready]) -> Ready:
     return _compiled[isa.name]
 
 
-def tolerance(built: Built) -> float:
-    """Rounding errors of a sum grow with the square root of its terms."""
-    weight = built.parts.node.inputs[1].shape
-    return 5e-7 + 5e-8 * float(np.prod(weight[1:])) ** 0.5
+#: Sums are added in parts, so that long ones are not less exact than short ones: the largest
+#: error of all cases is 1.2e-6, that of 9216 terms in one sum would be 3.1e-6.
+TOLERANCE = 2e-6
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -41,7 +40,7 @@ def test_agrees_with_float64(case, ready: Ready) -> None:
     inputs = inputs_of(built)
     wanted = reference(built, inputs)
     result = run(built, kernel, inputs)
-    assert largest_error(result, wanted) < tolerance(built)
+    assert largest_error(result, wanted) < TOLERANCE
     again = run(built, kernel, inputs, threads=2, guard=Guard.START, grain=1)
     assert np.array_equal(result.view("u4"), again.view("u4"))
     third = run(built, kernel, inputs, threads=3, grain=3)
