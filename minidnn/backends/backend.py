@@ -50,7 +50,7 @@ def _cpu() -> Backend:
     return backend
 
 
-_BUILT_IN: dict[str, Callable[[], Backend]] = {"reference": _reference}
+_BUILT_IN: dict[str, Callable[[], Backend]] = {"cpu": _cpu, "reference": _reference}
 
 #: Devices in the order in which the default is looked for.
 PREFERENCE = ("cuda", "cpu", "reference")
