@@ -215,8 +215,8 @@ def measure(
             f"{' ' if each.quiet else '*'} {rate / 1e9:6.1f} GFLOP/s {100 * rate / peak:5.1f} %  "
             f"({printed.tasks} tasks by {printed.grain})"
         )
-    total = sum(row["count"] * row["milliseconds"] for row in rows)
-    ideal = sum(row["count"] * row["milliseconds"] * row["share"] for row in rows)
+    total = sum(r.layer.count * s.median() * 1e3 for r, s in zip(all_ready, samples, strict=True))
+    ideal = sum(r.layer.count * r.operations for r in all_ready) / peak * 1e3
     print(
         f"{isa.name:7} batch {batch:2} all: {total:.2f} ms, {100 * ideal / total:.1f} % of the "
         f"peak of {peak / 1e9:.1f} GFLOP/s{'' if peaks.quiet else ' *'}"
@@ -225,7 +225,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description="Convolutions against the multiply-add peak.")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--isa", nargs="+", default=[isa.name for isa in usable_isas()])
     parser.add_argument("--threads", type=int, default=2)

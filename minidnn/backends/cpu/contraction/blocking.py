@@ -31,7 +31,7 @@ TASK_CYCLES = 150.0
 UNEVEN = 0.15
 """Part of a call for which threads wait for the slowest one."""
 
-PACK_SHARE = 0.02
+PACK_SHARE = 0.03
 """A call computes so many tasks that packing takes at most this share of it."""
 
 
