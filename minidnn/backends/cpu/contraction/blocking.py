@@ -31,12 +31,13 @@ TASK_CYCLES = 150.0
 UNEVEN = 0.15
 """Part of a call for which threads wait for the slowest one."""
 
-PACK_SHARE = 0.03
-"""A call computes so many tasks that packing takes at most this share of it."""
-
 
 def block_cycles(scheme: Scheme, threads: int) -> float:
-    """Predicted cycles of one thread, as far as they depend on the size of the blocks."""
+    """Predicted cycles of one thread."""
+    return _cycles(scheme, threads, grain_of(scheme, threads))
+
+
+def _cycles(scheme: Scheme, threads: int, grain: int) -> float:
     problem = scheme.problem
     blocks = problem.batch * scheme.blocks * scheme.groups
     rows, columns = scheme.touched
@@ -47,7 +48,6 @@ def block_cycles(scheme: Scheme, threads: int) -> float:
     total = blocks * inputs * (1 if inputs + part <= CACHE_BYTES else groups) / INPUT_BYTES
     if inputs + weights > CACHE_BYTES:
         total += blocks * weights / WEIGHT_BYTES
-    grain = grain_of(scheme, threads)
     calls = -(-scheme.tasks // grain)
     total += calls * pack_cycles(scheme) + scheme.tasks * TASK_CYCLES
     total += scheme.tasks * task_cycles(scheme)
@@ -71,9 +71,7 @@ def pack_cycles(scheme: Scheme) -> float:
 def grain_of(scheme: Scheme, threads: int) -> int:
     """Tasks of one call: enough to share a packed block, but no thread gets too much at once."""
     groups = scheme.tile.groups
-    share = -(-scheme.tasks // threads)
-    wanted = 1.0
-    if scheme.packing != "none" and not scheme.spread:
-        wanted = pack_cycles(scheme) / (PACK_SHARE * task_cycles(scheme))
-    sizes = [size for size in range(1, min(groups, share) + 1) if groups % size == 0]
-    return next((size for size in sizes if size >= wanted), sizes[-1])
+    sizes = [size for size in range(1, groups + 1) if groups % size == 0]
+    if scheme.packing == "none" or scheme.spread:
+        return 1
+    return min(sizes, key=lambda size: _cycles(scheme, threads, size))
