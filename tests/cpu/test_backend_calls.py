@@ -18,7 +18,6 @@ from minidnn import layers as L
 from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.errors import DeviceError, GraphError, UnsupportedError
 
-from . import warming  # noqa: F401
 from .conftest import run_python
 
 SHAPE = (2, 3, 29, 23)
@@ -263,7 +262,6 @@ import os, threading
 import numpy as np
 import minidnn as md
 from minidnn import layers as L
-from tests.cpu import warming
 net = L.Sequential(L.Conv2d(3, 16, 3, padding=1), L.ReLU(), L.MaxPool2d(2))
 exe = md.compile(net, (2, 3, 16, 16), device="cpu", threads=3)
 x = np.random.default_rng(0).standard_normal((2, 3, 16, 16), np.float32)

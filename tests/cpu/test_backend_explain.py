@@ -14,8 +14,6 @@ from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.cli import main
 from minidnn.errors import GraphError, UnsupportedError
 
-from . import warming  # noqa: F401
-
 
 def chain(blocks: int) -> md.Sequential:
     layers: list[L.Layer] = []

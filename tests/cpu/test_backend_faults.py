@@ -16,7 +16,6 @@ from minidnn import layers as L
 from minidnn.backends.backend import default_device
 from minidnn.errors import CompileError, DeviceError, MiniDNNWarning
 
-from . import warming  # noqa: F401
 from .conftest import MakeFake, processes_with, run_python, wait_until
 
 SHAPE = (1, 3, 12, 12)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from minidnn.backends import backend as registry
 from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.backends.cpu.isa import Isa
 from minidnn.backends.cpu.kernels import KernelSource, compile_kernels
@@ -14,8 +13,6 @@ from minidnn.graph.ir import Graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import make_plan
-
-registry._BUILT_IN.setdefault("cpu", registry._cpu)
 
 
 def kernels_of(graph: Graph, isa: Isa, strategy: str = "model") -> list[KernelSource]:
