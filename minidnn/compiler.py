@@ -49,8 +49,7 @@ def compile(
     cannot run it, with all reasons at once, DeviceError if the device cannot be used.
     """
     if device is None:
-        device, reasons = default_device()
-        log.info("device %r is used%s", device, "".join(f"; not {r}" for r in reasons))
+        device = _default_device()
     backend = get_backend(device)
     chosen = _precision(backend, precision)
     context = Context(backend.target(chosen, options), check_strategy(strategy), _check_fuel(fuel))
@@ -58,6 +57,20 @@ def compile(
     plan = make_plan(optimize(graph, context, observe), context)
     _check_supported(backend, plan, chosen)
     return Executable(plan, backend.compile(plan, chosen, options), device, chosen)
+
+
+def _default_device() -> str:
+    """The default device; logged, and once as a warning where that is NumPy for want of others."""
+    device, reasons = default_device()
+    text = f"device {device!r} is used{''.join(f'; not {reason}' for reason in reasons)}"
+    slow = device == "reference" and reasons and text not in _warned
+    log.log(logging.WARNING if slow else logging.INFO, "%s", text)
+    if slow:
+        _warned.add(text)
+    return device
+
+
+_warned: set[str] = set()
 
 
 def _graph(network: Layer | Graph, shape: Shapes | None) -> Graph:

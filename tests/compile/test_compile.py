@@ -170,8 +170,10 @@ def test_the_default_device(
     monkeypatch.setattr(backends, "_BUILT_IN", {"reference": ReferenceBackend, "cuda": First})
     with caplog.at_level(logging.INFO, "minidnn.compiler"):
         exe = md.compile(L.ReLU(), (1, 2))
+        md.compile(L.ReLU(), (1, 2))
     assert exe.device == "reference"
-    assert caplog.messages == ["device 'reference' is used; not cuda: no driver"]
+    assert caplog.messages == ["device 'reference' is used; not cuda: no driver"] * 2
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     monkeypatch.setattr(backends, "_BUILT_IN", {"cuda": First})
     with pytest.raises(DeviceError, match=r"^no device can be used here: cuda: no driver$"):
         md.compile(L.ReLU(), (1, 2))
