@@ -60,6 +60,8 @@ class Operation:
         if self.window is None:
             return self.operations
         down, across = self.window.axes
+        if max(down.kernel, across.kernel) > 8:
+            return self.operations
         first, second = (down, across) if self.window.reduce == "max" else (across, down)
         fresh = min(second.stride, second.kernel)
         return fresh * max(1, first.kernel - 1) + second.kernel - 1

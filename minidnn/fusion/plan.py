@@ -36,8 +36,11 @@ from minidnn.graph.window import Window
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Where a plane lies in the patch: row r at ``(r + shift) % rows`` of a storage, columns
-    beginning with the patch's first.  Planes share a storage where one overwrites the other."""
+    """Where a plane lies in the patch: row r at ``(r + shift) % rows`` of a storage.
+
+    Columns begin with the first that the patch needs of any plane in that storage.  Planes
+    share a storage where one overwrites the other.
+    """
 
     storage: int
     rows: int
@@ -366,8 +369,10 @@ class _Builder:
         planes = list(plan.planes)
         columns = plan.patches(1)
         for i, members in enumerate(storages.values()):
-            spans = [planes[n].columns.interval(*patch) for n in members for patch in columns]
-            width = max(end - begin for begin, end in spans)
+            width = 0
+            for patch in columns:
+                spans = [planes[number].columns.interval(*patch) for number in members]
+                width = max(width, max(e for _, e in spans) - min(b for b, _ in spans))
             for number in members:
                 shift = shifts[number] % heights[i]
                 planes[number] = replace(planes[number], buffer=Buffer(i, heights[i], width, shift))

@@ -61,6 +61,10 @@ class Target:
         """The layout in which a node that runs in ``layout`` reads one of its operands."""
         return layout
 
+    def reads_any(self, node: Node, value: Value) -> bool:
+        """Whether a node reads a value in whatever layout it is made, at no notable cost."""
+        return False
+
     def layout_seconds(self, node: Node, layout: Layout) -> float:
         """Predicted time of a node in a layout, over that in its preferred one."""
         return 0.0

@@ -2,7 +2,7 @@
 
 Handles: every node runs in one of the layouts that the target offers for it; where a reader
 wants another layout than the producer's, a Reorder is put between them, once per value and
-layout.  The choice minimises predicted time, conversions included: from the target's preferred
+layout; a node that reads any layout wants none.  The choice minimises predicted time, conversions included: from the target's preferred
 layouts and from NCHW everywhere, single nodes are changed while that helps, and the better end
 is taken (iterated conditional modes).  Graph inputs and outputs are NCHW, as callers have them.
 What fuel counts are nodes that leave NCHW; the conversions follow from them.
@@ -83,7 +83,8 @@ def _wanted(
     if value.type.rank != 4 or isinstance(value, Constant):
         return ()
     made = chosen[value.producer] if value.producer is not None else PLANAR
-    wanted = dict.fromkeys(target.reads(r, value, chosen[r]) for r in graph.readers[value])
+    readers = [r for r in graph.readers[value] if not target.reads_any(r, value)]
+    wanted = dict.fromkeys(target.reads(r, value, chosen[r]) for r in readers)
     if value in graph.outputs:
         wanted[PLANAR] = None
     wanted.pop(made, None)
@@ -111,7 +112,9 @@ def _with_reorders(graph: Graph, target: Target, chosen: Mapping[Node, Layout]) 
         convert(value)
     for node in graph.nodes:
         inputs = [
-            converted.get((v, target.reads(node, v, chosen[node])), rewriter.value(v))
+            rewriter.value(v)
+            if target.reads_any(node, v)
+            else converted.get((v, target.reads(node, v, chosen[node])), rewriter.value(v))
             for v in node.inputs
         ]
         if inputs == list(node.inputs):

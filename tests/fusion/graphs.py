@@ -25,14 +25,14 @@ _ACTIVATIONS = (
 
 
 @st.composite
-def graphs(draw: Draw, least: int = 5, most: int = 40) -> Graph:
+def graphs(draw: Draw, least: int = 5, most: int = 40, convolutions: bool = True) -> Graph:
     """Graphs of that many nodes over small planes of odd and even sizes."""
     batch = draw(st.integers(1, 2))
     count = draw(st.integers(least, most))
     with tracing("random") as trace:
         values = [trace.input(_plane(draw, batch), f"x{i}") for i in range(draw(st.integers(1, 2)))]
         while len(trace.nodes) < count:
-            values.append(_node(draw, trace, values))
+            values.append(_node(draw, trace, values, convolutions))
         ends = [v for v in values if not any(v in node.inputs for node in trace.nodes)]
         extra = draw(st.lists(st.sampled_from(values), max_size=2))
         outputs = [v for v in dict.fromkeys([*ends, *extra]) if v.producer is not None]
@@ -44,11 +44,12 @@ def _plane(draw: Draw, batch: int) -> TensorType:
     return TensorType((batch, channels, draw(st.integers(1, 13)), draw(st.integers(1, 13))))
 
 
-def _node(draw: Draw, trace: Trace, values: list[Value]) -> Value:
+def _node(draw: Draw, trace: Trace, values: list[Value], convolutions: bool) -> Value:
     # Recent values are preferred, so that graphs become deep as well as wide.
     recent = values[-4:] if draw(st.booleans()) else values
     x = draw(st.sampled_from(recent))
-    kind = draw(st.sampled_from(("window", "window", "activation", "scale", "join", "two", "conv")))
+    kinds = ["window", "window", "activation", "scale", "join", "two"]
+    kind = draw(st.sampled_from([*kinds, "conv"] if convolutions else kinds))
     if kind == "window":
         window = _window(draw, x)
         return apply(window, x) if window is not None else apply(ops.ReLU(), x)

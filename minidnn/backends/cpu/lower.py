@@ -94,7 +94,7 @@ class _Lowering:
             [self.tensor(value) for value in outputs],
             self.isa,
         )
-        vectors = [_data(vector.value) for vector in binding.vectors]
+        vectors = [printed.vectors] if binding.vectors else []
         pointers: list[Pointer] = [
             _data(v) if isinstance(v, Constant) else v for v in (*inputs, *outputs)
         ]
@@ -153,12 +153,14 @@ class _Lowering:
             return Task(node, source, pointers, tasks)
         printed = print_copy(value.type, self.tensor(value), self.tensor(out), self.isa, offset)
         tasks = value.shape[0] * printed.tasks_per_image
-        return Task(node, printed.source, (_pointer(value), out), tasks)
+        pointers = (_pointer(value), out)
+        return Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
 
     def _copy(self, node: Node, value: Value, out: Value) -> Task:
         printed = print_copy(value.type, self.tensor(value), self.tensor(out), self.isa)
         tasks = value.type.plane[0] * printed.tasks_per_image
-        return Task(node, printed.source, (_pointer(value), out), tasks)
+        pointers = (_pointer(value), out)
+        return Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
 
 
 def _rows(type: TensorType) -> Tensor:

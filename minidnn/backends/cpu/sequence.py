@@ -2,36 +2,49 @@
 
 The printer decides nothing: buffers, extents, steps and code stand in the plan.  What it adds is
 how tensors are addressed.  A task is one column of patches of one block of channels of one
-image.  Where a window may reach into padding, columns are split into an edge, where each tap is
-tested, and an interior, where none is; rows that touch padding take the tested code.
+image.
+
+A kernel with max windows is printed twice.  The first text takes maxima in one instruction, which
+is right as long as no operand is NaN; it notes the largest magnitude among its inputs.  If that is
+above the bound that :mod:`.finite` found, the task is computed again by the second, exact text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
 
 from ...cache import digest
+from ...errors import GraphError
 from ...fusion.geometry import Extent
-from ...fusion.plan import Binding, KernelPlan, PlanOperation, PlanStep
-from ...graph.window import Window, WindowAxis
+from ...fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
+from ...graph.ir import Constant
 from .code import Code
+from .finite import input_bound
 from .isa import Isa
 from .kernels import KernelSource
-from .scalar import literal, print_code
-from .tensor import Tensor
-
-UNROLLED_TAPS = 36
-"""Windows with more taps are loops."""
+from .patch import Storage, identity_columns, storages_of
+from .scalar import literal
+from .step import WORDS, Outside, PlaneView, Ring, StepPrinter
+from .tensor import Access, Tensor
+from .transpose import print_load, print_store
+from .window import print_exact_max, print_max
 
 
 @dataclass(frozen=True)
 class SequenceKernel:
-    """A printed plan: its source, tasks an image, and the scratch memory of a thread."""
+    """A printed plan: its source, tasks an image, and the scratch memory of a thread.
+
+    ``vectors()`` gives what its last pointer points to; there is none if it is empty.
+    """
 
     source: KernelSource
     tasks_per_image: int
     scratch_bytes: int
+    vectors: Callable[[], np.ndarray]
 
 
 def print_sequence(
@@ -43,11 +56,17 @@ def print_sequence(
 ) -> SequenceKernel:
     """The kernel of a plan on tensors that lie as given.
 
-    Its pointers are the inputs, the outputs, then the vectors, whose first element belongs to
-    their first channel.
+    Its pointers are the inputs, the outputs, then all vectors, packed.
+    GraphError if a window reads an input that the plan does not stage.
     """
-    printer = _Printer(plan, binding, tuple(inputs), tuple(outputs), isa)
-    return printer.print()
+    for step in plan.steps:
+        for operation in (o for segment in step.segments for o in segment):
+            if operation.window is not None and plan.planes[operation.operands[0]].buffer is None:
+                raise GraphError(
+                    f"schedule {plan.schedule}: a window reads an input from memory; on the CPU "
+                    "valid are schedules that stage inputs"
+                )
+    return _Printer(plan, binding, tuple(inputs), tuple(outputs), isa).print()
 
 
 class _Printer:
@@ -61,129 +80,129 @@ class _Printer:
     ) -> None:
         self.plan = plan
         self.binding = binding
-        self.inputs = inputs
-        self.outputs = outputs
+        self.tensors = (*inputs, *outputs)
+        self.slots = (*binding.inputs, *binding.outputs)
         self.lanes = isa.lanes
-        self.code = Code()
-        strips = len(plan.patches(0))
-        self.chunks = -(-strips // plan.schedule.strips)
         self.across = len(plan.patches(1))
-        self.buffers: dict[int, int] = {}
-        floats = 0
-        for number, plane in enumerate(plan.planes):
-            if plane.buffer is not None:
-                self.buffers[number] = floats
-                floats += plane.buffer[0] * plane.buffer[1] * self.lanes
-        self.scratch_bytes = floats * 4
+        self.tasks = len(plan.tasks()) * self.across
+        self.storages = storages_of(plan, isa.lanes)
+        self.windows = [o.window for o in _operations(plan) if o.window is not None]
+        self.checked = _seen_by_maxima(plan)
+        self.bound = input_bound(plan, binding) if self.checked else None
+        #: Names of step functions by their text.
+        self.functions: dict[str, str] = {}
+        #: What transposes: (name, plane, whether all lanes are channels) by kind.
+        self.moves: dict[str, tuple[str, int, bool]] = {}
+        self.row_floats = 0
 
     def print(self) -> SequenceKernel:
         blocks = [-(-(end - begin) // self.lanes) for begin, end in self.binding.segments]
-        per_block = self.chunks * self.across
+        segments = Code()
+        variants = ("fast", "exact") if self.bound is not None else ("exact",)
         for segment in range(len(blocks)):
-            self._segment(segment)
-        code = self.code
-        with (
-            code.block("MD_KERNEL(@)"),
-            code.block("for (uniform int item = md_begin; item < md_end; item++)"),
-        ):
-            code.line(f"uniform int patch = item % {per_block};")
-            code.line(f"uniform int block = item / {per_block} % {sum(blocks)};")
-            code.line(f"uniform int64 image = item / {per_block * sum(blocks)};")
-            first = 0
-            for segment, count in enumerate(blocks):
-                with code.block(f"if (block >= {first} && block < {first + count})"):
-                    self._call(segment, f"block - {first}")
-                first += count
-        name = f"seq_{digest(str(code), self.plan.digest)[:20]}"
-        text = str(code).replace("@", name)
-        source = KernelSource(name, text)
-        return SequenceKernel(source, per_block * sum(blocks), self.scratch_bytes)
+            for variant in variants:
+                self._segment(segments, segment, variant)
+        main = self._main(blocks, variants)
+        moves = Code()
+        for name, (kind, plane, full) in self.moves.items():
+            (print_load if kind == "load" else print_store)(moves, name, plane, self.lanes, full)
+        functions = (text.replace("<name>", name) for text, name in self.functions.items())
+        text = "".join((str(moves), *functions, str(segments), str(main)))
+        name = f"seq_{digest(text, self.plan.digest)[:20]}"
+        source = KernelSource(name, text.replace("$", name))
+        floats = self._rows_offset + self.row_floats
+        vectors = partial(_packed, self.binding, self.lanes)
+        return SequenceKernel(source, self.tasks * sum(blocks), floats * 4, vectors)
 
-    def _call(self, segment: int, block: str) -> None:
-        begin, end = self.binding.segments[segment]
-        call = f"@_{segment}(md_pointers, image, {block}, patch, md_scratch);"
-        if (end - begin) % self.lanes == 0:
-            self.code.line(call)
-            return
-        self.code.line(f"if (({block}) * {self.lanes} + programIndex < {end - begin}) {call}")
+    # Scratch memory: seen magnitudes, a row of each identity, buffers, rows being transposed
 
-    def _segment(self, segment: int) -> None:
+    @property
+    def _identity_floats(self) -> int:
+        return identity_columns(self.plan) * self.lanes
+
+    @property
+    def _buffers_offset(self) -> int:
+        return self.lanes + 2 * self._identity_floats
+
+    @property
+    def _rows_offset(self) -> int:
+        return self._buffers_offset + sum(s.rows * s.pitch for s in self.storages)
+
+    # The kernel
+
+    def _main(self, blocks: list[int], variants: tuple[str, ...]) -> Code:
+        code = Code()
+        total = sum(blocks)
+        with code.block("MD_KERNEL($)"):
+            code.line(f"{WORDS} seen = ({WORDS})md_scratch;")
+            if self.windows:
+                code.line("uniform float * uniform rows = (uniform float * uniform)md_scratch;")
+                size = self._identity_floats
+                with code.block(f"for (uniform int i = 0; i < {size}; i += {self.lanes})"):
+                    for k, value in enumerate(("floatbits(0xff800000)", "0.0f")):
+                        at = self.lanes + k * size
+                        code.line(f"rows[{at} + i + programIndex] = {value};")
+            with code.block("for (uniform int item = md_begin; item < md_end; item++)"):
+                code.line(f"const uniform int patch = item % {self.tasks};")
+                code.line(f"const uniform int block = item / {self.tasks} % {total};")
+                code.line(f"const uniform int64 image = item / {self.tasks * total};")
+                first = 0
+                for segment, count in enumerate(blocks):
+                    with code.block(f"if (block >= {first} && block < {first + count})"):
+                        self._calls(code, segment, f"block - {first}", variants)
+                    first += count
+        return code
+
+    def _calls(self, code: Code, segment: int, block: str, variants: tuple[str, ...]) -> None:
+        arguments = f"(md_pointers, image, {block}, patch, md_scratch);"
+        code.line("seen[programIndex] = 0;")
+        code.line(f"$_{segment}_{variants[0]}{arguments}")
+        if self.bound is not None:
+            bits = literal(self.bound)
+            code.line(
+                f"if (any(seen[programIndex] > intbits({bits}))) $_{segment}_exact{arguments}"
+            )
+
+    # A segment of channels
+
+    def _segment(self, code: Code, segment: int, variant: str) -> None:
         begin, end = self.binding.segments[segment]
-        full = (end - begin) % self.lanes == 0
-        code = self.code
+        lanes = self.lanes
         with code.block(
-            f"static inline {'unmasked ' if full else ''}void @_{segment}("
+            f"static noinline unmasked void $_{segment}_{variant}("
             "uniform int8 * uniform * uniform md_pointers, uniform int64 image, "
             "uniform int block, uniform int patch, uniform int8 * uniform md_scratch)"
         ):
-            for number in range(len(self.inputs)):
-                self._tensor(f"i{number}", number, self.inputs[number], segment, "const ")
-            for number in range(len(self.outputs)):
-                at = len(self.inputs) + number
-                self._tensor(f"o{number}", at, self.outputs[number], segment, "")
-            for number, vector in enumerate(self.binding.vectors):
-                at = len(self.inputs) + len(self.outputs) + number
-                if self._vector_is_used(segment, number):
-                    shift = begin - vector.channel
-                    code.line(
-                        f"const float v{number} = MD_IN(float, {at})"
-                        f"[{shift} + block * {self.lanes} + programIndex];"
-                    )
-            for number, offset in self.buffers.items():
-                code.line(
-                    f"uniform float * uniform b{number} = "
-                    f"(uniform float * uniform)md_scratch + {offset};"
-                )
-            self._loops(segment)
+            code.line(
+                f"const uniform int channels = min({end - begin} - block * {lanes}, {lanes});"
+            )
+            code.line(f"{WORDS} md_seen = ({WORDS})md_scratch;")
+            code.line("uniform float * uniform md_floats = (uniform float * uniform)md_scratch;")
+            size = self._identity_floats
+            for name, at in (
+                ("lowest", lanes),
+                ("zero", lanes + size),
+                ("rows", self._rows_offset),
+            ):
+                code.line(f"uniform float * uniform md_{name} = md_floats + {at};")
+            at = self._buffers_offset
+            for i, storage in enumerate(self.storages):
+                code.line(f"uniform float * uniform md_b{i} = md_floats + {at};")
+                at += storage.rows * storage.pitch
+            for number, plane in enumerate(self.plan.planes):
+                if (plane.input, plane.output) != (None, None) and self._is_used(number, segment):
+                    self._tensor(code, number, segment)
+            used = {n for s in self.plan.steps for o in s.segments[segment] for n in o.vectors}
+            for number in sorted(used):
+                self._vector(code, number, segment)
+            self._loops(code, segment, variant)
 
-    def _vector_is_used(self, segment: int, number: int) -> bool:
-        return any(number in o.vectors for s in self.plan.steps for o in s.segments[segment])
-
-    # Tensors
-
-    def _tensor(self, name: str, at: int, tensor: Tensor, segment: int, const: str) -> None:
-        """Declares a tensor's pointer for this task; for lanes that do not lie side by side also
-        their offsets."""
-        plane_number = self._plane_of(name)
-        if plane_number is None or not self._is_used(plane_number, segment):
-            return
-        plane = self.plan.planes[plane_number]
-        slots = self.binding.inputs if plane.input is not None else self.binding.outputs
-        slot = slots[int(name[1:])]
-        begin = self.binding.segments[segment][0] - slot.channel
-        macro = "MD_IN" if const else "MD_OUT"
-        image = "" if plane.one_image else f" + image * {tensor.image}"
-        base = f"{macro}(float, {at}){image}"
-        kind = self._access(name, segment)
-        if kind == "vector":
-            step = tensor.plane if tensor.block > 1 else self.lanes
-            first = begin // tensor.block * tensor.plane if tensor.block > 1 else begin
-            base += f" + {first} + (uniform int64)block * {step}"
-        elif kind == "gather":
-            self.code.line(f"const int c_{name} = {begin} + block * {self.lanes} + programIndex;")
-            lane = f"c_{name} / {tensor.block} * {tensor.plane} + c_{name} % {tensor.block}"
-            self.code.line(f"const int l_{name} = {lane};")
-        self.code.line(f"{const}uniform float * uniform {name} = {base};")
-
-    def _access(self, name: str, segment: int) -> str:
-        """How lanes are read: "vector" side by side, "one" for all, "gather" one by one."""
-        number = self._plane_of(name)
-        assert number is not None
-        plane = self.plan.planes[number]
-        if plane.one_channel:
-            return "one"
-        tensor = (self.inputs if name[0] == "i" else self.outputs)[int(name[1:])]
-        slots = self.binding.inputs if name[0] == "i" else self.binding.outputs
-        begin = self.binding.segments[segment][0] - slots[int(name[1:])].channel
-        aligned = tensor.block == self.lanes and begin % self.lanes == 0
-        return "vector" if aligned or tensor.lanes_contiguous else "gather"
-
-    def _plane_of(self, name: str) -> int | None:
-        wanted = int(name[1:])
-        for number, plane in enumerate(self.plan.planes):
-            if (plane.input if name[0] == "i" else plane.output) == wanted:
-                return number
-        return None
+    def _vector(self, code: Code, number: int, segment: int) -> None:
+        before = self.binding.segments[:segment]
+        blocks = sum(-(-(end - begin) // self.lanes) for begin, end in before)
+        size = len(self.binding.vectors) * self.lanes
+        at = f"({blocks} + block) * {size} + {number * self.lanes} + programIndex"
+        code.line(f"const float v{number} = MD_IN(float, {len(self.slots)})[{at}];")
 
     def _is_used(self, number: int, segment: int) -> bool:
         return any(
@@ -192,248 +211,256 @@ class _Printer:
             for o in step.segments[segment]
         )
 
-    def _at(self, name: str, segment: int, row: str, column: str) -> str:
-        """The element of a tensor at a position, for all lanes."""
-        tensor = (self.inputs if name[0] == "i" else self.outputs)[int(name[1:])]
-        pixel = f"(({row}) * {tensor.columns} + ({column})) * {tensor.block}"
-        kind = self._access(name, segment)
-        lane = {"vector": " + programIndex", "one": "", "gather": f" + l_{name}"}[kind]
-        return f"{name}[{pixel}{lane}]"
+    # Tensors
 
-    def _buffer_at(self, number: int, row: str, column: str) -> str:
-        buffer = self.plan.planes[number].buffer
-        assert buffer is not None
-        ring = f"(({row}) % {buffer[0]})"
-        return (
-            f"b{number}[({ring} * {buffer[1]} + ({column}) - x_{number}) * {self.lanes}"
-            " + programIndex]"
-        )
+    def _at(self, plane: Plane) -> int:
+        """Which of the kernel's tensors a plane is."""
+        if plane.input is not None:
+            return plane.input
+        assert plane.output is not None
+        return len(self.binding.inputs) + plane.output
 
-    def _read(self, number: int, segment: int, reader: int, row: str, column: str) -> str:
-        """A plane at a position of its pointwise reader, or at that of a window's tap."""
+    def _access(self, number: int, segment: int) -> Access:
         plane = self.plan.planes[number]
-        if plane.input is None:
-            return self._buffer_at(number, row, column)
-        if reader >= 0:
-            extent = self.plan.planes[reader].extent
-            row = "0" if plane.extent[0] == 1 != extent[0] else row
-            column = "0" if plane.extent[1] == 1 != extent[1] else column
-        return self._at(f"i{plane.input}", segment, row, column)
+        at = self._at(plane)
+        begin = self.binding.segments[segment][0] - self.slots[at].channel
+        access = self.tensors[at].access(begin, self.lanes, plane.one_channel)
+        if access == "planar" and any(
+            self.plan.planes[o.result].extent != plane.extent
+            for o in _operations(self.plan)
+            if number in o.operands
+        ):
+            return "gather"
+        return access
+
+    def _tensor(self, code: Code, number: int, segment: int) -> None:
+        """Declares a tensor's pointer, for lanes that are gathered also their offsets, and how
+        many lanes of an output are to be filled."""
+        plane = self.plan.planes[number]
+        at = self._at(plane)
+        tensor = self.tensors[at]
+        begin, end = (c - self.slots[at].channel for c in self.binding.segments[segment])
+        const, macro = ("const ", "MD_IN") if plane.input is not None else ("", "MD_OUT")
+        base = f"{macro}(float, {at})"
+        if not plane.one_image:
+            base += f" + image * {tensor.image}"
+        access = self._access(number, segment)
+        if access == "planar":
+            base += f" + (uniform int64)({begin} + block * {self.lanes}) * {tensor.plane}"
+        elif access == "vector":
+            base += f" + ({begin // tensor.block} + (uniform int64)block) * {tensor.plane}"
+        elif access == "gather":
+            code.line(f"const int c{number} = {begin} + block * {self.lanes} + programIndex;")
+            lane = f"c{number} / {tensor.block} * {tensor.plane} + c{number} % {tensor.block}"
+            code.line(f"const int l{number} = {lane};")
+        if plane.output is not None and access in ("vector", "gather"):
+            fill = "channels"
+            padding = tensor.blocks * tensor.block - end
+            if end == tensor.channels and padding:
+                last = (end - begin - 1) // self.lanes
+                fill = f"(block == {last} ? min(channels + {padding}, {self.lanes}) : channels)"
+            code.line(f"const uniform int f{number} = {fill};")
+        code.line(f"{const}uniform float * uniform p{number} = {base};")
 
     # Loops
 
-    def _loops(self, segment: int) -> None:
-        code, plan = self.code, self.plan
+    def _loops(self, code: Code, segment: int, variant: str) -> None:
+        plan, schedule = self.plan, self.plan.schedule
         height, width = plan.anchor
-        schedule = plan.schedule
-        code.line(f"uniform int cb = patch % {self.across} * {schedule.columns};")
-        code.line(f"uniform int ce = min(cb + {schedule.columns}, {width});")
-        code.line(f"uniform int sb = patch / {self.across} * {schedule.rows * schedule.strips};")
-        code.line(f"uniform int se = min(sb + {schedule.rows * schedule.strips}, {height});")
+        tall = schedule.rows * schedule.strips
+        if self.across > 1:
+            code.line(f"const uniform int cb = patch % {self.across} * {schedule.columns};")
+            code.line(f"const uniform int ce = min(cb + {schedule.columns}, {width});")
+        code.line(f"const uniform int sb = patch / {self.across} * {tall};")
+        code.line(f"const uniform int se = min(sb + {tall}, {height});")
         for number, plane in enumerate(plan.planes):
-            if (
-                plane.output is not None
-                and plane.owned is not None
-                and self._is_used(number, segment)
+            if plane.owned is not None and self._is_used(number, segment):
+                for axis, low, high, size in (("y", "sb", "se", height), ("x", "cb", "ce", width)):
+                    extent = plane.owned["yx".index(axis)]
+                    if axis == "y" or self.across > 1:
+                        _declare(code, f"o{axis}{number}", extent, low, high, size)
+        for i, storage in enumerate(self.storages):
+            if any(self._is_used(number, segment) for number in storage.members):
+                self._edges(code, i, storage)
+        steps = [(i, step) for i, step in enumerate(plan.steps) if step.segments[segment]]
+        calls = {i: self._step(i, step, segment, variant) for i, step in steps}
+        for i, step in steps:
+            if self.across > 1:
+                _declare(code, f"x{i}", step.columns, "cb", "ce", width)
+            low, _ = _ends(step.rows, "sb", "sb", height)
+            code.line(f"uniform int done{i} = {low};")
+        first = f"sb - {plan.lead * schedule.rows}"
+        with code.block(f"for (uniform int rb = {first}; rb < se; rb += {schedule.rows})"):
+            code.line(f"const uniform int re = min(rb + {schedule.rows}, se);")
+            for i, step in steps:
+                low, high = _ends(step.rows, "rb", "re", height)
+                with code.block(""):
+                    code.line(f"const uniform int yb = max({low}, done{i});")
+                    code.line(f"const uniform int ye = {high};")
+                    code.line(f"if (yb < ye) {{ {calls[i]} done{i} = ye; }}")
+
+    def _origin(self, i: int) -> str:
+        """The plane's column that a storage's rows begin with."""
+        storage = self.storages[i]
+        if self.across == 1:
+            return str(storage.span(self.plan)[0])
+        return f"xs{i}"
+
+    def _edges(self, code: Code, i: int, storage: Storage) -> None:
+        """Fills the columns beside a storage's rows with the identity of their readers."""
+        if self.across == 1:
+            begin, end = map(str, storage.span(self.plan))
+        else:
+            width = self.plan.anchor[1]
+            ends = [_ends(self.plan.planes[n].columns, "cb", "ce", width) for n in storage.members]
+            begin, end = f"xs{i}", f"xe{i}"
+            for name, texts, join in (
+                (begin, [e[0] for e in ends], "min"),
+                (end, [e[1] for e in ends], "max"),
             ):
-                self._interval(f"oy{number}", plane.owned[0], "sb", "se", height)
-                self._interval(f"ox{number}", plane.owned[1], "cb", "ce", width)
-        for number in self.buffers:
-            self._interval(f"x_{number}", plan.planes[number].columns, "cb", "ce", width, "")
-        for i, step in enumerate(plan.steps):
-            if step.segments[segment]:
-                self._interval(f"x{i}", step.columns, "cb", "ce", width)
-                if schedule.strips > 1:
-                    code.line(f"uniform int done{i} = 0;")
-        if schedule.strips > 1:
-            with code.block(f"for (uniform int rb = sb; rb < se; rb += {schedule.rows})"):
-                code.line(f"uniform int re = min(rb + {schedule.rows}, se);")
-                self._steps(segment, "rb", "re")
-        else:
-            self._steps(segment, "sb", "se")
+                text = texts[0]
+                for other in dict.fromkeys(texts[1:]):
+                    text = f"{join}({text}, {other})"
+                code.line(f"const uniform int {name} = {text};")
+        if storage.before + storage.after == 0:
+            return
+        value = "floatbits(0xff800000)" if storage.reduce == "max" else "0.0f"
+        with code.block(f"for (uniform int r = 0; r < {storage.rows}; r++)"):
+            code.line(f"uniform float * uniform row = md_b{i} + r * {storage.pitch};")
+            for k in range(storage.before):
+                code.line(f"row[{k * self.lanes} + programIndex] = {value};")
+            if storage.after:
+                code.line(f"row += ({end} - {begin} + {storage.before}) * {self.lanes};")
+            for k in range(storage.after):
+                code.line(f"row[{k * self.lanes} + programIndex] = {value};")
 
-    def _interval(
-        self, name: str, extent: Extent, begin: str, end: str, size: int, suffix: str = "b"
-    ) -> None:
-        """Declares the begin (and end, unless ``suffix`` is empty) of an extent."""
-        code = self.code
-        if extent.scale == 0:
-            low, high = "0", str(extent.size)
-        else:
-            low = f"clamp({extent.scale} * {begin} + {extent.low}, 0, {extent.size})"
-            high = f"clamp({extent.scale} * {end} + {extent.high}, 0, {extent.size})"
-            if extent.to_end:
-                high = f"({end} == {size} ? {extent.size} : {high})"
-        code.line(f"uniform int {name}{suffix} = {low};")
-        if suffix:
-            code.line(f"uniform int {name}e = {high};")
+    # Steps
 
-    def _steps(self, segment: int, begin: str, end: str) -> None:
-        code = self.code
-        for i, step in enumerate(self.plan.steps):
-            operations = step.segments[segment]
-            if not operations:
-                continue
-            with code.block(""):
-                self._interval(f"y{i}", step.rows, begin, end, self.plan.anchor[0])
-                if self.plan.schedule.strips > 1:
-                    code.line(f"y{i}b = max(y{i}b, done{i});")
-                    code.line(f"done{i} = max(done{i}, y{i}e);")
-                with code.block(f"for (uniform int y = y{i}b; y < y{i}e; y++)"):
-                    self._row(i, step, segment)
-
-    def _row(self, i: int, step: PlanStep, segment: int) -> None:
+    def _step(self, i: int, step: PlanStep, segment: int, variant: str) -> str:
+        """Prints a step's function, if there is none of the same text yet; a call of it."""
+        begin, end = self.binding.segments[segment]
         operations = step.segments[segment]
-        window = operations[0].window
-        if window is None:
-            self._columns(f"x{i}b", f"x{i}e", operations, segment, edge=False)
-            return
-        plane = self.plan.planes[operations[0].operands[0]]
-        inside = [_interior(a, s) for a, s in zip(window.axes, plane.extent, strict=True)]
-        out = self.plan.planes[operations[0].result].extent
-        whole = [span == (0, size) for span, size in zip(inside, out, strict=True)]
-        if all(whole):
-            self._columns(f"x{i}b", f"x{i}e", operations, segment, edge=False)
-            return
-        (top, bottom), (left, right) = inside
-        if top >= bottom or left >= right:
-            self._columns(f"x{i}b", f"x{i}e", operations, segment, edge=True)
-            return
-        code = self.code
-        rows = "true" if whole[0] else f"y >= {top} && y < {bottom}"
-        with code.block(f"if ({rows})"):
-            code.line(f"uniform int xl = clamp({left}, x{i}b, x{i}e);")
-            code.line(f"uniform int xr = clamp({right}, xl, x{i}e);")
-            if not whole[1]:
-                self._columns(f"x{i}b", "xl", operations, segment, edge=True)
-            self._columns("xl", "xr", operations, segment, edge=False)
-            if not whole[1]:
-                self._columns("xr", f"x{i}e", operations, segment, edge=True)
-        if not whole[0]:
-            with code.block("else"):
-                self._columns(f"x{i}b", f"x{i}e", operations, segment, edge=True)
+        numbers = dict.fromkeys(n for o in operations for n in (*o.operands, o.result))
+        local = {number: k for k, number in enumerate(numbers)}
+        columns = (f"x{i}b", f"x{i}e")
+        patches = self.plan.patches(1)
+        if self.across == 1:
+            low, high = step.columns.interval(*patches[0])
+            columns = (str(low), str(high))
+        spans = [step.columns.interval(*patch) for patch in patches]
+        printer = StepPrinter(
+            [
+                replace(o, result=local[o.result], operands=tuple(local[n] for n in o.operands))
+                for o in operations
+            ],
+            {local[n]: self._view(n, segment, operations) for n in numbers},
+            self.lanes,
+            (end - begin) % self.lanes == 0,
+            columns,
+            max(1, *(past - first for first, past in spans)),
+            print_max if variant == "fast" else print_exact_max,
+            frozenset(local[n] for n in numbers if variant == "fast" and n in self.checked),
+        )
+        function = printer.print()
+        self.row_floats = max(self.row_floats, function.scratch_floats)
+        self.moves.update(printer.moves)
+        name = self.functions.setdefault(function.text, f"$_s{len(self.functions)}")
+        return f"{name}({', '.join(['yb', 'ye', *function.arguments])});"
 
-    def _columns(
-        self, begin: str, end: str, operations: Sequence[PlanOperation], segment: int, edge: bool
-    ) -> None:
-        with self.code.block(f"for (uniform int x = {begin}; x < {end}; x++)"):
-            names: dict[int, str] = {}
-            for operation in operations:
-                result = self._operation(operation, segment, names, edge)
-                names[operation.result] = result
-                self._store(operation.result, segment, result)
-
-    def _operation(
-        self, operation: PlanOperation, segment: int, names: dict[int, str], edge: bool
-    ) -> str:
-        if operation.window is not None:
-            return self._window(operation, segment, edge)
-        arguments = []
-        for number in operation.operands:
-            if number not in names:
-                name = self.code.fresh()
-                read = self._read(number, segment, operation.result, "y", "x")
-                self.code.line(f"float {name} = {read};")
-                if self.plan.planes[number].input is None:
-                    names[number] = name
-                arguments.append(name)
-            else:
-                arguments.append(names[number])
-        arguments += [f"v{number}" for number in operation.vectors]
-        lines, result = print_code(operation.code, arguments, self.code.fresh)
-        self.code.lines(lines)
-        return result
-
-    def _store(self, number: int, segment: int, result: str) -> None:
+    def _view(self, number: int, segment: int, operations: Sequence[PlanOperation]) -> PlaneView:
         plane = self.plan.planes[number]
+        ring, padded = None, True
         if plane.buffer is not None:
-            self.code.line(f"{self._buffer_at(number, 'y', 'x')} = {result};")
-        if plane.output is None:
-            return
-        assert plane.owned is not None
-        store = f"{self._at(f'o{plane.output}', segment, 'y', 'x')} = {result};"
-        tests = []
-        if plane.owned[0] != plane.rows:
-            tests.append(f"y >= oy{number}b && y < oy{number}e")
-        if plane.owned[1] != plane.columns:
-            tests.append(f"x >= ox{number}b && x < ox{number}e")
-        self.code.line(f"if ({' && '.join(tests)}) {store}" if tests else store)
-
-    # Windows
-
-    def _window(self, operation: PlanOperation, segment: int, edge: bool) -> str:
-        window = operation.window
-        assert window is not None
-        code = self.code
-        total = code.fresh()
-        code.line(f"float {total} = {literal(window.identity)};")
-        join = "md_max(%s, %s)" if window.reduce == "max" else "%s + %s"
-        if window.taps <= UNROLLED_TAPS:
-            for row in range(window.rows.kernel):
-                part = code.fresh()
-                code.line(f"float {part} = {literal(window.identity)};")
-                for column in range(window.columns.kernel):
-                    self._tap(operation, window, segment, edge, part, str(row), str(column))
-                code.line(f"{total} = {join % (total, part)};")
-        else:
-            with code.block(f"for (uniform int ky = 0; ky < {window.rows.kernel}; ky++)"):
-                code.line(f"float part = {literal(window.identity)};")
-                with code.block(f"for (uniform int kx = 0; kx < {window.columns.kernel}; kx++)"):
-                    self._tap(operation, window, segment, edge, "part", "ky", "kx")
-                code.line(f"{total} = {join % (total, 'part')};")
-        if window.reduce == "average":
-            code.line(f"{total} = {total} / {self._divisor(operation, window)};")
-        return total
-
-    def _tap(
-        self,
-        operation: PlanOperation,
-        window: Window,
-        segment: int,
-        edge: bool,
-        total: str,
-        row: str,
-        column: str,
-    ) -> None:
-        (source,) = operation.operands
-        plane = self.plan.planes[source]
-        at = [
-            f"{var} * {axis.stride} + {tap} * {axis.dilation} - {axis.padding[0]}"
-            for var, axis, tap in zip("yx", window.axes, (row, column), strict=True)
-        ]
-        read = self._read(source, segment, -1, *at)
-        join = f"md_max({total}, {read})" if window.reduce == "max" else f"{total} + {read}"
-        test = ""
-        if edge:
-            test = (
-                f"if ({at[0]} >= 0 && {at[0]} < {plane.extent[0]} && "
-                f"{at[1]} >= 0 && {at[1]} < {plane.extent[1]}) "
+            storage = self.storages[plane.buffer.storage]
+            ring = Ring(
+                plane.buffer.rows,
+                storage.pitch,
+                f"md_b{plane.buffer.storage}",
+                plane.buffer.shift,
+                f"{storage.before} - {self._origin(plane.buffer.storage)}",
             )
-        self.code.line(f"{test}{total} = {join};")
+            windows = [o.window for o in operations if number in o.operands]
+            padded = all(w is None or w.reduce == storage.reduce for w in windows)
+        outside = None
+        if plane.input is not None or plane.output is not None:
+            outside = self._outside(number, segment)
+        is_input = plane.input is not None
+        return PlaneView(
+            plane.extent,
+            ring,
+            outside if is_input else None,
+            None if is_input else outside,
+            padded,
+        )
 
-    def _divisor(self, operation: PlanOperation, window: Window) -> str:
-        """How many taps count at this position: a constant, or a formula of the position."""
-        extent = self.plan.planes[operation.operands[0]].extent
-        counts = window.divisors(extent)
-        parts = []
-        for var, axis, size, table in zip("yx", window.axes, extent, counts, strict=True):
-            if len(set(table.tolist())) == 1:
-                parts.append(str(int(table[0])))
-                continue
-            parts.append(_count(var, axis, size, window.count_padding))
-        return f"(uniform float)(({parts[0]}) * ({parts[1]}))"
+    def _outside(self, number: int, segment: int) -> Outside:
+        plane = self.plan.planes[number]
+        tensor = self.tensors[self._at(plane)]
+        rows = columns = None
+        if plane.owned is not None:
+            if plane.owned[0] != plane.rows:
+                rows = (f"oy{number}b", f"oy{number}e")
+            if plane.owned[1] != plane.columns and self.across > 1:
+                columns = (f"ox{number}b", f"ox{number}e")
+            elif plane.owned[1] != plane.columns:
+                low, high = plane.owned[1].interval(*self.plan.patches(1)[0])
+                columns = (str(low), str(high))
+        return Outside(
+            self._access(number, segment),
+            f"p{number}",
+            tensor.block,
+            tensor.columns,
+            tensor.plane,
+            f"l{number}",
+            f"f{number}",
+            rows,
+            columns,
+        )
 
 
-def _interior(axis: WindowAxis, size: int) -> tuple[int, int]:
-    """The outputs all of whose taps lie inside the input."""
-    first = -(-axis.padding[0] // axis.stride)
-    past = (size - axis.reach + axis.padding[0]) // axis.stride + 1
-    outputs = axis.output_size(size)
-    return min(first, outputs), max(0, min(past, outputs))
+def _packed(binding: Binding, lanes: int) -> np.ndarray:
+    """All vectors, block by block of channels, each block filled up with zeros."""
+    blocks = []
+    for begin, end in binding.segments:
+        for first in range(begin, end, lanes):
+            past = min(first + lanes, end)
+            for vector in binding.vectors:
+                assert isinstance(vector.value, Constant)
+                part = np.zeros(lanes, np.float32)
+                data = vector.value.data
+                low, high = first - vector.channel, past - vector.channel
+                if low >= 0 and high <= data.size:
+                    part[: high - low] = data[low:high]
+                blocks.append(part)
+    return np.concatenate(blocks) if blocks else np.empty(0, np.float32)
 
 
-def _count(var: str, axis: WindowAxis, size: int, count_padding: bool) -> str:
-    """Taps of a position inside the (padded) input, for a window without dilation."""
-    before, after = axis.padding if count_padding else (0, 0)
-    start = f"({var} * {axis.stride} - {axis.padding[0]})"
-    return f"min({start} + {axis.kernel}, {size + after}) - max({start}, {-before})"
+def _operations(plan: KernelPlan) -> list[PlanOperation]:
+    return [o for step in plan.steps for segment in step.segments for o in segment]
+
+
+def _seen_by_maxima(plan: KernelPlan) -> frozenset[int]:
+    """The inputs on which operands of max windows depend."""
+    seen: set[int] = set()
+    for operation in reversed(_operations(plan)):
+        is_max = operation.window is not None and operation.window.reduce == "max"
+        if is_max or operation.result in seen:
+            seen.update(operation.operands)
+    return frozenset(n for n in seen if plan.planes[n].input is not None)
+
+
+def _ends(extent: Extent, begin: str, end: str, size: int) -> tuple[str, str]:
+    """An extent's begin and end for the anchor's positions between two variables."""
+    if extent.scale == 0:
+        return "0", str(extent.size)
+    low = f"clamp({extent.scale} * {begin} + {extent.low}, 0, {extent.size})"
+    high = f"clamp({extent.scale} * {end} + {extent.high}, 0, {extent.size})"
+    if extent.to_end:
+        high = f"({end} == {size} ? {extent.size} : {high})"
+    return low, high
+
+
+def _declare(code: Code, name: str, extent: Extent, begin: str, end: str, size: int) -> None:
+    low, high = _ends(extent, begin, end, size)
+    code.line(f"const uniform int {name}b = {low};")
+    code.line(f"const uniform int {name}e = {high};")

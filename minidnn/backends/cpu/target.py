@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...fusion.device import Device
-from ...fusion.region import Region
+from ...fusion.region import Region, Sequence
 from ...fusion.target import Target
 from ...graph.ir import Node, Value
 from ...graph.layout import PLANAR, Layout, blocked
@@ -33,7 +33,13 @@ class CpuTarget(Target):
         planar = (Softmax, LogSoftmax, Linear, Elementwise)
         if isinstance(node.op, planar) or _joins_elsewhere(node):
             return (PLANAR,)
+        if isinstance(node.op, Sequence):
+            return (lanes, PLANAR)
         return (lanes,)
+
+    def reads_any(self, node: Node, value: Value) -> bool:
+        """Sequences transpose rows of NCHW while they read and write them."""
+        return isinstance(node.op, Sequence)
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
         if self._is_stem(node) and value is node.inputs[0]:
@@ -85,6 +91,9 @@ def device_for(isa: Isa, threads: int) -> Device:
         contraction_operations=16e9 * isa.lanes * threads,
         bandwidth=25e9 * min(threads, 4),
         local_bandwidth=200e9 * threads,
+        stages_inputs=True,
+        in_order=True,
+        step_overhead=30e-9,
         local_bytes=768 << 10,
         lanes=isa.lanes,
         overhead=1e-6,

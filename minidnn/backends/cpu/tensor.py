@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ...graph.layout import Layout
 from ...graph.types import TensorType
+
+#: How the lanes of a block of channels are read and written: side by side, one element for all,
+#: by transposing rows of pixels, or one by one.
+Access = Literal["vector", "one", "planar", "gather"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +37,13 @@ class Tensor:
     def blocks(self) -> int:
         return -(-self.channels // self.block)
 
-    @property
-    def lanes_contiguous(self) -> bool:
-        """Whether channels lie side by side in an unblocked value: it has one pixel."""
-        return self.block == 1 and self.rows * self.columns == 1
+    def access(self, begin: int, lanes: int, shared: bool) -> Access:
+        """How the channels from ``begin`` on are reached; ``shared``: one is for all lanes."""
+        if shared:
+            return "one"
+        if self.block == 1:
+            return "planar" if self.rows * self.columns > 1 else "gather"
+        return "vector" if self.block == lanes and begin % lanes == 0 else "gather"
 
 
 def tensor_of(type: TensorType, layout: Layout, buffer: TensorType | None = None) -> Tensor:

@@ -1,0 +1,500 @@
+"""Prints one step of a kernel plan as a function over rows.
+
+Steps of equal text share one function, so what differs between two equal steps (where their
+planes lie, their vectors) are its arguments.  Tensors in NCHW are transposed to and from rows of
+scratch memory by the functions of :mod:`.transpose`, a few rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...fusion.plan import PlanOperation
+from ...graph.window import Window
+from .code import Code
+from .scalar import print_code
+from .tensor import Access
+from .window import UNROLLED_TAPS, Join, WindowPrinter, print_divisor
+
+WORDS = "uniform unsigned int * uniform"
+
+
+@dataclass(frozen=True)
+class Ring:
+    """How a buffered plane is addressed: its storage and row shift are arguments."""
+
+    rows: int
+    #: Floats from one row to the next.
+    pitch: int
+    pointer: str
+    shift: int
+    #: Where the plane's column 0 lies, in columns.
+    origin: str
+
+
+@dataclass(frozen=True)
+class Outside:
+    """An input or output: how its lanes lie, and its pointer and offsets in the caller."""
+
+    access: Access
+    pointer: str
+    #: Elements from one pixel to the next, pixels of a row, and elements between channels.
+    pixel: int
+    columns: int
+    plane: int
+    lanes: str = ""
+    #: Lanes that an output has to fill, with zeros past its channels.
+    fill: str = ""
+    #: The part of an output that is written, if it is not all that is computed.
+    rows: tuple[str, str] | None = None
+    own_columns: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class PlaneView:
+    """A plane as a step sees it."""
+
+    extent: tuple[int, int]
+    ring: Ring | None = None
+    input: Outside | None = None
+    output: Outside | None = None
+    #: Whether the ring's edge columns hold the identity of the window that reads it.
+    padded: bool = True
+
+
+@dataclass
+class StepFunction:
+    """The text of a function, with <name> for its name, and the arguments of one call."""
+
+    text: str
+    arguments: list[str]
+    scratch_floats: int
+
+
+@dataclass
+class StepPrinter:
+    """Prints the operations of one step for one segment of channels.
+
+    ``columns`` are the begin and end of the step's columns in the caller, or numbers.
+    ``checked`` are the planes of inputs whose magnitudes go into ``seen``.
+    """
+
+    operations: Sequence[PlanOperation]
+    planes: dict[int, PlaneView]
+    lanes: int
+    full: bool
+    columns: tuple[str, str]
+    most_columns: int
+    join: Join
+    checked: frozenset[int]
+    code: Code = field(default_factory=Code)
+    formals: list[str] = field(default_factory=list)
+    actuals: list[str] = field(default_factory=list)
+    known: dict[tuple[str, object], str] = field(default_factory=dict)
+    temporaries: dict[int, str] = field(default_factory=dict)
+    #: The functions that it calls: what they do ("load" or "store"), the elements of a plane, and
+    #: whether all lanes are channels.
+    moves: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
+
+    def print(self) -> StepFunction:
+        """The function; it is called with the rows to compute before its other arguments."""
+        self.window = next((o.window for o in self.operations if o.window is not None), None)
+        static = all(text.isdigit() for text in self.columns)
+        xb, xe = (
+            self.columns if static else (self._argument("uniform int", c, c) for c in self.columns)
+        )
+        self.static = static
+        self.xb, self.xe = xb, xe
+        self._make_temporaries()
+        code = self.code
+        code.line(f"const uniform int n = {xe} - {xb};")
+        code.line("if (n <= 0) return;")
+        if self._tracks:
+            code.line("unsigned int most = seen[programIndex];")
+        if self.temporaries:
+            with code.block(
+                f"for (uniform int first = yb; first < ye; first += {self.rows_at_once})"
+            ):
+                code.line(f"const uniform int past = min(first + {self.rows_at_once}, ye);")
+                self._load()
+                self._rows("first", "past")
+                self._save()
+        else:
+            self._rows("yb", "ye")
+        if self._tracks:
+            code.line("seen[programIndex] = most;")
+        formals = ", ".join(["uniform int yb", "uniform int ye", *self.formals])
+        text = f"static noinline unmasked void <name>({formals}) {{\n{code}}}\n"
+        floats = len(self.temporaries) * self.rows_at_once * self.most_columns * self.lanes
+        return StepFunction(text, self.actuals, floats)
+
+    # Arguments
+
+    def _argument(self, type: str, key: object, actual: str) -> str:
+        if (type, key) not in self.known:
+            name = f"a{len(self.formals)}"
+            self.known[type, key] = name
+            self.formals.append(f"{type} {name}")
+            self.actuals.append(actual)
+        return self.known[type, key]
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that are transposed at once: enough to fill tiles, few enough for the L1 cache."""
+        return max(2, min(16, 448 // self.most_columns) & ~1)
+
+    @property
+    def _tracks(self) -> bool:
+        return any(
+            number in self.checked
+            and self.planes[number].input is not None
+            and number not in self.temporaries
+            for o in self.operations
+            for number in o.operands
+        )
+
+    def _make_temporaries(self) -> None:
+        numbers = dict.fromkeys(n for o in self.operations for n in (*o.operands, o.result))
+        for number in numbers:
+            view = self.planes[number]
+            outside = view.input or view.output
+            if outside is not None and outside.access == "planar":
+                offset = len(self.temporaries) * self.rows_at_once * self.most_columns * self.lanes
+                base = self._argument("uniform float * uniform", "rows", "md_rows")
+                self.temporaries[number] = f"({base} + {offset})"
+        if self.temporaries or self._tracks:
+            self._argument(WORDS, "seen", "md_seen")
+            self.known[WORDS, "seen"] = "seen"
+            self.formals[-1] = f"{WORDS} seen"
+
+    # Transposed rows
+
+    def _load(self) -> None:
+        for number, rows in self.temporaries.items():
+            view = self.planes[number].input
+            if view is not None:
+                self._move("load", number, view, rows, "first", "past")
+
+    def _save(self) -> None:
+        for number, rows in self.temporaries.items():
+            view = self.planes[number].output
+            if view is not None:
+                begin, end = "first", "past"
+                if view.rows is not None:
+                    top, bottom = (
+                        self._argument("uniform int", (number, i), view.rows[i]) for i in (0, 1)
+                    )
+                    begin, end = f"max(first, {top})", f"min(past, {bottom})"
+                self._move("store", number, view, rows, begin, end)
+
+    def _move(
+        self,
+        kind: str,
+        number: int,
+        view: Outside,
+        rows: str,
+        begin: str,
+        end: str,
+    ) -> None:
+        code = self.code
+        pointer = self._pointer(number, view)
+        channels = "0" if self.full else self._argument("uniform int", "channels", "channels")
+        function = f"$_{kind}_{view.plane}{'' if self.full else '_part'}"
+        self.moves[function] = (kind, view.plane, self.full)
+        whole = self.static and (self.xb, self.xe) == ("0", str(view.columns))
+        if whole and view.own_columns is None:
+            with code.block(""):
+                code.line(f"const uniform int top = {begin};")
+                code.line(f"const uniform int size = {end} - top;")
+                at = f"{pointer} + top * {view.columns}"
+                local = f"{rows} + (top - first) * {view.columns * self.lanes}"
+                code.line(
+                    f"if (size > 0) {function}({at}, {channels}, size * {view.columns}, "
+                    f"{local}, seen);"
+                )
+            return
+        left, right = self.xb, self.xe
+        if view.own_columns is not None:
+            left, right = (
+                self._argument("uniform int", (number, 2 + i), view.own_columns[i]) for i in (0, 1)
+            )
+            left, right = f"max({self.xb}, {left})", f"min({self.xe}, {right})"
+        with code.block(f"for (uniform int y = {begin}; y < {end}; y++)"):
+            code.line(f"const uniform int left = {left};")
+            code.line(f"const uniform int size = {right} - left;")
+            at = f"{pointer} + y * {view.columns} + left"
+            local = (
+                f"{rows} + ((y - first) * {self.most_columns} + left - {self.xb}) * {self.lanes}"
+            )
+            code.line(f"if (size > 0) {function}({at}, {channels}, size, {local}, seen);")
+
+    def _pointer(self, number: int, view: Outside) -> str:
+        const = "const " if self.planes[number].input is view else ""
+        return self._argument(f"{const}uniform float * uniform", number, view.pointer)
+
+    # Rows
+
+    def _rows(self, begin: str, end: str) -> None:
+        code = self.code
+        many = 1
+        if self.window is not None and self.window.taps <= UNROLLED_TAPS:
+            many = WindowPrinter.rows_at_once(self.window)
+        code.line(f"uniform int y = {begin};")
+        if many > 1:
+            with code.block(f"for (; y + {many} <= {end}; y += {many})"):
+                self._row_group(many)
+        with code.block(f"for (; y < {end}; y++)"):
+            self._row_group(1)
+
+    def _row_group(self, rows: int) -> None:
+        """A group of rows: pointers to rows, then the loop over columns, two at once."""
+        code = self.code
+        window = self._window_printer(rows) if self.window is not None else None
+        self._row_pointers(rows, window)
+        code.line("uniform int j = 0;")
+        if window is not None:
+            window.begin()
+        wide = 2 if self.window is None or self.window.taps <= UNROLLED_TAPS else 1
+        if wide > 1:
+            with code.block(f"for (; j + {wide} <= n; j += {wide})"):
+                self._outputs(rows, wide, window)
+        with code.block("for (; j < n; j++)"):
+            self._outputs(rows, 1, window)
+
+    def _window_printer(self, rows: int) -> WindowPrinter | None:
+        assert self.window is not None
+        if self.window.taps > UNROLLED_TAPS:
+            return None
+        return WindowPrinter(self.code, self.window, rows, self._load_tap, self.join)
+
+    def _source(self) -> int:
+        return next(o.operands[0] for o in self.operations if o.window is not None)
+
+    def _row_pointers(self, rows: int, window: WindowPrinter | None) -> None:
+        code = self.code
+        if window is not None:
+            assert self.window is not None
+            axis = self.window.rows
+            first = f"y * {axis.stride} - {axis.padding[0]}"
+            for offset in window.taken_rows:
+                code.line(
+                    f"const uniform float * uniform w{offset} = "
+                    f"{self._window_row(f'{first} + {offset}')};"
+                )
+        for number in dict.fromkeys(n for o in self.operations for n in (*o.operands, o.result)):
+            if number == (self._source() if self.window is not None else None):
+                continue
+            view = self.planes[number]
+            for row in range(rows):
+                if view.ring is not None:
+                    at = self._ring_row(number, view.ring, f"y + {row}")
+                    code.line(f"uniform float * uniform r{number}_{row} = {at};")
+                outside = view.input or view.output
+                if outside is not None:
+                    self._outside_row(number, outside, row)
+
+    def _outside_row(self, number: int, view: Outside, row: int) -> None:
+        const = "const " if self.planes[number].input is view else ""
+        if number in self.temporaries:
+            at = f"{self.temporaries[number]} + (y + {row} - first) * {self._width * self.lanes}"
+        else:
+            at = f"{self._pointer(number, view)}"
+            if not self._is_flat(number, 0):
+                at += f" + (y + {row}) * {view.columns * view.pixel}"
+            if not self._is_flat(number, 1):
+                at += f" + {self.xb} * {view.pixel}"
+        self.code.line(f"{const}uniform float * uniform p{number}_{row} = {at};")
+
+    @property
+    def _width(self) -> int:
+        return self.most_columns
+
+    def _is_flat(self, number: int, axis: int) -> bool:
+        """Whether an input has one position along an axis for all of its readers'."""
+        view = self.planes[number]
+        if view.input is None or view.extent[axis] != 1:
+            return False
+        return all(
+            self.planes[o.result].extent[axis] != 1 for o in self.operations if number in o.operands
+        )
+
+    def _ring_row(self, number: int, ring: Ring, row: str, begin: str = "") -> str:
+        base = self._argument("uniform float * uniform", ring.pointer, ring.pointer)
+        shift = self._argument("uniform int", (number, "shift"), str(ring.shift))
+        column = self._argument("uniform int", (number, begin or "at"), begin or self._column(ring))
+        slot = f"((uniform unsigned int)({row} + {shift}) % {ring.rows})"
+        return f"{base} + {slot} * {ring.pitch} + {column} * {self.lanes}"
+
+    def _column(self, ring: Ring) -> str:
+        """Where the step's first column lies in a ring's row."""
+        return f"({self.columns[0]} + {ring.origin})"
+
+    def _window_row(self, row: str) -> str:
+        number = self._source()
+        view = self.planes[number]
+        assert view.ring is not None and self.window is not None
+        axis = self.window.columns
+        first = f"({self.columns[0]} * {axis.stride} - {axis.padding[0]} + {view.ring.origin})"
+        at = self._ring_row(number, view.ring, row, first)
+        identity = self._argument(
+            "uniform float * uniform", "identity", self._identity(self.window)
+        )
+        return f"({row} >= 0 && {row} < {view.extent[0]}) ? {at} : {identity}"
+
+    @staticmethod
+    def _identity(window: Window) -> str:
+        return "md_lowest" if window.reduce == "max" else "md_zero"
+
+    def _load_tap(self, row: int, column: int) -> str:
+        assert self.window is not None
+        axis = self.window.columns
+        at = f"w{row}[(j * {axis.stride} + {column}) * {self.lanes} + programIndex]"
+        return self._guarded(at, f"{column}")
+
+    def _guarded(self, element: str, tap: str) -> str:
+        """An element, or the identity where its column is padding that the ring does not hold."""
+        view = self.planes[self._source()]
+        if view.padded:
+            return element
+        assert self.window is not None
+        axis = self.window.columns
+        column = f"(({self.xb} + j) * {axis.stride} - {axis.padding[0]} + {tap})"
+        identity = "floatbits(0xff800000)" if self.window.reduce == "max" else "0.0f"
+        return f"(({column} >= 0 && {column} < {view.extent[1]}) ? {element} : {identity})"
+
+    # Elements
+
+    def _outputs(self, rows: int, columns: int, window: WindowPrinter | None) -> None:
+        found: list[list[str]] = []
+        if window is not None:
+            found = window.outputs(columns)
+        elif self.window is not None:
+            found = [[self._looped_window()]]
+        for row in range(rows):
+            for column in range(columns):
+                self._element(row, column, found[row][column] if found else "")
+
+    def _element(self, row: int, column: int, windowed: str) -> None:
+        code = self.code
+        names: dict[int, str] = {}
+        for operation in self.operations:
+            if operation.window is not None:
+                value = windowed
+                if operation.window.reduce == "average":
+                    extent = self.planes[operation.operands[0]].extent
+                    divisor = print_divisor(
+                        operation.window, extent, f"(y + {row})", f"({self.xb} + j + {column})"
+                    )
+                    value = f"{windowed} / {divisor}"
+                result = code.fresh()
+                code.line(f"float {result} = {value};")
+            else:
+                arguments = [self._operand(n, names, row, column) for n in operation.operands]
+                arguments += [
+                    self._argument("float", ("vector", n), f"v{n}") for n in operation.vectors
+                ]
+                lines, result = print_code(operation.code, arguments, code.fresh)
+                code.lines(lines)
+            names[operation.result] = result
+            self._store(operation.result, result, row, column)
+
+    def _operand(self, number: int, names: dict[int, str], row: int, column: int) -> str:
+        if number in names:
+            return names[number]
+        view = self.planes[number]
+        name = self.code.fresh()
+        at = f"(j + {column})"
+        if view.ring is not None:
+            text = f"r{number}_{row}[{at} * {self.lanes} + programIndex]"
+            self.code.line(f"float {name} = {text};")
+            names[number] = name
+            return name
+        outside = view.input
+        assert outside is not None
+        if number in self.temporaries:
+            text = f"p{number}_{row}[{at} * {self.lanes} + programIndex]"
+            self.code.line(f"float {name} = {text};")
+        else:
+            index = "0" if self._is_flat(number, 1) else f"{at} * {outside.pixel}"
+            self._read(name, number, outside, f"p{number}_{row}[{index}", row)
+        if not (self._is_flat(number, 0) or self._is_flat(number, 1)):
+            names[number] = name
+        return name
+
+    def _read(self, name: str, number: int, view: Outside, at: str, row: int) -> None:
+        code = self.code
+        if view.access == "one":
+            code.line(f"float {name} = {at}];")
+        elif view.access == "vector":
+            code.line(f"float {name} = {at} + programIndex];")
+        else:
+            lanes = self._argument("int", (number, "lanes"), view.lanes)
+            channels = self._argument("uniform int", "channels", "channels")
+            code.line(f"float {name} = 0.0f;")
+            code.line(f"if (programIndex < {channels}) {name} = {at} + {lanes}];")
+        if number in self.checked:
+            bits = f"(intbits({name}) & 0x7fffffffu)"
+            if not self.full and view.access != "one":
+                channels = self._argument("uniform int", "channels", "channels")
+                bits = f"(programIndex < {channels} ? {bits} : 0u)"
+            code.line(f"most = max(most, {bits});")
+
+    def _store(self, number: int, result: str, row: int, column: int) -> None:
+        code, view = self.code, self.planes[number]
+        at = f"(j + {column})"
+        if view.ring is not None:
+            code.line(f"r{number}_{row}[{at} * {self.lanes} + programIndex] = {result};")
+        outside = view.output
+        if outside is None:
+            return
+        if number in self.temporaries:
+            code.line(f"p{number}_{row}[{at} * {self.lanes} + programIndex] = {result};")
+            return
+        tests = []
+        if outside.rows is not None:
+            low, high = (
+                self._argument("uniform int", (number, i), outside.rows[i]) for i in (0, 1)
+            )
+            tests.append(f"y + {row} >= {low} && y + {row} < {high}")
+        if outside.own_columns is not None:
+            low, high = (
+                self._argument("uniform int", (number, 2 + i), outside.own_columns[i])
+                for i in (0, 1)
+            )
+            where = f"{self.xb} + j + {column}"
+            tests.append(f"{where} >= {low} && {where} < {high}")
+        test = f"if ({' && '.join(tests)}) " if tests else ""
+        base = f"p{number}_{row}[{at} * {outside.pixel}"
+        if self.full and outside.access == "vector":
+            code.line(f"{test}{base} + programIndex] = {result};")
+            return
+        channels = self._argument("uniform int", "channels", "channels")
+        fill = self._argument("uniform int", (number, "fill"), outside.fill)
+        lanes = "programIndex"
+        if outside.access != "vector":
+            lanes = self._argument("int", (number, "lanes"), outside.lanes)
+        value = f"(programIndex < {channels} ? {result} : 0.0f)"
+        code.line(f"{test}{{ if (programIndex < {fill}) {base} + {lanes}] = {value}; }}")
+
+    def _looped_window(self) -> str:
+        """A window with so many taps that they are a loop."""
+        code, window = self.code, self.window
+        assert window is not None
+        identity = "floatbits(0xff800000)" if window.reduce == "max" else "0.0f"
+        down, across = window.axes
+        code.line(f"float total = {identity};")
+        with code.block(f"for (uniform int ky = 0; ky < {down.kernel}; ky++)"):
+            row = f"(y * {down.stride} - {down.padding[0]} + ky * {down.dilation})"
+            code.line(f"const uniform float * uniform w = {self._window_row(row)};")
+            code.line(f"float part = {identity};")
+            with code.block(f"for (uniform int kx = 0; kx < {across.kernel}; kx++)"):
+                tap = f"kx * {across.dilation}"
+                at = f"w[(j * {across.stride} + {tap}) * {self.lanes} + programIndex]"
+                code.line(f"float tap = {self._guarded(at, tap)};")
+                code.line(f"part = {self._joined(window, 'part', 'tap')};")
+            code.line(f"total = {self._joined(window, 'total', 'part')};")
+        return "total"
+
+    def _joined(self, window: Window, a: str, b: str) -> str:
+        return self.join(a, b) if window.reduce == "max" else f"{a} + {b}"

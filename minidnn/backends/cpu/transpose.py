@@ -1,0 +1,131 @@
+"""Functions of printed kernels that move positions between NCHW and channels in lanes.
+
+Tiles of as many positions as a register has lanes are transposed in registers by butterflies of
+shuffles.  Where fewer positions are left, the last tile overlaps the one before it; only rows
+shorter than a tile are masked.
+"""
+
+from __future__ import annotations
+
+from .code import Code
+
+_TILES = "for (uniform int p = 0; p < n; p += {})"
+
+
+def print_load(code: Code, name: str, plane: int, lanes: int, full: bool) -> None:
+    """``name(x, channels, n, y, seen)``: ``n`` positions of a block of channels whose planes lie
+    at ``x`` to ``y``, and the largest magnitude of what was read into ``seen``.
+
+    Lanes past ``channels`` get the last channel's elements; with ``full`` there are none.
+    """
+    head = (
+        f"static noinline unmasked void {name}(const uniform float * uniform x, "
+        "uniform int channels, uniform int n, uniform float * uniform y, "
+        "uniform unsigned int * uniform seen)"
+    )
+
+    def address(lane: int) -> str:
+        return f"x[{_channel(lane, plane, full)} + q + programIndex]"
+
+    with code.block(head):
+        _indices(code, lanes)
+        code.line("unsigned int most = seen[programIndex];")
+        with code.block(f"if (n >= {lanes})"), code.block(_TILES.format(lanes)):
+            code.line(f"uniform int q = min(p, n - {lanes});")
+            code.lines(f"float a{i} = {address(i)};" for i in range(lanes))
+            _check(code, lanes)
+            names = _transpose(code, lanes)
+            code.lines(f"y[(q + {i}) * {lanes} + programIndex] = {names[i]};" for i in range(lanes))
+        with code.block("else"):
+            code.line("uniform int q = 0;")
+            for i in range(lanes):
+                code.line(f"float a{i} = 0.0f; if (programIndex < n) a{i} = {address(i)};")
+            _check(code, lanes)
+            names = _transpose(code, lanes)
+            for i in range(lanes):
+                code.line(f"if ({i} < n) y[{i * lanes} + programIndex] = {names[i]};")
+        code.line("seen[programIndex] = most;")
+
+
+def print_store(code: Code, name: str, plane: int, lanes: int, full: bool) -> None:
+    """``name(y, channels, n, x, seen)``: ``n`` positions at ``x`` to planes of channels at ``y``."""
+    head = (
+        f"static noinline unmasked void {name}(uniform float * uniform y, "
+        "uniform int channels, uniform int n, const uniform float * uniform x, "
+        "const uniform unsigned int * uniform seen)"
+    )
+
+    def stores(names: list[str], mask: str) -> None:
+        for i in range(lanes):
+            tests = [mask] if mask else []
+            test = f"if ({i} < channels) " if not full and i else ""
+            test += f"if ({' && '.join(tests)}) " if tests else ""
+            code.line(f"{test}y[{i * plane} + q + programIndex] = {names[i]};")
+
+    with code.block(head):
+        _indices(code, lanes)
+        with code.block(f"if (n >= {lanes})"), code.block(_TILES.format(lanes)):
+            code.line(f"uniform int q = min(p, n - {lanes});")
+            code.lines(f"float a{i} = x[(q + {i}) * {lanes} + programIndex];" for i in range(lanes))
+            stores(_transpose(code, lanes), "")
+        with code.block("else"):
+            code.line("uniform int q = 0;")
+            for i in range(lanes):
+                code.line(f"float a{i} = x[min({i}, n - 1) * {lanes} + programIndex];")
+            stores(_transpose(code, lanes), "programIndex < n")
+
+
+def _channel(lane: int, plane: int, full: bool) -> str:
+    return str(lane * plane) if full or lane == 0 else f"min({lane}, channels - 1) * {plane}"
+
+
+def _check(code: Code, lanes: int) -> None:
+    for i in range(lanes):
+        code.line(f"most = max(most, (intbits(a{i}) & 0x7fffffffu));")
+
+
+def _indices(code: Code, lanes: int) -> None:
+    """Declares which lanes of two registers each shuffle takes.
+
+    On AVX-512 LLVM joins shuffles of constant lanes to ten times as many instructions, so they are
+    made to look variable: the sign bit of what was seen is always zero.
+    """
+    if lanes == 16:
+        code.line("const uniform int zero = seen[0] >> 31;")
+    step = lanes // 2
+    while step:
+        low = [lane if not lane & step else lanes + (lane ^ step) for lane in range(lanes)]
+        high = [lanes + lane if lane & step else lane | step for lane in range(lanes)]
+        for name, taken in (("low", low), ("high", high)):
+            text = ", ".join(map(str, taken))
+            if lanes == 16:
+                code.line(f"const varying int {name}{step}_c = {{{text}}};")
+                code.line(f"const int {name}{step} = {name}{step}_c ^ zero;")
+            else:
+                code.line(f"const varying int {name}{step} = {{{text}}};")
+        step //= 2
+
+
+def _shuffle(lanes: int, first: str, second: str, taken: str) -> str:
+    if lanes == 16:
+        return f"@llvm.x86.avx512.vpermi2var.ps.512({first}, {taken}, {second})"
+    return f"shuffle({first}, {second}, {taken})"
+
+
+def _transpose(code: Code, lanes: int) -> list[str]:
+    """Transposes registers a0, a1, ...; the names of the result."""
+    names = [f"a{i}" for i in range(lanes)]
+    step = lanes // 2
+    while step:
+        following = list(names)
+        for i in range(lanes):
+            if i & step:
+                continue
+            first, second = names[i], names[i | step]
+            for number, which in ((i, "low"), (i | step, "high")):
+                following[number] = f"s{step}_{number}"
+                shuffled = _shuffle(lanes, first, second, f"{which}{step}")
+                code.line(f"float {following[number]} = {shuffled};")
+        names = following
+        step //= 2
+    return names
