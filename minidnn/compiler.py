@@ -48,11 +48,12 @@ def compile(
     GraphError if the network or an argument is not legal, UnsupportedError if the backend
     cannot run it, with all reasons at once, DeviceError if the device cannot be used.
     """
+    method, limit = check_strategy(strategy), _check_fuel(fuel)
     if device is None:
         device = _default_device()
     backend = get_backend(device)
     chosen = _precision(backend, precision)
-    context = Context(backend.target(chosen, options), check_strategy(strategy), _check_fuel(fuel))
+    context = Context(backend.target(chosen, options), method, limit)
     graph = _graph(network, shape)
     plan = make_plan(optimize(graph, context, observe), context)
     _check_supported(backend, plan, chosen)
