@@ -2,10 +2,10 @@
 
 Handles: every node runs in one of the layouts that the target offers for it; where a reader
 wants another layout than the producer's, a Reorder is put between them, once per value and
-layout; a node that reads any layout wants none.  The choice minimises predicted time, conversions included: from the target's preferred
-layouts and from NCHW everywhere, single nodes are changed while that helps, and the better end
-is taken (iterated conditional modes).  Graph inputs and outputs are NCHW, as callers have them.
-What fuel counts are nodes that leave NCHW; the conversions follow from them.
+layout; a node that reads any layout wants none.  The choice minimises predicted time,
+conversions included: from the target's preferred layouts and from NCHW everywhere, single nodes
+are changed while that helps, and the better end is taken (iterated conditional modes).  Graph
+inputs and outputs are NCHW, as callers have them.
 Refuses: nothing; values that are not of rank 4 have no layout.
 """
 

@@ -48,7 +48,7 @@ def print_load(code: Code, name: str, plane: int, lanes: int, full: bool) -> Non
 
 
 def print_store(code: Code, name: str, plane: int, lanes: int, full: bool) -> None:
-    """``name(y, channels, n, x, seen)``: ``n`` positions at ``x`` to planes of channels at ``y``."""
+    """``name(y, channels, n, x, seen)``: ``n`` positions at ``x`` to channels' planes at ``y``."""
     head = (
         f"static noinline unmasked void {name}(uniform float * uniform y, "
         "uniform int channels, uniform int n, const uniform float * uniform x, "
