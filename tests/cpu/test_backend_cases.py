@@ -1,7 +1,7 @@
 """Every case record on the CPU engine: both ISAs, alone and fused, between guard pages.
 
 What is tolerated is what the record says, nothing more.  All kernels of an ISA are compiled
-before the first of its cases runs.
+before the first of its cases runs.  Fused, one shape a case runs in CI and all in the full run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cpu.isa import ISAS, Isa
+from minidnn.backends.cpu.isa import ISAS, Isa, best_isa
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
@@ -39,16 +39,25 @@ def among_others(case: Case, shapes: tuple[Shape, ...]) -> Graph:
 
 
 @cache
-def warmed(isa_name: str) -> None:
+def warm_alone(isa_name: str) -> None:
     graphs = [(alone(case, shapes), "model") for case in CASES for shapes in case.shapes]
-    fused = [among_others(case, shapes) for case in SINGLE for shapes in case.shapes]
-    graphs += [(graph, strategy) for graph in fused for strategy in ("model", "layers")]
+    warm(graphs, ISAS[isa_name])
+
+
+@cache
+def warm_fused(isa_name: str, all_shapes: bool) -> None:
+    graphs = [
+        (among_others(case, shapes), strategy)
+        for case in SINGLE
+        for shapes in (case.shapes if all_shapes else case.shapes[-1:])
+        for strategy in ("model", "layers")
+    ]
     warm(graphs, ISAS[isa_name])
 
 
 @pytest.fixture(autouse=True)
-def kernels(own_cache: None, isa: Isa) -> None:
-    warmed(isa.name)
+def kernels(own_cache: None) -> None:
+    """Kernels of these tests are kept apart from those of others."""
 
 
 @cache
@@ -58,6 +67,8 @@ def compiled(graph: Graph, isa_name: str, strategy: str = "model") -> Executable
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_alone(case: Case, isa: Isa) -> None:
+    warm_alone(isa.name)
+
     def run(graph: Graph, inputs: Sequence[np.ndarray], dtype: str) -> Sequence[np.ndarray]:
         result = compiled(alone(case, tuple(x.shape for x in inputs)), isa.name)(*inputs)
         return result if isinstance(result, tuple) else (result,)
@@ -66,9 +77,24 @@ def test_alone(case: Case, isa: Isa) -> None:
 
 
 @pytest.mark.parametrize("case", SINGLE, ids=str)
-def test_among_others(case: Case, isa: Isa) -> None:
+def test_among_others(case: Case) -> None:
+    """On the best ISA, and on one shape each: compiling the rest takes minutes."""
+    check_among_others(case, best_isa(), all_shapes=False)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", SINGLE, ids=str)
+def test_among_others_in_all_shapes(case: Case, isa: Isa) -> None:
+    check_among_others(case, isa, all_shapes=True)
+
+
+def check_among_others(case: Case, isa: Isa, all_shapes: bool) -> None:
     """As accurate as alone, and with the bits of the same layers without fusion of stacks."""
+    warm_fused(isa.name, all_shapes)
+    chosen = case.shapes if all_shapes else case.shapes[-1:]
     for what, shapes, inputs in case.variants("float32"):
+        if shapes not in chosen:
+            continue
         graph = among_others(case, shapes)
         fused = compiled(graph, isa.name)(*inputs)
         single = compiled(graph, isa.name, "layers")(*inputs)

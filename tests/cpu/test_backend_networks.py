@@ -23,7 +23,21 @@ from tests.models.test_torchvision import NETWORKS, SMALL, images, peer, theirs 
 
 #: Networks whose contractions are the same however stacks are collapsed.
 STRATEGIES_AGREE = ("resnet18", "squeezenet1_1", "vgg11_bn", "densenet121")
-ON_AVX2 = ("resnet18", "squeezenet1_0", "vgg11_bn", "inception_v3")
+ON_AVX2 = ("resnet18", "squeezenet1_1", "inception_v3")
+#: One network of each kind runs in CI, all of them in the full run.
+OF_EACH_KIND = (
+    "alexnet",
+    "vgg11_bn",
+    "resnet18",
+    "resnet50",
+    "squeezenet1_1",
+    "densenet121",
+    "inception_v3",
+)
+IN_CI = [
+    pytest.param(name, marks=[] if name in OF_EACH_KIND else [pytest.mark.full])
+    for name in NETWORKS
+]
 BATCH = 2
 
 
@@ -41,7 +55,7 @@ def warmed(isa_name: str) -> None:
     from .warming import warm
 
     isa = ISAS[isa_name]
-    names = NETWORKS if isa is AVX512 else ON_AVX2
+    names = OF_EACH_KIND if isa is AVX512 else ON_AVX2
     graphs = []
     for name in names:
         shape = (BATCH, 3, size_of(name), size_of(name))
@@ -81,7 +95,7 @@ def hold_to_torch(name: str, size: int, batch: int, isa: Isa, **options: Any) ->
     return result
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", IN_CI)
 def test_numbers_between_guard_pages(name: str) -> None:
     """In the debug mode, and with the same bits outside of it."""
     require(AVX512)
