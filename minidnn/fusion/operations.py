@@ -20,6 +20,8 @@ from minidnn.graph.operator import Elementwise, Windowed
 from minidnn.graph.operators import Concat
 from minidnn.graph.window import Window
 
+MOST_SHARED = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Vector:
@@ -55,16 +57,36 @@ class Operation:
         return sum(ops[i.op].operations for i in self.code if i.op in ops)
 
     @property
+    def taps(self) -> int:
+        """How often it reads an operand for one element."""
+        return 1 if self.window is None else self.window.taps
+
+    @property
+    def shared_taps(self) -> float:
+        """The same where two rows are computed at once and keep the columns they share."""
+        if self.window is None or not shares_work(self.window):
+            return self.taps
+        down, across = self.window.axes
+        both = (down.kernel + down.stride) / 2 if down.stride < down.kernel else down.kernel
+        return both * min(across.kernel, across.stride)
+
+    @property
     def shared_operations(self) -> int:
         """The same where neighbouring outputs share the maxima of columns, or sums of rows."""
         if self.window is None:
             return self.operations
-        down, across = self.window.axes
-        if max(down.kernel, across.kernel) > 8:
+        if not shares_work(self.window):
             return self.operations
+        down, across = self.window.axes
         first, second = (down, across) if self.window.reduce == "max" else (across, down)
         fresh = min(second.stride, second.kernel)
         return fresh * max(1, first.kernel - 1) + second.kernel - 1
+
+
+def shares_work(window: Window) -> bool:
+    """Whether neighbouring outputs share work on a device that computes in order: if the window
+    is not too wide to keep what they share in registers."""
+    return max(axis.kernel for axis in window.axes) <= MOST_SHARED
 
 
 @dataclass(eq=False)

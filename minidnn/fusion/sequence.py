@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import ceil
 
 from minidnn.fusion.device import Device
@@ -185,6 +185,7 @@ class Sequence:
         item = ITEMSIZE[self.anchor.dtype]
         tall = schedule.rows * schedule.strips
 
+        @cache
         def positions(value: Value) -> int:
             return rows[value].total(tall, height) * columns[value].total(schedule.columns, width)
 
@@ -206,16 +207,17 @@ class Sequence:
             work += each * positions(operation.output)
             useful += each * operation.output.type.plane[2] * operation.output.type.plane[3]
         moved = sum(v.type.bytes for v in (*self.inputs, *self.outputs))
-        local = self._local_bytes(schedule, positions, share, item)
+        local = self._local_bytes(schedule, device, positions, share, item)
         tasks = batch * ceil(channels / device.lanes) * down * across
         idle = ceil(tasks / device.workers) * device.workers / tasks
         strips = ceil(tall / schedule.rows) + (self.lead(schedule) if schedule.strips > 1 else 0)
         turns = tasks * strips * len(self.steps) / device.workers
-        seconds = device.overhead + max(
-            moved / device.bandwidth,
-            idle * max(work / device.operations, local / device.local_bandwidth)
-            + turns * device.step_overhead,
-        )
+        memory = moved / device.bandwidth
+        inside = idle * max(work / device.operations, local / device.local_bandwidth)
+        inside += turns * device.step_overhead
+        # A worker that computes in order waits for memory meanwhile.
+        both = memory + inside if device.in_order else max(memory, inside)
+        seconds = device.overhead + both
         return Price(seconds, moved, work, buffer_bytes, tasks, work / useful if useful else 1.0)
 
     def lead(self, schedule: Schedule) -> int:
@@ -235,24 +237,37 @@ class Sequence:
         has them all."""
         rows, _ = self.extents
         buffers = (*self.buffered, *(self.staged if schedule.stage else ()))
-        if schedule.strips == 1:
-            return {value: rows[value].span(schedule.rows) for value in buffers}
-        over = self.overwritten if schedule.in_place else {}
         held: dict[Value, int] = {}
         for value in buffers:
-            need = rows[value]
-            lag = max(
-                (self._lag(value, o) for o in self.operations if value in o.operands), default=0
-            )
-            first = value
-            while first in over:
-                first = over[first]
-            if first in held:
-                held[first] = held[first] + lag
+            need, first = rows[value], self._bottom[value] if schedule.in_place else value
+            if schedule.strips == 1:
+                # A plane that lies over another one begins some rows above it.
+                above = held[first] + 1 if first in held else 0
+                held[first] = max(above, need.span(schedule.rows))
+            elif first in held:
+                held[first] += self._lags[value]
             else:
                 count = need.size if need.scale == 0 else min(need.size, need.scale * schedule.rows)
-                held[first] = count + lag
+                held[first] = count + self._lags[value]
         return held
+
+    @cached_property
+    def _bottom(self) -> dict[Value, Value]:
+        """For each value in a buffer the first one in its place."""
+        found: dict[Value, Value] = {value: value for value in self.staged}
+        for value in self.buffered:
+            below = self.overwritten.get(value)
+            found[value] = value if below is None else found[below]
+        return found
+
+    @cached_property
+    def _lags(self) -> dict[Value, int]:
+        """For each value the most rows that a reader still needs of those before the newest."""
+        lags: dict[Value, int] = {}
+        for operation in self.operations:
+            for value in operation.operands:
+                lags[value] = max(lags.get(value, 0), self._lag(value, operation))
+        return lags
 
     def _lag(self, value: Value, reader: Operation) -> int:
         """How many rows of a value a reader still needs of those before the newest ones."""
@@ -293,14 +308,16 @@ class Sequence:
                 found[results[0]] = source
         return found
 
-    def _local_bytes(self, schedule: Schedule, positions, share, item: int) -> float:  # type: ignore[no-untyped-def]
+    def _local_bytes(  # type: ignore[no-untyped-def]
+        self, schedule: Schedule, device: Device, positions, share, item: int
+    ) -> float:
         """Bytes that steps write to and read from the patch and, again and again, the inputs."""
         total = 0.0
         for value in (*self.buffered, *(self.staged if schedule.stage else ())):
             total += positions(value) * share(value)
         local = {*self.buffered, *self.inputs}
         for operation in self.operations:
-            taps = 1 if operation.window is None else operation.window.taps
+            taps = operation.shared_taps if device.in_order else operation.taps
             reads = sum(1 for value in operation.operands if value in local)
             total += taps * reads * positions(operation.output) * share(operation.output)
         return total * item

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 
 from minidnn.fusion.collapse import Choice, cheapest, collapse
-from minidnn.fusion.operations import Stack, lower
+from minidnn.fusion.operations import Stack, lower, shares_work
 from minidnn.fusion.region import Sequence as SequenceRegion
 from minidnn.fusion.sequence import Schedule
 from minidnn.fusion.sequence import Sequence as Part
@@ -83,11 +83,18 @@ def _note_cuts(choices: Sequence[Choice], stack: Stack, context: Context) -> Non
         first = middle
 
 
+def _is_worth_separating(node: Node, context: Context) -> bool:
+    """Whether a node is a max window whose neighbouring outputs would not share work anyway."""
+    if not isinstance(node.op, MaxPool2d) or not node.op.window().separable:
+        return False
+    return not (context.target.device.in_order and shares_work(node.op.window()))
+
+
 def _separate_windows(graph: Graph, context: Context) -> Graph:
     """Separates the max windows of those stacks that are cheaper for it."""
     chosen: set[Node] = set()
     for nodes in find_stacks(graph):
-        windows = [n for n in nodes if isinstance(n.op, MaxPool2d) and n.op.window().separable]
+        windows = [node for node in nodes if _is_worth_separating(node, context)]
         if windows and _seconds(*_apart(graph, nodes), context) < _seconds(graph, nodes, context):
             chosen.update(windows)
     if not chosen:

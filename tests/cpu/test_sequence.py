@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import minidnn as md
+from minidnn import layers as L
 from minidnn.backends.cpu.backend import CpuBackend
-from minidnn.backends.cpu.isa import Isa
+from minidnn.backends.cpu.isa import ISAS, Isa
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.lower import lower_plan
+from minidnn.backends.cpu.sequence import STREAMED_BYTES
 from minidnn.backends.cpu.target import CpuTarget, device_for
 from minidnn.fusion.region import Sequence as SequenceRegion
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
 from minidnn.graph.operators import SiLU
+from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
 from tests.fusion.graphs import graphs, inputs_for
+
+from .warming import warm
 
 THREADS = 2
 
@@ -122,6 +130,137 @@ def random_cases(isa: Isa, count: int, any_schedule: bool) -> list[Case]:
 @pytest.mark.parametrize("any_schedule", [False, True], ids=["chosen", "any"])
 def test_random_graphs(isa: Isa, any_schedule: bool) -> None:
     check(random_cases(isa, 12, any_schedule), isa)
+
+
+SHAPES = {"whole blocks": (2, 32, 13, 19), "partial block": (1, 21, 14, 40)}
+
+
+def statistics(net: L.Layer, seed: int) -> L.Layer:
+    """The network with random statistics; half of the factors are negative."""
+    random = np.random.default_rng(seed)
+    state = {}
+    for key, value in net.state_dict().items():
+        if "num_batches" in key:
+            state[key] = value
+        elif key.endswith("running_var"):
+            state[key] = random.uniform(0.5, 1.5, value.shape).astype(np.float32)
+        elif key.endswith("weight"):
+            sign = np.where(np.arange(value.size) % 2, -1.0, 1.0).reshape(value.shape)
+            state[key] = (random.uniform(0.5, 1.5, value.shape) * sign).astype(np.float32)
+        else:
+            state[key] = (random.standard_normal(value.shape) * 0.1).astype(np.float32)
+    net.load_state_dict(state)
+    return net
+
+
+def block(channels: int, pool: L.Layer) -> L.Layer:
+    return L.Sequential(pool, L.BatchNorm2d(channels), L.ReLU())
+
+
+class Residual(L.Layer):
+    """``ReLU(x + block(x))``."""
+
+    def __init__(self, channels: int) -> None:
+        self.block = L.Sequential(L.MaxPool2d(3, 1, 1), L.BatchNorm2d(channels))
+        self.relu = L.ReLU()
+
+    def forward(self, x: Any) -> Any:
+        return self.relu(x + self.block(x))
+
+
+CHAINS = {
+    "paper": lambda c: L.Sequential(*(block(c, L.MaxPool2d(3, 1, 1)) for _ in range(5))),
+    "stride 2": lambda c: L.Sequential(
+        block(c, L.MaxPool2d(3, 2, 1)), block(c, L.MaxPool2d(3, 1, 1)), block(c, L.MaxPool2d(2, 2))
+    ),
+    "average": lambda c: L.Sequential(
+        block(c, L.AvgPool2d(3, 1, 1)),
+        block(c, L.AvgPool2d(3, 1, 1, count_include_pad=False)),
+        block(c, L.AvgPool2d(2, 2)),
+    ),
+    "ceil_mode": lambda c: L.Sequential(
+        block(c, L.MaxPool2d(3, 2, ceil_mode=True)),
+        block(c, L.MaxPool2d(3, 1, 1)),
+        block(c, L.AvgPool2d(3, 2, 1, ceil_mode=True)),
+    ),
+    "residual": lambda c: L.Sequential(
+        block(c, L.MaxPool2d(3, 1, 1)), Residual(c), block(c, L.MaxPool2d(3, 1, 1))
+    ),
+    "both kinds": lambda c: L.Sequential(
+        block(c, L.MaxPool2d(3, 1, 1)),
+        block(c, L.AvgPool2d(3, 1, 1)),
+        L.MaxPool2d((1, 5), 1, (0, 2)),
+    ),
+    "dilated": lambda c: block(c, L.MaxPool2d(3, 1, 1, dilation=2)),
+    "wide": lambda c: L.Sequential(L.MaxPool2d(9, 1, 4), L.AvgPool2d(9, 1, 4), L.ReLU()),
+}
+
+
+def chain(name: str, channels: int, shape: tuple[int, ...]) -> Graph:
+    return to_graph(statistics(CHAINS[name](channels), 1), shape)
+
+
+@cache
+def chains_of(isa_name: str) -> dict[tuple[str, str], Graph]:
+    """The graphs of all chains, their kernels compiled together."""
+    found = {(n, s): chain(n, shape[1], shape) for n in CHAINS for s, shape in SHAPES.items()}
+    strategies = ("model", "layers")
+    warm([(g, how) for g in found.values() for how in strategies], ISAS[isa_name])
+    return found
+
+
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains(name: str, size: str, isa: Isa) -> None:
+    """One kernel without conversions; as the reference, and as layer by layer to the last bit."""
+    graph = chains_of(isa.name)[name, size]
+    options = {"isa": isa.name, "threads": THREADS, "guarded": True}
+    fused = md.compile(graph, device="cpu", **options)
+    layered = md.compile(graph, device="cpu", strategy="layers", **options)
+    if name != "wide":
+        assert [type(node.op) for node in fused.plan.graph.nodes] == [SequenceRegion]
+    for special in (False, True):
+        (x,) = inputs_for(graph, 3, special)
+        y = fused(x)
+        assert same(y, evaluate(fused.plan.graph, [x])[0])
+        expected = layered(x)
+        nan = np.isnan(y) & np.isnan(expected)
+        assert (nan | (y.view(np.int32) == expected.view(np.int32))).all()
+
+
+def test_numbers_that_overflow_within_a_chain(isa: Isa) -> None:
+    """Large finite inputs become infinite, then NaN, after some layers: maxima must keep those."""
+    shape = SHAPES["whole blocks"]
+    net = CHAINS["paper"](shape[1])
+    state = statistics(net, 2).state_dict()
+    first, *_, last = (key for key in state if key.endswith("weight"))
+    state[first] = np.full_like(state[first], 2.0)
+    state[last] = np.zeros_like(state[last])  # infinity times zero
+    net.load_state_dict(state)
+    graph = to_graph(L.Sequential(net, L.MaxPool2d(3, 2, 1)), shape)
+    (x,) = inputs_for(graph, 3, False)
+    x[0, 3, 4, 5] = 3e38
+    x[1, 30, 12, 18] = 3e38
+    y = md.compile(graph, device="cpu", isa=isa.name, guarded=True)(x)
+    with np.errstate(all="ignore"):
+        expected = evaluate(planned(graph, isa).graph, [x])[0]
+    assert np.isnan(expected).any() and not np.isnan(expected).all()
+    assert same(y, expected)
+
+
+def test_large_outputs_are_streamed(isa: Isa) -> None:
+    """Past the caches, where rows are aligned and where they are not."""
+    for shape in ((1, 128, 128, 132), (1, 128, 131, 131)):
+        assert np.prod(shape) * 4 >= STREAMED_BYTES
+        graph = to_graph(L.Sequential(L.MaxPool2d(3, 1, 1), L.ReLU()), shape)
+        exe = md.compile(graph, device="cpu", isa=isa.name)
+        assert "streaming_store" in exe.program.tasks[0].source.text or shape[2] == 131
+        (x,) = inputs_for(graph, 1, False)
+        out = np.empty(x.size + 16, np.float32)
+        for shift in (0, 1):
+            here = out[shift : shift + x.size].reshape(shape)
+            exe(x, out=here)
+            assert same(here, evaluate(graph, [x])[0])
 
 
 @pytest.mark.full

@@ -130,6 +130,7 @@ def _bounded(low: float, high: float, nan: bool = False) -> Interval:
     """Allows for rounding and overflow."""
     if math.isnan(low) or math.isnan(high):
         return _ANYTHING
+    low, high = min(low, _LARGEST), max(high, -_LARGEST)
     low = low - abs(low) * 1e-6 if low > -_LARGEST else -_INFINITY
     high = high + abs(high) * 1e-6 if high < _LARGEST else _INFINITY
     return Interval(low, high, nan)
@@ -139,7 +140,9 @@ def _add(a: Interval, b: Interval) -> Interval:
     opposite = (a.high == _INFINITY and b.low == -_INFINITY) or (
         a.low == -_INFINITY and b.high == _INFINITY
     )
-    return _ANYTHING if opposite else _bounded(a.low + b.low, a.high + b.high)
+    if opposite:
+        return _ANYTHING
+    return _bounded(a.low + b.low, a.high + b.high, a.nan or b.nan)
 
 
 def _mul(a: Interval, b: Interval) -> Interval:

@@ -33,6 +33,9 @@ from .tensor import Access, Tensor
 from .transpose import print_load, print_store
 from .window import print_exact_max, print_max
 
+STREAMED_BYTES = 8 << 20
+"""Outputs at least that large are written past the caches: no line of them is read first."""
+
 
 @dataclass(frozen=True)
 class SequenceKernel:
@@ -105,7 +108,10 @@ class _Printer:
         main = self._main(blocks, variants)
         moves = Code()
         for name, (kind, plane, full) in self.moves.items():
-            (print_load if kind == "load" else print_store)(moves, name, plane, self.lanes, full)
+            if kind == "load":
+                print_load(moves, name, plane, self.lanes, full)
+            else:
+                print_store(moves, name, plane, self.lanes, full, kind == "stream")
         functions = (text.replace("<name>", name) for text, name in self.functions.items())
         text = "".join((str(moves), *functions, str(segments), str(main)))
         name = f"seq_{digest(text, self.plan.digest)[:20]}"
@@ -151,6 +157,8 @@ class _Printer:
                     with code.block(f"if (block >= {first} && block < {first + count})"):
                         self._calls(code, segment, f"block - {first}", variants)
                     first += count
+            if any(kind == "stream" for kind, _, _ in self.moves.values()):
+                code.line("memory_barrier();")
         return code
 
     def _calls(self, code: Code, segment: int, block: str, variants: tuple[str, ...]) -> None:
@@ -415,6 +423,7 @@ class _Printer:
             f"f{number}",
             rows,
             columns,
+            plane.output is not None and tensor.image * self.binding.batch * 4 >= STREAMED_BYTES,
         )
 
 

@@ -49,6 +49,8 @@ class Outside:
     #: The part of an output that is written, if it is not all that is computed.
     rows: tuple[str, str] | None = None
     own_columns: tuple[str, str] | None = None
+    #: Whether it is so large that caches would not keep it until it is read.
+    is_large: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ class StepPrinter:
     actuals: list[str] = field(default_factory=list)
     known: dict[tuple[str, object], str] = field(default_factory=dict)
     temporaries: dict[int, str] = field(default_factory=dict)
-    #: The functions that it calls: what they do ("load" or "store"), the elements of a plane, and
-    #: whether all lanes are channels.
+    #: The functions that it calls: what they do ("load", "store" or "stream"), the elements of a
+    #: plane, and whether all lanes are channels.
     moves: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
 
     def print(self) -> StepFunction:
@@ -142,7 +144,7 @@ class StepPrinter:
     @property
     def rows_at_once(self) -> int:
         """Rows that are transposed at once: enough to fill tiles, few enough for the L1 cache."""
-        return max(2, min(16, 448 // self.most_columns) & ~1)
+        return max(2, min(16, 112 // self.most_columns) & ~1)
 
     @property
     def _tracks(self) -> bool:
@@ -200,6 +202,7 @@ class StepPrinter:
         code = self.code
         pointer = self._pointer(number, view)
         channels = "0" if self.full else self._argument("uniform int", "channels", "channels")
+        kind = "stream" if kind == "store" and view.is_large else kind
         function = f"$_{kind}_{view.plane}{'' if self.full else '_part'}"
         self.moves[function] = (kind, view.plane, self.full)
         whole = self.static and (self.xb, self.xe) == ("0", str(view.columns))
@@ -282,9 +285,9 @@ class StepPrinter:
                     f"const uniform float * uniform w{offset} = "
                     f"{self._window_row(f'{first} + {offset}')};"
                 )
-        for number in dict.fromkeys(n for o in self.operations for n in (*o.operands, o.result)):
-            if number == (self._source() if self.window is not None else None):
-                continue
+        points = [o.operands for o in self.operations if o.window is None]
+        at_position = (n for numbers in points for n in numbers)
+        for number in dict.fromkeys((*at_position, *(o.result for o in self.operations))):
             view = self.planes[number]
             for row in range(rows):
                 if view.ring is not None:

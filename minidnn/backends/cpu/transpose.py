@@ -47,32 +47,45 @@ def print_load(code: Code, name: str, plane: int, lanes: int, full: bool) -> Non
         code.line("seen[programIndex] = most;")
 
 
-def print_store(code: Code, name: str, plane: int, lanes: int, full: bool) -> None:
-    """``name(y, channels, n, x, seen)``: ``n`` positions at ``x`` to channels' planes at ``y``."""
+def print_store(
+    code: Code, name: str, plane: int, lanes: int, full: bool, stream: bool = False
+) -> None:
+    """``name(y, channels, n, x, seen)``: ``n`` positions at ``x`` to channels' planes at ``y``.
+
+    With ``stream``, whole vectors go past the caches where they are aligned.
+    """
     head = (
         f"static noinline unmasked void {name}(uniform float * uniform y, "
         "uniform int channels, uniform int n, const uniform float * uniform x, "
         "const uniform unsigned int * uniform seen)"
     )
 
-    def stores(names: list[str], mask: str) -> None:
+    def stores(names: list[str], mask: str, streamed: bool = False) -> None:
         for i in range(lanes):
-            tests = [mask] if mask else []
             test = f"if ({i} < channels) " if not full and i else ""
-            test += f"if ({' && '.join(tests)}) " if tests else ""
-            code.line(f"{test}y[{i * plane} + q + programIndex] = {names[i]};")
+            if streamed:
+                code.line(f"{test}streaming_store(y + {i * plane} + q, {names[i]});")
+            else:
+                code.line(f"{test}{mask}y[{i * plane} + q + programIndex] = {names[i]};")
 
     with code.block(head):
         _indices(code, lanes)
         with code.block(f"if (n >= {lanes})"), code.block(_TILES.format(lanes)):
             code.line(f"uniform int q = min(p, n - {lanes});")
             code.lines(f"float a{i} = x[(q + {i}) * {lanes} + programIndex];" for i in range(lanes))
-            stores(_transpose(code, lanes), "")
+            names = _transpose(code, lanes)
+            if stream and plane % lanes == 0:
+                with code.block(f"if (((uniform int64)(y + q) & {4 * lanes - 1}) == 0)"):
+                    stores(names, "", streamed=True)
+                with code.block("else"):
+                    stores(names, "")
+            else:
+                stores(names, "")
         with code.block("else"):
             code.line("uniform int q = 0;")
             for i in range(lanes):
                 code.line(f"float a{i} = x[min({i}, n - 1) * {lanes} + programIndex];")
-            stores(_transpose(code, lanes), "programIndex < n")
+            stores(_transpose(code, lanes), "if (programIndex < n) ")
 
 
 def _channel(lane: int, plane: int, full: bool) -> str:
