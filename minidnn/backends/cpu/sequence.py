@@ -28,9 +28,10 @@ from .isa import Isa
 from .kernels import KernelSource
 from .patch import Storage, identity_columns, storages_of
 from .scalar import literal
-from .step import WORDS, Outside, PlaneView, Ring, StepPrinter
+from .step import WORDS, StepPrinter
 from .tensor import Access, Tensor
 from .transpose import print_load, print_store
+from .view import Outside, PlaneView, Ring
 from .window import print_exact_max, print_max
 
 STREAMED_BYTES = 8 << 20
