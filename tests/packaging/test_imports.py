@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "cudnn": {"cache"},
     "weights": {"cache"},
     "pictures": set(),
+    "bench": set(),
     "storage": {"graph", "fusion", "weights"},
     "executable": {"graph", "report", "runtime"},
     "compiler": {"graph", "layers", "fusion", "passes", "runtime", "backends", "executable"},

@@ -1,0 +1,47 @@
+"""Runs engines in turn, so that whatever else the machine does strikes all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+from minidnn.bench.process import EngineProcess
+
+Progress = Callable[[int, str], None]
+"""Told before each burst: the round, and the engine's name."""
+
+LEAST_RUNS = 3
+
+
+def alternate(
+    engines: Mapping[str, EngineProcess],
+    rounds: int = 7,
+    burst_seconds: float = 0.3,
+    rest_seconds: float = 0.05,
+    progress: Progress = lambda number, name: None,
+) -> dict[str, list[float]]:
+    """Seconds of a run of each engine in each of ``rounds`` rounds.
+
+    A round gives every engine one burst of runs, about ``burst_seconds`` long and at least three
+    runs, of which the median counts; one run before is not counted.  Before each burst lies a rest,
+    in which threads of the engine before it stop spinning.  The order of a round is that of the
+    round before, turned by one.
+    """
+    names = list(engines)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    counts = {name: _runs_in(engine, burst_seconds) for name, engine in engines.items()}
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            progress(number, name)
+            time.sleep(rest_seconds)
+            seconds = engines[name].run(counts[name] + 1)[1:]
+            found[name].append(statistics.median(seconds))
+    return found
+
+
+def _runs_in(engine: EngineProcess, burst_seconds: float) -> int:
+    """How many runs fill a burst, once the engine has warmed up."""
+    engine.run(LEAST_RUNS)
+    return max(LEAST_RUNS, round(burst_seconds / min(engine.run(LEAST_RUNS))))

@@ -1,0 +1,107 @@
+"""What runs in an engine's process: makes the engine, then runs it whenever it is told to.
+
+    python -m minidnn.bench.worker          (started by :mod:`.process`, which speaks to it)
+
+Requests and answers are lines of JSON on standard input and output.  Whatever a library prints to
+standard output meanwhile goes to standard error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Something that can be run again and again.
+
+    Attributes:
+        run: one run on inputs that it holds; what it returns is given to ``outputs``.
+        outputs: makes NumPy arrays of what a run returned.
+        about: what the report says of it, such as versions and settings; plain JSON.
+    """
+
+    run: Callable[[], Any]
+    outputs: Callable[[Any], list[Any]] = field(default=lambda result: [result])
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+def main() -> None:
+    """Serves requests until there are no more."""
+    requests, answers = sys.stdin, os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    engine: Engine | None = None
+    for line in requests:
+        try:
+            request = json.loads(line)
+            if request["do"] == "make":
+                start = time.perf_counter()
+                engine = _make(request["target"], request["options"])
+                answer = {"seconds": time.perf_counter() - start, "about": dict(engine.about)}
+            else:
+                assert engine is not None, "the first request makes the engine"
+                answer = _DO[request["do"]](engine, request)
+        except BaseException as error:  # the other side raises it
+            _answer(answers, {"error": f"{type(error).__name__}: {error}", "at": _where(error)})
+            raise
+        _answer(answers, answer)
+
+
+def _answer(answers: TextIO, answer: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+
+
+def _where(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _make(target: str, options: Mapping[str, Any]) -> Engine:
+    module, _, function = target.partition(":")
+    engine = getattr(importlib.import_module(module), function)(**options)
+    if not isinstance(engine, Engine):
+        raise TypeError(f"{target} returned {type(engine).__name__}, not an Engine")
+    return engine
+
+
+def _run(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
+    seconds = []
+    for _ in range(request["count"]):
+        start = time.perf_counter()
+        engine.run()
+        seconds.append(time.perf_counter() - start)
+    return {"seconds": seconds}
+
+
+def _save(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
+    import numpy as np
+
+    arrays = [np.asarray(array) for array in engine.outputs(engine.run())]
+    np.savez(request["path"], *arrays)
+    return {"outputs": len(arrays)}
+
+
+def _memory(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
+    return {"bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+_DO: dict[str, Callable[[Engine, Mapping[str, Any]], dict[str, Any]]] = {
+    "run": _run,
+    "save": _save,
+    "memory": _memory,
+}
+
+if __name__ == "__main__":
+    # Not this copy, called __main__, but the module that engines import their Engine from.
+    from minidnn.bench.worker import main as serve
+
+    serve()
