@@ -21,6 +21,11 @@ class Target:
 
     device: Device = TWO_CORES
 
+    @property
+    def storage(self) -> str | None:
+        """The dtype in which float32 values are kept; None for float32 itself."""
+        return None
+
     def seconds(self, operations: float, bytes: int, contraction: bool = False) -> float:
         """A region's predicted time: the larger of arithmetic and memory, and the overhead."""
         device = self.device

@@ -73,3 +73,19 @@ class TensorType:
 def numpy_dtype(dtype: str) -> np.dtype:
     """The NumPy dtype in which the reference holds ``dtype``."""
     return np.dtype("float32" if dtype == "bfloat16" else dtype)
+
+
+def rounded_to(dtype: str, array: np.ndarray) -> np.ndarray:
+    """An array's numbers rounded to a floating-point ``dtype``, as the reference holds them.
+
+    To the nearest, ties to even; what is too large becomes infinite.
+    """
+    with np.errstate(all="ignore"):
+        if dtype != "bfloat16":
+            return array.astype(numpy_dtype(dtype))
+        single = np.ascontiguousarray(array, np.float32)
+        bits = single.view(np.uint32)
+        upper = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(
+            0xFFFF0000
+        )
+        return np.where(np.isnan(single), single, upper.view(np.float32))
