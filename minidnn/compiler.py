@@ -8,6 +8,7 @@ from typing import Any
 from minidnn.backends.backend import Backend, default_device, get_backend
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
+from minidnn.frontends.frontend import frontend_for, frontends
 from minidnn.fusion.collapse import check_strategy
 from minidnn.graph.checker import check
 from minidnn.graph.ir import Graph
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def compile(
-    network: Layer | Graph,
+    network: Layer | Graph | Any,
     shape: Shapes | None = None,
     *,
     device: str | None = None,
@@ -34,7 +35,7 @@ def compile(
 ) -> Executable:
     """Compiles a network for inputs of one size.
 
-    network: a layer, or a graph (which has its size already).
+    network: a layer, a graph (which has its size already), or what a front end accepts.
     shape: the input's shape with the batch, (16, 3, 224, 224); a sequence or a dict of shapes
         for several inputs.
     device: "cuda", "cpu", "reference"; by default the first of these that can be used here.
@@ -74,20 +75,33 @@ def _default_device() -> str:
 _warned: set[str] = set()
 
 
-def _graph(network: Layer | Graph, shape: Shapes | None) -> Graph:
+def _graph(network: Layer | Graph | Any, shape: Shapes | None) -> Graph:
     if isinstance(network, Graph):
         if shape is not None:
             _check_own_shape(network, shape)
-        check(network)
-        for value in network.values:
-            if value.type.size == 0:
-                raise GraphError(f"{value!r} has no elements; valid are sizes of at least 1")
-        return network
+        return _checked(network)
+    if not isinstance(network, Layer):
+        frontend = frontend_for(network)
+        if frontend is None:
+            valid = "".join(f", or {each.takes}" for each in frontends().values())
+            raise GraphError(
+                f"network={network!r:.80} is a {type(network).__name__}; valid are layers and "
+                f"graphs{valid}"
+            )
+        return _checked(frontend.to_graph(network, shape))
     if shape is None:
         raise GraphError(
             "shape=None; valid is the input's shape with the batch, such as (1, 3, 224, 224)"
         )
     return to_graph(network, shape)
+
+
+def _checked(graph: Graph) -> Graph:
+    check(graph)
+    for value in graph.values:
+        if value.type.size == 0:
+            raise GraphError(f"{value!r} has no elements; valid are sizes of at least 1")
+    return graph
 
 
 def _check_own_shape(graph: Graph, shape: Shapes) -> None:

@@ -1,0 +1,1 @@
+"""Front ends: models that something else wrote, as graphs."""
