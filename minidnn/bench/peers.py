@@ -1,0 +1,144 @@
+"""The other engines, in the settings that suit them best for exact float32 on a CPU.
+
+Each function is a target of :class:`minidnn.bench.process.EngineProcess`.  ``inputs`` names an
+``.npz`` file with the arrays in the order of the network's inputs.  Where an engine can write into
+memory that is there already, it does: outputs are not allocated again for every run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidnn.bench.worker import Engine
+
+TORCH_MODES = ("eager", "channels_last", "compile")
+
+
+def load_inputs(path: str) -> list[np.ndarray]:
+    """The arrays of an ``.npz`` file, in the order in which they were saved."""
+    with np.load(path) as arrays:
+        return [arrays[name] for name in arrays.files]
+
+
+def onnxruntime(model: str, inputs: str, threads: int) -> Engine:
+    """ONNX Runtime on an ONNX file; inputs and outputs bound once."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    with tempfile.TemporaryDirectory() as folder:
+        optimized = Path(folder) / "optimized.onnx"
+        options.optimized_model_filepath = str(optimized)
+        options.log_severity_level = 3  # it warns that such a file suits this machine only
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        kernels = _nodes(optimized)
+    binding = session.io_binding()
+    held = [np.ascontiguousarray(array) for array in load_inputs(inputs)]
+    for slot, array in zip(session.get_inputs(), held, strict=True):
+        binding.bind_cpu_input(slot.name, array)
+    results = []
+    for slot in session.get_outputs():
+        value = ort.OrtValue.ortvalue_from_shape_and_type(slot.shape, np.float32, "cpu")
+        binding.bind_ortvalue_output(slot.name, value)
+        results.append(value)
+
+    def run() -> list[np.ndarray]:
+        session.run_with_iobinding(binding)
+        return results
+
+    about = {"version": ort.__version__, "kernels": kernels, "precision": "f32"}
+    return Engine(run, lambda values: [value.numpy() for value in values], about)
+
+
+def _nodes(model: Path) -> int | None:
+    """How many nodes an ONNX file has; None where the package that reads it is missing."""
+    try:
+        import onnx
+    except ImportError:
+        return None
+    return len(onnx.load(str(model), load_external_data=False).graph.node)
+
+
+def openvino(model: str, inputs: str, threads: int, precision: str = "f32") -> Engine:
+    """OpenVINO on an ONNX file, with the LATENCY hint: all threads work on one request.
+
+    Its own default precision on processors that have bf16 is bf16, so the precision is a hint
+    that must be given.
+    """
+    import openvino as ov
+
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": precision,
+    }
+    compiled = ov.Core().compile_model(model, "CPU", settings)
+    request = compiled.create_infer_request()
+    held = [np.ascontiguousarray(array) for array in load_inputs(inputs)]
+    for i, array in enumerate(held):
+        request.set_input_tensor(i, ov.Tensor(array, shared_memory=True))
+
+    def run() -> Any:
+        request.infer()
+        return request, held
+
+    def outputs(result: Any) -> list[np.ndarray]:
+        return [np.array(tensor.data) for tensor in result[0].output_tensors]
+
+    kinds = [
+        op.get_rt_info()["layerType"].astype(str) for op in compiled.get_runtime_model().get_ops()
+    ]
+    kernels = sum(kind not in ("Input", "Output", "Const") for kind in kinds)
+    about = {"version": ov.__version__, "kernels": kernels, "precision": precision}
+    return Engine(run, outputs, about)
+
+
+def torch(
+    network: str, options: Mapping[str, Any], inputs: str, threads: int, mode: str = "eager"
+) -> Engine:
+    """PyTorch on the module that ``network``, ``"package.module:function"``, makes of options.
+
+    ``mode`` is "eager", "channels_last" or "compile", the last with TorchInductor's freezing of
+    parameters.  Inputs and outputs are NCHW in all of them, so "channels_last" converts both.
+    """
+    import torch
+
+    if mode not in TORCH_MODES:
+        raise ValueError(f"mode={mode!r}; valid are {', '.join(map(repr, TORCH_MODES))}")
+    torch.set_num_threads(threads)
+    module_name, _, function = network.partition(":")
+    module = getattr(importlib.import_module(module_name), function)(**options).eval()
+    tensors = [torch.from_numpy(array) for array in load_inputs(inputs)]
+    about: dict[str, Any] = {"version": torch.__version__, "precision": "f32"}
+    layout = torch.channels_last if mode == "channels_last" else torch.contiguous_format
+    module = module.to(memory_format=layout)
+    if mode == "compile":
+        module = _compiled(module, tensors, about)
+
+    def run() -> Any:
+        with torch.inference_mode():
+            result = module(*(tensor.contiguous(memory_format=layout) for tensor in tensors))
+            results = result if isinstance(result, tuple | list) else [result]
+            return [tensor.contiguous() for tensor in results]
+
+    return Engine(run, lambda results: [tensor.numpy() for tensor in results], about)
+
+
+def _compiled(module: Any, tensors: list[Any], about: dict[str, Any]) -> Any:
+    """The compiled module; notes how many kernels were made of it."""
+    import torch
+    from torch._inductor import config, metrics
+
+    config.freezing = True
+    compiled = torch.compile(module)
+    with torch.no_grad():
+        compiled(*tensors)
+    about["kernels"] = metrics.generated_kernel_count or None
+    return compiled

@@ -1,0 +1,92 @@
+"""Every engine that is there gives the same outputs as PyTorch, in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minidnn.bench.peers import TORCH_MODES, load_inputs
+from minidnn.bench.process import EngineError, EngineProcess
+from minidnn.errors import DeviceError
+from tests.bench.networks import with_torch
+
+THREADS = 2
+
+
+def needs(*packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed (extra: bench)")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with inputs, and the outputs that PyTorch has for them."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("engines")
+    x = np.random.default_rng(0).standard_normal((2, 16, 9, 11)).astype(np.float32)
+    np.savez(folder / "inputs.npz", x)
+    np.save(folder / "expected.npy", with_torch(16)(torch.from_numpy(x)).numpy())
+    return folder
+
+
+def check(target: str, folder: Path, **options: Any) -> EngineProcess:
+    options |= {"inputs": str(folder / "inputs.npz"), "threads": THREADS}
+    with EngineProcess(target, f"minidnn.bench.{target}", options, timeout=120) as engine:
+        (output,) = engine.outputs()
+        np.testing.assert_array_equal(output, np.load(folder / "expected.npy"))
+        assert engine.about["version"] and engine.about["precision"] == "f32"
+        return engine
+
+
+def onnx_file(folder: Path) -> str:
+    import torch
+
+    path = str(folder / "network.onnx")
+    (x,) = load_inputs(str(folder / "inputs.npz"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter that needs no further package is old
+        torch.onnx.export(with_torch(16), (torch.from_numpy(x),), path, dynamo=False)
+    return path
+
+
+def test_onnxruntime(folder: Path) -> None:
+    needs("onnx", "onnxruntime")
+    assert check("peers:onnxruntime", folder, model=onnx_file(folder)).about["kernels"] >= 1
+
+
+def test_openvino(folder: Path) -> None:
+    needs("onnx", "openvino")
+    assert check("peers:openvino", folder, model=onnx_file(folder)).about["kernels"] >= 1
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(m, marks=pytest.mark.full) if m == "compile" else m for m in TORCH_MODES],
+)
+def test_torch(folder: Path, mode: str) -> None:
+    network = "tests.bench.networks:with_torch"
+    check("peers:torch", folder, network=network, options={"channels": 16}, mode=mode)
+
+
+def test_an_unknown_mode_of_torch_is_refused(folder: Path) -> None:
+    with pytest.raises(EngineError, match="mode='fast'; valid are 'eager', 'channels_last'"):
+        check("peers:torch", folder, network="a:b", options={}, mode="fast")
+
+
+def test_minidnn(folder: Path) -> None:
+    try:
+        import minidnn.backends.cpu.toolchain as toolchain
+
+        toolchain.find_ispc()
+    except DeviceError as error:
+        pytest.skip(str(error))
+    network = "tests.bench.networks:with_minidnn"
+    engine = check("own:minidnn", folder, network=network, options={"channels": 16})
+    assert engine.about["kernels"] == 1
