@@ -54,6 +54,17 @@ def print_code(
 
     ``fresh`` gives a new variable name each time.  The result is a float: 1 or 0 of a comparison.
     """
+    return print_lines(code, arguments, fresh, _print)
+
+
+def print_lines(
+    code: Sequence[Instruction],
+    arguments: Sequence[str],
+    fresh: Callable[[], str],
+    show: Callable[[str, list[str], list[bool]], str],
+) -> tuple[list[str], str]:
+    """The same in any language like C: ``show(op, operands, numbers)`` prints one operation,
+    where ``numbers`` tells which operands are constants and not NaN."""
     lines: list[str] = []
     names: list[str] = []
 
@@ -68,7 +79,7 @@ def print_code(
             names.append(literal(_value(instruction)))
         else:
             numbers = [_is_number(code[i]) for i in instruction.operands]
-            text = _print(instruction.op, [names[i] for i in instruction.operands], numbers)
+            text = show(instruction.op, [names[i] for i in instruction.operands], numbers)
             assign("bool" if instruction.op in _COMPARISONS else "float", text)
     if code[-1].op in _COMPARISONS:
         assign("float", f"{names[-1]} ? 1.0f : 0.0f")

@@ -1,0 +1,1 @@
+"""The CUDA backend: generated kernels and cuDNN."""

@@ -1,0 +1,118 @@
+"""Many small kernels to few cubins, each kernel found again whatever unit it was compiled in.
+
+Networks share kernels without sharing units: an index entry for each kernel says which compiled
+unit has it and what it takes, and only kernels without one are compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ...cache import Store, building_allowed, digest
+from ..cpu.cores import usable_cores
+from .dialect import prelude
+from .kernels import KernelSource
+from .nvrtc import OPTIONS, Nvrtc, Resources, load
+
+LEAST_PER_UNIT = 2
+CACHE_BYTES = 512 << 20
+INDEX_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A compiled kernel: the file of its unit, its name in it, and what it takes."""
+
+    cubin: Path
+    name: str
+    resources: Resources
+
+
+def cubin_store() -> Store:
+    """Compiled units."""
+    return Store("cubin", ".cubin", CACHE_BYTES)
+
+
+def compile_kernels(
+    sources: Sequence[KernelSource], arch: str, *, jobs: int | None = None
+) -> list[Kernel]:
+    """The compiled kernels, in the order of ``sources``; what is cached is not compiled.
+
+    ``arch`` is "sm_90" and the like.
+
+    Raises:
+        ValueError: two kernels of one name have different texts.
+        CompileError: a text is not valid.
+        DeviceError: there is no NVRTC.
+    """
+    unique: dict[str, KernelSource] = {}
+    for source in sources:
+        if unique.setdefault(source.name, source).text != source.text:
+            raise ValueError(f"compile_kernels: two kernels named {source.name} differ")
+    nvrtc = load()
+    head = prelude()
+    units, index = cubin_store(), Store("cubin_index", ".json", INDEX_BYTES)
+    keys = {s.name: _key(s, head, arch, nvrtc) for s in unique.values()}
+    ready: dict[str, Kernel] = {}
+    for name, key in keys.items():
+        if (entry := index.read(key)) is not None:
+            known = json.loads(entry)
+            path = units.path(known["unit"])
+            if path is not None:
+                ready[name] = Kernel(path, name, Resources(**known["resources"]))
+    missing = [source for name, source in unique.items() if name not in ready]
+    if missing:
+        names = ", ".join(source.name for source in missing)
+        building_allowed(f"{len(missing)} CUDA kernel{'s' * (len(missing) > 1)} ({names})")
+        for unit, kernels in _build(missing, head, arch, nvrtc, units, jobs or usable_cores()):
+            for kernel in kernels:
+                ready[kernel.name] = kernel
+                text = json.dumps({"unit": unit, "resources": asdict(kernel.resources)})
+                index.put(keys[kernel.name], text.encode(), label=kernel.name)
+    return [ready[source.name] for source in sources]
+
+
+def _build(
+    sources: Sequence[KernelSource],
+    head: str,
+    arch: str,
+    nvrtc: Nvrtc,
+    units: Store,
+    jobs: int,
+) -> list[tuple[str, list[Kernel]]]:
+    def build(members: list[KernelSource]) -> tuple[str, list[Kernel]]:
+        text = head + "\n".join(source.text for source in members)
+        key = digest("cubin", text, arch, OPTIONS, nvrtc.version)
+        compiled = nvrtc.compile(text, arch, f"kernels_{key[:8]}")
+        path = units.put(key, compiled.cubin)
+        return key, [Kernel(path, s.name, compiled.resources[s.name]) for s in members]
+
+    groups = group(sources, jobs)
+    if len(groups) == 1:
+        return [build(groups[0])]
+    with ThreadPoolExecutor(len(groups)) as pool:
+        return list(pool.map(build, groups))
+
+
+def group(sources: Sequence[KernelSource], jobs: int) -> list[list[KernelSource]]:
+    """Distributes kernels over units of about equal length, for ``jobs`` compilers at once.
+
+    Equal arguments give equal units, in every process.
+    """
+    count = max(1, min(jobs, len(sources) // LEAST_PER_UNIT))
+    members: list[list[KernelSource]] = [[] for _ in range(count)]
+    lengths = [0] * count
+    for source in sorted(sources, key=lambda s: (-len(s.text), s.name)):
+        shortest = lengths.index(min(lengths))
+        members[shortest].append(source)
+        lengths[shortest] += len(source.text)
+    return members
+
+
+def _key(source: KernelSource, head: str, arch: str, nvrtc: Nvrtc) -> str:
+    ingredients = (head, source.name, source.text, arch, OPTIONS, nvrtc.version)
+    return digest("cuda kernel", *ingredients)

@@ -1,0 +1,108 @@
+"""What every CUDA translation unit begins with, and the rules a printer keeps.
+
+**Rounding.**  Units are compiled with ``-fmad=false`` and without fast math: ``a * b + c`` is two
+roundings, a fused one is written ``md_fma(a, b, c)``; division and square root are exact, denormal
+numbers are kept.
+
+**NaN.**  ``md_max`` and ``md_min`` are one instruction each (``max.NaN.f32``, from sm_80 on) that
+gives NaN if either operand is NaN, and takes +0 for larger than -0: so maxima are the same in any
+order.  What arithmetic gives for NaN has the sign bit clear.
+
+**Element types.**  ``float``, ``md_half`` and ``md_bf16`` in memory, float in registers.
+``md_value`` reads one, ``md_as<T>`` rounds to one, ``md_round<T>`` is the float that it then is.
+``md_load<N>(x, p)`` and ``md_store<N>(p, x)`` move N neighbours with accesses as wide as
+``sizeof(T) * N``, to which ``p`` is aligned.
+
+**Functions** beside CUDA's own are those of :mod:`.math`.  No header is included: parsing
+``cuda_fp16.h`` takes longer than compiling most kernels.
+
+The emulator of the tests compiles the same texts with the system's C++ compiler and defines
+itself what stands between ``#ifdef __CUDACC__`` and its ``#endif``.
+"""
+
+from __future__ import annotations
+
+from .math import MATH
+
+_INTRINSICS = """\
+#ifdef __CUDACC__
+#define MD_FUNCTION static __device__ __forceinline__
+#define MD_METHOD __device__
+MD_FUNCTION unsigned int intbits(float x) { return __float_as_uint(x); }
+MD_FUNCTION float floatbits(unsigned int x) { return __uint_as_float(x); }
+MD_FUNCTION float md_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+MD_FUNCTION double md_fma(double a, double b, double c) { return __fma_rn(a, b, c); }
+MD_FUNCTION float md_max(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+MD_FUNCTION float md_min(float a, float b) {
+  float c;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+MD_FUNCTION float md_from_half(unsigned short x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+MD_FUNCTION unsigned short md_to_half(float x) {
+  unsigned short y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+MD_FUNCTION unsigned short md_to_bf16(float x) {
+  unsigned short y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+#endif
+"""
+
+_TYPES = """\
+struct md_half { unsigned short bits; };
+struct md_bf16 { unsigned short bits; };
+MD_FUNCTION float md_value(float x) { return x; }
+MD_FUNCTION float md_value(md_half x) { return md_from_half(x.bits); }
+MD_FUNCTION float md_value(md_bf16 x) { return floatbits((unsigned int)x.bits << 16); }
+MD_FUNCTION void md_set(float &y, float x) { y = x; }
+MD_FUNCTION void md_set(md_half &y, float x) { y.bits = md_to_half(x); }
+MD_FUNCTION void md_set(md_bf16 &y, float x) { y.bits = md_to_bf16(x); }
+template <class T> MD_FUNCTION T md_as(float x) {
+  T y;
+  md_set(y, x);
+  return y;
+}
+template <class T> MD_FUNCTION float md_round(float x) { return md_value(md_as<T>(x)); }
+template <int Bytes> struct md_word;
+template <> struct md_word<2> { typedef unsigned short type; };
+template <> struct md_word<4> { typedef unsigned int type; };
+template <> struct md_word<8> { typedef uint2 type; };
+template <> struct md_word<16> { typedef uint4 type; };
+template <int N, class T> union md_pack {
+  typename md_word<N * sizeof(T)>::type word;
+  T items[N];
+  MD_METHOD md_pack() {}
+};
+template <int N, class T> MD_FUNCTION void md_load(float (&x)[N], const T *p) {
+  md_pack<N, T> pack;
+  pack.word = *(const typename md_word<N * sizeof(T)>::type *)p;
+  #pragma unroll
+  for (int i = 0; i < N; i++) x[i] = md_value(pack.items[i]);
+}
+template <int N, class T> MD_FUNCTION void md_store(T *p, const float (&x)[N]) {
+  md_pack<N, T> pack;
+  #pragma unroll
+  for (int i = 0; i < N; i++) pack.items[i] = md_as<T>(x[i]);
+  *(typename md_word<N * sizeof(T)>::type *)p = pack.word;
+}
+"""
+
+TYPES = {"float32": "float", "float16": "md_half", "bfloat16": "md_bf16"}
+"""The names of element types in CUDA."""
+
+
+def prelude() -> str:
+    """The first lines of a translation unit."""
+    return _INTRINSICS + _TYPES + MATH

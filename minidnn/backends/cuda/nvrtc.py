@@ -1,0 +1,179 @@
+"""NVRTC, CUDA's compiler as a library: source text in, machine code for one architecture out.
+
+It needs no GPU and no driver.  It is looked for in this order: the environment variable
+``MINIDNN_NVRTC`` (a file), the wheel ``nvidia-cuda-nvrtc`` (CUDA 13) or ``nvidia-cuda-nvrtc-cu12``,
+the dynamic loader's own search path, ``$CUDA_PATH`` and ``$CUDA_HOME``.  Nothing is loaded before
+the first use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...errors import CompileError, DeviceError
+
+ENVIRONMENT = "MINIDNN_NVRTC"
+NAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
+OLDEST = (12, 4)
+
+OPTIONS = ("-fmad=false", "-std=c++17", "-diag-suppress=177", "--ptxas-options=-v")
+"""What every unit is compiled with, beside its architecture; no fast math, ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a kernel takes, as the assembler says: registers of a thread, bytes of its stack
+    frame, of spills to it and from it, and of static shared memory of a block."""
+
+    registers: int
+    stack_bytes: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Machine code (a cubin), and what each of its kernels takes."""
+
+    cubin: bytes
+    resources: dict[str, Resources]
+
+
+class Nvrtc:
+    """A loaded NVRTC."""
+
+    def __init__(self, dll: Any, path: str) -> None:
+        self._dll = dll
+        self.path = path
+        dll.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._check(dll.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+        self.version = (major.value, minor.value)
+
+    def compile(self, text: str, arch: str, name: str = "unit") -> Compiled:
+        """Machine code for ``arch`` ("sm_90").
+
+        CompileError with the compiler's messages if the text is not valid.
+        """
+        program = ctypes.c_void_p()
+        dll = self._dll
+        source, title = text.encode(), f"{name}.cu".encode()
+        status = dll.nvrtcCreateProgram(ctypes.byref(program), source, title, 0, None, None)
+        self._check(status, "nvrtcCreateProgram")
+        try:
+            options = [option.encode() for option in (f"-arch={arch}", *OPTIONS)]
+            array = (ctypes.c_char_p * len(options))(*options)
+            status = dll.nvrtcCompileProgram(program, len(options), array)
+            log = self._bytes(program, "ProgramLog").decode(errors="replace").rstrip("\0")
+            if status:
+                reason = dll.nvrtcGetErrorString(status).decode()
+                raise CompileError(
+                    f"NVRTC {self.path} on {name} (target {arch}, {len(text.splitlines())} "
+                    f"lines): {reason}\n{log.strip()[:8000]}"
+                )
+            return Compiled(self._bytes(program, "CUBIN"), read_resources(log))
+        finally:
+            dll.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _bytes(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        function = f"nvrtcGet{what}"
+        self._check(getattr(self._dll, f"{function}Size")(program, ctypes.byref(size)), function)
+        buffer = ctypes.create_string_buffer(max(1, size.value))
+        self._check(getattr(self._dll, function)(program, buffer), function)
+        return buffer.raw[: size.value]
+
+    def _check(self, status: int, function: str) -> None:
+        if status:
+            reason = self._dll.nvrtcGetErrorString(status).decode()
+            raise DeviceError(f"{function} of {self.path} failed: {reason}")
+
+
+def read_resources(log: str) -> dict[str, Resources]:
+    """What the assembler's log says of each kernel."""
+    found: dict[str, Resources] = {}
+    for part in log.split("Compiling entry function '")[1:]:
+        name = part[: part.index("'")]
+
+        def number(pattern: str, text: str = part) -> int:
+            match = re.search(pattern, text)
+            return int(match[1]) if match else 0
+
+        found[name] = Resources(
+            number(r"Used (\d+) registers"),
+            number(r"(\d+) bytes stack frame"),
+            number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+            number(r"(\d+) bytes smem"),
+        )
+    return found
+
+
+@cache
+def load() -> Nvrtc:
+    """NVRTC; DeviceError, which says where it was looked for, if there is none."""
+    tried = []
+    for origin, place in _candidates():
+        if os.sep in place and not Path(place).exists():
+            tried.append(f"{origin}: {place} does not exist")
+            continue
+        try:
+            dll = ctypes.CDLL(place)
+        except OSError as error:
+            tried.append(f"{origin}: {place} cannot be loaded ({error})")
+            continue
+        found = Nvrtc(dll, place)
+        if found.version >= OLDEST:
+            return found
+        tried.append(f"{origin}: {place} is version {found.version[0]}.{found.version[1]}")
+    places = "".join(f"\n  {line}" for line in tried)
+    oldest = ".".join(map(str, OLDEST))
+    raise DeviceError(
+        f"no NVRTC {oldest} or newer was found; install it with 'pip install nvidia-cuda-nvrtc', "
+        f"or set {ENVIRONMENT} to the path of {NAMES[0]}. Looked at:{places}"
+    )
+
+
+def why_unusable() -> str | None:
+    """Why nothing can be compiled; None if it can."""
+    try:
+        load()
+    except DeviceError as error:
+        return str(error)
+    return None
+
+
+def _candidates() -> Iterator[tuple[str, str]]:
+    """Where NVRTC may be, as pairs (origin, path or bare name), best first."""
+    if os.environ.get(ENVIRONMENT):
+        yield f"environment variable {ENVIRONMENT}", os.environ[ENVIRONMENT]
+        return
+    for package in ("nvidia.cu13", "nvidia.cuda_nvrtc"):
+        for folder in _wheel_folders(package):
+            for name in NAMES:
+                if (folder / "lib" / name).exists():
+                    yield f"wheel {package}", str(folder / "lib" / name)
+    for name in NAMES:
+        yield "system", name
+    for variable in ("CUDA_PATH", "CUDA_HOME"):
+        if os.environ.get(variable):
+            for name in NAMES:
+                yield (
+                    f"environment variable {variable}",
+                    str(Path(os.environ[variable]) / "lib64" / name),
+                )
+
+
+def _wheel_folders(package: str) -> Sequence[Path]:
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:
+        return ()
+    return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else ()

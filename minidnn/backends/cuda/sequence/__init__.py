@@ -1,0 +1,1 @@
+"""Kernel plans printed as CUDA."""

@@ -1,0 +1,58 @@
+"""How a value lies in device memory, as kernels address it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...graph.layout import Layout
+from ...graph.types import ITEMSIZE, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Strides of a value, in elements.
+
+    Element (n, c, y, x) lies at ``offset + n * image + c * channel + y * row + x * pixel`` of
+    what the kernel's pointer points to, which is aligned to 16 bytes.
+    """
+
+    #: "float32", "float16" or "bfloat16".
+    dtype: str
+    channels: int
+    rows: int
+    columns: int
+    image: int
+    channel: int
+    row: int
+    pixel: int
+    offset: int = 0
+
+    @property
+    def is_planar(self) -> bool:
+        """Whether pixels of one channel lie side by side: NCHW."""
+        return self.pixel == 1 and (self.channel != 1 or self.channels == 1)
+
+    @property
+    def itemsize(self) -> int:
+        return ITEMSIZE[self.dtype]
+
+
+def tensor_of(
+    type: TensorType, layout: Layout, buffer: TensorType | None = None, channel: int = 0
+) -> Tensor:
+    """The strides of a value in NCHW or NHWC.
+
+    ``buffer`` is the wider value that it is a slice of, from ``channel`` on; the pointer is the
+    buffer's.
+    """
+    _, channels, rows, columns = type.plane
+    wide = (buffer or type).plane[1]
+    size = rows * columns
+    if layout.block == 1 or type.rank != 4:
+        return Tensor(
+            type.dtype, channels, rows, columns, wide * size, size, columns, 1, channel * size
+        )
+    assert layout.block == 0, f"no CUDA kernel reads {layout}"
+    return Tensor(
+        type.dtype, channels, rows, columns, wide * size, 1, columns * wide, wide, channel
+    )
