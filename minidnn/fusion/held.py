@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from minidnn.fusion.plan import KernelPlan
 from minidnn.graph.window import Window
-
-if TYPE_CHECKING:
-    from minidnn.fusion.plan import KernelPlan
 
 
 def rows_held(

@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 
 from minidnn.fusion.interpret import interpret
-from minidnn.fusion.plan import Binding, KernelPlan, build_plan
+from minidnn.fusion.plan import Binding, KernelPlan
+from minidnn.fusion.planning import build_plan
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph

@@ -52,9 +52,6 @@ CIRCLES = {
     ("minidnn.backends.cpu.contraction.blocking", "minidnn.backends.cpu.contraction.scheme"): (
         "annotations only: schemes of several block sizes are compared where a scheme is chosen"
     ),
-    ("minidnn.fusion.held", "minidnn.fusion.plan"): (
-        "annotations only: a plan's buffers are sized by following its own tasks"
-    ),
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from ...cache import digest
-from ...fusion.plan import build_plan
+from ...fusion.planning import build_plan
 from ...fusion.sequence import Schedule
 from ...graph.ir import Graph, Node, Value
 from ...graph.operators import Identity
