@@ -41,7 +41,8 @@ def compile(
     device: "cuda", "cpu", "reference"; by default the first of these that can be used here.
     precision: one of the backend's precisions; by default its first, "float32".
     strategy: how stacks are collapsed: "model" (by predicted time), or the paper's "one",
-        "five" and "unrestricted", or "layers" for no fusion of stacks.
+        "five" and "unrestricted"; "contractions" lets only convolutions and linear layers take
+        what is point-wise around them, "layers" computes layer by layer.
     fuel: how many rewrites the passes may make; all by default.
     observe: called with every pass and the graphs before and after it.
     options: what the backend takes besides.

@@ -19,9 +19,19 @@ from minidnn.fusion.operations import Stack
 from minidnn.fusion.sequence import Price, Schedule, Sequence
 
 #: "model": by predicted time.  "one", "five", "unrestricted": the paper's strategies of figure
-#: 10, at most that many steps a sequence, as many as fit.  "layers": no fusion at all.
-Strategy = Literal["model", "one", "five", "unrestricted", "layers"]
-STRATEGIES: tuple[Strategy, ...] = ("model", "one", "five", "unrestricted", "layers")
+#: 10, at most that many steps a sequence, as many as fit.  "contractions": only convolutions and
+#: linear layers take what is point-wise around them.  "layers": no fusion at all.
+Strategy = Literal["model", "one", "five", "unrestricted", "contractions", "layers"]
+STRATEGIES: tuple[Strategy, ...] = (
+    "model",
+    "one",
+    "five",
+    "unrestricted",
+    "contractions",
+    "layers",
+)
+#: Strategies under which nothing but contractions is fused: no stacks, joins are copied.
+APART: tuple[Strategy, ...] = ("contractions", "layers")
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ def collapse(stack: Stack, device: Device, strategy: Strategy = "model") -> list
     """
     if strategy == "model":
         return _by_price(stack, device)
-    limit = {"layers": 1, "one": 1, "five": 5, "unrestricted": len(stack.steps)}[strategy]
+    limit = {"five": 5, "unrestricted": len(stack.steps)}.get(strategy, 1)
     found: list[Choice] = []
     first = 0
     while first < len(stack.steps):

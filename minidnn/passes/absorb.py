@@ -6,7 +6,7 @@ contraction reads (prologue).  What is absorbed is decided by price: the time th
 predicts for it inside the contraction, against its own memory traffic outside, which is nothing
 if a neighbouring stack takes it along for free.
 Refuses: whatever the target refuses (noted with its reason), shapes that change, operands that
-depend on the contraction by another path.
+depend on the contraction by another path; everything under the strategy "layers".
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from minidnn.passes.infrastructure import Context, Pass
 
 def absorb(graph: Graph, context: Context) -> Graph:
     """See the module."""
+    if context.strategy == "layers":
+        return graph
     groups = Groups(graph)
     taken: dict[Node, None] = {}
     regions = []

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
-from minidnn.fusion.collapse import Choice, cheapest, collapse
+from minidnn.fusion.collapse import APART, Choice, cheapest, collapse
 from minidnn.fusion.operations import Stack, lower, shares_work
 from minidnn.fusion.region import Sequence as SequenceRegion
 from minidnn.fusion.sequence import Schedule
@@ -44,8 +44,8 @@ def depth_first(graph: Graph, context: Context) -> Graph:
 
 
 def stacks_of(graph: Graph, context: Context) -> list[list[Node]]:
-    """The stacks to collapse; under the strategy "layers", every fusable node by itself."""
-    if context.strategy != "layers":
+    """The stacks to collapse; under strategies without stacks, every fusable node by itself."""
+    if context.strategy not in APART:
         return find_stacks(graph)
     return [
         [node]

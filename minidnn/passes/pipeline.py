@@ -9,6 +9,7 @@ from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.layout import LAYOUT
 from minidnn.passes.place_concat import PLACE_CONCAT
+from minidnn.passes.pool_first import POOL_FIRST
 from minidnn.passes.reduce_precision import REDUCE_PRECISION
 from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.simplify import SIMPLIFY
@@ -16,6 +17,7 @@ from minidnn.passes.simplify import SIMPLIFY
 PIPELINE: tuple[Pass, ...] = (
     SIMPLIFY,
     FOLD_BATCH_NORM,
+    POOL_FIRST,
     REDUCE_PRECISION,
     ABSORB,
     DEPTH_FIRST,

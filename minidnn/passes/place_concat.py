@@ -6,11 +6,13 @@ copies it no more.  A join whose operands all lie side by side in one buffer alr
 dense block, is itself only a name for a part of that buffer.  The graph keeps its nodes; what
 changes is where values lie (``Graph.placements``).
 Refuses (noted with the reason): graph inputs, constants, values placed elsewhere, values that
-are operands twice, and what the target refuses.
+are operands twice, and what the target refuses; everything under strategies that compute layer
+by layer.
 """
 
 from __future__ import annotations
 
+from minidnn.fusion.collapse import APART
 from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
 from minidnn.graph.operators import Concat, Flatten, Reorder, Reshape
 from minidnn.passes.infrastructure import Context, Pass
@@ -18,6 +20,8 @@ from minidnn.passes.infrastructure import Context, Pass
 
 def place_concat(graph: Graph, context: Context) -> Graph:
     """See the module."""
+    if context.strategy in APART:
+        return graph
     placements: dict[Value, Placement] = {}
     for node in reversed(graph.nodes):
         if isinstance(node.op, Concat) and node.op.axis % node.output.type.rank == 1:

@@ -14,6 +14,7 @@ from minidnn import layers as L
 from minidnn.backends import backend as backends
 from minidnn.backends.reference.backend import ReferenceBackend
 from minidnn.errors import DeviceError, GraphError, UnsupportedError
+from minidnn.fusion.collapse import STRATEGIES
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Node
 from minidnn.graph.trace import apply
@@ -48,7 +49,8 @@ def test_unknown_precision_strategy_fuel_and_options() -> None:
     args = (network(), SHAPE)
     text = "precision='int8' on device 'reference'; valid are 'float32', 'float64'"
     refused(UnsupportedError, text, *args, precision="int8")
-    text = "strategy='best'; valid are 'model', 'one', 'five', 'unrestricted', 'layers'"
+    text = "strategy='best'; valid are 'model', 'one', 'five', 'unrestricted', 'contractions', "
+    text += "'layers'"
     refused(GraphError, text, *args, strategy="best")
     for fuel in (-1, 1.5, True, "all"):
         text = f"fuel={fuel!r}; valid is a number of rewrites of at least 0, or None"
@@ -114,7 +116,7 @@ def test_observing_and_fuel() -> None:
 
 
 @pytest.mark.parametrize("interpret", [False, True])
-@pytest.mark.parametrize("strategy", ["model", "one", "five", "unrestricted", "layers"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_gives_the_same(strategy: str, interpret: bool) -> None:
     x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
     net = network()

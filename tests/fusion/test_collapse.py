@@ -237,5 +237,5 @@ def test_unknown_strategies_are_named() -> None:
     with pytest.raises(GraphError) as caught:
         check_strategy("two")
     assert str(caught.value) == (
-        "strategy='two'; valid are 'model', 'one', 'five', 'unrestricted', 'layers'"
+        "strategy='two'; valid are 'model', 'one', 'five', 'unrestricted', 'contractions', 'layers'"
     )

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from minidnn import models
+from minidnn.backends.cpu.isa import AVX512
+from minidnn.backends.cpu.target import CpuTarget, device_for
 from minidnn.fusion.collapse import STRATEGIES, Strategy
 from minidnn.fusion.device import H200
 from minidnn.fusion.target import Target
 from minidnn.graph.checker import complaints
-from minidnn.graph.ir import Graph
+from minidnn.graph.ir import Graph, Placement
 from minidnn.graph.liveness import lifetimes
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context, Pass
@@ -64,3 +66,17 @@ def test_the_arena_is_near_its_lower_bound_and_nothing_overlaps(name: str, batch
     np.fill_diagonal(clash, False)
     assert not clash.any()
     assert (begin % 64 == 0).all() and end.max() == arena.bytes
+
+
+@pytest.mark.parametrize("name", ["densenet121", "densenet161", "squeezenet1_1", "inception_v3"])
+def test_on_the_cpu_no_join_is_copied(name: str) -> None:
+    """Those of a dense block, of which each is the first part of the next, least of all."""
+    graph = optimize(graph_of(name), Context(CpuTarget(device_for(AVX512, 2), 16)))
+    joins = [node for node in graph.nodes if node.op.name == "Concat"]
+    assert joins
+    for join in joins:
+        base = graph.placements.get(join.output, Placement(join.output, 0))
+        channel = base.channel
+        for value in join.inputs:
+            assert graph.placements[value] == Placement(base.buffer, channel)
+            channel += value.shape[1]

@@ -65,7 +65,7 @@ class CpuTarget(Target):
         return super().refuse_epilogue(contraction, node)
 
     def refuse_slice(self, node: Node, value: Value) -> str | None:
-        if isinstance(node.op, (Concat, Reorder)) or node.op.kind == "reduction":
+        if isinstance(node.op, Reorder) or node.op.kind == "reduction":
             return f"{node.op.name} writes a value of its own"
         if value.type.rank != 4:
             return f"it has rank {value.type.rank}"
