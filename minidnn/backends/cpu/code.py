@@ -21,6 +21,15 @@ class Code:
         for text in texts:
             self.line(text)
 
+    def mark(self) -> tuple[int, int]:
+        """This place, for :meth:`insert`."""
+        return len(self._lines), self._depth
+
+    def insert(self, mark: tuple[int, int], texts: Iterable[str]) -> None:
+        """Adds lines where ``mark`` was made; later marks move and must not be used any more."""
+        at, depth = mark
+        self._lines[at:at] = ["  " * depth + text for text in texts]
+
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
         """``head {``, what is added meanwhile, and ``}``."""

@@ -10,6 +10,7 @@ from ....fusion.operations import Operation
 from ....graph.ir import Value
 from ..code import Code
 from ..scalar import print_code
+from .numbers import Numbers
 from .problem import View
 from .scheme import Scheme
 
@@ -31,10 +32,10 @@ class Channels:
     masked: bool
     view: View
 
-    def base(self, name: str, first: str, lanes: int) -> str:
+    def base(self, name: str, first: str, lanes: int, plane: str) -> str:
         """The pointer to the first lane of the first channel."""
         if self.kind == "vectors":
-            return f"{name} + (uniform int64)({first} / {lanes}) * {self.view.plane}"
+            return f"{name} + (uniform int64)({first} / {lanes}) * {plane}"
         return f"{name} + {first}" if self.kind == "row" else name
 
     def at(self, name: str, pixel: str, vector: int, lanes: int) -> str:
@@ -43,7 +44,7 @@ class Channels:
             case "one":
                 return f"{name}[{pixel}]"
             case "vectors":
-                return f"{name}[{pixel} + {vector * self.view.plane} + programIndex]"
+                return f"{name}_at{vector}[{pixel} + programIndex]"
             case "row":
                 return f"{name}[{pixel} + {vector * lanes} + programIndex]"
         return f"{name}[{pixel} + {name}_{vector}]"
@@ -66,21 +67,28 @@ class Epilogue:
     """Prints the end of a tile function.
 
     Args:
-        parts: whose epilogue it is.
+        parts: whose epilogue it is; None where sums are stored as they are.
         scheme: how the tensors lie.
+        numbers: of the kernel; ``prefix`` tells this epilogue's from others of the kernel.
     """
 
-    def __init__(self, parts: Parts, scheme: Scheme) -> None:
-        self.parts = parts
+    def __init__(
+        self, parts: Parts | None, scheme: Scheme, numbers: Numbers, prefix: str = ""
+    ) -> None:
+        self.operations = () if parts is None else parts.epilogue
+        self.operands = () if parts is None else parts.others
+        self.start = None if parts is None else parts.node.output
         self.scheme = scheme
+        self.numbers = numbers
+        self.prefix = prefix
         problem = scheme.problem
         self.others = [channels_of(view, scheme) for view in problem.others]
         self.result = channels_of(problem.result, scheme)
         self.streams = scheme.streams and self.result.kind == "vectors"
         self.tensors = [("y", self.result), *((f"z{i}", c) for i, c in enumerate(self.others))]
-        vectors = [v.value for o in parts.epilogue for v in o.vectors]
+        vectors = [v.value for o in self.operations for v in o.vectors]
         self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
-        self.is_long = sum(o.operations for o in parts.epilogue) > MOST_UNROLLED
+        self.is_long = sum(o.operations for o in self.operations) > MOST_UNROLLED
 
     @property
     def parameters(self) -> list[str]:
@@ -90,30 +98,43 @@ class Epilogue:
         given += [f"const uniform float * uniform e{i}_" for i in range(len(self.vectors))]
         return [*given, "uniform int first", "uniform int limit"]
 
-    def begin(self, code: Code) -> None:
+    def number(self, name: str, value: int) -> str:
+        return self.numbers(self.prefix + name, value)
+
+    def begin(self, code: Code, vectors: int) -> None:
         """Pointers to the tile's first elements."""
         for name, channels in self.tensors:
             const = "" if name == "y" else "const "
-            base = channels.base(f"{name}_", "first", self.scheme.lanes)
+            plane = ""
+            if channels.kind == "vectors":
+                plane = self.number(f"{name}_plane", channels.view.plane)
+            base = channels.base(f"{name}_", "first", self.scheme.lanes, plane)
             code.line(f"{const}uniform float * uniform {name} = {base};")
+            for v in range(vectors if plane else 0):
+                code.line(f"{const}uniform float * uniform {name}_at{v} = {name} + {v} * {plane};")
 
     def prefetch(self, code: Code, rows: int, columns: int, vectors: int) -> None:
         """Asks for cache lines of results and further tensors, so that they are there in time."""
         out = self.scheme.problem.out
-        ahead = self.scheme.tiles_ahead * rows * columns
         for name, channels in self.tensors:
             view = channels.view
             if channels.kind != "vectors" or (name == "y" and self.streams):
                 continue
             in_order = out[0] == 1 or view.row == out[1] * view.column
-            shift = ahead * view.column if in_order else 0
+            ahead = self.scheme.tiles_ahead * view.column if in_order else 0
+            shift = f"{rows * columns} * {self.number(f'{name}_ahead', ahead)}"
             fetch = "prefetchw_l1" if name == "y" else "prefetch_l1"
+            for v in range(vectors):
+                code.line(
+                    f"uniform int8 * uniform {name}_p{v} = "
+                    f"(uniform int8 * uniform)({name}_at{v} + {shift});"
+                )
             for pixel in range(rows * columns):
                 row, column = divmod(pixel, columns)
                 for v in range(vectors):
-                    at = row * view.row + column * view.column + v * view.plane + shift
-                    if at * 4 % LINE_BYTES == 0:
-                        code.line(f"{fetch}((void * uniform)({name} + {at}));")
+                    at = 4 * (row * view.row + column * view.column)
+                    if at % LINE_BYTES == 0:
+                        code.line(f"{fetch}((void * uniform)({name}_p{v} + {at}));")
 
     def print(self, code: Code, rows: int, columns: int, vectors: int) -> None:
         """From the sums ``a<pixel>_<vector>`` to the stores."""
@@ -147,25 +168,26 @@ class Epilogue:
                 name = code.fresh()
                 at = f"(row * {columns} + column) * {vectors} + {v}"
                 code.line(f"float {name} = sums[{at}];")
-                self._element(code, name, _loop_pixel, v)
+                self._element(code, name, _loop_pixel if rows > 1 else _loop_column, v)
 
     def _offsets(self, code: Code, name: str, view: View, vectors: int) -> None:
         for v in range(vectors):
             channel = f"(first + {v * self.scheme.lanes} + programIndex)"
-            offset = f"{channel} * {view.plane}"
+            plane = self.number(f"{name}_plane", view.plane)
+            offset = f"{channel} * {plane}"
             if view.block > 1:
-                offset = f"{channel} / {view.block} * {view.plane} + {channel} % {view.block}"
+                block = self.number(f"{name}_block", view.block)
+                offset = f"{channel} / {block} * {plane} + {channel} % {block}"
             code.line(f"const int {name}_{v} = {offset};")
 
     def _element(self, code: Code, sum: str, where: Callable[[View], str], v: int) -> None:
-        names: dict[Value, str] = {self.parts.node.output: sum}
+        names: dict[Value, str] = {} if self.start is None else {self.start: sum}
         result = sum
-        for operation in self.parts.epilogue:
+        for operation in self.operations:
             result = self._operation(code, operation, names, where, v)
         channels = self.result
         if self.streams:
-            at = f"y + {where(channels.view)} + {v * channels.view.plane}"
-            code.line(f"streaming_store({at}, {result});")
+            code.line(f"streaming_store(y_at{v} + {where(channels.view)}, {result});")
             return
         at = channels.at("y", where(channels.view), v, self.scheme.lanes)
         code.line(f"if (m{v}) {at} = {result};" if channels.masked else f"{at} = {result};")
@@ -181,7 +203,7 @@ class Epilogue:
         arguments = []
         for value in operation.operands:
             if value not in names:
-                index = self.parts.others.index(value)
+                index = self.operands.index(value)
                 channels = self.others[index]
                 names[value] = code.fresh()
                 at = channels.at(f"z{index}", where(channels.view), v, self.scheme.lanes)
@@ -206,7 +228,5 @@ def _loop_pixel(view: View) -> str:
     return f"row * {view.row} + column * {view.column}"
 
 
-def pointer_at(name: str, view: View, image: str, row: str, column: str) -> str:
-    """The pointer to a pixel of an image."""
-    pixel = f"{row} * {view.row} + {column} * {view.column}"
-    return f"{name} + {image} * {view.image} + {pixel}"
+def _loop_column(view: View) -> str:
+    return f"column * {view.column}"

@@ -17,6 +17,7 @@ from ..tensor import Tensor
 from .blocking import grain_of
 from .epilogue import Epilogue
 from .pack import Packer
+from .numbers import PARAMETER, Numbers
 from .problem import View, problem_of
 from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme, choose_scheme
 from .tile import print_tile, tile_name
@@ -78,6 +79,7 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> ContractionK
     ]
     constants += [_packed(pack_inputs, v, scheme) for v in printer.packer.vectors]
     constants += [_packed(pack_outputs, v, scheme) for v in printer.epilogue.vectors]
+    constants.append(printer.numbers.pack)
     return ContractionKernel(
         KernelSource(name, text),
         scheme.tasks,
@@ -104,8 +106,9 @@ class _Kernel:
         self.scheme = scheme
         self.problem = scheme.problem
         self.code = code
-        self.epilogue = Epilogue(parts, scheme)
-        self.packer = Packer(parts, scheme)
+        self.numbers = Numbers()
+        self.epilogue = Epilogue(parts, scheme, self.numbers)
+        self.packer = Packer(parts, scheme, self.numbers)
 
     def print(self) -> None:
         scheme, tile, code = self.scheme, self.scheme.tile, self.code
@@ -114,13 +117,14 @@ class _Kernel:
         for rows, columns in self._shapes():
             for count, vectors in ((tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1)):
                 if count:
-                    print_tile(code, scheme, self.epilogue, rows, columns, vectors)
+                    print_tile(code, scheme, self.epilogue, self.numbers, rows, columns, vectors)
         with code.block("MD_KERNEL(@)"):
             self._pointers()
-            if scheme.packing != "none":
-                code.line("uniform int held = -1;")
-            with code.block("for (uniform int t = md_begin; t < md_end; t++)"):
-                self._task()
+            with self.numbers.declared(code):
+                if scheme.packing != "none":
+                    code.line("uniform int held = -1;")
+                with code.block("for (uniform int t = md_begin; t < md_end; t++)"):
+                    self._task()
             if self.epilogue.streams:
                 code.line("memory_barrier();")
 
@@ -146,82 +150,103 @@ class _Kernel:
                 code.line(f"uniform float * uniform y = MD_OUT(float, {i});")
             else:
                 code.line(f"const uniform float * uniform {name} = MD_IN(float, {i});")
-        scratch = "uniform float * uniform {} = (uniform float * uniform)md_scratch + {};"
+        code.line(f"{PARAMETER} = MD_IN(int32, {len(names)});")
+
+    def _scratch(self) -> None:
+        line = "uniform float * uniform {} = (uniform float * uniform)md_scratch + {};"
         if self.scheme.packing != "none":
-            code.line(scratch.format("packed", 0))
+            self.code.line(line.format("packed", 0))
         if self.scheme.chunk:
-            code.line(scratch.format("sums", self.scheme.packed_floats))
+            floats = self.numbers("packed_floats", self.scheme.packed_floats)
+            self.code.line(line.format("sums", floats))
 
     def _task(self) -> None:
-        scheme, problem, code = self.scheme, self.problem, self.code
+        scheme, problem, code, number = self.scheme, self.problem, self.code, self.numbers
         tile = scheme.tile
-        code.line(f"const uniform int part = t % {tile.groups};")
-        code.line(f"const uniform int group = t / {tile.groups} % {scheme.groups};")
-        per_block = tile.groups * scheme.groups
-        code.line(f"const uniform int block = t / {per_block} % {scheme.blocks};")
-        code.line(f"const uniform int64 image = t / {per_block * scheme.blocks};")
-        end = problem.out[1 if scheme.by_columns else 0]
-        begin = f"block * {scheme.block}"
+        parts = number("parts", tile.groups)
+        blocks = number("blocks", scheme.blocks)
+        code.line(f"const uniform int part = t % {parts};")
+        code.line(f"uniform int block = t / {parts};")
+        code.line("uniform int group = 0;")
+        if scheme.groups > 1:
+            groups = number("groups", scheme.groups)
+            code.line(f"group = block % {groups};")
+            code.line(f"block /= {groups};")
+        code.line(f"const uniform int64 image = block / {blocks};")
+        code.line(f"block %= {blocks};")
+        end = number("end_of_out", problem.out[1 if scheme.by_columns else 0])
+        size = number("block_size", scheme.block)
         if scheme.by_columns:
-            code.line(f"const uniform int r0 = 0, r1 = 1, c0 = {begin};")
-            code.line(f"const uniform int c1 = min(c0 + {scheme.block}, {end});")
+            code.line(f"const uniform int r0 = 0, r1 = 1, c0 = block * {size};")
+            code.line(f"const uniform int c1 = min(c0 + {size}, {end});")
         else:
-            code.line(f"const uniform int c0 = 0, c1 = {problem.out[1]}, r0 = {begin};")
-            code.line(f"const uniform int r1 = min(r0 + {scheme.block}, {end});")
-        code.line(f"const uniform float * uniform xn = x + image * {problem.source.image};")
+            columns = number("out_columns", problem.out[1])
+            code.line(f"const uniform int c0 = 0, c1 = {columns}, r0 = block * {size};")
+            code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
+        self._scratch()
+        x_image = number("x_image", problem.source.image)
+        code.line(f"const uniform float * uniform xn = x + image * {x_image};")
         if scheme.packing != "none":
-            key = "t" if scheme.spread else f"t / {tile.groups}"
+            key = "t" if scheme.spread else f"t / {parts}"
             with code.block(f"if (held != {key})"):
                 group = "part" if scheme.spread else "group"
                 vectors = "".join(f"p{i}, " for i in range(len(self.packer.vectors)))
-                code.line(f"@_pack(xn, packed, {vectors}{group}, r0, r1, c0, c1);")
+                code.line(f"@_pack(numbers, xn, packed, {vectors}{group}, r0, r1, c0, c1);")
                 code.line(f"held = {key};")
         elif scheme.groups > 1:
             code.line(f"xn += {self._group_offset(problem.source)};")
-        code.line(f"uniform float * uniform yn = y + image * {problem.result.image};")
+        y_image = number("y_image", problem.result.image)
+        code.line(f"uniform float * uniform yn = y + image * {y_image};")
         for i, view in enumerate(problem.others):
-            code.line(f"const uniform float * uniform zn{i} = z{i} + image * {view.image};")
+            z_image = number(f"z{i}_image", view.image)
+            code.line(f"const uniform float * uniform zn{i} = z{i} + image * {z_image};")
         if tile.narrow and tile.wide:
-            with code.block(f"if (part < {tile.wide})"):
+            wide = number("wide", tile.wide)
+            with code.block(f"if (part < {wide})"):
                 self._tiles(tile.vectors, f"part * {tile.vectors}")
             with code.block("else"):
-                self._tiles(tile.vectors - 1, f"part * {tile.vectors - 1} + {tile.wide}")
+                self._tiles(tile.vectors - 1, f"part * {tile.vectors - 1} + {wide}")
         else:
             self._tiles(tile.vectors, f"part * {tile.vectors}")
 
     def _group_offset(self, source: View) -> str:
-        first = f"group * {self.problem.inputs}"
-        if source.block == 1:
-            return f"(uniform int64)({first}) * {source.plane}"
+        first = f"group * {self.numbers('inputs', self.problem.inputs)}"
         if source.contiguous:
             return first
-        return f"(uniform int64)({first}) / {source.block} * {source.plane}"
+        plane = self.numbers("x_plane", source.plane)
+        if source.block == 1:
+            return f"(uniform int64)({first}) * {plane}"
+        return f"(uniform int64)({first}) / {source.block} * {plane}"
 
     def _tiles(self, vectors: int, slot: str) -> None:
         """All tiles of a task, for its ``vectors`` vectors of channels from ``slot`` on."""
-        scheme, problem, code = self.scheme, self.problem, self.code
-        depth, lanes = problem.depth, scheme.lanes
+        scheme, problem, code, number = self.scheme, self.problem, self.code, self.numbers
+        depth, lanes = number("depth", problem.depth), scheme.lanes
+        outputs = number("group_outputs", scheme.outputs)
         code.line(f"const uniform int slot = ({slot}) * {lanes};")
-        code.line(f"const uniform int first = group * {scheme.outputs} + slot;")
-        code.line(f"const uniform int limit = (group + 1) * {scheme.outputs};")
-        at = f"group * {scheme.slots} + slot"
+        code.line(f"const uniform int first = group * {outputs} + slot;")
+        code.line(f"const uniform int limit = (group + 1) * {outputs};")
+        at = f"group * {number('slots', scheme.slots)} + slot"
         code.line(f"const uniform float * uniform bs = bias + {at};")
         code.line(f"const uniform float * uniform ws = weights + (uniform int64)({at}) * {depth};")
         for i in range(len(self.epilogue.vectors)):
             code.line(f"const uniform float * uniform es{i} = e{i} + {at};")
         width = vectors * lanes
         if not scheme.chunk:
-            code.line(f"const uniform float * uniform ahead = ws + {depth * width};")
+            code.line(f"const uniform float * uniform ahead = ws + {depth} * {width};")
             self._pixels(vectors, "ws")
             return
-        loop = f"for (uniform int begin = 0; begin < {scheme.steps}; begin += {scheme.chunk})"
+        steps, chunk = number("steps", scheme.steps), number("chunk", scheme.chunk)
         taps = problem.kernel[0] * problem.kernel[1]
-        with code.block(loop):
-            code.line(f"const uniform int end = min(begin + {scheme.chunk}, {scheme.steps});")
+        terms = number("step_terms", scheme.unit * taps)
+        with code.block(f"for (uniform int begin = 0; begin < {steps}; begin += {chunk})"):
+            code.line(f"const uniform int end = min(begin + {chunk}, {steps});")
             code.line("uniform float * uniform kept = sums;")
-            step = scheme.unit * taps * width
-            code.line(f"const uniform float * uniform wc = ws + (uniform int64)begin * {step};")
-            next_part = f"min(end * {scheme.unit * taps}, {depth}) * (uniform int64){width}"
+            code.line(
+                "const uniform float * uniform wc = "
+                f"ws + (uniform int64)begin * {terms} * {width};"
+            )
+            next_part = f"min(end * {terms}, {depth}) * (uniform int64){width}"
             code.line(f"const uniform float * uniform ahead = ws + {next_part};")
             self._pixels(vectors, "wc")
 
@@ -246,7 +271,7 @@ class _Kernel:
     def _call(
         self, rows: int, columns: int, vectors: int, weights: str, row: str, column: str
     ) -> None:
-        scheme, problem, code = self.scheme, self.problem, self.code
+        scheme, problem, code, number = self.scheme, self.problem, self.code, self.numbers
         read = scheme.read
         down, across = problem.stride
         if scheme.packing != "none":
@@ -254,23 +279,27 @@ class _Kernel:
             base = "packed"
         else:
             row_in, column_in, base = row, column, "xn"
-        x = f"{base} + {row_in} * {down * read.row} + {column_in} * {across * read.column}"
-        ahead = "ahead"
-        if scheme.tiles == 1:
-            ahead = f"{weights} + {AHEAD_FLOATS}"
-        arguments = [x, weights, ahead, "bs"]
+        x_row = number("tile_row", down * read.row)
+        x = f"{base} + {row_in} * {x_row} + {column_in} * {across * read.column}"
+        # A block of one tile has nobody to share the asking with.
+        code.line(
+            f"const uniform float * uniform later = {number('one_tile', int(scheme.tiles == 1))}"
+            f" ? {weights} + {AHEAD_FLOATS} : ahead;"
+        )
+        arguments = ["numbers", x, weights, "later", "bs"]
         if scheme.chunk:
             arguments += ["begin", "end", "kept"]
-        views = [("yn", problem.result)]
-        views += [(f"zn{i}", view) for i, view in enumerate(problem.others)]
+        views = [("y", "yn", problem.result)]
+        views += [(f"z{i}", f"zn{i}", view) for i, view in enumerate(problem.others)]
         arguments += [
-            f"{name} + {row} * {view.row} + {column} * {view.column}" for name, view in views
+            f"{base} + {row} * {number(f'{name}_row', view.row)} + {column} * {view.column}"
+            for name, base, view in views
         ]
         arguments += [f"es{i}" for i in range(len(self.epilogue.vectors))]
         arguments += ["first", "limit"]
         code.line(f"{tile_name(rows, columns, vectors)}({', '.join(arguments)});")
         if scheme.chunk:
             code.line(f"kept += {rows * columns * vectors * scheme.lanes};")
-        if scheme.lines_ahead and scheme.tiles > 1:
-            turns = (scheme.chunk or scheme.steps) * problem.kernel[0] * problem.kernel[1]
-            code.line(f"ahead += {turns * scheme.lines_ahead * LINE_FLOATS};")
+        turns = (scheme.chunk or scheme.steps) * problem.kernel[0] * problem.kernel[1]
+        shift = turns * scheme.lines_ahead * LINE_FLOATS
+        code.line(f"ahead += {number('ahead_shift', shift if scheme.tiles > 1 else 0)};")

@@ -10,6 +10,7 @@ from ....fusion.contraction import Parts
 from ....graph.ir import Value
 from ..code import Code
 from ..scalar import print_code
+from .numbers import PARAMETER, Numbers
 from .scheme import Scheme
 
 _POINTER = "const uniform float * uniform"
@@ -22,20 +23,22 @@ class Packer:
     "lanes", each is arranged like the packed channels.
     """
 
-    def __init__(self, parts: Parts, scheme: Scheme) -> None:
+    def __init__(self, parts: Parts, scheme: Scheme, numbers: Numbers) -> None:
         self.parts = parts
         self.scheme = scheme
+        self.numbers = numbers
         vectors = [v.value for o in parts.prologue for v in o.vectors]
         self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
 
     @property
     def parameters(self) -> list[str]:
-        given = ["const uniform float * uniform x", "uniform float * uniform packed"]
+        given = [PARAMETER, "const uniform float * uniform x", "uniform float * uniform packed"]
         given += [f"const uniform float * uniform p{i}" for i in range(len(self.vectors))]
         return given + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
 
     def print(self, code: Code) -> None:
-        with code.block(f"static noinline unmasked void @_pack({', '.join(self.parameters)})"):
+        head = f"static noinline unmasked void @_pack({', '.join(self.parameters)})"
+        with code.block(head), self.numbers.declared(code):
             if self.scheme.packing == "features":
                 self._features(code)
                 return
@@ -43,13 +46,14 @@ class Packer:
             for axis, name in enumerate(("row", "column")):
                 begin, end = ("r0", "r1") if axis == 0 else ("c0", "c1")
                 reach = (problem.kernel[axis] - 1) * problem.dilation[axis] + 1
-                stride = problem.stride[axis]
+                reach_name = self.numbers(f"reach_{name}", reach)
+                stride = self.numbers(f"stride_{name}", problem.stride[axis])
                 code.line(
-                    f"const uniform int {name}s = ({end} - {begin} - 1) * {stride} + {reach};"
+                    f"const uniform int {name}s = ({end} - {begin} - 1) * {stride} + {reach_name};"
                 )
-                before = problem.padding[axis][0]
+                before = self.numbers(f"before_{name}", problem.padding[axis][0])
                 code.line(f"const uniform int {name}0 = {begin} * {stride} - {before};")
-            width = problem.size[1]
+            width = self.numbers("width", problem.size[1])
             code.line("const uniform int left = clamp(-column0, 0, columns);")
             code.line(f"const uniform int right = clamp({width} - column0, left, columns);")
             if self.scheme.packing == "pixels":
@@ -70,8 +74,9 @@ class Packer:
         return result
 
     def _features(self, code: Code) -> None:
-        inputs, lanes = self.scheme.problem.inputs, self.scheme.lanes
-        column = self.scheme.problem.source.column
+        inputs = self.numbers("inputs", self.scheme.problem.inputs)
+        column = self.numbers("x_column", self.scheme.problem.source.column)
+        row = self.numbers("packed_column", self.scheme.packed.column)
         with (
             code.block("for (uniform int c = c0; c < c1; c++)"),
             code.block(f"foreach (f = 0 ... {inputs})"),
@@ -79,7 +84,6 @@ class Packer:
             code.line(f"float v = x[c * {column} + f];")
             for i in range(len(self.vectors)):
                 code.line(f"float q{i} = p{i}[f];")
-            row = -(-inputs // lanes) * lanes
             code.line(f"packed[(c - c0) * {row} + f] = {self._apply(code)};")
 
     def _vectors(self, code: Code) -> None:
@@ -87,35 +91,45 @@ class Packer:
         scheme = self.scheme
         problem, packed, lanes = scheme.problem, scheme.packed, scheme.lanes
         spread = scheme.packing == "lanes"
-        blocks = problem.inputs if spread else -(-problem.inputs // lanes)
+        inputs = self.numbers("inputs", problem.inputs)
+        blocks = inputs
+        if not spread:
+            blocks = self.numbers("input_blocks", -(-problem.inputs // lanes))
         if spread:
+            outputs = self.numbers("outputs", problem.outputs)
+            total = self.numbers("all_outputs", problem.outputs * problem.groups)
             code.line(f"const int lane = group * {lanes} + programIndex;")
-            code.line(f"const bool real = lane < {problem.outputs * problem.groups};")
+            code.line(f"const bool real = lane < {total};")
         with code.block(f"for (uniform int b = 0; b < {blocks}; b++)"):
             if spread:
-                code.line(f"const int channel = lane / {problem.outputs} * {problem.inputs} + b;")
+                code.line(f"const int channel = lane / {outputs} * {inputs} + b;")
                 code.line(f"const int at = {self._channel_offset()};")
             else:
                 code.line(f"uniform int64 first = group * {blocks} + b;")
-                code.line(f"{_POINTER} xb = x + first * {problem.source.plane};")
+                plane = self.numbers("x_plane", problem.source.plane)
+                code.line(f"{_POINTER} xb = x + first * {plane};")
             for i in range(len(self.vectors)):
                 where = f"(group * {blocks} + b) * {lanes}"
                 code.line(f"const float q{i} = p{i}[{where} + programIndex];")
             with code.block("for (uniform int i = 0; i < rows; i++)"):
-                self._to(code, f"b * {packed.block} + i * {packed.row}")
+                block = self.numbers("packed_block", packed.block)
+                row = self.numbers("packed_row", packed.row)
+                self._to(code, f"b * {block} + i * {row}")
                 self._row_of_vectors(code)
 
     def _channel_offset(self) -> str:
         source = self.scheme.problem.source
+        plane = self.numbers("x_plane", source.plane)
         if source.block == 1:
-            return f"channel * {source.plane}"
-        return f"channel / {source.block} * {source.plane} + channel % {source.block}"
+            return f"channel * {plane}"
+        block = self.numbers("x_channels", source.block)
+        return f"channel / {block} * {plane} + channel % {block}"
 
     def _to(self, code: Code, offset: str) -> None:
         """Where row ``i`` of a channel goes, and which row of the input it is."""
         code.line(f"uniform float * uniform to = packed + {offset};")
         code.line("const uniform int y = row0 + i;")
-        height = self.scheme.problem.size[0]
+        height = self.numbers("height", self.scheme.problem.size[0])
         code.line(f"const uniform bool outside = y < 0 || y >= {height};")
 
     def _row_of_vectors(self, code: Code) -> None:
@@ -124,7 +138,8 @@ class Packer:
         code.line("const uniform int l = outside ? columns : left, r = outside ? columns : right;")
         code.line(zeros.format("0", "l"))
         with code.block("for (uniform int j = l; j < r; j++)"):
-            pixel = f"y * {source.row} + (column0 + j) * {source.column}"
+            row = self.numbers("x_row", source.row)
+            pixel = f"y * {row} + (column0 + j) * {source.column}"
             if self.scheme.spread:
                 code.line("float v = 0.0f;")
                 code.line(f"if (real) v = x[{pixel} + at];")
@@ -137,17 +152,21 @@ class Packer:
         scheme = self.scheme
         problem, packed, lanes = scheme.problem, scheme.packed, scheme.lanes
         source = problem.source
-        with code.block(f"for (uniform int c = 0; c < {problem.inputs}; c++)"):
-            code.line(f"const uniform int64 channel = group * {problem.inputs} + c;")
+        inputs = self.numbers("inputs", problem.inputs)
+        with code.block(f"for (uniform int c = 0; c < {inputs}; c++)"):
+            code.line(f"const uniform int64 channel = group * {inputs} + c;")
             code.line(f"{_POINTER} xc = x + {self._channel_offset()};")
             for i in range(len(self.vectors)):
                 code.line(f"const float q{i} = p{i}[channel];")
             with code.block("for (uniform int i = 0; i < rows; i++)"):
-                self._to(code, f"c * {packed.channel} + i * {packed.row}")
+                channel = self.numbers("packed_channel", packed.channel)
+                packed_row = self.numbers("packed_row", packed.row)
+                row = self.numbers("x_row", source.row)
+                self._to(code, f"c * {channel} + i * {packed_row}")
                 with code.block(f"for (uniform int j = 0; j < columns; j += {lanes})"):
                     code.line("const int jj = j + programIndex;")
                     code.line("float v = 0.0f;")
                     with code.block("if (!outside && jj >= left && jj < right)"):
-                        code.line(f"v = xc[y * {source.row} + (column0 + jj) * {source.column}];")
+                        code.line(f"v = xc[y * {row} + (column0 + jj) * {source.column}];")
                         code.line(f"v = {self._apply(code)};")
                     code.line("to[jj] = v;")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..code import Code
 from .epilogue import Epilogue
+from .numbers import PARAMETER, Numbers
 from .scheme import LINE_FLOATS, Scheme
 
 
@@ -12,7 +13,13 @@ def tile_name(rows: int, columns: int, vectors: int) -> str:
 
 
 def print_tile(
-    code: Code, scheme: Scheme, epilogue: Epilogue, rows: int, columns: int, vectors: int
+    code: Code,
+    scheme: Scheme,
+    epilogue: Epilogue,
+    numbers: Numbers,
+    rows: int,
+    columns: int,
+    vectors: int,
 ) -> None:
     """A function for ``rows`` x ``columns`` pixels and ``vectors`` vectors of channels.
 
@@ -21,101 +28,141 @@ def print_tile(
     where unfinished sums are kept.
     """
     lanes = scheme.lanes
-    parameters = [f"const uniform float * uniform {name}" for name in ("x", "w", "ahead", "bias")]
+    parameters = [PARAMETER]
+    parameters += [f"const uniform float * uniform {name}" for name in ("x", "w", "ahead", "bias")]
     if scheme.chunk:
         parameters += ["uniform int begin", "uniform int end", "uniform float * uniform kept"]
     parameters += epilogue.parameters
     head = f"static noinline unmasked void {tile_name(rows, columns, vectors)}("
-    with code.block(head + ", ".join(parameters) + ")"):
+    with code.block(head + ", ".join(parameters) + ")"), numbers.declared(code):
         names = [(p, v) for p in range(rows * columns) for v in range(vectors)]
         for v in range(vectors):
             start = f"bias[{v * lanes} + programIndex]"
             code.line(f"float b{v} = {f'begin > 0 ? 0.0f : {start}' if scheme.chunk else start};")
         for p, v in names:
             code.line(f"float a{p}_{v} = b{v};")
-        epilogue.begin(code)
-        with code.block(f"if (end == {scheme.steps})" if scheme.chunk else ""):
+        epilogue.begin(code, vectors)
+        steps = numbers("steps", scheme.steps)
+        with code.block(f"if (end == {steps})" if scheme.chunk else ""):
             epilogue.prefetch(code, rows, columns, vectors)
-        _sums(code, scheme, rows, columns, vectors)
+        _Sums(code, scheme, numbers, rows, columns, vectors).print()
         if scheme.chunk:
-            _add_parts(code, scheme, names, vectors)
+            _add_parts(code, scheme, names, vectors, steps)
         epilogue.print(code, rows, columns, vectors)
 
 
-def _add_parts(code: Code, scheme: Scheme, names: list[tuple[int, int]], vectors: int) -> None:
+def _add_parts(
+    code: Code, scheme: Scheme, names: list[tuple[int, int]], vectors: int, steps: str
+) -> None:
     """Adds this part of the sums to those before it; returns unless it is the last."""
     kept = {(p, v): f"kept[{(p * vectors + v) * scheme.lanes} + programIndex]" for p, v in names}
     with code.block("if (begin > 0)"):
         for p, v in names:
             code.line(f"a{p}_{v} = {kept[p, v]} + a{p}_{v};")
-    with code.block(f"if (end < {scheme.steps})"):
+    with code.block(f"if (end < {steps})"):
         for p, v in names:
             code.line(f"{kept[p, v]} = a{p}_{v};")
         code.line("return;")
 
 
-def _sums(code: Code, scheme: Scheme, rows: int, columns: int, vectors: int) -> None:
-    read, problem = scheme.read, scheme.problem
-    full, rest = divmod(problem.inputs, scheme.unit)
-    chunk = bool(scheme.chunk)
-    begin, end = ("begin", f"min(end, {full})") if chunk else ("0", str(full))
-    if chunk:
-        code.line(f"x += (uniform int64)begin * {read.block};")
-    code.line("#pragma nounroll")
-    with code.block(f"for (uniform int step = {begin}; step < {end}; step++)"):
-        _step(code, scheme, rows, columns, vectors, scheme.unit)
-        code.line(f"x += {read.block};")
-    if rest:
-        with code.block(f"if (end > {full})" if chunk else ""):
-            _step(code, scheme, rows, columns, vectors, rest)
+class _Sums:
+    """Prints the loops over the terms of a tile's sums.
 
+    Rows of one tile are so few that their distances stand in the text; distances between
+    neighbouring pixels always do.
+    """
 
-def _step(code: Code, scheme: Scheme, rows: int, columns: int, vectors: int, channels: int) -> None:
-    """All taps of one block of channels."""
-    read, problem = scheme.read, scheme.problem
-    down, across = problem.kernel
-    code.line("const uniform float * uniform xr = x;")
-    if down > 1:
+    def __init__(
+        self, code: Code, scheme: Scheme, numbers: Numbers, rows: int, columns: int, vectors: int
+    ) -> None:
+        self.code = code
+        self.scheme = scheme
+        self.numbers = numbers
+        self.rows, self.columns, self.vectors = rows, columns, vectors
+
+    def print(self) -> None:
+        scheme, code, numbers = self.scheme, self.code, self.numbers
+        whole, rest = divmod(scheme.problem.inputs, scheme.unit)
+        full = numbers("full", whole)
+        block = numbers("x_block", scheme.read.block)
+        begin, end = "0", full
+        if scheme.chunk:
+            begin, end = "begin", f"min(end, {full})"
+            code.line(f"x += (uniform int64)begin * {block};")
         code.line("#pragma nounroll")
-    with code.block(f"for (uniform int ky = 0; ky < {down}; ky++)" if down > 1 else ""):
-        code.line("const uniform float * uniform xi = xr;")
-        if across > 1:
+        with code.block(f"for (uniform int step = {begin}; step < {end}; step++)"):
+            self._step(scheme.unit)
+            code.line(f"x += {block};")
+        if rest:
+            with code.block(f"if (end > {full})" if scheme.chunk else ""):
+                self._step(rest)
+
+    def _step(self, channels: int) -> None:
+        """All taps of one block of channels."""
+        read, problem, code = self.scheme.read, self.scheme.problem, self.code
+        down, across = (k > 1 for k in problem.kernel)
+        code.line("const uniform float * uniform xr = x;")
+        if down:
             code.line("#pragma nounroll")
-        with code.block(f"for (uniform int kx = 0; kx < {across}; kx++)" if across > 1 else ""):
-            _products(code, scheme, rows, columns, vectors, channels)
-            if across > 1:
-                code.line(f"xi += {problem.dilation[1] * read.column};")
-        if down > 1:
-            code.line(f"xr += {problem.dilation[0] * read.row};")
+        loop = "for (uniform int {0} = 0; {0} < {1}; {0}++)"
+        count = self.numbers("kernel_rows", problem.kernel[0]) if down else ""
+        with code.block(loop.format("ky", count) if down else ""):
+            code.line("const uniform float * uniform xi = xr;")
+            if across:
+                code.line("#pragma nounroll")
+            count = self.numbers("kernel_columns", problem.kernel[1]) if across else ""
+            with code.block(loop.format("kx", count) if across else ""):
+                self._products(channels)
+                if across:
+                    shift = self.numbers("tap_column", problem.dilation[1] * read.column)
+                    code.line(f"xi += {shift};")
+            if down:
+                code.line(f"xr += {self.numbers('tap_row', problem.dilation[0] * read.row)};")
 
+    def _products(self, channels: int) -> None:
+        """One tap: each channel of each pixel times the weights of all vectors."""
+        scheme, code = self.scheme, self.code
+        lanes, vectors = scheme.lanes, self.vectors
+        self._ahead()
+        for channel in range(channels):
+            with code.block(""):
+                for v in range(vectors):
+                    at = (channel * vectors + v) * lanes
+                    code.line(f"float w{v} = w[{at} + programIndex];")
+                base = "xi"
+                if channel and scheme.read.channel > 1:
+                    stride = self.numbers("x_channel", scheme.read.channel)
+                    code.line(f"const uniform float * uniform xc = xi + {channel} * {stride};")
+                    base = "xc"
+                shift = channel if scheme.read.channel == 1 else 0
+                for p in range(self.rows * self.columns):
+                    at = self._pixel(p) + shift
+                    names = (f"a{p}_{v}" for v in range(vectors))
+                    sums = " ".join(
+                        f"{a} = md_fma(w{v}, x0, {a});" for v, a in enumerate(names)
+                    )
+                    lane = " + programIndex" if scheme.spread else ""
+                    code.line(f"{{ float x0 = {base}[{at}{lane}]; {sums} }}")
+        code.line(f"w += {channels * vectors * lanes};")
 
-def _products(
-    code: Code, scheme: Scheme, rows: int, columns: int, vectors: int, channels: int
-) -> None:
-    """One tap: each channel of each pixel times the weights of all vectors."""
-    read, lanes = scheme.read, scheme.lanes
-    down, across = scheme.problem.stride
-    for line in range(scheme.lines_ahead):
-        code.line(f"prefetch_l2((void * uniform)(ahead + {line * LINE_FLOATS}));")
-    if scheme.inputs_ahead:
-        shift = rows * columns * across * read.column
-        for p in range(rows * columns):
-            row, column = divmod(p, columns)
-            at = row * down * read.row + column * across * read.column + shift
-            if at % LINE_FLOATS == 0:
-                code.line(f"prefetch_l1((void * uniform)(xi + {at}));")
-    if scheme.lines_ahead:
-        code.line(f"ahead += {scheme.lines_ahead * LINE_FLOATS};")
-    for channel in range(channels):
-        with code.block(""):
-            for v in range(vectors):
-                at = (channel * vectors + v) * lanes
-                code.line(f"float w{v} = w[{at} + programIndex];")
-            for p in range(rows * columns):
-                row, column = divmod(p, columns)
-                at = row * down * read.row + column * across * read.column
-                at += channel * read.channel
-                sums = " ".join(f"a{p}_{v} = md_fma(w{v}, x0, a{p}_{v});" for v in range(vectors))
-                lane = " + programIndex" if scheme.spread else ""
-                code.line(f"{{ float x0 = xi[{at}{lane}]; {sums} }}")
-    code.line(f"w += {channels * vectors * lanes};")
+    def _ahead(self) -> None:
+        """Asks for later weights and inputs."""
+        scheme, code = self.scheme, self.code
+        lines = self.numbers("lines_ahead", scheme.lines_ahead)
+        code.line("#pragma nounroll")
+        with code.block(f"for (uniform int line = 0; line < {lines}; line++)"):
+            code.line("prefetch_l2((void * uniform)ahead);")
+            code.line(f"ahead += {LINE_FLOATS};")
+        if scheme.inputs_ahead:
+            size = self.rows * self.columns
+            shift = size * scheme.problem.stride[1] * scheme.read.column
+            for p in range(size):
+                if (at := self._pixel(p) + shift) % LINE_FLOATS == 0:
+                    code.line(f"prefetch_l1((void * uniform)(xi + {at}));")
+
+    def _pixel(self, pixel: int) -> int:
+        """Where a pixel's inputs begin, behind the first pixel's."""
+        down, across = self.scheme.problem.stride
+        row, column = divmod(pixel, self.columns)
+        read = self.scheme.read
+        return row * down * read.row + column * across * read.column
