@@ -75,6 +75,15 @@ def test_error_quotes_message_and_lines() -> None:
     assert f"{line - 2:6}|" in message and f"{line + 1:6}| }}" in message
 
 
+def test_long_lines_are_cut(own_cache: Path) -> None:
+    bad = DOUBLE.replace("x[t] * 2", "x[t] * missing_name" + " + 1.0f" * 4000)
+    with pytest.raises(CompileError) as caught:
+        compile_units([unit(bad)])
+    lines = str(caught.value).splitlines()
+    assert any("missing_name" in line and line.endswith(" ...") for line in lines)
+    assert max(map(len, lines)) < 250
+
+
 def test_unknown_function_in_library(build: Build) -> None:
     with pytest.raises(CompileError, match="has no function 'thrice'; is it declared 'export'"):
         build(DOUBLE).kernel("thrice")

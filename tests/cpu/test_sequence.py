@@ -63,7 +63,7 @@ def same(a: np.ndarray, b: np.ndarray, exact: bool = True) -> bool:
 def check(cases: Sequence[Case], isa: Isa) -> None:
     """Compiles the kernels of all cases together, and compares every case with the reference."""
     # At once, so that they are few files; then each program finds its kernels in the cache.
-    compile_kernels([t.source for case in cases for t in lower_plan(case.plan, isa)], isa)
+    compile_kernels([t.source for case in cases for t in lower_plan(case.plan, isa, 2)], isa)
     options = {"isa": isa.name, "threads": THREADS, "guarded": True}
     for case in cases:
         program = CpuBackend().compile(case.plan, "float32", options)

@@ -20,7 +20,7 @@ def kernels_of(graph: Graph, isa: Isa, strategy: str = "model") -> list[KernelSo
     target = CpuBackend().target("float32", {"isa": isa.name, "threads": 2})
     context = Context(target, check_strategy(strategy), None)
     plan = make_plan(optimize(graph, context), context)
-    return [task.source for task in lower_plan(plan, isa)]
+    return [task.source for task in lower_plan(plan, isa, 2)]
 
 
 def warm(graphs: Iterable[tuple[Graph, str]], isa: Isa) -> None:

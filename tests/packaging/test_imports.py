@@ -48,11 +48,7 @@ ALLOWED["__main__"] = {"cli"}
 # Module -> a module that it may import although that one needs it, with the reason.  The face is
 # left out of the graph: it finds what it offers by name, so whoever imports it imports no more
 # than its exceptions.
-CIRCLES = {
-    ("minidnn.backends.cpu.contraction.blocking", "minidnn.backends.cpu.contraction.scheme"): (
-        "annotations only: schemes of several block sizes are compared where a scheme is chosen"
-    ),
-}
+CIRCLES: dict[tuple[str, str], str] = {}
 
 
 def part_of(module: str) -> str:

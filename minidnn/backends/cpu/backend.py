@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import DeviceError, GraphError, UnsupportedError
+from ...fusion.contraction import parts_of
+from ...fusion.region import FusedContraction
 from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
 from ...graph import operators as ops
@@ -16,6 +18,7 @@ from ...graph.ir import Node, Value
 from ...graph.operator import Contraction, Elementwise
 from ...runtime.plan import Plan
 from .buffers import Buffer, Guard
+from .contraction import why_unsupported
 from .cores import usable_cores
 from .isa import Isa, best_isa, isa_named
 from .kernels import compile_kernels
@@ -67,6 +70,8 @@ class CpuBackend:
         for value in (*node.inputs, *node.outputs):
             if value.dtype != "float32":
                 return f"{value!r} is not float32"
+        if isinstance(node.op, (FusedContraction, Contraction)):
+            return why_unsupported(parts_of(node))
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CpuProgram:
@@ -78,10 +83,10 @@ class CpuBackend:
         guarded = options.get("guarded", False)
         if type(guarded) is not bool:
             raise GraphError(f"guarded={guarded!r}; valid are True (the debug mode) and False")
-        isa = _isa(options)
-        tasks = lower_plan(plan, isa)
+        isa, threads = _isa(options), _threads(options)
+        tasks = lower_plan(plan, isa, threads)
         kernels = compile_kernels([task.source for task in tasks], isa)
-        return CpuProgram(plan, tasks, kernels, isa, _threads(options), guarded)
+        return CpuProgram(plan, tasks, kernels, isa, threads, guarded)
 
 
 def _isa(options: Mapping[str, Any]) -> Isa:

@@ -39,6 +39,10 @@ COMPILE_SECONDS = 120.0
 """A unit that takes longer is killed (``MINIDNN_COMPILE_TIMEOUT``): the largest takes about 5."""
 
 CACHE_BYTES = 1 << 30
+
+MOST_COLUMNS = 200
+"""Of a source line that a message quotes."""
+
 _KEY_VERSION = 1
 
 
@@ -212,7 +216,8 @@ def _compile_error(ended: Finished, unit: Unit, ispc: Ispc) -> CompileError:
     output = re.sub(r"(?m)^\S*?[0-9a-f]{16}\.ispc:", f"{unit.name}:", ended.output).strip()
     if not output:
         return CompileError(what)
-    return CompileError(f"{what}:\n{output[:8000]}\n{_excerpt(unit, output)}".rstrip())
+    told = "\n".join(map(_cut, output[:8000].splitlines()))
+    return CompileError(f"{what}:\n{told}\n{_excerpt(unit, output)}".rstrip())
 
 
 def _excerpt(unit: Unit, output: str) -> str:
@@ -227,4 +232,9 @@ def _excerpt(unit: Unit, output: str) -> str:
             if 1 <= number <= len(lines)
         }
     )
-    return "\n".join(f"{number:6}| {lines[number - 1]}" for number in near)
+    return "\n".join(f"{number:6}| {_cut(lines[number - 1])}" for number in near)
+
+
+def _cut(line: str) -> str:
+    """A line as far as one reads it: generated ones may have thousands of characters."""
+    return line if len(line) <= MOST_COLUMNS else f"{line[:MOST_COLUMNS]} ..."

@@ -41,15 +41,17 @@ class Task:
     scratch_bytes: int = 0
 
 
-def lower_plan(plan: Plan, isa: Isa) -> list[Task]:
-    """The kernels of a plan, in the order in which they run."""
-    return [task for node in plan.graph.nodes for task in _Lowering(plan, isa).node(node)]
+def lower_plan(plan: Plan, isa: Isa, threads: int) -> list[Task]:
+    """The kernels of a plan for a pool of ``threads``, in the order in which they run."""
+    lowering = _Lowering(plan, isa, threads)
+    return [task for node in plan.graph.nodes for task in lowering.node(node)]
 
 
 class _Lowering:
-    def __init__(self, plan: Plan, isa: Isa) -> None:
+    def __init__(self, plan: Plan, isa: Isa, threads: int) -> None:
         self.plan = plan
         self.isa = isa
+        self.threads = threads
 
     def tensor(self, value: Value) -> Tensor:
         """How a value lies in memory; a constant lies as NCHW."""
@@ -114,7 +116,7 @@ class _Lowering:
             batch = source.type.size // source.shape[-1]
             tensors = [_rows(value.type) for value in (source, *others, result)]
         printed = print_contraction(
-            parts, batch, tensors[0], tuple(tensors[1:-1]), tensors[-1], self.isa
+            parts, batch, tensors[0], tuple(tensors[1:-1]), tensors[-1], self.isa, self.threads
         )
         pointers: list[Pointer] = [
             _data(v) if isinstance(v, Constant) else v for v in (source, *others, result)

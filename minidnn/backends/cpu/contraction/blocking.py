@@ -6,12 +6,8 @@ keep all threads busy; large ones read the weights less often and pack less inpu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from .scheme import Scheme
 from .tiling import step_cycles
-
-if TYPE_CHECKING:
-    from .scheme import Scheme
 
 CACHE_BYTES = 768 << 10
 """What a core's second-level cache holds of inputs and weights (of 1 MiB; others need some)."""

@@ -15,11 +15,12 @@ from ..isa import Isa
 from ..kernels import KernelSource
 from ..tensor import Tensor
 from .blocking import grain_of
+from .choose import choose_scheme
 from .epilogue import Epilogue
-from .pack import Packer
 from .numbers import PARAMETER, Numbers
+from .pack import Packer
 from .problem import View, problem_of
-from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme, choose_scheme
+from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
 from .tile import print_tile, tile_name
 from .weights import pack_inputs, pack_outputs, pack_weights
 
@@ -243,8 +244,7 @@ class _Kernel:
             code.line(f"const uniform int end = min(begin + {chunk}, {steps});")
             code.line("uniform float * uniform kept = sums;")
             code.line(
-                "const uniform float * uniform wc = "
-                f"ws + (uniform int64)begin * {terms} * {width};"
+                f"const uniform float * uniform wc = ws + (uniform int64)begin * {terms} * {width};"
             )
             next_part = f"min(end * {terms}, {depth}) * (uniform int64){width}"
             code.line(f"const uniform float * uniform ahead = ws + {next_part};")

@@ -138,9 +138,7 @@ class _Sums:
                 for p in range(self.rows * self.columns):
                     at = self._pixel(p) + shift
                     names = (f"a{p}_{v}" for v in range(vectors))
-                    sums = " ".join(
-                        f"{a} = md_fma(w{v}, x0, {a});" for v, a in enumerate(names)
-                    )
+                    sums = " ".join(f"{a} = md_fma(w{v}, x0, {a});" for v, a in enumerate(names))
                     lane = " + programIndex" if scheme.spread else ""
                     code.line(f"{{ float x0 = {base}[{at}{lane}]; {sums} }}")
         code.line(f"w += {channels * vectors * lanes};")

@@ -1,0 +1,72 @@
+"""Choosing the scheme of a contraction, from shapes alone."""
+
+from __future__ import annotations
+
+from ..isa import Isa
+from .blocking import block_cycles
+from .problem import Problem
+from .scheme import Packing, Scheme
+from .tiling import choose_tile
+
+CHUNK_TERMS = 768
+"""A longer sum is added up in parts of about this length.  That keeps rounding errors small (they
+grow with the square root of a part's length and of the number of parts), and the weights of a
+part stay in the second-level cache while all pixels of a block use them."""
+
+MOST_UNROLLED_PLANES = 8
+
+
+def choose_scheme(problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Scheme:
+    """The scheme for a problem; only the size of its blocks depends on ``threads``."""
+    lanes = isa.lanes
+    spread = problem.groups > 1 and problem.outputs < lanes
+    packing = "lanes" if spread else _packing(problem, has_prologue, lanes)
+    unit = _unit(problem, packing, lanes)
+    outputs = problem.outputs * (problem.groups if spread else 1)
+    vectors = -(-outputs // lanes)
+    tile = choose_tile(problem.out, vectors, problem.depth, isa, most_vectors=1 if spread else 4)
+    by_columns = problem.out[0] == 1
+    step = tile.columns if by_columns else tile.rows
+    steps = -(-problem.out[1 if by_columns else 0] // step)
+    chunk = _chunk(problem, unit)
+    sizes = dict.fromkeys(-(-steps // count) * step for count in range(1, steps + 1))
+    schemes = [Scheme(problem, lanes, tile, packing, unit, size, chunk) for size in sizes]
+    return min(schemes, key=lambda scheme: block_cycles(scheme, threads))
+
+
+def _chunk(problem: Problem, unit: int) -> int:
+    parts = max(1, round(problem.depth / CHUNK_TERMS))
+    steps = -(-problem.inputs // unit)
+    return 0 if parts == 1 else -(-steps // parts)
+
+
+def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
+    source = problem.source
+    aligned = problem.groups == 1 or problem.inputs % lanes == 0
+    blocked = source.block == lanes and not source.contiguous
+    pointwise = problem.kernel == (1, 1)
+    if not problem.pads and not has_prologue:
+        if blocked and aligned:
+            return "none"
+        if source.contiguous and pointwise:
+            return "none"
+        if source.block == 1:
+            return "none"
+    if problem.is_linear:
+        return "features"
+    return "blocks" if blocked and aligned else "pixels"
+
+
+def _unit(problem: Problem, packing: Packing, lanes: int) -> int:
+    """Channels unrolled in one step.
+
+    Taps are not: neighbouring pixels share inputs from tap to tap, which compilers then keep,
+    and for that spill sums.
+    """
+    source = problem.source
+    if packing == "lanes":
+        return 1
+    in_planes = packing == "none" and source.block == 1 < problem.inputs
+    if packing == "pixels" or in_planes:
+        return min(MOST_UNROLLED_PLANES, problem.inputs)
+    return min(lanes, problem.inputs)

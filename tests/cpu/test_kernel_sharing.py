@@ -1,0 +1,31 @@
+"""Networks need few kernels, and none is compiled again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import models
+from minidnn.backends.cpu.isa import AVX512
+from minidnn.cache import forbid_builds
+from minidnn.layers.build import to_graph
+
+from .warming import kernels_of
+
+
+@pytest.mark.parametrize(("name", "most"), [("densenet201", 16), ("resnet50", 24), ("vgg16", 12)])
+def test_layers_of_many_sizes_share_kernels(name: str, most: int) -> None:
+    graph = to_graph(models.get_model(name), (1, 3, 224, 224))
+    sources = kernels_of(graph, AVX512)
+    contractions = {s.name for s in sources if s.name.startswith("conv_")}
+    assert 2 < len(contractions) <= most
+
+
+def test_a_warm_cache_starts_no_compiler(own_cache: None) -> None:
+    network, shape = models.get_model("resnet18"), (1, 3, 64, 64)
+    first = md.compile(network, shape, device="cpu")
+    with forbid_builds():
+        again = md.compile(network, shape, device="cpu")
+    x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    assert first(x).tobytes() == again(x).tobytes()
