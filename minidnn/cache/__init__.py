@@ -18,6 +18,7 @@ Standard library only.
 
 from ._files import Entry
 from ._folders import root
+from ._fork_lock import ForkLock
 from ._keys import digest
 from ._store import Store
 from ._switch import building_allowed, forbid_builds
@@ -25,6 +26,7 @@ from ._whole import Usage, clear, entries, usage
 
 __all__ = [
     "Entry",
+    "ForkLock",
     "Store",
     "Usage",
     "building_allowed",

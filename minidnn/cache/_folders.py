@@ -8,15 +8,15 @@ import os
 import shutil
 import sys
 import tempfile
-import threading
 import warnings
 from pathlib import Path
 
 from ..errors import MiniDNNWarning
+from ._fork_lock import ForkLock
 
 log = logging.getLogger("minidnn.cache")
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _private: dict[int, Path] = {}
 _warned: dict[str, None] = {}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
 
 from ..errors import CompileError
 from ._folders import root
+from ._fork_lock import ForkLock
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _forbidden = 0
 
 

@@ -30,6 +30,9 @@ case "$1" in
 esac
 """
 
+OURS = "MINIDNN_TESTS_OF_PROCESS"
+"""By this variable processes that tests have started are known, whoever their parent is by now."""
+
 MakeFake = Callable[..., Path]
 Build = Callable[..., Library]
 
@@ -56,6 +59,7 @@ def own_cache(real_ispc: str, warm_cache: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("MINIDNN_CACHE", str(warm_cache))
     monkeypatch.setenv("MINIDNN_ISPC", real_ispc)
     monkeypatch.delenv("MINIDNN_NO_COMPILE", raising=False)
+    monkeypatch.setenv(OURS, str(os.getpid()))
     yield
 
 
@@ -102,10 +106,12 @@ def build() -> Build:
     return compiled
 
 
-def run_python(code: str, timeout: float = 60.0, **environment: str) -> subprocess.Popen[str]:
+def run_python(
+    code: str, arguments: tuple[str, ...] = (), **environment: str
+) -> subprocess.Popen[str]:
     """Starts a Python process on ``code`` with this process's environment."""
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -115,14 +121,16 @@ def run_python(code: str, timeout: float = 60.0, **environment: str) -> subproce
 
 
 def processes_with(marker: str) -> list[str]:
-    """Command lines of running processes that contain ``marker``."""
+    """Command lines that contain ``marker`` of running processes that these tests started."""
     found = []
+    ours = f"{OURS}={os.getpid()}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if marker in line and int(folder.name) != os.getpid():
+        if marker in line and ours in environment:
             found.append(line)
     return found
 

@@ -52,7 +52,7 @@ def test_result() -> None:
 
 def test_same_bits_on_every_thread_count_and_run() -> None:
     results = []
-    for threads in (1, 2, 3):
+    for threads in (1, 2, 3, 4):
         exe = compiled(threads=threads)
         results += [exe(draw(1)) for _ in range(20)]
     assert len({result.tobytes() for result in results}) == 1
@@ -139,6 +139,7 @@ def _misaligned(x: np.ndarray) -> np.ndarray:
         pytest.param(lambda x: np.asfortranarray(x), id="column by column"),
         pytest.param(lambda x: np.repeat(x, 2, axis=3)[..., ::2], id="with gaps"),
         pytest.param(lambda x: x[::-1].copy()[::-1], id="backwards"),
+        pytest.param(lambda x: np.moveaxis(np.moveaxis(x, 1, 3).copy(), 3, 1), id="NHWC"),
         pytest.param(_read_only, id="read-only"),
         pytest.param(_misaligned, id="misaligned"),
         pytest.param(lambda x: x.astype(np.float64), id="float64"),

@@ -1,9 +1,8 @@
-"""Broken compilers and caches, many processes, Ctrl-C, as a caller of md.compile meets them."""
+"""Broken compilers and caches, and many processes, as a caller of md.compile meets them."""
 
 from __future__ import annotations
 
 import errno
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -133,25 +132,3 @@ def test_sixteen_processes(
     files = len(list(cold_cache.glob("ispc/*/*.so")))
     assert log.read_text().count("x") == files >= 1
     assert works(compiled())
-
-
-def test_ctrl_c(make_fake: MakeFake, cold_cache: Path, tmp_path: Path) -> None:
-    """It ends at once, and neither processes nor files stay behind."""
-    make_fake("sleep 1062.5 & sleep 1062.5")
-    code = f"""
-        import minidnn as md
-        from tests.cpu.test_backend_faults import network
-        try:
-            md.compile(network(), {SHAPE}, device="cpu")
-        except KeyboardInterrupt:
-            print("interrupted")
-        """
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    child = run_python(code, TMPDIR=str(temporary))
-    assert wait_until(lambda: processes_with("sleep 1062.5"), 60), child.communicate()
-    child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=10)
-    assert out == "interrupted\n", err
-    assert wait_until(lambda: not processes_with("sleep 1062.5"))
-    assert not list(temporary.iterdir())

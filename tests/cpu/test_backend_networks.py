@@ -105,6 +105,22 @@ def test_numbers_between_guard_pages(name: str) -> None:
     np.testing.assert_array_equal(plain, result)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("isa", [AVX512, AVX2], ids=lambda isa: isa.name)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_same_bits_on_every_thread_count(name: str, isa: Isa) -> None:
+    """Several runs each: whichever thread happens to take a task, too."""
+    if isa not in usable_isas():
+        pytest.skip(f"this processor does not execute {isa.name}")
+    size = size_of(name)
+    x = images(BATCH, size, 3)
+    results = []
+    for threads in (1, 2, 3, 4):
+        exe = compiled(name, size, BATCH, isa, threads=threads)
+        results += [exe(x).tobytes() for _ in range(3)]
+    assert len(set(results)) == 1
+
+
 @pytest.mark.parametrize("name", ON_AVX2)
 def test_numbers_on_avx2(name: str) -> None:
     require(AVX2)
@@ -126,6 +142,7 @@ def test_strategies_agree_to_the_last_bit(name: str) -> None:
 @pytest.mark.parametrize("isa", [AVX512, AVX2], ids=lambda isa: isa.name)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_numbers_at_full_size(name: str, isa: Isa) -> None:
+    """In the debug mode as well: planes of other sizes are cut into other patches."""
     if isa not in usable_isas():
         pytest.skip(f"this processor does not execute {isa.name}")
-    hold_to_torch(name, models.get_model(name).input_shape[1], 1, isa)
+    hold_to_torch(name, models.get_model(name).input_shape[1], 1, isa, guarded=True)

@@ -74,7 +74,13 @@ def test_first_failure_ends_the_others() -> None:
 
 def test_missing_program_raises() -> None:
     with pytest.raises(OSError):
-        run(Command(("/nonexistent/program",), "x", 1.0, cwd=Path("/nonexistent")))
+        run(Command(("/nonexistent/program",), "x", 1.0, Path("/nonexistent")))
+
+
+def test_temporary_files_are_in_the_commands_folder(tmp_path: Path) -> None:
+    """So that they go with it when the command is killed."""
+    command = Command(("sh", "-c", 'pwd; echo "$TMPDIR"'), "x", 20.0, tmp_path)
+    assert run(command).output == f"{tmp_path}\n" * 2
 
 
 def test_ctrl_c_ends_the_command() -> None:

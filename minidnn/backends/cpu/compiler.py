@@ -162,7 +162,7 @@ def _compile(
         source.write_text(unit.source)
         options = (*FLAGS, *unit.options, f"--target={unit.isa.target}")
         argv = (ispc.path, str(source), "-o", str(source.with_suffix(".o")), *options)
-        commands.append(Command(argv, key, timeout, cwd=folder))
+        commands.append(Command(argv, key, timeout, folder))
     count = 0
 
     def on_done(_: Finished) -> None:
@@ -193,12 +193,10 @@ def _link(
 ) -> dict[str, Path]:
     """Makes a shared object of each object file; ``-lm`` for the few functions ISPC calls."""
     results = {key: path.with_suffix(".so") for key, path in objects.items()}
-    commands = [
-        Command(
-            (*compiler.argv, "-shared", "-o", str(results[key]), str(path), "-lm"), key, timeout
-        )
-        for key, path in objects.items()
-    ]
+    commands = []
+    for key, path in objects.items():
+        argv = (*compiler.argv, "-shared", "-o", str(results[key]), str(path), "-lm")
+        commands.append(Command(argv, key, timeout, path.parent))
     last = run_all(commands, jobs)[-1]
     if not last.ok:
         raise CompileError(

@@ -8,8 +8,8 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...cache import ForkLock
 from ...errors import CompileError
-from .fork_lock import ForkLock
 
 
 @dataclass(frozen=True)

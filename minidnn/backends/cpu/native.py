@@ -8,10 +8,9 @@ import tempfile
 from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
-from ...cache import Store, building_allowed, digest
+from ...cache import ForkLock, Store, building_allowed, digest
 from ...errors import CompileError
 from .build_lock import one_builder
-from .fork_lock import ForkLock
 from .library import load
 from .process import Command, run
 from .toolchain import find_cc
@@ -125,7 +124,7 @@ def _built(extra_flags: tuple[str, ...]) -> Path:
             target = Path(folder) / "runner.so"
             files = [str(path) for path in sources if path.suffix == ".c"]
             argv = (*compiler.argv, *flags, "-o", str(target), *files)
-            ended = run(Command(argv, "the native runner", BUILD_SECONDS))
+            ended = run(Command(argv, "the native runner", BUILD_SECONDS, Path(folder)))
             if not ended.ok:
                 raise CompileError(
                     f"the C compiler {compiler.argv[0]} {ended.describe()} on the native "

@@ -27,12 +27,16 @@ OUTPUT_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, what to call it in messages, and its limit in seconds."""
+    """A command line, what to call it in messages, and its limit in seconds.
+
+    ``folder`` is where it runs and has its temporary files: whoever makes the folder removes it,
+    and with it what a command that was killed has left there.
+    """
 
     argv: tuple[str, ...]
     name: str
     timeout: float
-    cwd: Path | None = None
+    folder: Path | None = None
     env: tuple[tuple[str, str], ...] = ()
 
 
@@ -127,14 +131,15 @@ class _Process:
         self.command = command
         self.started = time.monotonic()
         self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        environment = dict(os.environ, LC_ALL="C", **dict(command.env))
+        own = {"TMPDIR": str(command.folder)} if command.folder else {}
+        environment = {**os.environ, "LC_ALL": "C", **own, **dict(command.env)}
         try:
             self.process = subprocess.Popen(
                 [*_watchdog(command.timeout), *command.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=self.output,
                 stderr=subprocess.STDOUT,
-                cwd=command.cwd,
+                cwd=command.folder,
                 env=environment,
                 start_new_session=True,
             )

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...cache import ForkLock
 from ...errors import OutOfMemoryError
 from .cores import usable_cores
-from .fork_lock import ForkLock
 from .library import Kernel
 from .native import MAX_OPERANDS, OperandStruct, ProgramStruct, RegionStruct, runner
 
