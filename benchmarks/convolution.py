@@ -1,17 +1,19 @@
 """How near convolutions come to the processor's multiply-add peak.
 
-    python benchmarks/cpu_convolution.py --batch 1 16 --isa avx512 avx2 [--json FILE]
+    python benchmarks/convolution.py --batch 1 16 --isa avx512 avx2 [--json FILE]
 
 Runs the convolutions of ResNet-50 in turn with a loop of multiply-adds on registers, many rounds,
 since the clock and the neighbours of a shared machine change within seconds.  A sample counts if
 the threads had their cores all the time ("quiet"); where there are none, all count, marked "*".
+Medians stand with 95 % intervals.  A share is of the peak measured between the layers; "memory"
+marks a layer whose bytes (each input, weight and result once, at the machine's rate of copying)
+take longer than its arithmetic at that peak.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +28,9 @@ from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.library import Kernel
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
-from minidnn.backends.cpu.rates import fma_kernel
+from minidnn.backends.cpu.rates import fma_kernel, measured_rates
 from minidnn.backends.cpu.tensor import tensor_of
+from minidnn.bench.statistics import median, ratio
 from minidnn.fusion.contraction import Parts
 from minidnn.fusion.operations import operation_of
 from minidnn.graph.ir import Constant, Node, Value
@@ -35,8 +38,9 @@ from minidnn.graph.layout import PLANAR, blocked
 from minidnn.graph.operators import Add, Conv2d, ReLU
 from minidnn.graph.types import TensorType
 
-PEAK_STEPS = 20_000
+PEAK_STEPS = 400_000
 QUIET_SHARE = 0.93
+LEAST_QUIET = 5
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Ready:
     program: Program
     buffers: list[Buffer]
     operations: int
+    bytes: int
 
 
 def build(layer: Layer, batch: int, isa: Isa, threads: int) -> tuple[ContractionKernel, list[int]]:
@@ -130,7 +135,7 @@ def ready(
     program = Program([region], len(buffers), printed.scratch_bytes, pool)
     out = -(-layer.size // layer.stride)
     operations = 2 * n * out * out * layer.outputs * layer.inputs * layer.kernel**2
-    return Ready(layer, program, buffers, operations)
+    return Ready(layer, program, buffers, operations, sum(b.size for b in buffers))
 
 
 class Peak:
@@ -147,81 +152,86 @@ class Peak:
         self.operations = 2.0 * PEAK_STEPS * (isa.registers - 4) * isa.lanes * pool.threads
 
 
-class Samples:
-    """Seconds of a program's runs, the undisturbed ones apart."""
+@dataclass(frozen=True)
+class Sample:
+    """Seconds of a layer's run and of the peak's loop right after it."""
 
-    def __init__(self, program: Program, bases: list[int], threads: int) -> None:
-        self.program, self.bases, self.threads = program, bases, threads
-        self.quiet: list[float] = []
-        self.others: list[float] = []
+    seconds: float
+    peak_seconds: float
+    quiet: bool
 
-    def take(self) -> None:
-        start, used = time.perf_counter(), time.process_time()
-        self.program.run(self.bases)
-        seconds = time.perf_counter() - start
-        used = time.process_time() - used
-        had_cores = used > QUIET_SHARE * self.threads * seconds
-        (self.quiet if had_cores else self.others).append(seconds)
 
-    def median(self) -> float:
-        return statistics.median(self.quiet or self.others)
+def timed(program: Program, bases: list[int], threads: int) -> tuple[float, bool]:
+    """Seconds of a run, and whether its threads had their cores all the time."""
+    start, used = time.perf_counter(), time.process_time()
+    program.run(bases)
+    seconds = time.perf_counter() - start
+    return seconds, time.process_time() - used > QUIET_SHARE * threads * seconds
 
-    def best(self) -> float:
-        return min(self.quiet + self.others)
+
+def take(one: Ready, loop: Peak, threads: int) -> Sample:
+    bases = [b.address for b in one.buffers]
+    seconds, quiet = timed(one.program, bases, threads)
+    if seconds < 1e-3:  # a wake-up counts: the second run in a row is what a network does
+        seconds, quiet = timed(one.program, bases, threads)
+    peak, peak_quiet = timed(loop.program, loop.bases, threads)
+    return Sample(seconds, peak, quiet and peak_quiet)
 
 
 def measure(
     layers: Sequence[Layer], batch: int, isa: Isa, pool: Pool, rounds: int
 ) -> list[dict[str, Any]]:
     built = [build(layer, batch, isa, pool.threads) for layer in layers]
-    start = time.perf_counter()
     kernels = compile_kernels([printed.source for printed, _ in built], isa)
-    print(f"compiled {len(kernels)} kernels in {time.perf_counter() - start:.2f} s")
     loop = Peak(isa, pool)
-    peaks = Samples(loop.program, loop.bases, pool.threads)
     all_ready = [
         ready(layer, printed, sizes, kernel, pool, batch)
         for layer, (printed, sizes), kernel in zip(layers, built, kernels, strict=True)
     ]
-    samples = [Samples(r.program, [b.address for b in r.buffers], pool.threads) for r in all_ready]
+    samples: list[list[Sample]] = [[] for _ in all_ready]
     for _ in range(rounds):
-        for each in samples:
-            each.take()
-            if each.best() < 1e-3:
-                each.take()
-            peaks.take()
-    peak = loop.operations / peaks.median()
-    rows = []
-    for (printed, _), one, each in zip(built, all_ready, samples, strict=True):
-        rate = one.operations / each.median()
-        rows.append(
-            {
-                "layer": str(one.layer),
-                "batch": batch,
-                "isa": isa.name,
-                "count": one.layer.count,
-                "milliseconds": each.median() * 1e3,
-                "best_milliseconds": each.best() * 1e3,
-                "quiet_samples": len(each.quiet),
-                "gflops": rate / 1e9,
-                "peak_gflops": peak / 1e9,
-                "share": rate / peak,
-                "tasks": printed.tasks,
-                "grain": printed.grain,
-            }
-        )
-        print(
-            f"{isa.name:7} batch {batch:2} {rows[-1]['layer']:22} {each.median() * 1e3:8.3f} ms"
-            f"{' ' if each.quiet else '*'} {rate / 1e9:6.1f} GFLOP/s {100 * rate / peak:5.1f} %  "
-            f"({printed.tasks} tasks by {printed.grain})"
-        )
-    total = sum(r.layer.count * s.median() * 1e3 for r, s in zip(all_ready, samples, strict=True))
-    ideal = sum(r.layer.count * r.operations for r in all_ready) / peak * 1e3
+        for one, taken in zip(all_ready, samples, strict=True):
+            taken.append(take(one, loop, pool.threads))
+    rows = [
+        row_of(one, taken, loop, batch, isa) for one, taken in zip(all_ready, samples, strict=True)
+    ]
+    total = sum(row["count"] * row["milliseconds"] for row in rows)
+    ideal = sum(row["count"] * row["milliseconds"] * row["share"] for row in rows)
     print(
-        f"{isa.name:7} batch {batch:2} all: {total:.2f} ms, {100 * ideal / total:.1f} % of the "
-        f"peak of {peak / 1e9:.1f} GFLOP/s{'' if peaks.quiet else ' *'}"
+        f"{isa.name:7} batch {batch:2} all: {total:.2f} ms, {100 * ideal / total:.1f} % of the peak"
     )
     return rows
+
+
+def row_of(one: Ready, taken: list[Sample], loop: Peak, batch: int, isa: Isa) -> dict[str, Any]:
+    """A layer's figures, printed too."""
+    quiet = [sample for sample in taken if sample.quiet]
+    used = quiet if len(quiet) >= LEAST_QUIET else taken
+    seconds = median([sample.seconds for sample in used])
+    ideal = [sample.peak_seconds * one.operations / loop.operations for sample in used]
+    share = ratio(ideal, [sample.seconds for sample in used])
+    floor = one.bytes / measured_rates().copy
+    bound = "memory" if floor > seconds.value * share.value else "arithmetic"
+    print(
+        f"{isa.name:7} batch {batch:2} {one.layer!s:22} {seconds.value * 1e3:8.3f} ms"
+        f"{' ' if used is quiet else '*'} {100 * share.value:5.1f} % "
+        f"[{100 * share.low:.1f}, {100 * share.high:.1f}]"
+        + (f"  memory: {100 * floor / seconds.value:.0f} %" if bound == "memory" else "")
+    )
+    return {
+        "layer": str(one.layer),
+        "batch": batch,
+        "isa": isa.name,
+        "count": one.layer.count,
+        "milliseconds": seconds.value * 1e3,
+        "milliseconds_interval": [seconds.low * 1e3, seconds.high * 1e3],
+        "samples": len(used),
+        "undisturbed": used is quiet,
+        "share": share.value,
+        "share_interval": [share.low, share.high],
+        "bound": bound,
+        "memory_milliseconds": floor * 1e3,
+    }
 
 
 def main() -> None:
