@@ -6,7 +6,11 @@ numbers are kept.
 
 **NaN.**  ``md_max`` and ``md_min`` are one instruction each (``max.NaN.f32``, from sm_80 on) that
 gives NaN if either operand is NaN, and takes +0 for larger than -0: so maxima are the same in any
-order.  What arithmetic gives for NaN has the sign bit clear.
+order.  What they give for NaN has the sign bit clear.  ``md_max_positive`` compares as integers: it
+is for numbers whose sign bit is clear, or of which one is.
+
+**Copies.**  ``md_copy<Bytes>(to, from)`` starts to copy 4, 8 or 16 bytes from global to shared
+memory and does not wait; ``md_copy_wait()`` waits for all that this thread has started.
 
 **Element types.**  ``float``, ``md_half`` and ``md_bf16`` in memory, float in registers.
 ``md_value`` reads one, ``md_as<T>`` rounds to one, ``md_round<T>`` is the float that it then is.
@@ -28,6 +32,7 @@ _INTRINSICS = """\
 #ifdef __CUDACC__
 #define MD_FUNCTION static __device__ __forceinline__
 #define MD_METHOD __device__
+#define MD_SHARED extern __shared__ __align__(16) unsigned char md_shared[]
 MD_FUNCTION unsigned int intbits(float x) { return __float_as_uint(x); }
 MD_FUNCTION float floatbits(unsigned int x) { return __uint_as_float(x); }
 MD_FUNCTION float md_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -42,6 +47,15 @@ MD_FUNCTION float md_min(float a, float b) {
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
+MD_FUNCTION float md_max_positive(float a, float b) {
+  return __int_as_float(max(__float_as_int(a), __float_as_int(b)));
+}
+template <int Bytes> MD_FUNCTION void md_copy(void *to, const void *from) {
+  const unsigned int address = (unsigned int)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+               : : "r"(address), "l"(from), "n"(Bytes) : "memory");
+}
+MD_FUNCTION void md_copy_wait() { asm volatile("cp.async.wait_all;" : : : "memory"); }
 MD_FUNCTION float md_from_half(unsigned short x) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));

@@ -1,0 +1,217 @@
+"""How a plan's work is spread over blocks and threads.
+
+A block computes one task (a patch, or a column of patches) of a *group* of channels of one image.
+*Planar* blocks keep planes one after the other, and neighbouring threads compute neighbouring
+pixels; others keep channels side by side, and a thread computes a *pack* of them.  A thread's share
+of a step is a *tile* of positions, which share the work of windows.
+
+Tiles are chosen by what a position costs in shared memory's accesses of 32 numbers: taps that a
+tile loads, times the conflicts that threads of a warp have in its banks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, gcd
+
+from minidnn.graph.window import Window
+
+from ....fusion.plan import Binding, KernelPlan, PlanStep
+from ..tensor import Tensor
+from .places import Places, place_buffers
+from .window import UNROLLED_TAPS
+
+WARP = 32
+MOST_THREADS = 512
+MOST_SHARED = 227 << 10
+"""Bytes of shared memory that a block can have on sm_90 (99 KiB on sm_86 and sm_89)."""
+
+SHARED_BYTES = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": MOST_SHARED}
+
+
+def shared_limit(arch: str) -> int:
+    """Bytes of shared memory that a block can have."""
+    if arch in SHARED_BYTES:
+        return SHARED_BYTES[arch]
+    return MOST_SHARED if int(arch.removeprefix("sm_").rstrip("af")) >= 90 else 99 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Positions of a step that one thread computes together."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """Everything that a plan leaves open."""
+
+    planar: bool
+    #: Channels of a block, and of a thread.
+    group: int
+    pack: int
+    threads: int
+    #: For each step.
+    tiles: tuple[Tile, ...]
+    places: Places
+
+
+def choose_mapping(
+    plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], arch: str
+) -> Mapping:
+    """The mapping of a plan on tensors that lie as given: inputs, then outputs."""
+    planar = _is_planar(plan, binding, tensors)
+    limit = shared_limit(arch)
+    pack = 1 if planar else _pack(binding, tensors)
+    tiles = [_tile(plan, step, planar, pack) for step in plan.steps]
+    positions = max(_items(step, tile, plan) for step, tile in zip(plan.steps, tiles, strict=True))
+    channels = max(end - begin for begin, end in binding.segments)
+    group = 1 if planar else min(_ceil(channels, pack), _channel_group(positions, pack))
+    while planar and group < channels and positions * group < 2 * WARP:
+        group *= 2
+    while True:
+        places = place_buffers(plan, group, planar, {})
+        if places.bytes <= limit or group <= pack:
+            break
+        group = max(pack, _ceil(group // 2, pack))
+    threads = _threads(_busiest(plan, tiles) * group // pack)
+    return Mapping(planar, group, pack, threads, tuple(tiles), places)
+
+
+def _busiest(plan: KernelPlan, tiles: Sequence[Tile]) -> int:
+    """The tiles of the kind of step that does most of the work."""
+    work: dict[int, float] = {}
+    for step, tile in zip(plan.steps, tiles, strict=True):
+        rows, columns = extent_of(step, plan)
+        taps = max((o.window.taps for s in step.segments for o in s if o.window), default=1)
+        items = _items(step, tile, plan)
+        work[items] = work.get(items, 0.0) + rows * columns * taps
+    return max(work, key=lambda items: (work[items], items))
+
+
+def _is_planar(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> bool:
+    """Whether pixels are neighbours in most of what is moved."""
+    weights = [0, 0]
+    slots = (*binding.inputs, *binding.outputs)
+    for slot, tensor in zip(slots, tensors, strict=True):
+        if tensor.rows * tensor.columns == 1 or tensor.channels == 1:
+            continue
+        weights[tensor.is_planar] += slot.value.type.size
+    if weights == [0, 0]:
+        return plan.anchor != (1, 1)
+    return weights[1] >= weights[0]
+
+
+def _pack(binding: Binding, tensors: Sequence[Tensor]) -> int:
+    """Channels that every access of a thread can move at once."""
+    common = 16 // min(tensor.itemsize for tensor in tensors)
+    for begin, end in binding.segments:
+        common = gcd(common, gcd(begin, end))
+    slots = (*binding.inputs, *binding.outputs)
+    for slot, tensor in zip(slots, tensors, strict=True):
+        if tensor.channels > 1 and tensor.channel != 1:
+            return 1
+        common = gcd(common, slot.channel)
+        for stride in (tensor.offset, tensor.image, tensor.row, tensor.pixel):
+            common = gcd(common, stride)
+        while common * tensor.itemsize > 16:
+            common //= 2
+    return max(1, common)
+
+
+def _channel_group(positions: int, pack: int) -> int:
+    """Channels of a block whose threads take packs: enough for wide accesses and full blocks."""
+    return max(pack, 32 if positions * 32 // pack >= 128 else _ceil(128 * pack // positions, pack))
+
+
+def _threads(items: int) -> int:
+    """Threads of a block: as few rounds as they need, no more threads than that takes."""
+    rounds = ceil(items / MOST_THREADS)
+    return max(WARP, _ceil(ceil(items / rounds), WARP))
+
+
+def _items(step: PlanStep, tile: Tile, plan: KernelPlan) -> int:
+    rows, columns = extent_of(step, plan)
+    return ceil(rows / tile.rows) * ceil(columns / tile.columns)
+
+
+def extent_of(step: PlanStep, plan: KernelPlan) -> tuple[int, int]:
+    """Rows and columns that a step computes at most at once."""
+    rows = min(step.rows.size, step.rows.span(plan.schedule.rows))
+    return rows, step.columns.span(plan.schedule.columns)
+
+
+def _tile(plan: KernelPlan, step: PlanStep, planar: bool, pack: int) -> Tile:
+    rows, columns = extent_of(step, plan)
+    windows = [o.window for s in step.segments for o in s if o.window is not None]
+    if any(w.taps > UNROLLED_TAPS for w in windows):
+        return Tile(1, 1)
+    window = windows[0] if windows else None
+    if not planar:
+        if window is None:
+            return Tile(1, 1)
+        return Tile(min(2, rows), min(2 if pack <= 4 else 1, columns))
+    if _touches_memory(plan, step) or window is None:
+        # Neighbouring threads must meet neighbouring numbers.
+        return Tile(min(4, rows), 1)
+    return _best_tile(window, rows, columns)
+
+
+def _touches_memory(plan: KernelPlan, step: PlanStep) -> bool:
+    numbers = {n for s in step.segments for o in s for n in (*o.operands, o.result)}
+    return any(
+        plan.planes[n].input is not None or plan.planes[n].output is not None for n in numbers
+    )
+
+
+@cache
+def _best_tile(window: Window, rows: int, columns: int) -> Tile:
+    best: tuple[float, Tile] | None = None
+    for down in range(1, min(8, rows) + 1):
+        for across in range(1, min(7, columns) + 1):
+            cost = _cost(window, rows, columns, down, across)
+            if best is None or cost < best[0]:
+                best = (cost, Tile(down, across))
+    assert best is not None
+    return best[1]
+
+
+def _cost(window: Window, rows: int, columns: int, down: int, across: int) -> float:
+    """Accesses of shared memory for a position, and what threads without work waste."""
+    vertical, horizontal = window.axes
+    loads = _taken(vertical.kernel, vertical.stride, vertical.dilation, down)
+    loads *= _taken(horizontal.kernel, horizontal.stride, horizontal.dilation, across)
+    if loads > 96:
+        return float("inf")
+    wide, high = ceil(columns / across), ceil(rows / down)
+    pitch = columns * horizontal.stride
+    read = _conflicts(wide, wide * high, across * horizontal.stride, down * vertical.stride * pitch)
+    write = _conflicts(wide, wide * high, across, down * columns)
+    items = wide * high
+    waste = _ceil(items, WARP) / items * (items * down * across) / (rows * columns)
+    return (loads * read / (down * across) + write + 1.5) * waste
+
+
+def _taken(kernel: int, stride: int, dilation: int, outputs: int) -> int:
+    return len({o * stride + t * dilation for o in range(outputs) for t in range(kernel)})
+
+
+@cache
+def _conflicts(wide: int, items: int, across: int, down: int) -> float:
+    """The times that a warp's access is repeated because its threads meet in a bank."""
+    worst = 0
+    for first in range(0, min(items, 4 * WARP), WARP):
+        banks: dict[int, set[int]] = {}
+        for item in range(first, min(first + WARP, items)):
+            address = item % wide * across + item // wide * down
+            banks.setdefault(address % WARP, set()).add(address)
+        worst = max(worst, *(len(addresses) for addresses in banks.values()))
+    return float(worst)
+
+
+def _ceil(number: int, unit: int) -> int:
+    return -(-number // unit) * unit

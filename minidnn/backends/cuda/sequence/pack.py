@@ -1,0 +1,87 @@
+"""Numbers side by side in one thread: a float, or several that one wide access moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from minidnn.graph.expression import Instruction
+
+from ...cpu.code import Code
+from ..dialect import TYPES
+from ..scalar import print_code
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Prints what happens to packs of ``size`` numbers, of which each variable holds one."""
+
+    code: Code
+    size: int
+
+    def declare(self, name: str, text: str) -> None:
+        """A new variable; ``text`` is what one number of it is, of packs ``a`` given as
+        :meth:`at`."""
+        if self.size == 1:
+            self.code.line(f"float {name} = {text};")
+        else:
+            self.code.line(f"float {name}[{self.size}];")
+            self.each(f"{name}[v] = {text};")
+
+    def each(self, text: str) -> None:
+        """One statement for every number."""
+        if self.size == 1:
+            self.code.line(text)
+        else:
+            self.code.line(f'_Pragma("unroll") for (int v = 0; v < {self.size}; v++) {text}')
+
+    def at(self, name: str) -> str:
+        """The number of a pack that a statement is about."""
+        return name if self.size == 1 else f"{name}[v]"
+
+    def load(self, name: str, address: str, condition: str = "", otherwise: str = "0.0f") -> None:
+        """A new variable read from memory, or ``otherwise`` where the condition does not hold."""
+        if self.size == 1:
+            value = f"md_value(*({address}))"
+            text = f"{condition} ? {value} : {otherwise}" if condition else value
+            self.code.line(f"float {name} = {text};")
+            return
+        self.code.line(f"float {name}[{self.size}];")
+        if not condition:
+            self.code.line(f"md_load({name}, {address});")
+            return
+        self.code.line(f"if ({condition}) md_load({name}, {address});")
+        with self.code.block("else"):
+            self.each(f"{name}[v] = {otherwise};")
+
+    def store(self, address: str, name: str, dtype: str, condition: str = "") -> None:
+        """Writes a variable to memory where the condition holds."""
+        test = f"if ({condition}) " if condition else ""
+        if self.size == 1:
+            self.code.line(f"{test}*({address}) = md_as<{TYPES[dtype]}>({name});")
+        else:
+            self.code.line(f"{test}md_store({address}, {name});")
+
+    def compute(
+        self, name: str, code: Sequence[Instruction], arguments: Sequence[str], dtype: str
+    ) -> None:
+        """A new variable computed by straight-line code, rounded to ``dtype``.
+
+        Arguments are single numbers or, as :meth:`at` prints them, packs.
+        """
+        fresh = self.code.fresh
+        lines, result = print_code(code, arguments, fresh)
+        if dtype != "float32":
+            result = f"md_round<{TYPES[dtype]}>({result})"
+        if self.size == 1:
+            self.code.lines(lines)
+            self.code.line(f"float {name} = {result};")
+            return
+        self.code.line(f"float {name}[{self.size}];")
+        with self.code.block(f'_Pragma("unroll") for (int v = 0; v < {self.size}; v++)'):
+            self.code.lines(lines)
+            self.code.line(f"{name}[v] = {result};")
+
+
+Loader = Callable[[int, int], str]
+"""Loads the element so many rows and columns from the first tap of a tile; its variable."""

@@ -1,0 +1,446 @@
+"""Prints a kernel plan as one CUDA kernel.
+
+The printer decides nothing: buffers, extents, steps and code stand in the plan, how its work is
+spread over threads in the :class:`.mapping.Mapping`.  A block is one task of one group of channels
+of one image; between steps it waits for its own threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from ....cache import digest
+from ....errors import GraphError
+from ....fusion.geometry import Extent
+from ....fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
+from ....graph.ir import Constant
+from ....graph.types import ITEMSIZE
+from ...cpu.code import Code
+from ..dialect import TYPES
+from ..kernels import KernelSource, Launch
+from ..tensor import Tensor
+from .facts import positive_planes
+from .functions import Function, Functions
+from .lanes import Lanes
+from .mapping import Mapping, choose_mapping
+from .step import StepPrinter, Target
+from .view import Span, View
+
+
+@dataclass(frozen=True)
+class SequenceKernel:
+    """A printed plan.  Its arguments are pointers: inputs, outputs, then all vectors in one
+    array, which ``vectors()`` gives, if the binding has any."""
+
+    launch: Launch
+    vectors: Callable[[], np.ndarray]
+
+
+def print_sequence(
+    plan: KernelPlan,
+    binding: Binding,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    arch: str,
+    mapping: Mapping | None = None,
+) -> SequenceKernel:
+    """The kernel of a plan on tensors that lie as given, for ``arch`` ("sm_90").
+
+    GraphError if the plan computes in place: on a GPU, rows are computed in no order.
+    """
+    if plan.schedule.in_place:
+        raise GraphError(
+            f"schedule {plan.schedule}: a GPU computes rows in no order; valid are schedules "
+            "that compute nothing in place"
+        )
+    tensors = (*inputs, *outputs)
+    chosen = mapping or choose_mapping(plan, binding, tensors, arch)
+    return _Printer(plan, binding, tensors, arch, chosen).print()
+
+
+class _Printer:
+    def __init__(
+        self,
+        plan: KernelPlan,
+        binding: Binding,
+        tensors: tuple[Tensor, ...],
+        arch: str,
+        mapping: Mapping,
+    ) -> None:
+        self.plan = plan
+        self.binding = binding
+        self.tensors = tensors
+        self.slots = (*binding.inputs, *binding.outputs)
+        self.mapping = mapping
+        self.across = len(plan.patches(1))
+        self.tasks = len(plan.tasks()) * self.across
+        self.rolls = plan.schedule.strips > 1
+        self.positive = positive_planes(plan)
+        self.triples = int(arch.removeprefix("sm_").rstrip("af")) >= 90
+        self.frame = max(end for _, end in binding.segments)
+        self.functions = Functions()
+
+    def print(self) -> SequenceKernel:
+        sizes = [end - begin for begin, end in self.binding.segments]
+        groups = [-(-size // self.mapping.group) for size in sizes]
+        body = self._body(groups)
+        head = f'extern "C" __global__ void __launch_bounds__({self.mapping.threads})'
+        text = f"{self.functions}{head} $({self._parameters()}) {body}"
+        name = f"seq_{digest(text)[:20]}"
+        text = text.replace("$", name)
+        blocks = self.binding.batch * sum(groups) * self.tasks
+        launch = Launch(
+            KernelSource(name, text),
+            (blocks, 1, 1),
+            (self.mapping.threads, 1, 1),
+            self.mapping.places.bytes,
+        )
+        return SequenceKernel(launch, partial(packed_vectors, self.binding))
+
+    def _parameters(self) -> str:
+        parts = []
+        for i, tensor in enumerate(self.tensors):
+            const = "const " if i < len(self.binding.inputs) else ""
+            parts.append(f"{const}{TYPES[tensor.dtype]} *__restrict__ a{i}")
+        if self.binding.vectors:
+            parts.append("const float *__restrict__ vectors")
+        return ", ".join(parts)
+
+    def _body(self, groups: Sequence[int]) -> Code:
+        code = Code()
+        total = sum(groups)
+        with code.block(""):
+            if self.mapping.places.bytes:
+                code.line("MD_SHARED;")
+            code.line(f"const unsigned int task = blockIdx.x / {self.tasks}u;")
+            code.line(f"const int patch = blockIdx.x % {self.tasks}u;")
+            code.line(f"const int group = task % {total}u;")
+            code.line(f"const long long image = task / {total}u;")
+            first = 0
+            for segment, count in enumerate(groups):
+                test = f"if (group >= {first} && group < {first + count})" if count < total else ""
+                with code.block(test):
+                    self._segment(code, segment, f"(group - {first})" if first else "group")
+                first += count
+        return code
+
+    # A segment of channels
+
+    def _segment(self, code: Code, segment: int, group: str) -> None:
+        begin, end = self.binding.segments[segment]
+        size = self.mapping.group
+        code.line(f"const int first = {begin} + {group} * {size};")
+        self.full = (end - begin) % size == 0
+        if not self.full:
+            code.line(f"const int channels = min({size}, {end} - first);")
+        used = self._used(segment)
+        for number in used:
+            plane = self.plan.planes[number]
+            if (plane.input, plane.output) != (None, None):
+                self._tensor(code, number)
+        self._loops(code, segment)
+
+    def _used(self, segment: int) -> list[int]:
+        numbers = {
+            n
+            for step in self.plan.steps
+            for o in step.segments[segment]
+            for n in (*o.operands, o.result)
+        }
+        return sorted(numbers)
+
+    def _at(self, plane: Plane) -> int:
+        """Which of the kernel's tensors a plane is."""
+        if plane.input is not None:
+            return plane.input
+        assert plane.output is not None
+        return len(self.binding.inputs) + plane.output
+
+    def _tensor(self, code: Code, number: int) -> None:
+        """Declares a tensor's pointer to the block's first channel."""
+        plane = self.plan.planes[number]
+        at = self._at(plane)
+        tensor, slot = self.tensors[at], self.slots[at]
+        terms = [f"a{at}"]
+        if tensor.offset:
+            terms.append(str(tensor.offset))
+        if not plane.one_image:
+            terms.append(f"image * {tensor.image}")
+        if not plane.one_channel:
+            terms.append(f"(long long)(first - {slot.channel}) * {tensor.channel}")
+        const = "const " if plane.input is not None else ""
+        code.line(f"{const}{TYPES[tensor.dtype]} *const t{number} = {' + '.join(terms)};")
+
+    # Loops
+
+    def _loops(self, code: Code, segment: int) -> None:
+        plan, schedule = self.plan, self.plan.schedule
+        height, width = plan.anchor
+        steps = [(i, step) for i, step in enumerate(plan.steps) if step.segments[segment]]
+        self._spans: dict[tuple[str, str], Span] = {}
+        if self.across > 1:
+            code.line(f"const int cb = patch % {self.across} * {schedule.columns};")
+            code.line(f"const int ce = min(cb + {schedule.columns}, {width});")
+        tall = schedule.rows * schedule.strips
+        if len(plan.tasks()) > 1:
+            code.line(f"const int sb = patch / {self.across} * {tall};")
+            code.line(f"const int se = min(sb + {tall}, {height});")
+        self._declare_spans(code, segment)
+        if not self.rolls:
+            for k, (i, step) in enumerate(steps):
+                rows = self._span(code, step.rows, 0)
+                self._step(code, segment, i, step, rows, k + 1 < len(steps))
+            return
+        self._roll(code, segment, steps)
+
+    def _declare_spans(self, code: Code, segment: int) -> None:
+        """Declares what differs between tasks where all of the segment's code sees it."""
+        extents = [(step.rows, step.columns) for step in self.plan.steps]
+        for number in self._used(segment):
+            plane = self.plan.planes[number]
+            if plane.buffer is not None:
+                extents.append((plane.rows, plane.columns))
+            if plane.owned is not None:
+                extents.append(plane.owned)
+        for rows, columns in extents:
+            self._span(code, columns, 1)
+            if not self.rolls:
+                self._span(code, rows, 0)
+
+    def _roll(self, code: Code, segment: int, steps: Sequence[tuple[int, PlanStep]]) -> None:
+        """Patches one below the other, which keep rows from one to the next."""
+        plan, schedule = self.plan, self.plan.schedule
+        height, _ = plan.anchor
+        single = len(plan.tasks()) == 1
+        begin, end = ("0", str(height)) if single else ("sb", "se")
+        for i, step in steps:
+            low, _ = _ends(step.rows, begin, begin, height)
+            code.line(f"int done{i} = {low};")
+        first = f"{begin} - {plan.lead * schedule.rows}"
+        with code.block(f"for (int rb = {first}; rb < {end}; rb += {schedule.rows})"):
+            code.line(f"const int re = min(rb + {schedule.rows}, {end});")
+            for i, step in steps:
+                low, high = _ends(step.rows, "rb", "re", height)
+                with code.block(""):
+                    code.line(f"const int yb = max({low}, done{i});")
+                    code.line(f"const int ye = {high};")
+                    with code.block("if (yb < ye)"):
+                        self._step(code, segment, i, step, Span("yb", "ye"), False)
+                        code.line(f"done{i} = ye;")
+                    code.line("__syncthreads();")
+
+    def _span(self, code: Code, extent: Extent, axis: int) -> Span:
+        """Positions of the task along an axis: numbers if all tasks have the same."""
+        patches = plan_patches(self.plan, axis)
+        known = {extent.interval(*patch) for patch in patches}
+        if len(known) == 1:
+            return Span(*known.pop())
+        begin, end, size = ("sb", "se", self.plan.anchor[0]) if axis == 0 else (
+            "cb", "ce", self.plan.anchor[1])  # fmt: skip
+        low, high = _ends(extent, begin, end, size)
+        if (low, high) not in self._spans:
+            names = f"l{len(self._spans)}", f"h{len(self._spans)}"
+            for name, text in zip(names, (low, high), strict=True):
+                code.line(f"const int {name} = {text};")
+            self._spans[low, high] = Span(*names)
+        return self._spans[low, high]
+
+    # Steps
+
+    def _step(
+        self, code: Code, segment: int, i: int, step: PlanStep, rows: Span, wait: bool
+    ) -> None:
+        operations = step.segments[segment]
+        columns = self._span(code, step.columns, 1)
+        if columns.size == 0 or rows.size == 0:
+            return
+        function = Function()
+        if self.mapping.places.bytes:
+            function.body.line("MD_SHARED;")
+        if not self.full:
+            function.formals.append("const int channels")
+            function.actuals.append("channels")
+        local = {
+            number: k
+            for k, number in enumerate(
+                dict.fromkeys(n for o in operations for n in (*o.operands, o.result))
+            )
+        }
+        sources: dict[int, View] = {}
+        targets: dict[int, list[Target]] = {}
+        results = {o.result for o in operations}
+        for operation in operations:
+            for number in operation.operands:
+                if number not in results:
+                    sources[local[number]] = self._view(code, function, number, operation.result)
+            targets[local[operation.result]] = self._targets(code, function, operation.result, rows)
+        copies = {local[o.result]: self._copied(o) for o in operations}
+        if not all(copies.values()):
+            copies = {}
+        StepPrinter(
+            function.body,
+            [self._local(function, o, local) for o in operations],
+            [self.plan.planes[number] for number in local],
+            sources,
+            targets,
+            function.span(rows),
+            function.span(columns),
+            self.mapping.tiles[i],
+            self._lanes,
+            frozenset(local[n] for n in local if n in self.positive),
+            self.triples,
+            copies,
+        ).print()
+        if copies:
+            function.body.line("md_copy_wait();")
+        code.line(self.functions.call(function))
+        if wait:
+            code.line("__syncthreads();")
+
+    def _copied(self, operation: PlanOperation) -> int:
+        """Bytes at once of a copy from a tensor to a buffer alone; 0 for anything else."""
+        plane = self.plan.planes[operation.result]
+        if len(operation.operands) != 1 or [line.op for line in operation.code] != ["argument"]:
+            return 0
+        source = self.plan.planes[operation.operands[0]]
+        if source.input is None or source.extent != plane.extent or source.one_channel:
+            return 0
+        if plane.output is not None or plane.buffer is None or source.dtype != plane.dtype:
+            return 0
+        bytes = ITEMSIZE[plane.dtype] * self.mapping.pack
+        return bytes if bytes >= 4 else 0
+
+    @property
+    def _lanes(self) -> Lanes:
+        mapping = self.mapping
+        return Lanes(mapping.planar, mapping.group, mapping.pack, mapping.threads, self.full)
+
+    def _local(
+        self, function: Function, operation: PlanOperation, local: dict[int, int]
+    ) -> PlanOperation:
+        """An operation with the step's own numbers of planes; its vectors are arguments."""
+        vectors = []
+        for number in operation.vectors:
+            name = function.take(
+                "const float *__restrict__", f"vectors + ({number * self.frame} + first)"
+            )
+            vectors.append(int(name[1:]))
+        return replace(
+            operation,
+            result=local[operation.result],
+            operands=tuple(local[n] for n in operation.operands),
+            vectors=tuple(vectors),
+        )
+
+    def _view(self, code: Code, function: Function, number: int, reader: int) -> View:
+        plane = self.plan.planes[number]
+        if plane.buffer is not None:
+            return self._buffer(code, function, number)
+        assert plane.input is not None
+        extent = self.plan.planes[reader].extent
+        flat = tuple(own == 1 != wanted for own, wanted in zip(plane.extent, extent, strict=True))
+        return self._outside(function, number, (flat[0], flat[1]))
+
+    def _buffer(self, code: Code, function: Function, number: int) -> View:
+        plane = self.plan.planes[number]
+        assert plane.buffer is not None
+        place = self.mapping.places.of[plane.buffer.storage]
+        rows = Span(0, plane.extent[0]) if self.rolls else self._span(code, plane.rows, 0)
+        before = len(function.formals)
+        offset = function.take("const int", str(place.offset), f"storage {plane.buffer.storage}")
+        pointer = f"b{offset}"
+        if len(function.formals) > before:
+            type = TYPES[place.dtype]
+            function.body.line(f"{type} *const {pointer} = ({type} *)(md_shared + {offset});")
+        return View(
+            pointer,
+            place.dtype,
+            plane.extent,
+            function.span(rows),
+            function.span(self._span(code, plane.columns, 1)),
+            place.row,
+            place.column,
+            place.channel,
+            plane.buffer.rows if self.rolls else 0,
+        )
+
+    def _outside(
+        self, function: Function, number: int, flat: tuple[bool, bool] = (False, False)
+    ) -> View:
+        plane = self.plan.planes[number]
+        tensor = self.tensors[self._at(plane)]
+        const = "const " if plane.input is not None else ""
+        type = f"{const}{TYPES[tensor.dtype]} *__restrict__ const"
+        return View(
+            function.take(type, f"t{number}"),
+            tensor.dtype,
+            plane.extent,
+            Span(0, plane.extent[0]),
+            Span(0, plane.extent[1]),
+            tensor.row,
+            tensor.pixel,
+            tensor.channel,
+            flat=flat,
+            one_channel=plane.one_channel,
+        )
+
+    def _targets(self, code: Code, function: Function, number: int, rows: Span) -> list[Target]:
+        """Where a result is stored: its buffer, its output."""
+        plane = self.plan.planes[number]
+        found: list[Target] = []
+        if plane.buffer is not None:
+            found.append(Target(self._buffer(code, function, number)))
+        if plane.output is not None:
+            assert plane.owned is not None
+            own = self._owned_rows(code, plane.owned[0])
+            across = self._span(code, plane.owned[1], 1)
+            found.append(
+                Target(
+                    self._outside(function, number),
+                    None if own == rows else function.span(own),
+                    None if across == self._span(code, plane.columns, 1) else function.span(across),
+                )
+            )
+        return found
+
+    def _owned_rows(self, code: Code, extent: Extent) -> Span:
+        """The rows of an output that a task writes."""
+        if not self.rolls:
+            return self._span(code, extent, 0)
+        if len(self.plan.tasks()) == 1:
+            return Span(0, extent.size)
+        low, high = _ends(extent, "sb", "se", self.plan.anchor[0])
+        return Span(low, high)
+
+
+def plan_patches(plan: KernelPlan, axis: int) -> list[tuple[int, int, bool]]:
+    """What tasks compute of the anchor along an axis, all patches of a task together."""
+    if axis == 1:
+        return plan.patches(1)
+    return [(task[0][0], task[-1][1], task[-1][2]) for task in plan.tasks()]
+
+
+def packed_vectors(binding: Binding) -> np.ndarray:
+    """All vectors in float32, each along the kernel's whole axis of channels, zero elsewhere."""
+    frame = max(end for _, end in binding.segments)
+    packed = np.zeros((len(binding.vectors), frame), np.float32)
+    for row, vector in zip(packed, binding.vectors, strict=True):
+        assert isinstance(vector.value, Constant)
+        data = vector.value.data
+        row[vector.channel : vector.channel + data.size] = data.astype(np.float32)
+    return packed
+
+
+def _ends(extent: Extent, begin: str, end: str, size: int) -> tuple[str, str]:
+    """An extent's begin and end for the anchor's positions between two variables."""
+    if extent.scale == 0:
+        return "0", str(extent.size)
+    low = f"min(max({extent.scale} * ({begin}) + {extent.low}, 0), {extent.size})"
+    high = f"min(max({extent.scale} * ({end}) + {extent.high}, 0), {extent.size})"
+    if extent.to_end:
+        high = f"({end} == {size} ? {extent.size} : {high})"
+    return low, high

@@ -1,0 +1,230 @@
+"""Prints one step for one segment of channels: a loop over the tiles of a block's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from ....fusion.plan import Plane, PlanOperation
+from ...cpu.code import Code
+from ..dialect import TYPES
+from .lanes import Lanes
+from .mapping import Tile
+from .pack import Pack
+from .taps import Taps
+from .view import Span, View, minus, plus, times
+from .window import UNROLLED_TAPS, WindowPrinter, average_text
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a result is written: all of it, or (of an output) the part that the task owns."""
+
+    view: View
+    rows: Span | None = None
+    columns: Span | None = None
+
+
+@dataclass
+class StepPrinter:
+    """Prints the operations of one step."""
+
+    code: Code
+    #: Vector n is the pointer a<n>, to the number of the block's first channel.
+    operations: Sequence[PlanOperation]
+    planes: Sequence[Plane]
+    #: Where planes lie that are read, and those that are written.
+    sources: Mapping[int, View]
+    targets: Mapping[int, Sequence[Target]]
+    #: What is computed.
+    rows: Span
+    columns: Span
+    tile: Tile
+    lanes: Lanes
+    #: Planes without negative numbers, and whether a maximum of three is one instruction.
+    positive: frozenset[int]
+    triples: bool
+    #: Bytes that each copy from a tensor to a buffer moves at once, by result.
+    copies: Mapping[int, int] = field(default_factory=dict)
+    names: dict[tuple[int, int, int], str] = field(default_factory=dict)
+
+    def print(self) -> None:
+        self.pack = Pack(self.code, self.lanes.pack)
+        code, threads = self.code, self.lanes.threads
+        items = self._items()
+        if items is not None and items <= threads:
+            with code.block("" if items == threads else f"if (threadIdx.x < {items})"):
+                code.line("const int item = threadIdx.x;")
+                self._item()
+            return
+        with code.block(""):
+            code.line(f"const int items = {self._count()};")
+            with code.block(f"for (int item = threadIdx.x; item < items; item += {threads})"):
+                self._item()
+
+    # What a thread computes
+
+    def _across(self, axis: int) -> str:
+        """Tiles along an axis."""
+        span, size = (self.rows, self.columns)[axis], (self.tile.rows, self.tile.columns)[axis]
+        if span.size is not None:
+            return str(ceil(span.size / size))
+        length = minus(str(span.end), span.begin)
+        return f"({length})" if size == 1 else f"(({length} + {size - 1}) / {size})"
+
+    @property
+    def _packs(self) -> int:
+        return self.lanes.group // self.lanes.pack
+
+    def _items(self) -> int | None:
+        if self.rows.size is None or self.columns.size is None:
+            return None
+        down, across = (int(self._across(axis)) for axis in (0, 1))
+        return down * across * self._packs
+
+    def _count(self) -> str:
+        return " * ".join((self._across(0), self._across(1), str(self._packs)))
+
+    def _item(self) -> None:
+        code, packs = self.code, self._packs
+        down, across = self._across(0), self._across(1)
+        if not self.lanes.planar:
+            code.line(f"const int tx = item / {packs} % {across};")
+            code.line(f"const int ty = item / ({packs} * {across});")
+            code.line(f"const int c = {times(f'item % {packs}', self.lanes.pack)};")
+        elif packs > 1:
+            code.line(f"const int tx = item % {across};")
+            code.line(f"const int ty = item / {across} % {down};")
+            code.line(f"const int c = item / ({across} * {down});")
+        else:
+            code.line(f"const int tx = item % {across};")
+            code.line(f"const int ty = item / {across};")
+            code.line("const int c = 0;")
+        code.line(f"const int y = {self.rows.begin} + {times('ty', self.tile.rows)};")
+        code.line(f"const int x = {self.columns.begin} + {times('tx', self.tile.columns)};")
+        with code.block("" if self.lanes.full else "if (c < channels)"):
+            self._tile()
+
+    def _tile(self) -> None:
+        for number in dict.fromkeys(n for o in self.operations for n in o.vectors):
+            channel = "c" if self.lanes.pack == 1 else "c + v"
+            self.pack.declare(f"v{number}", f"a{number}[{channel}]")
+        windowed = next((o for o in self.operations if o.window is not None), None)
+        if windowed is None:
+            for row in range(self.tile.rows):
+                self._row(row, [""] * self.tile.columns)
+            return
+        assert windowed.window is not None
+        window, source = windowed.window, windowed.operands[0]
+        view = self.sources[source]
+        taps = Taps(self.code, self.lanes, window, view, self.rows, self.columns, self.tile)
+        taps.begin()
+        if window.taps > UNROLLED_TAPS:
+            self._row(0, [taps.looped()])
+            return
+        printer = WindowPrinter(
+            self.pack,
+            window,
+            self.tile.rows,
+            self.tile.columns,
+            taps.load,
+            source in self.positive,
+            self.triples,
+        )
+        for row, totals in printer.results():
+            self._row(row, totals)
+
+    def _row(self, row: int, totals: Sequence[str]) -> None:
+        """Computes what stands behind the window for one row of the tile, and stores it."""
+        for column in range(self.tile.columns):
+            for operation in self.operations:
+                if operation.result in self.copies:
+                    continue
+                if operation.window is not None:
+                    name = self._windowed(operation, totals[column], row, column)
+                else:
+                    name = self._computed(operation, row, column)
+                self.names[operation.result, row, column] = name
+        for operation in self.operations:
+            for column in range(self.tile.columns):
+                if operation.result in self.copies:
+                    self._copy(operation, row, column)
+                else:
+                    self._store(operation.result, row, column)
+
+    def _windowed(self, operation: PlanOperation, total: str, row: int, column: int) -> str:
+        window = operation.window
+        assert window is not None
+        if window.reduce == "max":
+            return total
+        extent = self.planes[operation.operands[0]].extent
+        text = average_text(window, extent, self.pack.at(total), plus("y", row), plus("x", column))
+        dtype = self.planes[operation.result].dtype
+        if dtype != "float32":
+            text = f"md_round<{TYPES[dtype]}>({text})"
+        name = f"p{operation.result}_{row}_{column}"
+        self.pack.declare(name, text)
+        return name
+
+    def _computed(self, operation: PlanOperation, row: int, column: int) -> str:
+        operands = [self.pack.at(self._operand(n, row, column)) for n in operation.operands]
+        vectors = [self.pack.at(f"v{n}") for n in operation.vectors]
+        name = f"p{operation.result}_{row}_{column}"
+        dtype = self.planes[operation.result].dtype
+        self.pack.compute(name, operation.code, [*operands, *vectors], dtype)
+        return name
+
+    # Memory
+
+    def _inside(self, row: int, column: int) -> list[str]:
+        """Conditions for a position of a tile to be computed at all."""
+        tests = []
+        for name, offset, span, size in (
+            ("y", row, self.rows, self.tile.rows),
+            ("x", column, self.columns, self.tile.columns),
+        ):
+            whole = span.size is not None and span.size % size == 0
+            if offset and not whole:
+                tests.append(f"{plus(name, offset)} < {span.end}")
+        return tests
+
+    def _operand(self, number: int, row: int, column: int) -> str:
+        """The variable that holds a plane at its reader's position."""
+        if (number, row, column) in self.names:
+            return self.names[number, row, column]
+        view = self.sources[number]
+        name = f"q{number}_{row}_{column}"
+        y = "0" if view.flat[0] else plus("y", row)
+        x = "0" if view.flat[1] else plus("x", column)
+        address = view.address(y, x, self.lanes)
+        condition = " && ".join(self._inside(row, column))
+        if view.one_channel and self.lanes.pack > 1:
+            fresh = self.code.fresh()
+            Pack(self.code, 1).load(fresh, address, condition)
+            self.pack.declare(name, fresh)
+        else:
+            self.pack.load(name, address, condition)
+        self.names[number, row, column] = name
+        return name
+
+    def _copy(self, operation: PlanOperation, row: int, column: int) -> None:
+        """Starts a copy from a tensor to a buffer."""
+        y, x = plus("y", row), plus("x", column)
+        (target,) = self.targets[operation.result]
+        source = self.sources[operation.operands[0]].address(y, x, self.lanes)
+        tests = " && ".join(self._inside(row, column))
+        bytes = self.copies[operation.result]
+        to = target.view.address(y, x, self.lanes)
+        self.code.line(f"{f'if ({tests}) ' if tests else ''}md_copy<{bytes}>({to}, {source});")
+
+    def _store(self, number: int, row: int, column: int) -> None:
+        name = self.names[number, row, column]
+        y, x = plus("y", row), plus("x", column)
+        for target in self.targets.get(number, ()):
+            tests = self._inside(row, column)
+            for position, span in ((y, target.rows), (x, target.columns)):
+                if span is not None:
+                    tests += [f"{position} >= {span.begin}", f"{position} < {span.end}"]
+            address = target.view.address(y, x, self.lanes)
+            self.pack.store(address, name, target.view.dtype, " && ".join(tests))

@@ -1,0 +1,137 @@
+"""Prints how a tile of outputs reads what lies under its window.
+
+A position outside of the plane is the window's identity.  Where it is known that a tap of no
+tile lies outside, nothing is tested.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from minidnn.graph.window import Window, WindowAxis
+
+from ...cpu.code import Code
+from ..dialect import TYPES
+from .lanes import Lanes
+from .mapping import Tile
+from .pack import Pack
+from .view import Span, View, minus, plus, times
+from .window import average_text, identity_text, join_text
+
+__all__ = ["Taps", "average_text"]
+
+
+@dataclass
+class Taps:
+    """The elements under the windows of a tile at ``y``, ``x``, which are variables."""
+
+    code: Code
+    lanes: Lanes
+    window: Window
+    view: View
+    rows: Span
+    columns: Span
+    tile: Tile
+    #: The condition for a row or column of taps to lie inside, by offset.
+    row_tests: dict[int, str] = field(default_factory=dict)
+    column_tests: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pack = Pack(self.code, self.lanes.pack)
+
+    def begin(self) -> None:
+        """Declares where the first tap lies: ``s`` and ``u``, from the first row and column that
+        the patch has of the plane (of the plane itself, if rows are kept)."""
+        down, across = self.window.axes
+        origin = 0 if self.view.ring else self.view.rows.begin
+        self.code.line(f"const int s = {minus(_first('y', down), origin)};")
+        column = minus(_first("x", across), self.view.columns.begin)
+        self.code.line(f"const int u = {column};")
+
+    def load(self, row: int, column: int) -> str:
+        """Loads the element so far from the first tap; its variable."""
+        if row not in self.row_tests:
+            self._row(row)
+        if column not in self.column_tests:
+            self._column(column)
+        tests = [t for t in (self.row_tests[row], self.column_tests[column]) if t]
+        name = f"e{row}_{column}"
+        address = f"w{row} + {times(plus('u', column), self.view.column)}"
+        self.pack.load(name, address, " && ".join(tests), identity_text(self.window))
+        return name
+
+    def _row(self, row: int) -> None:
+        test = ""
+        if self.view.ring:
+            test = f"(unsigned int)({plus('s', row)}) < {self.view.extent[0]}u"
+        elif not _is_inside(self.view.rows, self.rows, self.tile.rows, self.window.rows, row):
+            test = _within(plus("s", row), self.view.rows)
+        self.row_tests[row] = self._test(test, f"k{row}")
+        self.code.line(f"const {TYPES[self.view.dtype]} *w{row} = {self._pointer(plus('s', row))};")
+
+    def _column(self, column: int) -> None:
+        test = ""
+        span, axis = self.view.columns, self.window.columns
+        if not _is_inside(span, self.columns, self.tile.columns, axis, column):
+            test = _within(plus("u", column), span)
+        self.column_tests[column] = self._test(test, f"j{column}")
+
+    def _test(self, text: str, name: str) -> str:
+        if text:
+            self.code.line(f"const bool {name} = {text};")
+        return name if text else ""
+
+    def _pointer(self, row: str) -> str:
+        view = self.view
+        slot = f"(int)((unsigned int)({row}) % {view.ring}u)" if view.ring else row
+        terms = [view.pointer, times(slot, view.row)]
+        if view.has_channel(self.lanes):
+            terms.append(times("c", view.channel))
+        return " + ".join(terms)
+
+    def looped(self) -> str:
+        """The window of one output as loops, where it has very many taps; the result's name."""
+        code, pack, window = self.code, self.pack, self.window
+        down, across = window.axes
+        identity = identity_text(window)
+        pack.declare("total", identity)
+        with code.block(f"for (int ky = 0; ky < {down.kernel}; ky++)"):
+            code.line(f"const int sy = s + {times('ky', down.dilation)};")
+            inside = _within("sy", self.view.rows)
+            if self.view.ring:
+                inside = f"(unsigned int)sy < {self.view.extent[0]}u"
+            code.line(f"const bool ok = {inside};")
+            code.line(f"const {TYPES[self.view.dtype]} *w = {self._pointer('sy')};")
+            pack.declare("part", identity)
+            with code.block(f"for (int kx = 0; kx < {across.kernel}; kx++)"):
+                code.line(f"const int sx = u + {times('kx', across.dilation)};")
+                inside = f"ok && {_within('sx', self.view.columns)}"
+                pack.load("tap", f"w + {times('sx', self.view.column)}", inside, identity)
+                a, b = pack.at("part"), pack.at("tap")
+                pack.each(f"{a} = {join_text(window, a, b, False)};")
+            a, b = pack.at("total"), pack.at("part")
+            pack.each(f"{a} = {join_text(window, a, b, False)};")
+        return "total"
+
+
+def _first(name: str, axis: WindowAxis) -> str:
+    return plus(times(name, axis.stride), -axis.padding[0])
+
+
+def _within(position: str, span: Span) -> str:
+    """Whether a position, counted from the span's begin, lies in it."""
+    if span.size is not None:
+        return f"(unsigned int)({position}) < {span.size}u"
+    return f"(unsigned int)({position}) < (unsigned int)({minus(str(span.end), span.begin)})"
+
+
+def _is_inside(has: Span, step: Span, tile: int, axis: WindowAxis, offset: int) -> bool:
+    """Whether it is known that a tap lies in ``has`` for all tiles of a step."""
+    if has.size is None or step.size is None or step.size == 0:
+        return False
+    assert isinstance(has.begin, int) and isinstance(has.end, int)
+    assert isinstance(step.begin, int)
+    last = step.begin + (ceil(step.size / tile) - 1) * tile
+    low, high = (axis.first(output) + offset for output in (step.begin, last))
+    return has.begin <= low and high < has.end

@@ -1,0 +1,84 @@
+"""How a step addresses a plane: in shared memory, or in a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .lanes import Lanes
+
+#: A number known when the kernel is printed, or the name of a variable.
+Bound = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions along an axis, end not included."""
+
+    begin: Bound
+    end: Bound
+
+    @property
+    def size(self) -> int | None:
+        """How many, if that is known."""
+        if isinstance(self.begin, int) and isinstance(self.end, int):
+            return self.end - self.begin
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A plane that lies in memory.
+
+    ``pointer`` is of the block's first channel.  Position (y, x) lies ``(y - rows.begin) * row +
+    (x - columns.begin) * column`` elements on; where rows are kept from patch to patch (``ring``),
+    row y lies at y modulo that many.  ``rows`` and ``columns`` are what the patch has of it.
+    """
+
+    pointer: str
+    dtype: str
+    extent: tuple[int, int]
+    rows: Span
+    columns: Span
+    row: int
+    column: int
+    channel: int
+    ring: int = 0
+    #: Whether it has one position along an axis for all of its readers'.
+    flat: tuple[bool, bool] = (False, False)
+    #: Whether it has one channel for all.
+    one_channel: bool = False
+
+    def has_channel(self, lanes: Lanes) -> bool:
+        """Whether its elements are found by channel."""
+        return not self.one_channel and lanes.group > 1
+
+    def address(self, y: str, x: str, lanes: Lanes) -> str:
+        """Where position (y, x) of channel ``c`` lies."""
+        terms = [self.pointer]
+        if y != "0" or self.ring or self.rows.begin != 0:
+            terms.append(times(self.row_number(y), self.row))
+        if x != "0" or self.columns.begin != 0:
+            terms.append(times(minus(x, self.columns.begin), self.column))
+        if self.has_channel(lanes):
+            terms.append(times("c", self.channel))
+        return " + ".join(terms)
+
+    def row_number(self, y: str) -> str:
+        """Which of the rows that are kept row ``y`` is."""
+        if self.ring:
+            return f"(int)((unsigned int)({y}) % {self.ring}u)"
+        return minus(y, self.rows.begin)
+
+
+def minus(text: str, bound: Bound) -> str:
+    return text if bound == 0 else f"{text} - {bound}"
+
+
+def plus(text: str, number: int) -> str:
+    if number == 0:
+        return text
+    return f"{text} + {number}" if number > 0 else f"{text} - {-number}"
+
+
+def times(text: str, factor: int) -> str:
+    return text if factor == 1 else f"({text}) * {factor}"

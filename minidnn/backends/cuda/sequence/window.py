@@ -1,0 +1,132 @@
+"""Prints windows over a tile of outputs, row after row, which share work.
+
+Maxima are joined along rows first; two neighbouring outputs share the part that they have in
+common.  The order of a maximum changes no bit.  Sums keep the order of the reference: the taps
+of a row from left to right, then the rows from top to bottom.
+
+Where no operand is negative (see :mod:`.facts`), floats are compared as integers: then a maximum
+of three is one instruction from sm_90 on, and NaN, whose sign bit is clear, is the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from minidnn.graph.window import Window, WindowAxis
+
+from .pack import Loader, Pack
+
+UNROLLED_TAPS = 64
+"""Windows with more taps are loops, one output at a time."""
+
+
+@dataclass
+class WindowPrinter:
+    """Prints one window over ``rows`` by ``columns`` outputs."""
+
+    pack: Pack
+    window: Window
+    rows: int
+    columns: int
+    load: Loader
+    #: Whether no element is negative, and whether maxima of three are single instructions.
+    positive: bool = False
+    triples: bool = False
+    #: Elements joined along rows, by row of taps.
+    joined: dict[int, list[str]] = field(default_factory=dict)
+
+    def results(self) -> Iterator[tuple[int, list[str]]]:
+        """Row by row the names of the results (of sums, before they are divided)."""
+        step = 1 if self._is_single else 2
+        for first in range(0, self.rows, step):
+            rows = range(first, min(first + step, self.rows))
+            taps = [taps_of(self.window.rows, row) for row in rows]
+            for offset in sorted({o for row in taps for o in row}):
+                if offset not in self.joined:
+                    self.joined[offset] = self._row(offset)
+            found: list[list[str]] = []
+            for column in range(self.columns):
+                ranges = [[self.joined[o][column] for o in row] for row in taps]
+                found.append(self._join(ranges))
+            for i, row in enumerate(rows):
+                yield row, [names[i] for names in found]
+
+    @property
+    def _is_single(self) -> bool:
+        """Whether outputs are joined one by one: sums, and maxima where sharing saves nothing."""
+        return self.window.reduce != "max" or (self.positive and self.triples)
+
+    def _row(self, offset: int) -> list[str]:
+        """The elements of one row of taps, joined for each column of outputs."""
+        ranges = [taps_of(self.window.columns, column) for column in range(self.columns)]
+        elements = {o: self.load(offset, o) for o in sorted({o for r in ranges for o in r})}
+        found = []
+        step = 1 if self._is_single else 2
+        for first in range(0, self.columns, step):
+            part = ranges[first : first + step]
+            found += self._join([[elements[o] for o in r] for r in part])
+        return found
+
+    def _join(self, ranges: list[list[str]]) -> list[str]:
+        """The maximum or the sum of each list; of two maxima, what they share is joined once."""
+        if len(ranges) == 2 and self.window.reduce == "max":
+            first, second = ranges
+            shared = [name for name in first if name in second]
+            if len(shared) > 1:
+                middle = self._chain(shared)
+                before = [name for name in first if name not in shared]
+                after = [name for name in second if name not in shared]
+                return [self._chain([*before, middle]), self._chain([middle, *after])]
+        return [self._chain(names) for names in ranges]
+
+    def _chain(self, names: list[str]) -> str:
+        total = names[0]
+        for name in names[1:]:
+            fresh = self.pack.code.fresh()
+            a, b = self.pack.at(total), self.pack.at(name)
+            self.pack.declare(fresh, join_text(self.window, a, b, self.positive))
+            total = fresh
+        return total
+
+
+def join_text(window: Window, a: str, b: str, positive: bool) -> str:
+    """Two elements joined."""
+    if window.reduce != "max":
+        return f"{a} + {b}"
+    return f"md_max_positive({a}, {b})" if positive else f"md_max({a}, {b})"
+
+
+def identity_text(window: Window) -> str:
+    """What stands for positions outside of the plane."""
+    return "floatbits(0xff800000)" if window.reduce == "max" else "0.0f"
+
+
+def taps_of(axis: WindowAxis, output: int) -> list[int]:
+    """Offsets of an output's taps from the first tap of output 0."""
+    return [output * axis.stride + tap * axis.dilation for tap in range(axis.kernel)]
+
+
+def average_text(window: Window, extent: tuple[int, int], total: str, row: str, column: str) -> str:
+    """A sum divided by how many taps count at this position.
+
+    Zero is added because the reference's sums begin with it: of negative zeros they are positive.
+    """
+    counts = window.divisors(extent)
+    parts: list[str] = []
+    constant = 1
+    for name, axis, size, table in zip((row, column), window.axes, extent, counts, strict=True):
+        if len(set(table.tolist())) == 1:
+            constant *= int(table[0])
+            continue
+        before, after = axis.padding if window.count_padding else (0, 0)
+        start = f"(({name}) * {axis.stride} - {axis.padding[0]})"
+        if axis.dilation > 1:
+            raise AssertionError("average windows are not dilated")
+        parts.append(f"(min({start} + {axis.kernel}, {size + after}) - max({start}, {-before}))")
+    if not parts:
+        if constant > 0 and constant & (constant - 1) == 0:
+            return f"({total} + 0.0f) * {1.0 / constant!r}f"
+        return f"({total} + 0.0f) / {constant}.0f"
+    product = " * ".join([*([str(constant)] if constant != 1 else []), *parts])
+    return f"({total} + 0.0f) / (float)({product})"

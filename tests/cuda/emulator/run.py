@@ -1,0 +1,74 @@
+"""Runs printed CUDA kernels on the CPU: the same text, compiled by the system's C++ compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from minidnn.backends.cuda.dialect import prelude
+from minidnn.backends.cuda.kernels import KernelSource, Launch
+
+HEADER = Path(__file__).with_name("emulator.h")
+FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing")
+_WRONG = {1: "a thread ended, or left its warp, while others wait at a barrier"}
+_WRONG |= {2: "something was written beside shared memory"}
+MARGIN = 64
+"""Elements of NaN on both sides of every buffer."""
+
+
+class Emulated:
+    """Kernels compiled together."""
+
+    def __init__(self, sources: Sequence[KernelSource], folder: Path) -> None:
+        unique = {source.name: source for source in sources}
+        parts = [f'#include "{HEADER}"', prelude(), *(s.text for s in unique.values())]
+        parts += [_entry(source) for source in unique.values()]
+        text = "\n".join(parts)
+        digest = hashlib.sha256((text + HEADER.read_text()).encode()).hexdigest()[:24]
+        library = folder / f"{digest}.so"
+        if not library.exists():
+            source_file = library.with_suffix(".cpp")
+            source_file.write_text(text)
+            command = ["g++", *FLAGS, "-o", str(library), str(source_file)]
+            ended = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert ended.returncode == 0, f"{source_file}:\n{ended.stderr[:4000]}"
+        self._dll = ctypes.CDLL(str(library))
+
+    def launch(
+        self,
+        launch: Launch,
+        arguments: Sequence[np.ndarray],
+        backwards: bool = False,
+    ) -> None:
+        """Runs a kernel on arrays, whose memory it reads and writes as it lies."""
+        kernel = getattr(self._dll, f"enter_{launch.source.name}")
+        pointers = (ctypes.c_void_p * len(arguments))(*(a.ctypes.data for a in arguments))
+        grid = (ctypes.c_uint * 3)(*launch.grid)
+        status = self._dll.emulate(
+            kernel, pointers, grid, launch.block[0], launch.shared_bytes, int(backwards)
+        )
+        assert status == 0, f"{launch.source.name}: {_WRONG[status]}"
+
+
+def _entry(source: KernelSource) -> str:
+    """A function of one type that calls a kernel with its pointers."""
+    match = re.search(rf"\b{source.name}\((.*?)\)\s*{{", source.text, re.DOTALL)
+    assert match is not None
+    types = [part.rsplit("*", 1)[0] for part in match[1].split(",")]
+    given = ", ".join(f"({type}*)p[{i}]" for i, type in enumerate(types))
+    return f'extern "C" void enter_{source.name}(void **p) {{ {source.name}({given}); }}'
+
+
+def guarded(size: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """A buffer of NaN, and the part of it between its margins, aligned to 16 bytes."""
+    per = 16 // dtype.itemsize
+    whole = np.full(size + 2 * MARGIN + per, 0, dtype)
+    whole.view(np.uint8)[:] = 0xFF
+    shift = -(whole.ctypes.data // dtype.itemsize + MARGIN) % per
+    return whole, whole[MARGIN + shift : MARGIN + shift + size]

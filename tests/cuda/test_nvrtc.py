@@ -1,0 +1,96 @@
+"""Compiling without a GPU: machine code, what kernels take, the cache, errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minidnn import cache
+from minidnn.backends.cuda import nvrtc
+from minidnn.backends.cuda.build import compile_kernels, group
+from minidnn.backends.cuda.dialect import prelude
+from minidnn.backends.cuda.kernels import KernelSource
+from minidnn.errors import CompileError, DeviceError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+
+
+def kernel(name: str, statement: str) -> KernelSource:
+    head = f'extern "C" __global__ void __launch_bounds__(64) {name}(float *y, const float *x) '
+    return KernelSource(name, f"{head}{{ {statement} }}\n")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_the_whole_dialect_compiles(arch: str) -> None:
+    names = ("exp", "expm1", "log", "log1p", "tanh", "erf")
+    lines = [f"y[{i}] = md_{name}(x[{i}]);" for i, name in enumerate(names)]
+    lines += ["y[8] = md_pow(x[0], x[1]);", "y[9] = md_round<md_half>(x[3]);"]
+    lines += ["float p[8]; md_load(p, (const md_bf16 *)x); md_store((md_half *)y, p);"]
+    (compiled,) = compile_kernels([kernel("all", " ".join(lines))], arch)
+    assert compiled.cubin.read_bytes().startswith(b"\x7fELF")
+    assert compiled.resources.spill_bytes == compiled.resources.stack_bytes == 0
+    assert 16 <= compiled.resources.registers <= 64
+
+
+def test_what_a_kernel_takes_is_read_from_the_log() -> None:
+    text = kernel("k", "__shared__ float s[64]; s[threadIdx.x] = *x; __syncthreads(); *y = s[3];")
+    (compiled,) = compile_kernels([text], "sm_90")
+    assert compiled.resources.shared_bytes == 256
+    many = " ".join(f"float a{i} = x[{i}];" for i in range(300))
+    sums = " ".join(f"y[{i}] = a{i} / a{299 - i};" for i in range(300))
+    head = 'extern "C" __global__ void __maxnreg__(32) k2(float *__restrict__ y, '
+    source = KernelSource("k2", f"{head}const volatile float *x) {{ {many} {sums} }}")
+    (compiled,) = compile_kernels([source], "sm_90")
+    assert compiled.resources.spill_bytes > 0 and compiled.resources.registers == 32
+
+
+def test_kernels_are_found_again_in_whatever_unit_they_are() -> None:
+    sources = [kernel(f"k{i}", f"y[0] = x[{i}];") for i in range(5)]
+    first = compile_kernels(sources, "sm_90", jobs=2)
+    with cache.forbid_builds():
+        again = compile_kernels([sources[3], sources[1]], "sm_90")
+        assert again == [first[3], first[1]]
+        with pytest.raises(CompileError, match=r"1 CUDA kernel \(k0\) is not in the cache"):
+            compile_kernels(sources[:1], "sm_80")
+    assert [k.name for k in first] == ["k0", "k1", "k2", "k3", "k4"]
+
+
+def test_two_kernels_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two kernels named k differ"):
+        compile_kernels([kernel("k", "*y = 1.0f;"), kernel("k", "*y = 2.0f;")], "sm_90")
+
+
+def test_an_error_shows_the_compilers_messages() -> None:
+    with pytest.raises(CompileError, match=r'(?s)target sm_90.*identifier "nothing" is undefined'):
+        compile_kernels([kernel("k", "*y = nothing;")], "sm_90")
+    with pytest.raises(CompileError, match=r"sm_11"):
+        compile_kernels([kernel("k", "*y = 1.0f;")], "sm_11")
+
+
+def test_units_are_of_about_equal_length_and_the_same_every_time() -> None:
+    sources = [kernel(f"k{i}", "*y = 1.0f;" * (i + 1)) for i in range(9)]
+    units = group(sources, 3)
+    assert units == group(list(reversed(sources)), 3)
+    assert sorted(s.name for unit in units for s in unit) == [f"k{i}" for i in range(9)]
+    lengths = [sum(len(s.text) for s in unit) for unit in units]
+    assert len(units) == 3 and max(lengths) < 1.3 * min(lengths)
+
+
+def test_a_wrong_path_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDNN_NVRTC", "/nowhere/libnvrtc.so.13")
+    nvrtc.load.cache_clear()
+    try:
+        with pytest.raises(DeviceError, match=r"pip install nvidia-cuda-nvrtc.*\n.*does not exist"):
+            nvrtc.load()
+        assert "MINIDNN_NVRTC" in str(nvrtc.why_unusable())
+    finally:
+        nvrtc.load.cache_clear()
+
+
+def test_the_prelude_is_the_same_in_every_process() -> None:
+    assert prelude() == prelude()
+    assert "static inline" not in prelude()

@@ -1,0 +1,99 @@
+"""Printed kernels of random graphs give the bits of the plan's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from minidnn.fusion.collapse import STRATEGIES, Strategy
+from minidnn.fusion.device import H200, TWO_CORES
+from minidnn.fusion.region import Sequence
+from minidnn.fusion.sequence import Schedule
+from minidnn.fusion.target import Target
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.ir import Graph
+from minidnn.passes.infrastructure import Context
+from minidnn.passes.pipeline import optimize
+from tests.cuda.sequences import LAYOUTS, Case, case_of, run_cases
+from tests.fusion.graphs import graphs, inputs_for
+
+SETTINGS = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],
+)
+
+
+@dataclass
+class Collected:
+    """Cases of many graphs, which are compiled together: starting a compiler takes most time."""
+
+    cases: list[Case] = field(default_factory=list)
+
+    def add(self, graph: Graph, strategy: Strategy, seed: int, data: st.DataObject) -> None:
+        inputs = inputs_for(graph, seed, special=seed % 2 == 0)
+        device = data.draw(st.sampled_from((H200, TWO_CORES)))
+        optimized = optimize(graph, Context(Target(device), strategy))
+        values: dict[str, np.ndarray] = {}
+        evaluate(
+            optimized,
+            inputs,
+            observe=lambda node, results: values.update(
+                zip((v.name for v in node.outputs), results, strict=True)
+            ),
+        )
+        values.update(zip((v.name for v in optimized.inputs), inputs, strict=True))
+        for node in optimized.nodes:
+            if isinstance(node.op, Sequence):
+                operands = [values[value.name] for value in node.inputs]
+                self._region(node.op, operands, data)
+
+    def _region(self, region: Sequence, operands: list[np.ndarray], data: st.DataObject) -> None:
+        rows, columns = region.kernel[0].anchor
+        schedule = Schedule(rows, columns, 1, data.draw(st.booleans()))
+        whole = any(e.scale == 0 for p in region.kernel[0].planes for e in p.owned or ())
+        if not whole and data.draw(st.booleans()):
+            schedule = Schedule(
+                data.draw(st.integers(1, rows)),
+                data.draw(st.integers(1, columns)),
+                data.draw(st.integers(1, 5)),
+                data.draw(st.booleans()),
+            )
+        layout = data.draw(st.sampled_from(LAYOUTS))
+        extra = data.draw(st.sampled_from((0, 0, 1, 4)))
+        arch = data.draw(st.sampled_from(("sm_80", "sm_90")))
+        self.cases.append(case_of(Sequence(region.body, schedule), operands, layout, arch, extra))
+
+
+def collect(examples: int, most: int) -> list[Case]:
+    collected = Collected()
+
+    @given(
+        graph=graphs(most=most),
+        strategy=st.sampled_from(STRATEGIES),
+        seed=st.integers(0, 1000),
+        data=st.data(),
+    )
+    @settings(SETTINGS, max_examples=examples)
+    def add(graph: Graph, strategy: Strategy, seed: int, data: st.DataObject) -> None:
+        collected.add(graph, strategy, seed, data)
+
+    add()
+    return collected.cases
+
+
+def test_kernels_of_random_graphs(tmp_path: Path) -> None:
+    run_cases(collect(examples=12, most=16), tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(8))
+def test_kernels_of_many_random_graphs(tmp_path: Path, part: int) -> None:
+    run_cases(collect(examples=40, most=20 + 2 * part), tmp_path)
