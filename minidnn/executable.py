@@ -12,7 +12,7 @@ from minidnn.graph.ir import Graph, Value
 from minidnn.graph.types import numpy_dtype
 from minidnn.report.explain import explain
 from minidnn.report.profile import Profile, profile
-from minidnn.runtime.arrays import Wrap, to_numpy
+from minidnn.runtime.arrays import Wrap, empty, to_numpy
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import Program
 
@@ -125,7 +125,7 @@ class Executable:
     def _outputs(self, out: Any) -> list[np.ndarray]:
         values = self.graph.outputs
         if out is None:
-            return [np.empty(value.shape, self._dtype(value)) for value in values]
+            return [empty(value.shape, self._dtype(value)) for value in values]
         if not isinstance(out, (np.ndarray, list, tuple)):
             raise GraphError(
                 f"out is a {type(out).__name__}; valid is a NumPy array, or a tuple or list of "

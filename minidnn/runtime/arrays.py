@@ -19,6 +19,20 @@ Wrap = Callable[[np.ndarray], Any]
 
 _CPU_DEVICES = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost
 
+CACHE_LINE = 64
+LARGE_BYTES = 1 << 20
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array to be filled.  A large one begins with a cache line, which NumPy's own do not:
+    only then can it be written past the caches, whole lines at a time."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if size < LARGE_BYTES:
+        return np.empty(shape, dtype)
+    memory = np.empty(size + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    return memory[start : start + size].view(dtype).reshape(shape)
+
 
 def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
     """A NumPy view of an array, and how results are given back in its kind.

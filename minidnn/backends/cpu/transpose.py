@@ -2,14 +2,25 @@
 
 Tiles of as many positions as a register has lanes are transposed in registers by butterflies of
 shuffles.  Where fewer positions are left, the last tile overlaps the one before it; only rows
-shorter than a tile are masked.
+shorter than a tile are masked.  Where planes begin alike within cache lines, so do tiles but the
+first and the last: no line is touched twice, and stores can go past the caches.
 """
 
 from __future__ import annotations
 
 from .code import Code
 
-_TILES = "for (uniform int p = 0; p < n; p += {})"
+MANY_TILES = 8
+"""With fewer tiles, one more costs too much to align all others."""
+
+
+def _tiles(pointer: str, plane: int, lanes: int) -> str:
+    """The head of the loop over tiles of planes at a pointer; ``p`` is where one would begin."""
+    first = "0"
+    if plane % lanes == 0:
+        behind = f"(uniform int)(((uniform int64){pointer} >> 2) & {lanes - 1})"
+        first = f"n < {MANY_TILES * lanes} ? 0 : -{behind}"
+    return f"for (uniform int p = {first}; p < n; p += {lanes})"
 
 
 def print_load(code: Code, name: str, plane: int, lanes: int, full: bool) -> None:
@@ -30,8 +41,8 @@ def print_load(code: Code, name: str, plane: int, lanes: int, full: bool) -> Non
     with code.block(head):
         _indices(code, lanes)
         code.line("unsigned int most = seen[programIndex];")
-        with code.block(f"if (n >= {lanes})"), code.block(_TILES.format(lanes)):
-            code.line(f"uniform int q = min(p, n - {lanes});")
+        with code.block(f"if (n >= {lanes})"), code.block(_tiles("x", plane, lanes)):
+            code.line(f"uniform int q = clamp(p, 0, n - {lanes});")
             code.lines(f"float a{i} = {address(i)};" for i in range(lanes))
             _check(code, lanes)
             names = _transpose(code, lanes)
@@ -70,8 +81,8 @@ def print_store(
 
     with code.block(head):
         _indices(code, lanes)
-        with code.block(f"if (n >= {lanes})"), code.block(_TILES.format(lanes)):
-            code.line(f"uniform int q = min(p, n - {lanes});")
+        with code.block(f"if (n >= {lanes})"), code.block(_tiles("y", plane, lanes)):
+            code.line(f"uniform int q = clamp(p, 0, n - {lanes});")
             code.lines(f"float a{i} = x[(q + {i}) * {lanes} + programIndex];" for i in range(lanes))
             names = _transpose(code, lanes)
             if stream and plane % lanes == 0:
