@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import minidnn.graph.expression as scalar
     import minidnn.layers as layers
     import minidnn.models as models
+    from minidnn.acceleration.optimize import optimize
     from minidnn.compiler import compile
     from minidnn.layers import Input, Layer, Model, Sequential
     from minidnn.layers.calibration import calibrate
@@ -54,6 +55,7 @@ _LAZY = {
     "load_graph": "minidnn.storage:load_graph",
     "load_weights": "minidnn.weights:load_weights",
     "models": "minidnn.models",
+    "optimize": "minidnn.acceleration.optimize:optimize",
     "save_graph": "minidnn.storage:save_graph",
     "save_weights": "minidnn.weights:save_weights",
     "scalar": "minidnn.graph.expression",
@@ -81,6 +83,7 @@ __all__ = [
     "load_graph",
     "load_weights",
     "models",
+    "optimize",
     "save_graph",
     "save_weights",
     "scalar",

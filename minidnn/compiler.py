@@ -62,6 +62,24 @@ def compile(
     return Executable(plan, backend.compile(plan, chosen, options), device, chosen)
 
 
+def unsupported_nodes(
+    graph: Graph,
+    device: str,
+    precision: str | None = None,
+    strategy: str = "model",
+    **options: Any,
+) -> dict[str, str]:
+    """Why a device cannot run a graph: a reason for each node of the optimized graph that it
+    cannot run, by the node's name and operator.
+
+    Takes arguments of :func:`compile` and raises what it raises for those.
+    """
+    backend = get_backend(device)
+    chosen = _precision(backend, precision)
+    context = Context(backend.target(chosen, options), check_strategy(strategy))
+    return _reasons(backend, optimize(_checked(graph), context), chosen)
+
+
 def _default_device() -> str:
     """The default device; logged, and once as a warning where that is NumPy for want of others."""
     device, reasons = default_device()
@@ -134,12 +152,17 @@ def _check_fuel(fuel: int | None) -> int | None:
 
 
 def _check_supported(backend: Backend, plan: Plan, precision: str) -> None:
-    reasons = [
-        f"node {node.name!r} ({node.op}): {reason}"
-        for node in plan.graph.nodes
-        if (reason := backend.unsupported(node, precision)) is not None
-    ]
+    reasons = _reasons(backend, plan.graph, precision)
     if reasons:
         raise UnsupportedError(
-            f"device {backend.name!r} cannot run this network:\n  " + "\n  ".join(reasons)
+            f"device {backend.name!r} cannot run this network:\n  "
+            + "\n  ".join(f"{node}: {reason}" for node, reason in reasons.items())
         )
+
+
+def _reasons(backend: Backend, graph: Graph, precision: str) -> dict[str, str]:
+    return {
+        f"node {node.name!r} ({node.op})": reason
+        for node in graph.nodes
+        if (reason := backend.unsupported(node, precision)) is not None
+    }

@@ -80,10 +80,11 @@ def get_backend(name: str) -> Backend:
     return backend
 
 
-def default_device() -> tuple[str, list[str]]:
-    """The device used when none is named, and why those preferred to it are not."""
+def default_device(among: Sequence[str] = PREFERENCE) -> tuple[str, list[str]]:
+    """The device used when none is named (the first of ``among`` that can be used here), and why
+    those preferred to it are not."""
     reasons: list[str] = []
-    for name in PREFERENCE:
+    for name in among:
         if name not in _BUILT_IN:
             continue
         reason = _BUILT_IN[name]().unavailable()

@@ -37,6 +37,8 @@ ALLOWED: dict[str, set[str]] = {
         "backends",
         "executable",
     },
+    # What joins front ends and the compiler: it runs parts of networks that others run.
+    "acceleration": {"graph", "frontends", "backends", "executable", "compiler"},
     # The zoo stands above: its scripts use the face, as a user does.
     "models": {FACE, "graph", "layers", "fusion", "passes", "weights", "pictures"},
 }

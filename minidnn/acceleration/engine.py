@@ -1,0 +1,65 @@
+"""What compiles the parts of a network: a device, a precision and options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from minidnn.backends.backend import PREFERENCE, default_device, get_backend
+from minidnn.compiler import compile, unsupported_nodes
+from minidnn.errors import DeviceError
+from minidnn.executable import Executable
+from minidnn.graph.ir import Graph
+
+#: The devices that compute on tensors of PyTorch's "cuda".  All others take the CPU's.
+_ON_CUDA = ("cuda",)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Compiles graphs for one device."""
+
+    device: str
+    precision: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> str:
+        """PyTorch's name of the kind of device whose tensors it computes on."""
+        return "cuda" if self.device in _ON_CUDA else "cpu"
+
+    def why_not(self, graph: Graph) -> str | None:
+        """Why the device cannot run a graph; None if it can."""
+        reasons = unsupported_nodes(graph, self.device, self.precision, **self.options)
+        return next(iter(reasons.values()), None)
+
+    def compile(self, graph: Graph) -> Executable:
+        return compile(graph, device=self.device, precision=self.precision, **self.options)
+
+
+def engine_for(
+    memory: str, device: str | None, precision: str | None, options: Mapping[str, Any]
+) -> Engine:
+    """The engine for tensors on PyTorch's device type ``memory``.
+
+    device: as :func:`minidnn.compile` takes it; None is the best one that computes there.
+
+    DeviceError if there is none, or if ``device`` computes elsewhere.
+    """
+    if device is not None:
+        get_backend(device)
+        engine = Engine(device, precision, options)
+        if engine.memory != memory:
+            raise DeviceError(
+                f"device={device!r} computes on tensors of PyTorch's {engine.memory!r}, but those "
+                f"given lie on {memory!r}; move them, or leave device away to have it follow them"
+            )
+        return engine
+    if memory == "cuda":
+        get_backend("cuda")
+        return Engine("cuda", precision, options)
+    if memory != "cpu":
+        raise DeviceError(f"the tensors lie on PyTorch's {memory!r}; valid are 'cpu' and 'cuda'")
+    found, _ = default_device([name for name in PREFERENCE if name not in _ON_CUDA])
+    return Engine(found, precision, options)

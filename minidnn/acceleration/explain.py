@@ -1,0 +1,32 @@
+"""What was taken of a network, what was left and why, as text."""
+
+from __future__ import annotations
+
+from minidnn.acceleration.program import Program, TakenPart
+
+
+def explain_program(program: Program) -> str:
+    """All at once: the counts, what is left with the reasons, then each part."""
+    count = len(program.captured.operations)
+    taken = count - len(program.left)
+    parts = f"{len(program.parts)} part" + ("" if len(program.parts) == 1 else "s")
+    lines = [
+        f"{program.name} for {program.sizes} on device {program.engine.device!r}: "
+        f"{taken} of {count} operations taken, in {parts}"
+    ]
+    lines += [f"note: {note}" for note in program.captured.notes]
+    if program.left:
+        lines += ["left to PyTorch:", program.rest()]
+    for number, part in enumerate(program.parts, 1):
+        lines += ["", f"part {number}: {_described(part)}", _indented(part.executable.explain())]
+    return "\n".join(lines)
+
+
+def _described(part: TakenPart) -> str:
+    given = ", ".join(map(repr, part.part.graph.inputs))
+    results = ", ".join(map(repr, part.part.graph.outputs))
+    return f"{len(part.part.graph.nodes)} nodes, of {given} makes {results}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" if line else line for line in text.splitlines())

@@ -1,0 +1,175 @@
+"""A PyTorch module that runs through minidnn: the same to its callers, and faster."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from minidnn.acceleration.engine import engine_for
+from minidnn.acceleration.explain import explain_program
+from minidnn.acceleration.program import Program
+from minidnn.acceleration.programs import Programs, arrangement, describe
+from minidnn.errors import MiniDNNWarning, UnsupportedError
+from minidnn.frontends.torch.capture import capture
+
+log = logging.getLogger(__name__)
+
+
+class OptimizedModule(nn.Module):
+    """What :func:`minidnn.optimize` gives.
+
+    It shares the parameters, buffers and children of the module that it was made of: state dict,
+    ``to``, ``apply``, hooks of the module's own and attributes are the original's.  In training
+    mode the original is called.
+
+    Attributes:
+        original: the module that it was made of.
+    """
+
+    original: nn.Module
+
+    def __init__(
+        self,
+        original: nn.Module,
+        device: str | None,
+        precision: str | None,
+        strict: bool,
+        sizes: int,
+        options: Mapping[str, Any],
+    ) -> None:
+        super().__init__()
+        own = self.__dict__
+        own["original"] = original  # not as a child: names in the state dict stay what they are
+        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            own[shared] = original.__dict__[shared]
+        own["training"] = original.training
+        own["_settings"] = (device, precision, strict, sizes, dict(options))
+        own["_programs"] = Programs(type(original).__name__, sizes)
+        own["_warned"] = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the original gives, without gradients.
+
+        UnsupportedError under autocast, or when not all is taken and ``strict`` was asked for.
+        """
+        if self.training:
+            return self.original(*args, **kwargs)
+        leaves, arranged = arrangement(args, kwargs)
+        if torch.is_grad_enabled():
+            if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+                self._warn_of_gradients()
+                return self.original(*args, **kwargs)
+            with torch.no_grad():
+                return self._program(leaves, arranged, args, kwargs).run(leaves)
+        return self._program(leaves, arranged, args, kwargs).run(leaves)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles for arguments of these sizes, without running."""
+        leaves, arranged = arrangement(args, kwargs)
+        with torch.no_grad():
+            self._program(leaves, arranged, args, kwargs)
+
+    def explain(self) -> str:
+        """What was taken, what was left to PyTorch and why, for every size compiled so far."""
+        programs = list(self._programs)
+        if not programs:
+            return f"{type(self.original).__name__}: not called yet"
+        return "\n\n".join(map(explain_program, programs))
+
+    @property
+    def programs(self) -> list[Program]:
+        """What was compiled so far, the program used last at the end."""
+        return list(self._programs)
+
+    def refresh(self) -> None:
+        """Compiles anew with the weights as they are, for changes that PyTorch does not count:
+        those of ``parameter.data`` or of a NumPy view."""
+        for program in self._programs:
+            program.compile()
+
+    def _program(self, leaves: Any, arranged: Any, args: Any, kwargs: Any) -> Program:
+        memory = self._memory(leaves)
+        if memory in ("cpu", "cuda") and torch.is_autocast_enabled(memory):
+            raise UnsupportedError(
+                f"{type(self.original).__name__} was called under autocast, which an optimized "
+                "module does not follow; leave the autocast block, or optimize with precision="
+            )
+        return self._programs.program_for(
+            leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
+        )
+
+    def _compile(self, memory: str, leaves: Any, args: Any, kwargs: Any) -> Program:
+        device, precision, strict, _, options = self._settings
+        engine = engine_for(memory, device, precision, options)
+        captured = capture(self.original, args, kwargs)
+        name = type(self.original).__name__
+        program = Program(captured, engine, name, describe(leaves), strict, self.original.modules())
+        if not program.parts:
+            warnings.warn(
+                f"{name}: nothing was taken, all runs in PyTorch:\n{program.rest()}",
+                MiniDNNWarning,
+                stacklevel=2,
+            )
+        return program
+
+    def _memory(self, leaves: Any) -> str:
+        """PyTorch's kind of device on which this call computes."""
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                return str(leaf.device.type)
+        first = next(self.original.parameters(), None)
+        return "cpu" if first is None else str(first.device.type)
+
+    def _warn_of_gradients(self) -> None:
+        if not self._warned:
+            self.__dict__["_warned"] = True
+            warnings.warn(
+                f"{type(self.original).__name__} was called with an input that requires a "
+                "gradient: it runs in PyTorch; use torch.no_grad() or torch.inference_mode()",
+                MiniDNNWarning,
+                stacklevel=3,
+            )
+
+    # What a module is asked for is the original's.
+
+    def train(self, mode: bool = True) -> Self:
+        self.original.train(mode)
+        self.training = mode
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self.original._apply(fn, recurse)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.original._load_from_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "original":  # not yet there, while one is copied
+                raise
+            return getattr(self.original, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
+        return OptimizedModule(copy.deepcopy(self.original, memo), *self._settings)
+
+    def __reduce__(self) -> Any:
+        """Pickled without what was compiled."""
+        return (OptimizedModule, (self.original, *self._settings))
+
+    def __repr__(self) -> str:
+        return f"OptimizedModule({self.original!r})"

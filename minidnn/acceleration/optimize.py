@@ -1,0 +1,73 @@
+"""optimize: a PyTorch module in, a faster one of the same kind out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from minidnn.errors import GraphError
+from minidnn.frontends.torch.library import require_torch
+
+if TYPE_CHECKING:
+    from minidnn.acceleration.module import OptimizedModule
+
+
+def optimize(
+    module: Any,
+    example: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    strict: bool = False,
+    sizes: int = 8,
+    **options: Any,
+) -> OptimizedModule:
+    """A module that gives what ``module`` gives, with all that is known run by minidnn.
+
+    What is not known runs in PyTorch, in its place, on the same memory; ``explain()`` of the
+    result says what that is and why.  Parameters are shared with ``module``; when they change, the
+    result compiles again.  It is for inference: in training mode it calls ``module``.
+
+    module: a ``torch.nn.Module`` in evaluation mode.
+    example: a tensor, or a tuple of arguments, of the size to compile for now; None leaves that
+        to the first call.
+    kwargs: arguments of the example that are given by name.
+    device: "cuda", "cpu" or another backend's name; None follows the tensors.
+    precision, options: as :func:`minidnn.compile` takes them.
+    strict: whether anything left to PyTorch is an error.
+    sizes: for so many sizes of arguments programs are kept.
+
+    GraphError for an argument that is not legal, UnsupportedError if the module cannot be
+    captured, or with ``strict`` if not all of it is taken; DeviceError if PyTorch is missing or
+    its version is not accepted, or the device cannot be used.
+    """
+    require_torch()
+    from torch import Tensor, nn
+
+    from minidnn.acceleration.module import OptimizedModule
+
+    if not isinstance(module, nn.Module):
+        raise GraphError(
+            f"optimize: module={module!r:.80} is a {type(module).__name__}; valid is a "
+            "torch.nn.Module"
+        )
+    if isinstance(module, OptimizedModule):
+        module = module.original
+    if type(sizes) is not int or sizes < 1:
+        raise GraphError(f"optimize: sizes={sizes!r}; valid is an int of at least 1")
+    if example is not None and not isinstance(example, (Tensor, tuple)):
+        raise GraphError(
+            f"optimize: example is a {type(example).__name__}; valid is a tensor, or a tuple of "
+            "the arguments"
+        )
+    if module.training:
+        raise GraphError(
+            f"optimize: {type(module).__name__} is in training mode; valid is a module in "
+            "evaluation mode: call module.eval() first"
+        )
+    optimized = OptimizedModule(module, device, precision, strict, sizes, options)
+    if example is not None or kwargs:
+        args = example if isinstance(example, tuple) else () if example is None else (example,)
+        optimized.prepare(*args, **(kwargs or {}))
+    return optimized

@@ -1,0 +1,274 @@
+"""A captured program whose known parts are compiled, and whose rest PyTorch runs, in order."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from minidnn.acceleration.engine import Engine
+from minidnn.acceleration.weights import Watch
+from minidnn.errors import UnsupportedError
+from minidnn.executable import Executable
+from minidnn.frontends.torch.aten.call import key_of
+from minidnn.frontends.torch.capture import Captured
+from minidnn.frontends.torch.convert import Part, convert, judge_operations, label_of
+from minidnn.frontends.torch.opaque import OpaqueModule
+from minidnn.frontends.torch.partition import Level, levels
+from minidnn.graph.operators import Dropout, Identity
+
+log = logging.getLogger(__name__)
+
+_MOVES = "it only moves elements, which PyTorch does without a kernel"
+
+
+class TakenPart(nn.Module):
+    """A part as a module: tensors in, tensors out."""
+
+    def __init__(self, part: Part, executable: Executable) -> None:
+        super().__init__()
+        self.part = part
+        self.executable = executable
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.executable(*tensors)
+
+
+class Program:
+    """A network for arguments of one size.
+
+    Attributes:
+        sizes: the types of the arguments, as text.
+        left: why each operation that PyTorch runs is left to it.
+        parts: what was taken, in order.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        engine: Engine,
+        name: str,
+        sizes: str,
+        strict: bool = False,
+        modules: Iterable[nn.Module] = (),
+    ) -> None:
+        self.captured = captured
+        self.engine = engine
+        self.name = name
+        self.sizes = sizes
+        self.levels, self.left = _divide(captured, engine)
+        if strict and self.left:
+            raise UnsupportedError(f"strict=True, and not all of {name} is taken:\n{self.rest()}")
+        graph = captured.module.graph
+        self._results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
+        self.watch = Watch((h for node, h in captured.held.items() if node.users), modules)
+        self.compile()
+
+    def compile(self) -> None:
+        """Compiles the parts with the weights as they are now."""
+        self.watch.renew()
+        self.parts: list[TakenPart] = []
+        for level in self.levels:
+            if level.taken:
+                name = f"{self.name}.{len(self.parts)}"
+                part = convert(level.nodes, self.captured.constants, self.captured.tensor, name)
+                self.parts.append(TakenPart(part, self.engine.compile(part.graph)))
+        self._runner, self._held, self._places = self._build()
+        whole = len(self.levels) == 1 and self.levels[0].taken and not self._held
+        self._direct = self.parts[0].executable if whole and self._is_direct() else None
+
+    def _is_direct(self) -> bool:
+        """Whether the one part takes the arguments and gives the results as they are."""
+        part = self.parts[0].part
+        given = self.captured.given
+        taken = [given.get(node) for node in part.inputs]
+        return taken == self._places and tuple(self._results) == part.outputs
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """The network's result for the leaves of its arguments.
+
+        PyTorch's gradients must be off.
+        """
+        if self._direct is not None:
+            result = self._direct(*(leaves[place] for place in self._places))
+            results: Sequence[Any] = result if isinstance(result, tuple) else (result,)
+        else:
+            tensors = (*(held.tensor for held in self._held), *(leaves[p] for p in self._places))
+            results = self._runner(*tensors)
+        if self.captured.writes:
+            results = self._write_back(results, leaves)
+        return pytree.tree_unflatten(list(results), self.captured.arranged)
+
+    def _write_back(self, results: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        """Writes what the network would have written in place; gives the other results."""
+        written = {place for place, _ in self.captured.writes}
+        for place, node in self.captured.writes:
+            if node in self.captured.held:
+                target = self.captured.held[node].tensor
+            else:
+                target = leaves[self.captured.given[node]]
+            target.copy_(results[place])
+        return [result for place, result in enumerate(results) if place not in written]
+
+    def rest(self) -> str:
+        """The operations that are left, each reason once, one line each."""
+        found: dict[str, list[str]] = {}
+        for node, reason in self.left.items():
+            if node.target is operator.getitem:
+                continue
+            text = f"{_operation(node)}: {self.captured.reasons.get(_path(node), reason)}"
+            found.setdefault(text, []).append(label_of(node))
+        lines = []
+        for text, where in found.items():
+            times = "" if len(where) == 1 else f" ({len(where)} times)"
+            shown = ", ".join(where[:4]) + (", ..." if len(where) > 4 else "")
+            lines.append(f"  {shown}: {text}{times}")
+        return "\n".join(lines)
+
+    def _build(self) -> tuple[fx.GraphModule, list[Any], list[int]]:
+        """The whole as one PyTorch module of parts and operations that are left; the held
+        tensors and the places of the arguments that it takes."""
+        builder = _Builder(self.captured)
+        parts = iter(self.parts)
+        for level in self.levels:
+            if level.taken:
+                builder.part(next(parts))
+            else:
+                builder.left(level.nodes)
+        return builder.finish(self._results)
+
+
+class _Builder:
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+        self._graph = fx.Graph()
+        self._modules: dict[str, Any] = {}
+        self._found: dict[fx.Node, fx.Node] = {}
+        self._held: list[fx.Node] = []
+        self._given: list[fx.Node] = []
+
+    def part(self, part: TakenPart) -> None:
+        name = f"part{len(self._modules)}"
+        self._modules[name] = part
+        given = tuple(self.value(node) for node in part.part.inputs)
+        result = self._graph.call_module(name, given)
+        outputs = part.part.outputs
+        for place, node in enumerate(outputs):
+            value = result
+            if len(outputs) > 1:
+                value = self._graph.call_function(operator.getitem, (result, place))
+            if _is_channels_last(node.meta["val"]):
+                # What follows may be a view that only these strides allow.
+                value = self._graph.call_function(_channels_last, (value,))
+            self._found[node] = value
+
+    def left(self, nodes: Iterable[fx.Node]) -> None:
+        for node in nodes:
+            if _is_opaque(node):
+                name = f"opaque{len(self._modules)}"
+                self._modules[name] = OpaqueModule(self._captured.opaque[_index(node)])
+                given = fx.map_arg(node.args[0], self.value)
+                self._found[node] = self._graph.call_module(name, (given,))
+            else:
+                self._found[node] = self._graph.node_copy(node, self.value)
+
+    def value(self, node: fx.Node) -> fx.Node:
+        """What stands for a captured node; constants are added when they are first needed."""
+        if node not in self._found:
+            if node.op == "placeholder":
+                self._found[node] = self._graph.placeholder(node.name)
+                (self._held if node in self._captured.held else self._given).append(node)
+            elif node.op == "get_attr":
+                target = str(node.target)
+                self._modules[target] = operator.attrgetter(target)(self._captured.module)
+                self._found[node] = self._graph.get_attr(target)
+            else:
+                self._found[node] = self._graph.node_copy(node, self.value)
+        return self._found[node]
+
+    def finish(self, results: Any) -> tuple[fx.GraphModule, list[Any], list[int]]:
+        self._graph.output(fx.map_arg(results, self.value))
+        order = [*self._held, *self._given]
+        self._placeholders_first([self._found[node] for node in order])
+        module = fx.GraphModule(self._modules, self._graph)
+        held = [self._captured.held[node] for node in self._held]
+        return module, held, [self._captured.given[node] for node in self._given]
+
+    def _placeholders_first(self, placeholders: Sequence[fx.Node]) -> None:
+        first = next(iter(self._graph.nodes))
+        for placeholder in placeholders:
+            if placeholder is not first:
+                first.prepend(placeholder)
+            else:
+                first = first.next
+
+
+def _divide(captured: Captured, engine: Engine) -> tuple[list[Level], dict[fx.Node, str]]:
+    """What is taken and what is left; a part that computes nothing is not worth a copy."""
+    operations = captured.operations
+    elsewhere = {node: _elsewhere(node, engine.memory) for node in operations}
+    left = {node: reason for node, reason in elsewhere.items() if reason is not None}
+    judge_operations(operations, captured.constants, captured.tensor, engine.why_not, left)
+    while True:
+        found = levels(captured.module.graph, left, captured.constants)
+        idle = [
+            level.nodes for level in found if level.taken and not _computes(level.nodes, captured)
+        ]
+        if not idle:
+            return found, left
+        left.update((node, _MOVES) for nodes in idle for node in nodes)
+
+
+def _elsewhere(node: fx.Node, memory: str) -> str | None:
+    """Why an operation is not for the engine's device."""
+    if _is_opaque(node):
+        return "it cannot be captured"
+    for each in (node, *node.all_input_nodes):
+        value = each.meta.get("val")
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != memory:
+                return f"{each.name} is on {tensor.device}"
+    return None
+
+
+def _computes(nodes: Sequence[fx.Node], captured: Captured) -> bool:
+    graph = convert(nodes, captured.constants, captured.tensor, "part").graph
+    idle = (Identity, Dropout)
+    return any(n.op.kind != "movement" and not isinstance(n.op, idle) for n in graph.nodes)
+
+
+def _is_channels_last(value: Any) -> bool:
+    last = torch.channels_last
+    return (
+        value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=last)
+    )
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def _is_opaque(node: fx.Node) -> bool:
+    return str(node.target) == "minidnn.opaque.default"
+
+
+def _index(node: fx.Node) -> int:
+    index: Any = node.args[1]
+    return int(index)
+
+
+def _operation(node: fx.Node) -> str:
+    if _is_opaque(node):
+        return "a module as it is"
+    target: Any = node.target
+    return str(target) if isinstance(target, torch._ops.OpOverload) else key_of(node)
+
+
+def _path(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    return str(next(reversed(list(stack.values())), ("",))[0])

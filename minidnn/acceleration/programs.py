@@ -1,0 +1,104 @@
+"""The programs of one network: one for each size of its arguments, as many as are kept."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from minidnn.acceleration.program import Program
+
+log = logging.getLogger(__name__)
+
+#: Makes the program that is missing.
+Make = Callable[[], Program]
+
+
+class Programs:
+    """Programs by the sizes of the arguments; when there are too many, the one not used for the
+    longest time is dropped.  Several threads may ask at once."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._name = name
+        self._limit = limit
+        self._found: OrderedDict[Any, Program] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def __iter__(self) -> Iterator[Program]:
+        """The programs, the one used last at the end."""
+        return iter(list(self._found.values()))
+
+    def program_for(self, leaves: Sequence[Any], arranged: Any, make: Make) -> Program:
+        """The program for such arguments, made if there is none yet, and compiled again if weights
+        have changed since; both are logged."""
+        key = (arranged, *map(_key, leaves))
+        with self._lock:
+            program = self._found.get(key)
+            if program is not None and program.watch.modes_changed():
+                log.info("%s: captured again: a module's training mode changed", self._name)
+                program = None
+            if program is not None and (name := program.watch.changed()) is not None:
+                program = self._renewed(program, name)
+            if program is None:
+                program = self._made(key, leaves, make)
+            self._found.move_to_end(key)
+        return program
+
+    def _renewed(self, program: Program, name: str) -> Program | None:
+        if (refitted := program.watch.refitted()) is not None:
+            log.info("%s: captured again: weight %s has another type", self._name, refitted)
+            return None
+        start = time.perf_counter()
+        program.compile()
+        seconds = time.perf_counter() - start
+        log.info("%s: compiled again in %.1f s: weight %s changed", self._name, seconds, name)
+        return program
+
+    def _made(self, key: Any, leaves: Sequence[Any], make: Make) -> Program:
+        start = time.perf_counter()
+        program = make()
+        seconds = time.perf_counter() - start
+        log.info("%s: compiled in %.1f s for %s", self._name, seconds, describe(leaves))
+        self._found[key] = program
+        self._found.move_to_end(key)
+        if len(self._found) > self._limit:
+            self._found.popitem(last=False)
+            log.warning(
+                "%s: more than %d sizes of arguments; the one not used for the longest time was "
+                "dropped (sizes=%d keeps them all)",
+                self._name,
+                self._limit,
+                self._limit + 1,
+            )
+        return program
+
+
+def arrangement(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Any]:
+    """The leaves of arguments, and a key for how they are arranged."""
+    if not kwargs and all(isinstance(each, torch.Tensor) for each in args):
+        return args, len(args)
+    leaves, arranged = pytree.tree_flatten((args, kwargs))
+    return leaves, repr(arranged)
+
+
+def describe(leaves: Sequence[Any]) -> str:
+    """The arguments' types, for messages."""
+    shown = (
+        f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+        if isinstance(leaf, torch.Tensor)
+        else repr(leaf)
+        for leaf in leaves
+    )
+    return ", ".join(shown)
+
+
+def _key(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return (leaf.shape, leaf.dtype, leaf.device)
+    return (type(leaf), repr(leaf))

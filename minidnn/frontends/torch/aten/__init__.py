@@ -1,0 +1,21 @@
+"""ATen operations that are taken: one file per family, each registering its converters."""
+
+from minidnn.frontends.torch.aten import (
+    activations,
+    arithmetic,
+    contraction,
+    movement,
+    normalization,
+    pooling,
+    reduction,
+)
+
+__all__ = [
+    "activations",
+    "arithmetic",
+    "contraction",
+    "movement",
+    "normalization",
+    "pooling",
+    "reduction",
+]

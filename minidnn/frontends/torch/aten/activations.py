@@ -1,0 +1,219 @@
+"""Activations: element-wise operations of one tensor."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.graph import expression as scalar
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import Expression, argument
+from minidnn.graph.trace import apply
+
+
+def formula(call: Call, title: str, body: Expression) -> Any:
+    """An operation as a scalar expression of its operand."""
+    return apply(ops.Formula(body, title=title), call.tensor("self"))
+
+
+@takes("relu.default")
+def relu(call: Call) -> Any:
+    return apply(ops.ReLU(), call.tensor("self"))
+
+
+@takes("relu6.default")
+def relu6(call: Call) -> Any:
+    return apply(ops.ReLU6(), call.tensor("self"))
+
+
+@takes("hardtanh.default")
+def hardtanh(call: Call) -> Any:
+    low, high = call.number("min_val"), call.number("max_val")
+    if (low, high) == (0, 6):
+        return relu6(call)
+    return formula(call, "Hardtanh", scalar.clip(argument(0), float(low), float(high)))
+
+
+@takes("clamp.default", when="the bounds are numbers")
+def clamp(call: Call) -> Any:
+    low, high = call["min"], call["max"]
+    body = argument(0)
+    if low is not None:
+        body = scalar.maximum(body, float(call.number("min")))
+    if high is not None:
+        body = scalar.minimum(body, float(call.number("max")))
+    return formula(call, "Clamp", body)
+
+
+@takes("clamp_min.default")
+def clamp_min(call: Call) -> Any:
+    return formula(call, "Clamp", scalar.maximum(argument(0), float(call.number("min"))))
+
+
+@takes("clamp_max.default")
+def clamp_max(call: Call) -> Any:
+    return formula(call, "Clamp", scalar.minimum(argument(0), float(call.number("max"))))
+
+
+@takes("leaky_relu.default")
+def leaky_relu(call: Call) -> Any:
+    return apply(ops.LeakyReLU(float(call.number("negative_slope"))), call.tensor("self"))
+
+
+@takes("elu.default", when="scale and input_scale are 1")
+def elu(call: Call) -> Any:
+    if (call.number("scale"), call.number("input_scale")) != (1, 1):
+        raise Refused(f"scale={call['scale']}, input_scale={call['input_scale']}; known is 1")
+    return apply(ops.ELU(float(call.number("alpha"))), call.tensor("self"))
+
+
+@takes("celu.default")
+def celu(call: Call) -> Any:
+    x, alpha = argument(0), float(call.number("alpha"))
+    return formula(call, "CELU", scalar.where(x > 0.0, x, alpha * scalar.expm1(x / alpha)))
+
+
+@takes("selu.default")
+def selu(call: Call) -> Any:
+    x, alpha, scale = (
+        argument(0),
+        1.6732632423543772848170429916717,
+        1.0507009873554804934193349852946,
+    )
+    return formula(call, "SELU", scalar.where(x > 0.0, scale * x, scale * alpha * scalar.expm1(x)))
+
+
+@takes("sigmoid.default")
+def sigmoid(call: Call) -> Any:
+    return apply(ops.Sigmoid(), call.tensor("self"))
+
+
+@takes("tanh.default")
+def tanh(call: Call) -> Any:
+    return apply(ops.Tanh(), call.tensor("self"))
+
+
+@takes("gelu.default")
+def gelu(call: Call) -> Any:
+    return apply(ops.GELU(call["approximate"]), call.tensor("self"))
+
+
+@takes("silu.default")
+def silu(call: Call) -> Any:
+    return apply(ops.SiLU(), call.tensor("self"))
+
+
+@takes("hardswish.default")
+def hardswish(call: Call) -> Any:
+    return apply(ops.Hardswish(), call.tensor("self"))
+
+
+@takes("hardsigmoid.default")
+def hardsigmoid(call: Call) -> Any:
+    return apply(ops.Hardsigmoid(), call.tensor("self"))
+
+
+@takes("softplus.default")
+def softplus(call: Call) -> Any:
+    x, beta = argument(0), float(call.number("beta"))
+    smooth = scalar.log1p(scalar.exp(x * beta)) / beta
+    return formula(
+        call, "Softplus", scalar.where(x * beta > float(call.number("threshold")), x, smooth)
+    )
+
+
+@takes("mish.default")
+def mish(call: Call) -> Any:
+    x = argument(0)
+    smooth = scalar.where(x > 20.0, x, scalar.log1p(scalar.exp(x)))
+    return formula(call, "Mish", x * scalar.tanh(smooth))
+
+
+@takes("prelu.default", when="the weight is known")
+def prelu(call: Call) -> Any:
+    x, weight = call.tensor("self"), call.constant("weight")
+    value, slope = argument(0), argument(1)
+    body = scalar.where(value > 0.0, value, slope * value)
+    if weight.type.size == 1:
+        return apply(ops.Formula(body, tensors=2, title="PReLU"), x, weight)
+    return apply(ops.Formula(body, channel_vectors=1, title="PReLU"), x, weight)
+
+
+@takes("exp.default")
+def exp(call: Call) -> Any:
+    return formula(call, "Exp", scalar.exp(argument(0)))
+
+
+@takes("log.default")
+def log(call: Call) -> Any:
+    return formula(call, "Log", scalar.log(argument(0)))
+
+
+@takes("sqrt.default")
+def sqrt(call: Call) -> Any:
+    return formula(call, "Sqrt", scalar.sqrt(argument(0)))
+
+
+@takes("rsqrt.default")
+def rsqrt(call: Call) -> Any:
+    return formula(call, "Rsqrt", 1.0 / scalar.sqrt(argument(0)))
+
+
+@takes("reciprocal.default")
+def reciprocal(call: Call) -> Any:
+    return formula(call, "Reciprocal", 1.0 / argument(0))
+
+
+@takes("abs.default")
+def absolute(call: Call) -> Any:
+    return formula(call, "Abs", abs(argument(0)))
+
+
+@takes("neg.default")
+def neg(call: Call) -> Any:
+    return formula(call, "Neg", -argument(0))
+
+
+@takes("square.default")
+def square(call: Call) -> Any:
+    return formula(call, "Square", argument(0) * argument(0))
+
+
+@takes("erf.default")
+def erf(call: Call) -> Any:
+    return formula(call, "Erf", scalar.erf(argument(0)))
+
+
+@takes("expm1.default")
+def expm1(call: Call) -> Any:
+    return formula(call, "Expm1", scalar.expm1(argument(0)))
+
+
+@takes("log1p.default")
+def log1p(call: Call) -> Any:
+    return formula(call, "Log1p", scalar.log1p(argument(0)))
+
+
+@takes("pow.Tensor_Scalar", when="the exponent is 0.5, or an int from -4 to 4 but 0")
+def power(call: Call) -> Any:
+    exponent = call.number("exponent")
+    if exponent == 0.5:
+        return sqrt(call)
+    if exponent != int(exponent) or not 1 <= abs(exponent) <= 4:
+        raise Refused(f"exponent={exponent}; known are 0.5, and ints from -4 to 4 but 0")
+    body = math.prod([argument(0)] * abs(int(exponent)), start=scalar.constant(1.0))
+    return formula(call, "Pow", body if exponent > 0 else 1.0 / body)
+
+
+@takes(
+    "dropout.default",
+    "feature_dropout.default",
+    "alpha_dropout.default",
+    "feature_alpha_dropout.default",
+    when="not training",
+)
+def dropout(call: Call) -> Any:
+    if call["train"]:
+        raise Refused("train=True: it draws random numbers")
+    return apply(ops.Dropout(float(call.number("p"))), call.tensor("input"))

@@ -1,0 +1,173 @@
+"""One ATen operation to be taken: its operands as values, its other arguments as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from minidnn.graph.ir import Constant, Value
+from minidnn.graph.types import ITEMSIZE, TensorType
+
+
+class Refused(Exception):
+    """Why an operation is left to PyTorch."""
+
+
+#: Gives the value or values of an operation; raises :class:`Refused` or GraphError.
+Converter = Callable[["Call"], Any]
+
+
+class Call:
+    """An operation's arguments by the names in its schema, defaults filled in."""
+
+    def __init__(self, node: Node, values: Mapping[Node, Any]) -> None:
+        self.node = node
+        self._values = values
+        self._arguments = arguments_of(node)
+
+    def __getitem__(self, name: str) -> Any:
+        """An argument that is no tensor."""
+        given = self._arguments[name]
+        for part in given if isinstance(given, (list, tuple)) else (given,):
+            if isinstance(part, (Node, torch.SymInt, torch.SymFloat)):
+                raise Refused(f"{name} is computed at run time")
+        return list(given) if isinstance(given, (list, tuple)) else given
+
+    def number(self, name: str) -> float | int:
+        """An argument that is a number (an int stays one)."""
+        given = self[name]
+        if isinstance(given, bool) or not isinstance(given, (int, float)):
+            raise Refused(f"{name}={given!r} is no number")
+        return given
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all arguments."""
+        return tuple(self._arguments)
+
+    def is_tensor(self, name: str) -> bool:
+        return isinstance(self._arguments[name], Node)
+
+    def tensor(self, name: str) -> Value:
+        """An operand; a number where a tensor may stand is refused."""
+        found = self.optional(name)
+        if found is None:
+            raise Refused(f"{name}={self._arguments[name]!r} is no tensor")
+        return found
+
+    def optional(self, name: str) -> Value | None:
+        """An operand that may be absent."""
+        given = self._arguments[name]
+        return self._values[given] if isinstance(given, Node) else None
+
+    def tensors(self, name: str) -> list[Value]:
+        """The operands of a list."""
+        return [self._values[each] for each in self._arguments[name]]
+
+    def constant(self, name: str) -> Constant:
+        """An operand that is known before the program runs."""
+        found = self.tensor(name)
+        if not isinstance(found, Constant):
+            raise Refused(f"{name} is computed at run time")
+        return found
+
+    def optional_constant(self, name: str) -> Constant | None:
+        """A known operand that may be absent."""
+        return None if self._arguments[name] is None else self.constant(name)
+
+    def filled(self, name: str, type: TensorType, value: float) -> Constant:
+        """A constant for an operand that is absent, of one number throughout."""
+        return Constant(type, f"{self.node.name}.{name}", lambda: np.full(type.shape, value, "f4"))
+
+    @property
+    def result(self) -> TensorType:
+        """The type that PyTorch gives the (first) result."""
+        value = self.node.meta["val"]
+        while isinstance(value, (list, tuple)):
+            value = value[0]
+        return type_of(value)
+
+    def pair(self, name: str) -> tuple[int, int]:
+        """A list of one or two ints, as two."""
+        given = self[name]
+        if len(given) not in (1, 2):
+            raise Refused(f"{name}={given} is for {len(given)} axes; known are 2")
+        return (given[0], given[-1])
+
+    def axis(self, name: str, rank: int) -> int:
+        """An axis, counted from the front."""
+        return int(self[name]) % max(rank, 1)
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
+    """The arguments of a node by the names in its operator's schema, defaults filled in."""
+    target: Any = node.target
+    found: dict[str, Any] = {}
+    for i, argument in enumerate(target._schema.arguments):
+        if i < len(node.args):
+            found[argument.name] = node.args[i]
+        elif argument.name in node.kwargs:
+            found[argument.name] = node.kwargs[argument.name]
+        else:
+            found[argument.name] = argument.default_value
+    return found
+
+
+def type_of(tensor: Any) -> TensorType:
+    """The type of a PyTorch tensor; Refused if the graph has no such type."""
+    if not isinstance(tensor, torch.Tensor):
+        raise Refused(f"it gives a {type(tensor).__name__}, not a tensor")
+    if tensor.layout != torch.strided:
+        raise Refused(f"a tensor has layout {tensor.layout}")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in ITEMSIZE:
+        raise Refused(f"a tensor has dtype {dtype}")
+    sizes: Sequence[Any] = tuple(tensor.shape)
+    if not all(isinstance(size, int) for size in sizes):
+        raise Refused(f"a tensor has the shape {tuple(sizes)}, which depends on data")
+    if math.prod(sizes) == 0:
+        raise Refused(f"a tensor of shape {tuple(sizes)} has no elements")
+    return TensorType(tuple(sizes), dtype)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """An ATen operation that is known."""
+
+    name: str
+    converter: Converter
+    condition: str
+
+
+_TAKEN: dict[str, Taken] = {}
+
+
+def takes(*names: str, when: str = "") -> Callable[[Converter], Converter]:
+    """Registers a converter for ATen overloads; ``when`` says on what condition, for the docs."""
+
+    def register(converter: Converter) -> Converter:
+        for name in names:
+            assert name not in _TAKEN, name
+            _TAKEN[name] = Taken(name, converter, when)
+        return converter
+
+    return register
+
+
+def known() -> dict[str, Taken]:
+    """All known operations by name: "conv2d.default"."""
+    return dict(sorted(_TAKEN.items()))
+
+
+def key_of(node: Node) -> str:
+    """The name under which an operation is looked up: "conv2d.default" for ATen's."""
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target).removeprefix("aten.")
+    return str(getattr(target, "__name__", target))

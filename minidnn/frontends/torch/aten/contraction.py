@@ -1,0 +1,80 @@
+"""Convolution and matrix products with known weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.graph import operators as ops
+from minidnn.graph.ir import Constant, Value
+from minidnn.graph.trace import apply
+
+_KNOWN_WEIGHT = "the weight is known, and there is a batch axis"
+
+
+@takes("conv2d.default", "convolution.default", when=_KNOWN_WEIGHT)
+def conv2d(call: Call) -> Any:
+    rows, columns = call.pair("padding")
+    return _conv2d(call, ((rows, rows), (columns, columns)))
+
+
+@takes("conv2d.padding", when=_KNOWN_WEIGHT)
+def conv2d_named_padding(call: Call) -> Any:
+    if call["padding"] == "valid":
+        return _conv2d(call, ((0, 0), (0, 0)))
+    kernel = call.constant("weight").shape[2:]
+    reach = [d * (k - 1) for d, k in zip(call.pair("dilation"), kernel, strict=True)]
+    rows, columns = ((total // 2, total - total // 2) for total in reach)  # an odd one at the end
+    return _conv2d(call, (rows, columns))
+
+
+def _conv2d(call: Call, padding: tuple[tuple[int, int], tuple[int, int]]) -> Any:
+    x = call.tensor("input")
+    weight = call.constant("weight")
+    if weight.type.rank != 4 or x.type.rank != 4:
+        raise Refused(f"input {x.shape} and weight {weight.shape}; known is 2-d, with a batch")
+    if "transposed" in call.names and call["transposed"]:
+        raise Refused("it is transposed")
+    op = ops.Conv2d(call.pair("stride"), padding, call.pair("dilation"), call["groups"])
+    return apply(op, x, weight, *_bias(call, "bias"))
+
+
+def _bias(call: Call, name: str) -> list[Constant]:
+    bias = call.optional_constant(name)
+    return [] if bias is None else [bias]
+
+
+@takes("linear.default", when=_KNOWN_WEIGHT)
+def linear(call: Call) -> Any:
+    x = call.tensor("input")
+    if x.type.rank < 2:
+        raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
+    return apply(ops.Linear(), x, call.constant("weight"), *_bias(call, "bias"))
+
+
+@takes("addmm.default", when="the matrix and the vector added are known, alpha and beta are 1")
+def addmm(call: Call) -> Any:
+    if (call.number("alpha"), call.number("beta")) != (1, 1):
+        raise Refused(f"alpha={call['alpha']}, beta={call['beta']}; known is 1")
+    bias = call.constant("self")
+    if bias.type.rank != 1:
+        raise Refused(f"self has shape {bias.shape}; known is one number per column")
+    return apply(ops.Linear(), call.tensor("mat1"), _transposed(call.constant("mat2")), bias)
+
+
+@takes("mm.default", when="the second matrix is known")
+def mm(call: Call) -> Any:
+    return apply(ops.Linear(), call.tensor("self"), _transposed(call.constant("mat2")))
+
+
+@takes("matmul.default", when="the second operand is a known matrix")
+def matmul(call: Call) -> Any:
+    x, other = call.tensor("self"), call.constant("other")
+    if other.type.rank != 2 or x.type.rank < 2:
+        raise Refused(f"operands have shapes {x.shape} and {other.shape}; known is a matrix")
+    return apply(ops.Linear(), x, _transposed(other))
+
+
+def _transposed(matrix: Constant) -> Value:
+    type = matrix.type.with_shape(matrix.shape[::-1])
+    return Constant(type, f"{matrix.name}.T", lambda: matrix.data.T)

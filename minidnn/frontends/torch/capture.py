@@ -1,0 +1,225 @@
+"""Capturing a module: what it computes, as one program of ATen operations.
+
+``torch.export`` runs the module's own Python on tensors without data.  What cannot be captured
+is narrowed down to single modules, which become opaque operations (:mod:`.opaque`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import operator
+import sys
+import warnings
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Node
+
+from minidnn.errors import UnsupportedError
+from minidnn.frontends.torch.inplace import without_dropout, without_writes
+from minidnn.frontends.torch.opaque import OpaqueCall, OpaqueCalls, culprit
+
+#: Operations that check what a program's key says already.
+_CHECKS = ("_assert_tensor_metadata.default",)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor that a module holds under a name, as it is now: ``holder[key]``."""
+
+    holder: Any
+    key: Any
+    name: str
+
+    @property
+    def tensor(self) -> Any:
+        return self.holder[self.key]
+
+
+@dataclass
+class Captured:
+    """A captured program.
+
+    Attributes:
+        module: the operations, reading placeholders.
+        held: placeholders that stand for tensors which the module holds.
+        given: placeholders that stand for leaves of the arguments, with their places among them.
+        constants: all nodes that are held, or computed of what is held alone.
+        writes: results (by place) that are written back to a placeholder's tensor after a run.
+        arranged: how the results are arranged, for ``torch.utils._pytree``.
+        opaque: the calls of modules that could not be captured, and why, by path.
+        notes: what was done beyond a plain capture.
+    """
+
+    module: GraphModule
+    held: dict[Node, Held]
+    given: dict[Node, int]
+    constants: dict[Node, None]
+    writes: list[tuple[int, Node]]
+    arranged: Any
+    opaque: list[OpaqueCall] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def operations(self) -> list[Node]:
+        """What is computed at run time, in order."""
+        return [
+            node
+            for node in self.module.graph.nodes
+            if node.op not in ("placeholder", "get_attr", "output") and node not in self.constants
+        ]
+
+    def tensor(self, node: Node) -> Any:
+        """A constant's tensor as it is now."""
+        if node in self.held:
+            return self.held[node].tensor
+        if node.op == "get_attr":
+            return operator.attrgetter(str(node.target))(self.module)
+        with torch.no_grad():
+            arguments = torch.fx.map_arg((node.args, node.kwargs), self.tensor)
+            function: Any = node.target
+            return function(*arguments[0], **arguments[1])
+
+
+def capture(
+    root: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    held_leaves: Mapping[int, Held] | None = None,
+) -> Captured:
+    """Captures what a module computes for arguments of these sizes.
+
+    held_leaves: leaves of the arguments, by place, that are weights.
+
+    UnsupportedError if that cannot be had, with what PyTorch says.
+    """
+    kwargs = dict(kwargs or {})
+    program, opaque = _exported(root, tuple(args), kwargs)
+    notes = []
+    reason = without_writes(program.graph)
+    if reason is not None:
+        notes.append(f"writes in place were removed by PyTorch: {reason}")
+        program, opaque = _exported(root, tuple(args), kwargs)
+        without_dropout(program.graph)  # it gives its operand, which PyTorch does not see here
+        program.graph_module.recompile()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, of its pytrees
+            program = program.run_decompositions({})
+    captured = _captured(root, program, held_leaves or {})
+    captured.opaque, captured.reasons = opaque.calls, opaque.reasons
+    captured.notes = notes
+    return captured
+
+
+def _exported(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    opaque = OpaqueCalls({})
+    while True:
+        if opaque.reasons:
+            opaque.record(root, args, kwargs)  # a mistake of the caller's comes to light here
+        printed = io.StringIO()  # where it fails, PyTorch prints what it had of the program
+        try:
+            with torch.no_grad(), opaque.standing_in(root), contextlib.redirect_stderr(printed):
+                program = torch.export.export(root, args, kwargs, strict=False)
+            sys.stderr.write(printed.getvalue())
+            return program, opaque
+        except Exception as error:  # whatever a module's own Python does
+            path = culprit(error, root)
+            said = f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.200}"
+            if path is None or path in opaque.reasons:
+                raise UnsupportedError(
+                    f"{type(root).__name__} cannot be captured: {said}; "
+                    'torch.compile(model, backend="minidnn") splits a network at such places'
+                ) from error
+            opaque = OpaqueCalls({**opaque.reasons, path: said})
+
+
+def _captured(root: nn.Module, program: Any, held_leaves: Mapping[int, Held]) -> Captured:
+    graph, signature = program.graph, program.graph_signature
+    held: dict[Node, Held] = {}
+    given: dict[Node, int] = {}
+    by_name = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    for spec in signature.input_specs:
+        node = by_name[spec.arg.name]
+        if spec.kind is InputKind.USER_INPUT:
+            place = len(given)
+            given[node] = place
+            if place in held_leaves:
+                held[node] = held_leaves[place]
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            held[node] = _held(root, spec.target)
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            held[node] = Held(program.constants, spec.target, spec.target)
+        else:
+            raise UnsupportedError(f"the program is given {spec.target!r} of kind {spec.kind}")
+    _remove_checks(graph)
+    graph.eliminate_dead_code()
+    for node, where in held.items():
+        node.meta["minidnn_name"] = where.name
+    _mark_leaves(root, graph)
+    writes = []
+    for place, spec in enumerate(signature.output_specs):
+        if spec.kind in (OutputKind.USER_INPUT_MUTATION, OutputKind.BUFFER_MUTATION):
+            writes.append((place, _mutated(spec, signature, by_name)))
+    return Captured(
+        program.graph_module,
+        held,
+        {node: place for node, place in given.items() if node not in held},
+        _constants(graph, held),
+        writes,
+        program.call_spec.out_spec,
+    )
+
+
+def _held(root: nn.Module, name: str) -> Held:
+    path, _, key = name.rpartition(".")
+    owner = root.get_submodule(path)
+    holder: MutableMapping[str, Any] = (
+        owner._parameters if key in owner._parameters else owner._buffers
+    )
+    return Held(holder, key, name)
+
+
+def _mutated(spec: Any, signature: Any, by_name: Mapping[str, Node]) -> Node:
+    if spec.kind is OutputKind.USER_INPUT_MUTATION:
+        return by_name[spec.target]
+    return next(
+        by_name[each.arg.name] for each in signature.input_specs if each.target == spec.target
+    )
+
+
+def _remove_checks(graph: torch.fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if node.op == "call_function" and str(node.target).removeprefix("aten.") in _CHECKS:
+            graph.erase_node(node)
+
+
+def _mark_leaves(root: nn.Module, graph: torch.fx.Graph) -> None:
+    """Notes at every node whether its module has no children."""
+    leaves = {path for path, module in root.named_modules() if not any(module.children())}
+    for node in graph.nodes:
+        for entry in (node.meta.get("nn_module_stack") or {}).values():
+            node.meta["minidnn_leaf"] = entry[0] in leaves
+
+
+def _constants(graph: torch.fx.Graph, held: Mapping[Node, Held]) -> dict[Node, None]:
+    """What is held, and what is computed of it alone, always to the same result."""
+    found = dict.fromkeys(held)
+    for node in graph.nodes:
+        target = node.target
+        if (
+            node.op == "call_function"
+            and isinstance(target, torch._ops.OpOverload)
+            and not target._schema.is_mutable
+            and torch.Tag.nondeterministic_seeded not in target.tags
+            and target.namespace != "minidnn"
+            and node.all_input_nodes
+            and all(operand in found for operand in node.all_input_nodes)
+        ) or (target is operator.getitem and node.args[0] in found):
+            found[node] = None
+    return found

@@ -1,0 +1,193 @@
+"""From captured operations to graphs: one operation to judge it, a whole part to compile it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from minidnn.errors import GraphError
+from minidnn.frontends.torch import aten
+from minidnn.frontends.torch.aten.call import Call, Refused, key_of, known, type_of
+from minidnn.graph.ir import Graph, Value
+from minidnn.graph.trace import Trace, tracing
+
+#: Gives the tensor of a constant, a weight or what is computed of weights, as it is now.
+Tensors = Callable[[Node], Any]
+
+#: Why a device cannot run a graph; None if it can.
+Judge = Callable[[Graph], str | None]
+
+assert aten.__all__  # converters are registered by importing their families
+
+
+@dataclass(frozen=True)
+class Part:
+    """Taken operations as a graph, and the captured nodes that its inputs and outputs are."""
+
+    graph: Graph
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+
+
+def convert(
+    nodes: Sequence[Node], constants: Mapping[Node, None], tensors: Tensors, name: str
+) -> Part:
+    """The graph of operations that are all taken.
+
+    Its outputs are what others read; its inputs what the operations read of others.  Constants
+    are read with ``tensors`` when they are first needed.
+    """
+    within = dict.fromkeys(nodes)
+    with tracing(name) as trace:
+        values = _Values(trace, constants, tensors)
+        for node in nodes:
+            for operand in node.all_input_nodes:
+                if operand not in within and operand not in constants:
+                    values.add_input(operand)
+        for node in nodes:
+            values.compute(node)
+        outputs = [node for node in nodes if any(user not in within for user in node.users)]
+        graph = trace.graph([values[node] for node in outputs])
+    return Part(graph, tuple(values.inputs), tuple(outputs))
+
+
+def judge_operations(
+    nodes: Iterable[Node],
+    constants: Mapping[Node, None],
+    tensors: Tensors,
+    judge: Judge,
+    left: dict[Node, str],
+) -> None:
+    """Adds to ``left`` those of ``nodes`` (in the program's order) that are left, and why."""
+    verdicts: dict[Any, str | None] = {}
+    for node in nodes:
+        if node not in left:
+            reason = _reason(node, constants, tensors, judge, left, verdicts)
+            if reason is not None:
+                left[node] = reason
+
+
+def _reason(
+    node: Node,
+    constants: Mapping[Node, None],
+    tensors: Tensors,
+    judge: Judge,
+    left: Mapping[Node, str],
+    verdicts: dict[Any, str | None],
+) -> str | None:
+    if node.target is operator.getitem:
+        container = node.all_input_nodes[0]
+        return left.get(container)
+    try:
+        if any(isinstance(value, (list, tuple)) for value in _results(node)):
+            raise Refused("it gives lists within lists")
+        with tracing("one") as trace:
+            values = _Values(trace, constants, tensors)
+            for operand in node.all_input_nodes:
+                if operand not in constants:
+                    values.add_input(operand)
+            values.compute(node)
+            graph = trace.graph([v for v in values.all_of(node) if v is not None])
+    except (Refused, GraphError) as error:
+        return str(error)
+    key = tuple((n.op, tuple((type(v), v.type) for v in n.inputs)) for n in graph.nodes)
+    if key not in verdicts:
+        verdicts[key] = judge(graph)
+    return verdicts[key]
+
+
+def _results(node: Node) -> Sequence[Any]:
+    value = node.meta.get("val")
+    if not isinstance(value, (list, tuple)):
+        return (value,)
+    if any(user.target is not operator.getitem for user in node.users):
+        raise Refused("its results are used as a list")
+    return value
+
+
+class _Values:
+    """The values of a graph that is being recorded, by the captured nodes that they stand for."""
+
+    def __init__(self, trace: Trace, constants: Mapping[Node, None], tensors: Tensors) -> None:
+        self._trace = trace
+        self._constants = constants
+        self._tensors = tensors
+        self._found: dict[Node, Any] = {}
+        self.inputs: dict[Node, None] = {}
+
+    def __getitem__(self, node: Node) -> Any:
+        if node not in self._found and node in self._constants:
+            self._found[node] = self._constant(node)
+        return self._found[node]
+
+    def all_of(self, node: Node) -> list[Any]:
+        found = self[node]
+        return list(found) if isinstance(found, (list, tuple)) else [found]
+
+    def add_input(self, node: Node) -> None:
+        if node not in self._found:
+            self._found[node] = self._trace.input(type_of(node.meta.get("val")), label_of(node))
+            self.inputs[node] = None
+
+    def compute(self, node: Node) -> None:
+        if node.target is operator.getitem:
+            container, index = node.args
+            value = self[container][index]
+            if value is None:
+                raise Refused(f"result {index} of {container} is not computed")
+            self._found[node] = value
+            return
+        entry = known().get(key_of(node))
+        if entry is None:
+            raise Refused("it is not known")
+        with _scope(self._trace, node):
+            found = entry.converter(Call(node, self))  # type: ignore[arg-type]
+        self._found[node] = found
+        for value, expected in zip(self.all_of(node), _results(node), strict=True):
+            if value is not None and value.type != type_of(expected):
+                raise Refused(f"it would give {value.type}, PyTorch gives {type_of(expected)}")
+
+    def _constant(self, node: Node) -> Value:
+        type = type_of(node.meta.get("val"))
+        name = node.meta.get("minidnn_name", node.name)
+        return self._trace.constant(node, name, type, lambda: as_numpy(self._tensors(node)))
+
+
+def as_numpy(tensor: Any) -> np.ndarray:
+    """A tensor of any device as NumPy has it; on the CPU its memory is shared."""
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()  # NumPy has no bfloat16
+    return np.asarray(tensor.cpu().resolve_conj().resolve_neg().numpy())
+
+
+def path_of(node: Node) -> tuple[str, bool]:
+    """The path of the module that an operation comes from, and whether that has no children."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = ""
+    for entry in stack.values():
+        path = str(entry[0])
+    return path, bool(node.meta.get("minidnn_leaf"))
+
+
+def label_of(node: Node) -> str:
+    """The name of what a node computes: its module's path, or the name PyTorch gave it."""
+    path, leaf = path_of(node)
+    return path if path and leaf else node.name
+
+
+@contextmanager
+def _scope(trace: Trace, node: Node) -> Iterator[None]:
+    path, leaf = path_of(node)
+    if not path:
+        yield
+        return
+    with trace.scope(path, leaf):
+        yield

@@ -1,0 +1,124 @@
+"""Writes in place, as operations that give new tensors.
+
+``relu_(x)`` becomes ``relu(x)`` whose result stands for ``x`` from there on.  That is the same
+where nothing else sees the memory of ``x`` later: no view made before, no input of the program.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+#: They give their first operand itself at inference, though their schemas do not say so.
+_GIVES_OPERAND = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+
+
+def without_writes(graph: Graph) -> str | None:
+    """Replaces all writes in place; or says why one cannot be, the graph then being half done."""
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    root: dict[Node, Node] = {}
+    family: dict[Node, list[Node]] = {}
+    for node in list(graph.nodes):
+        written = _written(node)
+        if isinstance(written, str):
+            return written
+        if written is not None:
+            shared = _shared(written, node, root, family, position)
+            if shared is not None:
+                return shared
+            new = _functional(node)
+            if new is None:
+                return f"{node.target} has no form that gives a new tensor"
+            node.target = new
+            written.replace_all_uses_with(
+                node,
+                delete_user_cb=lambda user, here=position[node]: position[user] > here,
+            )
+            source = None
+        else:
+            source = _viewed(node)
+        root[node] = root.get(source, source) if source is not None else node
+        family.setdefault(root[node], []).append(node)
+    return None
+
+
+def without_dropout(graph: Graph) -> None:
+    """Puts the operands of dropout operations, which do nothing at inference, in their place."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and _gives_operand(node) and node.args[2] is False:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _gives_operand(node: Node) -> bool:
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return target.overloadpacket.__name__.removesuffix("_") in _GIVES_OPERAND
+
+
+def _written(node: Node) -> Node | str | None:
+    """The operand that a node writes to, None for most nodes, or why it cannot be told."""
+    target: Any = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return None
+    schema = target._schema
+    if not schema.is_mutable:
+        return None
+    writes = [
+        (i, argument.name)
+        for i, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    if len(writes) != 1 or writes[0][0] >= len(node.args):
+        return f"{target} writes to {', '.join(name for _, name in writes)}"
+    operand = node.args[writes[0][0]]
+    return operand if isinstance(operand, Node) else f"{target} writes to {operand}"
+
+
+def _shared(
+    written: Node,
+    node: Node,
+    root: dict[Node, Node],
+    family: dict[Node, list[Node]],
+    position: dict[Node, int],
+) -> str | None:
+    """Who else would see what ``node`` writes to ``written``, or None."""
+    origin = root[written]
+    if origin.op != "call_function":
+        return f"{node.target} writes to {origin.name}, which the program was given"
+    for other in family[origin]:
+        if other is not written and any(position[user] > position[node] for user in other.users):
+            return f"{node.target} writes to {written.name}, which {other.name} shares memory with"
+    return None
+
+
+def _viewed(node: Node) -> Node | None:
+    """The operand whose memory a node's result may share."""
+    if node.op != "call_function" or not node.args:
+        return None
+    target: Any = node.target
+    first = node.args[0]
+    if isinstance(first, (list, tuple)):
+        first = first[0] if first else None
+    if not isinstance(target, torch._ops.OpOverload):
+        return first if isinstance(first, Node) else None  # getitem, and what is not known
+    shares = any(r.alias_info is not None for r in target._schema.returns)
+    return first if (shares or _gives_operand(node)) and isinstance(first, Node) else None
+
+
+def _functional(node: Node) -> Any:
+    """The operation that computes the same without writing, or None."""
+    target: Any = node.target
+    namespace, name = target.overloadpacket._qualified_op_name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    if not name.endswith("_") or packet is None:
+        return None
+    overload = getattr(packet, target._overloadname, None)
+    if overload is None:
+        return None
+    # Names of first operands differ here and there; they are given by position.
+    before, after = ([str(a.type) for a in f._schema.arguments] for f in (target, overload))
+    return overload if before == after else None

@@ -1,0 +1,212 @@
+"""Every ATen operation that is taken gives what PyTorch gives, and each has a case here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import minidnn as md
+from minidnn.errors import UnsupportedError
+from minidnn.frontends.torch.aten.call import key_of, known
+from minidnn.frontends.torch.capture import capture
+
+aten = torch.ops.aten
+
+
+class Calls(nn.Module):
+    """A function as a module, with weights of many shapes beside it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        random = torch.Generator().manual_seed(0)
+        shapes = {
+            "kernel": (6, 4, 3, 3),
+            "narrow": (8, 1, 3, 2),
+            "matrix": (5, 8),
+            "vector": (4,),
+            "five": (5,),
+            "six": (6,),
+            "plane": (4, 8, 8),
+        }
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.randn(shape, generator=random))
+        self.register_buffer("variance", torch.rand(4, generator=random) + 0.5)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function(self, *inputs)
+
+
+Function = Callable[..., Any]
+
+ONE: dict[str, Function] = {
+    "relu": lambda m, x: F.relu(x),
+    "relu_": lambda m, x: F.relu_(x * 2),
+    "relu6": lambda m, x: F.relu6(x * 9),
+    "relu6 itself": lambda m, x: aten.relu6(x * 9),
+    "hardtanh": lambda m, x: F.hardtanh(x, -0.5, 0.25),
+    "clamp": lambda m, x: x.clamp(-0.5, 0.7),
+    "clamp below": lambda m, x: x.clamp(min=-0.5),
+    "clamp above": lambda m, x: x.clamp(max=0.5),
+    "clamp_min": lambda m, x: aten.clamp_min(x, 0.1),
+    "clamp_max": lambda m, x: aten.clamp_max(x, 0.1),
+    "leaky_relu": lambda m, x: F.leaky_relu(x, 0.2),
+    "elu": lambda m, x: F.elu(x, 0.7),
+    "celu": lambda m, x: F.celu(x, 0.7),
+    "selu": lambda m, x: F.selu(x),
+    "sigmoid": lambda m, x: torch.sigmoid(x),
+    "tanh": lambda m, x: torch.tanh(x),
+    "gelu": lambda m, x: F.gelu(x),
+    "gelu tanh": lambda m, x: F.gelu(x, approximate="tanh"),
+    "silu": lambda m, x: F.silu(x),
+    "hardswish": lambda m, x: F.hardswish(x * 3),
+    "hardsigmoid": lambda m, x: F.hardsigmoid(x * 3),
+    "softplus": lambda m, x: F.softplus(x * 20, 2.0, 5.0),
+    "mish": lambda m, x: F.mish(x * 9),
+    "prelu": lambda m, x: F.prelu(x, m.vector),
+    "prelu of one": lambda m, x: F.prelu(x, m.vector[:1]),
+    "exp": lambda m, x: x.exp(),
+    "log": lambda m, x: x.abs().log(),
+    "sqrt": lambda m, x: x.abs().sqrt(),
+    "rsqrt": lambda m, x: x.abs().rsqrt(),
+    "reciprocal": lambda m, x: x.reciprocal(),
+    "neg": lambda m, x: -x,
+    "square": lambda m, x: aten.square(x),
+    "erf": lambda m, x: torch.erf(x),
+    "expm1": lambda m, x: torch.expm1(x),
+    "log1p": lambda m, x: torch.log1p(x.abs()),
+    "pow 2": lambda m, x: x**2,
+    "pow -3": lambda m, x: x**-3,
+    "pow 0.5": lambda m, x: x.abs() ** 0.5,
+    "dropout": lambda m, x: F.relu(F.dropout(x, 0.5, False)),
+    "feature_dropout": lambda m, x: F.relu(F.dropout2d(x, 0.5, False)),
+    "alpha_dropout": lambda m, x: F.relu(F.alpha_dropout(x, 0.5, False)),
+    "feature_alpha_dropout": lambda m, x: F.relu(F.feature_alpha_dropout(x, 0.5, False)),
+    "add numbers": lambda m, x: 1.5 + x + 2,
+    "add alpha": lambda m, x: torch.add(x, x.abs(), alpha=0.25),
+    "add constant first": lambda m, x: m.plane + x,
+    "add.Scalar": lambda m, x: aten.add.Scalar(x, 3),
+    "sub": lambda m, x: torch.sub(x - 0.5, m.plane, alpha=2),
+    "sub.Scalar": lambda m, x: aten.sub.Scalar(x, 3, 2),
+    "rsub": lambda m, x: torch.rsub(x, 0.5, alpha=2),
+    "rsub.Tensor": lambda m, x: torch.rsub(x, m.plane, alpha=2),
+    "mul": lambda m, x: m.plane * x * 0.5,
+    "mul.Scalar": lambda m, x: aten.mul.Scalar(x, 3),
+    "div": lambda m, x: x / (m.plane.abs() + 1) / 3,
+    "div.Scalar": lambda m, x: aten.div.Scalar(x, 3),
+    "maximum": lambda m, x: torch.maximum(x, m.plane),
+    "minimum": lambda m, x: torch.minimum(x, m.plane),
+    "conv2d": lambda m, x: F.conv2d(x, m.kernel, m.six, stride=2, padding=1),
+    "convolution": lambda m, x: aten.convolution(
+        x, m.kernel, None, [1, 1], [1, 0], [1, 1], False, [0, 0], 1
+    ),
+    "conv2d same": lambda m, x: F.conv2d(x, m.narrow, padding="same", groups=4, dilation=2),
+    "conv2d valid": lambda m, x: F.conv2d(x, m.narrow, padding="valid", groups=4),
+    "linear": lambda m, x: F.linear(x, m.matrix, m.five),
+    "addmm": lambda m, x: torch.addmm(m.five, x.mean((2, 3)), m.matrix[:, :4].t()),
+    "mm": lambda m, x: torch.mm(x.mean((2, 3)), m.matrix[:4, :4]),
+    "matmul": lambda m, x: x @ m.matrix.t(),
+    "batch_norm": lambda m, x: F.batch_norm(x, m.vector, m.variance, m.vector, m.variance),
+    "batch_norm plain": lambda m, x: F.batch_norm(x, m.vector, m.variance, eps=0.1),
+    "batch_norm legit": lambda m, x: aten._native_batch_norm_legit_no_training(
+        x, m.vector, m.variance, m.vector, m.variance, 0.1, 1e-5
+    )[0],
+    "max_pool2d": lambda m, x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "max_pool2d default stride": lambda m, x: F.max_pool2d(x, (2, 3)),
+    "max_pool2d_with_indices": lambda m, x: aten.max_pool2d_with_indices(x, [2, 2], [1, 1])[0],
+    "avg_pool2d": lambda m, x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    "avg_pool2d divisor": lambda m, x: F.avg_pool2d(x, 2, divisor_override=3),
+    "adaptive_avg_pool2d": lambda m, x: F.adaptive_avg_pool2d(x, (3, 4)),
+    "_adaptive_avg_pool2d": lambda m, x: aten._adaptive_avg_pool2d(x, [2, 2]),
+    "softmax": lambda m, x: F.softmax(x, 1),
+    "_softmax": lambda m, x: aten._softmax(x, -1, False),
+    "log_softmax": lambda m, x: F.log_softmax(x, -1),
+    "_log_softmax": lambda m, x: aten._log_softmax(x, 1, False),
+    "mean": lambda m, x: x.mean((2, 3)),
+    "mean keepdim": lambda m, x: x.mean((-1, -2), keepdim=True),
+    "cat": lambda m, x: torch.cat([x, x.relu(), m.plane[None].expand(2, 4, 8, 8)], 1),
+    "concat": lambda m, x: aten.concat([x, x.relu()], -1),
+    "flatten": lambda m, x: torch.flatten(x, 2).relu(),
+    "view": lambda m, x: x.view(2, -1).relu(),
+    "_unsafe_view": lambda m, x: aten._unsafe_view(x, [2, 256]).relu(),
+    "unflatten": lambda m, x: x.relu().unflatten(1, (2, 2)).relu(),
+    "reshape": lambda m, x: x.reshape(2, 2, 2, 8, 8).relu(),
+    "unsqueeze and squeeze": lambda m, x: x.unsqueeze(1).relu().squeeze(1).sqrt(),
+    "squeeze all": lambda m, x: aten.squeeze(x.unsqueeze(1).relu()).sqrt(),
+    "squeeze dims": lambda m, x: aten.squeeze(x.unsqueeze(1).relu(), [1]).sqrt(),
+    "contiguous": lambda m, x: (
+        x.relu().clone(memory_format=torch.channels_last).contiguous().sqrt()
+    ),
+    "clone": lambda m, x: x.relu().clone().sqrt(),
+    "detach": lambda m, x: x.relu().detach().sqrt(),
+    "alias": lambda m, x: aten.alias(x.relu()).sqrt(),
+    "lift_fresh_copy": lambda m, x: aten.lift_fresh_copy(x.relu()).sqrt(),
+    "_to_copy": lambda m, x: aten._to_copy(x.relu()).sqrt(),
+    "to.dtype": lambda m, x: x.relu().to(torch.float32).sqrt(),
+    "to.dtype_layout": lambda m, x: aten.to.dtype_layout(x.relu(), dtype=torch.float32).sqrt(),
+    "to.device": lambda m, x: x.relu().to("cpu", torch.float32).sqrt(),
+    "type_as": lambda m, x: x.relu().type_as(m.plane).sqrt(),
+}
+
+SEEN: set[str] = set()
+
+
+def example(shape: tuple[int, ...] = (2, 4, 8, 8)) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_it_gives_what_pytorch_gives(name: str) -> None:
+    module, x = Calls(ONE[name]).eval(), example()
+    SEEN.update(key_of(node) for node in capture(module, (x,)).operations)
+    fast = md.optimize(module, x, device="reference", strict=True)
+    torch.testing.assert_close(fast(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+def test_every_operation_has_a_case(request: pytest.FixtureRequest) -> None:
+    if len([item for item in request.session.items if item.path == request.path]) < len(ONE):
+        pytest.skip("not all cases of this file are run")
+    assert sorted(set(known()) - SEEN) == []
+
+
+REFUSED: dict[str, tuple[Function, str]] = {
+    "elu": (lambda m, x: aten.elu(x, 1, 2), "elu.default: scale=2, input_scale=1; known is 1"),
+    "pow": (
+        lambda m, x: x**2.5,
+        "exponent=2.5; known are 0.5, and ints from -4 to 4 but 0",
+    ),
+    "dropout": (
+        lambda m, x: F.dropout(x, 0.5, True),
+        "dropout.default: train=True: it draws random",
+    ),
+    "batch_norm": (
+        lambda m, x: F.batch_norm(x, None, None, training=True),
+        "aten.batch_norm.default: training=True: it takes the batch's own statistics",
+    ),
+    "weight": (
+        lambda m, x: F.conv2d(x, x[:, :, :3, :3]),
+        "conv2d.default: weight is computed at run",
+    ),
+    "transposed": (
+        lambda m, x: F.conv_transpose2d(x, m.narrow[:4]),
+        "conv_transpose2d: aten.conv_transpose2d.input: it is not known",
+    ),
+    "unknown": (lambda m, x: torch.fft.fft2(x).real, "aten.fft_fft2.default: it is not known"),
+    "no batch": (lambda m, x: F.max_pool2d(x[0], 2), "input has shape (4, 8, 8) of rank 3"),
+    "int": (lambda m, x: x.int() * 2, "operands have dtypes int32"),
+    "bool": (lambda m, x: (x > 0).clone(), "clone.default: a tensor has dtype bool"),
+    "device": (lambda m, x: x.to("meta").relu(), "is on meta"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_known_is_left_with_the_reason(name: str) -> None:
+    function, text = REFUSED[name]
+    with pytest.raises(UnsupportedError) as caught:
+        md.optimize(Calls(function).eval(), example(), device="reference", strict=True)
+    assert text in str(caught.value)
