@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Elementwise, Windowed
 from minidnn.graph.operators import Concat
+from minidnn.graph.types import FLOATS
 
 
 def why_not_fusable(node: Node) -> str | None:
     """Why a node cannot be computed patch by patch; None if it can."""
     op = node.op
+    if (reason := computes_in_several(node)) is not None:
+        return reason
     if isinstance(op, Windowed):
         return None
     if isinstance(op, Concat):
@@ -33,6 +36,14 @@ def why_not_fusable(node: Node) -> str | None:
     for value in node.inputs[: len(node.inputs) - op.channel_count]:
         if value.type.shape != out.shape and (value.type.rank != out.rank or out.rank > 4):
             return f"operand {value!r} broadcasts over planes in a way that patches cannot"
+    return None
+
+
+def computes_in_several(node: Node) -> str | None:
+    """Why a node's dtypes keep it from being computed together with others; None if they don't."""
+    dtypes = dict.fromkeys(value.dtype for value in (*node.inputs, *node.outputs))
+    if len(dtypes) > 1 or next(iter(dtypes)) not in FLOATS:
+        return f"it computes with {' and '.join(dtypes)}"
     return None
 
 

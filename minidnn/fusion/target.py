@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minidnn.fusion.device import TWO_CORES, Device
+from minidnn.fusion.stacks import computes_in_several
 from minidnn.graph.ir import Node, Value
 from minidnn.graph.layout import PLANAR, Layout
 from minidnn.graph.operators import Conv2d
@@ -35,6 +36,8 @@ class Target:
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         """Why ``node`` cannot be computed while the contraction reads its input; None if it can."""
         op = contraction.op
+        if (reason := computes_in_several(node)) is not None:
+            return reason
         if isinstance(op, Conv2d):
             kernel = contraction.inputs[1].shape[2:]
             if kernel != (1, 1):
@@ -47,7 +50,7 @@ class Target:
         """Why ``node`` cannot be computed on the contraction's results; None if it can."""
         if node.output.shape != contraction.output.shape:
             return "it changes the shape"
-        return None
+        return computes_in_several(node)
 
     def prologue_seconds(self, contraction: Node, nodes: Sequence[Node]) -> float:
         """Predicted extra time of absorbing ``nodes`` as a prologue."""

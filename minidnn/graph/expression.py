@@ -145,6 +145,26 @@ def _fma(a: Any, b: Any, c: Any) -> Any:
     return rounded.astype(dtype)
 
 
+def _divide(a: Any, b: Any) -> Any:
+    """``a / b``; of whole numbers the quotient rounded towards zero, and 0 for divisor 0."""
+    dtype = np.result_type(a, b)
+    if dtype.kind != "i":
+        return np.divide(a, b)
+    quotient = np.floor_divide(a, b)
+    inexact = (quotient * b != a) & (b != 0)
+    return np.asarray(quotient + (inexact & ((a < 0) != (b < 0))), dtype)
+
+
+def _power(a: Any, b: Any) -> Any:
+    """``a ** b``; of whole numbers rounded towards zero, and 0 for 0 to a negative power."""
+    dtype = np.result_type(a, b)
+    if dtype.kind != "i":
+        return np.power(a, b)
+    a, b = np.broadcast_arrays(a, b)
+    inverse = np.where(a == 1, 1, np.where(a == -1, np.where(b % 2 == 0, 1, -1), 0))
+    return np.where(b >= 0, np.power(a, np.maximum(b, 0)), inverse).astype(dtype)
+
+
 _erf = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -166,13 +186,16 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "add": ScalarOp(2, np.add),
     "sub": ScalarOp(2, np.subtract),
     "mul": ScalarOp(2, np.multiply),
-    "div": ScalarOp(2, np.divide, 4),
+    "div": ScalarOp(2, _divide, 4),
     "fma": ScalarOp(3, _fma, 1),
     "neg": ScalarOp(1, np.negative),
     "abs": ScalarOp(1, np.abs),
     # NaN in either operand gives NaN, as in IEEE 754-2019 maximum/minimum.
     "maximum": ScalarOp(2, np.maximum),
     "minimum": ScalarOp(2, np.minimum),
+    "floor": ScalarOp(1, np.floor),
+    # Halves to even.
+    "round": ScalarOp(1, np.rint),
     "sqrt": ScalarOp(1, np.sqrt, 4),
     "exp": ScalarOp(1, np.exp, 10),
     "expm1": ScalarOp(1, np.expm1, 12),
@@ -180,13 +203,19 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "log1p": ScalarOp(1, np.log1p, 14),
     "tanh": ScalarOp(1, np.tanh, 14),
     "erf": ScalarOp(1, _numpy_erf, 16),
-    "pow": ScalarOp(2, np.power, 24),
+    "pow": ScalarOp(2, _power, 24),
     "lt": ScalarOp(2, np.less),
     "le": ScalarOp(2, np.less_equal),
     "gt": ScalarOp(2, np.greater),
     "ge": ScalarOp(2, np.greater_equal),
     "where": ScalarOp(3, np.where),
 }
+
+
+#: Operations that whole numbers have, too.
+INTEGER_OPS = frozenset(
+    ("add", "sub", "mul", "div", "pow", "neg", "abs", "maximum", "minimum", *_COMPARISONS, "where")
+)
 
 
 def argument(index: int) -> Expression:
@@ -254,6 +283,15 @@ def fma(a: Operand, b: Operand, c: Operand) -> Expression:
 def where(condition: Expression, a: Operand, b: Operand) -> Expression:
     """``a`` where ``condition`` (a comparison) holds, else ``b``."""
     return apply("where", condition, a, b)
+
+
+def floor(x: Operand) -> Expression:
+    return apply("floor", x)
+
+
+def rint(x: Operand) -> Expression:
+    """The nearest whole number, halves to the even one."""
+    return apply("round", x)
 
 
 def sqrt(x: Operand) -> Expression:
@@ -346,17 +384,21 @@ def arguments(expression: Expression) -> int:
     return max(used, default=-1) + 1
 
 
-def evaluate(expression: Expression, operands: Sequence[np.ndarray]) -> np.ndarray:
-    """The expression over NumPy arrays that broadcast, in their dtype.
+def evaluate(
+    expression: Expression, operands: Sequence[np.ndarray], dtype: np.dtype | None = None
+) -> np.ndarray:
+    """The expression over NumPy arrays that broadcast, in ``dtype``, or else in theirs.
 
     float16 is evaluated in float32 and rounded once at the end.
     """
-    return run(linearize(expression), operands)
+    return run(linearize(expression), operands, dtype)
 
 
-def run(code: Sequence[Instruction], operands: Sequence[np.ndarray]) -> np.ndarray:
+def run(
+    code: Sequence[Instruction], operands: Sequence[np.ndarray], dtype: np.dtype | None = None
+) -> np.ndarray:
     """A linearized expression over NumPy arrays; see :func:`evaluate`."""
-    dtype = np.result_type(*operands)
+    dtype = np.result_type(*operands) if dtype is None else dtype
     compute = np.dtype(np.float32) if dtype == np.float16 else dtype
     arrays = [np.asarray(operand, dtype=compute) for operand in operands]
     results: list[Any] = []

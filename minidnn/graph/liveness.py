@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.layout import PLANAR
-from minidnn.graph.operators import Flatten, Reshape
+from minidnn.graph.operator import Reshaping
 
 #: Storage begins at multiples of this many bytes: a cache line, an AVX-512 vector.
 ALIGNMENT = 64
@@ -28,7 +28,7 @@ class Lifetime:
 
 def is_view(graph: Graph, node: Node) -> bool:
     """Whether a node only gives another shape to storage that it shares with its operand."""
-    if not isinstance(node.op, (Flatten, Reshape)):
+    if not isinstance(node.op, Reshaping):
         return False
     value = node.inputs[0]
     layout = graph.layouts.get(value, PLANAR)

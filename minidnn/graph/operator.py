@@ -17,6 +17,7 @@ reduction         everything else that joins elements of one value              
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, argument
-from minidnn.graph.types import FLOATS, TensorType
+from minidnn.graph.types import FLOATS, INTEGERS, NUMBERS, TensorType
 from minidnn.graph.window import Window, pool
 
 
@@ -143,9 +144,32 @@ class Elementwise(Operator):
         """How many of the last operands are vectors over channels."""
         return self.channel_operands
 
+    def result_dtype(self, dtypes: Sequence[str]) -> str:
+        """The dtype of the result for operands of these, which computing is done in; GraphError
+        if they do not fit."""
+        self.require(
+            len(set(dtypes)) == 1 and dtypes[0] in NUMBERS,
+            f"operands have dtypes {', '.join(dict.fromkeys(dtypes))}; valid is one of "
+            f"{', '.join(NUMBERS)} for all of them",
+        )
+        self.require_whole(dtypes[0])
+        return dtypes[0]
+
+    def require_whole(self, dtype: str) -> None:
+        """The expression can be computed in ``dtype``."""
+        if dtype not in INTEGERS:
+            return
+        used = {line.op for line in scalar.linearize(self.expression())}
+        unknown = sorted(used - scalar.INTEGER_OPS - {"argument", "constant"})
+        self.require(
+            not unknown,
+            f"operands have dtype {dtype}; valid is one of {', '.join(FLOATS)}, for its "
+            f"expression takes {', '.join(unknown)}",
+        )
+
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         self.operands(inputs)
-        self.require_float(*inputs)
+        dtype = self.result_dtype([value.dtype for value in inputs])
         tensors = inputs[: len(inputs) - self.channel_count]
         try:
             shape = np.broadcast_shapes(*(t.shape for t in tensors))
@@ -164,7 +188,7 @@ class Elementwise(Operator):
                 f"{name} has shape {vector.shape}, but the input {shape} has {channels} "
                 f"channels; valid is ({channels},)",
             )
-        return (inputs[0].with_shape(shape),)
+        return (TensorType(shape, dtype),)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         split = len(inputs) - self.channel_count
@@ -244,6 +268,21 @@ class Movement(Operator):
     @abstractmethod
     def move(self, *inputs: np.ndarray) -> np.ndarray:
         """The one output."""
+
+
+class Reshaping(Movement):
+    """Gives a value another shape; elements stay in their order, so nothing need be moved."""
+
+    @abstractmethod
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The output's shape; raises GraphError if the input's does not fit."""
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        (x,) = self.operands(inputs)
+        return (x.with_shape(self.shape_of(x.shape)),)
+
+    def move(self, *inputs: np.ndarray) -> np.ndarray:
+        return inputs[0].reshape(self.shape_of(inputs[0].shape))
 
 
 class Reduction(Operator):

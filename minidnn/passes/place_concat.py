@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from minidnn.fusion.collapse import APART
 from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
-from minidnn.graph.operators import Concat, Flatten, Reorder, Reshape
+from minidnn.graph.operator import Reshaping
+from minidnn.graph.operators import Concat, Reorder
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -31,7 +32,7 @@ def place_concat(graph: Graph, context: Context) -> Graph:
 
 def _place(graph: Graph, node: Node, placements: dict[Value, Placement], context: Context) -> None:
     shared = _common_buffer(node, placements)
-    whole = any(isinstance(r.op, (Flatten, Reshape)) for r in graph.readers[node.output])
+    whole = any(isinstance(r.op, Reshaping) for r in graph.readers[node.output])
     free = node.output not in placements and node.output not in graph.outputs and not whole
     if shared is not None and free:
         if context.allow(f"{node.name} names a part of {shared.buffer.name}"):
@@ -80,8 +81,8 @@ def _refusal(
         return "it is an output of the graph"
     if node.inputs.count(value) > 1:
         return "it is an operand twice"
-    views = [r for r in graph.readers[value] if isinstance(r.op, (Flatten, Reshape))]
-    if views or isinstance(producer.op, (Flatten, Reshape)):
+    views = [r for r in graph.readers[value] if isinstance(r.op, Reshaping)]
+    if views or isinstance(producer.op, Reshaping):
         return "a reshape of it needs it to lie by itself"
     if isinstance(producer.op, Reorder):
         return "it is a reordered copy"

@@ -1,8 +1,9 @@
 """simplify: removes what computes nothing and computes what is known.
 
 Handles: identities (Identity, Dropout, windows of one position, reshapes to the same shape,
-adaptive pooling to the input's size, joins of one value); adaptive pooling whose sizes divide,
-which becomes a regular window; nodes whose operands are all constants; nodes nobody reads.
+adaptive pooling to the input's size, joins of one value, moves that move nothing); adaptive
+pooling whose sizes divide, which becomes a regular window; nodes whose operands are all constants;
+nodes nobody reads.
 Leaves: arithmetic identities such as x * 1, which are not exact for NaN payloads and -0.
 Only the sign of zero may change: an average over one position adds -0 to 0, which gives 0.
 """
@@ -14,16 +15,10 @@ from functools import partial
 
 import numpy as np
 
+from minidnn.graph.index_map import Indexed
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter
-from minidnn.graph.operator import Operator, Windowed
-from minidnn.graph.operators import (
-    AdaptiveAvgPool2d,
-    Concat,
-    Dropout,
-    Flatten,
-    Identity,
-    Reshape,
-)
+from minidnn.graph.operator import Operator, Reshaping, Windowed
+from minidnn.graph.operators import AdaptiveAvgPool2d, Concat, Dropout, Identity
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -54,8 +49,10 @@ def is_identity(node: Node) -> bool:
     same = bool(node.inputs) and node.inputs[0].type == node.outputs[0].type
     if isinstance(op, (Identity, Dropout)):
         return True
-    if isinstance(op, (Flatten, Reshape, AdaptiveAvgPool2d)):
+    if isinstance(op, (Reshaping, AdaptiveAvgPool2d)):
         return same
+    if isinstance(op, Indexed):
+        return same and op.index_map(node.inputs[0].shape).is_identity(node.inputs[0].shape)
     if isinstance(op, Concat):
         return len(node.inputs) == 1
     if isinstance(op, Windowed):

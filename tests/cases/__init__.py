@@ -8,6 +8,8 @@ from tests.cases import (
     activations,
     arithmetic,
     contraction,
+    indexing,
+    mixed,
     movement,
     normalization,
     pooling,
@@ -16,7 +18,10 @@ from tests.cases import (
 from tests.cases.check import Run, assert_close, check, reference
 from tests.cases.record import Case, like_torch
 
-FAMILIES = (activations, arithmetic, contraction, movement, normalization, pooling, reduction)
+FAMILIES = (
+    *(activations, arithmetic, mixed, contraction, movement, indexing),
+    *(normalization, pooling, reduction),
+)
 CASES: tuple[Case, ...] = tuple(case for family in FAMILIES for case in family.CASES)
 
 __all__ = ["CASES", "Case", "Run", "assert_close", "check", "like_torch", "reference"]

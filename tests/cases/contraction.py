@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from minidnn import layers as L
+from minidnn.graph import operators as ops
+from minidnn.layers.activations import OperatorLayer
 from tests.cases.record import Case, Shape, like_torch
 from tests.oracles import formulas
 
@@ -132,5 +134,21 @@ CASES: tuple[Case, ...] = (
         shapes=((1, 1), (3, 1)),
         formula=lambda x, weight: x * weight[0, 0],
         **SUMS,
+    ),
+    Case(
+        name="matmul",
+        layer=lambda: OperatorLayer(ops.MatMul()),
+        torch=lambda: lambda a, b: a @ b,
+        formula=lambda a, b: a @ b,
+        shapes=(
+            ((2, 3, 5, 7), (7, 9)),
+            ((5, 7), (3, 7, 40)),
+            ((13, 20), (20, 1)),
+            ((2, 1, 4, 5), (3, 5, 6)),
+        ),
+        # Zero times infinity is NaN in every order, but which elements PyTorch multiplies is open.
+        special=False,
+        ulps=8.0,
+        sums=True,
     ),
 )

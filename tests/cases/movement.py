@@ -86,6 +86,14 @@ CASES: tuple[Case, ...] = (
         lambda x: x.reshape(len(x), 4, 3),
         ((2, 3, 4),),
     ),
+    _moving(
+        "view",
+        lambda: OperatorLayer(ops.View((3, 2, 35))),
+        lambda x: x.reshape(3, 2, 35),
+        lambda x: x.reshape(3, 2, 35),
+        ((2, 3, 5, 7),),
+        ((6, 35),),
+    ),
     # Another layout is the same value: what lies where is up to the backend.
     *(
         _moving(

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from minidnn.graph import operators as ops
+from minidnn.graph.window import Window, WindowAxis
+from minidnn.layers.activations import OperatorLayer
 from tests.cases.record import PLANES, Case, Shape, like_torch
 from tests.oracles import formulas
 
@@ -46,6 +51,49 @@ def adaptive_case(name: str, size: Any, shapes: tuple[Shape, ...]) -> Case:
         torch_differs="PyTorch sums half precision in another order, which overflows elsewhere",
     )
 
+
+def window_case(name: str, window: Window, *shapes: Shape) -> Case:
+    """Any window, walked tap by tap."""
+
+    def formula(x: np.ndarray) -> np.ndarray:
+        size = [a.output_size(n) for a, n in zip(window.axes, x.shape[2:], strict=True)]
+        out = np.empty((*x.shape[:2], *size))
+        for r, c in np.ndindex(*size):
+            taps, counted = [], 0
+            for y, z in np.ndindex(window.rows.kernel, window.columns.kernel):
+                at = (window.rows.tap(r, y), window.columns.tap(c, z))
+                if all(0 <= p < n for p, n in zip(at, x.shape[2:], strict=True)):
+                    taps.append(x[:, :, at[0], at[1]])
+                counted += all(
+                    -a.padding[0] <= p < n + a.padding[1]
+                    for a, p, n in zip(window.axes, at, x.shape[2:], strict=True)
+                )
+            if window.reduce == "max":
+                out[:, :, r, c] = np.max(taps, 0) if taps else -np.inf
+            else:
+                total = np.sum(taps, 0) if taps else np.zeros(x.shape[:2])
+                out[:, :, r, c] = total / (counted if window.count_padding else len(taps))
+        return out
+
+    def by_torch(x: Any) -> Any:
+        import torch
+
+        return torch.from_numpy(formula(x.double().numpy())).to(x.dtype)
+
+    return Case(
+        name=f"pool2d-{name}",
+        layer=lambda: OperatorLayer(ops.Pool2d(window)),
+        torch=lambda: by_torch,
+        formula=formula,
+        shapes=tuple((shape,) for shape in shapes),
+        ulps=0 if window.reduce == "max" else 4,
+        sums=window.reduce == "average",
+        torch_differs="it is the formula rounded",
+    )
+
+
+_UNEVEN = (WindowAxis(2, 1, (0, 1), 2), WindowAxis(3, 2, (2, 0), 2))
+_BESIDE = (WindowAxis(1, 2, (2, 0)), WindowAxis(2, 1, (0, 3)))
 
 #: Windows whose last position depends on ceil mode.  Comments: sizes at stride 2.
 CEIL: tuple[tuple[str, tuple[Any, ...], dict[str, Any], tuple[Shape, ...]], ...] = (
@@ -95,4 +143,9 @@ CASES: tuple[Case, ...] = (
     adaptive_case("keep-rows", (None, 2), ((1, 1, 3, 5), (2, 3, 1, 1))),
     adaptive_case("keep-columns", (6, None), ((1, 1, 13, 5),)),
     adaptive_case("keep-both", (None, None), ((1, 1, 3, 5),)),
+    window_case("max-uneven", Window(*_UNEVEN, "max"), (2, 3, 5, 7)),
+    window_case("max-beside", Window(*_BESIDE, "max"), (1, 2, 3, 4)),
+    window_case("average-uneven", Window(*_UNEVEN, "average"), (2, 3, 5, 7)),
+    window_case("average-uneven-exclude", Window(*_UNEVEN, "average", False), (2, 3, 5, 7)),
+    window_case("average-beside", Window(*_BESIDE, "average"), (1, 2, 3, 4)),
 )

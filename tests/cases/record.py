@@ -131,7 +131,7 @@ class Case:
             given = [np.abs(array) for array in given]
             parameters = {name: np.abs(array) for name, array in parameters.items()}
         with np.errstate(all="ignore"):
-            size = np.abs(np.asarray(self.formula(*given, **parameters)))
+            size = np.array(np.abs(self.formula(*given, **parameters)))
         size[~np.isfinite(size)] = 0.0
         return np.maximum(size, size.max()) if self.of_largest and size.size else size
 

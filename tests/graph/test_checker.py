@@ -80,7 +80,7 @@ def type_does_not_follow() -> Graph:
 
 def operands_do_not_fit() -> Graph:
     x, (a,) = chain("a")
-    x.type = TensorType((2, 3), "int32")
+    x.type = TensorType((2, 3), "bool")
     return Graph([x], [a.output], [a])
 
 
@@ -97,7 +97,7 @@ def operands_do_not_fit() -> Graph:
         (input_twice, "an input stands twice"),
         (output_names, "2 output names for 1 outputs"),
         (type_does_not_follow, "node 'a': outputs (%a: float32[2, 4],) are not of types"),
-        (operands_do_not_fit, "node 'a': ReLU(): operands have dtypes int32; valid is one of"),
+        (operands_do_not_fit, "node 'a': ReLU(): operands have dtypes bool; valid is one of"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

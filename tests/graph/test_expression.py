@@ -44,6 +44,8 @@ MEANING: dict[str, tuple[Expression, Callable[..., float]]] = {
     "abs": (abs(x), lambda a, b: abs(a)),
     "maximum": (scalar.maximum(x, y), max),
     "minimum": (scalar.minimum(x, y), min),
+    "floor": (scalar.floor(x), lambda a, b: math.floor(a)),
+    "round": (scalar.rint(x), lambda a, b: round(a)),
     "sqrt": (scalar.sqrt(abs(x)), lambda a, b: math.sqrt(abs(a))),
     "exp": (scalar.exp(x), lambda a, b: math.exp(a)),
     "expm1": (scalar.expm1(x), lambda a, b: math.expm1(a)),

@@ -14,8 +14,10 @@ from ...fusion.region import FusedContraction
 from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
 from ...graph import operators as ops
+from ...graph.index_map import Indexed
 from ...graph.ir import Node, Value
-from ...graph.operator import Contraction, Elementwise
+from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
+from ...graph.types import ITEMSIZE
 from ...runtime.plan import Plan
 from .buffers import Buffer, Guard
 from .contraction import why_unsupported
@@ -31,18 +33,13 @@ from .target import CpuTarget, device_for
 from .toolchain import why_unusable
 
 _ALIGNMENT = 64
-_KNOWN = (
-    FusedRegion,
-    Contraction,
-    Elementwise,
-    ops.Concat,
-    ops.Softmax,
-    ops.LogSoftmax,
-    ops.AdaptiveAvgPool2d,
-    ops.Flatten,
-    ops.Reshape,
-    ops.Reorder,
+#: What computes in float32 alone, and what takes every dtype of which values may be.
+_FLOAT: tuple[type, ...] = (
+    *(FusedRegion, Contraction, Windowed, ops.Softmax, ops.LogSoftmax, ops.AdaptiveAvgPool2d),
+    *(ops.LayerNorm, ops.MatMul, ops.Reorder),
 )
+_ANY = (Elementwise, Reshaping, Indexed, ops.Concat, ops.Gather, ops.Reduce, ops.ArgMax)
+_DTYPES = ("float32", "int32", "int64", "bool")
 
 
 class CpuBackend:
@@ -65,12 +62,13 @@ class CpuBackend:
         return CpuTarget(device_for(isa, threads), isa.lanes)
 
     def unsupported(self, node: Node, precision: str) -> str | None:
-        if not isinstance(node.op, _KNOWN):
+        if not isinstance(node.op, (*_FLOAT, *_ANY)):
             return f"there is no kernel for {node.op.name}"
+        valid = _DTYPES if isinstance(node.op, _ANY) else ("float32",)
         for value in (*node.inputs, *node.outputs):
-            if value.dtype != "float32":
-                return f"{value!r} is not float32"
-        if isinstance(node.op, (FusedContraction, Contraction)):
+            if value.dtype not in valid:
+                return f"{value!r} is none of {', '.join(valid)}"
+        if isinstance(node.op, (Contraction, FusedContraction)):
             return why_unsupported(parts_of(node))
         return None
 
@@ -246,7 +244,7 @@ class CpuProgram:
             placement = self.plan.graph.placements.get(pointer)
             if placement is not None:
                 pixels = int(np.prod(pointer.shape[2:], dtype=np.int64))
-                offset += placement.channel * pixels * 4
+                offset += placement.channel * pixels * ITEMSIZE[pointer.dtype]
             return Operand(slot, offset)
         return Operand(self._slots.constants, self._constants.add(pointer))
 
@@ -301,7 +299,7 @@ class _Constants:
 
     def add(self, make: Callable[[], np.ndarray]) -> int:
         """Takes a constant; returns its offset."""
-        array = np.ascontiguousarray(make(), np.float32)
+        array = np.ascontiguousarray(make())
         offset = self._size
         self._arrays.append((offset, array))
         self._size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -311,6 +309,6 @@ class _Constants:
         """The buffer with all of them."""
         buffer = Buffer(self._size, guard)
         for offset, array in self._arrays:
-            buffer.array(np.float32, (array.size,), offset)[...] = array.ravel()
+            buffer.array(array.dtype, (array.size,), offset)[...] = array.ravel()
         self._arrays.clear()
         return buffer

@@ -1,66 +1,142 @@
-"""Kernels of element-wise operators that no sequence computes: operands of any rank, broadcast."""
+"""Kernels of element-wise operators that no sequence computes: operands of any rank and dtype.
+
+A kernel knows the expression, the dtypes and how many axes there are, but no sizes: those are
+operands, so that one kernel serves all shapes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
+
+import numpy as np
 
 from ...cache import digest
 from ...graph.expression import linearize
 from ...graph.ir import Node
 from ...graph.operator import Elementwise
+from ...graph.operators.arithmetic import computed_in
 from .code import Code
 from .kernels import KernelSource
-from .scalar import print_code
+from .scalar import INTEGER_HELPERS, print_code
+
+#: ISPC's names of how elements lie in memory; a bool is a byte of 0 or 1.
+STORED = {"float32": "float", "int32": "int32", "int64": "int64", "bool": "unsigned int8"}
+
+#: Elements of a row that one task computes, and elements that are worth a call.
+CHUNK = 1 << 13
+WORTH = 1 << 12
 
 
-def print_broadcast(node: Node) -> tuple[KernelSource, int]:
-    """The kernel of an element-wise node over NCHW values, and its number of tasks.
+@dataclass(frozen=True)
+class Shaped:
+    """A kernel without sizes, the sizes for it (its last operand, int64), and its tasks."""
 
-    Its pointers are the operands, then the output.  A task is one run along the last axis.
+    source: KernelSource
+    sizes: np.ndarray
+    tasks: int
+    grain: int = 1
+
+
+def print_broadcast(node: Node) -> Shaped:
+    """The kernel of an element-wise node over NCHW values.
+
+    Its pointers are the operands, the output, and the sizes: length, chunks a row, then the outer
+    sizes, and for each operand its strides over them.  A task is a chunk of a row.
     """
     op, out = node.op, node.output.shape
     assert isinstance(op, Elementwise)
-    outer, length = out[:-1], out[-1] if out else 1
-    tensors = len(node.inputs) - op.channel_count
+    strides = [_strides(_aligned(node, i), len(out)) for i in range(len(node.inputs))]
+    sizes, strides = collapse(out, strides)
+    *outer, length = sizes or [1]
+    strides = [operand or [0] for operand in strides]
+    stored = [STORED[value.dtype] for value in node.inputs]
+    computed = computed_in([value.dtype for value in node.inputs]) or "float32"
+    result = STORED[node.output.dtype]
+    text = _print(op, stored, result, computed, len(outer), [operand[-1] for operand in strides])
+    name = f"broadcast_{digest(text)[:20]}"
+    chunks = -(-length // CHUNK)
+    given = [length, chunks, *outer, *(s for operand in strides for s in operand[:-1])]
+    tasks = prod(outer) * chunks
+    grain = max(1, min(WORTH // max(length, 1), tasks // 8))
+    source = KernelSource(name, text.replace("@", name))
+    return Shaped(source, np.array(given, np.int64), tasks, grain)
+
+
+def _print(
+    op: Elementwise,
+    stored: Sequence[str],
+    result: str,
+    computed: str,
+    rank: int,
+    inner: Sequence[int],
+) -> str:
+    whole = computed.startswith("int")
+    kind = "int64" if whole else "float"
     code = Code()
+    count = len(stored)
     with (
         code.block("MD_KERNEL(@)"),
         code.block("for (uniform int64 t = md_begin; t < md_end; t++)"),
     ):
-        arguments = []
-        for i, value in enumerate(node.inputs):
-            shape = value.shape
-            if i >= tensors:  # a vector over channels, which are axis 1
-                shape = shape + (1,) * (len(out) - 2)
-            strides = _strides(shape, len(out))
-            code.line(
-                f"const uniform float * uniform x{i} = MD_IN(float, {i}){_row(outer, strides)};"
-            )
-            arguments.append(f"x{i}[i]" if strides and strides[-1] else f"x{i}[0]")
-        code.line(f"uniform float * uniform y = MD_OUT(float, {len(arguments)}) + t * {length};")
-        with code.block(f"foreach (i = 0 ... {length})"):
-            for i, argument in enumerate(arguments):
-                code.line(f"const float a{i} = {argument};")
-            names = [f"a{i}" for i in range(len(arguments))]
-            lines, result = print_code(linearize(op.expression()), names, code.fresh)
+        code.line(f"const uniform int64 * uniform n = MD_IN(int64, {count + 1});")
+        code.line("uniform int64 row = t / n[1];")
+        code.line(f"const uniform int64 first = (t % n[1]) * {CHUNK};")
+        code.line(f"const uniform int64 left = n[0] - first, most = {CHUNK};")
+        code.line("const uniform int count = (uniform int)(left < most ? left : most);")
+        code.line(f"uniform {result} * uniform y = MD_OUT({result}, {count}) + row * n[0] + first;")
+        for i in range(count):
+            start = " + first" if inner[i] else ""
+            code.line(f"const uniform {stored[i]} * uniform x{i} = MD_IN({stored[i]}, {i}){start};")
+        for axis in reversed(range(rank)):
+            code.line(f"const uniform int64 i{axis} = row % n[{2 + axis}]; row /= n[{2 + axis}];")
+            for i in range(count):
+                code.line(f"x{i} += i{axis} * n[{2 + rank + i * rank + axis}];")
+        with code.block("foreach (i = 0 ... count)"):
+            for i in range(count):
+                code.line(f"const {kind} a{i} = ({kind})x{i}[{'i' if inner[i] else '0'}];")
+            names = [f"a{i}" for i in range(count)]
+            lines, value = print_code(linearize(op.expression()), names, code.fresh, whole)
             code.lines(lines)
-            code.line(f"y[i] = {result};")
-    name = f"broadcast_{digest(str(code))[:20]}"
-    return KernelSource(name, str(code).replace("@", name)), prod(outer)
+            if result == STORED["bool"]:
+                value = f"({value} != 0) ? 1 : 0"
+            code.line(f"y[i] = ({result})({value});")
+    return (INTEGER_HELPERS if whole else "") + str(code)
+
+
+def collapse(
+    shape: Sequence[int], strides: Sequence[Sequence[int]]
+) -> tuple[list[int], list[list[int]]]:
+    """The same walk with as few axes as possible: those of size 1 dropped, neighbours joined that
+    every operand passes in one go."""
+    sizes: list[int] = []
+    found: list[list[int]] = [[] for _ in strides]
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        steps = [operand[axis] for operand in strides]
+        if sizes and all(kept[-1] == step * size for kept, step in zip(found, steps, strict=True)):
+            sizes[-1] *= size
+            for kept, step in zip(found, steps, strict=True):
+                kept[-1] = step
+            continue
+        sizes.append(size)
+        for kept, step in zip(found, steps, strict=True):
+            kept.append(step)
+    return sizes, found
+
+
+def _aligned(node: Node, index: int) -> tuple[int, ...]:
+    """An operand's shape, a vector over channels being along axis 1."""
+    assert isinstance(node.op, Elementwise)
+    shape = node.inputs[index].shape
+    if index < len(node.inputs) - node.op.channel_count:
+        return shape
+    return shape + (1,) * (node.output.type.rank - 2)
 
 
 def _strides(shape: Sequence[int], rank: int) -> list[int]:
     """From one element to the next on each axis of the output, 0 where the operand repeats."""
     padded = (1,) * (rank - len(shape)) + tuple(shape)
     return [0 if size == 1 else prod(padded[axis + 1 :]) for axis, size in enumerate(padded)]
-
-
-def _row(outer: Sequence[int], strides: Sequence[int]) -> str:
-    """What is added to an operand's address for the run of task ``t``."""
-    terms = [
-        f" + t / {prod(outer[axis + 1 :])} % {size} * {strides[axis]}"
-        for axis, size in enumerate(outer)
-        if strides[axis]
-    ]
-    return "".join(terms)

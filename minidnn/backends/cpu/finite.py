@@ -191,6 +191,8 @@ _RULES: dict[str, Callable[..., Interval]] = {
     "abs": _abs,
     "maximum": lambda a, b: Interval(max(a.low, b.low), max(a.high, b.high)),
     "minimum": lambda a, b: Interval(min(a.low, b.low), min(a.high, b.high)),
+    "floor": _monotone(np.floor),
+    "round": _monotone(np.rint),
     "exp": _monotone(np.exp),
     "expm1": _monotone(np.expm1),
     "tanh": lambda a: Interval(-1.001, 1.001),

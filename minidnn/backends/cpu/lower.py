@@ -10,17 +10,33 @@ import numpy as np
 from ...fusion.contraction import parts_of
 from ...fusion.region import FusedContraction
 from ...fusion.region import Sequence as SequenceRegion
+from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node, Value
 from ...graph.liveness import is_view
-from ...graph.operator import Contraction, Elementwise
-from ...graph.operators import AdaptiveAvgPool2d, Concat, Linear, LogSoftmax, Reorder, Softmax
+from ...graph.operator import Contraction, Elementwise, Reshaping
+from ...graph.operators import (
+    AdaptiveAvgPool2d,
+    ArgMax,
+    Concat,
+    Gather,
+    LayerNorm,
+    Linear,
+    LogSoftmax,
+    MatMul,
+    Reduce,
+    Reorder,
+    Softmax,
+)
 from ...graph.types import TensorType
 from ...runtime.plan import Plan
-from .broadcast import print_broadcast
+from .broadcast import Shaped, print_broadcast
 from .contraction import print_contraction
+from .indexing import print_gather, print_move
 from .isa import Isa
 from .kernels import KernelSource
+from .matmul import print_matmul
 from .movement import print_copy, print_join
+from .reduce import print_argmax, print_layer_norm, print_reduce
 from .reduction import print_adaptive, print_softmax
 from .sequence import print_sequence
 from .tensor import Tensor, tensor_of
@@ -76,12 +92,14 @@ class _Lowering:
             x, y = node.inputs[0], node.output
             source, tasks = print_adaptive(op, x.shape[0], self.tensor(x), self.tensor(y), self.isa)
             return (Task(node, source, (x, y), tasks),)
-        if isinstance(op, Elementwise):
-            source, tasks = print_broadcast(node)
-            pointers = (*map(_pointer, node.inputs), node.output)
-            return (Task(node, source, pointers, tasks),)
-        assert isinstance(op, Reorder) or op.kind == "movement"
-        return (self._copy(node, node.inputs[0], node.output),)
+        if isinstance(op, Reshaping):
+            source, tasks = print_join(node.output.type, node.output.type, 0, 0)
+            return (Task(node, source, (_pointer(node.inputs[0]), node.output), tasks),)
+        if isinstance(op, Reorder):
+            return (self._copy(node, node.inputs[0], node.output),)
+        shaped = _shaped(node)
+        pointers = (*map(_pointer, node.inputs), node.output, lambda: shaped.sizes)
+        return (Task(node, shaped.source, pointers, shaped.tasks, shaped.grain),)
 
     def _sequence(self, node: Node, op: SequenceRegion) -> Task:
         kernel, binding = op.kernel
@@ -163,6 +181,25 @@ class _Lowering:
         tasks = value.type.plane[0] * printed.tasks_per_image
         pointers = (_pointer(value), out)
         return Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
+
+
+def _shaped(node: Node) -> Shaped:
+    """The kernel without sizes of a node, and the sizes."""
+    op, types = node.op, [value.type for value in node.inputs]
+    if isinstance(op, Elementwise):
+        return print_broadcast(node)
+    if isinstance(op, Indexed):
+        return print_move(op.index_map(types[0].shape), types[0].dtype)
+    if isinstance(op, Gather):
+        return print_gather(op, types[0], types[1])
+    if isinstance(op, Reduce):
+        return print_reduce(op, types[0])
+    if isinstance(op, ArgMax):
+        return print_argmax(op, types[0])
+    if isinstance(op, LayerNorm):
+        return print_layer_norm(op, types[0], len(types))
+    assert isinstance(op, MatMul), op
+    return print_matmul(types[0], types[1], node.output.type)
 
 
 def _rows(type: TensorType) -> Tensor:

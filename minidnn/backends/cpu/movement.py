@@ -10,7 +10,7 @@ from ...fusion.planning import build_plan
 from ...fusion.sequence import Schedule
 from ...graph.ir import Graph, Node, Value
 from ...graph.operators import Identity
-from ...graph.types import TensorType
+from ...graph.types import ITEMSIZE, TensorType
 from .isa import Isa
 from .kernels import KernelSource
 from .sequence import SequenceKernel, print_sequence
@@ -32,11 +32,14 @@ def print_copy(
     return print_sequence(plan, binding, [source], [result], isa)
 
 
+#: Elements are copied as integers of their size.
+RAW = {1: "int8", 4: "int32", 8: "int64"}
+
 _RUNS = """\
 MD_KERNEL(@) {{
   for (uniform int64 t = md_begin; t < md_end; t++) {{
-    const uniform float * uniform x = MD_IN(float, 0) + t * {run};
-    uniform float * uniform y = MD_OUT(float, 1) + t * {stride} + {offset};
+    const uniform {raw} * uniform x = MD_IN({raw}, 0) + t * {run};
+    uniform {raw} * uniform y = MD_OUT({raw}, 1) + t * {stride} + {offset};
     foreach (i = 0 ... {run}) {{ y[i] = x[i]; }}
   }}
 }}
@@ -50,7 +53,10 @@ def print_join(
     tasks that takes."""
     inner = prod(type.shape[axis + 1 :])
     text = _RUNS.format(
-        run=type.shape[axis] * inner, stride=joined.shape[axis] * inner, offset=offset * inner
+        raw=RAW[ITEMSIZE[type.dtype]],
+        run=type.shape[axis] * inner,
+        stride=joined.shape[axis] * inner,
+        offset=offset * inner,
     )
     name = f"join_{digest(text)[:20]}"
     return KernelSource(name, text.replace("@", name)), prod(type.shape[:axis])

@@ -18,6 +18,8 @@ _INFIX |= {"ge": ">="}
 _CALLS = {
     "fma": "md_fma",
     "abs": "abs",
+    "floor": "floor",
+    "round": "round",
     "sqrt": "sqrt",
     "exp": "md_exp",
     "expm1": "md_expm1",
@@ -28,6 +30,27 @@ _CALLS = {
     "pow": "md_pow",
 }
 _COMPARISONS = ("lt", "le", "gt", "ge")
+_WHOLE = {"abs": "abs", "div": "@_div", "pow": "@_pow"}
+
+#: What expressions of whole numbers need beside ISPC's own, ``@`` being the kernel's name.  A
+#: division by zero would end the process, in lanes that are switched off, too.
+INTEGER_HELPERS = """\
+static inline int64 @_div(int64 a, int64 b) {
+  const int64 d = (b == 0 || b == -1) ? 1 : b;
+  const int64 q = a / d;
+  return b == 0 ? 0 : (b == -1 ? -q : q);
+}
+static inline int64 @_pow(int64 a, int64 b) {
+  int64 result = 1, square = a, left = b;
+  while (left > 0) {
+    if (left & 1) result *= square;
+    square *= square;
+    left >>= 1;
+  }
+  const int64 inverse = a == 1 ? 1 : (a == -1 ? ((b & 1) ? -1 : 1) : 0);
+  return b < 0 ? inverse : result;
+}
+"""
 
 
 def literal(value: float) -> str:
@@ -48,13 +71,17 @@ def literal(value: float) -> str:
 
 
 def print_code(
-    code: Sequence[Instruction], arguments: Sequence[str], fresh: Callable[[], str]
+    code: Sequence[Instruction],
+    arguments: Sequence[str],
+    fresh: Callable[[], str],
+    whole: bool = False,
 ) -> tuple[list[str], str]:
     """Lines that compute straight-line code over named arguments, and the result's name.
 
-    ``fresh`` gives a new variable name each time.  The result is a float: 1 or 0 of a comparison.
+    ``fresh`` gives a new variable name each time.  The result is a float: 1 or 0 of a comparison;
+    or an int64, as all is, if ``whole``.
     """
-    return print_lines(code, arguments, fresh, _print)
+    return print_lines(code, arguments, fresh, _print_whole if whole else _print, whole)
 
 
 def print_lines(
@@ -62,9 +89,11 @@ def print_lines(
     arguments: Sequence[str],
     fresh: Callable[[], str],
     show: Callable[[str, list[str], list[bool]], str],
+    whole: bool = False,
 ) -> tuple[list[str], str]:
     """The same in any language like C: ``show(op, operands, numbers)`` prints one operation,
     where ``numbers`` tells which operands are constants and not NaN."""
+    number, zero, one = ("int64", "0", "1") if whole else ("float", "0.0f", "1.0f")
     lines: list[str] = []
     names: list[str] = []
 
@@ -76,13 +105,14 @@ def print_lines(
         if instruction.op == "argument":
             names.append(arguments[int(instruction.value or 0)])
         elif instruction.op == "constant":
-            names.append(literal(_value(instruction)))
+            value = _value(instruction)
+            names.append(f"((int64){int(value)}ll)" if whole else literal(value))
         else:
             numbers = [_is_number(code[i]) for i in instruction.operands]
             text = show(instruction.op, [names[i] for i in instruction.operands], numbers)
-            assign("bool" if instruction.op in _COMPARISONS else "float", text)
+            assign("bool" if instruction.op in _COMPARISONS else number, text)
     if code[-1].op in _COMPARISONS:
-        assign("float", f"{names[-1]} ? 1.0f : 0.0f")
+        assign(number, f"{names[-1]} ? {one} : {zero}")
     return lines, names[-1]
 
 
@@ -94,6 +124,15 @@ def _value(constant: Instruction) -> float:
 def _is_number(instruction: Instruction) -> bool:
     """Whether it is a constant, and not NaN."""
     return instruction.op == "constant" and not math.isnan(_value(instruction))
+
+
+def _print_whole(op: str, operands: list[str], numbers: list[bool]) -> str:
+    if op in _WHOLE:
+        return f"{_WHOLE[op]}({', '.join(operands)})"
+    if op in ("maximum", "minimum"):
+        sign = ">" if op == "maximum" else "<"
+        return f"{operands[0]} {sign} {operands[1]} ? {operands[0]} : {operands[1]}"
+    return _print(op, operands, numbers)
 
 
 def _print(op: str, operands: list[str], numbers: list[bool]) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...fusion.device import Device
-from ...fusion.region import Region, Sequence
+from ...fusion.region import FusedContraction, Region, Sequence
 from ...fusion.target import Target
 from ...graph.ir import Node, Value
 from ...graph.layout import PLANAR, Layout, blocked
-from ...graph.operator import Contraction, Elementwise
-from ...graph.operators import Concat, Flatten, Linear, LogSoftmax, Reorder, Reshape, Softmax
+from ...graph.operator import Contraction, Reshaping, Windowed
+from ...graph.operators import AdaptiveAvgPool2d, Concat, Linear
 from .isa import Isa
 
 FEW_CHANNELS = 4
@@ -25,17 +25,19 @@ class CpuTarget(Target):
 
     def layouts(self, node: Node) -> tuple[Layout, ...]:
         lanes = blocked(self.lanes)
-        if isinstance(node.op, (Flatten, Reshape)):
+        if any(value.dtype != "float32" for value in (*node.inputs, *node.outputs)):
+            return (PLANAR,)
+        if isinstance(node.op, Reshaping):
             _, channels, rows, columns = node.inputs[0].type.plane
             as_is = rows * columns == 1 and channels % self.lanes == 0
+            as_is &= node.output.type.rank != 4
             return (lanes,) if as_is else (PLANAR,)
-        # What is element-wise and in no sequence broadcasts over planes.
-        planar = (Softmax, LogSoftmax, Linear, Elementwise)
-        if isinstance(node.op, planar) or _joins_elsewhere(node):
-            return (PLANAR,)
         if isinstance(node.op, Sequence):
             return (lanes, PLANAR)
-        return (lanes,)
+        takes_blocks = (FusedContraction, Contraction, Concat, AdaptiveAvgPool2d, Windowed)
+        if not isinstance(node.op, takes_blocks) or isinstance(node.op, Linear):
+            return (PLANAR,)
+        return (PLANAR,) if _joins_elsewhere(node) else (lanes,)
 
     def reads_any(self, node: Node, value: Value) -> bool:
         """Sequences transpose rows of NCHW while they read and write them."""
@@ -65,8 +67,10 @@ class CpuTarget(Target):
         return super().refuse_epilogue(contraction, node)
 
     def refuse_slice(self, node: Node, value: Value) -> str | None:
-        if isinstance(node.op, Reorder) or node.op.kind == "reduction":
+        if not isinstance(node.op, (Sequence, Contraction, FusedContraction, Concat)):
             return f"{node.op.name} writes a value of its own"
+        if value.dtype != "float32":
+            return f"it is {value.dtype}"
         if value.type.rank != 4:
             return f"it has rank {value.type.rank}"
         if value.shape[1] % self.lanes:

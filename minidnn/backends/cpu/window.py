@@ -186,5 +186,11 @@ def print_divisor(window: Window, extent: tuple[int, int], row: str, column: str
             continue
         before, after = axis.padding if window.count_padding else (0, 0)
         start = f"(({name}) * {axis.stride} - {axis.padding[0]})"
+        if axis.dilation > 1 or max(axis.padding) >= axis.kernel:
+            step = axis.dilation  # taps from the first that counts to the last
+            end = f"({size + after + step - 1} - {start}) / {step}"
+            begin = f"({step - 1 - before} - {start}) / {step}"
+            parts.append(f"max(0, min({axis.kernel}, {end}) - max(0, {begin}))")
+            continue
         parts.append(f"(min({start} + {axis.kernel}, {size + after}) - max({start}, {-before}))")
     return f"(uniform float)({parts[0]} * {parts[1]})"

@@ -16,7 +16,7 @@ __all__ = ["literal", "print_code"]
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">"}
 _INFIX |= {"ge": ">="}
 _CALLS = {"fma": "md_fma", "maximum": "md_max", "minimum": "md_min", "abs": "fabsf"}
-_CALLS |= {"sqrt": "sqrtf"}
+_CALLS |= {"sqrt": "sqrtf", "floor": "floorf", "round": "rintf"}
 _CALLS |= {name: f"md_{name}" for name in ("exp", "expm1", "log", "log1p", "tanh", "erf", "pow")}
 
 

@@ -81,7 +81,8 @@ class ReferenceProgram:
 
     def _operand(self, memory: _Memory, value: Value) -> np.ndarray:
         if isinstance(value, Constant):
-            return value.data.astype(np.float64) if self.wide else value.data
+            wide = self.wide and "float" in value.dtype
+            return value.data.astype(np.float64) if wide else value.data
         return memory.read(value)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, argument
 from minidnn.graph.operator import Elementwise
+from minidnn.graph.types import FLOATS, INTEGERS, ITEMSIZE, numpy_dtype
 
 __all__ = ["Add", "Div", "Formula", "Mul", "Sub"]
 
@@ -59,13 +63,17 @@ class Formula(Elementwise):
     """An element-wise operator that a user describes by a scalar expression.
 
     ``body`` takes ``tensors`` operands that broadcast, followed by ``channel_vectors``
-    vectors with one element per channel.
+    vectors with one element per channel.  It is computed in :func:`computed_in` of the operands'
+    dtypes, a bool being 1 or 0, and the result converted to ``dtype``, if one is given: whole
+    numbers of fractions are cut off, and bool is whether it is not zero.  So comparisons, choices
+    and casts are formulas, too.
     """
 
     body: Expression
     tensors: int = 1
     channel_vectors: int = 0
     title: str = "Formula"
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         self.require(
@@ -77,6 +85,10 @@ class Formula(Elementwise):
             scalar.arguments(self.body) <= self.arity,
             f"the expression takes {scalar.arguments(self.body)} operands, "
             f"but {self.tensors} tensors and {self.channel_vectors} channel vectors are declared",
+        )
+        self.require(
+            self.dtype is None or self.dtype in ITEMSIZE,
+            f"dtype={self.dtype!r}; valid are {', '.join(ITEMSIZE)} and None",
         )
         self.require(
             self.body is scalar.number(self.body),
@@ -103,5 +115,35 @@ class Formula(Elementwise):
     def expression(self) -> Expression:
         return self.body
 
+    def result_dtype(self, dtypes: Sequence[str]) -> str:
+        computed = computed_in(dtypes)
+        self.require(
+            computed is not None,
+            f"operands have dtypes {', '.join(dict.fromkeys(dtypes))}; valid is one floating-point "
+            f"dtype among them at most, and one of {', '.join(INTEGERS)}",
+        )
+        self.require_whole(str(computed))
+        return self.dtype or str(computed)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        # Only evaluation in float64 has operands of several floating-point dtypes.
+        computed = computed_in([str(array.dtype) for array in inputs]) or "float64"
+        kept = tuple(array.astype(computed, copy=False) for array in inputs)
+        (result,) = super().reference(*kept)
+        if self.dtype is None:
+            return (result,)
+        with np.errstate(all="ignore"):
+            return (result.astype(numpy_dtype(self.dtype)),)
+
     def __str__(self) -> str:
-        return f"{self.title}({self.body})"
+        return f"{self.title}({self.body}{f' as {self.dtype}' if self.dtype else ''})"
+
+
+def computed_in(dtypes: Sequence[str]) -> str | None:
+    """The dtype that a formula of operands of these is computed in: the one floating-point dtype,
+    else the one of whole numbers, else float32 for bools.  None if there are several."""
+    for family in (FLOATS, INTEGERS):
+        found = {dtype for dtype in dtypes if dtype in family}
+        if found:
+            return found.pop() if len(found) == 1 else None
+    return "float32"

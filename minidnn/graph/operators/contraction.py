@@ -1,4 +1,4 @@
-"""Contractions: convolution and linear."""
+"""Contractions: convolution, linear, and products of matrices that are both computed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minidnn.graph.operator import Contraction, check_pair
+from minidnn.graph.operator import Contraction, Operator, check_pair
 from minidnn.graph.types import TensorType
 from minidnn.graph.window import WindowAxis
 
-__all__ = ["Conv2d", "Linear"]
+__all__ = ["Conv2d", "Linear", "MatMul"]
 
 Pair = tuple[int, int]
 
@@ -138,3 +138,38 @@ class Linear(Contraction):
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return outputs[0].size * (2 * inputs[1].shape[1] + (len(inputs) > 2))
+
+
+@dataclass(frozen=True)
+class MatMul(Operator):
+    """``a @ b`` of (..., M, K) and (..., K, N); the axes before broadcast."""
+
+    kind = "contraction"
+    operand_names = ("a", "b")
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        a, b = self.operands(inputs)
+        self.require_float(*inputs)
+        self.require(
+            a.rank >= 2 and b.rank >= 2 and a.shape[-1] == b.shape[-2],
+            f"operands have shapes {a.shape} and {b.shape}; valid are (..., M, K) and (..., K, N)",
+        )
+        try:
+            batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        except ValueError:
+            raise self.fail(
+                f"operands have shapes {a.shape} and {b.shape}, whose first axes do not broadcast; "
+                "valid are equal sizes, or 1"
+            ) from None
+        return (a.with_shape((*batch, a.shape[-2], b.shape[-1])),)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        dtype = inputs[0].dtype
+        compute = np.result_type(dtype, np.float32)
+        with np.errstate(all="ignore"):
+            # Strides may decide the order of additions: equal inputs must give equal bits.
+            a, b = (np.ascontiguousarray(x, compute).reshape(x.shape) for x in inputs)
+            return (np.matmul(a, b).astype(dtype, copy=False),)
+
+    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
+        return 2 * outputs[0].size * inputs[0].shape[-1]

@@ -8,14 +8,14 @@ from math import prod
 import numpy as np
 
 from minidnn.graph.layout import Layout
-from minidnn.graph.operator import Movement
+from minidnn.graph.operator import Movement, Reshaping
 from minidnn.graph.types import TensorType
 
-__all__ = ["Concat", "Flatten", "Reorder", "Reshape"]
+__all__ = ["Concat", "Flatten", "Reorder", "Reshape", "View"]
 
 
 @dataclass(frozen=True)
-class Flatten(Movement):
+class Flatten(Reshaping):
     """Joins the axes from ``start_dim`` to ``end_dim``, both included, into one."""
 
     start_dim: int = 1
@@ -25,25 +25,19 @@ class Flatten(Movement):
         self.require_int("start_dim", self.start_dim)
         self.require_int("end_dim", self.end_dim)
 
-    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        (x,) = self.operands(inputs)
-        first, last = (d + x.rank if d < 0 else d for d in (self.start_dim, self.end_dim))
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        rank = len(shape)
+        first, last = (d + rank if d < 0 else d for d in (self.start_dim, self.end_dim))
         self.require(
-            0 <= first <= last < x.rank,
-            f"input of shape {x.shape} has axes 0 to {x.rank - 1}; start_dim and end_dim "
+            0 <= first <= last < rank,
+            f"input of shape {shape} has axes 0 to {rank - 1}; start_dim and end_dim "
             "must be among them, in order",
         )
-        joined = prod(x.shape[first : last + 1])
-        return (x.with_shape((*x.shape[:first], joined, *x.shape[last + 1 :])),)
-
-    def move(self, *inputs: np.ndarray) -> np.ndarray:
-        (x,) = inputs
-        (out,) = self.infer(TensorType(x.shape))
-        return x.reshape(out.shape)
+        return (*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :])
 
 
 @dataclass(frozen=True)
-class Reshape(Movement):
+class Reshape(Reshaping):
     """Gives the axes after the batch another shape; one size may be -1."""
 
     shape: tuple[int, ...]
@@ -55,23 +49,36 @@ class Reshape(Movement):
             f"shape={self.shape}; valid are non-negative sizes, and -1 at most once",
         )
 
-    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        (x,) = self.operands(inputs)
-        self.require(x.rank >= 1, f"input has shape {x.shape}; valid is at least a batch axis")
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        self.require(len(shape) >= 1, f"input has shape {shape}; valid is at least a batch axis")
         given = prod(size for size in self.shape if size != -1)
-        elements = prod(x.shape[1:])
+        elements = prod(shape[1:])
         fits = elements % given == 0 if -1 in self.shape and given else elements == given
         self.require(
             fits and (given or -1 not in self.shape),
-            f"{elements} elements a sample (input {x.shape}) do not fit into {self.shape}",
+            f"{elements} elements a sample (input {shape}) do not fit into {self.shape}",
         )
-        shape = tuple(elements // given if size == -1 else size for size in self.shape)
-        return (x.with_shape((x.shape[0], *shape)),)
+        return (shape[0], *(elements // given if size == -1 else size for size in self.shape))
 
-    def move(self, *inputs: np.ndarray) -> np.ndarray:
-        (x,) = inputs
-        (out,) = self.infer(TensorType(x.shape))
-        return x.reshape(out.shape)
+
+@dataclass(frozen=True)
+class View(Reshaping):
+    """Gives the whole value, the batch included, another shape."""
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.require(
+            all(type(size) is int and size >= 0 for size in self.shape),
+            f"shape={self.shape}; valid are non-negative sizes",
+        )
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        self.require(
+            prod(shape) == prod(self.shape),
+            f"{prod(shape)} elements (input {shape}) do not fit into {self.shape}",
+        )
+        return self.shape
 
 
 @dataclass(frozen=True)

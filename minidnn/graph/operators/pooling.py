@@ -10,7 +10,7 @@ from minidnn.graph.operator import Reduction, Windowed, check_pair
 from minidnn.graph.types import TensorType
 from minidnn.graph.window import Window, WindowAxis
 
-__all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "MaxPool2d"]
+__all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "MaxPool2d", "Pool2d"]
 
 Pair = tuple[int, int]
 
@@ -82,6 +82,36 @@ class AvgPool2d(Windowed):
     def window(self) -> Window:
         axes = _window_axes(self.kernel_size, self.stride, self.padding, (1, 1), self.ceil_mode)
         return Window(*axes, "average", self.count_include_pad, self.divisor_override)
+
+
+@dataclass(frozen=True)
+class Pool2d(Windowed):
+    """Any window: padding that differs from side to side, averages with dilation.
+
+    Where a window lies in the padding alone, the maximum is minus infinity, and the average 0, or
+    NaN if the padding does not count.
+    """
+
+    shape: Window
+
+    def __post_init__(self) -> None:
+        for axis in self.shape.axes:
+            numbers = (axis.kernel, axis.stride, axis.dilation)
+            self.require(
+                all(type(v) is int and v >= 1 for v in numbers)
+                and len(axis.padding) == 2
+                and all(type(v) is int and v >= 0 for v in axis.padding),
+                f"{axis}; valid are a kernel, a stride and a dilation of at least 1 and two "
+                "paddings of at least 0",
+            )
+        divisor = self.shape.divisor
+        self.require(
+            divisor is None or (type(divisor) is int and divisor != 0),
+            f"divisor={divisor!r}; valid is a non-zero int or None",
+        )
+
+    def window(self) -> Window:
+        return self.shape
 
 
 def _check_window(op: MaxPool2d | AvgPool2d) -> None:

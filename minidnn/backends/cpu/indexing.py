@@ -1,0 +1,138 @@
+"""Kernels that move elements by an index map, or by indices that are computed.
+
+Elements are moved as integers of their size, so two kernels a size serve every move.  Sizes and
+offsets are operands.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from ...cache import digest
+from ...graph.index_map import OUTSIDE, IndexMap
+from ...graph.operators import Gather
+from ...graph.types import ITEMSIZE, TensorType, numpy_dtype
+from .broadcast import CHUNK, STORED, WORTH, Shaped
+from .kernels import KernelSource
+from .movement import RAW
+
+# Sizes: length, chunks a row, base, fill, the inner axis's lead, run and stride (run kernels), the
+# number of outer axes, for each its size and where its offsets begin; then all offsets.
+_MOVE = """\
+MD_KERNEL(@) {{
+  const uniform int64 * uniform n = MD_IN(int64, 2);
+  const uniform {raw} fill = (uniform {raw})n[3];
+  for (uniform int64 t = md_begin; t < md_end; t++) {{
+    uniform int64 row = t / n[1], from = n[2];
+    const uniform int64 first = (t % n[1]) * {chunk};
+    uniform {raw} * uniform y = MD_OUT({raw}, 1) + row * n[0] + first;
+    const uniform int64 left = n[0] - first, most = {chunk};
+    const uniform int count = (uniform int)(left < most ? left : most);
+    uniform bool outside = false;
+    for (uniform int axis = (uniform int)n[7] - 1; axis >= 0; axis--) {{
+      const uniform int64 size = n[8 + 2 * axis];
+      const uniform int64 offset = n[n[9 + 2 * axis] + row % size];
+      row /= size;
+      if (offset < 0) outside = true;
+      from += offset;
+    }}
+    if (outside) {{
+      foreach (i = 0 ... count) {{ y[i] = fill; }}
+      continue;
+    }}
+    const uniform {raw} * uniform x = MD_IN({raw}, 0) + from;
+{inner}
+  }}
+}}
+"""
+
+_RUN = """\
+    uniform int64 lead = n[4] - first, end = n[4] + n[5] - first;
+    if (lead < 0) lead = 0;
+    if (lead > count) lead = count;
+    if (end < lead) end = lead;
+    if (end > count) end = count;
+    x += first - n[4];
+    foreach (i = 0 ... (uniform int)lead) {{ y[i] = fill; }}
+    foreach (i = (uniform int)lead ... (uniform int)end) {{ y[i] = x[i]; }}
+    foreach (i = (uniform int)end ... count) {{ y[i] = fill; }}"""
+
+_EACH = """\
+    const uniform int64 * uniform places = n + n[6] + first;
+    foreach (i = 0 ... count) {{
+      const int64 place = places[i];
+      {raw} value = fill;
+      if (place >= 0) value = x[place];
+      y[i] = value;
+    }}"""
+
+
+def print_move(index: IndexMap, dtype: str) -> Shaped:
+    """The kernel of a move; its pointers are the input, the output and the sizes."""
+    raw = RAW[ITEMSIZE[dtype]]
+    small = index.collapsed()
+    *outer, inner = small.offsets or (np.zeros(1, np.int64),)
+    run = _run(inner)
+    text = (_RUN if run else _EACH).replace("{raw}", raw).replace("{{", "{").replace("}}", "}")
+    text = _MOVE.format(raw=raw, chunk=CHUNK, inner=text)
+    lead, length = run or (0, 0)
+    base = small.base + (int(inner[lead]) if run and length else 0)
+    filled = np.array(small.fill).astype(numpy_dtype(dtype)).view(f"i{ITEMSIZE[dtype]}")
+    chunks = -(-len(inner) // CHUNK)
+    at = 8 + 2 * len(outer)
+    head = [len(inner), chunks, base, int(filled), lead, length, at, len(outer)]
+    tables = [] if run else [inner]
+    at += 0 if run else len(inner)
+    for axis in outer:
+        head += [len(axis), at]
+        at += len(axis)
+        tables.append(axis)
+    sizes = np.concatenate([np.array(head, np.int64), *tables]).astype(np.int64)
+    tasks = prod(len(axis) for axis in outer) * chunks
+    grain = max(1, min(WORTH // len(inner), tasks // 8))
+    return Shaped(_named("move", text), sizes, tasks, grain)
+
+
+def _run(inner: np.ndarray) -> tuple[int, int] | None:
+    """Where neighbours begin and how many they are, if all else is outside; else None."""
+    (inside,) = np.nonzero(inner != OUTSIDE)
+    if not inside.size:
+        return (0, 0)
+    lead, length = int(inside[0]), int(inside[-1] - inside[0]) + 1
+    run = inner[lead : lead + length]
+    ordered = np.array_equal(run, run[0] + np.arange(length)) and length == inside.size
+    return (lead, length) if ordered else None
+
+
+_GATHER = """\
+MD_KERNEL(@) {{
+  // Sizes: inner, indices, size of the axis.
+  const uniform int64 * uniform n = MD_IN(int64, 3);
+  for (uniform int64 t = md_begin; t < md_end; t++) {{
+    uniform int64 at = MD_IN({index}, 1)[t % n[1]];
+    at = at < 0 ? at + n[2] : at;
+    at = at < 0 ? 0 : (at >= n[2] ? n[2] - 1 : at);
+    const uniform {raw} * uniform x = MD_IN({raw}, 0) + (t / n[1] * n[2] + at) * n[0];
+    uniform {raw} * uniform y = MD_OUT({raw}, 2) + t * n[0];
+    foreach (i = 0 ... (uniform int)n[0]) {{ y[i] = x[i]; }}
+  }}
+}}
+"""
+
+
+def print_gather(op: Gather, x: TensorType, indices: TensorType) -> Shaped:
+    """The kernel of picking by computed indices; its pointers are both, the output, the sizes."""
+    axis = op.axis % x.rank
+    inner = prod(x.shape[axis + 1 :])
+    text = _GATHER.format(raw=RAW[ITEMSIZE[x.dtype]], index=STORED[indices.dtype])
+    sizes = np.array([inner, indices.size, x.shape[axis]], np.int64)
+    tasks = prod(x.shape[:axis]) * indices.size
+    grain = max(1, min(WORTH // max(inner, 1), tasks // 8))
+    return Shaped(_named("gather", text), sizes, tasks, grain)
+
+
+def _named(kind: str, text: str) -> KernelSource:
+    name = f"{kind}_{digest(text)[:20]}"
+    return KernelSource(name, text.replace("@", name))

@@ -1,0 +1,288 @@
+"""Moves whose places are known before anything runs, and picking by indices that are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from minidnn.graph.index_map import OUTSIDE, Indexed, IndexMap, strides_of
+from minidnn.graph.operator import Movement
+from minidnn.graph.types import INTEGERS, TensorType
+
+__all__ = ["Expand", "Gather", "Pad", "Slice", "Take", "Transpose", "Unfold2d"]
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Transpose(Indexed):
+    """Axis ``i`` of the output is axis ``dims[i]`` of the input."""
+
+    dims: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.require(
+            all(type(d) is int for d in self.dims)
+            and sorted(self.dims) == list(range(len(self.dims))),
+            f"dims={self.dims}; valid is each axis once, from 0 on",
+        )
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        self.require(
+            len(shape) == len(self.dims),
+            f"input has shape {shape}; valid is rank {len(self.dims)}",
+        )
+        return tuple(shape[d] for d in self.dims)
+
+    def index_map(self, shape: tuple[int, ...]) -> IndexMap:
+        strides = strides_of(shape)
+        return IndexMap(tuple(np.arange(shape[d]) * strides[d] for d in self.dims))
+
+
+@dataclass(frozen=True)
+class Slice(Indexed):
+    """Along each axis ``sizes`` elements from ``starts`` on, every ``steps``-th; a step may be
+    negative.  All of them lie inside the input."""
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        every = (*self.starts, *self.sizes, *self.steps)
+        self.require(
+            len(self.starts) == len(self.sizes) == len(self.steps)
+            and all(type(v) is int for v in every)
+            and min((*self.starts, *self.sizes), default=0) >= 0,
+            "valid is a start and a size of at least 0 and a step for each axis",
+        )
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        self.require(
+            len(shape) == len(self.sizes),
+            f"input has shape {shape}; valid is rank {len(self.sizes)}",
+        )
+        for axis, (start, size, step, extent) in enumerate(
+            zip(self.starts, self.sizes, self.steps, shape, strict=True)
+        ):
+            last = start + (size - 1) * step
+            self.require(
+                size == 0 or (start < extent and 0 <= last < extent),
+                f"elements {start} to {last} of axis {axis} are not all inside the input {shape}",
+            )
+        return self.sizes
+
+    def index_map(self, shape: tuple[int, ...]) -> IndexMap:
+        axes = zip(self.starts, self.sizes, self.steps, strides_of(shape), strict=True)
+        return IndexMap(tuple((begin + np.arange(n) * step) * s for begin, n, step, s in axes))
+
+
+@dataclass(frozen=True)
+class Expand(Indexed):
+    """Repeats axes of size 1, and in front of the first axis, up to ``shape``."""
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.require(
+            all(type(size) is int and size >= 0 for size in self.shape),
+            f"shape={self.shape}; valid are non-negative sizes",
+        )
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        padded = (1,) * (len(self.shape) - len(shape)) + shape
+        self.require(
+            len(shape) <= len(self.shape)
+            and all(a in (1, b) for a, b in zip(padded, self.shape, strict=True)),
+            f"input of shape {shape} cannot be repeated to it; valid are equal sizes, or 1",
+        )
+        return self.shape
+
+    def index_map(self, shape: tuple[int, ...]) -> IndexMap:
+        padded = (1,) * (len(self.shape) - len(shape)) + shape
+        axes = zip(padded, self.shape, strides_of(padded), strict=True)
+        return IndexMap(tuple(np.arange(new) * (s if old > 1 else 0) for old, new, s in axes))
+
+
+@dataclass(frozen=True)
+class Pad(Indexed):
+    """Adds ``before`` and ``after`` elements to each axis: of ``value``, of the nearest element
+    (edge), mirrored without the outermost (reflect), or from the other end (wrap)."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    mode: Literal["constant", "edge", "reflect", "wrap"] = "constant"
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.require(
+            len(self.before) == len(self.after)
+            and all(type(v) is int and v >= 0 for v in (*self.before, *self.after)),
+            f"before={self.before}, after={self.after}; valid are two ints of at least 0 an axis",
+        )
+        modes = ("constant", "edge", "reflect", "wrap")
+        self.require(self.mode in modes, f"mode={self.mode!r}; valid are {', '.join(modes)}")
+        self.require_number("value", self.value)
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        self.require(
+            len(shape) == len(self.before),
+            f"input has shape {shape}; valid is rank {len(self.before)}",
+        )
+        for axis, size in enumerate(shape):
+            grows = self.before[axis] + self.after[axis] > 0
+            self.require(
+                self.mode == "constant" or size > 0 or not grows,
+                f"axis {axis} of the input {shape} has no elements to repeat",
+            )
+        added = zip(shape, self.before, self.after, strict=True)
+        return tuple(size + before + after for size, before, after in added)
+
+    def index_map(self, shape: tuple[int, ...]) -> IndexMap:
+        offsets = []
+        for size, before, after, stride in zip(
+            shape, self.before, self.after, strides_of(shape), strict=True
+        ):
+            place = np.arange(-before, size + after)
+            inside = (place >= 0) & (place < size)
+            if self.mode == "constant":
+                offsets.append(np.where(inside, place * stride, OUTSIDE))
+            else:
+                offsets.append(_wrapped(place, size, self.mode) * stride)
+        return IndexMap(tuple(offsets), fill=self.value)
+
+
+def _wrapped(place: np.ndarray, size: int, mode: str) -> np.ndarray:
+    """Positions beyond an axis brought inside."""
+    if mode == "edge" or size <= 1:
+        return np.clip(place, 0, max(size - 1, 0))
+    if mode == "wrap":
+        return place % size
+    period = 2 * (size - 1)
+    folded = place % period
+    return np.minimum(folded, period - folded)
+
+
+@dataclass(frozen=True)
+class Take(Indexed):
+    """Along each axis the elements of these indices, ``value`` for -1; None takes all of them."""
+
+    indices: tuple[tuple[int, ...] | None, ...]
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        for chosen in self.indices:
+            self.require(
+                chosen is None or all(type(i) is int and i >= -1 for i in chosen),
+                "valid are tuples of ints of at least -1, and None",
+            )
+        self.require_number("value", self.value)
+
+    def __str__(self) -> str:
+        sizes = ", ".join("all" if axis is None else str(len(axis)) for axis in self.indices)
+        return f"Take({sizes})"
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        self.require(
+            len(shape) == len(self.indices),
+            f"input has shape {shape}; valid is rank {len(self.indices)}",
+        )
+        for axis, (size, chosen) in enumerate(zip(shape, self.indices, strict=True)):
+            most = max(chosen or (0,))
+            self.require(
+                not chosen or most < size or most == -1,
+                f"index {most} is beyond axis {axis} of the input {shape}",
+            )
+        pairs = zip(shape, self.indices, strict=True)
+        return tuple(size if chosen is None else len(chosen) for size, chosen in pairs)
+
+    def index_map(self, shape: tuple[int, ...]) -> IndexMap:
+        offsets = []
+        for size, chosen, stride in zip(shape, self.indices, strides_of(shape), strict=True):
+            place = np.arange(size) if chosen is None else np.array(chosen, np.int64)
+            offsets.append(np.where(place < 0, OUTSIDE, place * stride))
+        return IndexMap(tuple(offsets), fill=self.value)
+
+
+@dataclass(frozen=True)
+class Unfold2d(Indexed):
+    """The windows of (N, C, H, W) side by side: (N, C, KH, KW, rows, columns)."""
+
+    kernel_size: Pair
+    stride: Pair = (1, 1)
+    dilation: Pair = (1, 1)
+
+    def __post_init__(self) -> None:
+        for name in ("kernel_size", "stride", "dilation"):
+            pair = getattr(self, name)
+            self.require(
+                len(pair) == 2 and all(type(v) is int and v >= 1 for v in pair),
+                f"{name}={pair!r}; valid is a pair of ints of at least 1",
+            )
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        self.require(len(shape) == 4, f"input has shape {shape}; valid is rank 4")
+        sizes = []
+        for size, kernel, stride, dilation in zip(
+            shape[2:], self.kernel_size, self.stride, self.dilation, strict=True
+        ):
+            reach = dilation * (kernel - 1) + 1
+            self.require(reach <= size, f"a window of {reach} is larger than the input {shape}")
+            sizes.append((size - reach) // stride + 1)
+        return (*shape[:2], *self.kernel_size, *sizes)
+
+    def index_map(self, shape: tuple[int, ...]) -> IndexMap:
+        *_, rows, columns = self.shape_of(shape)
+        batch, channels, down, across = strides_of(shape)
+        counts = (shape[0], shape[1], *self.kernel_size, rows, columns)
+        steps = (
+            batch,
+            channels,
+            down * self.dilation[0],
+            across * self.dilation[1],
+            down * self.stride[0],
+            across * self.stride[1],
+        )
+        return IndexMap(tuple(np.arange(n) * s for n, s in zip(counts, steps, strict=True)))
+
+
+@dataclass(frozen=True)
+class Gather(Movement):
+    """Elements of ``axis`` by indices, which take that axis's place.
+
+    Negative indices count from the end; an index that is still beyond the axis means its first
+    or last element.
+    """
+
+    axis: int = 0
+
+    operand_names = ("input", "indices")
+
+    def __post_init__(self) -> None:
+        self.require_int("axis", self.axis)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, indices = self.operands(inputs)
+        self.require(
+            -x.rank <= self.axis < x.rank,
+            f"axis={self.axis} is not an axis of the input {x.shape}; "
+            f"valid are {-x.rank} to {x.rank - 1}",
+        )
+        self.require(
+            indices.dtype in INTEGERS,
+            f"indices have dtype {indices.dtype}; valid are {', '.join(INTEGERS)}",
+        )
+        axis = self.axis % x.rank
+        self.require(
+            x.shape[axis] > 0 or indices.size == 0,
+            f"axis {axis} of the input {x.shape} has no elements to take",
+        )
+        return (x.with_shape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])),)
+
+    def move(self, *inputs: np.ndarray) -> np.ndarray:
+        x, indices = inputs
+        size = x.shape[self.axis]
+        places = np.clip(np.where(indices < 0, indices + size, indices), 0, max(size - 1, 0))
+        return np.take(x, places, axis=self.axis)
