@@ -74,6 +74,10 @@ class EngineProcess:
         self.about: dict[str, Any] = made["about"]
         self.seconds: float = made["seconds"]
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def run(self, count: int) -> list[float]:
         """Runs it ``count`` times; the seconds of each run."""
         seconds: list[float] = self._ask(do="run", count=count)["seconds"]

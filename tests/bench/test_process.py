@@ -8,6 +8,7 @@ import time
 import pytest
 
 from minidnn.bench.alternate import alternate
+from minidnn.bench.load import Watch
 from minidnn.bench.process import EngineError, EngineProcess
 
 HERE = "tests.bench.engines"
@@ -73,10 +74,11 @@ def test_closing_leaves_no_process() -> None:
     it.close()
     it.close()
     with pytest.raises(ProcessLookupError):
-        os.kill(it._process.pid, 0)
+        os.kill(it.pid, 0)
 
 
-def test_engines_run_in_turn() -> None:
+def test_engines_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watch, "others", lambda self: 0.0)
     order = []
     with engine("sleeping", seconds=0.01) as slow, engine("sleeping", seconds=0.002) as fast:
         found = alternate(
