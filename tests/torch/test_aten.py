@@ -182,11 +182,11 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "dropout": (
         lambda m, x: F.dropout(x, 0.5, True),
-        "dropout.default: train=True: it draws random",
+        "it is in training mode, and draws random",
     ),
     "batch_norm": (
         lambda m, x: F.batch_norm(x, None, None, training=True),
-        "aten.batch_norm.default: training=True: it takes the batch's own statistics",
+        "it is in training mode, and takes the batch's own statistics",
     ),
     "weight": (
         lambda m, x: F.conv2d(x, x[:, :, :3, :3]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -171,10 +172,13 @@ def as_numpy(tensor: Any) -> np.ndarray:
 def path_of(node: Node) -> tuple[str, bool]:
     """The path of the module that an operation comes from, and whether that has no children."""
     stack = node.meta.get("nn_module_stack") or {}
-    path = ""
+    path, kind = "", ""
     for entry in stack.values():
-        path = str(entry[0])
-    return path, bool(node.meta.get("minidnn_leaf"))
+        path, kind = str(entry[0]), str(entry[1])
+    # torch.compile's paths begin with the name of a local variable.
+    path = re.sub(r"^L\['\w+'\]\.?", "", path)
+    plain = "torch.nn.modules." in kind and ".container." not in kind
+    return path, plain or bool(node.meta.get("minidnn_leaf"))
 
 
 def label_of(node: Node) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.frontends.torch.aten.call import TRAINING, Call, Refused, takes
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, argument
@@ -215,5 +215,5 @@ def power(call: Call) -> Any:
 )
 def dropout(call: Call) -> Any:
     if call["train"]:
-        raise Refused("train=True: it draws random numbers")
+        raise Refused(f"{TRAINING}, and draws random numbers")
     return apply(ops.Dropout(float(call.number("p"))), call.tensor("input"))

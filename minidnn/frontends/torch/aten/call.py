@@ -14,6 +14,9 @@ from torch.fx import Node
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.types import ITEMSIZE, TensorType
 
+#: Begins the reason to leave an operation that computes something else while a network is trained.
+TRAINING = "it is in training mode"
+
 
 class Refused(Exception):
     """Why an operation is left to PyTorch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.frontends.torch.aten.call import TRAINING, Call, Refused, takes
 from minidnn.graph import operators as ops
 from minidnn.graph.trace import apply
 
@@ -14,7 +14,7 @@ _CONDITION = "not training, statistics stored and known"
 @takes("batch_norm.default", when=_CONDITION)
 def batch_norm(call: Call) -> Any:
     if call["training"]:
-        raise Refused("training=True: it takes the batch's own statistics")
+        raise Refused(f"{TRAINING}, and takes the batch's own statistics")
     return _normalize(call)
 
 

@@ -1,0 +1,196 @@
+"""The backend of ``torch.compile``: ``torch.compile(model, backend="minidnn")``.
+
+PyTorch hands over one piece of the model between any two graph breaks, with the weights among the
+arguments.  A piece is compiled at its first call for each size, which is all that has to be done
+where PyTorch has made a size dynamic.  What cannot be taken runs in PyTorch, with a warning.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from minidnn.acceleration.engine import engine_for
+from minidnn.acceleration.explain import explain_program
+from minidnn.acceleration.program import Program
+from minidnn.acceleration.programs import Programs, describe
+from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
+from minidnn.frontends.torch.aten.call import TRAINING
+from minidnn.frontends.torch.capture import Held, capture
+from minidnn.frontends.torch.library import require_torch
+
+_OPTIONS = ("device", "precision", "strict", "sizes")
+
+
+def backend(
+    module: Any,
+    example: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Piece:
+    """What ``torch.compile`` calls for each piece of a model.
+
+    options: "device", "precision", "strict" and "sizes" as :func:`minidnn.optimize` takes them;
+    all others are the device's.  ``mode`` has no meaning here.
+
+    GraphError for what is not legal, DeviceError if PyTorch's version is not accepted.
+    """
+    require_torch()
+    if mode is not None:
+        raise GraphError(
+            f"torch.compile: mode={mode!r} with backend 'minidnn'; valid is none, or options="
+        )
+    given = dict(options or {})
+    known = {name: given.pop(name) for name in _OPTIONS if name in given}
+    sizes = known.get("sizes", 8)
+    if type(sizes) is not int or sizes < 1:
+        raise GraphError(f"torch.compile: sizes={sizes!r}; valid is an int of at least 1")
+    return Piece(
+        module,
+        _weights(module, example),
+        known.get("device"),
+        known.get("precision"),
+        bool(known.get("strict", False)),
+        sizes,
+        given,
+    )
+
+
+class Piece:
+    """One piece of a model: takes its arguments, gives its results, compiled or not."""
+
+    def __init__(
+        self,
+        module: Any,
+        weights: Mapping[int, str],
+        device: str | None,
+        precision: str | None,
+        strict: bool,
+        sizes: int,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.module = module
+        self.programs = Programs("torch.compile", sizes)
+        self._weights = dict(weights)
+        self._now: dict[int, Any] = {}
+        self._held = {i: Held(self._now, i, name) for i, name in self._weights.items()}
+        self._device = device
+        self._precision = precision
+        self._strict = strict
+        self._options = dict(options)
+        #: Why pieces were not taken, by the types of their arguments.
+        self._refused: dict[Any, str] = {}
+        self._trained = False
+        _pieces.append(weakref.ref(self))
+
+    def __call__(self, *args: Any) -> Any:
+        reason = self._not_now(args)
+        if reason is None:
+            for place in self._weights:
+                self._now[place] = args[place]
+            with torch.no_grad():
+                program = self._program(args)
+                if program is not None:
+                    return program.run(args)
+        else:
+            self._leave(reason, reason)
+        return self.module(*args)
+
+    def explain(self) -> str:
+        """What was taken of the piece, and what was left and why."""
+        left = [f"left to PyTorch: {reason}" for reason in self._refused.values()]
+        return "\n\n".join([*map(explain_program, self.programs), *left])
+
+    def _program(self, args: Sequence[Any]) -> Program | None:
+        """The program for such arguments; None if the piece is left."""
+        inputs = [arg for place, arg in enumerate(args) if place not in self._weights]
+        key = describe(inputs)
+        if key in self._refused:
+            return None
+        try:
+            return self.programs.program_for(inputs, len(args), lambda: self._made(args, inputs))
+        except UnsupportedError as error:
+            if self._strict:
+                raise
+            self._leave(key, str(error))
+            return None
+
+    def _made(self, args: Sequence[Any], inputs: Sequence[Any]) -> Program:
+        memory = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+        engine = engine_for(memory, self._device, self._precision, self._options)
+        captured = capture(self.module, args, held_leaves=self._held)
+        program = Program(captured, engine, "torch.compile", describe(inputs), self._strict)
+        if not program.parts:
+            raise UnsupportedError(f"nothing of it is taken:\n{program.rest()}")
+        trains = any(TRAINING in reason for reason in program.left.values())
+        if self._trained and (trains or captured.writes):
+            raise UnsupportedError(f"it is in training mode:\n{program.rest()}")
+        return program
+
+    def _not_now(self, args: Sequence[Any]) -> str | None:
+        """Why this call is PyTorch's, whatever the piece is."""
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                return "autocast is on, which PyTorch honours"
+        self._trained = False
+        if torch.is_grad_enabled():
+            for place, arg in enumerate(args):
+                if isinstance(arg, torch.Tensor) and arg.requires_grad:
+                    if place not in self._weights:
+                        return "an input requires a gradient"
+                    self._trained = True
+        return None
+
+    def _leave(self, key: Any, reason: str) -> None:
+        if self._strict:
+            raise UnsupportedError(f"strict=True, and a piece is left to PyTorch: {reason}")
+        if key not in self._refused:
+            self._refused[key] = reason
+            warnings.warn(
+                f"torch.compile: a piece runs in PyTorch: {reason}", MiniDNNWarning, stacklevel=4
+            )
+
+
+_pieces: list[weakref.ref[Piece]] = []
+
+
+def pieces() -> list[Piece]:
+    """The pieces that PyTorch still holds, in the order in which it handed them over."""
+    found = [piece for reference in _pieces if (piece := reference()) is not None]
+    _pieces[:] = map(weakref.ref, found)
+    return found
+
+
+def explain() -> str:
+    """What was taken of all pieces that ``torch.compile`` handed over, in order."""
+    return "\n\n".join(piece.explain() for piece in pieces())
+
+
+def _weights(module: Any, example: Sequence[Any]) -> dict[int, str]:
+    """The places of arguments that are parameters or buffers, and their names."""
+    found = {}
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    for place, (node, value) in enumerate(zip(placeholders, example, strict=True)):
+        described = node.meta.get("tensor_dict") or {}
+        static = described.get("_dynamo_static_input_type") is not None
+        static = static or getattr(value, "_dynamo_static_input_type", None) is not None
+        if isinstance(value, nn.Parameter) or (static and isinstance(value, torch.Tensor)):
+            found[place] = _name(node)
+    return found
+
+
+def _name(node: Any) -> str:
+    """The name in a state dict of what PyTorch finds at
+    ``L['self']._modules['conv']._parameters['weight']``."""
+    source = getattr(node, "_dynamo_source", None)
+    name = getattr(source, "name", None)
+    text = str(name() if callable(name) else name) if name is not None else str(node.name)
+    keys = re.findall(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", text)
+    return ".".join(keys) or text

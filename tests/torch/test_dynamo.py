@@ -1,0 +1,240 @@
+"""torch.compile(model, backend="minidnn"): graph breaks, sizes, modes, what is left."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from minidnn.acceleration import dynamo
+from minidnn.errors import DeviceError, GraphError, MiniDNNWarning, UnsupportedError
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """PyTorch forgets what it compiled, so that each test has its own pieces."""
+    torch._dynamo.reset()
+    dynamo._pieces.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def examples(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(2))
+
+
+class Network(nn.Module):
+    def __init__(self, broken: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.relu = nn.ReLU(True)
+        self.head = nn.Linear(8, 4)
+        self.broken = broken
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.relu(self.norm(self.conv(x)))
+        if self.broken:
+            torch._dynamo.graph_break()
+        return self.head(y.mean((2, 3)))
+
+
+def make(broken: bool = False) -> Network:
+    torch.manual_seed(0)
+    return Network(broken).eval()
+
+
+def compiled(module: nn.Module, **options: Any) -> Any:
+    options.setdefault("device", "reference")
+    return torch.compile(module, backend=dynamo.backend, options=options)
+
+
+def close(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_it_gives_what_pytorch_gives(mode: Any) -> None:
+    net, x = make(), examples(2, 3, 8, 8)
+    with mode():
+        close(compiled(net, strict=True)(x), net(x))
+    (piece,) = dynamo.pieces()
+    (program,) = piece.programs
+    assert [node.op.name for node in program.parts[0].part.graph.nodes] == [
+        "Conv2d",
+        "BatchNorm",
+        "ReLU",
+        "AdaptiveAvgPool2d",
+        "Flatten",
+        "Linear",
+    ]
+    assert sorted(piece._weights.values()) == sorted(set(net.state_dict()) - {NOT_USED})
+    assert dynamo.explain().startswith(
+        "torch.compile for float32[2, 3, 8, 8] on device 'reference': 5 of 5 operations taken, in "
+    )
+
+
+NOT_USED = "norm.num_batches_tracked"
+
+
+def test_graph_breaks_make_pieces() -> None:
+    net, x = make(broken=True), examples(2, 3, 8, 8)
+    with torch.no_grad():
+        close(compiled(net)(x), net(x))
+    first, second = dynamo.pieces()
+    assert [len(list(piece.programs)) for piece in (first, second)] == [1, 1]
+
+
+def test_several_sizes_compile_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    net = make()
+    fast = compiled(net)
+    with caplog.at_level(logging.INFO, "minidnn.acceleration"), torch.no_grad():
+        for batch in (1, 2, 3, 4, 2, 3, 4, 1):
+            x = examples(batch, 3, 8, 8)
+            close(fast(x), net(x))
+    said = [r.getMessage() for r in caplog.records if r.name.startswith("minidnn.")]
+    assert len(said) == 4
+    assert all("compiled in" in text for text in said)
+
+
+def test_changed_weights_are_noticed() -> None:
+    net, x = make(), examples(2, 3, 8, 8)
+    fast = compiled(net)
+    with torch.no_grad():
+        fast(x)
+        net.conv.weight.mul_(2)
+        close(fast(x), net(x))
+        net.norm.running_var.mul_(3)
+        close(fast(x), net(x))
+        net.head.weight = nn.Parameter(examples(4, 8))
+        close(fast(x), net(x))
+
+
+def test_what_is_not_known_stays_in_its_place() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x.relu() + 1).abs() * 2
+
+    x = examples(2, 3)
+    fast = torch.compile(function, backend=dynamo.backend, options={"device": "reference"})
+    with torch.no_grad():
+        close(fast(x), function(x))
+    assert "aten.fft_fft.default: it is not known" in dynamo.explain()
+
+
+def test_a_piece_of_which_nothing_is_taken_is_pytorchs_with_a_warning() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x)
+
+    x = examples(2, 3)
+    fast = torch.compile(function, backend=dynamo.backend, options={"device": "reference"})
+    with torch.no_grad():
+        with pytest.warns(MiniDNNWarning, match="a piece runs in PyTorch: nothing of it is taken"):
+            close(fast(x), function(x))
+        close(fast(x), function(x))  # and says so once
+    torch._dynamo.reset()
+    strict = {"device": "reference", "strict": True}
+    with torch.no_grad(), pytest.raises(UnsupportedError, match=r"^strict=True, and not all of"):
+        torch.compile(function, backend=dynamo.backend, options=strict)(x)
+
+
+def test_autocast_is_honoured_by_pytorch() -> None:
+    net, x = make(), examples(2, 3, 8, 8)
+    fast = compiled(net)
+    text = "torch.compile: a piece runs in PyTorch: autocast is on"
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        with pytest.warns(MiniDNNWarning, match=text):
+            got = fast(x)
+        assert got.dtype == torch.bfloat16
+        close(got, net(x))
+
+
+def test_autocast_within_the_network_is_left_to_pytorch() -> None:
+    class Casting(Network):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.relu(self.conv(x))
+            with torch.autocast("cpu", torch.bfloat16):
+                z = self.head(y.mean((2, 3)))
+            return z.float() * 2
+
+    torch.manual_seed(0)
+    net, x = Casting().eval(), examples(2, 3, 8, 8)
+    with torch.no_grad():
+        close(compiled(net)(x), net(x))
+
+
+def test_training_is_pytorchs() -> None:
+    net, x = make().train(), examples(4, 3, 8, 8)
+    fast = compiled(net)
+    with pytest.warns(MiniDNNWarning, match="a piece runs in PyTorch: it is in training mode"):
+        fast(x).sum().backward()
+    assert net.conv.weight.grad is not None
+    x.requires_grad_()
+    net.eval()
+    with pytest.warns(MiniDNNWarning, match="a piece runs in PyTorch: an input requires a gra"):
+        fast(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_options_that_are_not_legal() -> None:
+    x = examples(2, 3)
+    with pytest.raises(Exception, match="mode='max-autotune' with backend 'minidnn'") as caught:
+        torch.compile(nn.ReLU(), backend=dynamo.backend, mode="max-autotune")(x)
+    assert isinstance(caught.value.inner_exception, GraphError)  # type: ignore[attr-defined]
+    with pytest.raises(Exception, match="sizes=0; valid is an int of at least 1"):
+        compiled(nn.ReLU(), sizes=0)(x)
+    with torch.no_grad(), pytest.raises(DeviceError, match="device='tpu'; valid are"):
+        compiled(nn.ReLU(), device="tpu")(x)
+    with torch.no_grad(), pytest.raises(UnsupportedError, match="option 'speed' of device"):
+        compiled(nn.ReLU(), speed=1, strict=True)(x)
+
+
+def test_pieces_are_forgotten_with_their_model() -> None:
+    with torch.no_grad():
+        compiled(make())(examples(1, 3, 8, 8))
+    assert len(dynamo.pieces()) == 1
+    torch._dynamo.reset()
+    gc.collect()
+    assert dynamo.pieces() == []
+
+
+def test_it_is_found_by_its_entry_point(tmp_path: Path, root: Path) -> None:
+    """What an installation says of its entry points, and a process that has only that."""
+    info = tmp_path / "minidnn-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: minidnn\nVersion: 0\n")
+    lines = (root / "setup.cfg").read_text(encoding="utf-8").splitlines()
+    at = lines.index("torch_dynamo_backends =")
+    (info / "entry_points.txt").write_text(f"[torch_dynamo_backends]\n{lines[at + 1].strip()}\n")
+    code = (
+        "import torch\n"
+        "assert 'minidnn' in torch._dynamo.list_backends()\n"
+        "net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU()).eval()\n"
+        "options = {'device': 'reference', 'strict': True}\n"
+        "x = torch.ones(1, 1, 4, 4)\n"
+        "with torch.no_grad():\n"
+        "    y = torch.compile(net, backend='minidnn', options=options)(x)\n"
+        "    torch.testing.assert_close(y, net(x))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{tmp_path}:{root}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_said_when_all_is_well() -> None:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        compiled(make())(examples(1, 3, 8, 8))
