@@ -1,5 +1,6 @@
 """Kernel plans printed as CUDA."""
 
-from .printer import SequenceKernel, print_sequence
+from .printer import print_sequence
+from .vectors import SequenceKernel
 
 __all__ = ["SequenceKernel", "print_sequence"]

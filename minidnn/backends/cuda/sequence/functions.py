@@ -22,11 +22,15 @@ class Function:
     known: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def take(self, type: str, actual: str, role: str = "") -> str:
-        """The name of an argument; the same for equal ``actual`` and ``role``."""
+        """The name of an argument; the same for equal ``actual`` and ``role``.
+
+        The name stands behind ``type``, or where that says ``{}``.
+        """
         key = (role or actual, type)
         if key not in self.known:
-            self.known[key] = f"a{len(self.formals)}"
-            self.formals.append(f"{type} a{len(self.formals)}")
+            name = f"a{len(self.formals)}"
+            self.known[key] = name
+            self.formals.append(type.format(name) if "{}" in type else f"{type} {name}")
             self.actuals.append(actual)
         return self.known[key]
 
@@ -41,8 +45,9 @@ class Function:
 
 @dataclass
 class Functions:
-    """All functions of a kernel, by their text."""
+    """All functions of a kernel, by their text.  ``inline``: even those called more than once."""
 
+    inline: bool = False
     counts: dict[str, int] = field(default_factory=dict)
 
     def call(self, function: Function) -> str:
@@ -53,8 +58,8 @@ class Functions:
         return f"$_{number}({', '.join(function.actuals)});"
 
     def __str__(self) -> str:
-        return "".join(
-            f"static __device__ {'__noinline__' if count > 1 else '__forceinline__'} "
-            f"void $_{number}{text}"
-            for number, (text, count) in enumerate(self.counts.items())
-        )
+        parts = []
+        for number, (text, count) in enumerate(self.counts.items()):
+            inline = "__forceinline__" if self.inline or count == 1 else "__noinline__"
+            parts.append(f"static __device__ {inline} void $_{number}{text}")
+        return "".join(parts)

@@ -7,37 +7,29 @@ of one image; between steps it waits for its own threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-
-import numpy as np
 
 from ....cache import digest
 from ....errors import GraphError
 from ....fusion.geometry import Extent
 from ....fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
-from ....graph.ir import Constant
 from ....graph.types import ITEMSIZE
 from ...cpu.code import Code
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
 from ..tensor import Tensor
 from .facts import positive_planes
+from .flat import choose_flat, print_flat
 from .functions import Function, Functions
+from .grid import Grid, choose_grid
 from .lanes import Lanes
-from .mapping import Mapping, choose_mapping
+from .mapping import Mapping, choose_mapping, shared_limit
+from .resident import print_resident
 from .step import StepPrinter, Target
+from .vectors import SequenceKernel, packed_vectors
 from .view import Span, View
-
-
-@dataclass(frozen=True)
-class SequenceKernel:
-    """A printed plan.  Its arguments are pointers: inputs, outputs, then all vectors in one
-    array, which ``vectors()`` gives, if the binding has any."""
-
-    launch: Launch
-    vectors: Callable[[], np.ndarray]
 
 
 def print_sequence(
@@ -46,11 +38,12 @@ def print_sequence(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     arch: str,
-    mapping: Mapping | None = None,
+    mapping: Mapping | Grid | None = None,
 ) -> SequenceKernel:
     """The kernel of a plan on tensors that lie as given, for ``arch`` ("sm_90").
 
-    GraphError if the plan computes in place: on a GPU, rows are computed in no order.
+    GraphError if the plan computes in place (on a GPU, rows are computed in no order), or if its
+    patch does not fit shared memory.
     """
     if plan.schedule.in_place:
         raise GraphError(
@@ -58,8 +51,24 @@ def print_sequence(
             "that compute nothing in place"
         )
     tensors = (*inputs, *outputs)
-    chosen = mapping or choose_mapping(plan, binding, tensors, arch)
-    return _Printer(plan, binding, tensors, arch, chosen).print()
+    if mapping is None:
+        flat = choose_flat(plan, binding, tensors)
+        if flat is not None:
+            return print_flat(plan, binding, tensors, flat)
+        grid = choose_grid(plan, tensors)
+        if grid is not None:
+            printed = print_resident(plan, binding, tensors, arch, grid)
+            if printed.launch.shared_bytes <= shared_limit(arch):
+                return printed
+        mapping = choose_mapping(plan, binding, tensors, arch)
+    if isinstance(mapping, Grid):
+        return print_resident(plan, binding, tensors, arch, mapping)
+    if mapping.places.bytes > shared_limit(arch):
+        raise GraphError(
+            f"schedule {plan.schedule}: a patch takes {mapping.places.bytes} bytes of shared "
+            f"memory; {arch} has {shared_limit(arch)} a block"
+        )
+    return _Printer(plan, binding, tensors, arch, mapping).print()
 
 
 class _Printer:
@@ -422,17 +431,6 @@ def plan_patches(plan: KernelPlan, axis: int) -> list[tuple[int, int, bool]]:
     if axis == 1:
         return plan.patches(1)
     return [(task[0][0], task[-1][1], task[-1][2]) for task in plan.tasks()]
-
-
-def packed_vectors(binding: Binding) -> np.ndarray:
-    """All vectors in float32, each along the kernel's whole axis of channels, zero elsewhere."""
-    frame = max(end for _, end in binding.segments)
-    packed = np.zeros((len(binding.vectors), frame), np.float32)
-    for row, vector in zip(packed, binding.vectors, strict=True):
-        assert isinstance(vector.value, Constant)
-        data = vector.value.data
-        row[vector.channel : vector.channel + data.size] = data.astype(np.float32)
-    return packed
 
 
 def _ends(extent: Extent, begin: str, end: str, size: int) -> tuple[str, str]:

@@ -48,14 +48,13 @@ class WindowPrinter:
             found: list[list[str]] = []
             for column in range(self.columns):
                 ranges = [[self.joined[o][column] for o in row] for row in taps]
-                found.append(self._join(ranges))
+                found.append(self._joined(ranges))
             for i, row in enumerate(rows):
                 yield row, [names[i] for names in found]
 
     @property
     def _is_single(self) -> bool:
-        """Whether outputs are joined one by one: sums, and maxima where sharing saves nothing."""
-        return self.window.reduce != "max" or (self.positive and self.triples)
+        return not shares(self.window, self.positive, self.triples)
 
     def _row(self, offset: int) -> list[str]:
         """The elements of one row of taps, joined for each column of outputs."""
@@ -65,29 +64,42 @@ class WindowPrinter:
         step = 1 if self._is_single else 2
         for first in range(0, self.columns, step):
             part = ranges[first : first + step]
-            found += self._join([[elements[o] for o in r] for r in part])
+            found += self._joined([[elements[o] for o in r] for r in part])
         return found
 
-    def _join(self, ranges: list[list[str]]) -> list[str]:
-        """The maximum or the sum of each list; of two maxima, what they share is joined once."""
-        if len(ranges) == 2 and self.window.reduce == "max":
-            first, second = ranges
-            shared = [name for name in first if name in second]
-            if len(shared) > 1:
-                middle = self._chain(shared)
-                before = [name for name in first if name not in shared]
-                after = [name for name in second if name not in shared]
-                return [self._chain([*before, middle]), self._chain([middle, *after])]
-        return [self._chain(names) for names in ranges]
+    def _joined(self, ranges: list[list[str]]) -> list[str]:
+        return join(self.pack, self.window, ranges, self.positive)
 
-    def _chain(self, names: list[str]) -> str:
-        total = names[0]
-        for name in names[1:]:
-            fresh = self.pack.code.fresh()
-            a, b = self.pack.at(total), self.pack.at(name)
-            self.pack.declare(fresh, join_text(self.window, a, b, self.positive))
-            total = fresh
-        return total
+
+def shares(window: Window, positive: bool, triples: bool) -> bool:
+    """Whether neighbouring outputs are joined together: not sums, nor maxima of which three are
+    one instruction."""
+    return window.reduce == "max" and not (positive and triples)
+
+
+def join(pack: Pack, window: Window, ranges: list[list[str]], positive: bool) -> list[str]:
+    """The maximum or the sum of each list; of two maxima, what they share is joined once."""
+    if len(ranges) == 2 and window.reduce == "max":
+        first, second = ranges
+        shared = [name for name in first if name in second]
+        if len(shared) > 1:
+            middle = _chain(pack, window, shared, positive)
+            before = [name for name in first if name not in shared]
+            after = [name for name in second if name not in shared]
+            return [
+                _chain(pack, window, [*before, middle], positive),
+                _chain(pack, window, [middle, *after], positive),
+            ]
+    return [_chain(pack, window, names, positive) for names in ranges]
+
+
+def _chain(pack: Pack, window: Window, names: list[str], positive: bool) -> str:
+    total = names[0]
+    for name in names[1:]:
+        fresh = pack.code.fresh()
+        pack.declare(fresh, join_text(window, pack.at(total), pack.at(name), positive))
+        total = fresh
+    return total
 
 
 def join_text(window: Window, a: str, b: str, positive: bool) -> str:

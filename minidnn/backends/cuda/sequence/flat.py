@@ -1,0 +1,212 @@
+"""Prints plans without windows: element after element, as memory has them.
+
+Threads take packs of neighbours as wide as every tensor's alignment allows, whatever plane or pixel
+they belong to; only vectors, and operands with one number for a plane, need to know that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, gcd
+
+from ....cache import digest
+from ....fusion.plan import Binding, KernelPlan
+from ...cpu.code import Code
+from ..dialect import TYPES
+from ..kernels import KernelSource, Launch
+from ..tensor import Tensor
+from .pack import Pack
+from .vectors import SequenceKernel, packed_vectors
+
+THREADS = 256
+ROUNDS = 2
+"""Packs that a thread loads before it computes: so much more is on its way from memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """How elements are numbered: by channel and then pixel (planar), or the other way round."""
+
+    planar: bool
+    pack: int
+
+
+def choose_flat(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> Flat | None:
+    """How a plan is computed element after element; None if it cannot be."""
+    if len(plan.steps) != 1 or any(o.window for s in plan.steps[0].segments for o in s):
+        return None
+    full = []
+    slots = (*binding.inputs, *binding.outputs)
+    planes = {p.input: p for p in plan.planes if p.input is not None}
+    for i, (slot, tensor) in enumerate(zip(slots, tensors, strict=True)):
+        is_input = i < len(binding.inputs)
+        if is_input and planes[i].extent == (1, 1) != plan.anchor:
+            continue
+        if is_input and planes[i].extent != plan.anchor:
+            return None
+        full.append((slot, tensor))
+        if is_input and planes[i].one_channel:
+            return None
+    area = plan.anchor[0] * plan.anchor[1]
+    dense = [t for _, t in full]
+    if all(t.is_planar and t.row == t.columns and (t.channel == area) for t in dense):
+        planar = True
+    elif all(t.channel == 1 and t.row == t.columns * t.pixel for t in dense):
+        planar = False
+    else:
+        return None
+    pack = 16 // min(t.itemsize for t in dense)
+    for slot, tensor in full:
+        unit = area if planar else 1
+        for begin, end in binding.segments:
+            pack = gcd(pack, gcd((begin - slot.channel) * unit, (end - begin) * unit))
+        pack = gcd(pack, gcd(tensor.offset, tensor.image))
+        pack = pack if planar else gcd(pack, tensor.pixel)
+        while pack * tensor.itemsize > 16:
+            pack //= 2
+    return Flat(planar, pack)
+
+
+def print_flat(
+    plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], flat: Flat
+) -> SequenceKernel:
+    """The kernel of a plan that suits ``flat``."""
+    return _Printer(plan, binding, tensors, flat).print()
+
+
+class _Printer:
+    def __init__(
+        self, plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], flat: Flat
+    ) -> None:
+        self.plan = plan
+        self.binding = binding
+        self.tensors = tensors
+        self.flat = flat
+        self.area = plan.anchor[0] * plan.anchor[1]
+        self.frame = max(end for _, end in binding.segments)
+
+    def print(self) -> SequenceKernel:
+        chunk = THREADS * ROUNDS * self.flat.pack
+        sizes = [(end - begin) * self.area for begin, end in self.binding.segments]
+        chunks = [ceil(size / chunk) for size in sizes]
+        code = Code()
+        with code.block(""):
+            code.line(f"const int block = blockIdx.x % {sum(chunks)}u;")
+            code.line(f"const long long image = blockIdx.x / {sum(chunks)}u;")
+            first = 0
+            for segment, count in enumerate(chunks):
+                test = f"if (block >= {first} && block < {first + count})"
+                with code.block(test if len(chunks) > 1 else ""):
+                    self._segment(code, segment, first, sizes[segment])
+                first += count
+        head = f'extern "C" __global__ void __launch_bounds__({THREADS})'
+        text = f"{head} $({self._parameters()}) {code}"
+        name = f"seq_{digest(text)[:20]}"
+        source = KernelSource(name, text.replace("$", name))
+        launch = Launch(source, (self.binding.batch * sum(chunks), 1, 1), (THREADS, 1, 1))
+        return SequenceKernel(launch, partial(packed_vectors, self.binding))
+
+    def _parameters(self) -> str:
+        parts = []
+        for i, tensor in enumerate(self.tensors):
+            const = "const " if i < len(self.binding.inputs) else ""
+            parts.append(f"{const}{TYPES[tensor.dtype]} *__restrict__ a{i}")
+        if self.binding.vectors:
+            parts.append("const float *__restrict__ vectors")
+        return ", ".join(parts)
+
+    def _segment(self, code: Code, segment: int, first: int, size: int) -> None:
+        begin, end = self.binding.segments[segment]
+        self.channels = end - begin
+        operations = self.plan.steps[0].segments[segment]
+        numbers = list(dict.fromkeys(n for o in operations for n in (*o.operands, o.result)))
+        tensors = [n for n in numbers if self._at(n) is not None]
+        for number in tensors:
+            self._tensor(code, number, begin)
+        step = THREADS * self.flat.pack
+        start = f"(block - {first})" if first else "block"
+        code.line(f"const int start = {start} * {ROUNDS * step} + threadIdx.x * {self.flat.pack};")
+        pack = Pack(code, self.flat.pack)
+        inputs = [n for n in tensors if self.plan.planes[n].input is not None]
+        is_whole = size % (ROUNDS * step) == 0
+        for k in range(ROUNDS):
+            code.line(f"const int e{k} = start + {k * step};")
+            for number in inputs:
+                if self._is_full(number):
+                    test = "" if is_whole else f"e{k} < {size}"
+                    pack.load(f"q{number}_{k}", self._address(number, f"e{k}"), test)
+        for k in range(ROUNDS):
+            with code.block("" if is_whole else f"if (e{k} < {size})"):
+                names = {n: f"q{n}_{k}" for n in inputs if self._is_full(n)}
+                self._compute(pack, segment, k, names)
+
+    def _compute(self, pack: Pack, segment: int, k: int, names: dict[int, str]) -> None:
+        operations = self.plan.steps[0].segments[segment]
+        begin = self.binding.segments[segment][0]
+        channel = self._channel(f"e{k}" if pack.size == 1 else f"(e{k} + v)")
+        for operation in operations:
+            for number in operation.operands:
+                if number not in names:
+                    tensor = self._tensor_of(number)
+                    index = f"g{number}[{channel} * {tensor.channel}]"
+                    if self.plan.planes[number].one_channel:
+                        index = f"g{number}[0]"
+                    names[number] = f"q{number}_{k}"
+                    pack.declare(names[number], f"md_value({index})")
+            for number in operation.vectors:
+                if -number - 1 not in names:
+                    names[-number - 1] = f"v{number}_{k}"
+                    text = f"vectors[{number * self.frame + begin} + {channel}]"
+                    pack.declare(names[-number - 1], text)
+            arguments = [pack.at(names[n]) for n in operation.operands]
+            arguments += [pack.at(names[-n - 1]) for n in operation.vectors]
+            result = f"p{operation.result}_{k}"
+            plane = self.plan.planes[operation.result]
+            pack.compute(result, operation.code, arguments, plane.dtype)
+            names[operation.result] = result
+        for operation in operations:
+            number = operation.result
+            if self.plan.planes[number].output is not None:
+                dtype = self._tensor_of(number).dtype
+                pack.store(self._address(number, f"e{k}"), names[number], dtype)
+
+    def _channel(self, element: str) -> str:
+        """The channel of an element, counted from the segment's first."""
+        if self.flat.planar:
+            return f"{element} / {self.area}"
+        return f"{element} % {self.channels}"
+
+    def _at(self, number: int) -> int | None:
+        plane = self.plan.planes[number]
+        if plane.input is not None:
+            return plane.input
+        return None if plane.output is None else len(self.binding.inputs) + plane.output
+
+    def _tensor_of(self, number: int) -> Tensor:
+        at = self._at(number)
+        assert at is not None
+        return self.tensors[at]
+
+    def _is_full(self, number: int) -> bool:
+        """Whether a tensor has an element for each of the plane."""
+        return self.plan.planes[number].extent == self.plan.anchor
+
+    def _tensor(self, code: Code, number: int, begin: int) -> None:
+        plane, tensor, at = self.plan.planes[number], self._tensor_of(number), self._at(number)
+        assert at is not None
+        slot = (*self.binding.inputs, *self.binding.outputs)[at]
+        shift = 0 if plane.one_channel else (begin - slot.channel) * tensor.channel
+        terms = [f"a{at}", str(tensor.offset + shift)]
+        if not plane.one_image:
+            terms.append(f"image * {tensor.image}")
+        const = "const " if plane.input is not None else ""
+        code.line(f"{const}{TYPES[tensor.dtype]} *const g{number} = {' + '.join(terms)};")
+
+    def _address(self, number: int, element: str) -> str:
+        tensor = self._tensor_of(number)
+        if self.flat.planar or tensor.pixel == self.channels:
+            return f"g{number} + {element}"
+        count = self.channels
+        return f"g{number} + ({element} / {count} * {tensor.pixel} + {element} % {count})"

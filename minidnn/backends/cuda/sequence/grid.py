@@ -1,0 +1,144 @@
+"""Planes that stay in registers: when, and how they are spread over a block's threads.
+
+If all planes of a plan have one size, each thread can keep the same part of all of them, a
+rectangle of rows and columns, in registers for the whole kernel.  Windows then only exchange
+the edges of rectangles through shared memory, instead of every element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from minidnn.graph.window import Window
+
+from ....fusion.plan import KernelPlan, PlanOperation
+from ..tensor import Tensor
+
+MOST_RESIDENT = 104
+"""Numbers that a thread keeps: of 255 registers, half, since windows need as many again."""
+
+OTHERS = 28
+"""Registers that a thread needs beside those."""
+
+MOST_TAPS = 8
+WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Each of ``down`` by ``across`` threads keeps ``rows`` by ``columns`` of every plane."""
+
+    rows: int
+    columns: int
+    down: int
+    across: int
+
+    @property
+    def used(self) -> int:
+        return self.down * self.across
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return ceil(self.used / WARP) * WARP
+
+
+def choose_grid(plan: KernelPlan, tensors: Sequence[Tensor]) -> Grid | None:
+    """The grid on which a plan is cheapest; None if its planes cannot stay in registers."""
+    if not _suits(plan, tensors):
+        return None
+    height, width = plan.anchor
+    kept = most_kept(plan)
+    windows = [o.window for o in operations_of(plan) if o.window is not None]
+    reach = [max(max(reach_of(w)[axis]) for w in windows) for axis in (0, 1)]
+    best: tuple[float, Grid] | None = None
+    for rows in range(max(1, reach[0]), min(height, MOST_RESIDENT) + 1):
+        for columns in range(max(1, reach[1]), min(width, MOST_RESIDENT // rows) + 1):
+            grid = Grid(rows, columns, ceil(height / rows), ceil(width / columns))
+            registers = kept * rows * columns
+            if registers > MOST_RESIDENT or grid.threads > _most_threads(registers):
+                continue
+            cost = _cost(grid, height, width)
+            if best is None or cost < best[0]:
+                best = (cost, grid)
+    return None if best is None else best[1]
+
+
+def _most_threads(registers: int) -> int:
+    """Threads whose registers fit a multiprocessor, with what each needs beside its numbers."""
+    return min(1024, 65536 // (-(-(registers + OTHERS) // 8) * 8) // WARP * WARP)
+
+
+def _cost(grid: Grid, height: int, width: int) -> float:
+    """Of one element: four operations at half rate, and shared memory's accesses of edges."""
+    elements = grid.rows * grid.columns
+    edges = 4 * (grid.rows + grid.columns) / elements
+    wasted = grid.threads * elements / (height * width)
+    return (8.0 + 2.0 * edges) * wasted
+
+
+def _suits(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
+    if plan.schedule.strips > 1 or len(plan.patches(0)) * len(plan.patches(1)) > 1:
+        return False
+    if any(plane.extent != plan.anchor for plane in plan.planes):
+        return False
+    size = plan.anchor[0] * plan.anchor[1]
+    if any(not t.is_planar or t.row != t.columns or t.channel % size for t in tensors):
+        return False
+    windows = [o.window for o in operations_of(plan) if o.window is not None]
+    return bool(windows) and all(_stays(window) for window in windows)
+
+
+def _stays(window: Window) -> bool:
+    """Whether a window's plane has the size of what it reads, and edges alone are exchanged."""
+    for axis in window.axes:
+        before, after = axis.padding[0], axis.reach - 1 - axis.padding[0]
+        if axis.stride != 1 or axis.kernel > MOST_TAPS or before < 0 or after < 0:
+            return False
+    return True
+
+
+def reach_of(window: Window) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Along rows and columns, how many positions before and after its own an output reads."""
+    down, across = ((a.padding[0], a.reach - 1 - a.padding[0]) for a in window.axes)
+    return down, across
+
+
+def operations_of(plan: KernelPlan) -> list[PlanOperation]:
+    return [o for step in plan.steps for segment in step.segments for o in segment]
+
+
+def assign_arrays(plan: KernelPlan, segment: int) -> dict[int, int]:
+    """For each plane that outlives its step, or is an output, which array of registers holds it.
+
+    A plane may take the array of one that its own step reads last.
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    for i, step in enumerate(plan.steps):
+        for operation in step.segments[segment]:
+            for number in operation.operands:
+                if number in spans:
+                    spans[number] = (spans[number][0], i)
+            plane = plan.planes[operation.result]
+            if plane.buffer is not None or plane.output is not None:
+                spans[operation.result] = (i, i)
+    found: dict[int, int] = {}
+    free_from: list[int] = []
+    for number, (begin, end) in spans.items():
+        for array, free in enumerate(free_from):
+            if free <= begin:
+                found[number] = array
+                free_from[array] = max(end, begin + 1)
+                break
+        else:
+            found[number] = len(free_from)
+            free_from.append(max(end, begin + 1))
+    return found
+
+
+def most_kept(plan: KernelPlan) -> int:
+    """How many planes lie in registers at once."""
+    segments = range(len(plan.steps[0].segments))
+    return max(1, *(1 + max(assign_arrays(plan, s).values(), default=0) for s in segments))

@@ -1,0 +1,233 @@
+"""Prints one step over the rectangle of a plane that a thread keeps in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from minidnn.graph.window import Window
+
+from ....fusion.plan import KernelPlan, PlanOperation
+from ..dialect import TYPES
+from .functions import Function
+from .grid import Grid, reach_of
+from .pack import Pack
+from .window import average_text, identity_text, join, shares
+
+Cells = dict[tuple[int, int], str]
+
+
+@dataclass
+class RectanglePrinter:
+    """Prints a step as a function of the arrays that it reads and writes.
+
+    Variables that it uses: ``thread``, ``ty``, ``tx``, ``y``, ``x`` and ``edges``.
+    """
+
+    plan: KernelPlan
+    operations: Sequence[PlanOperation]
+    grid: Grid
+    #: The arrays of planes that outlive a step, and where inputs are staged.
+    arrays: Mapping[int, int]
+    regions: Mapping[int, str]
+    positive: frozenset[int]
+    triples: bool
+    #: Where edges of rows and of columns begin, and floats between a thread's numbers.
+    halves: tuple[int, int]
+    pitch: int
+    barrier: str
+    #: The condition for a position of the rectangle to lie in the plane.
+    inside: Callable[[int, int], str]
+    #: The vectors of the call, in the order of its ``<vector k>``.
+    vectors: list[int] = field(default_factory=list)
+    names: dict[tuple[int, int, int], str] = field(default_factory=dict)
+
+    def print(self) -> Function:
+        self.function = Function()
+        self.code = self.function.body
+        self.pack = Pack(self.code, 1)
+        for name in ("thread", "ty", "tx", "y", "x"):
+            self._pass("const int", name)
+        self._pass("float *const", "edges")
+        self.code.line("MD_SHARED;")
+        self.local = {
+            number: k
+            for k, number in enumerate(
+                dict.fromkeys(n for o in self.operations for n in (*o.operands, o.result))
+            )
+        }
+        for number in self.local:
+            if number in self.arrays:
+                self._array(number)
+        totals: Cells = {}
+        for operation in self.operations:
+            for number in operation.vectors:
+                self._vector(number)
+            if operation.window is not None:
+                totals = self._window(operation, operation.window)
+        for row in range(self.grid.rows):
+            for column in range(self.grid.columns):
+                self._position(row, column, totals)
+        return self.function
+
+    def _pass(self, type: str, name: str) -> None:
+        self.function.formals.append(f"{type} {name}")
+        self.function.actuals.append(name)
+
+    def _array(self, number: int) -> None:
+        """Declares the array of a plane under the plane's own number in this step."""
+        size = self.grid.rows * self.grid.columns
+        array = self.function.take(f"float (&{{}})[{size}]", f"r{self.arrays[number]}")
+        self.code.line(f"float (&x{self.local[number]})[{size}] = {array};")
+
+    def _vector(self, number: int) -> None:
+        if number not in self.vectors:
+            self.vectors.append(number)
+            index = len(self.vectors) - 1
+            pointer = self.function.take("const float *__restrict__ const", f"<vector {index}>")
+            self.code.line(f"const float v{index} = *{pointer};")
+
+    # A position
+
+    def _position(self, row: int, column: int, totals: Cells) -> None:
+        for operation in self.operations:
+            if operation.window is not None:
+                name = self._windowed(operation, operation.window, totals[row, column], row, column)
+            else:
+                operands = [self._operand(n, row, column) for n in operation.operands]
+                vectors = [f"v{self.vectors.index(n)}" for n in operation.vectors]
+                name = f"p{self.local[operation.result]}_{row}_{column}"
+                dtype = self.plan.planes[operation.result].dtype
+                self.pack.compute(name, operation.code, [*operands, *vectors], dtype)
+            self.names[operation.result, row, column] = name
+        for operation in self.operations:
+            if operation.result in self.arrays:
+                name = self.names[operation.result, row, column]
+                self.code.line(f"{self._element(operation.result, row, column)} = {name};")
+
+    def _windowed(
+        self, operation: PlanOperation, window: Window, total: str, row: int, column: int
+    ) -> str:
+        if window.reduce == "max":
+            return total
+        extent = self.plan.planes[operation.operands[0]].extent
+        text = average_text(window, extent, total, f"y + {row}", f"x + {column}")
+        dtype = self.plan.planes[operation.result].dtype
+        if dtype != "float32":
+            text = f"md_round<{TYPES[dtype]}>({text})"
+        name = f"p{self.local[operation.result]}_{row}_{column}"
+        self.pack.declare(name, text)
+        return name
+
+    def _element(self, number: int, row: int, column: int) -> str:
+        return f"x{self.local[number]}[{row * self.grid.columns + column}]"
+
+    def _operand(self, number: int, row: int, column: int) -> str:
+        if (number, row, column) in self.names:
+            return self.names[number, row, column]
+        if number in self.arrays:
+            return self._element(number, row, column)
+        name = f"q{self.local[number]}_{row}_{column}"
+        at = f"{self.regions[number]} + (y + {row}) * {self.plan.anchor[1]} + x + {column}"
+        self.pack.load(name, at, self.inside(row, column))
+        self.names[number, row, column] = name
+        return name
+
+    # Windows
+
+    def _window(self, operation: PlanOperation, window: Window) -> Cells:
+        """The window at every position, joined (of sums, before they are divided)."""
+        (source,) = operation.operands
+        positive = source in self.positive
+        cells: Cells = {}
+        for row in range(self.grid.rows):
+            for column in range(self.grid.columns):
+                name = self._operand(source, row, column)
+                test = self.inside(row, column)
+                if test:
+                    fresh = self.code.fresh()
+                    self.pack.declare(fresh, f"{test} ? {name} : {identity_text(window)}")
+                    name = fresh
+                cells[row, column] = name
+        # Sums are defined along columns first.
+        order = (0, 1) if window.reduce == "max" else (1, 0)
+        exchanged = 0
+        for axis in order:
+            if window.axes[axis].kernel > 1:
+                exchanged += sum(reach_of(window)[axis]) > 0
+                cells = self._along(axis, window, cells, positive)
+        if exchanged == 1:
+            self.code.line(self.barrier)  # the next step writes the same half
+        return cells
+
+    def _along(self, axis: int, window: Window, cells: Cells, positive: bool) -> Cells:
+        """Joins along one axis, after an exchange with both neighbours."""
+        length, lines = (self.grid.rows, self.grid.columns)[axis], (
+            self.grid.columns, self.grid.rows)[axis]  # fmt: skip
+        before, after = reach_of(window)[axis]
+
+        def cell(position: int, line: int) -> tuple[int, int]:
+            return (position, line) if axis == 0 else (line, position)
+
+        def slot(edge: int, line: int, thread: str) -> str:
+            return f"edges[{self.halves[axis] + (edge * lines + line) * self.pitch} + {thread}]"
+
+        extended: dict[tuple[int, int], str] = {}
+        if before + after:
+            for line in range(lines):
+                for i in range(before):
+                    value = cells[cell(length - before + i, line)]
+                    self.code.line(f"{slot(i, line, 'thread')} = {value};")
+                for i in range(after):
+                    self.code.line(f"{slot(before + i, line, 'thread')} = {cells[cell(i, line)]};")
+            self.code.line(self.barrier)
+            low, high = self._neighbours(axis, window)
+            for line in range(lines):
+                for i in range(before):
+                    extended[i - before, line] = self._edge(slot(i, line, low))
+                for i in range(after):
+                    extended[length + i, line] = self._edge(slot(before + i, line, high))
+        for (row, column), name in cells.items():
+            position, line = (row, column) if axis == 0 else (column, row)
+            extended[position, line] = name
+        return self._lines(axis, window, extended, positive)
+
+    def _edge(self, slot: str) -> str:
+        name = self.code.fresh()
+        self.code.line(f"const float {name} = {slot};")
+        return name
+
+    def _neighbours(self, axis: int, window: Window) -> tuple[str, str]:
+        """The threads with the rectangles before and after; for the plane's ends, identities."""
+        grid = self.grid
+        nobody = grid.threads + (0 if window.reduce == "max" else 1)
+        place, count, step = ("ty", grid.down, grid.across) if axis == 0 else ("tx", grid.across, 1)
+        low, high = self.code.fresh(), self.code.fresh()
+        self.code.line(f"const int {low} = {place} > 0 ? thread - {step} : {nobody};")
+        self.code.line(f"const int {high} = {place} < {count - 1} ? thread + {step} : {nobody};")
+        return low, high
+
+    def _lines(
+        self, axis: int, window: Window, extended: dict[tuple[int, int], str], positive: bool
+    ) -> Cells:
+        length = (self.grid.rows, self.grid.columns)[axis]
+        lines = (self.grid.columns, self.grid.rows)[axis]
+        along = window.axes[axis]
+        before = reach_of(window)[axis][0]
+        step = 2 if shares(window, positive, self.triples) else 1
+        found: Cells = {}
+        for line in range(lines):
+            for first in range(0, length, step):
+                outputs = range(first, min(first + step, length))
+                ranges = [
+                    [
+                        extended[p - before + tap * along.dilation, line]
+                        for tap in range(along.kernel)
+                    ]
+                    for p in outputs
+                ]
+                results = join(self.pack, window, ranges, positive)
+                for position, name in zip(outputs, results, strict=True):
+                    at = (position, line) if axis == 0 else (line, position)
+                    found[at] = name
+        return found

@@ -1,0 +1,353 @@
+"""Prints a plan whose planes stay in registers (see :mod:`.grid`): one plane a block.
+
+Inputs come by way of shared memory, outputs go by way of it, so that every access of global memory
+is wide.  A window joins along rows and along columns in turn; before each, threads exchange the
+edges of their rectangles.  Slot ``thread + k * pitch`` of shared memory holds number k of a
+thread's edges; two slots more hold the identities of maxima and sums, for threads that have no
+neighbour.  Runs of equal steps become a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import gcd
+
+from minidnn.graph.types import ITEMSIZE
+
+from ....cache import digest
+from ....fusion.plan import Binding, KernelPlan, PlanStep
+from ...cpu.code import Code
+from ..dialect import TYPES
+from ..kernels import KernelSource, Launch
+from ..tensor import Tensor
+from .facts import positive_planes
+from .functions import Functions
+from .grid import Grid, assign_arrays, operations_of, reach_of
+from .rectangle import RectanglePrinter
+from .vectors import SequenceKernel, packed_vectors
+
+_UNITS = (16, 8, 4, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of a step's function: what does not change from step to step, and its vectors."""
+
+    text: str
+    vectors: tuple[int, ...]
+
+
+def print_resident(
+    plan: KernelPlan,
+    binding: Binding,
+    tensors: Sequence[Tensor],
+    arch: str,
+    grid: Grid,
+) -> SequenceKernel:
+    """The kernel of a plan that suits the grid."""
+    return _Printer(plan, binding, tensors, arch, grid).print()
+
+
+class _Printer:
+    def __init__(
+        self,
+        plan: KernelPlan,
+        binding: Binding,
+        tensors: Sequence[Tensor],
+        arch: str,
+        grid: Grid,
+    ) -> None:
+        self.plan = plan
+        self.binding = binding
+        self.tensors = tensors
+        self.grid = grid
+        self.positive = positive_planes(plan)
+        self.triples = int(arch.removeprefix("sm_").rstrip("af")) >= 90
+        self.frame = max(end for _, end in binding.segments)
+        self.functions = Functions(inline=True)
+        self.barrier = "__syncwarp();" if grid.threads == 32 else "__syncthreads();"
+        self.size = plan.anchor[0] * plan.anchor[1]
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Shared memory: edges first, then regions for whole planes."""
+        grid, reaches = self.grid, [(0, 0), (0, 0)]
+        for operation in operations_of(self.plan):
+            if operation.window is not None:
+                for axis, (before, after) in enumerate(reach_of(operation.window)):
+                    low, high = reaches[axis]
+                    reaches[axis] = (max(low, before), max(high, after))
+        self.pitch = grid.threads + 2
+        lengths = (grid.columns, grid.rows)
+        counts = [sum(r) * length for r, length in zip(reaches, lengths, strict=True)]
+        self.halves = (0, counts[0] * self.pitch)
+        self.slots = max(1, sum(counts))
+        self.overlaid = self._overlays()
+        edges = self.slots * self.pitch * 4
+        self.edges_bytes = -(-edges // 16) * 16
+        self.regions_offset = 0 if self.overlaid else self.edges_bytes
+        widest = max(ITEMSIZE[t.dtype] for t in self.tensors)
+        self.region_bytes = -(-self.size * widest // 16) * 16
+        self.regions = max(1, len(self.binding.inputs))
+
+    def _overlays(self) -> bool:
+        """Whether edges lie over the regions: if whole planes lie there only before the first
+        window and after the last."""
+        steps = self.plan.steps
+        has_window = [
+            any(o.window is not None for segment in step.segments for o in segment)
+            for step in steps
+        ]
+        first = has_window.index(True)
+        last = len(steps) - 1 - has_window[::-1].index(True)
+        for i, step in enumerate(steps):
+            for operation in (o for segment in step.segments for o in segment):
+                planes = [self.plan.planes[n] for n in operation.operands]
+                if i >= first and any(plane.input is not None for plane in planes):
+                    return False
+                if i < last and self.plan.planes[operation.result].output is not None:
+                    return False
+        return True
+
+    def print(self) -> SequenceKernel:
+        body = self._body()
+        head = f'extern "C" __global__ void __launch_bounds__({self.grid.threads})'
+        text = f"{self.functions}{head} $({self._parameters()}) {body}"
+        name = f"seq_{digest(text)[:20]}"
+        source = KernelSource(name, text.replace("$", name))
+        shared = self.regions_offset + self.regions * self.region_bytes
+        shared = max(shared, self.edges_bytes)
+        blocks = self.binding.batch * self.frame
+        launch = Launch(source, (blocks, 1, 1), (self.grid.threads, 1, 1), shared)
+        return SequenceKernel(launch, partial(packed_vectors, self.binding))
+
+    def _parameters(self) -> str:
+        parts = []
+        for i, tensor in enumerate(self.tensors):
+            const = "const " if i < len(self.binding.inputs) else ""
+            parts.append(f"{const}{TYPES[tensor.dtype]} *__restrict__ a{i}")
+        if self.binding.vectors:
+            parts.append("const float *__restrict__ vectors")
+        return ", ".join(parts)
+
+    def _body(self) -> Code:
+        code, grid = Code(), self.grid
+        with code.block(""):
+            code.line("MD_SHARED;")
+            code.line("float *const edges = (float *)md_shared;")
+            code.line(f"const int first = blockIdx.x % {self.frame}u;")
+            code.line(f"const long long image = blockIdx.x / {self.frame}u;")
+            code.line("const int thread = threadIdx.x;")
+            # Threads too many compute what nobody reads, beside the last.
+            code.line(f"const int at = min(thread, {grid.used - 1});")
+            code.line(f"const int ty = at / {grid.across}, tx = at % {grid.across};")
+            code.line(f"const int y = ty * {grid.rows}, x = tx * {grid.columns};")
+            segments = self.binding.segments
+            for segment, (begin, end) in enumerate(segments):
+                test = f"if (first >= {begin} && first < {end})" if len(segments) > 1 else ""
+                with code.block(test):
+                    self._segment(code, segment)
+        return code
+
+    # A segment of channels
+
+    def _segment(self, code: Code, segment: int) -> None:
+        plan = self.plan
+        self.arrays = assign_arrays(plan, segment)
+        used = dict.fromkeys(
+            n for s in plan.steps for o in s.segments[segment] for n in (*o.operands, o.result)
+        )
+        for number in used:
+            self._tensor(code, number)
+        for number in used:
+            if plan.planes[number].input is not None:
+                self._stage(code, number)
+        code.line("md_copy_wait();")
+        code.line(self.barrier)
+        for array in sorted(set(self.arrays.values())):
+            code.line(f"float r{array}[{self.grid.rows * self.grid.columns}];")
+        calls: list[_Call] = []
+        has_identities = False
+        for step in plan.steps:
+            if not step.segments[segment]:
+                continue
+            if not has_identities and any(o.window is not None for o in step.segments[segment]):
+                self._run(code, calls)
+                calls = []
+                self._write_identities(code)
+                has_identities = True
+            calls.append(self._call(step, segment))
+            outputs = [
+                o.result for o in step.segments[segment] if plan.planes[o.result].output is not None
+            ]
+            if outputs:
+                self._run(code, calls)
+                calls = []
+            for number in outputs:
+                self._write(code, number, segment)
+
+    def _write_identities(self, code: Code) -> None:
+        """Fills the slots of threads that there are not; the barrier before they are read is that
+        of the first exchange."""
+        if self.overlaid:
+            code.line(self.barrier)
+        threads = self.grid.threads
+        with code.block(f"for (int i = thread; i < {self.slots}; i += {threads})"):
+            for k, value in enumerate(("floatbits(0xff800000)", "0.0f")):
+                code.line(f"edges[i * {self.pitch} + {threads + k}] = {value};")
+
+    def _tensor(self, code: Code, number: int) -> None:
+        plane = self.plan.planes[number]
+        if plane.input is not None:
+            at, const = plane.input, "const "
+        elif plane.output is not None:
+            at, const = len(self.binding.inputs) + plane.output, ""
+        else:
+            return
+        tensor = self.tensors[at]
+        slot = (*self.binding.inputs, *self.binding.outputs)[at]
+        terms = [f"a{at}", str(tensor.offset)]
+        if not plane.one_image:
+            terms.append(f"image * {tensor.image}")
+        if not plane.one_channel:
+            terms.append(f"(long long)(first - {slot.channel}) * {tensor.channel}")
+        code.line(f"{const}{TYPES[tensor.dtype]} *const t{number} = {' + '.join(terms)};")
+
+    def _unit(self, tensor: Tensor) -> int:
+        """Bytes of the widest access that every plane of a tensor allows."""
+        common = gcd(self.size, tensor.image, tensor.channel, tensor.offset) * tensor.itemsize
+        return next(unit for unit in _UNITS if common % unit == 0)
+
+    def _region(self, index: int, dtype: str) -> str:
+        return (
+            f"(({TYPES[dtype]} *)(md_shared + {self.regions_offset + index * self.region_bytes}))"
+        )
+
+    def _stage(self, code: Code, number: int) -> None:
+        """Starts the copy of an input's plane into its region."""
+        index = self.plan.planes[number].input
+        assert index is not None
+        tensor = self.tensors[index]
+        unit = self._unit(tensor)
+        each = unit // tensor.itemsize
+        region = self._region(index, tensor.dtype)
+        head = f"for (int i = thread * {each}; i < {self.size}; i += {self.grid.threads * each})"
+        with code.block(head):
+            if unit >= 4:
+                code.line(f"md_copy<{unit}>({region} + i, t{number} + i);")
+            else:
+                code.line(f"{region}[i] = t{number}[i];")
+
+    def _write(self, code: Code, number: int, segment: int) -> None:
+        """Copies a plane from registers to its tensor, by way of a region."""
+        plane, grid = self.plan.planes[number], self.grid
+        assert plane.output is not None
+        tensor = self.tensors[len(self.binding.inputs) + plane.output]
+        region = self._region(self._idle_region(number, segment), tensor.dtype)
+        unit = self._unit(tensor)
+        each = unit // tensor.itemsize
+        type = TYPES[tensor.dtype]
+        code.line(self.barrier)
+        with code.block(f"if (thread < {grid.used})" if grid.used < grid.threads else ""):
+            for row in range(grid.rows):
+                for column in range(grid.columns):
+                    test = self._inside(row, column)
+                    value = f"r{self.arrays[number]}[{row * grid.columns + column}]"
+                    at = f"{region}[(y + {row}) * {self.plan.anchor[1]} + x + {column}]"
+                    code.line(f"{f'if ({test}) ' if test else ''}{at} = md_as<{type}>({value});")
+        code.line(self.barrier)
+        head = f"for (int i = thread * {each}; i < {self.size}; i += {grid.threads * each})"
+        with code.block(head):
+            word = f"md_word<{unit}>::type"
+            code.line(f"*({word} *)(t{number} + i) = *(const {word} *)({region} + i);")
+
+    def _idle_region(self, number: int, segment: int) -> int:
+        """A region whose input nobody reads any more once a plane is computed."""
+        last: dict[int, int] = {}
+        made = 0
+        for i, step in enumerate(self.plan.steps):
+            for operation in step.segments[segment]:
+                if operation.result == number:
+                    made = i
+                for operand in operation.operands:
+                    index = self.plan.planes[operand].input
+                    if index is not None:
+                        last[index] = i
+        for index in range(len(self.binding.inputs)):
+            if last.get(index, -1) <= made:
+                return index
+        self.regions = len(self.binding.inputs) + 1
+        return len(self.binding.inputs)
+
+    def _inside(self, row: int, column: int) -> str:
+        grid, (height, width) = self.grid, self.plan.anchor
+        tests = []
+        if (grid.down - 1) * grid.rows + row >= height:
+            tests.append(f"y + {row} < {height}")
+        if (grid.across - 1) * grid.columns + column >= width:
+            tests.append(f"x + {column} < {width}")
+        return " && ".join(tests)
+
+    # Steps
+
+    def _call(self, step: PlanStep, segment: int) -> _Call:
+        operations = step.segments[segment]
+        printer = RectanglePrinter(
+            self.plan,
+            operations,
+            self.grid,
+            self.arrays,
+            {
+                n: self._region(index, self.tensors[index].dtype)
+                for n, plane in enumerate(self.plan.planes)
+                if (index := plane.input) is not None
+            },
+            self.positive,
+            self.triples,
+            self.halves,
+            self.pitch,
+            self.barrier,
+            self._inside,
+        )
+        function = printer.print()
+        call = self.functions.call(function)
+        return _Call(call, tuple(printer.vectors))
+
+    def _run(self, code: Code, calls: Sequence[_Call]) -> None:
+        """Calls one after the other; those that differ in their vectors alone, in a loop."""
+        i = 0
+        while i < len(calls):
+            count, steps = _repeats(calls, i)
+            call = calls[i]
+            rows = [f"{v} + k * {s}" if count > 1 else str(v)
+                    for v, s in zip(call.vectors, steps, strict=True)]  # fmt: skip
+            text = call.text
+            for j, row in enumerate(rows):
+                text = text.replace(f"<vector {j}>", f"vectors + (({row}) * {self.frame} + first)")
+            if count > 1:
+                code.line('_Pragma("unroll 1")')
+                with code.block(f"for (int k = 0; k < {count}; k++)"):
+                    code.line(text)
+            else:
+                code.line(text)
+            i += count
+
+
+def _repeats(calls: Sequence[_Call], first: int) -> tuple[int, tuple[int, ...]]:
+    """How many calls from the first one on differ only in vectors, which lie in equal steps, and
+    those steps."""
+    call = calls[first]
+    none = tuple(0 for _ in call.vectors)
+    if first + 1 >= len(calls) or calls[first + 1].text != call.text:
+        return 1, none
+    steps = tuple(b - a for a, b in zip(call.vectors, calls[first + 1].vectors, strict=True))
+    count = 1
+    while first + count < len(calls):
+        other = calls[first + count]
+        expected = tuple(v + count * s for v, s in zip(call.vectors, steps, strict=True))
+        if other.text != call.text or other.vectors != expected:
+            break
+        count += 1
+    return count, steps

@@ -1,0 +1,32 @@
+"""What a printed plan is, and the one array of all its vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....fusion.plan import Binding
+from ....graph.ir import Constant
+from ..kernels import Launch
+
+
+@dataclass(frozen=True)
+class SequenceKernel:
+    """A printed plan.  Its arguments are pointers: inputs, outputs, then all vectors in one
+    array, which ``vectors()`` gives, if the binding has any."""
+
+    launch: Launch
+    vectors: Callable[[], np.ndarray]
+
+
+def packed_vectors(binding: Binding) -> np.ndarray:
+    """All vectors in float32, each along the kernel's whole axis of channels, zero elsewhere."""
+    frame = max(end for _, end in binding.segments)
+    packed = np.zeros((len(binding.vectors), frame), np.float32)
+    for row, vector in zip(packed, binding.vectors, strict=True):
+        assert isinstance(vector.value, Constant)
+        data = vector.value.data
+        row[vector.channel : vector.channel + data.size] = data.astype(np.float32)
+    return packed
