@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.errors import GraphError
+from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.types import numpy_dtype
 from minidnn.report.explain import explain
 from minidnn.report.profile import Profile, profile
 from minidnn.runtime.arrays import Wrap, empty, to_numpy
 from minidnn.runtime.plan import Plan
-from minidnn.runtime.program import Program
+from minidnn.runtime.program import DeviceProgram, Program
 
 
 class Executable:
@@ -22,7 +22,8 @@ class Executable:
 
     Calling it computes.  Inputs are NumPy arrays, PyTorch tensors or anything with
     ``__dlpack__``, in the order of the network's inputs or by their names; outputs are of the
-    kind of the first input: one, a tuple, or a dict, as the network defines them.
+    kind of the first input: one, a tuple, or a dict, as the network defines them.  On a GPU,
+    arrays lie there (NumPy's are copied), and work runs on the current stream of their library.
     """
 
     def __init__(self, plan: Plan, program: Program, device: str, precision: str) -> None:
@@ -42,6 +43,9 @@ class Executable:
         Results are fresh arrays unless ``out`` gives contiguous NumPy arrays to write to (one,
         or as many as there are outputs).  GraphError if something does not fit.
         """
+        if isinstance(self.program, DeviceProgram):
+            results = self.program.call(self._ordered(inputs, named), out)
+            return out if out is not None else self._packed(results)
         arrays, wrap = self._inputs(inputs, named)
         outputs = self._outputs(out)
         if out is not None:
@@ -49,7 +53,21 @@ class Executable:
         self.program.run(arrays, outputs)
         if out is not None:
             return out
-        results = [wrap(array) for array in outputs]
+        return self._packed([wrap(array) for array in outputs])
+
+    def bind(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
+        """What computes from these very arrays, into ``out`` or arrays of its own, each time it
+        is called without arguments: nothing is checked, copied or allocated.  Its ``outputs``
+        are the arrays that it writes.
+
+        UnsupportedError if the device has no such thing, GraphError if something does not fit.
+        """
+        if not isinstance(self.program, DeviceProgram):
+            raise UnsupportedError(f"device {self.device!r} does not bind arrays; 'cuda' does")
+        return self.program.bind(self._ordered(inputs, named), out)
+
+    def _packed(self, results: Sequence[Any]) -> Any:
+        """Results as the network defines them: one, a tuple, or a dict."""
         if self.graph.output_names is not None:
             return dict(zip(self.graph.output_names, results, strict=True))
         return results[0] if len(results) == 1 else tuple(results)
@@ -68,8 +86,11 @@ class Executable:
 
         UnsupportedError if the device does not time regions.
         """
-        arrays, _ = self._inputs(inputs, named)
-        return profile(self.plan, self.program, self.device, arrays, self._outputs(None), runs)
+        if isinstance(self.program, DeviceProgram):
+            arrays, outputs = list(self._ordered(inputs, named)), []
+        else:
+            arrays, outputs = self._inputs(inputs, named)[0], self._outputs(None)
+        return profile(self.plan, self.program, self.device, arrays, outputs, runs)
 
     def random_inputs(self) -> list[np.ndarray]:
         """Normally distributed inputs of the right shapes, always the same."""
@@ -87,6 +108,17 @@ class Executable:
     def _inputs(
         self, given: Sequence[Any], named: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], Wrap]:
+        arrays: list[np.ndarray] = []
+        wraps: list[Wrap] = []
+        ordered = self._ordered(given, named)
+        for value, array in zip(self.graph.inputs, ordered, strict=True):
+            view, wrap = to_numpy(f"input {value.name!r}", array)
+            arrays.append(self._checked(value, view))
+            wraps.append(wrap)
+        return arrays, wraps[0] if wraps else lambda result: result
+
+    def _ordered(self, given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        """The inputs in order, whether they were given by position or by name."""
         expected = self.graph.inputs
         if named:
             names = [value.name for value in expected]
@@ -99,13 +131,7 @@ class Executable:
         if len(given) != len(expected):
             names = [value.name for value in expected]
             raise GraphError(f"{len(given)} inputs given; valid are {len(expected)}: {names}")
-        arrays: list[np.ndarray] = []
-        wraps: list[Wrap] = []
-        for value, array in zip(expected, given, strict=True):
-            view, wrap = to_numpy(f"input {value.name!r}", array)
-            arrays.append(self._checked(value, view))
-            wraps.append(wrap)
-        return arrays, wraps[0] if wraps else lambda result: result
+        return given
 
     def _checked(self, value: Value, array: np.ndarray) -> np.ndarray:
         if array.shape != value.shape:

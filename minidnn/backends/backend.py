@@ -7,6 +7,7 @@ that gives a :class:`Backend`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -50,7 +51,16 @@ def _cpu() -> Backend:
     return backend
 
 
-_BUILT_IN: dict[str, Callable[[], Backend]] = {"cpu": _cpu, "reference": _reference}
+def _cuda(index: int = 0) -> Backend:
+    backend: Backend = import_module("minidnn.backends.cuda.backend").CudaBackend(index)
+    return backend
+
+
+_BUILT_IN: dict[str, Callable[[], Backend]] = {
+    "cpu": _cpu,
+    "cuda": _cuda,
+    "reference": _reference,
+}
 
 #: Devices in the order in which the default is looked for.
 PREFERENCE = ("cuda", "cpu", "reference")
@@ -62,12 +72,14 @@ def backend_names() -> list[str]:
 
 
 def get_backend(name: str) -> Backend:
-    """The backend of that name.
+    """The backend of that name; "cuda:1" is the second GPU.
 
     DeviceError if there is none, or if it cannot be used here, with the reason.
     """
     if isinstance(name, str) and name in _BUILT_IN:
         backend = _BUILT_IN[name]()
+    elif isinstance(name, str) and re.fullmatch(r"cuda:\d{1,4}", name):
+        backend = _cuda(int(name.removeprefix("cuda:")))
     else:
         found = [e for e in entry_points(group="minidnn.backends") if e.name == name]
         if not found:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidnn.errors import GraphError, UnsupportedError
+from minidnn.graph.ir import Node
 from minidnn.report.explain import (
     contracts,
     describe,
@@ -18,7 +19,7 @@ from minidnn.report.explain import (
     work,
 )
 from minidnn.runtime.plan import Plan
-from minidnn.runtime.program import Program, TimedProgram
+from minidnn.runtime.program import DescribedProgram, Program, TimedProgram
 
 __all__ = ["Profile", "RegionTime", "profile"]
 
@@ -122,5 +123,11 @@ def profile(
                 bound,
             )
         )
-        descriptions.append(describe(node))
+        descriptions.append(describe(node) + _details(program, node))
     return Profile(tuple(regions), tuple(descriptions), runs)
+
+
+def _details(program: Program, node: Node) -> str:
+    """What the program says about how it computes a node."""
+    said = program.details(node) if isinstance(program, DescribedProgram) else ""
+    return f" [{said}]" if said else ""

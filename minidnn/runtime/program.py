@@ -25,3 +25,23 @@ class TimedProgram(Program, Protocol):
     def bound_seconds(self, operations: int, bytes: int, contraction: bool) -> float:
         """The least time for that much work by the machine's measured rates; a contraction's
         operations are multiply-adds."""
+
+
+@runtime_checkable
+class DeviceProgram(Program, Protocol):
+    """A program that takes arrays of its own device, and decides how results are given back."""
+
+    def call(self, inputs: Sequence[Any], out: Any) -> Sequence[Any]:
+        """The outputs for the inputs in order, in ``out`` if that is not None; GraphError or
+        DeviceError if an array does not fit."""
+
+    def bind(self, inputs: Sequence[Any], out: Any) -> Any:
+        """What computes from these very arrays each time it is called."""
+
+
+@runtime_checkable
+class DescribedProgram(Program, Protocol):
+    """A program that can say how a node is computed."""
+
+    def details(self, node: Node) -> str:
+        """Algorithm, memory, occupancy, in a few words; empty if there is nothing to say."""

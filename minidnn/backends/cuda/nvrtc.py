@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ class Nvrtc:
         status = dll.nvrtcCreateProgram(ctypes.byref(program), source, title, 0, None, None)
         self._check(status, "nvrtcCreateProgram")
         try:
-            options = [option.encode() for option in (f"-arch={arch}", *OPTIONS)]
+            options = [option.encode() for option in (f"-arch={arch}", *OPTIONS, *self._no_cache)]
             array = (ctypes.c_char_p * len(options))(*options)
             status = dll.nvrtcCompileProgram(program, len(options), array)
             log = self._bytes(program, "ProgramLog").decode(errors="replace").rstrip("\0")
@@ -82,6 +82,20 @@ class Nvrtc:
             return Compiled(self._bytes(program, "CUBIN"), read_resources(log))
         finally:
             dll.nvrtcDestroyProgram(ctypes.byref(program))
+
+    @cached_property
+    def _no_cache(self) -> tuple[str, ...]:
+        """Keeps NVRTC from its own cache, where it has one: what comes from there comes without
+        the assembler's log, which says what kernels take."""
+        option, program = "-no-cache", ctypes.c_void_p()
+        dll = self._dll
+        status = dll.nvrtcCreateProgram(ctypes.byref(program), b"", b"probe.cu", 0, None, None)
+        self._check(status, "nvrtcCreateProgram")
+        try:
+            status = dll.nvrtcCompileProgram(program, 1, (ctypes.c_char_p * 1)(option.encode()))
+        finally:
+            dll.nvrtcDestroyProgram(ctypes.byref(program))
+        return () if status else (option,)
 
     def _bytes(self, program: ctypes.c_void_p, what: str) -> bytes:
         size = ctypes.c_size_t()

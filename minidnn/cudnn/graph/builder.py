@@ -87,9 +87,12 @@ class Graph(Operations):
         *,
         layout: str | None = None,
         strides: Sequence[int] | None = None,
+        alignment: int | None = None,
         like: Any = None,
     ) -> Tensor:
         """Marks a result as an output, in this dtype, layout or strides (or those of an array).
+
+        ``alignment``: of the address in bytes, 16 unless the array has less.
 
         Without any output marked, the results that nothing reads are the outputs.
         """
@@ -97,7 +100,7 @@ class Graph(Operations):
         if tensor.index in self._inputs or tensor.index in self._scalars:
             raise GraphError(f"output: {tensor} is an input of the graph, not a result")
         old = self._tensors[tensor.index]
-        alignment = old.alignment
+        alignment = old.alignment if alignment is None else alignment
         if like is not None:
             view = arrays.view(like, "like")
             if view.shape != old.shape:
@@ -186,13 +189,15 @@ class Graph(Operations):
         *,
         target: Target | None = None,
         defaults: bool = True,
+        most: int | None = None,
         constraints: Constraints | None = None,
         **constraint: Any,
     ) -> list[Plan]:
         """All plans that can be built, in cuDNN's order: those of heuristics A, B and fallback,
         and with ``defaults`` every other engine with its default knobs.
 
-        ``target`` is the current device, or one that is only described (:func:`.described`).
+        ``most``: no more than the first so many that may be used are tried.  ``target`` is the
+        current device, or one that is only described (:func:`.described`).
         Raises as :meth:`build`, but an empty list is possible.
         """
         wanted = constraints_from(constraints, constraint)
@@ -203,6 +208,7 @@ class Graph(Operations):
             wanted,
             device.current() if target is None else target,
             defaults=defaults,
+            most=most,
             scalars=scalars,
             names=names,
         )

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.errors import CuDNNError
@@ -113,12 +114,14 @@ def all_plans(
     target: device.Target,
     *,
     defaults: bool = True,
+    most: int | None = None,
     scalars: Sequence[float] = (),
     names: Sequence[str] = (),
 ) -> list[Plan]:
     """Like :func:`candidates`, built on several threads, since some engines compile for long.
 
-    Those that :func:`.is_last_resort` names are built only when there are no others.
+    Those that :func:`.is_last_resort` names are built only when there are no others.  With
+    ``most`` only the first so many that may be used are tried.
     """
     with _explained(spec, constraints):
         graph = lower.operation_graph(spec, target.handle)
@@ -131,7 +134,7 @@ def all_plans(
 
     first: list[Proposal] = []
     last: list[Proposal] = []
-    for proposal in _allowed(spec, constraints, proposed):
+    for proposal in islice(_allowed(spec, constraints, proposed), most):
         (last if engines.is_last_resort(proposal, spec) else first).append(proposal)
     for some in (first, last):
         with ThreadPoolExecutor(min(_THREADS, len(some) or 1)) as pool:

@@ -107,6 +107,11 @@ extern "C" __global__ void minidnn_wait(long long cycles) {
 """
 
 
+def keep_busy(cycles: int) -> None:
+    """Keeps the GPU busy for so many cycles of its clock, in order on CuPy's current stream."""
+    _wait()((1,), (1,), (cycles,))
+
+
 @dataclass(frozen=True)
 class _Replay:
     start: Run
@@ -168,7 +173,7 @@ def _captured(run: Run, count: int, stream: Any) -> Run:
 def _timed(replay: _Replay, stream: Any) -> float:
     cuda = cupy().cuda
     before, after = cuda.Event(), cuda.Event()
-    _wait()((1,), (1,), (WAIT_CYCLES,))
+    keep_busy(WAIT_CYCLES)
     before.record(stream)
     replay.start()
     after.record(stream)

@@ -1,0 +1,262 @@
+"""The zoo on one GPU: minidnn beside PyTorch, every cell's engines in turn in one process.
+
+    python benchmarks/cuda_zoo.py results.jsonl --networks resnet50 --batches 1 128
+
+A cell is a network, a precision and a batch size.  Engines are
+
+- ``minidnn``: compiled with the default tuning, bound to its arrays (a CUDA graph);
+- ``eager``, ``eager-last``: PyTorch's modules in NCHW and channels_last with cudnn.benchmark,
+  captured as a CUDA graph;
+- ``compile``: torch.compile(mode="reduce-overhead") with freezing.
+
+All of them read one input on the GPU and are timed in turn, round after round, by events around
+several calls; the median over the rounds counts, and its 95 % interval from order statistics.
+Finished cells of this commit are skipped, so that it can be stopped and started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+
+import minidnn as md
+from minidnn import models
+
+Run = Callable[[], object]
+PRECISIONS = ("float16", "bfloat16", "tf32", "float32")
+ENGINES = ("minidnn", "eager", "eager-last", "compile")
+NETWORKS = [name for name in models.list_models() if name != "digits"]
+ROUND_MS = 12.0
+
+
+def main() -> None:
+    options = arguments()
+    done = finished(options.results)
+    for name in options.networks:
+        for precision in options.precisions:
+            for batch in options.batches:
+                key = (commit(), name, precision, batch)
+                if (*key, tuple(options.engines)) in done:
+                    continue
+                cell = dict(zip(("commit", "network", "precision", "batch"), key, strict=True))
+                cell["engines"] = list(options.engines)
+                cell["device"] = torch.cuda.get_device_name()
+                cell |= measured(name, precision, batch, options)
+                with options.results.open("a") as file:
+                    file.write(json.dumps(cell) + "\n")
+                print(line(cell), flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--networks", nargs="+", default=NETWORKS, choices=NETWORKS)
+    parser.add_argument("--precisions", nargs="+", default=["float16"], choices=PRECISIONS)
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 128])
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--tune", default="quick")
+    parser.add_argument("--strategy", default="model")
+    parser.add_argument("--profile", action="store_true", help="print the regions of minidnn")
+    return parser.parse_args()
+
+
+def commit() -> str:
+    try:
+        asked = ["git", "rev-parse", "--short=12", "HEAD"]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def finished(results: Path) -> set[tuple[Any, ...]]:
+    if not results.exists():
+        return set()
+    cells = [json.loads(text) for text in results.read_text().splitlines()]
+    names = ("commit", "network", "precision", "batch")
+    return {(*(cell[n] for n in names), tuple(cell["engines"])) for cell in cells}
+
+
+def measured(name: str, precision: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Times of one cell in milliseconds, and what was needed to get there."""
+    dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision, torch.float32)
+    tf32 = precision == "tf32"
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.manual_seed(0)
+    network = peer(name)
+    size = 299 if name == "inception_v3" else 224
+    x = torch.randn(batch, 3, size, size, device="cuda", dtype=dtype)
+    runs: dict[str, Run] = {}
+    found: dict[str, Any] = {"compile_seconds": {}, "errors": {}}
+    reference = None
+    for engine in options.engines:
+        begin = time.perf_counter()
+        try:
+            runs[engine], output = ENGINE[engine](name, network, x, precision, options)
+        except Exception as error:
+            found[f"failed {engine}"] = f"{type(error).__name__}: {error}"[:300]
+            print(name, precision, batch, engine, found[f"failed {engine}"], flush=True)
+            continue
+        torch.cuda.synchronize()
+        found["compile_seconds"][engine] = round(time.perf_counter() - begin, 2)
+        output = output.float()
+        if reference is None:
+            reference = output
+        scale = float(reference.abs().max())
+        found["errors"][engine] = float((output - reference).abs().max()) / scale
+    times = in_turn(runs, options.rounds)
+    found["ms"] = {engine: median(ts) for engine, ts in times.items()}
+    found["interval"] = {engine: interval(ts) for engine, ts in times.items()}
+    runs.clear()
+    torch._dynamo.reset()
+    return found
+
+
+def peer(name: str) -> Any:
+    extra = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
+    return getattr(torchvision.models, name)(weights=None, **extra).eval()
+
+
+def ours(
+    name: str, network: Any, x: Any, precision: str, options: argparse.Namespace
+) -> tuple[Run, Any]:
+    net = models.get_model(name)
+    net.load_state_dict({key: value.numpy() for key, value in network.state_dict().items()})
+    exe = md.compile(
+        net,
+        tuple(x.shape),
+        device="cuda",
+        precision=precision,
+        tune=options.tune,
+        strategy=options.strategy,
+    )
+    if options.profile:
+        print(exe.explain(measure=True))
+    run = exe.bind(x)
+    run()
+    return run, run.outputs[0]
+
+
+def eager(
+    name: str, network: Any, x: Any, precision: str, options: argparse.Namespace
+) -> tuple[Run, Any]:
+    return captured(network.to("cuda", x.dtype), x)
+
+
+def eager_last(
+    name: str, network: Any, x: Any, precision: str, options: argparse.Namespace
+) -> tuple[Run, Any]:
+    moved = network.to("cuda", x.dtype).to(memory_format=torch.channels_last)
+    return captured(moved, x.to(memory_format=torch.channels_last))
+
+
+def captured(network: Any, x: Any) -> tuple[Run, Any]:
+    with torch.inference_mode():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                network(x)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = network(x)
+    graph.replay()
+    return graph.replay, y
+
+
+def compiled(
+    name: str, network: Any, x: Any, precision: str, options: argparse.Namespace
+) -> tuple[Run, Any]:
+    import torch._inductor.config
+
+    torch._inductor.config.freezing = True
+    torch._dynamo.reset()
+    network = network.to("cuda", x.dtype)
+    fast = torch.compile(network, mode="reduce-overhead")
+
+    def run() -> Any:
+        with torch.inference_mode(), torch.no_grad():
+            return fast(x)
+
+    for _ in range(4):
+        y = run()
+    return run, y.clone()
+
+
+ENGINE: dict[str, Callable[..., tuple[Run, Any]]] = {
+    "minidnn": ours,
+    "eager": eager,
+    "eager-last": eager_last,
+    "compile": compiled,
+}
+
+
+def in_turn(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of one call, for each round."""
+    counts = {}
+    for engine, run in runs.items():
+        run()
+        counts[engine] = max(2, min(200, math.ceil(ROUND_MS / max(timed(run, 2), 1e-3))))
+    times: dict[str, list[float]] = {engine: [] for engine in runs}
+    for _ in range(rounds):
+        for engine, run in runs.items():
+            times[engine].append(timed(run, counts[engine]))
+    return times
+
+
+def timed(run: Run, count: int) -> float:
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(200_000)  # the GPU does not wait for the first launch
+    before.record()
+    for _ in range(count):
+        run()
+    after.record()
+    after.synchronize()
+    return float(before.elapsed_time(after)) / count
+
+
+def median(times: list[float]) -> float:
+    return sorted(times)[len(times) // 2]
+
+
+def interval(times: list[float]) -> tuple[float, float]:
+    """Order statistics between which the median lies with at least 95 % probability."""
+    ordered, count = sorted(times), len(times)
+    below = 0
+    tail = 0.0
+    while below < count // 2:
+        tail += math.comb(count, below) / 2**count
+        if tail > 0.025:
+            break
+        below += 1
+    low = max(0, below - 1)
+    return ordered[low], ordered[count - 1 - low]
+
+
+def line(cell: dict[str, Any]) -> str:
+    ms = cell["ms"]
+    own = ms.get("minidnn")
+    peers = [value for engine, value in ms.items() if engine != "minidnn"]
+    ratio = f"{min(peers) / own:5.2f}x" if own and peers else "     -"
+    texts = " ".join(f"{engine} {value:8.3f}" for engine, value in ms.items())
+    seconds = cell["compile_seconds"]
+    worst = max(cell["errors"].values(), default=math.nan)
+    return (
+        f"{cell['network']:<14} {cell['precision']:<8} {cell['batch']:>4} {ratio} {texts} ms; "
+        f"compiled in {seconds} s; differ by {worst:.1e}"
+    )
+
+
+if __name__ == "__main__":
+    main()

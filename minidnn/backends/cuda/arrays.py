@@ -1,0 +1,296 @@
+"""Arrays of any library as a GPU program takes them, and results in the same library.
+
+CuPy and PyTorch arrays lie on the program's device; NumPy arrays (and lists) are copied there and
+back; others with ``__dlpack__`` or ``__cuda_array_interface__`` go through CuPy.  What has another
+floating-point dtype or is not contiguous is converted by its own library first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...cudnn._cupy import cupy
+from ...errors import DeviceError, GraphError
+from ...graph.ir import Value
+from ...graph.types import FLOATS, numpy_dtype
+from .constants import from_bits, to_bits
+
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An input or output of a program: how arrays for it must be."""
+
+    what: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+    @staticmethod
+    def of(what: str, value: Value) -> Slot:
+        return Slot(what, value.shape, value.dtype, value.type.bytes)
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        if tuple(shape) != self.shape:
+            raise GraphError(
+                f"{self.what} has shape {tuple(shape)}, but the network was compiled for "
+                f"{self.shape}; call minidnn.compile(network, {tuple(shape)}) for this size"
+            )
+
+    def check_dtype(self, dtype: str) -> None:
+        if dtype != self.dtype and not (dtype in FLOATS and self.dtype in FLOATS):
+            raise GraphError(f"{self.what} has dtype {dtype}; valid is {self.dtype}")
+
+    def described(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Given:
+    """An array of a caller: its address, the library that results are made by, and what must
+    stay alive until the copy is under way; ``kind`` is how it is copied to the device."""
+
+    pointer: int
+    library: Library
+    kept: Any
+    kind: int = DEVICE_TO_DEVICE
+
+
+class Library:
+    """How arrays of one library are made and found."""
+
+    is_host = False
+
+    def stream(self, device: int) -> int:
+        """The stream on which this library works now."""
+        return int(cupy().cuda.get_current_stream().ptr)
+
+    def empty(self, slot: Slot, device: int) -> Any:
+        raise NotImplementedError
+
+    def pointer(self, array: Any) -> int:
+        return int(array.data.ptr)
+
+    def finished(self, array: Any, slot: Slot) -> Any:
+        """A result as it is given back."""
+        return array
+
+
+class _Cupy(Library):
+    def empty(self, slot: Slot, device: int) -> Any:
+        if slot.dtype == "bfloat16":
+            return cupy().empty(slot.shape, cupy().uint16)
+        return cupy().empty(slot.shape, slot.dtype)
+
+    def finished(self, array: Any, slot: Slot) -> Any:
+        if slot.dtype != "bfloat16":
+            return array
+        own = _bfloat16()
+        if own is not None:
+            return array.view(own)
+        return (array.astype(cupy().uint32) << 16).view(cupy().float32)
+
+
+@dataclass(frozen=True, eq=False)
+class _Namespace(_Cupy):
+    """A library that takes CuPy's arrays over through DLPack."""
+
+    from_dlpack: Any
+
+    def finished(self, array: Any, slot: Slot) -> Any:
+        return self.from_dlpack(super().finished(array, slot))
+
+
+class _Numpy(Library):
+    is_host = True
+
+    def empty(self, slot: Slot, device: int) -> Any:
+        return np.empty(slot.shape, np.uint16 if slot.dtype == "bfloat16" else slot.dtype)
+
+    def pointer(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def finished(self, array: Any, slot: Slot) -> Any:
+        return from_bits(array, slot.dtype)
+
+
+class _Torch(Library):
+    def stream(self, device: int) -> int:
+        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+
+    def empty(self, slot: Slot, device: int) -> Any:
+        torch = sys.modules["torch"]
+        return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device=f"cuda:{device}")
+
+    def pointer(self, array: Any) -> int:
+        return int(array.data_ptr())
+
+
+CUPY, NUMPY, TORCH = _Cupy(), _Numpy(), _Torch()
+
+
+def read(slot: Slot, array: Any, device: int) -> Given:
+    """An array that is to be copied into a slot.
+
+    GraphError if it does not fit the slot, DeviceError if it lies on another device.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _torch(slot, array, device)
+    if isinstance(array, (np.ndarray, np.generic, list, tuple, int, float)):
+        return _numpy(slot, array)
+    if isinstance(array, cupy().ndarray):
+        return _cupy(slot, array, device, CUPY)
+    if hasattr(array, "__dlpack_device__") or hasattr(array, "__cuda_array_interface__"):
+        return _other(slot, array, device)
+    raise GraphError(
+        f"{slot.what} is a {type(array).__name__}; valid are CuPy and NumPy arrays, PyTorch "
+        "tensors and other arrays with __dlpack__"
+    )
+
+
+def _torch(slot: Slot, tensor: Any, device: int) -> Given:
+    if not tensor.is_cuda or tensor.device.index != device:
+        raise DeviceError(
+            f"{slot.what} lies on device {tensor.device}; valid is cuda:{device} (NumPy arrays "
+            "are copied there)"
+        )
+    if tensor.shape != slot.shape:
+        slot.check_shape(tensor.shape)
+    if not tensor.is_contiguous() or str(tensor.dtype) != f"torch.{slot.dtype}":
+        slot.check_dtype(str(tensor.dtype).removeprefix("torch."))
+        if tensor.layout != sys.modules["torch"].strided:
+            raise GraphError(
+                f"{slot.what} has layout {tensor.layout}; valid is torch.strided, dense"
+            )
+        own = getattr(sys.modules["torch"], slot.dtype)
+        tensor = tensor.detach().to(own).contiguous()
+    return Given(tensor.data_ptr(), TORCH, tensor)
+
+
+def _numpy(slot: Slot, given: Any) -> Given:
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise GraphError(f"{slot.what} is no regular array: {error}") from None
+    slot.check_shape(array.shape)
+    if array.dtype.name != slot.dtype:
+        slot.check_dtype(array.dtype.name)
+        with np.errstate(all="ignore"):
+            wide = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+            array = to_bits(wide, slot.dtype)
+    array = np.ascontiguousarray(array)
+    return Given(array.ctypes.data, NUMPY, array, HOST_TO_DEVICE)
+
+
+def _cupy(slot: Slot, array: Any, device: int, library: Library) -> Given:
+    if array.device.id != device:
+        raise DeviceError(
+            f"{slot.what} lies on device cuda:{array.device.id}; valid is cuda:{device}"
+        )
+    slot.check_shape(array.shape)
+    name = array.dtype.name
+    if name != slot.dtype:
+        slot.check_dtype(name)
+        array = _converted(array, name, slot.dtype)
+    if not array.flags.c_contiguous:
+        array = cupy().ascontiguousarray(array)
+    return Given(array.data.ptr, library, array)
+
+
+def _converted(array: Any, old: str, new: str) -> Any:
+    """A CuPy array in another dtype, bfloat16 as its bits."""
+    cp = cupy()
+    if old == "bfloat16":
+        array = (array.view(cp.uint16).astype(cp.uint32) << 16).view(cp.float32)
+    if new != "bfloat16":
+        return array.astype(numpy_dtype(new), copy=False)
+    single = cp.ascontiguousarray(array, cp.float32)
+    bits = single.view(cp.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return cp.where(cp.isnan(single), bits >> 16 | 0x40, rounded).astype(cp.uint16)
+
+
+def _other(slot: Slot, array: Any, device: int) -> Given:
+    if hasattr(array, "__cuda_array_interface__"):
+        return _cupy(slot, cupy().asarray(array), device, CUPY)
+    place, index = array.__dlpack_device__()
+    if int(place) in (1, 3):  # kDLCPU, kDLCUDAHost
+        return _numpy(slot, np.from_dlpack(array))
+    if int(place) not in (2, 13):  # kDLCUDA, kDLCUDAManaged
+        raise DeviceError(
+            f"{slot.what} lies on DLPack device type {int(place)}; valid is cuda:{device}"
+        )
+    if int(index) != device:
+        raise DeviceError(f"{slot.what} lies on device cuda:{int(index)}; valid is cuda:{device}")
+    namespace = getattr(array, "__array_namespace__", None)
+    maker = getattr(namespace(), "from_dlpack", None) if namespace is not None else None
+    library = CUPY if maker is None else _Namespace(maker)
+    return _cupy(slot, cupy().from_dlpack(array), device, library)
+
+
+def outputs_of(given: Any, slots: Sequence[Slot], device: int) -> list[Given]:
+    """The arrays of ``out=``: contiguous, of the right type, on the device or NumPy's."""
+    arrays = list(given) if isinstance(given, (list, tuple)) else [given]
+    if len(arrays) != len(slots):
+        raise GraphError(f"out gives {len(arrays)} arrays; valid are {len(slots)}")
+    found = [_output(slot, array, device) for slot, array in zip(slots, arrays, strict=True)]
+    for j, one in enumerate(found):
+        for i in range(j):
+            check_apart(slots[i], found[i], slots[j], one)
+    return found
+
+
+def check_apart(slot: Slot, one: Given, other: Slot, two: Given) -> None:
+    """GraphError if two arrays overlap."""
+    if one.pointer < two.pointer + other.bytes and two.pointer < one.pointer + slot.bytes:
+        raise GraphError(f"{slot.what} and {other.what} share memory; valid are arrays that do not")
+
+
+def _output(slot: Slot, array: Any, device: int) -> Given:
+    torch = sys.modules.get("torch")
+    library: Library
+    if torch is not None and isinstance(array, torch.Tensor):
+        dtype, dense = str(array.dtype).removeprefix("torch."), array.is_contiguous()
+        place, library = (array.device.index if array.is_cuda else None), TORCH
+        writable = not array.requires_grad
+    elif isinstance(array, np.ndarray):
+        dtype, dense, place = array.dtype.name, array.flags.c_contiguous, device
+        library, writable = NUMPY, array.flags.writeable
+        if slot.dtype == "bfloat16" and dtype == "float32":
+            raise GraphError(
+                f"{slot.what} is a float32 NumPy array; NumPy has no bfloat16: leave out= away"
+            )
+    elif isinstance(array, cupy().ndarray):
+        dtype, dense, place = array.dtype.name, array.flags.c_contiguous, array.device.id
+        library, writable = CUPY, True
+    else:
+        raise GraphError(
+            f"{slot.what} is a {type(array).__name__}; valid is a CuPy or NumPy array or a "
+            f"PyTorch tensor, {slot.described()}, contiguous"
+        )
+    if place != device:
+        raise DeviceError(f"{slot.what} lies on device {array.device}; valid is cuda:{device}")
+    if dtype != slot.dtype or tuple(array.shape) != slot.shape or not dense or not writable:
+        dense_text = "" if dense else ", not contiguous"
+        raise GraphError(
+            f"{slot.what} is {dtype}{list(array.shape)}{dense_text}; valid is a contiguous, "
+            f"writable array {slot.described()}"
+        )
+    kind = DEVICE_TO_HOST if library.is_host else DEVICE_TO_DEVICE
+    return Given(library.pointer(array), library, array, kind)
+
+
+def _bfloat16() -> Any:
+    """The dtype of package ml_dtypes, or None."""
+    try:
+        import ml_dtypes  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        return None
+    return np.dtype(ml_dtypes.bfloat16)

@@ -1,0 +1,115 @@
+"""The CUDA backend: generated kernels and cuDNN, on one NVIDIA GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import DeviceError, GraphError, UnsupportedError
+from ...fusion.contraction import parts_of
+from ...fusion.region import FusedContraction
+from ...fusion.region import Region as FusedRegion
+from ...fusion.target import Target
+from ...graph import operators as ops
+from ...graph.ir import Constant, Node
+from ...graph.operator import Contraction, Elementwise
+from ...runtime.plan import Plan
+from .contraction.tune import TUNES
+from .dialect import TYPES
+from .lower import lower_plan
+from .machine import machine_of
+from .nvrtc import why_unusable
+from .program import CudaProgram, on_device
+from .target import STORAGE, CudaTarget
+
+OLDEST = (8, 0)
+"""The oldest compute capability that generated kernels are written for."""
+
+_KNOWN = (
+    FusedRegion,
+    Contraction,
+    Elementwise,
+    ops.Concat,
+    ops.Softmax,
+    ops.LogSoftmax,
+    ops.AdaptiveAvgPool2d,
+    ops.Flatten,
+    ops.Reshape,
+    ops.Reorder,
+)
+_OPTIONS = ("accuracy", "memory_limit", "tune")
+
+
+class CudaBackend:
+    """Generated CUDA and cuDNN on the GPU of that index."""
+
+    name = "cuda"
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
+
+    def unavailable(self) -> str | None:
+        if importlib.util.find_spec("cupy") is None:
+            return "CuPy is not installed; pip install 'minidnn[cuda]'"
+        try:
+            machine = machine_of(self.index)
+        except DeviceError as error:
+            return str(error)
+        if machine.capability < OLDEST:
+            have, need = (".".join(map(str, pair)) for pair in (machine.capability, OLDEST))
+            return f"{machine.name} has compute capability {have}; at least {need} is needed"
+        from ... import cudnn
+
+        return cudnn.why_unavailable() or why_unusable()
+
+    def precisions(self) -> Sequence[str]:
+        return tuple(STORAGE)
+
+    def target(self, precision: str, options: Mapping[str, Any]) -> Target:
+        return CudaTarget(machine_of(self.index).device(precision), precision)
+
+    def unsupported(self, node: Node, precision: str) -> str | None:
+        if not isinstance(node.op, _KNOWN):
+            return f"there is no kernel for {node.op.name}"
+        for value in (*node.inputs, *node.outputs):
+            if value.dtype not in TYPES:
+                return f"{value!r} is none of {', '.join(TYPES)}"
+        if isinstance(node.op, (Contraction, FusedContraction)):
+            weight = parts_of(node).node.inputs[1]
+            if not isinstance(weight, Constant):
+                return f"its weight {weight!r} is computed at run time"
+        return None
+
+    def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CudaProgram:
+        unknown = sorted(set(options) - set(_OPTIONS))
+        if unknown:
+            names = ", ".join(map(repr, _OPTIONS))
+            raise UnsupportedError(f"option {unknown[0]!r} of device 'cuda'; valid are {names}")
+        tune, accuracy = _tune(options), _accuracy(options)
+        limit = _memory_limit(options)
+        machine = machine_of(self.index)
+        with on_device(self.index):
+            tasks = lower_plan(plan, machine.arch, precision == "tf32", accuracy)
+            return CudaProgram(plan, tasks, self.index, machine.arch, tune, limit)
+
+
+def _tune(options: Mapping[str, Any]) -> str:
+    tune = options.get("tune", TUNES[0])
+    if tune not in TUNES:
+        raise GraphError(f"tune={tune!r}; valid are {', '.join(map(repr, TUNES))}")
+    return str(tune)
+
+
+def _accuracy(options: Mapping[str, Any]) -> str:
+    accuracy = options.get("accuracy", "normal")
+    if accuracy not in ("normal", "high"):
+        raise GraphError(f"accuracy={accuracy!r}; valid are 'normal', 'high'")
+    return str(accuracy)
+
+
+def _memory_limit(options: Mapping[str, Any]) -> int | None:
+    limit = options.get("memory_limit")
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise GraphError(f"memory_limit={limit!r}; valid is a number of bytes, or None")
+    return limit

@@ -1,0 +1,1 @@
+"""Contractions on CUDA: what can compute one, and which of that is fastest."""

@@ -1,0 +1,120 @@
+"""cuDNN's fixed-function convolution, for exact float32, on addresses.
+
+Sources: cuDNN, ``cudnnConvolutionForward``, ``cudnnConvolutionBiasActivationForward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ....cudnn import library
+from ....cudnn.accuracy import is_coarse_winograd
+from ....cudnn.activation import ActivationDescriptor
+from ....cudnn.convolution.key import ConvolutionKey, FilterKey, TensorKey
+from ....cudnn.convolution.plan import Problem
+from ....cudnn.enums import (
+    ActivationMode,
+    ConvolutionFwdAlgo,
+    ConvolutionMode,
+    DataType,
+    MathType,
+    Status,
+    TensorFormat,
+)
+from ....cudnn.errors import CuDNNError, check
+from ....cudnn.handle import current_handle
+from ....cudnn.scalars import ONE, ZERO
+from ....cudnn.tensor import TensorDescriptor
+from .problem import ContractionProblem
+
+Address = int
+
+
+@dataclass(frozen=True)
+class FixedConvolution:
+    """An algorithm for a problem; ``fused`` says whether it takes bias, residual and ReLU."""
+
+    descriptors: Problem
+    algorithm: int
+    workspace: int
+    bias: TensorDescriptor | None = None
+    activation: ActivationDescriptor | None = None
+
+    def bind(
+        self, x: Address, w: Address, y: Address, bias: Address, z: Address, workspace: Address
+    ) -> Callable[[], None]:
+        """Runs on those addresses, on CuPy's current stream; ``z`` 0 is no residual."""
+        parts = self.descriptors
+        first, second, out = parts.operands()
+        room = (workspace or None, self.workspace)
+        common = (first, x, second, w, parts.conv.value, self.algorithm, *room)
+        if self.bias is None or self.activation is None:
+            name = "cudnnConvolutionForward"
+            rest: tuple[object, ...] = (ZERO, out, y)
+        else:
+            name = "cudnnConvolutionBiasActivationForward"
+            residual = (ONE, out, z) if z else (ZERO, out, y)
+            rest = (*residual, self.bias.value, bias, self.activation.value, out, y)
+        call = getattr(library.load(), name)
+
+        def run(kept: FixedConvolution = self) -> None:
+            status = call(current_handle(), ONE, *common, *rest)
+            check(status, name, kept.descriptors.key.describe())
+
+        return run
+
+
+def fixed_convolution(
+    problem: ContractionProblem, algorithm: int, fused: bool
+) -> FixedConvolution | str:
+    """The convolution by that algorithm, or why cuDNN does not compute it so."""
+    kind = ConvolutionFwdAlgo(algorithm)
+    high = problem.accuracy == "high"
+    if high and ("FFT" in kind.name or "WINO" in kind.name):
+        return "it computes through Winograd or FFT"
+    if is_coarse_winograd(kind.name, problem.w.shape[2:]):
+        return "it is less accurate than TF32 with windows over 3"
+    if any(before != after for before, after in problem.padding):
+        return "padding differs from one side to the other"
+    descriptors = Problem(_key(problem, algorithm, fused))
+    try:
+        workspace = descriptors.workspace(algorithm)
+    except CuDNNError as error:
+        # With BAD_PARAM cuDNN also refuses some algorithms for some layouts.
+        if not error.unsupported and error.status != Status.CUDNN_STATUS_BAD_PARAM:
+            raise
+        return str(error).partition("\n")[0]
+    if not fused:
+        return FixedConvolution(descriptors, algorithm, workspace)
+    channels = problem.w.shape[0]
+    bias = TensorDescriptor.strided(
+        DataType.CUDNN_DATA_FLOAT, (1, channels, 1, 1), (channels, 1, 1, 1)
+    )
+    activation = ActivationDescriptor.of(ActivationMode.CUDNN_ACTIVATION_RELU)
+    return FixedConvolution(descriptors, algorithm, workspace, bias, activation)
+
+
+def _key(problem: ContractionProblem, algorithm: int, fused: bool) -> ConvolutionKey:
+    kind = DataType.CUDNN_DATA_FLOAT
+    layout = TensorFormat.CUDNN_TENSOR_NCHW if problem.planar else TensorFormat.CUDNN_TENSOR_NHWC
+    y = problem.output
+    return ConvolutionKey(
+        operation="forward",
+        x=TensorKey(kind, problem.input.shape, problem.input.strides),
+        w=FilterKey(kind, layout, problem.w.shape),
+        y=TensorKey(kind, y.shape, y.strides),
+        padding=tuple(before for before, _ in problem.padding),
+        stride=problem.stride,
+        dilation=problem.dilation,
+        groups=problem.groups,
+        mode=ConvolutionMode.CUDNN_CROSS_CORRELATION,
+        compute=kind,
+        math=MathType.CUDNN_FMA_MATH,
+        search=str(algorithm),
+        deterministic=True,
+        workspace_limit=1 << 62,
+        aligned=True,
+        fused=fused,
+        device=0,
+    )

@@ -1,0 +1,39 @@
+"""Which forms of a contraction are worth trying."""
+
+from __future__ import annotations
+
+from .graphs import can_be_product, fusable_stages
+from .problem import ContractionProblem
+from .recipe import CONVOLUTION, FIXED, PRODUCT, Form
+
+
+def forms_of(problem: ContractionProblem) -> list[Form]:
+    """The forms, the most promising first.
+
+    cuDNN computes all stages that it knows, or those before the first residual, since a residual
+    leaves it few engines; what it does not compute, a kernel of ours does.  A result that is a
+    slice is written there or packed and carried over.
+    """
+    most = fusable_stages(problem)
+    adds = [i for i, stage in enumerate(problem.stages[:most]) if stage.mode == "add"]
+    levels = list(dict.fromkeys((most, *adds[:1])))
+    cores = [CONVOLUTION, *([PRODUCT] if can_be_product(problem) else [])]
+    places = [False] if problem.is_dense else [False, True]
+    forms = [Form(core, level, packed) for level in levels for core in cores for packed in places]
+    if not any(form.stages == 0 for form in forms):
+        # For activations that cuDNN knows but has no engine for.
+        forms += [Form(CONVOLUTION, 0, packed) for packed in places]
+    if problem.is_exact:
+        levels = list(dict.fromkeys((_fixed_stages(problem), 0)))
+        forms += [Form(FIXED, level, packed) for level in levels for packed in places]
+    return forms
+
+
+def _fixed_stages(problem: ContractionProblem) -> int:
+    """How many stages the fused fixed function takes: bias, residual if any, ReLU."""
+    modes = [stage.mode for stage in problem.stages[:3]]
+    plain = [not stage.parameters for stage in problem.stages[:3]]
+    for pattern in (["bias", "add", "relu"], ["bias", "relu"]):
+        if modes[: len(pattern)] == pattern and all(plain[: len(pattern)]):
+            return len(pattern)
+    return 0

@@ -1,0 +1,131 @@
+"""Contractions as cuDNN graphs: a convolution or a matrix product with the first stages fused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ....cudnn.graph import Constraints, Graph
+from ....cudnn.graph.spec import TensorSpec
+from ....cudnn.graph.tensor import Tensor as GraphTensor
+from .problem import ContractionProblem, Stage, spec_of
+
+CONVOLUTION, PRODUCT = "convolution", "product"
+
+
+def constraints_of(problem: ContractionProblem, workspace_limit: int) -> Constraints:
+    """What engines may do: the same bits on every run, and no products below the precision."""
+    return Constraints(
+        tf32=problem.tf32,
+        deterministic=True,
+        accuracy=problem.accuracy,
+        workspace_limit=workspace_limit,
+    )
+
+
+def graph_of(problem: ContractionProblem, core: str, stages: int, output: TensorSpec) -> Graph:
+    """The contraction with its first ``stages`` stages, written as ``output`` says.
+
+    Its tensors are image, filter, then what each of the stages reads, in order.
+    """
+    graph = Graph()
+    spec = _View(problem, core == PRODUCT)
+    x = _declare(graph, spec.image(problem.input), "x")
+    w = _declare(graph, spec.filter(), "w")
+    others = [spec_of(t, problem.batch) for t in problem.others]
+    if core == PRODUCT:
+        value = graph.matmul(x, w)
+    else:
+        value = graph.convolution(
+            x,
+            w,
+            padding=problem.padding,
+            stride=problem.stride,
+            dilation=problem.dilation,
+        )
+    for number, stage in enumerate(problem.stages[:stages]):
+        value = _fused(graph, value, stage, spec, others, number)
+    final = spec.image(output)
+    graph.output(value, final.dtype, strides=final.strides, alignment=final.alignment)
+    return graph
+
+
+def _fused(
+    graph: Graph,
+    value: GraphTensor,
+    stage: Stage,
+    view: _View,
+    others: Sequence[TensorSpec],
+    number: int,
+) -> GraphTensor:
+    if stage.mode == "bias":
+        return graph.add(value, _declare(graph, view.vector(), f"bias{number}"))
+    if stage.mode == "add":
+        other = view.image(others[stage.index])
+        return graph.add(value, _declare(graph, other, f"other{number}"))
+    return graph.pointwise(stage.mode, value, **dict(stage.parameters))
+
+
+def _declare(graph: Graph, spec: TensorSpec, name: str) -> GraphTensor:
+    return graph.tensor(
+        spec.shape, spec.dtype, strides=spec.strides, alignment=spec.alignment, name=name
+    )
+
+
+class _View:
+    """Tensors of a problem as they stand, or as matrices: pixels by channels."""
+
+    def __init__(self, problem: ContractionProblem, flat: bool) -> None:
+        self.problem = problem
+        self.flat = flat
+
+    def image(self, spec: TensorSpec) -> TensorSpec:
+        if not self.flat:
+            return spec
+        batch, channels, rows, columns = spec.shape
+        step = spec.strides[3] if rows * columns > 1 else spec.strides[0]
+        pixels = batch * rows * columns
+        return self._matrix(spec, (1, pixels, channels), (pixels * step, step, 1))
+
+    def filter(self) -> TensorSpec:
+        w = self.problem.w
+        if not self.flat:
+            return w
+        out, channels = w.shape[:2]
+        return self._matrix(w, (1, channels, out), (channels * out, 1, channels))
+
+    def vector(self) -> TensorSpec:
+        w = self.problem.w
+        channels = w.shape[0]
+        if self.flat:
+            return self._matrix(w, (1, 1, channels), (channels, channels, 1))
+        strides = (channels, 1, channels, channels)
+        if self.problem.planar:
+            strides = (channels, 1, 1, 1)
+        return TensorSpec((1, channels, 1, 1), strides, w.dtype)
+
+    def _matrix(self, spec: TensorSpec, shape: Any, strides: Any) -> TensorSpec:
+        return TensorSpec(shape, strides, spec.dtype, spec.alignment)
+
+
+def can_be_product(problem: ContractionProblem) -> bool:
+    """Whether the problem is a matrix product over tensors whose pixels lie at one distance."""
+    if not problem.is_pointwise or problem.planar or problem.is_exact:
+        return False
+    others = (spec_of(t, problem.batch) for t in problem.others)
+    return all(
+        spec.shape[2] * spec.shape[3] == 1
+        or (
+            spec.strides[2] == spec.shape[3] * spec.strides[3]
+            and spec.strides[0] == spec.shape[2] * spec.strides[2]
+        )
+        for spec in (problem.input, problem.output, *others)
+    )
+
+
+def fusable_stages(problem: ContractionProblem) -> int:
+    """How many of the first stages cuDNN has names for."""
+    for count, stage in enumerate(problem.stages):
+        if not stage.mode:
+            return count
+    return len(problem.stages)

@@ -1,0 +1,258 @@
+"""A contraction with its epilogue as plain data: all that a choice of algorithm depends on.
+
+A linear layer is a 1x1 convolution of images of one pixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ....cudnn.graph.spec import ALIGNMENT, TensorSpec
+from ....fusion.contraction import Parts, parts_of
+from ....fusion.region import FusedContraction
+from ....graph import operators as ops
+from ....graph.expression import argument, linearize
+from ....graph.ir import Node, Value
+from ....graph.operator import Operator
+from ....graph.operators import Conv2d, Linear
+from ..pointwise import CHAIN, Argument, PointStep
+from ..tensor import Tensor
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the epilogue.
+
+    ``mode`` is cuDNN's name of it, "" for what only our kernels compute; "bias" adds vector
+    ``index``, "add" adds tensor ``index`` of the others.
+    """
+
+    mode: str
+    step: PointStep
+    parameters: tuple[tuple[str, float], ...] = ()
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class ContractionProblem:
+    """What is computed: ``y = stages(convolution(x, w))``.
+
+    Shapes are in NCHW order; ``vectors`` are the dtypes of the vectors over channels that stages
+    read, ``others`` the tensors that they read beside.
+    """
+
+    x: Tensor
+    w: TensorSpec
+    y: Tensor
+    batch: int
+    padding: tuple[Pair, Pair]
+    stride: Pair
+    dilation: Pair
+    groups: int
+    stages: tuple[Stage, ...]
+    others: tuple[Tensor, ...]
+    vectors: tuple[str, ...]
+    #: Whether image and result are NCHW; else NHWC.
+    planar: bool
+    tf32: bool
+    accuracy: str = "normal"
+
+    @property
+    def input(self) -> TensorSpec:
+        return spec_of(self.x, self.batch)
+
+    @property
+    def output(self) -> TensorSpec:
+        return spec_of(self.y, self.batch)
+
+    @property
+    def packed(self) -> Tensor:
+        """The result as it lies when nothing else lies between its elements."""
+        y = self.y
+        size = y.rows * y.columns * y.channels
+        if self.planar:
+            return replace(
+                y, image=size, channel=y.rows * y.columns, row=y.columns, pixel=1, offset=0
+            )
+        row = y.columns * y.channels
+        return replace(y, image=size, channel=1, row=row, pixel=y.channels, offset=0)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the result is not a slice of something wider."""
+        return self.y == self.packed
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether products must be float32 products."""
+        return self.x.dtype == "float32" and not self.tf32
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each pixel is computed from itself alone: a matrix product."""
+        plain = self.w.shape[2:] == (1, 1) and self.stride == (1, 1) and self.groups == 1
+        return plain and self.padding == ((0, 0), (0, 0))
+
+    def describe(self) -> str:
+        """One line for messages and cache entries."""
+        sizes = "x".join(map(str, self.input.shape)), "x".join(map(str, self.w.shape))
+        stages = " + ".join(stage.mode or "code" for stage in self.stages) or "nothing"
+        return f"{self.x.dtype} {sizes[0]} by {sizes[1]}, stride {self.stride}, then {stages}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor's address: so many bytes from where the storage of a value begins."""
+
+    value: Value
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A problem and the values that it is about."""
+
+    problem: ContractionProblem
+    source: Place
+    weight: Value
+    result: Place
+    others: tuple[Place, ...]
+    vectors: tuple[Value, ...]
+
+
+def spec_of(t: Tensor, batch: int) -> TensorSpec:
+    """A tensor as cuDNN sees it; its address is the pointer's and the offset's."""
+    align = (t.offset * t.itemsize) & -(t.offset * t.itemsize) or ALIGNMENT
+    shape, strides = (batch, t.channels, t.rows, t.columns), (t.image, t.channel, t.row, t.pixel)
+    return TensorSpec(shape, strides, t.dtype, min(ALIGNMENT, align))
+
+
+def contraction_of(
+    node: Node,
+    tensor: Callable[[Value], Tensor],
+    is_planar: Callable[[Value], bool],
+    tf32: bool,
+    accuracy: str,
+) -> Contraction:
+    """The contraction that a node of an optimized graph computes.
+
+    ``tensor`` tells how a value of the graph lies, ``is_planar`` whether it is NCHW.
+    """
+    parts = parts_of(node)
+    assert not parts.prologue, "no kernel here computes a prologue"
+    outer: dict[Value, Value] = {parts.result: node.output}
+    if isinstance(node.op, FusedContraction):
+        outer |= dict(zip(node.op.body.inputs, node.inputs, strict=True))
+    inner = parts.node
+    source = outer.get(parts.source, parts.source)
+    others = tuple(outer.get(value, value) for value in parts.others)
+    stages, vectors = _stages(node, parts)
+    op = inner.op
+    weight = inner.inputs[1]
+    if isinstance(op, Linear):
+        batch = source.type.size // source.shape[-1]
+        x, y = _rows(source), _rows(node.output)
+        rest = [_rows(value) for value in others]
+        geometry, planar = Conv2d(), False
+    else:
+        assert isinstance(op, Conv2d)
+        batch, geometry, planar = source.shape[0], op, is_planar(source)
+        x, y = tensor(source), tensor(node.output)
+        rest = [tensor(value) for value in others]
+    places = []
+    for value, lies in ((source, x), (node.output, y), *zip(others, rest, strict=True)):
+        places.append(Place(value, (lies.offset - _nearest(lies)) * lies.itemsize))
+    x, y, *rest = (replace(t, offset=_nearest(t)) for t in (x, y, *rest))
+    shape = (weight.shape[0], weight.shape[1], *(weight.shape[2:] or (1, 1)))
+    problem = ContractionProblem(
+        x=x,
+        w=TensorSpec(shape, weight_strides(shape, planar), weight.dtype),
+        y=y,
+        batch=batch,
+        padding=geometry.padding,
+        stride=geometry.stride,
+        dilation=geometry.dilation,
+        groups=geometry.groups,
+        stages=stages,
+        others=tuple(rest),
+        vectors=tuple(value.dtype for value in vectors),
+        planar=planar,
+        tf32=tf32,
+        accuracy=accuracy,
+    )
+    read = tuple(outer.get(value, value) for value in vectors)
+    return Contraction(problem, places[0], weight, places[1], tuple(places[2:]), read)
+
+
+def _nearest(t: Tensor) -> int:
+    """What is left of an offset behind the last address that is aligned: equal problems at other
+    places of a buffer are one."""
+    return t.offset % (ALIGNMENT // t.itemsize)
+
+
+def weight_strides(shape: Sequence[int], planar: bool) -> tuple[int, ...]:
+    """Of a filter in KCRS or KRSC order."""
+    _, channels, rows, columns = shape
+    size = channels * rows * columns
+    if planar:
+        return (size, rows * columns, columns, 1)
+    return (size, 1, columns * channels, channels)
+
+
+def _rows(value: Value) -> Tensor:
+    """A value as rows of features, each an image of one pixel."""
+    features = value.shape[-1]
+    return Tensor(value.dtype, features, 1, 1, features, 1, features, features)
+
+
+_BIAS = PointStep(linearize(argument(0) + argument(1)), (CHAIN, Argument("vector", 0)))
+
+
+def _stages(node: Node, parts: Parts) -> tuple[tuple[Stage, ...], tuple[Value, ...]]:
+    """The epilogue, the bias first, and the vectors that it reads."""
+    stages: list[Stage] = []
+    vectors: dict[Value, None] = {}
+    if len(parts.node.inputs) > 2:
+        vectors[parts.node.inputs[2]] = None
+        stages.append(Stage("bias", _BIAS))
+    chain = parts.node.output
+    others = parts.others
+    inner_nodes = node.op.body.nodes if isinstance(node.op, FusedContraction) else ()
+    nodes = {inner.output: inner for inner in inner_nodes}
+    for operation in parts.epilogue:
+        arguments = []
+        for value in operation.operands:
+            kind = CHAIN if value is chain else Argument("tensor", 1 + others.index(value))
+            arguments.append(kind)
+        for vector in operation.vectors:
+            place = list(vectors).index(vector.value) if vector.value in vectors else len(vectors)
+            vectors[vector.value] = None
+            arguments.append(Argument("vector", place))
+        op = nodes[operation.output].op
+        step = PointStep(operation.code, tuple(arguments))
+        stages.append(_stage(op, step))
+        chain = operation.output
+    return tuple(stages), tuple(vectors)
+
+
+def _stage(op: Operator, step: PointStep) -> Stage:
+    tensors = [a.index - 1 for a in step.arguments if a.kind == "tensor"]
+    if isinstance(op, ops.Add) and len(tensors) == 1:
+        return Stage("add", step, index=tensors[0])
+    if isinstance(op, ops.LeakyReLU) and op.negative_slope >= 0:
+        slope = (("relu_lower_clip_slope", float(op.negative_slope)),)
+        return Stage("relu", step, slope)
+    if isinstance(op, ops.ReLU6):
+        return Stage("relu", step, (("relu_upper_clip", 6.0),))
+    if isinstance(op, ops.ELU):
+        return Stage("elu", step, (("elu_alpha", float(op.alpha)),))
+    names: dict[type[Operator], str] = {
+        ops.ReLU: "relu",
+        ops.Sigmoid: "sigmoid",
+        ops.Tanh: "tanh",
+        ops.SiLU: "swish",
+    }
+    return Stage(names.get(type(op), ""), step)

@@ -1,0 +1,224 @@
+"""Recipes: one way to compute a contraction, and how it is built from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ....cudnn.enums import ConvolutionFwdAlgo
+from ....cudnn.graph import EngineConfig
+from ....cudnn.graph.plan import Plan
+from ....cudnn.graph.spec import TensorSpec
+from ....graph.types import ITEMSIZE
+from ..functions import Loaded, Run
+from ..kernels import Launch
+from ..pointwise import Argument, PointStep, print_pointwise
+from ..tensor import Tensor
+from .fixed import FixedConvolution, fixed_convolution
+from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
+from .problem import ContractionProblem, spec_of
+
+FIXED = "fixed"
+_ALIGNMENT = 256
+
+Load = Callable[[Sequence[Launch]], list[Loaded]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What cuDNN is asked for: by which functions, with how many of the stages, and whether it
+    writes a packed result that a kernel then carries to where it belongs."""
+
+    core: str
+    stages: int
+    packed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.core} with {self.stages} stages{', packed' if self.packed else ''}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A form with its engine, or algorithm; ``workspace`` and time as they were measured."""
+
+    form: Form
+    engine: int
+    knobs: tuple[tuple[int, int], ...] = ()
+    workspace: int = 0
+    milliseconds: float | None = None
+
+    @property
+    def algorithm(self) -> str:
+        """The engine with its knobs, or cuDNN's name of the algorithm."""
+        if self.form.core == FIXED:
+            name = ConvolutionFwdAlgo(self.engine).name
+            return name.removeprefix("CUDNN_CONVOLUTION_FWD_ALGO_").lower()
+        name = "" if self.form.core == CONVOLUTION else f"{self.form.core} "
+        return f"{name}{EngineConfig(self.engine, self.knobs)}"
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where a contraction's tensors begin, before the offsets that stand in the problem."""
+
+    x: int
+    w: int
+    y: int
+    others: tuple[int, ...] = ()
+    vectors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Built:
+    """A recipe that can run."""
+
+    problem: ContractionProblem
+    recipe: Recipe
+    core: Plan | FixedConvolution
+    finish: Loaded | None
+
+    @property
+    def workspace(self) -> int:
+        """Bytes beside the tensors: cuDNN's, and the packed result."""
+        return room(self.problem, self.recipe.form, self.core.workspace)
+
+    def bind(self, at: Addresses, workspace: int) -> Run:
+        """Runs on those addresses, on CuPy's current stream."""
+        problem, form = self.problem, self.recipe.form
+        packed = workspace + _up(self.core.workspace)
+        y = packed if form.packed else at.y + problem.y.offset * problem.y.itemsize
+        first = self._core(at, y, workspace)
+        if self.finish is None:
+            return first
+        tensors, vectors, _ = used(problem, form.stages)
+        pointers = [packed if form.packed else at.y]
+        pointers += [at.others[i] for i in tensors] + [at.vectors[i] for i in vectors]
+        second = self.finish.bind([*pointers, at.y])
+
+        def run() -> None:
+            first()
+            second()
+
+        return run
+
+    def _core(self, at: Addresses, y: int, workspace: int) -> Run:
+        problem = self.problem
+        x = at.x + problem.x.offset * problem.x.itemsize
+        reads = []
+        residual = 0
+        for stage in problem.stages[: self.recipe.form.stages]:
+            if stage.mode == "bias":
+                reads.append(at.vectors[stage.index])
+            elif stage.mode == "add":
+                other = problem.others[stage.index]
+                residual = at.others[stage.index] + other.offset * other.itemsize
+                reads.append(residual)
+        if isinstance(self.core, FixedConvolution):
+            bias = at.vectors[0] if at.vectors else 0
+            return self.core.bind(x, at.w, y, bias, residual, workspace)
+        return self.core.bind_pointers([x, at.w, *reads, y], _Room(workspace), self.core)
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What a plan takes for CuPy memory."""
+
+    ptr: int
+
+
+def build(
+    problem: ContractionProblem, recipe: Recipe, core: Plan | FixedConvolution, load: Load
+) -> Built:
+    """A recipe whose core is there already."""
+    launch = finish_of(problem, recipe.form)
+    finish = None if launch is None else load([launch])[0]
+    return Built(problem, recipe, core, finish)
+
+
+def core_of(
+    problem: ContractionProblem, recipe: Recipe, workspace_limit: int
+) -> Plan | FixedConvolution:
+    """The plan or algorithm of a recipe.
+
+    CuDNNError or UnsupportedError if cuDNN does not take it, which can only be if it changed.
+    """
+    if recipe.form.core == FIXED:
+        found = fixed_convolution(problem, recipe.engine, recipe.form.stages > 0)
+        if isinstance(found, str):
+            raise AssertionError(f"a remembered algorithm is refused: {found}")
+        return found
+    graph = graph_of(problem, recipe.form.core, recipe.form.stages, target(problem, recipe.form))
+    return graph.build(
+        choose=EngineConfig(recipe.engine, recipe.knobs),
+        constraints=constraints_of(problem, workspace_limit),
+    )
+
+
+def target(problem: ContractionProblem, form: Form) -> TensorSpec:
+    """What the core writes."""
+    return spec_of(problem.packed if form.packed else problem.y, problem.batch)
+
+
+def used(problem: ContractionProblem, stages: int) -> tuple[list[int], list[int], list[PointStep]]:
+    """The tensors and vectors that the stages after the first so many read, and those stages'
+    steps with these numbers."""
+    steps = [stage.step for stage in problem.stages[stages:]]
+    arguments = [a for step in steps for a in step.arguments]
+    tensors = sorted({a.index - 1 for a in arguments if a.kind == "tensor"})
+    vectors = sorted({a.index for a in arguments if a.kind == "vector"})
+
+    def renumbered(a: Argument) -> Argument:
+        if a.kind == "tensor":
+            return replace(a, index=1 + tensors.index(a.index - 1))
+        return replace(a, index=vectors.index(a.index)) if a.kind == "vector" else a
+
+    return (
+        tensors,
+        vectors,
+        [replace(step, arguments=tuple(map(renumbered, step.arguments))) for step in steps],
+    )
+
+
+def finish_of(problem: ContractionProblem, form: Form) -> Launch | None:
+    """The kernel that follows the core: the other stages, and the way to the result's place."""
+    if form.stages == len(problem.stages) and not form.packed:
+        return None
+    tensors, vectors, steps = used(problem, form.stages)
+    first: Tensor = problem.packed if form.packed else problem.y
+    return print_pointwise(
+        problem.batch,
+        [first, *(problem.others[i] for i in tensors)],
+        problem.y,
+        [problem.vectors[i] for i in vectors],
+        steps,
+    )
+
+
+def room(problem: ContractionProblem, form: Form, workspace: int) -> int:
+    """Bytes that a recipe takes beside the tensors, when its core takes ``workspace``."""
+    if not form.packed:
+        return workspace
+    y = problem.packed
+    size = problem.batch * y.channels * y.rows * y.columns * ITEMSIZE[y.dtype]
+    return _up(workspace) + size
+
+
+def _up(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+__all__ = [
+    "CONVOLUTION",
+    "FIXED",
+    "PRODUCT",
+    "Addresses",
+    "Built",
+    "Form",
+    "Load",
+    "Recipe",
+    "build",
+    "core_of",
+    "finish_of",
+    "room",
+    "target",
+]

@@ -1,0 +1,70 @@
+"""Compiled kernels on a device: loaded, and launched on addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...cudnn._cupy import cupy
+from .build import Kernel, compile_kernels
+from .kernels import Launch
+
+Run = Callable[[], None]
+
+_PLENTY = 48 << 10
+_MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A launch whose kernel is on the device."""
+
+    launch: Launch
+    kernel: Kernel
+    function: Any
+
+    def bind(self, pointers: Sequence[int]) -> Run:
+        """Launches with these pointers on CuPy's current stream."""
+        function, launch, arguments = self.function, self.launch, tuple(pointers)
+
+        def run() -> None:
+            function(launch.grid, launch.block, arguments, shared_mem=launch.shared_bytes)
+
+        return run
+
+    @property
+    def occupancy(self) -> float:
+        """The part of a multiprocessor's threads that its blocks can fill."""
+        driver = cupy().cuda.driver
+        threads = 1
+        for size in self.launch.block:
+            threads *= size
+        blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(
+            self.function.ptr, threads, self.launch.shared_bytes
+        )
+        device = cupy().cuda.Device()
+        most = device.attributes["MaxThreadsPerMultiProcessor"]
+        return float(blocks * threads / most)
+
+
+def load_launches(launches: Sequence[Launch], arch: str) -> list[Loaded]:
+    """The launches on the current device, their kernels compiled where no cache has them."""
+    kernels = compile_kernels([launch.source for launch in launches], arch)
+    modules: dict[Path, Any] = {}
+    loaded = []
+    for launch, kernel in zip(launches, kernels, strict=True):
+        if kernel.cubin not in modules:
+            modules[kernel.cubin] = _module(kernel.cubin)
+        function = modules[kernel.cubin].get_function(kernel.name)
+        if launch.shared_bytes > _PLENTY:
+            cupy().cuda.driver.funcSetAttribute(function.ptr, _MOST_SHARED, launch.shared_bytes)
+        loaded.append(Loaded(launch, kernel, function))
+    return loaded
+
+
+def _module(cubin: Path) -> Any:
+    module = cupy().cuda.function.Module()
+    module.load(cubin.read_bytes())
+    return module

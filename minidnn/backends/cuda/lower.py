@@ -1,0 +1,199 @@
+"""From a plan to tasks: a kernel or a contraction, and operands, for each node of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import UnsupportedError
+from ...fusion.region import FusedContraction
+from ...fusion.region import Sequence as SequenceRegion
+from ...graph.ir import Constant, Node, Placement, Value
+from ...graph.liveness import is_view
+from ...graph.operator import Contraction as ContractionOperator
+from ...graph.operator import Elementwise
+from ...graph.operators import AdaptiveAvgPool2d, Concat, LogSoftmax, Reorder, Softmax
+from ...runtime.plan import Plan
+from .contraction.problem import Contraction, ContractionProblem, Place, contraction_of
+from .copy import print_copy
+from .kernels import Launch
+from .reduction import print_adaptive
+from .sequence import print_sequence
+from .softmax import print_softmax
+from .strided import print_broadcast, print_join, strided_of
+from .tensor import Tensor, tensor_of
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Numbers that are laid down once for a kernel, as elements of ``dtype``."""
+
+    make: Callable[[], np.ndarray]
+    dtype: str
+    #: Equal keys are equal numbers, which are laid down once.
+    key: tuple[object, ...]
+
+
+#: What a pointer points to: the storage of a value, a part of it, or numbers that never change.
+Pointer = Value | Place | Data
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What computes a node, or a part of one.
+
+    A launch takes ``pointers`` in its kernel's order; a contraction image, filter, result, then
+    the other tensors, then the vectors.
+    """
+
+    node: Node
+    work: Launch | ContractionProblem
+    pointers: tuple[Pointer, ...]
+
+
+def lower_plan(plan: Plan, arch: str, tf32: bool, accuracy: str = "normal") -> list[Task]:
+    """The tasks of a plan for ``arch`` ("sm_90"), in the order in which they run.
+
+    UnsupportedError names a node that no kernel computes as it stands in this graph.
+    """
+    lowering = _Lowering(plan, arch, tf32, accuracy)
+    return [task for node in plan.graph.nodes for task in lowering.node(node)]
+
+
+class _Lowering:
+    def __init__(self, plan: Plan, arch: str, tf32: bool, accuracy: str) -> None:
+        self.plan = plan
+        self.arch = arch
+        self.tf32 = tf32
+        self.accuracy = accuracy
+
+    def tensor(self, value: Value) -> Tensor:
+        """How a value lies in memory; a constant lies as NCHW."""
+        placement = self.plan.graph.placements.get(value)
+        layout = self.plan.layout(value)
+        if placement is None:
+            return tensor_of(value.type, layout)
+        return tensor_of(value.type, layout, placement.buffer.type, placement.channel)
+
+    def node(self, node: Node) -> Sequence[Task]:
+        op, graph = node.op, self.plan.graph
+        if is_view(graph, node):
+            return ()
+        if isinstance(op, SequenceRegion):
+            return (self._sequence(node, op),)
+        if isinstance(op, (FusedContraction, ContractionOperator)):
+            return (self._contraction(node),)
+        if isinstance(op, Concat):
+            return self._join(node, op)
+        if isinstance(op, (Softmax, LogSoftmax)):
+            x = node.inputs[0]
+            launch = print_softmax(op, x.type, strided_of(graph, x))
+        elif isinstance(op, AdaptiveAvgPool2d):
+            x = node.inputs[0]
+            launch = print_adaptive(x.shape[0], self.tensor(x), self.tensor(node.output))
+        elif isinstance(op, Elementwise):
+            launch = print_broadcast(graph, node)
+        else:
+            assert isinstance(op, Reorder) or op.kind == "movement"
+            return (self._copy(node, node.inputs[0], self.tensor(node.output)),)
+        return (Task(node, launch, (*map(_pointer, node.inputs), node.output)),)
+
+    def _sequence(self, node: Node, op: SequenceRegion) -> Task:
+        kernel, binding = op.kernel
+        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
+        outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
+        inputs = [outer.get(slot.value, slot.value) for slot in binding.inputs]
+        outputs = [outer[slot.value] for slot in binding.outputs]
+        printed = print_sequence(
+            kernel,
+            binding,
+            [self.tensor(value) for value in inputs],
+            [self.tensor(value) for value in outputs],
+            self.arch,
+        )
+        pointers: list[Pointer] = [_pointer(value) for value in (*inputs, *outputs)]
+        if binding.vectors:
+            pointers.append(Data(printed.vectors, "float32", (id(op), "vectors")))
+        return Task(node, printed.launch, tuple(pointers))
+
+    def _contraction(self, node: Node) -> Task:
+        found = contraction_of(node, self.tensor, self._is_planar, self.tf32, self.accuracy)
+        self._check_rows(node, found)
+        weight = found.weight
+        assert isinstance(weight, Constant)
+        pointers: list[Pointer] = [
+            _placed(found.source),
+            _filter(weight, found.problem),
+            found.result,
+            *map(_placed, found.others),
+            *map(_pointer, found.vectors),
+        ]
+        return Task(node, found.problem, tuple(pointers))
+
+    def _is_planar(self, value: Value) -> bool:
+        return self.plan.layout(value).block == 1
+
+    def _check_rows(self, node: Node, found: Contraction) -> None:
+        """A linear layer reads rows that follow each other."""
+        values = [place.value for place in (found.source, found.result, *found.others)]
+        linear = found.weight.type.rank == 2
+        placed = [value for value in values if value in self.plan.graph.placements]
+        if linear and placed:
+            raise UnsupportedError(
+                f"node {node.name!r}: a linear layer cannot read or write {placed[0]!r}, which "
+                "lies in a slice of a join"
+            )
+
+    def _join(self, node: Node, op: Concat) -> Sequence[Task]:
+        """Copies the operands that were not written in place."""
+        graph, out = self.plan.graph, node.output
+        axis = op.axis % out.type.rank
+        base = graph.placements.get(out, Placement(out, 0))
+        tasks: list[Task] = []
+        first = 0
+        for value in node.inputs:
+            wanted = Placement(base.buffer, base.channel + first)
+            if axis != 1 or graph.placements.get(value) != wanted:
+                tasks.append(self._joined(node, value, axis, first))
+            first += value.shape[axis]
+        return tasks
+
+    def _joined(self, node: Node, value: Value, axis: int, first: int) -> Task:
+        out = node.output
+        if axis == 1 and out.type.rank == 4:
+            base = self.plan.graph.placements.get(out, Placement(out, 0))
+            layout = self.plan.layout(out)
+            part = tensor_of(value.type, layout, base.buffer.type, base.channel + first)
+            return self._copy(node, value, part)
+        launch = print_join(self.plan.graph, value, out, axis, first)
+        return Task(node, launch, (_pointer(value), out))
+
+    def _copy(self, node: Node, value: Value, target: Tensor) -> Task:
+        launch = print_copy(value.type.plane[0], self.tensor(value), target)
+        return Task(node, launch, (_pointer(value), node.output))
+
+
+def data_of(constant: Constant) -> Data:
+    """A constant as it is."""
+    return Data(lambda: constant.data, constant.dtype, (id(constant), "as it is"))
+
+
+def _pointer(value: Value) -> Pointer:
+    return data_of(value) if isinstance(value, Constant) else value
+
+
+def _placed(place: Place) -> Pointer:
+    return data_of(place.value) if isinstance(place.value, Constant) else place
+
+
+def _filter(weight: Constant, problem: ContractionProblem) -> Data:
+    """A filter in the order in which the problem has it."""
+    if problem.planar or weight.type.rank == 2:
+        return data_of(weight)
+    return Data(
+        lambda: np.ascontiguousarray(weight.data.transpose(0, 2, 3, 1)),
+        weight.dtype,
+        (id(weight), "channels last"),
+    )

@@ -1,0 +1,183 @@
+"""Kernels that compute every element by itself: what follows a bare contraction, and copies.
+
+Neighbouring threads take neighbouring channels where all tensors lie channels-last, neighbouring
+pixels where all are planar, with accesses as wide as alignment allows; else single elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...cache import digest
+from ...graph.expression import Instruction
+from ..cpu.code import Code
+from .dialect import TYPES
+from .kernels import KernelSource, Launch
+from .scalar import print_code
+from .tensor import Tensor
+
+THREADS = 256
+_WIDEST = 16  # bytes of one access
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What a step reads: "chain" (the step before), "tensor" or "vector" of that index."""
+
+    kind: str
+    index: int = 0
+
+
+CHAIN = Argument("chain")
+
+
+@dataclass(frozen=True)
+class PointStep:
+    """Straight-line code over arguments; its result is the next step's chain."""
+
+    code: tuple[Instruction, ...]
+    arguments: tuple[Argument, ...]
+
+
+def print_pointwise(
+    batch: int,
+    inputs: Sequence[Tensor],
+    output: Tensor,
+    vectors: Sequence[str] = (),
+    steps: Sequence[PointStep] = (),
+) -> Launch:
+    """The kernel of a chain of steps that begins with ``inputs[0]``; without steps, a copy.
+
+    Pointers are the inputs, one vector with a number per channel for each dtype in ``vectors``,
+    and the output, which may be one of the inputs.
+    """
+    grid = _Grid(batch, (*inputs, output))
+    code = Code()
+    pointers = [f"const {TYPES[t.dtype]} *x{i}" for i, t in enumerate(inputs)]
+    pointers += [f"const {TYPES[dtype]} *v{i}" for i, dtype in enumerate(vectors)]
+    pointers.append(f"{TYPES[output.dtype]} *y")
+    with code.block(f'extern "C" __global__ void @({", ".join(pointers)})'):
+        code.line("const unsigned int t = blockIdx.x * blockDim.x + threadIdx.x;")
+        code.line(f"if (t >= {grid.count}u) return;")
+        grid.print_position(code)
+        lanes = grid.lanes
+        for i, tensor in enumerate(inputs):
+            code.line(f"float a{i}[{lanes}];")
+            code.line(f"md_load<{lanes}>(a{i}, x{i} + {grid.address(tensor)});")
+        code.line(f"float r[{lanes}];")
+        code.line("#pragma unroll")
+        with code.block(f"for (int j = 0; j < {lanes}; j++)"):
+            code.line(f"r[j] = {_chain(code, steps, grid.channel)};")
+        code.line(f"md_store<{lanes}>(y + {grid.address(output)}, r);")
+    name = f"pointwise_{digest(str(code))[:20]}"
+    blocks = -(-grid.count // THREADS)
+    source = KernelSource(name, str(code).replace("@", name))
+    return Launch(source, (blocks, 1, 1), (THREADS, 1, 1))
+
+
+def _chain(code: Code, steps: Sequence[PointStep], channel: str) -> str:
+    value = "a0[j]"
+    for step in steps:
+        names = []
+        for argument in step.arguments:
+            if argument.kind == "chain":
+                names.append(value)
+            elif argument.kind == "tensor":
+                names.append(f"a{argument.index}[j]")
+            else:
+                names.append(code.fresh())
+                code.line(f"const float {names[-1]} = md_value(v{argument.index}[{channel}]);")
+        lines, value = print_code(step.code, names, code.fresh)
+        code.lines(lines)
+    return value
+
+
+class _Grid:
+    """Which thread takes which elements."""
+
+    def __init__(self, batch: int, tensors: Sequence[Tensor]) -> None:
+        self.batch = batch
+        self.shape = tensors[0]
+        sizes = {(t.channels, t.rows, t.columns) for t in tensors}
+        assert len(sizes) == 1, f"tensors of different sizes: {tensors}"
+        self.plane = self.shape.rows * self.shape.columns
+        self.wide = any(_span(t, batch) >= 1 << 31 for t in tensors)
+        self.lanes = 1
+        if all(_is_last(t) for t in tensors):
+            self.order = "last"
+            self.lanes = self._widest(tensors, self.shape.channels)
+        elif all(_is_dense_plane(t) for t in tensors):
+            self.order = "planar"
+            self.lanes = self._widest(tensors, self.plane)
+        else:
+            self.order = "any"
+        self.count = batch * self.shape.channels * self.plane // self.lanes
+
+    def _widest(self, tensors: Sequence[Tensor], run: int) -> int:
+        """Elements that one access may take, of runs of ``run`` neighbours in each tensor."""
+        for lanes in (8, 4, 2):
+            if run % lanes == 0 and all(
+                t.itemsize * lanes <= _WIDEST and all(step % lanes == 0 for step in self._steps(t))
+                for t in tensors
+            ):
+                return lanes
+        return 1
+
+    def _steps(self, t: Tensor) -> list[int]:
+        """The distances between runs, and where the first begins."""
+        if self.order == "last":
+            return [t.offset, *([self._point(t)] if self.batch * self.plane > 1 else [])]
+        steps = ((t.image, self.batch), (t.channel, t.channels))
+        return [t.offset, *(step for step, size in steps if size > 1)]
+
+    def _point(self, t: Tensor) -> int:
+        return t.image if self.plane == 1 else t.pixel
+
+    def print_position(self, code: Code) -> None:
+        kind = "long long" if self.wide else "unsigned int"
+        shape = self.shape
+        if self.order == "last":
+            groups = shape.channels // self.lanes
+            code.line(f"const {kind} p = t / {groups}u;")
+            code.line(f"const unsigned int c = t % {groups}u * {self.lanes}u;")
+            return
+        runs = self.plane // self.lanes
+        code.line(f"const unsigned int q = t % {runs}u * {self.lanes}u;")
+        code.line(f"const unsigned int c = t / {runs}u % {shape.channels}u;")
+        code.line(f"const {kind} n = t / {runs * shape.channels}u;")
+
+    def address(self, t: Tensor) -> str:
+        offset = f" + {t.offset}" if t.offset else ""
+        if self.order == "last":
+            return f"p * {self._point(t)} + c{offset}"
+        if self.order == "planar":
+            return f"n * {t.image} + c * {t.channel} + q{offset}"
+        columns = self.shape.columns
+        where = f"q / {columns}u * {t.row} + q % {columns}u * {t.pixel}"
+        return f"n * {t.image} + c * {t.channel} + {where}{offset}"
+
+    @property
+    def channel(self) -> str:
+        """The channel of lane ``j``."""
+        return "c + j" if self.order == "last" else "c"
+
+
+def _is_last(t: Tensor) -> bool:
+    """Whether channels lie side by side and pixels follow each other at one distance."""
+    regular = t.row == t.columns * t.pixel and t.image == t.rows * t.row
+    return (t.channel == 1 or t.channels == 1) and (regular or t.rows * t.columns == 1)
+
+
+def _is_dense_plane(t: Tensor) -> bool:
+    return (t.pixel == 1 or t.columns == 1) and (t.row == t.columns or t.rows == 1)
+
+
+def _span(t: Tensor, batch: int) -> int:
+    return (
+        t.offset
+        + (batch - 1) * t.image
+        + (t.channels - 1) * t.channel
+        + (t.rows - 1) * t.row
+        + t.columns * t.pixel
+    )

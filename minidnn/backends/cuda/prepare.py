@@ -1,0 +1,168 @@
+"""From tasks to what runs: kernels compiled and loaded, recipes chosen, weights laid down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...errors import OutOfMemoryError
+from ...graph.ir import Constant, Node, Value
+from ...runtime.plan import Plan
+from .arrays import Given
+from .constants import Constants
+from .contraction.forms import forms_of
+from .contraction.problem import ContractionProblem, Place
+from .contraction.recipe import Addresses, Built, finish_of
+from .contraction.tune import Tuning, choose
+from .functions import Loaded, Run, load_launches
+from .instance import Places, Sizes
+from .kernels import Launch
+from .lower import Data, Pointer, Task, data_of
+
+MOST_WORKSPACE = 1 << 30
+"""Bytes that algorithms may take beside their tensors, unless ``memory_limit`` leaves less."""
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """A kernel of ours on its operands."""
+
+    loaded: Loaded
+    pointers: tuple[Pointer, ...]
+    constants: Constants
+
+    def bind(self, places: Places) -> Run:
+        return self.loaded.bind([_address(p, places, self.constants) for p in self.pointers])
+
+    def describe(self) -> str:
+        took = self.loaded.kernel.resources
+        return (
+            f"{took.registers} registers, {self.loaded.launch.shared_bytes} bytes of shared "
+            f"memory, {100 * self.loaded.occupancy:.0f}% occupancy"
+        )
+
+
+@dataclass(frozen=True)
+class ContractionWork:
+    """A contraction by its recipe, on its operands."""
+
+    built: Built
+    pointers: tuple[Pointer, ...]
+    constants: Constants
+
+    def bind(self, places: Places) -> Run:
+        x, w, y, *rest = (_address(p, places, self.constants) for p in self.pointers)
+        count = len(self.built.problem.others)
+        at = Addresses(x, w, y, tuple(rest[:count]), tuple(rest[count:]))
+        return self.built.bind(at, places.workspace)
+
+    def describe(self) -> str:
+        recipe, problem = self.built.recipe, self.built.problem
+        left = len(problem.stages) - recipe.form.stages
+        text = recipe.algorithm
+        if left:
+            text += f", then {left} stage{'s' * (left > 1)} in a kernel"
+        if recipe.form.packed:
+            text += ", carried into its slice"
+        return f"{text}, {self.built.workspace / 1e6:.1f} MB of workspace"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A task that can run."""
+
+    node: Node
+    work: KernelWork | ContractionWork
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The tasks in order, the sizes of an instance, and constants that are outputs."""
+
+    tasks: tuple[Done, ...]
+    sizes: Sizes
+    outputs: dict[Value, Data]
+
+
+def prepare(
+    plan: Plan,
+    tasks: Sequence[Task],
+    arch: str,
+    tune: str,
+    memory_limit: int | None,
+    sizes: Sizes,
+    constants: Constants,
+) -> Prepared:
+    """Everything that is done once, on the current device.
+
+    OutOfMemoryError if the limit does not suffice, or memory runs out.
+    """
+    outputs: dict[Value, Data] = {}
+    for value in plan.graph.outputs:
+        if isinstance(value, Constant):
+            outputs[value] = data_of(value)
+    for data in (*outputs.values(), *(p for t in tasks for p in t.pointers)):
+        if isinstance(data, Data):
+            constants.add(data)
+    workspace_limit = _workspace_limit(memory_limit, sizes, constants)
+    constants.lay_down()
+    loaded = _load(tasks, arch)
+    tuning = Tuning(tune, workspace_limit, loaded)
+    built: dict[ContractionProblem, Built] = {}
+    done = []
+    for task in tasks:
+        if isinstance(task.work, Launch):
+            work: Any = KernelWork(loaded([task.work])[0], task.pointers, constants)
+        else:
+            if task.work not in built:
+                built[task.work] = choose(task.work, tuning)
+            work = ContractionWork(built[task.work], task.pointers, constants)
+        done.append(Done(task.node, work))
+    workspace = max((one.workspace for one in built.values()), default=0)
+    return Prepared(tuple(done), replace(sizes, workspace=workspace), outputs)
+
+
+def _workspace_limit(memory_limit: int | None, sizes: Sizes, constants: Constants) -> int:
+    if memory_limit is None:
+        return MOST_WORKSPACE
+    left = memory_limit - constants.bytes - sizes.total()
+    if left < 0:
+        raise OutOfMemoryError(
+            f"memory_limit={memory_limit} bytes; weights take {constants.bytes} and values "
+            f"{sizes.total()}, so at least {constants.bytes + sizes.total()} are needed"
+        )
+    return min(left, MOST_WORKSPACE)
+
+
+def _load(tasks: Sequence[Task], arch: str) -> Callable[[Sequence[Launch]], list[Loaded]]:
+    """A function that gives loaded launches; those of all tasks are compiled together."""
+    known: dict[Launch, Loaded] = {}
+
+    def load(launches: Sequence[Launch]) -> list[Loaded]:
+        missing = list(dict.fromkeys(one for one in launches if one not in known))
+        if missing:
+            known.update(zip(missing, load_launches(missing, arch), strict=True))
+        return [known[one] for one in launches]
+
+    launches = [task.work for task in tasks if isinstance(task.work, Launch)]
+    problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
+    for problem in problems:
+        finishes = (finish_of(problem, form) for form in forms_of(problem))
+        launches += [launch for launch in finishes if launch is not None]
+    load(launches)
+    return load
+
+
+def _address(pointer: Pointer, places: Places, constants: Constants) -> int:
+    if isinstance(pointer, Data):
+        return constants.address(pointer)
+    if isinstance(pointer, Place):
+        return places.address(pointer.value) + pointer.bytes
+    return places.address(pointer)
+
+
+def as_it_is(array: Any, given: Given) -> bool:
+    """Whether a caller's array was taken as it is, not converted."""
+    pointer = array.data_ptr() if hasattr(array, "data_ptr") else getattr(array, "data", None)
+    return given.pointer == getattr(pointer, "ptr", pointer)

@@ -1,0 +1,261 @@
+"""A plan on a GPU: kernels and algorithms chosen, weights laid down, captured as CUDA graphs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ...cudnn._cupy import cupy
+from ...errors import GraphError, OutOfMemoryError
+from ...graph.ir import Constant, Node
+from ...runtime.plan import Plan
+from .arrays import CUPY, NUMPY, Given, Library, Slot, check_apart, outputs_of, read
+from .constants import Constants
+from .instance import Instance, Sizes
+from .lower import Task
+from .prepare import as_it_is, prepare
+from .target import CudaTarget
+
+_PER_THREAD_STREAM = 2
+_MOST_INSTANCES = 4
+"""So many calls run at once on streams of their own, each in memory of its own; others wait."""
+
+
+@contextmanager
+def on_device(index: int) -> Iterator[None]:
+    """Makes a device current meanwhile."""
+    runtime = cupy().cuda.runtime
+    before = runtime.getDevice()
+    if before == index:
+        yield
+        return
+    runtime.setDevice(index)
+    try:
+        yield
+    finally:
+        runtime.setDevice(before)
+
+
+class CudaProgram:
+    """A compiled plan.  Several threads may call it at once, on any streams."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        tasks: Sequence[Task],
+        device: int,
+        arch: str,
+        tune: str,
+        memory_limit: int | None,
+    ) -> None:
+        self.plan = plan
+        self.device = device
+        graph = plan.graph
+        self._inputs = [Slot.of(f"input {v.name!r}", v) for v in graph.inputs]
+        self._outputs = [Slot.of(f"out[{i}]", v) for i, v in enumerate(graph.outputs)]
+        self._limit = memory_limit
+        self._lock = threading.Lock()
+        self._instances: dict[object, Instance] = {}
+        with on_device(device):
+            self._constants = Constants()
+            sizes = Sizes(
+                plan.arena.bytes,
+                0,
+                tuple(slot.bytes for slot in self._inputs),
+                tuple(slot.bytes for slot in self._outputs),
+            )
+            self.prepared = prepare(plan, tasks, arch, tune, memory_limit, sizes, self._constants)
+            self._sizes = self.prepared.sizes
+            self._instances[None] = self._instance()
+
+    # Calls
+
+    def run(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Computes the outputs; those of NumPy inputs into the given NumPy arrays."""
+        for array, result in zip(outputs, self.call(inputs, None), strict=False):
+            array[...] = result
+
+    def call(self, inputs: Sequence[Any], out: Any) -> Sequence[Any]:
+        """Computes the outputs on the current stream of the first input's library.
+
+        GraphError or DeviceError if an array does not fit.
+        """
+        with on_device(self.device):
+            runtime = cupy().cuda.runtime
+            given = [read(s, a, self.device) for s, a in zip(self._inputs, inputs, strict=True)]
+            library = given[0].library if given else NUMPY
+            stream = _stream_of(given, self.device)
+            results = self._results(library, out)
+            instance = self._take(stream)
+            with instance.lock:
+                if instance.last is not None and instance.last != _key(stream):
+                    runtime.streamWaitEvent(stream, instance.done.ptr)
+                copy = runtime.memcpyAsync
+                for address, one, slot in zip(instance.inputs, given, self._inputs, strict=True):
+                    copy(address, one.pointer, slot.bytes, one.kind, stream)
+                runtime.graphLaunch(instance.executable, stream)
+                written = zip(instance.outputs, results, self._outputs, strict=True)
+                for address, one, slot in written:
+                    copy(one.pointer, address, slot.bytes, one.kind, stream)
+                runtime.eventRecord(instance.done.ptr, stream)
+                instance.last = _key(stream)
+            if any(one.library.is_host for one in results):
+                runtime.streamSynchronize(stream)
+            if out is not None:
+                return ()
+            return self._finished(results)
+
+    def bind(self, inputs: Sequence[Any], out: Any) -> Bound:
+        """What computes from these very arrays, and into ``out``, without a copy.
+
+        GraphError unless they lie on the device, contiguous, in the compiled dtypes.
+        """
+        with on_device(self.device):
+            given = [read(s, a, self.device) for s, a in zip(self._inputs, inputs, strict=True)]
+            for slot, array, one in zip(self._inputs, inputs, given, strict=True):
+                if one.library.is_host or not as_it_is(array, one):
+                    raise GraphError(
+                        f"{slot.what} cannot be bound: valid is a contiguous array on "
+                        f"cuda:{self.device}, {slot.described()}"
+                    )
+            library = given[0].library if given else CUPY
+            results = self._results(library, out)
+            if any(one.library.is_host for one in results):
+                raise GraphError("out is a NumPy array; valid is an array on the GPU")
+            for slot, one in zip(self._inputs, given, strict=True):
+                for other, two in zip(self._outputs, results, strict=True):
+                    check_apart(slot, one, other, two)
+            instance = self._instance(
+                [one.pointer for one in given], [one.pointer for one in results]
+            )
+        outputs = tuple(self._finished(results))
+        return Bound(instance, self.device, library, (given, results, self), outputs)
+
+    def _finished(self, results: Sequence[Given]) -> list[Any]:
+        return [
+            one.library.finished(one.kept, slot)
+            for one, slot in zip(results, self._outputs, strict=True)
+        ]
+
+    def _results(self, library: Library, out: Any) -> list[Given]:
+        if out is not None:
+            return outputs_of(out, self._outputs, self.device)
+        found = []
+        for slot in self._outputs:
+            array = library.empty(slot, self.device)
+            kind = 2 if library.is_host else 3
+            found.append(Given(library.pointer(array), library, array, kind))
+        return found
+
+    # Instances
+
+    def _instance(
+        self, inputs: Sequence[int] | None = None, outputs: Sequence[int] | None = None
+    ) -> Instance:
+        works = [done.work for done in self.prepared.tasks]
+        return Instance(self.plan, self._sizes, works, self._constant, inputs, outputs)
+
+    def _constant(self, value: Constant) -> int:
+        return self._constants.address(self.prepared.outputs[value])
+
+    def _take(self, stream: int) -> Instance:
+        """The instance of a stream, an idle one, a new one, or the one that was made first."""
+        key = _key(stream)
+        found = self._instances.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._instances.pop(None, None)
+            if found is None:
+                found = self._another()
+            self._instances[key] = found
+            return found
+
+    def _another(self) -> Instance:
+        for key, instance in self._instances.items():
+            if instance.is_idle():
+                del self._instances[key]
+                return instance
+        within = self._limit is None or self._limit >= self.bytes + self._sizes.total()
+        if len(self._instances) < _MOST_INSTANCES and within:
+            try:
+                return self._instance()
+            except OutOfMemoryError:
+                pass  # the streams then take turns, in the memory that there is
+        return self._instances.pop(next(iter(self._instances)))
+
+    @property
+    def bytes(self) -> int:
+        """Device memory that the program holds now."""
+        distinct = {id(instance) for instance in self._instances.values()}
+        return self._constants.bytes + len(distinct) * self._sizes.total()
+
+    # Reports
+
+    def details(self, node: Node) -> str:
+        """How a node is computed."""
+        with on_device(self.device):
+            said = [t.work.describe() for t in self.prepared.tasks if t.node is node]
+        return "; ".join(dict.fromkeys(said))
+
+    def seconds_of_nodes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[Node, float]:
+        """Computes the outputs; the seconds of each node, by events around its kernels."""
+        from .timing import seconds_of_runs
+
+        self.call(inputs, None)
+        with on_device(self.device):
+            instance = next(iter(self._instances.values()))
+            with instance.lock:
+                times = seconds_of_runs(instance)
+        total: dict[Node, float] = {}
+        for done, seconds in zip(self.prepared.tasks, times, strict=True):
+            total[done.node] = total.get(done.node, 0.0) + seconds
+        return total
+
+    def bound_seconds(self, operations: int, bytes: int, contraction: bool) -> float:
+        """The least time for that much work, by the device's figures."""
+        target = self.plan.target
+        assert isinstance(target, CudaTarget)
+        device = target.device
+        peak = device.contraction_operations if contraction else device.operations
+        return max(operations / peak, bytes / device.bandwidth)
+
+
+class Bound:
+    """A program on fixed arrays: calling it computes ``outputs`` on the current stream of the
+    arrays' library.  Calls must not overlap: they work in the same memory."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        device: int,
+        library: Library,
+        kept: object,
+        outputs: tuple[Any, ...],
+    ) -> None:
+        self.outputs = outputs
+        self._instance = instance
+        self._device = device
+        self._library = library
+        self._kept = kept
+        self._launch: Callable[[int, int], None] = cupy().cuda.runtime.graphLaunch
+        self._executable = instance.executable
+
+    def __call__(self) -> None:
+        """Computes."""
+        with on_device(self._device):
+            self._launch(self._executable, self._library.stream(self._device))
+
+
+def _key(stream: int) -> object:
+    """A stream; the per-thread default stream is another one in each thread."""
+    return (stream, threading.get_ident()) if stream == _PER_THREAD_STREAM else stream
+
+
+def _stream_of(given: Sequence[Given], device: int) -> int:
+    for one in given:
+        if not one.library.is_host:
+            return one.library.stream(device)
+    return CUPY.stream(device)

@@ -1,0 +1,106 @@
+"""Kernels over values of any rank that lie as NCHW, or in a slice of a join: element-wise
+operators that broadcast, and joins along other axes than channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from ...cache import digest
+from ...graph.expression import Instruction, argument, linearize
+from ...graph.ir import Graph, Node, Value
+from ...graph.operator import Elementwise
+from ..cpu.code import Code
+from .dialect import TYPES
+from .kernels import KernelSource, Launch
+from .scalar import print_code
+
+THREADS = 256
+
+
+@dataclass(frozen=True)
+class Strided:
+    """Element ``i`` lies at ``offset + sum(i * strides)`` of what the pointer points to."""
+
+    dtype: str
+    strides: tuple[int, ...]
+    offset: int = 0
+
+
+def strided_of(graph: Graph, value: Value) -> Strided:
+    """How a value lies whose layout is NCHW."""
+    placement = graph.placements.get(value)
+    if placement is None:
+        return Strided(value.dtype, _dense(value.shape))
+    inner = prod(value.shape[2:])
+    return Strided(value.dtype, _dense(placement.buffer.shape), placement.channel * inner)
+
+
+def print_broadcast(graph: Graph, node: Node) -> Launch:
+    """The kernel of an element-wise node; its pointers are the operands, then the output."""
+    op, out = node.op, node.output.shape
+    assert isinstance(op, Elementwise)
+    tensors = len(node.inputs) - op.channel_count
+    operands = []
+    for i, value in enumerate(node.inputs):
+        if i >= tensors:  # a vector over channels, which are axis 1
+            strides = (0, 1, *(0 for _ in out[2:]))
+            operands.append(Strided(value.dtype, strides))
+            continue
+        own = strided_of(graph, value)
+        steps = zip(value.shape, own.strides, strict=True)
+        known = tuple(0 if size == 1 else step for size, step in steps)
+        missing = (0,) * (len(out) - len(known))
+        operands.append(Strided(own.dtype, (*missing, *known), own.offset))
+    return _print(out, operands, strided_of(graph, node.output), linearize(op.expression()))
+
+
+def print_join(graph: Graph, part: Value, whole: Value, axis: int, first: int) -> Launch:
+    """The kernel that copies a value into a join, from ``first`` of ``axis`` on."""
+    target = strided_of(graph, whole)
+    moved = Strided(target.dtype, target.strides, target.offset + first * target.strides[axis])
+    return _print(part.shape, [strided_of(graph, part)], moved, linearize(argument(0)))
+
+
+def _print(
+    shape: Sequence[int],
+    operands: Sequence[Strided],
+    output: Strided,
+    expression: Sequence[Instruction],
+) -> Launch:
+    """A thread computes one element; neighbours are neighbours along the last axis."""
+    count = prod(shape)
+    code = Code()
+    pointers = [f"const {TYPES[o.dtype]} *x{i}" for i, o in enumerate(operands)]
+    pointers.append(f"{TYPES[output.dtype]} *y")
+    with code.block(f'extern "C" __global__ void @({", ".join(pointers)})'):
+        code.line(f"const long long t = blockIdx.x * {THREADS}ll + threadIdx.x;")
+        code.line(f"if (t >= {count}) return;")
+        names = []
+        for i, operand in enumerate(operands):
+            names.append(code.fresh())
+            code.line(f"const float {names[-1]} = md_value(x{i}[{_index(shape, operand)}]);")
+        lines, result = print_code(expression, names, code.fresh)
+        code.lines(lines)
+        code.line(f"y[{_index(shape, output)}] = md_as<{TYPES[output.dtype]}>({result});")
+    name = f"strided_{digest(str(code))[:20]}"
+    source = KernelSource(name, str(code).replace("@", name))
+    return Launch(source, (-(-count // THREADS), 1, 1), (THREADS, 1, 1))
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _index(shape: Sequence[int], tensor: Strided) -> str:
+    """Where element ``t`` of the shape lies."""
+    terms = [str(tensor.offset)] if tensor.offset else []
+    for axis, (size, step) in enumerate(zip(shape, tensor.strides, strict=True)):
+        if size > 1 and step:
+            inner = prod(shape[axis + 1 :])
+            place = "t" if inner == 1 else f"t / {inner}"
+            wrapped = place if prod(shape[:axis]) == 1 else f"{place} % {size}"
+            terms.append(wrapped if step == 1 else f"{wrapped} * {step}")
+    return " + ".join(terms) or "0"

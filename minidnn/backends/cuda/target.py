@@ -1,0 +1,101 @@
+"""What the passes ask a GPU: layouts, prices, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...fusion.region import FusedContraction
+from ...fusion.target import Target
+from ...graph.ir import Constant, Node, Value
+from ...graph.layout import CHANNELS_LAST, PLANAR, Layout
+from ...graph.operator import Contraction, Elementwise
+from ...graph.operators import (
+    Concat,
+    Flatten,
+    Linear,
+    LogSoftmax,
+    Reorder,
+    Reshape,
+    Softmax,
+)
+
+_BOTH = (CHANNELS_LAST, PLANAR)
+_EXACT_LAST = 0.3
+"""Exact float32 convolutions take that much longer in NHWC, relative to NCHW: the sum over
+resnet50's and densenet121's, cuDNN 9.19 on an H200."""
+
+STORAGE = {
+    "float32": "float32",
+    "tf32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+}
+"""In which dtype values lie in memory at each precision."""
+
+
+@dataclass(frozen=True)
+class CudaTarget(Target):
+    """Contractions by tensor cores want NHWC; exact float32 is faster in NCHW."""
+
+    precision: str = "float32"
+
+    @property
+    def storage(self) -> str:
+        return STORAGE[self.precision]
+
+    @property
+    def is_exact(self) -> bool:
+        return self.precision == "float32"
+
+    def layouts(self, node: Node) -> tuple[Layout, ...]:
+        op = node.op
+        if isinstance(op, (Flatten, Reshape)):
+            _, _, rows, columns = node.inputs[0].type.plane
+            return _BOTH if rows * columns == 1 else (PLANAR,)
+        # What is element-wise and in no sequence broadcasts over planes.
+        planar = (Softmax, LogSoftmax, Elementwise)
+        if isinstance(op, planar) or _is_linear(node) or _joins_elsewhere(node):
+            return (PLANAR,)
+        if isinstance(op, (Contraction, FusedContraction)) and not self.is_exact:
+            return (CHANNELS_LAST,)
+        return (PLANAR, CHANNELS_LAST) if self.is_exact else _BOTH
+
+    def layout_seconds(self, node: Node, layout: Layout) -> float:
+        op = node.op
+        if layout == PLANAR or not self.is_exact:
+            return 0.0
+        if not isinstance(op, (Contraction, FusedContraction)) or _is_linear(node):
+            return 0.0
+        types = tuple(v.type for v in node.inputs), tuple(v.type for v in node.outputs)
+        return _EXACT_LAST * self.seconds(op.operations(*types), 0, contraction=True)
+
+    def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
+        return "cuDNN has no engine that computes anything on what a contraction reads"
+
+    def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
+        if isinstance(contraction.op, Linear) and contraction.output.type.rank != 2:
+            return f"its values have rank {contraction.output.type.rank}"
+        tensors = node.inputs[: len(node.inputs) - getattr(node.op, "channel_count", 0)]
+        if any(isinstance(value, Constant) for value in tensors):
+            return "it reads a constant tensor"
+        if any(value.shape != node.output.shape for value in node.tensors):
+            return "it broadcasts a tensor"
+        return super().refuse_epilogue(contraction, node)
+
+    def refuse_slice(self, node: Node, value: Value) -> str | None:
+        if isinstance(node.op, (Reorder, Softmax, LogSoftmax)) or _joins_elsewhere(node):
+            return f"{node.op.name} writes a value of its own"
+        if isinstance(node.op, Elementwise):
+            return f"{node.op.name} broadcasts"
+        if value.type.rank != 4:
+            return f"it has rank {value.type.rank}"
+        return None
+
+
+def _is_linear(node: Node) -> bool:
+    inner = node.op.body.nodes[0] if isinstance(node.op, FusedContraction) else node
+    return isinstance(inner.op, Linear)
+
+
+def _joins_elsewhere(node: Node) -> bool:
+    return isinstance(node.op, Concat) and node.op.axis % node.output.type.rank != 1

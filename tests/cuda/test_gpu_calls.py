@@ -1,0 +1,186 @@
+"""Calling a program: arrays of every library, streams, threads, bound arrays, memory."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.errors import DeviceError, GraphError, OutOfMemoryError, UnsupportedError
+
+pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy")
+torch = pytest.importorskip("torch")
+SHAPE = (4, 3, 17, 19)
+
+
+def network() -> md.Layer:
+    return L.Sequential(
+        L.Conv2d(3, 8, 3, padding=1), L.BatchNorm2d(8), L.ReLU(), L.MaxPool2d(2), L.Conv2d(8, 5, 1)
+    )
+
+
+@cache
+def shared() -> md.Layer:
+    return network()
+
+
+def compiled(**options: Any) -> Any:
+    return md.compile(shared(), SHAPE, device="cuda", tune="heuristic", **options)
+
+
+def x(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(SHAPE, np.float32)
+
+
+def expected(given: np.ndarray) -> np.ndarray:
+    return md.compile(shared(), SHAPE, device="reference")(given)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_results_are_of_the_kind_of_the_input(precision: str) -> None:
+    exe = compiled(precision=precision)
+    by_numpy = exe(x())
+    by_cupy = exe(cupy.asarray(x()))
+    by_torch = exe(torch.from_numpy(x()).cuda())
+    assert isinstance(by_numpy, np.ndarray) and isinstance(by_cupy, cupy.ndarray)
+    assert by_torch.dtype == getattr(torch, precision) and by_torch.is_cuda
+    np.testing.assert_array_equal(by_numpy.astype(np.float32), by_torch.float().cpu().numpy())
+    np.testing.assert_array_equal(
+        by_numpy.astype(np.float32), cupy.asnumpy(by_cupy.astype(cupy.float32))
+    )
+    error = np.abs(by_numpy.astype(np.float32) - expected(x())).max()
+    assert error < {"float32": 1e-5, "float16": 2e-2, "bfloat16": 2e-1}[precision]
+
+
+def test_half_precision_inputs_are_taken_as_they_are() -> None:
+    exe = compiled(precision="float16")
+    half = torch.from_numpy(x()).cuda().half()
+    assert torch.equal(exe(half), exe(half.float()))
+    strided = half.to(memory_format=torch.channels_last)
+    assert torch.equal(exe(strided), exe(half))
+
+
+def test_out_is_written_and_returned() -> None:
+    exe = compiled()
+    given = torch.from_numpy(x()).cuda()
+    plain = exe(given)
+    out = torch.full_like(plain, float("nan"))
+    assert exe(given, out=out) is out and torch.equal(out, plain)
+    host = np.empty(plain.shape, np.float32)
+    exe(x(), out=host)
+    np.testing.assert_array_equal(host, plain.cpu().numpy())
+
+
+def test_what_does_not_fit_is_said() -> None:
+    exe = compiled()
+    with pytest.raises(GraphError, match=r"input 'input' has shape \(1, 3, 17, 19\), but the"):
+        exe(x()[:1])
+    with pytest.raises(GraphError, match="dtype int32; valid is float32"):
+        exe(x().astype(np.int32))
+    with pytest.raises(DeviceError, match="lies on device cpu; valid is cuda:0"):
+        exe(torch.from_numpy(x()))
+    with pytest.raises(GraphError, match="is a str; valid are CuPy"):
+        exe("image")
+    with pytest.raises(GraphError, match=r"out\[0\] is float16.*valid is a contiguous, writable"):
+        exe(x(), out=cupy.empty((4, 5, 8, 9), cupy.float16))
+    with pytest.raises(UnsupportedError, match=r"option 'tunes' of device 'cuda'; valid are"):
+        compiled(tunes="quick")
+    with pytest.raises(DeviceError, match="'cuda:99' cannot be used here: cuda:99 does not exist"):
+        md.compile(shared(), SHAPE, device="cuda:99")
+
+
+def test_bound_arrays_are_read_and_written_in_place() -> None:
+    exe = compiled()
+    given = torch.from_numpy(x()).cuda()
+    run = exe.bind(given)
+    for seed in range(3):
+        given.copy_(torch.from_numpy(x(seed)))
+        run()
+        np.testing.assert_allclose(run.outputs[0].cpu().numpy(), expected(x(seed)), atol=1e-5)
+    with pytest.raises(GraphError, match="cannot be bound: valid is a contiguous array"):
+        exe.bind(x())
+    with pytest.raises(GraphError, match="cannot be bound"):
+        exe.bind(given.half())
+
+
+def test_outputs_that_no_kernel_writes() -> None:
+    a = md.Input((3, 4, 4))
+    y = L.ReLU()(a)
+    net = md.Model(a, (y, a, y, L.Flatten()(y)))
+    given = np.random.default_rng(0).standard_normal((2, 3, 4, 4), np.float32)
+    results = md.compile(net, given.shape, device="cuda")(given)
+    relu = np.maximum(given, 0)
+    for result, wanted in zip(results, (relu, given, relu, relu.reshape(2, -1)), strict=True):
+        np.testing.assert_array_equal(result, wanted)
+
+
+def test_streams_and_threads_at_once() -> None:
+    first, second = compiled(), compiled(precision="float16")
+    wanted = {seed: expected(x(seed)) for seed in range(4)}
+    failures: list[str] = []
+
+    def work(seed: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            given = torch.from_numpy(x(seed)).cuda()
+            for _ in range(100):
+                result, half = first(given), second(given)
+            stream.synchronize()
+            error = float((result.cpu() - torch.from_numpy(wanted[seed])).abs().max())
+            coarse = float((half.float().cpu() - torch.from_numpy(wanted[seed])).abs().max())
+            if error > 1e-5 or coarse > 2e-2:
+                failures.append(f"{seed}: {error} {coarse}")
+
+    threads = [threading.Thread(target=work, args=(seed % 4,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_call_follows_what_was_enqueued_before() -> None:
+    exe = compiled()
+    given = torch.zeros(SHAPE, device="cuda")
+    for seed in range(20):
+        torch.cuda._sleep(1_000_000)
+        given.copy_(torch.from_numpy(x(seed)).cuda())
+        result = exe(given)
+        given.zero_()
+        np.testing.assert_allclose(result.cpu().numpy(), expected(x(seed)), atol=1e-5)
+
+
+def test_memory_is_given_back() -> None:
+    pool = cupy.get_default_memory_pool()
+    compiled()(x())
+    gc.collect()
+    before = pool.used_bytes()
+    for _ in range(20):
+        compiled()(x())
+    gc.collect()
+    assert pool.used_bytes() <= before + (1 << 20)
+
+
+def test_a_memory_limit_is_kept_or_an_error() -> None:
+    net = network()
+    with pytest.raises(OutOfMemoryError, match=r"memory_limit=1000 bytes; weights take \d+ and"):
+        md.compile(net, SHAPE, device="cuda", memory_limit=1000)
+    exe = md.compile(net, (64, 3, 112, 112), device="cuda", memory_limit=200 << 20)
+    assert exe.program.bytes <= 200 << 20
+
+
+def test_profile_and_explain_tell_algorithms() -> None:
+    exe = compiled(precision="float16")
+    text = exe.explain(measure=True)
+    assert "eng" in text and "occupancy" in text and "of the roofline" in text
+
+
+def test_the_gpu_is_the_default_device() -> None:
+    assert md.compile(shared(), SHAPE).device == "cuda"

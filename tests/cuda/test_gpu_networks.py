@@ -1,0 +1,90 @@
+"""The zoo on the CUDA engine: numbers at every precision, TF32 only where it is asked for."""
+
+from __future__ import annotations
+
+import gc
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import models
+
+torch = pytest.importorskip("torch")
+from tests.models.test_torchvision import NETWORKS, SMALL, images, peer, theirs  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+BATCH = 2
+TOLERANCE = {"float32": 3e-6, "tf32": 2e-3, "float16": 4e-3, "bfloat16": 3e-2}
+"""What is allowed where PyTorch happens to be more exact still, relative to the largest output."""
+
+
+@lru_cache(1)
+def network(name: str) -> Any:
+    return md.calibrate(models.get_model(name, num_classes=12), images(4, SMALL.get(name, 64), 0))
+
+
+@lru_cache(1)
+def exact(name: str) -> np.ndarray:
+    x = images(BATCH, SMALL.get(name, 64), 1)
+    return theirs(peer(name, num_classes=12), network(name).state_dict(), x)
+
+
+def by_torch(name: str, precision: str, x: np.ndarray) -> np.ndarray:
+    """PyTorch's own result on the GPU at that precision."""
+    dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision, torch.float32)
+    net = peer(name, num_classes=12)
+    state = {k: torch.from_numpy(np.asarray(v)) for k, v in network(name).state_dict().items()}
+    net.load_state_dict(state, strict=True, assign=True)
+    net = net.to("cuda", dtype).to(memory_format=torch.channels_last)
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    with torch.inference_mode():
+        return net(torch.from_numpy(x).to("cuda", dtype)).float().cpu().numpy()
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_numbers(name: str, precision: str) -> None:
+    x = images(BATCH, SMALL.get(name, 64), 1)
+    exe = md.compile(network(name), x.shape, device="cuda", precision=precision, tune="heuristic")
+    result = np.asarray(exe(x), np.float64)
+    scale = np.abs(exact(name)).max()
+    error = np.abs(result - exact(name)).max() / scale
+    peers = np.abs(by_torch(name, precision, x) - exact(name)).max() / scale
+    assert error <= max(3 * peers, TOLERANCE[precision]), f"{error:.2e}, PyTorch's {peers:.2e}"
+    again = np.asarray(exe(x), np.float64)
+    np.testing.assert_array_equal(again, result)
+    del exe
+    gc.collect()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "densenet121", "alexnet"])
+def test_float32_uses_no_tf32(name: str) -> None:
+    """TF32 is three orders of magnitude less exact, so the error tells."""
+    x = images(BATCH, SMALL.get(name, 64), 1)
+    scale = np.abs(exact(name)).max()
+    errors = {}
+    for precision in ("float32", "tf32"):
+        exe = md.compile(network(name), x.shape, device="cuda", precision=precision)
+        errors[precision] = np.abs(exe(x) - exact(name)).max() / scale
+    assert errors["float32"] < 1e-5 < errors["tf32"], errors
+
+
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_batches(batch: int) -> None:
+    net = network("resnet18")
+    x = images(batch, 64, 3)
+    exe = md.compile(net, x.shape, device="cuda", precision="float16")
+    expected = theirs(peer("resnet18", num_classes=12), net.state_dict(), x)
+    error = np.abs(np.asarray(exe(x), np.float64) - expected).max() / np.abs(expected).max()
+    assert error < 5e-3
+
+
+def test_accuracy_high_is_as_exact_as_pytorch() -> None:
+    x = images(BATCH, SMALL.get("vgg11_bn", 64), 1)
+    exe = md.compile(network("vgg11_bn"), x.shape, device="cuda", accuracy="high")
+    error = np.abs(exe(x) - exact("vgg11_bn")).max() / np.abs(exact("vgg11_bn")).max()
+    assert error < 2e-6
