@@ -109,12 +109,15 @@ def _passes(trail: Trail) -> str:
 
 
 def _notes(graph: Graph) -> str:
-    """Layouts and placements, which the text of a graph does not have."""
+    """Layouts, placements and groups, which the text of a graph does not have."""
     lines = [f"  layout %{value.name}: {layout}" for value, layout in graph.layouts.items()]
     lines += [
         f"  place %{value.name} in %{place.buffer.name} from channel {place.channel}"
         for value, place in graph.placements.items()
     ]
+    for group in graph.groups:
+        names = ", ".join(node.name for node in graph.nodes[group.start : group.stop])
+        lines.append(f"  image after image: {names}")
     return "".join(f"\n{line}" for line in lines)
 
 
@@ -155,6 +158,9 @@ def _document(executable: Executable, trail: Trail, passes: bool) -> dict[str, A
         "priced_for": plan.target.device.name,
         "regions": regions,
         "arena": {"bytes": plan.arena.bytes, "lower_bound": plan.arena.lower_bound},
+        "by_image": [
+            [node.name for node in plan.graph.nodes[g.start : g.stop]] for g in plan.graph.groups
+        ],
         "notes": plan.notes,
         "stacks": [[node.name for node in nodes] for nodes in trail.stacks],
         "rewrites": [

@@ -33,6 +33,10 @@ class Device:
     in_order: bool = False
     #: Seconds that a step of a patch costs one worker beside its work.
     step_overhead: float = 0.0
+    #: Bytes of a cache that all workers share, and bytes a second to and from it, of the whole
+    #: device; 0 if there is none to be used on purpose.
+    shared_bytes: int = 0
+    shared_bandwidth: float = 0.0
 
 
 #: Two cores with AVX-512 and 1 MiB of L2 cache each (figures: measured on such a machine).

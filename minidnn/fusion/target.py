@@ -81,6 +81,10 @@ class Target:
         """Predicted extra time of a node's writing ``value`` into a slice of a wider buffer."""
         return 0.0
 
+    def refuse_by_image(self, node: Node) -> str | None:
+        """Why a node cannot be computed for one image of a batch at a time; None if it can."""
+        return "this device computes whole batches"
+
     def refuse_slice(self, node: Node, value: Value) -> str | None:
         """Why a node cannot write ``value`` into a slice of a wider buffer; None if it can."""
         return None

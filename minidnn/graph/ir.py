@@ -138,6 +138,7 @@ class Graph:
         output_names: Iterable[str] | None = None,
         layouts: Mapping[Value, Layout] | None = None,
         placements: Mapping[Value, Placement] | None = None,
+        groups: Iterable[range] = (),
     ) -> None:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -149,14 +150,19 @@ class Graph:
         self.layouts: Mapping[Value, Layout] = layouts or {}
         #: Values that are written straight into a wider one, once place_concat has run.
         self.placements: Mapping[Value, Placement] = placements or {}
+        #: Runs of consecutive nodes (their positions) that are computed image after image, once
+        #: by_image has run: all of them for one image before the next begins.
+        self.groups = tuple(groups)
 
     def annotated(
         self,
         nodes: Iterable[Node] | None = None,
         layouts: Mapping[Value, Layout] | None = None,
         placements: Mapping[Value, Placement] | None = None,
+        groups: Iterable[range] | None = None,
     ) -> Graph:
-        """The same graph with its nodes in another order, or with layouts or placements."""
+        """The same graph with its nodes in another order (which no groups survive), or with
+        layouts, placements or groups."""
         return Graph(
             self.inputs,
             self.outputs,
@@ -165,6 +171,7 @@ class Graph:
             self.output_names,
             self.layouts if layouts is None else layouts,
             self.placements if placements is None else placements,
+            (self.groups if nodes is None else ()) if groups is None else groups,
         )
 
     @cached_property

@@ -54,32 +54,54 @@ def storage_roots(graph: Graph) -> dict[Value, Value]:
     return roots
 
 
-def storage_bytes(graph: Graph, value: Value) -> int:
-    """Bytes of a value's own storage, in its layout, rounded up to the alignment."""
-    size = graph.layouts.get(value, PLANAR).bytes(value.type)
+def storage_bytes(graph: Graph, value: Value, images: int | None = None) -> int:
+    """Bytes of a value's own storage, in its layout, rounded up to the alignment; for that many
+    images instead of all."""
+    type = value.type if images is None else value.type.with_shape((images, *value.shape[1:]))
+    size = graph.layouts.get(value, PLANAR).bytes(type)
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def lifetimes(graph: Graph, order: Sequence[Node] | None = None) -> list[Lifetime]:
-    """The lifetimes of all storage that the graph needs between its inputs and its outputs.
+    """The lifetimes of all storage of whole batches that the graph needs between its inputs and
+    its outputs.
 
-    Inputs and outputs themselves are the caller's memory and are left out.
+    Inputs and outputs themselves are the caller's memory and are left out, and so is what a
+    group of nodes needs for one image at a time (:func:`group_lifetimes`).  What a group reads
+    or writes of whole batches lives as long as the group.
     """
-    nodes = graph.nodes if order is None else order
-    roots = storage_roots(graph)
-    outside = {roots.get(value) for value in (*graph.inputs, *graph.outputs)}
+    groups = graph.groups if order is None else ()
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
-    for i, node in enumerate(nodes):
+    for root, (begin, end) in touched(graph, order).items():
+        inside = [g for g in groups if begin < g.stop and g.start <= end]
+        if any(begin in group and end in group for group in inside):
+            continue
+        first[root] = min([begin, *(g.start for g in inside if begin in g)])
+        last[root] = max([end, *(g.stop - 1 for g in inside if end in g)])
+    return [Lifetime(root, storage_bytes(graph, root), first[root], last[root]) for root in first]
+
+
+def group_lifetimes(graph: Graph, group: range) -> list[Lifetime]:
+    """The lifetimes of the storage, of one image, that only the nodes of a group use."""
+    return [
+        Lifetime(root, storage_bytes(graph, root, 1), begin, end)
+        for root, (begin, end) in touched(graph).items()
+        if begin in group and end in group
+    ]
+
+
+def touched(graph: Graph, order: Sequence[Node] | None = None) -> dict[Value, tuple[int, int]]:
+    """For each storage but those of inputs and outputs the first and the last node that uses it."""
+    roots = storage_roots(graph)
+    outside = {roots.get(value) for value in (*graph.inputs, *graph.outputs)}
+    found: dict[Value, tuple[int, int]] = {}
+    for i, node in enumerate(graph.nodes if order is None else order):
         for value in (*node.outputs, *node.tensors):
             root = roots[value]
-            first.setdefault(root, i)
-            last[root] = i
-    return [
-        Lifetime(root, storage_bytes(graph, root), first[root], last[root])
-        for root in first
-        if root not in outside
-    ]
+            if root not in outside:
+                found[root] = (found.get(root, (i, i))[0], i)
+    return found
 
 
 def peak_bytes(found: Sequence[Lifetime]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from minidnn.graph.ir import Graph
 from minidnn.passes.absorb import ABSORB
+from minidnn.passes.by_image import BY_IMAGE
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
@@ -24,6 +25,7 @@ PIPELINE: tuple[Pass, ...] = (
     LAYOUT,
     PLACE_CONCAT,
     SCHEDULE,
+    BY_IMAGE,
 )
 
 

@@ -24,6 +24,11 @@ def explain(plan: Plan, device: str, precision: str, measured: str | None = None
         f"arena {arena.bytes / 1e6:.2f} MB (at least {arena.lower_bound / 1e6:.2f} MB in use at "
         "once)"
     )
+    for group in plan.graph.groups:
+        first, last = (plan.graph.nodes[i].name for i in (group.start, group.stop - 1))
+        lines.append(f"image after image: {first} to {last}")
+    if plan.graph.groups:
+        lines.append(f"arena of each thread for that: {plan.group_arena.bytes / 1e6:.2f} MB")
     for name, note in plan.notes.items():
         lines.append(f"note: {name}: {note}")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minidnn.graph.ir import Graph, Value
-from minidnn.graph.liveness import Lifetime, lifetimes, peak_bytes
+from minidnn.graph.liveness import Lifetime, group_lifetimes, lifetimes, peak_bytes
 
 _ORDERS: tuple[Callable[[Lifetime], tuple[int, ...]], ...] = (
     lambda life: (-life.bytes, life.first),
@@ -34,7 +34,23 @@ class Arena:
 
 def plan_memory(graph: Graph) -> Arena:
     """The smallest arena found for the graph's nodes in their order."""
-    found = lifetimes(graph)
+    return _smallest(lifetimes(graph))
+
+
+def plan_groups(graph: Graph) -> Arena:
+    """What each thread needs for the groups of nodes that are computed image after image.
+
+    One group runs after the other, so that they share the memory.
+    """
+    arenas = [_smallest(group_lifetimes(graph, group)) for group in graph.groups]
+    return Arena(
+        max((arena.bytes for arena in arenas), default=0),
+        {value: offset for arena in arenas for value, offset in arena.offsets.items()},
+        max((arena.lower_bound for arena in arenas), default=0),
+    )
+
+
+def _smallest(found: Sequence[Lifetime]) -> Arena:
     bound = peak_bytes(found)
     best: Arena | None = None
     for key in _ORDERS:

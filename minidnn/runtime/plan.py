@@ -11,7 +11,7 @@ from minidnn.graph.ir import Graph, Value
 from minidnn.graph.layout import PLANAR, Layout
 from minidnn.graph.liveness import storage_roots
 from minidnn.passes.infrastructure import Context, Rewrite
-from minidnn.runtime.memory import Arena, plan_memory
+from minidnn.runtime.memory import Arena, plan_groups, plan_memory
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Plan:
     graph: Graph
     arena: Arena
     target: Target
+    #: What each thread needs for the groups of nodes that are computed image after image.
+    group_arena: Arena
     #: How the graph came about, for explain().
     rewrites: Sequence[Rewrite] = ()
     notes: dict[str, str] = field(default_factory=dict)
@@ -36,5 +38,6 @@ class Plan:
 
 def make_plan(graph: Graph, context: Context) -> Plan:
     """The plan of a graph to which all passes have been applied."""
-    arena = plan_memory(graph)
-    return Plan(graph, arena, context.target, tuple(context.rewrites), dict(context.notes))
+    rewrites, notes = tuple(context.rewrites), dict(context.notes)
+    arenas = plan_memory(graph), plan_groups(graph)
+    return Plan(graph, arenas[0], context.target, arenas[1], rewrites, notes)

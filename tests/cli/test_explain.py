@@ -76,7 +76,7 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
         "== after simplify ==",
         "== after fold_batch_norm ==",
     ]
-    assert "depth_first" in " ".join(headings) and headings[-1] == "== after schedule =="
+    assert "depth_first" in " ".join(headings) and headings[-1] == "== after by_image =="
     assert out.startswith(f"== before simplify ==\n{graph}\n")
     assert "(nothing changed)" in out
     parts = out.split("== after fold_batch_norm ==\n")

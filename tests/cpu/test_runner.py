@@ -150,7 +150,7 @@ def test_groups_run_members_item_by_item(threads: int) -> None:
     times = program.run_timed([address(x), address(out), address(private)])
     expected = (x + np.cumsum(x, 1, dtype=np.float32)) * np.float32(0.5)
     np.testing.assert_array_equal(out, expected)
-    assert times.shape == (2,) and (times > 0).all()
+    assert times.shape == (3,) and (times > 0).all()
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -58,6 +58,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "layout",
         "place_concat",
         "schedule",
+        "by_image",
     ]
     for i, step in enumerate(PIPELINE):
         assert set(step.requires) <= set(names[:i])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...fusion.target import Target
 from ...graph import operators as ops
 from ...graph.index_map import Indexed
 from ...graph.ir import Node, Value
+from ...graph.liveness import storage_bytes
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...graph.types import ITEMSIZE
 from ...runtime.plan import Plan
@@ -27,7 +29,7 @@ from .kernels import compile_kernels
 from .library import Kernel
 from .lower import Pointer, Task, lower_plan
 from .machine import describe_machine
-from .program import Operand, Program, Region, shared_pool
+from .program import Group, Operand, Program, Region, shared_pool
 from .rates import measured_rates
 from .target import CpuTarget, device_for
 from .toolchain import why_unusable
@@ -103,7 +105,8 @@ def _threads(options: Mapping[str, Any]) -> int:
 class CpuProgram:
     """A plan as a table of regions.
 
-    Slot 0 is the arena, slot 1 the constants; then come the graph's inputs and outputs.
+    Slot 0 is the arena, slot 1 that of groups of nodes that are computed image after image (each
+    thread has its part of it), slot 2 the constants; then come the graph's inputs and outputs.
 
     When ``guarded`` (the debug mode) each value's storage has a slot of its own instead of the
     arena, and every run has fresh buffers between guard pages, those of inputs and outputs
@@ -125,18 +128,19 @@ class CpuProgram:
         self.isa = isa
         self.threads = threads
         self.guarded = guarded
-        self._slots = _Slots(plan, guarded)
+        self._slots = _Slots(plan, threads, guarded)
         self._constants = _Constants()
-        regions = [
+        rows = [
             Region(
                 kernel,
-                tuple(self._operand(pointer) for pointer in task.pointers),
+                tuple(self._operand(pointer, task.group) for pointer in task.pointers),
                 task.tasks,
                 task.grain,
                 task.node.name,
             )
             for task, kernel in zip(tasks, kernels, strict=True)
         ]
+        regions = _grouped(rows, [task.group for task in tasks], plan)
         scratch = max((task.scratch_bytes for task in tasks), default=0)
         self._program = Program(regions, self._slots.count, scratch, shared_pool(threads), guarded)
         self._weights = self._constants.pack(Guard.END if guarded else Guard.NONE)
@@ -237,52 +241,87 @@ class CpuProgram:
             if source is not array:
                 array[...] = source.reshape(array.shape)
 
-    def _operand(self, pointer: Pointer) -> Operand:
-        if isinstance(pointer, Value):
-            root = self.plan.roots.get(pointer, pointer)
-            slot, offset = self._slots.place(root)
-            placement = self.plan.graph.placements.get(pointer)
-            if placement is not None:
-                pixels = int(np.prod(pointer.shape[2:], dtype=np.int64))
-                offset += placement.channel * pixels * ITEMSIZE[pointer.dtype]
+    def _operand(self, pointer: Pointer, group: range | None) -> Operand:
+        if not isinstance(pointer, Value):
+            return Operand(self._slots.constants, self._constants.add(pointer))
+        root = self.plan.roots.get(pointer, pointer)
+        slot, offset, stride = self._slots.place(root)
+        placement = self.plan.graph.placements.get(pointer)
+        if placement is not None:
+            pixels = int(np.prod(pointer.shape[2:], dtype=np.int64))
+            offset += placement.channel * pixels * ITEMSIZE[pointer.dtype]
+        if group is None:
             return Operand(slot, offset)
-        return Operand(self._slots.constants, self._constants.add(pointer))
+        if stride:
+            return Operand(slot, offset, thread_stride=stride)
+        image = self.plan.layout(root).bytes(root.type) // root.shape[0]
+        return Operand(slot, offset, item_stride=image)
+
+
+def _grouped(
+    rows: Sequence[Region], groups: Sequence[range | None], plan: Plan
+) -> list[Region | Group]:
+    """The regions of the program: those of a group of nodes together, for each image."""
+    found: list[Region | Group] = []
+    for group, members in itertools.groupby(zip(groups, rows, strict=True), lambda pair: pair[0]):
+        regions = tuple(row for _, row in members)
+        if group is None:
+            found += regions
+            continue
+        nodes = plan.graph.nodes
+        name = f"{nodes[group.start].name} to {nodes[group.stop - 1].name}"
+        found.append(Group(regions, nodes[group.start].outputs[0].shape[0], name))
+    return found
 
 
 class _Slots:
     """Which slot each storage lies in."""
 
-    def __init__(self, plan: Plan, guarded: bool) -> None:
+    def __init__(self, plan: Plan, threads: int, guarded: bool) -> None:
         graph = plan.graph
         self._guard = guarded
         self._plan = plan
-        offsets = plan.arena.offsets
+        self._places: dict[Value, tuple[int, int, int]] = {}
         if guarded:
-            self._places = {value: (i, 0) for i, value in enumerate(offsets)}
-            self._sizes = [plan.layout(value).bytes(value.type) for value in offsets]
-            self.names = [f"the value {value.name!r}" for value in offsets]
+            self._sizes = []
+            self.names = []
+            for value in plan.arena.offsets:
+                self._add(value, plan.layout(value).bytes(value.type), 0)
+            for value in plan.group_arena.offsets:
+                size = storage_bytes(graph, value, 1)
+                self._add(value, threads * size, size)
         else:
-            self._places = {value: (0, offset) for value, offset in offsets.items()}
-            self._sizes = [plan.arena.bytes]
-            self.names = ["the arena"]
+            own = plan.group_arena.bytes
+            self._places |= {value: (0, o, 0) for value, o in plan.arena.offsets.items()}
+            self._places |= {v: (1, o, own) for v, o in plan.group_arena.offsets.items()}
+            self._sizes = [plan.arena.bytes, threads * own]
+            self.names = ["the arena", "the groups' arena"]
         self.names += ["the weights"]
         self.names += [f"the input {value.name!r}" for value in graph.inputs]
         self.names += [f"the output {value.name!r}" for value in graph.outputs]
         self.constants = len(self._sizes)
         first = self.constants + 1
         for i, value in enumerate(graph.inputs):
-            self._places[value] = (first + i, 0)
+            self._places[value] = (first + i, 0, 0)
         first += len(graph.inputs)
         #: The output array in which each storage outside of the arena is written.
         self.written: dict[Value, int] = {}
         for i, value in enumerate(graph.outputs):
             root = plan.roots.get(value)
             if root is not None and root not in self._places:
-                self._places[root] = (first + i, 0)
+                self._places[root] = (first + i, 0, 0)
                 self.written[root] = i
         self.count = first + len(graph.outputs)
 
-    def place(self, root: Value) -> tuple[int, int]:
+    def _add(self, value: Value, size: int, stride: int) -> None:
+        """Gives a value a slot of its own."""
+        self._places[value] = (len(self._sizes), 0, stride)
+        self._sizes.append(size)
+        self.names.append(f"the value {value.name!r}")
+
+    def place(self, root: Value) -> tuple[int, int, int]:
+        """Slot and offset of a storage, and bytes from one thread's to the next's (0 if all images
+        of a batch lie there)."""
         return self._places[root]
 
     def allocate(self) -> list[Buffer]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...fusion.contraction import parts_of
+from ...fusion.one_image import one_image
 from ...fusion.region import FusedContraction
 from ...fusion.region import Sequence as SequenceRegion
 from ...graph.index_map import Indexed
@@ -55,12 +56,39 @@ class Task:
     tasks: int
     grain: int = 1
     scratch_bytes: int = 0
+    #: The group of nodes to which it belongs, if that is computed image after image: ``tasks`` are
+    #: those of one image then, and pointers are those of the first.
+    group: range | None = None
 
 
 def lower_plan(plan: Plan, isa: Isa, threads: int) -> list[Task]:
     """The kernels of a plan for a pool of ``threads``, in the order in which they run."""
     lowering = _Lowering(plan, isa, threads)
-    return [task for node in plan.graph.nodes for task in lowering.node(node)]
+    grouped = {i: group for group in plan.graph.groups for i in group}
+    tasks: list[Task] = []
+    for i, node in enumerate(plan.graph.nodes):
+        if i not in grouped:
+            tasks += lowering.node(node)
+        elif i == grouped[i].start:
+            tasks += _by_image(plan, grouped[i], isa)
+    return tasks
+
+
+def _by_image(plan: Plan, group: range, isa: Isa) -> list[Task]:
+    """The kernels of a group of nodes for one image, which one thread computes."""
+    nodes = plan.graph.nodes[group.start : group.stop]
+    graph, of = one_image(plan.graph, nodes)
+    lowering = _Lowering(replace(plan, graph=graph), isa, 1)
+    return [
+        replace(
+            task,
+            node=node,
+            pointers=tuple(of.get(p, p) if isinstance(p, Value) else p for p in task.pointers),
+            group=group,
+        )
+        for node, small in zip(nodes, graph.nodes, strict=True)
+        for task in lowering.node(small)
+    ]
 
 
 class _Lowering:

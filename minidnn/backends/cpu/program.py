@@ -189,7 +189,12 @@ class Program:
         self._run(bases, None)
 
     def run_timed(self, bases: Sequence[int]) -> np.ndarray:
-        """Like :meth:`run`; returns the seconds of each region (float64, one per region)."""
+        """Like :meth:`run`; returns the seconds of each region (float64, one per region, with
+        the members of a group in its place).
+
+        Members run side by side for different items: they share the seconds of their group as they
+        keep the threads busy.
+        """
         times = (ctypes.c_double * max(1, len(self._rows)))()
         self._run(bases, times)
         return np.array([times[row] for row in self._row_of])
@@ -222,10 +227,12 @@ class _Context:
 
 
 def _row_numbers(regions: tuple[Region | Group, ...]) -> list[int]:
-    numbers, row = [], 0
+    numbers: list[int] = []
+    row = 0
     for region in regions:
-        numbers.append(row)
-        row += 1 + (len(region.regions) if isinstance(region, Group) else 0)
+        members = len(region.regions) if isinstance(region, Group) else 0
+        numbers += range(row + 1, row + 1 + members) if members else [row]
+        row += 1 + members
     return numbers
 
 

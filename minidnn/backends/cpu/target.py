@@ -10,7 +10,7 @@ from ...fusion.target import Target
 from ...graph.ir import Node, Value
 from ...graph.layout import PLANAR, Layout, blocked
 from ...graph.operator import Contraction, Reshaping, Windowed
-from ...graph.operators import AdaptiveAvgPool2d, Concat, Linear
+from ...graph.operators import AdaptiveAvgPool2d, Concat, Conv2d, Linear, Reorder
 from .isa import Isa
 
 FEW_CHANNELS = 4
@@ -66,6 +66,10 @@ class CpuTarget(Target):
             return "it broadcasts a tensor"
         return super().refuse_epilogue(contraction, node)
 
+    def refuse_by_image(self, node: Node) -> str | None:
+        kinds = (Region, Conv2d, Concat, Reorder, AdaptiveAvgPool2d)
+        return None if isinstance(node.op, kinds) else f"{node.op.name} reads whole batches"
+
     def refuse_slice(self, node: Node, value: Value) -> str | None:
         if not isinstance(node.op, (Sequence, Contraction, FusedContraction, Concat)):
             return f"{node.op.name} writes a value of its own"
@@ -99,6 +103,8 @@ def device_for(isa: Isa, threads: int) -> Device:
         in_order=True,
         step_overhead=4e-9,
         local_bytes=768 << 10,
+        shared_bytes=24 << 20,
+        shared_bandwidth=60e9 * threads,
         lanes=isa.lanes,
         overhead=1e-6,
     )

@@ -15,12 +15,14 @@ struct md_context {
   int resolved;
   int threads;
   md_memory *scratch; /* of each thread */
+  _Atomic int64_t *busy; /* nanoseconds of all threads in each member of a group, when timed */
 };
 
 typedef struct {
   const md_program *program;
   const md_region *region;
   md_context *context;
+  int timed;
 } job;
 
 int md_abi(int64_t sizes[3]) {
@@ -38,7 +40,8 @@ md_context *md_context_new(const md_program *program, int threads, int guarded) 
   context->pointers = calloc(operands + 1, sizeof(void *));
   context->bases = calloc(slots + 1, sizeof(void *));
   context->scratch = calloc((size_t)threads, sizeof *context->scratch);
-  int failed = !context->pointers || !context->bases || !context->scratch;
+  context->busy = calloc((size_t)program->region_count + 1, sizeof *context->busy);
+  int failed = !context->pointers || !context->bases || !context->scratch || !context->busy;
   const int mode = guarded ? MD_GUARD_END : MD_PLAIN;
   for (int i = 0; !failed && program->scratch_bytes && i < threads; i++)
     failed = md_memory_new(&context->scratch[i], (size_t)program->scratch_bytes, 64, mode);
@@ -50,7 +53,8 @@ md_context *md_context_new(const md_program *program, int threads, int guarded) 
 void md_context_free(md_context *context) {
   for (int i = 0; context->scratch && i < context->threads; i++)
     md_memory_free(&context->scratch[i]);
-  free(context->scratch), free(context->bases), free(context->pointers), free(context);
+  free(context->busy), free(context->scratch), free(context->bases), free(context->pointers);
+  free(context);
 }
 
 /* Computes operand addresses, unless this context ran on the same buffers the last time. */
@@ -85,14 +89,26 @@ static void run_items(void *argument, int thread, int32_t begin, int32_t end) {
         pointers[i] = (char *)context->pointers[region->first_operand + i] +
                       item * operand->item_stride + thread * operand->thread_stride;
       }
-      if (region->tasks > 0)
-        region->kernel(pointers, 0, region->tasks, context->scratch[thread].data);
+      if (region->tasks <= 0) continue;
+      const int64_t before = now->timed ? md_now_ns() : 0;
+      region->kernel(pointers, 0, region->tasks, context->scratch[thread].data);
+      if (now->timed)
+        atomic_fetch_add(&context->busy[region - now->program->regions], md_now_ns() - before);
     }
   }
 }
 
-/* Runs all regions in order.  `times`, when not null, receives the seconds of each region (those
- * of a group's members stand with the group). */
+/* Divides a group's seconds among its members as they kept the threads busy. */
+static void share_time(md_context *context, const md_region *group, int32_t row, double *times) {
+  int64_t sum = 0;
+  for (int32_t m = 1; m <= group->members; m++) sum += atomic_load(&context->busy[row + m]);
+  for (int32_t m = 1; m <= group->members; m++) {
+    const int64_t own = atomic_exchange(&context->busy[row + m], 0);
+    times[row + m] = sum ? times[row] * (double)own / (double)sum : 0;
+  }
+}
+
+/* Runs all regions in order.  `times`, when not null, receives the seconds of each region. */
 void md_run(md_pool *pool, const md_program *program, md_context *context, void *const *bases,
             double *times) {
 #if defined(__x86_64__)
@@ -108,7 +124,7 @@ void md_run(md_pool *pool, const md_program *program, md_context *context, void 
   for (int32_t i = 0; i < program->region_count; i += 1 + program->regions[i].members) {
     const md_region *region = &program->regions[i];
     const md_work work = region->kernel ? run_region : run_items;
-    job now = {program, region, context};
+    job now = {program, region, context, times != NULL};
     if (!alone)
       md_pool_parallel(pool, work, &now, region->tasks, region->grain);
     else if (region->tasks > 0)
@@ -116,6 +132,7 @@ void md_run(md_pool *pool, const md_program *program, md_context *context, void 
     if (times) {
       const int64_t after = md_now_ns();
       times[i] = (double)(after - before) * 1e-9;
+      if (!region->kernel) share_time(context, region, i, times);
       before = after;
     }
   }

@@ -1,0 +1,69 @@
+"""A group of nodes as a graph over one image of its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from minidnn.fusion.region import Region
+from minidnn.fusion.stacks import boundary
+from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
+
+
+def one_image(graph: Graph, nodes: Sequence[Node]) -> tuple[Graph, dict[Value, Value]]:
+    """The nodes as a graph of their own over batches of one image, and for each of its values the
+    one of ``graph`` that it is an image of.
+
+    Layouts and placements are those of ``graph``.
+    """
+    batch = graph.inputs[0].type.plane[0]
+    image = _Image(batch)
+    new = [image.node(node) for node in nodes]
+    inputs, outputs = boundary(graph, nodes)
+    values = [*inputs, *(value for node in nodes for value in node.outputs)]
+    layouts = {image.of(v): graph.layouts[v] for v in values if v in graph.layouts}
+    placements = {
+        image.of(v): Placement(image.of(place.buffer), place.channel)
+        for v in values
+        if (place := graph.placements.get(v)) is not None
+    }
+    result = Graph(
+        map(image.of, inputs),
+        map(image.of, outputs),
+        new,
+        graph.name,
+        layouts=layouts,
+        placements=placements,
+    )
+    return result, {small: value for value, small in image.known.items()}
+
+
+class _Image:
+    """Makes nodes and values over one image from those over the batch."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.known: dict[Value, Value] = {}
+
+    def of(self, value: Value) -> Value:
+        """The value for one image; constants, and what all images share, stay as they are."""
+        if isinstance(value, Constant) or value.shape[0] != self.batch:
+            return value
+        if value not in self.known:
+            type = value.type.with_shape((1, *value.shape[1:]))
+            self.known[value] = Value(type, value.name)
+        return self.known[value]
+
+    def node(self, node: Node) -> Node:
+        op = node.op
+        if isinstance(op, Region):
+            op = replace(op, body=self.body(op.body))
+        new = Node(op, [self.of(value) for value in node.inputs], node.name, node.source)
+        self.known.update(zip(node.outputs, new.outputs, strict=True))
+        return new
+
+    def body(self, graph: Graph) -> Graph:
+        inside = _Image(self.batch)
+        inputs = [inside.of(value) for value in graph.inputs]
+        nodes = [inside.node(node) for node in graph.nodes]
+        return Graph(inputs, map(inside.of, graph.outputs), nodes, graph.name)

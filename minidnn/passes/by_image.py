@@ -1,0 +1,186 @@
+"""by_image: runs of nodes are computed image after image, depth-first through the batch.
+
+Of a batch that is computed layer by layer, a layer's result has left the caches before the next
+layer reads it.  A group of consecutive nodes is run for one image after another instead, each image
+by one worker from the group's first node to its last, so that what lies between them stays in the
+cache that the workers share.  Weights are read once an image then, and convolutions with few pixels
+share them among less: groups are chosen by predicted time.
+
+Handles: graphs with batches of at least as many images as the device has workers.  Groups are the
+disjoint runs of the graph's order with the largest sum of savings, found by dynamic programming.
+Refuses: what the target refuses; values of other batch sizes or ranks than 4; runs whose weights
+and images do not fit the shared cache; everything under strategies that compute layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from minidnn.fusion.collapse import APART
+from minidnn.fusion.device import Device
+from minidnn.fusion.region import Region
+from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
+from minidnn.graph.liveness import storage_roots, touched
+from minidnn.graph.operator import Contraction
+from minidnn.graph.operators import Concat
+from minidnn.passes.infrastructure import Context, Pass
+
+HIDDEN = 0.7
+"""Part of the smaller of computing and moving that the larger one hides, in a contraction."""
+
+NEAR = 8
+"""A value of that part of the shared cache is found there by the next layer in any case."""
+
+
+def by_image(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    device = context.target.device
+    batch = graph.inputs[0].type.plane[0] if graph.inputs else 0
+    if context.strategy in APART or not device.shared_bytes or batch < max(2, device.workers):
+        return graph
+    costs = [_cost(graph, node, batch, context) for node in graph.nodes]
+    groups = []
+    for group in _best(graph, costs, batch, device):
+        names = f"{graph.nodes[group.start].name} to {graph.nodes[group.stop - 1].name}"
+        if not context.allow(f"compute {names} image after image"):
+            break
+        groups.append(group)
+    return graph.annotated(groups=groups) if groups else graph
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What computing a node image after image changes.
+
+    Attributes:
+        loss: seconds that it costs if all values still lie in memory.
+        gains: seconds that it saves for each of the node's values that lies in the cache.
+        weights: bytes that every image reads again.
+        image: bytes of all values, for one image.
+    """
+
+    loss: float
+    gains: dict[Value, float]
+    weights: int
+    image: int
+
+
+def _cost(graph: Graph, node: Node, batch: int, context: Context) -> _Cost | None:
+    """None if the node is computed for whole batches only."""
+    target, device = context.target, context.target.device
+    body = node.op.body.nodes if isinstance(node.op, Region) else (node,)
+    given = dict.fromkeys(v for n in body for v in n.inputs if isinstance(v, Constant))
+    values = dict.fromkeys((*node.tensors, *node.outputs))
+    if target.refuse_by_image(node) is not None:
+        return None
+    if any(v.type.rank != 4 or v.shape[0] != batch for v in values):
+        return None
+    if any(v.type.rank == 4 and v.shape[0] == batch and _is_operand(v, body) for v in given):
+        return None
+    if isinstance(node.op, Concat) and all(_is_in_place(graph, node)):
+        return _Cost(0.0, {}, 0, 0)
+    weights = sum(value.type.bytes for value in given)
+    operations = node.op.operations(
+        tuple(v.type for v in node.inputs), tuple(v.type for v in node.outputs)
+    )
+    is_contraction = any(isinstance(n.op, Contraction) for n in body)
+    peak = device.contraction_operations if is_contraction else device.operations
+    hidden = HIDDEN if is_contraction else 0.0
+    compute = operations / peak
+    near = {v: v.type.bytes / device.shared_bandwidth for v in values}
+    far = {
+        v: near[v]
+        if NEAR * v.type.bytes <= device.shared_bytes
+        else v.type.bytes / device.bandwidth
+        for v in values
+    }
+
+    def seconds(moving: float) -> float:
+        return compute + moving - hidden * min(compute, moving)
+
+    whole = seconds(sum(far.values()) + weights / device.bandwidth)
+    again = batch * weights / device.shared_bandwidth
+    idle = ceil(batch / device.workers) * device.workers / batch
+    apart = idle * seconds(sum(far.values()) + again)
+    inside = idle * seconds(sum(near.values()) + again)
+    saved = {v: far[v] - near[v] for v in values}
+    whole_saving = sum(saved.values()) or 1.0
+    gains = {v: (apart - inside) * part / whole_saving for v, part in saved.items()}
+    return _Cost(apart - whole, gains, weights, sum(v.type.bytes for v in values) // batch)
+
+
+def _is_in_place(graph: Graph, join: Node) -> Iterator[bool]:
+    """For each operand of a join whether it was written where the join lies."""
+    place = graph.placements.get(join.output, Placement(join.output, 0))
+    channel = place.channel
+    for value in join.inputs:
+        yield graph.placements.get(value) == Placement(place.buffer, channel)
+        channel += value.type.plane[1]
+
+
+def _is_operand(value: Constant, body: Sequence[Node]) -> bool:
+    """Whether a constant is a tensor operand, with one part for each image, not a weight."""
+    return any(
+        value in node.inputs and (not isinstance(node.op, Contraction) or value is node.inputs[0])
+        for node in body
+    )
+
+
+def _best(graph: Graph, costs: list[_Cost | None], batch: int, device: Device) -> list[range]:
+    """The disjoint runs of nodes with the largest sum of savings."""
+    ending = _by_last_use(graph, costs)
+    count = len(costs)
+    best: list[tuple[float, list[range]]] = [(0.0, [])]
+    savings = [_savings(costs, ending, first, device) for first in range(count)]
+    for stop in range(1, count + 1):
+        found = best[stop - 1]
+        for first in range(stop - 1):
+            length = stop - first
+            if length <= len(savings[first]) and savings[first][length - 1] > 0:
+                seconds = best[first][0] + savings[first][length - 1]
+                if seconds > found[0]:
+                    found = (seconds, [*best[first][1], range(first, stop)])
+        best.append(found)
+    return best[-1][1]
+
+
+def _savings(
+    costs: list[_Cost | None],
+    ending: list[list[tuple[int, float]]],
+    first: int,
+    device: Device,
+) -> list[float]:
+    """What the runs of nodes from ``first`` on save, of one node, two nodes and so on."""
+    found: list[float] = []
+    saved, weights, image = 0.0, 0, 0
+    for last in range(first, len(costs)):
+        cost = costs[last]
+        if cost is None:
+            break
+        weights += cost.weights
+        image = max(image, cost.image)
+        if weights + device.workers * image > device.shared_bytes:
+            break
+        saved -= cost.loss
+        saved += sum(gain for begin, gain in ending[last] if begin >= first)
+        found.append(saved)
+    return found
+
+
+def _by_last_use(graph: Graph, costs: list[_Cost | None]) -> list[list[tuple[int, float]]]:
+    """For each node the storage that it uses last: its first user, and what it saves to have it
+    in the cache."""
+    roots = storage_roots(graph)
+    gains: dict[Value, float] = {}
+    for cost in costs:
+        for value, gain in cost.gains.items() if cost is not None else ():
+            gains[roots[value]] = gains.get(roots[value], 0.0) + gain
+    ending: list[list[tuple[int, float]]] = [[] for _ in costs]
+    for root, (begin, end) in touched(graph).items():
+        ending[end].append((begin, gains.get(root, 0.0)))
+    return ending
+
+
+BY_IMAGE = Pass("by_image", by_image, requires=("layout", "place_concat", "schedule"))

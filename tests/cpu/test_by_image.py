@@ -1,0 +1,69 @@
+"""Groups of nodes that are computed image after image: the bits of whole batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn.backends.cpu import backend
+from minidnn.backends.cpu.isa import Isa
+from minidnn.backends.cpu.target import device_for
+from minidnn.graph import operators as ops
+from minidnn.graph.ir import Graph, Value
+from minidnn.graph.trace import apply
+from tests.passes.build import conv, graph_of, inputs_of, join, linear, max_pool, relu, scale
+
+X = (6, 3, 40, 40)
+
+
+def small_cache(monkeypatch: pytest.MonkeyPatch, shared: int = 1700 << 10) -> None:
+    def device(isa: Isa, threads: int) -> Any:
+        return replace(device_for(isa, threads), shared_bytes=shared)
+
+    monkeypatch.setattr(backend, "device_for", device)
+
+
+def dense(t, x: Value) -> Value:
+    """A dense block whose operands lie in one buffer, a residual, odd channels, a copy, a stack."""
+    y = max_pool(relu(conv(t, x, 32, 3)), 3, 2)
+    for _ in range(2):
+        y = join(y, conv(t, relu(conv(t, relu(scale(t, y)), 32)), 16, 3))
+    z = apply(ops.Add(), conv(t, y, 64, 3), y)
+    z = join(conv(t, relu(z), 7), z, conv(t, relu(z), 16))  # 7: not a whole vector, is copied
+    z = apply(ops.AdaptiveAvgPool2d((3, 3)), relu(scale(t, z)))
+    return linear(t, apply(ops.Flatten(), conv(t, z, 8)), 5)
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return graph_of(dense, X)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("guarded", [False, True])
+def test_bits_do_not_depend_on_it(
+    monkeypatch: pytest.MonkeyPatch, real_ispc: str, graph: Graph, threads: int, guarded: bool
+) -> None:
+    inputs = inputs_of(graph)
+    expected = md.compile(graph, device="cpu", strategy="layers", threads=threads)(*inputs)
+    small_cache(monkeypatch)
+    exe = md.compile(graph, device="cpu", threads=threads, guarded=guarded)
+    assert sum(map(len, exe.graph.groups)) >= 8
+    for _ in range(3):
+        np.testing.assert_array_equal(exe(*inputs), expected)
+
+
+def test_times_and_explanation(
+    monkeypatch: pytest.MonkeyPatch, real_ispc: str, graph: Graph
+) -> None:
+    small_cache(monkeypatch)
+    exe = md.compile(graph, device="cpu", threads=2)
+    profile = exe.profile(*inputs_of(graph), runs=2)
+    assert all(region.seconds > 0 for region in profile.regions)
+    first = exe.graph.groups[0]
+    names = [exe.graph.nodes[i].name for i in (first.start, first.stop - 1)]
+    assert f"image after image: {names[0]} to {names[1]}" in exe.explain()
