@@ -62,17 +62,23 @@ def addmm(call: Call) -> Any:
     return apply(ops.Linear(), call.tensor("mat1"), _transposed(call.constant("mat2")), bias)
 
 
-@takes("mm.default", when="the second matrix is known")
+@takes("mm.default", "bmm.default")
 def mm(call: Call) -> Any:
-    return apply(ops.Linear(), call.tensor("self"), _transposed(call.constant("mat2")))
+    return _product(call.tensor("self"), call.tensor("mat2"))
 
 
-@takes("matmul.default", when="the second operand is a known matrix")
+@takes("matmul.default", when="both operands have at least 2 axes")
 def matmul(call: Call) -> Any:
-    x, other = call.tensor("self"), call.constant("other")
-    if other.type.rank != 2 or x.type.rank < 2:
-        raise Refused(f"operands have shapes {x.shape} and {other.shape}; known is a matrix")
-    return apply(ops.Linear(), x, _transposed(other))
+    return _product(call.tensor("self"), call.tensor("other"))
+
+
+def _product(x: Value, other: Value) -> Any:
+    """``x @ other``; a known matrix is the weight of a linear layer."""
+    if min(x.type.rank, other.type.rank) < 2:
+        raise Refused(f"operands have shapes {x.shape} and {other.shape}; known are matrices")
+    if isinstance(other, Constant) and other.type.rank == 2:
+        return apply(ops.Linear(), x, _transposed(other))
+    return apply(ops.MatMul(), x, other)
 
 
 def _transposed(matrix: Constant) -> Value:

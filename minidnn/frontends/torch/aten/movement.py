@@ -34,16 +34,16 @@ def same(call: Call) -> Any:
 
 
 def _reshaped(x: Value, shape: tuple[int, ...]) -> Any:
-    if not shape or not x.shape or x.shape[0] != shape[0]:
-        raise Refused(f"it makes {shape} of {x.shape}; known is what keeps the first axis")
-    return apply(ops.Reshape(shape[1:]), x)
+    if x.shape and shape and x.shape[0] == shape[0]:
+        return apply(ops.Reshape(shape[1:]), x)
+    return apply(ops.View(shape), x)
 
 
 @takes("flatten.using_ints")
 def flatten(call: Call) -> Any:
     x = call.tensor("self")
     if not x.shape:
-        raise Refused("the tensor has no axes")
+        return apply(ops.View((1,)), x)
     return apply(ops.Flatten(call["start_dim"], call["end_dim"]), x)
 
 
@@ -56,13 +56,157 @@ def flatten(call: Call) -> Any:
     "squeeze.dim",
     "squeeze.dims",
     "unsqueeze.default",
-    when="the first axis keeps its size",
 )
 def reshape(call: Call) -> Any:
     return _reshaped(call.tensor("self"), call.result.shape)
+
+
+@takes("permute.default")
+def permute(call: Call) -> Any:
+    x = call.tensor("self")
+    return apply(ops.Transpose(tuple(d % x.type.rank for d in call["dims"])), x)
+
+
+@takes("transpose.int")
+def transpose(call: Call) -> Any:
+    x = call.tensor("self")
+    order = list(range(x.type.rank))
+    first, second = call.axis("dim0", x.type.rank), call.axis("dim1", x.type.rank)
+    if order:
+        order[first], order[second] = order[second], order[first]
+    return apply(ops.Transpose(tuple(order)), x)
+
+
+@takes("t.default", "numpy_T.default", "mT.default")
+def matrix_transpose(call: Call) -> Any:
+    x = call.tensor("self")
+    order = list(range(x.type.rank))
+    if "mT" in str(call.node.target):
+        order[-2:] = order[:-3:-1]
+    else:
+        order.reverse()
+    return apply(ops.Transpose(tuple(order)), x)
+
+
+def part(x: Value, axis: int, start: int, size: int, step: int = 1) -> Any:
+    """``size`` elements along ``axis``, every ``step``-th from ``start`` on."""
+    rank = x.type.rank
+    starts, sizes, steps = [0] * rank, list(x.shape), [1] * rank
+    starts[axis], sizes[axis], steps[axis] = start, size, step
+    return apply(ops.Slice(tuple(starts), tuple(sizes), tuple(steps)), x)
+
+
+@takes("slice.Tensor", "narrow.default")
+def slice_(call: Call) -> Any:
+    x = call.tensor("self")
+    axis = call.axis("dim", x.type.rank)
+    begin, size = call["start"] or 0, x.shape[axis]
+    start = min(max(begin + size if begin < 0 else begin, 0), size)
+    step = call["step"] if "step" in call.names else 1
+    return part(x, axis, start, call.result.shape[axis], step)
+
+
+@takes("select.int")
+def select(call: Call) -> Any:
+    x = call.tensor("self")
+    axis = call.axis("dim", x.type.rank)
+    return _reshaped(part(x, axis, call["index"] % x.shape[axis], 1), call.result.shape)
+
+
+@takes(
+    "chunk.default",
+    "split.Tensor",
+    "split_with_sizes.default",
+    "tensor_split.sections",
+    "unsafe_chunk.default",
+    "unsafe_split.Tensor",
+    "unbind.int",
+)
+def chunk(call: Call) -> Any:
+    x = call.tensor("self")
+    axis = call.axis("dim", x.type.rank)
+    whole = call.node.meta["val"]
+    found, start = [], 0
+    for piece in whole:
+        alone = piece.dim() < x.type.rank
+        size = 1 if alone else piece.shape[axis]
+        value = part(x, axis, start, size)
+        found.append(_reshaped(value, tuple(piece.shape)) if alone else value)
+        start += size
+    return found
+
+
+@takes("expand.default", "expand_as.default", "broadcast_to.default")
+def expand(call: Call) -> Any:
+    return apply(ops.Expand(call.result.shape), call.tensor("self"))
 
 
 @takes("cat.default", "concat.default")
 def cat(call: Call) -> Any:
     values = call.tensors("tensors")
     return apply(ops.Concat(call.axis("dim", values[0].type.rank)), *values)
+
+
+@takes("stack.default")
+def stack(call: Call) -> Any:
+    values = call.tensors("tensors")
+    axis = call.axis("dim", values[0].type.rank + 1)
+    shape = values[0].shape
+    thin = (*shape[:axis], 1, *shape[axis:])
+    return apply(ops.Concat(axis), *(_reshaped(value, thin) for value in values))
+
+
+_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+@takes("pad.default", when="no padding is negative")
+def pad(call: Call) -> Any:
+    return _padded(call, call["mode"], call["value"] or 0.0)
+
+
+@takes("constant_pad_nd.default", when="no padding is negative")
+def constant_pad(call: Call) -> Any:
+    return _padded(call, "constant", call.number("value"))
+
+
+@takes("reflection_pad2d.default", "reflection_pad1d.default", when="no padding is negative")
+def reflection_pad(call: Call) -> Any:
+    return _padded(call, "reflect", 0.0)
+
+
+@takes("replication_pad2d.default", "replication_pad1d.default", when="no padding is negative")
+def replication_pad(call: Call) -> Any:
+    return _padded(call, "replicate", 0.0)
+
+
+def _padded(call: Call, mode: str, value: float) -> Any:
+    """Paddings are given in pairs, those of the last axis first."""
+    x = call.tensor("self")
+    given = call["pad"] if "pad" in call.names else call["padding"]
+    if min(given, default=0) < 0:
+        raise Refused(f"padding={given} cuts elements off; known are sizes of at least 0")
+    rank = x.type.rank
+    before, after = [0] * rank, [0] * rank
+    for i in range(len(given) // 2):
+        before[rank - 1 - i], after[rank - 1 - i] = given[2 * i], given[2 * i + 1]
+    return apply(ops.Pad(tuple(before), tuple(after), _MODES[mode], float(value)), x)
+
+
+@takes("pixel_shuffle.default")
+def pixel_shuffle(call: Call) -> Any:
+    x, factor = call.tensor("self"), call["upscale_factor"]
+    *front, channels, rows, columns = x.shape
+    batch = tuple(front)
+    rank = len(front)
+    split = apply(ops.View((*batch, channels // factor**2, factor, factor, rows, columns)), x)
+    order = (*range(rank), rank, rank + 3, rank + 1, rank + 4, rank + 2)
+    return apply(ops.View(call.result.shape), apply(ops.Transpose(order), split))
+
+
+@takes("channel_shuffle.default")
+def channel_shuffle(call: Call) -> Any:
+    x, groups = call.tensor("self"), call["groups"]
+    batch, channels, *plane = x.shape
+    split = apply(ops.View((batch, groups, channels // groups, *plane)), x)
+    order = (0, 2, 1, *range(3, 3 + len(plane)))
+    return apply(ops.View(x.shape), apply(ops.Transpose(order), split))

@@ -1,4 +1,4 @@
-"""Normalization with stored statistics."""
+"""Normalization with stored statistics, and over the last axes."""
 
 from __future__ import annotations
 
@@ -33,3 +33,22 @@ def _normalize(call: Call) -> Any:
     weight = call.filled("weight", mean.type, 1.0) if weight is None else weight
     bias = call.filled("bias", mean.type, 0.0) if bias is None else bias
     return apply(ops.BatchNorm(float(call.number("eps"))), x, weight, bias, mean, variance)
+
+
+@takes("layer_norm.default", when="weight and bias are known")
+def layer_norm(call: Call) -> Any:
+    return _layer_norm(call)
+
+
+@takes("native_layer_norm.default", when="weight and bias are known, nobody reads the statistics")
+def native_layer_norm(call: Call) -> Any:
+    return (_layer_norm(call), None, None)
+
+
+def _layer_norm(call: Call) -> Any:
+    weight, bias = call.optional_constant("weight"), call.optional_constant("bias")
+    if weight is None and bias is not None:
+        raise Refused("it has a bias, but no weight")
+    given = [value for value in (weight, bias) if value is not None]
+    op = ops.LayerNorm(len(call["normalized_shape"]), float(call.number("eps")))
+    return apply(op, call.tensor("input"), *given)
