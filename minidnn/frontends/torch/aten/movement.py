@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from minidnn.frontends.torch.aten.call import Call, Refused, takes
 from minidnn.graph import operators as ops
@@ -156,7 +156,12 @@ def stack(call: Call) -> Any:
     return apply(ops.Concat(axis), *(_reshaped(value, thin) for value in values))
 
 
-_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+_MODES: dict[str, Literal["constant", "edge", "reflect", "wrap"]] = {
+    "constant": "constant",
+    "reflect": "reflect",
+    "replicate": "edge",
+    "circular": "wrap",
+}
 
 
 @takes("pad.default", when="no padding is negative")
