@@ -2,8 +2,8 @@
 
 Handles: identities (Identity, Dropout, windows of one position, reshapes to the same shape,
 adaptive pooling to the input's size, joins of one value, moves that move nothing); adaptive
-pooling whose sizes divide, which becomes a regular window; nodes whose operands are all constants;
-nodes nobody reads.
+pooling whose sizes divide, which becomes a regular window; joins that only a join along the same
+axis reads, which become part of it; nodes whose operands are all constants; nodes nobody reads.
 Leaves: arithmetic identities such as x * 1, which are not exact for NaN payloads and -0.
 Only the sign of zero may change: an average over one position adds -0 to 0, which gives 0.
 """
@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from minidnn.graph.index_map import Indexed
-from minidnn.graph.ir import Constant, Graph, Node, Rewriter
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Operator, Reshaping, Windowed
 from minidnn.graph.operators import AdaptiveAvgPool2d, Concat, Dropout, Identity
 from minidnn.passes.infrastructure import Context, Pass
@@ -25,7 +25,16 @@ from minidnn.passes.infrastructure import Context, Pass
 def simplify(graph: Graph, context: Context) -> Graph:
     """See the module."""
     rewriter = Rewriter(graph)
+    joined: dict[Value, list[Value]] = {}
     for node in _without_dead(graph, context, rewriter):
+        if _is_part_of_join(graph, node) and context.allow(f"join {node.name} with the next"):
+            joined[node.output] = _operands(node, rewriter, joined)
+            rewriter.changes += 1
+            continue
+        if any(value in joined for value in node.inputs):
+            new = rewriter.add(node.op, _operands(node, rewriter, joined), node.name, node.source)
+            rewriter.replace(node.output, new.output)
+            continue
         if is_identity(node):
             if context.allow(f"drop {node.name} ({node.op})"):
                 rewriter.replace(node.output, rewriter.value(node.inputs[0]))
@@ -62,6 +71,20 @@ def is_identity(node: Node) -> bool:
     return False
 
 
+def _is_part_of_join(graph: Graph, node: Node) -> bool:
+    """Whether a node is a join that only another join along the same axis reads."""
+    reader = graph.only_reader(node.outputs[0])
+    if not isinstance(node.op, Concat) or reader is None or not isinstance(reader.op, Concat):
+        return False
+    rank = node.output.type.rank
+    return node.op.axis % rank == reader.op.axis % rank and len(reader.inputs) > 1
+
+
+def _operands(node: Node, rewriter: Rewriter, joined: dict[Value, list[Value]]) -> list[Value]:
+    """A join's operands in the new graph, those of the joins among them in their place."""
+    return [value for old in node.inputs for value in joined.get(old, [rewriter.value(old)])]
+
+
 def _regular(node: Node) -> Operator | None:
     if isinstance(node.op, AdaptiveAvgPool2d):
         return node.op.regular(node.inputs[0].type)
@@ -96,6 +119,12 @@ def _without_dead(graph: Graph, context: Context, rewriter: Rewriter) -> list[No
     return kept[::-1]
 
 
+def no_joins_of_joins(graph: Graph) -> Iterator[str]:
+    for node in graph.nodes:
+        if _is_part_of_join(graph, node):
+            yield f"the join {node.name!r} is only read by another join along its axis"
+
+
 def no_identities(graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
         if is_identity(node):
@@ -108,4 +137,4 @@ def no_dead_nodes(graph: Graph) -> Iterator[str]:
             yield f"nobody reads node {node.name!r}"
 
 
-SIMPLIFY = Pass("simplify", simplify, ensures=(no_identities, no_dead_nodes))
+SIMPLIFY = Pass("simplify", simplify, ensures=(no_identities, no_joins_of_joins, no_dead_nodes))

@@ -71,8 +71,8 @@ def relu(x: Value) -> Value:
     return apply(ops.ReLU(), x)
 
 
-def join(*values: Value) -> Value:
-    return apply(ops.Concat(1), *values)
+def join(*values: Value, axis: int = 1) -> Value:
+    return apply(ops.Concat(axis), *values)
 
 
 def max_pool(x: Value, kernel: int = 3, stride: int = 1, padding: int = 1) -> Value:

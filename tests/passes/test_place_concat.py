@@ -134,8 +134,9 @@ def test_a_join_that_lies_in_another_stays_there() -> None:
 
     def build(t, x):
         a, b, c, d = (conv(t, x, 2, 3) for _ in range(4))
-        j = join(join(a, b), d)
-        return conv(t, j, 3, 3), conv(t, join(a, b, c), 3, 3)
+        inner = join(a, b)
+        j = join(inner, d)
+        return conv(t, j, 3, 3), conv(t, join(a, b, c), 3, 3), conv(t, inner, 3, 3)
 
     places, context = check(build, X)
     assert places["concat"] == ("concat.1", 0)

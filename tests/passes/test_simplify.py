@@ -10,7 +10,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply
 from minidnn.passes.infrastructure import Context, Pass, run_passes
-from minidnn.passes.simplify import SIMPLIFY, no_dead_nodes, no_identities
+from minidnn.passes.simplify import SIMPLIFY, no_dead_nodes, no_identities, no_joins_of_joins
 from tests.passes.build import (
     assert_same,
     constant,
@@ -160,3 +160,39 @@ def test_nothing_to_do_gives_the_same_graph() -> None:
 
 def relu_graph() -> Graph:
     return graph_of(lambda t, x: relu(x), X)
+
+
+def test_joins_of_joins_become_one() -> None:
+    def build(t, x, y):
+        inner = join(join(relu(x), y), relu(y))
+        return join(inner, join(x, x, axis=1), x, axis=-3)
+
+    before = graph_of(build, X, X)
+    after = run(before, SIMPLIFY)
+    expect(
+        after,
+        """
+        g(%x0: float32[1, 4, 6, 6], %x1: float32[1, 4, 6, 6]) {
+          %relu: float32[1, 4, 6, 6] = ReLU()(%x0)
+          %relu.1: float32[1, 4, 6, 6] = ReLU()(%x1)
+          %concat.3: float32[1, 24, 6, 6] = Concat(axis=-3)(%relu, %x1, %relu.1, %x0, %x0, %x0)
+          return %concat.3
+        }
+        """,
+    )
+    assert_same(before, after)
+    for fuel in range(4):
+        assert_same(before, run_passes(before, [SIMPLIFY], Context(fuel=fuel), verify=True))
+
+
+def test_joins_that_stay_joins_of_joins() -> None:
+    def build(t, x):
+        other_axis, read_twice = join(x, x, axis=2), join(x, relu(x))
+        kept = join(relu(other_axis), relu(other_axis))
+        return join(read_twice, x), relu(read_twice), join(other_axis, other_axis, axis=1), kept
+
+    before = graph_of(build, X)
+    assert run(before, SIMPLIFY) is before
+    contract_of_joins = graph_of(lambda t, x: join(join(x, x), x), X)
+    (text,) = no_joins_of_joins(contract_of_joins)
+    assert text == "the join 'concat' is only read by another join along its axis"
