@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minidnn.acceleration.engine import engine_for
+from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.program import Program
 from minidnn.acceleration.programs import Programs, describe
@@ -123,7 +123,7 @@ class Piece:
             return None
 
     def _made(self, args: Sequence[Any], inputs: Sequence[Any]) -> Program:
-        memory = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+        memory = next((memory_of(a) for a in args if isinstance(a, torch.Tensor)), "cpu")
         engine = engine_for(memory, self._device, self._precision, self._options)
         captured = capture(self.module, args, held_leaves=self._held)
         program = Program(captured, engine, "torch.compile", describe(inputs), self._strict)

@@ -12,8 +12,8 @@ from minidnn.errors import DeviceError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 
-#: The devices that compute on tensors of PyTorch's "cuda".  All others take the CPU's.
-_ON_CUDA = ("cuda",)
+#: The device that computes on tensors of PyTorch's "cuda".  All others take the CPU's.
+_CUDA = "cuda"
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class Engine:
 
     @property
     def memory(self) -> str:
-        """PyTorch's name of the kind of device whose tensors it computes on."""
-        return "cuda" if self.device in _ON_CUDA else "cpu"
+        """PyTorch's name of the device whose tensors it computes on: "cpu", "cuda:0"."""
+        name, _, index = self.device.partition(":")
+        return f"{name}:{index or 0}" if name == _CUDA else "cpu"
 
     def why_not(self, graph: Graph) -> str | None:
         """Why the device cannot run a graph; None if it can."""
@@ -38,10 +39,16 @@ class Engine:
         return compile(graph, device=self.device, precision=self.precision, **self.options)
 
 
+def memory_of(tensor: Any) -> str:
+    """The device that a PyTorch tensor lies on: "cpu", "cuda:0"."""
+    device = tensor.device
+    return f"{_CUDA}:{device.index or 0}" if device.type == _CUDA else str(device.type)
+
+
 def engine_for(
     memory: str, device: str | None, precision: str | None, options: Mapping[str, Any]
 ) -> Engine:
-    """The engine for tensors on PyTorch's device type ``memory``.
+    """The engine for tensors on PyTorch's device ``memory``: see :func:`memory_of`.
 
     device: as :func:`minidnn.compile` takes it; None is the best one that computes there.
 
@@ -56,10 +63,11 @@ def engine_for(
                 f"given lie on {memory!r}; move them, or leave device away to have it follow them"
             )
         return engine
-    if memory == "cuda":
-        get_backend("cuda")
-        return Engine("cuda", precision, options)
+    if memory.startswith(_CUDA):
+        own = _CUDA if memory == f"{_CUDA}:0" else memory
+        get_backend(own)
+        return Engine(own, precision, options)
     if memory != "cpu":
         raise DeviceError(f"the tensors lie on PyTorch's {memory!r}; valid are 'cpu' and 'cuda'")
-    found, _ = default_device([name for name in PREFERENCE if name not in _ON_CUDA])
+    found, _ = default_device([name for name in PREFERENCE if name != _CUDA])
     return Engine(found, precision, options)

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from minidnn.acceleration.engine import engine_for
+from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.program import Program
 from minidnn.acceleration.programs import Programs, arrangement, describe
@@ -95,7 +95,8 @@ class OptimizedModule(nn.Module):
 
     def _program(self, leaves: Any, arranged: Any, args: Any, kwargs: Any) -> Program:
         memory = self._memory(leaves)
-        if memory in ("cpu", "cuda") and torch.is_autocast_enabled(memory):
+        kind = memory.partition(":")[0]
+        if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
             raise UnsupportedError(
                 f"{type(self.original).__name__} was called under autocast, which an optimized "
                 "module does not follow; leave the autocast block, or optimize with precision="
@@ -119,12 +120,12 @@ class OptimizedModule(nn.Module):
         return program
 
     def _memory(self, leaves: Any) -> str:
-        """PyTorch's kind of device on which this call computes."""
+        """The device on which this call computes."""
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                return str(leaf.device.type)
+                return memory_of(leaf)
         first = next(self.original.parameters(), None)
-        return "cpu" if first is None else str(first.device.type)
+        return "cpu" if first is None else memory_of(first)
 
     def _warn_of_gradients(self) -> None:
         if not self._warned:

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from minidnn.acceleration.engine import Engine
+from minidnn.acceleration.engine import Engine, memory_of
 from minidnn.acceleration.weights import Watch
 from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
@@ -35,8 +35,18 @@ class TakenPart(nn.Module):
         self.part = part
         self.executable = executable
 
+        # A precision may be that of the results, too, which here are what PyTorch's would be.
+        expected = [getattr(torch, value.dtype) for value in part.graph.outputs]
+        found = [getattr(torch, value.dtype) for value in executable.graph.outputs]
+        self._dtypes = expected if expected != found else None
+
     def forward(self, *tensors: torch.Tensor) -> Any:
-        return self.executable(*tensors)
+        result = self.executable(*tensors)
+        if self._dtypes is None:
+            return result
+        results = result if isinstance(result, tuple) else (result,)
+        cast = tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
+        return cast if isinstance(result, tuple) else cast[0]
 
 
 class Program:
@@ -80,7 +90,7 @@ class Program:
                 self.parts.append(TakenPart(part, self.engine.compile(part.graph)))
         self._runner, self._held, self._places = self._build()
         whole = len(self.levels) == 1 and self.levels[0].taken and not self._held
-        self._direct = self.parts[0].executable if whole and self._is_direct() else None
+        self._direct = self.parts[0] if whole and self._is_direct() else None
 
     def _is_direct(self) -> bool:
         """Whether the one part takes the arguments and gives the results as they are."""
@@ -231,7 +241,7 @@ def _elsewhere(node: fx.Node, memory: str) -> str | None:
     for each in (node, *node.all_input_nodes):
         value = each.meta.get("val")
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type != memory:
+            if isinstance(tensor, torch.Tensor) and memory_of(tensor) != memory:
                 return f"{each.name} is on {tensor.device}"
     return None
 

@@ -1,0 +1,87 @@
+"""torchvision's networks through optimize: taken whole, right, and the zoo's very regions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+import minidnn as md
+from minidnn import models as zoo
+from tests.torch.networks import BEYOND, errors, example, torchvision
+
+ZOO = sorted(set(zoo.list_models()) - {"digits"})
+CI = ("resnet18", "squeezenet1_1")
+
+
+def regions(executable: Any) -> Counter[str]:
+    """What is computed, in any order: torchvision runs branches in another one."""
+    found: Counter[str] = Counter()
+    for node in executable.graph.nodes:
+        body = getattr(node.op, "body", None)
+        inner = [str(each.op) for each in body.nodes] if body is not None else []
+        types = [str(value.type) for value in (*node.inputs, *node.outputs)]
+        found[f"{node.op} {inner} {types}"] += 1
+    return found
+
+
+def compared(name: str, device: str, size: int) -> None:
+    net, x = torchvision(name), example(name, 2, size)
+    own = getattr(zoo, name)()
+    own.load_state_dict({key: value.numpy() for key, value in net.state_dict().items()})
+    expected = md.compile(own, tuple(x.shape), device=device)
+    fast = md.optimize(net, x, device=device, strict=True)
+    (part,) = fast.programs[0].parts
+    assert regions(part.executable) == regions(expected)
+    assert fast.programs[0]._direct is part  # nothing stands between the caller and the engine
+    torch.testing.assert_close(fast(x), torch.from_numpy(expected(x.numpy())), rtol=0, atol=0)
+    ours, pytorchs = errors(net, fast, x)
+    assert ours <= 3 * pytorchs
+
+
+@pytest.mark.parametrize("name", CI)
+def test_a_network_of_the_zoo_becomes_the_zoos_regions(name: str) -> None:
+    compared(name, "reference", 32)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ZOO)
+def test_every_network_of_the_zoo_becomes_the_zoos_regions(name: str) -> None:
+    compared(name, "cpu", 64)
+
+
+def beyond(name: str, device: str) -> None:
+    net, x = torchvision(name), example(name, 2, 64)
+    fast = md.optimize(net, x, device=device, strict=True)
+    assert len(fast.programs[0].parts) == 1
+    ours, pytorchs = errors(net, fast, x)
+    assert ours <= 3 * max(pytorchs, 3e-7)
+
+
+@pytest.mark.parametrize("name", ["shufflenet_v2_x1_0"])
+def test_a_network_beyond_the_zoo_is_taken_whole(name: str) -> None:
+    beyond(name, "reference")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", BEYOND)
+def test_networks_beyond_the_zoo_are_taken_whole(name: str) -> None:
+    beyond(name, "cpu")
+
+
+def test_with_an_unknown_layer_in_the_middle_the_rest_keeps_its_regions() -> None:
+    class Strange(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.ifft(torch.fft.fft(x)).real
+
+    net, x = torchvision("resnet18"), example("resnet18", 1, 32)
+    (whole,) = md.optimize(net, x, device="reference").programs[0].parts
+    net.layer2 = torch.nn.Sequential(net.layer2, Strange())
+    program = md.optimize(net, x, device="reference").programs[0]
+    assert [level.taken for level in program.levels] == [True, False, True]
+    halves: Counter[str] = Counter()
+    for part in program.parts:
+        halves += regions(part.executable)
+    assert halves == regions(whole.executable)
