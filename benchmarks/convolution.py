@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.backends.cpu.buffers import Buffer
-from minidnn.backends.cpu.contraction import ContractionKernel, print_contraction
+from minidnn.backends.cpu.buffers import Array, Buffer
+from minidnn.backends.cpu.contraction import ContractionKernel, Workspace, print_contraction
+from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS, Algorithm
 from minidnn.backends.cpu.isa import Isa, isa_named, usable_isas
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.library import Kernel
@@ -40,6 +41,8 @@ from minidnn.graph.types import TensorType
 
 PEAK_STEPS = 400_000
 QUIET_SHARE = 0.93
+MANY_OPERATIONS = 10**9
+COLD_BYTES = 128 << 20
 LEAST_QUIET = 5
 
 
@@ -82,13 +85,16 @@ def resnet50() -> list[Layer]:
 @dataclass
 class Ready:
     layer: Layer
+    printed: ContractionKernel
     program: Program
     buffers: list[Buffer]
     operations: int
     bytes: int
 
 
-def build(layer: Layer, batch: int, isa: Isa, threads: int) -> tuple[ContractionKernel, list[int]]:
+def build(
+    layer: Layer, batch: int, isa: Isa, threads: int, algorithm: Algorithm | None
+) -> tuple[ContractionKernel, list[int]]:
     rng = np.random.default_rng(0)
     kernel, pad = layer.kernel, layer.kernel // 2
     x = Value(TensorType((batch, layer.inputs, layer.size, layer.size)), "x")
@@ -113,29 +119,54 @@ def build(layer: Layer, batch: int, isa: Isa, threads: int) -> tuple[Contraction
     layouts += [blocked(isa.lanes)] * (len(values) - 1)
     tensors = [tensor_of(v.type, a) for v, a in zip(values, layouts, strict=True)]
     printed = print_contraction(
-        parts, batch, tensors[0], tuple(tensors[1:-1]), tensors[-1], isa, threads
+        parts,
+        batch,
+        tensors[0],
+        tuple(tensors[1:-1]),
+        tensors[-1],
+        isa,
+        threads,
+        algorithm=algorithm,
     )
     return printed, [4 * batch * tensor.image for tensor in tensors]
 
 
 def ready(
-    layer: Layer, printed: ContractionKernel, sizes: list[int], kernel: Kernel, pool: Pool, n: int
+    layer: Layer,
+    printed: ContractionKernel,
+    sizes: list[int],
+    kernels: Sequence[Kernel],
+    pool: Pool,
+    n: int,
 ) -> Ready:
     rng = np.random.default_rng(1)
     buffers = [Buffer(size) for size in sizes]
     for buffer in buffers[:-1]:
         data = buffer.array("f4", (buffer.size // 4,))
         data[:] = rng.standard_normal(len(data), np.float32)
-    for make in printed.constants:
-        packed = make()
-        buffers.append(Buffer(packed.nbytes))
-        buffers[-1].array("f4", packed.shape)[:] = packed
-    operands = tuple(Operand(i) for i in range(len(buffers)))
-    region = Region(kernel, operands, printed.tasks, printed.grain)
-    program = Program([region], len(buffers), printed.scratch_bytes, pool)
+    moved = sum(sizes)
+    buffers.append(Buffer(printed.workspace_bytes))
+    workspace = len(sizes)
+    regions = []
+    for stage, kernel in zip(printed.stages, kernels, strict=True):
+        operands = []
+        for pointer in stage.pointers:
+            if isinstance(pointer, int):
+                operands.append(Operand(pointer))
+            elif isinstance(pointer, Workspace):
+                operands.append(Operand(workspace, pointer.offset))
+            else:
+                packed = pointer()
+                operands.append(Operand(len(buffers)))
+                moved += packed.nbytes
+                buffers.append(Buffer(packed.nbytes))
+                buffers[-1].array("f4", packed.shape)[:] = packed
+        regions.append(Region(kernel, tuple(operands), stage.tasks, stage.grain))
+    scratch = max(stage.scratch_bytes for stage in printed.stages)
+    program = Program(regions, len(buffers), scratch, pool)
     out = -(-layer.size // layer.stride)
     operations = 2 * n * out * out * layer.outputs * layer.inputs * layer.kernel**2
-    return Ready(layer, program, buffers, operations, sum(b.size for b in buffers))
+    return Ready(layer, printed, program, buffers, operations, moved)
 
 
 class Peak:
@@ -169,29 +200,40 @@ def timed(program: Program, bases: list[int], threads: int) -> tuple[float, bool
     return seconds, time.process_time() - used > QUIET_SHARE * threads * seconds
 
 
-def take(one: Ready, loop: Peak, threads: int) -> Sample:
+def take(one: Ready, loop: Peak, threads: int, cold: Array | None) -> Sample:
     bases = [b.address for b in one.buffers]
+    timed(loop.program, loop.bases, threads)  # wakes the threads
+    if cold is not None:
+        cold.sum()
+        source = one.buffers[0]
+        source.array("f4", (source.size // 4,)).sum()
+    elif one.operations < MANY_OPERATIONS:
+        timed(one.program, bases, threads)
     seconds, quiet = timed(one.program, bases, threads)
-    if seconds < 1e-3:  # a wake-up counts: the second run in a row is what a network does
-        seconds, quiet = timed(one.program, bases, threads)
     peak, peak_quiet = timed(loop.program, loop.bases, threads)
     return Sample(seconds, peak, quiet and peak_quiet)
 
 
 def measure(
-    layers: Sequence[Layer], batch: int, isa: Isa, pool: Pool, rounds: int
+    layers: Sequence[tuple[Layer, Algorithm | None]],
+    batch: int,
+    isa: Isa,
+    pool: Pool,
+    rounds: int,
+    cold: Array | None,
 ) -> list[dict[str, Any]]:
-    built = [build(layer, batch, isa, pool.threads) for layer in layers]
-    kernels = compile_kernels([printed.source for printed, _ in built], isa)
+    built = [build(layer, batch, isa, pool.threads, algorithm) for layer, algorithm in layers]
+    sources = [stage.source for printed, _ in built for stage in printed.stages]
+    kernels = iter(compile_kernels(sources, isa))
     loop = Peak(isa, pool)
     all_ready = [
-        ready(layer, printed, sizes, kernel, pool, batch)
-        for layer, (printed, sizes), kernel in zip(layers, built, kernels, strict=True)
+        ready(layer, printed, sizes, [next(kernels) for _ in printed.stages], pool, batch)
+        for (layer, _), (printed, sizes) in zip(layers, built, strict=True)
     ]
     samples: list[list[Sample]] = [[] for _ in all_ready]
     for _ in range(rounds):
         for one, taken in zip(all_ready, samples, strict=True):
-            taken.append(take(one, loop, pool.threads))
+            taken.append(take(one, loop, pool.threads, cold))
     rows = [
         row_of(one, taken, loop, batch, isa) for one, taken in zip(all_ready, samples, strict=True)
     ]
@@ -213,13 +255,15 @@ def row_of(one: Ready, taken: list[Sample], loop: Peak, batch: int, isa: Isa) ->
     floor = one.bytes / measured_rates().copy
     bound = "memory" if floor > seconds.value * share.value else "arithmetic"
     print(
-        f"{isa.name:7} batch {batch:2} {one.layer!s:22} {seconds.value * 1e3:8.3f} ms"
+        f"{isa.name:7} batch {batch:2} {one.layer!s:22} {one.printed.algorithm:13} "
+        f"{seconds.value * 1e3:8.3f} ms"
         f"{' ' if used is quiet else '*'} {100 * share.value:5.1f} % "
         f"[{100 * share.low:.1f}, {100 * share.high:.1f}]"
         + (f"  memory: {100 * floor / seconds.value:.0f} %" if bound == "memory" else "")
     )
     return {
         "layer": str(one.layer),
+        "algorithm": one.printed.algorithm,
         "batch": batch,
         "isa": isa.name,
         "count": one.layer.count,
@@ -234,6 +278,21 @@ def row_of(one: Ready, taken: list[Sample], loop: Peak, batch: int, isa: Isa) ->
     }
 
 
+def algorithms_of(
+    layers: Sequence[Layer], names: Sequence[str]
+) -> list[tuple[Layer, Algorithm | None]]:
+    """Each layer with each algorithm of these names that may compute it."""
+    found: list[tuple[Layer, Algorithm | None]] = []
+    for layer in layers:
+        for name in names:
+            plain = layer.kernel == 3 and layer.stride == 1
+            if name == "best":
+                found.append((layer, None))
+            elif name == "direct" or plain:
+                found.append((layer, next(a for a in ALGORITHMS if a.name == name)))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Convolutions against the multiply-add peak.")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
@@ -242,13 +301,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="", help="layers whose name contains this")
     parser.add_argument("--json", help="where to write the figures")
+    parser.add_argument(
+        "--algorithms",
+        nargs="+",
+        default=["direct"],
+        help="direct, 'F(2x2, 3x3)', 'F(4x4, 3x3)', or best: what is chosen",
+    )
+    parser.add_argument("--cold", action="store_true", help="weights come from memory")
     options = parser.parse_args()
-    layers = [layer for layer in resnet50() if options.only in str(layer)]
+    layers = algorithms_of(
+        [layer for layer in resnet50() if options.only in str(layer)], options.algorithms
+    )
+    cold = np.zeros(COLD_BYTES // 4, np.float32) if options.cold else None
     pool = Pool(options.threads)
     rows = []
     for name in options.isa:
         for batch in options.batch:
-            rows += measure(layers, batch, isa_named(name), pool, options.rounds)
+            rows += measure(layers, batch, isa_named(name), pool, options.rounds, cold)
     if options.json:
         figures = {"machine": describe_machine().line(), "threads": options.threads, "rows": rows}
         with open(options.json, "w") as file:

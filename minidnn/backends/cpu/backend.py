@@ -22,7 +22,7 @@ from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...graph.types import ITEMSIZE
 from ...runtime.plan import Plan
 from .buffers import Buffer, Guard
-from .contraction import why_unsupported
+from .contraction import ACCURACIES, Workspace, why_unsupported
 from .cores import usable_cores
 from .isa import Isa, best_isa, isa_named
 from .kernels import compile_kernels
@@ -75,7 +75,7 @@ class CpuBackend:
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CpuProgram:
-        valid = ("threads", "isa", "guarded")
+        valid = ("threads", "isa", "accuracy", "guarded")
         unknown = sorted(set(options) - set(valid))
         if unknown:
             names = ", ".join(map(repr, valid))
@@ -83,8 +83,12 @@ class CpuBackend:
         guarded = options.get("guarded", False)
         if type(guarded) is not bool:
             raise GraphError(f"guarded={guarded!r}; valid are True (the debug mode) and False")
+        accuracy = options.get("accuracy", "normal")
+        if accuracy not in ACCURACIES:
+            names = " and ".join(map(repr, ACCURACIES))
+            raise GraphError(f"accuracy={accuracy!r}; valid are {names}")
         isa, threads = _isa(options), _threads(options)
-        tasks = lower_plan(plan, isa, threads)
+        tasks = lower_plan(plan, isa, threads, accuracy)
         kernels = compile_kernels([task.source for task in tasks], isa)
         return CpuProgram(plan, tasks, kernels, isa, threads, guarded)
 
@@ -128,7 +132,8 @@ class CpuProgram:
         self.isa = isa
         self.threads = threads
         self.guarded = guarded
-        self._slots = _Slots(plan, threads, guarded)
+        workspace = max((task.workspace_bytes for task in tasks), default=0)
+        self._slots = _Slots(plan, threads, workspace, guarded)
         self._constants = _Constants()
         rows = [
             Region(
@@ -242,6 +247,9 @@ class CpuProgram:
                 array[...] = source.reshape(array.shape)
 
     def _operand(self, pointer: Pointer, group: range | None) -> Operand:
+        if isinstance(pointer, Workspace):
+            own = 0 if group is None else self._slots.workspace_bytes
+            return Operand(self._slots.workspace, pointer.offset, thread_stride=own)
         if not isinstance(pointer, Value):
             return Operand(self._slots.constants, self._constants.add(pointer))
         root = self.plan.roots.get(pointer, pointer)
@@ -277,7 +285,7 @@ def _grouped(
 class _Slots:
     """Which slot each storage lies in."""
 
-    def __init__(self, plan: Plan, threads: int, guarded: bool) -> None:
+    def __init__(self, plan: Plan, threads: int, workspace_bytes: int, guarded: bool) -> None:
         graph = plan.graph
         self._guard = guarded
         self._plan = plan
@@ -296,7 +304,11 @@ class _Slots:
             self._places |= {v: (1, o, own) for v, o in plan.group_arena.offsets.items()}
             self._sizes = [plan.arena.bytes, threads * own]
             self.names = ["the arena", "the groups' arena"]
-        self.names += ["the weights"]
+        #: Nodes use it in turn, or those of a group, on all threads at once.
+        self.workspace = len(self._sizes)
+        self.workspace_bytes = workspace_bytes
+        self._sizes.append(threads * workspace_bytes if graph.groups else workspace_bytes)
+        self.names += ["the workspace", "the weights"]
         self.names += [f"the input {value.name!r}" for value in graph.inputs]
         self.names += [f"the output {value.name!r}" for value in graph.outputs]
         self.constants = len(self._sizes)

@@ -31,7 +31,7 @@ from ...graph.operators import (
 from ...graph.types import TensorType
 from ...runtime.plan import Plan
 from .broadcast import Shaped, print_broadcast
-from .contraction import print_contraction
+from .contraction import Workspace, print_contraction
 from .indexing import print_gather, print_move
 from .isa import Isa
 from .kernels import KernelSource
@@ -42,8 +42,9 @@ from .reduction import print_adaptive, print_softmax
 from .sequence import print_sequence
 from .tensor import Tensor, tensor_of
 
-#: What a kernel's pointer points to: a value, or a constant that is packed for it.
-Pointer = Value | Callable[[], np.ndarray]
+#: What a kernel's pointer points to: a value, the workspace that the kernels of a node share, or
+#: a constant that is packed for it.
+Pointer = Value | Workspace | Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -56,29 +57,34 @@ class Task:
     tasks: int
     grain: int = 1
     scratch_bytes: int = 0
+    workspace_bytes: int = 0
     #: The group of nodes to which it belongs, if that is computed image after image: ``tasks`` are
     #: those of one image then, and pointers are those of the first.
     group: range | None = None
 
 
-def lower_plan(plan: Plan, isa: Isa, threads: int) -> list[Task]:
-    """The kernels of a plan for a pool of ``threads``, in the order in which they run."""
-    lowering = _Lowering(plan, isa, threads)
+def lower_plan(plan: Plan, isa: Isa, threads: int, accuracy: str = "normal") -> list[Task]:
+    """The kernels of a plan for a pool of ``threads``, in the order in which they run.
+
+    ``accuracy``: see :func:`.contraction.print_contraction`.
+    """
+    lowering = _Lowering(plan, isa, threads, accuracy)
     grouped = {i: group for group in plan.graph.groups for i in group}
     tasks: list[Task] = []
     for i, node in enumerate(plan.graph.nodes):
         if i not in grouped:
             tasks += lowering.node(node)
         elif i == grouped[i].start:
-            tasks += _by_image(plan, grouped[i], isa)
+            tasks += _by_image(plan, grouped[i], isa, accuracy)
     return tasks
 
 
-def _by_image(plan: Plan, group: range, isa: Isa) -> list[Task]:
+def _by_image(plan: Plan, group: range, isa: Isa, accuracy: str) -> list[Task]:
     """The kernels of a group of nodes for one image, which one thread computes."""
     nodes = plan.graph.nodes[group.start : group.stop]
     graph, of = one_image(plan.graph, nodes)
-    lowering = _Lowering(replace(plan, graph=graph), isa, 1)
+    images = nodes[0].output.shape[0]
+    lowering = _Lowering(replace(plan, graph=graph), isa, 1, accuracy, images)
     return [
         replace(
             task,
@@ -92,10 +98,14 @@ def _by_image(plan: Plan, group: range, isa: Isa) -> list[Task]:
 
 
 class _Lowering:
-    def __init__(self, plan: Plan, isa: Isa, threads: int) -> None:
+    """Lowers nodes; ``images`` times as many images are computed as the plan's nodes say."""
+
+    def __init__(self, plan: Plan, isa: Isa, threads: int, accuracy: str, images: int = 1) -> None:
         self.plan = plan
+        self.images = images
         self.isa = isa
         self.threads = threads
+        self.accuracy = accuracy
 
     def tensor(self, value: Value) -> Tensor:
         """How a value lies in memory; a constant lies as NCHW."""
@@ -110,7 +120,7 @@ class _Lowering:
         if isinstance(op, SequenceRegion):
             return (self._sequence(node, op),)
         if isinstance(op, (FusedContraction, Contraction)):
-            return (self._contraction(node),)
+            return self._contraction(node)
         if isinstance(op, Concat):
             return self._join(node, op)
         if isinstance(op, (Softmax, LogSoftmax)):
@@ -149,7 +159,7 @@ class _Lowering:
         tasks = binding.batch * printed.tasks_per_image
         return Task(node, printed.source, (*pointers, *vectors), tasks, 1, printed.scratch_bytes)
 
-    def _contraction(self, node: Node) -> Task:
+    def _contraction(self, node: Node) -> Sequence[Task]:
         parts = parts_of(node)
         outer = {parts.result: node.output}
         if isinstance(node.op, FusedContraction):
@@ -162,19 +172,29 @@ class _Lowering:
             batch = source.type.size // source.shape[-1]
             tensors = [_rows(value.type) for value in (source, *others, result)]
         printed = print_contraction(
-            parts, batch, tensors[0], tuple(tensors[1:-1]), tensors[-1], self.isa, self.threads
+            parts,
+            batch,
+            tensors[0],
+            tuple(tensors[1:-1]),
+            tensors[-1],
+            self.isa,
+            self.threads,
+            self.accuracy,
+            self.images,
         )
-        pointers: list[Pointer] = [
-            _data(v) if isinstance(v, Constant) else v for v in (source, *others, result)
+        values = [_pointer(value) for value in (source, *others, result)]
+        return [
+            Task(
+                node,
+                stage.source,
+                tuple(values[p] if isinstance(p, int) else p for p in stage.pointers),
+                stage.tasks,
+                stage.grain,
+                stage.scratch_bytes,
+                printed.workspace_bytes,
+            )
+            for stage in printed.stages
         ]
-        return Task(
-            node,
-            printed.source,
-            (*pointers, *printed.constants),
-            printed.tasks,
-            printed.grain,
-            printed.scratch_bytes,
-        )
 
     def _join(self, node: Node, op: Concat) -> Sequence[Task]:
         """Copies the operands that were not written in place."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minidnn.backends.cpu.buffers import Buffer, Guard
-from minidnn.backends.cpu.contraction import ContractionKernel, print_contraction
+from minidnn.backends.cpu.contraction import ContractionKernel, Workspace, print_contraction
+from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS, Algorithm
 from minidnn.backends.cpu.isa import Isa
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.library import Kernel
@@ -45,6 +46,7 @@ class Case:
     layouts: str = "bb"
     slack: int = 0
     repeats: Shape | None = None
+    algorithm: str = "direct"
 
     def __str__(self) -> str:
         return self.name
@@ -100,8 +102,14 @@ def build(case: Case, isa: Isa, threads: int = 1) -> Built:
         tensors[-1],
         isa,
         threads,
+        algorithm=algorithm_named(case.algorithm),
     )
     return Built(case, parts, kernel, tensors, values)
+
+
+def algorithm_named(name: str) -> Algorithm:
+    (found,) = (a for a in ALGORITHMS if a.name == name)
+    return found
 
 
 def _chain(
@@ -121,8 +129,10 @@ def _chain(
     return nodes, value
 
 
-def compile_all(built: Sequence[Built], isa: Isa) -> list[Kernel]:
-    return compile_kernels([b.kernel.source for b in built], isa)
+def compile_all(built: Sequence[Built], isa: Isa) -> list[list[Kernel]]:
+    """The kernels of the stages of each."""
+    kernels = iter(compile_kernels([s.source for b in built for s in b.kernel.stages], isa))
+    return [[next(kernels) for _ in b.kernel.stages] for b in built]
 
 
 def inputs_of(built: Built, seed: int = 0) -> list[np.ndarray]:
@@ -175,7 +185,7 @@ def _index(shape: tuple[int, ...], tensor: Tensor) -> np.ndarray:
 
 def run(
     built: Built,
-    kernel: Kernel,
+    kernels: Sequence[Kernel],
     inputs: Sequence[np.ndarray],
     threads: int = 1,
     guard: Guard = Guard.END,
@@ -185,23 +195,32 @@ def run(
     buffers = [place(x, t, guard) for x, t in zip(inputs, built.tensors, strict=False)]
     shape = built.values[-1].shape
     buffers.append(place(np.full(shape, np.nan, np.float32), built.tensors[-1], guard))
-    constants = [make() for make in built.kernel.constants]
-    for data in constants:
-        assert data.dtype == np.float32 and data.ndim == 1
-        buffers.append(Buffer(data.nbytes, guard))
-        buffers[-1].array("f4", data.shape)[:] = data
-    operands = tuple(Operand(i) for i in range(len(buffers)))
-    region = Region(kernel, operands, built.kernel.tasks, grain or built.kernel.grain)
-    program = Program(
-        [region], len(buffers), built.kernel.scratch_bytes, shared_pool(threads), guarded=True
-    )
+    buffers.append(Buffer(built.kernel.workspace_bytes, guard))
+    workspace = len(buffers) - 1
+    regions = []
+    for stage, kernel in zip(built.kernel.stages, kernels, strict=True):
+        operands = []
+        for pointer in stage.pointers:
+            if isinstance(pointer, int):
+                operands.append(Operand(pointer))
+            elif isinstance(pointer, Workspace):
+                operands.append(Operand(workspace, pointer.offset))
+            else:
+                operands.append(Operand(len(buffers)))
+                data = pointer()
+                assert data.dtype == np.float32 and data.ndim == 1
+                buffers.append(Buffer(data.nbytes, guard))
+                buffers[-1].array("f4", data.shape)[:] = data
+        regions.append(Region(kernel, tuple(operands), stage.tasks, grain or stage.grain))
+    scratch = max(stage.scratch_bytes for stage in built.kernel.stages)
+    program = Program(regions, len(buffers), scratch, shared_pool(threads), guarded=True)
     before = [b.array("u4", (b.size // 4,)).copy() for b in buffers]
     program.run([buffer.address for buffer in buffers])
     place_of_result = len(inputs)
     for i, buffer in enumerate(buffers):
         assert buffer.stray_write() is None, f"operand {i}: written beside it"
         now = buffer.array("u4", (buffer.size // 4,))
-        if i != place_of_result:
+        if i not in (place_of_result, workspace):
             assert np.array_equal(now, before[i]), f"operand {i} was changed"
     _check_untouched(buffers[place_of_result], before[place_of_result], shape, built.tensors[-1])
     return read(buffers[place_of_result], shape, built.tensors[-1])

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.contraction import why_unsupported
-from minidnn.backends.cpu.contraction.kernel import ContractionKernel
+from minidnn.backends.cpu.contraction import ContractionKernel, why_unsupported
 from minidnn.backends.cpu.contraction.tiling import choose_tile, split_vectors, step_cycles
 from minidnn.backends.cpu.isa import AVX2, AVX512
 from minidnn.fusion.contraction import Parts
@@ -46,7 +45,8 @@ def test_vectors_split_evenly(vectors: int) -> None:
 
 
 def test_direct_reads_are_not_packed() -> None:
-    packed = {case.name: "_pack(" in build(case, AVX512).kernel.source.text for case in CASES}
+    texts = {case.name: build(case, AVX512).kernel.stages[0].source.text for case in CASES}
+    packed = {name: "_pack(" in text for name, text in texts.items()}
     for name in ("1x1", "1x1-stride", "1x1-tails", "3x3-valid", "1x1-planar", "linear"):
         assert not packed[name], name
     for name in ("3x3", "1x1-prologue", "1x1-padded", "depthwise", "stem-7x7", "groups-uneven"):
@@ -70,9 +70,10 @@ def test_one_image_keeps_all_threads_busy(name, shape, outputs, kernel, threads:
     op = Conv2d(padding=((pad, pad), (pad, pad)))
     case = Case(name, shape, outputs, (kernel, kernel), op)
     printed: ContractionKernel = build(case, AVX512, threads).kernel
-    calls = math.ceil(printed.tasks / printed.grain)
+    (stage,) = printed.stages
+    calls = math.ceil(stage.tasks / stage.grain)
     assert calls / (threads * math.ceil(calls / threads)) > 0.8
-    assert printed.scratch_bytes <= 1 << 20
+    assert stage.scratch_bytes <= 1 << 20
 
 
 def test_weights_are_packed_only_when_asked_for() -> None:

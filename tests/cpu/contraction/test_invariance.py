@@ -43,7 +43,8 @@ def test_bits_do_not_depend_on_the_threads_it_is_printed_for(isa) -> None:
     cases = [case for case in CASES if case.name in names]
     assert len(cases) == len(names)
     one, many = outcomes(cases, isa), outcomes(cases, isa, 16)
-    tasks = [(a.kernel.tasks, b.kernel.tasks) for (a, _), (b, _) in zip(one, many, strict=True)]
+    pairs = zip(one, many, strict=True)
+    tasks = [(a.kernel.stages[0].tasks, b.kernel.stages[0].tasks) for (a, _), (b, _) in pairs]
     assert any(a != b for a, b in tasks), "no case is cut differently: this tests nothing"
     for (built, a), (_, b) in zip(one, many, strict=True):
         assert np.array_equal(a.view("u4"), b.view("u4")), built.case.name
@@ -69,13 +70,13 @@ def test_streamed_results_are_the_same(isa, monkeypatch) -> None:
     monkeypatch.setattr(scheme, "STREAMED_BYTES", 0)
     far = outcomes(cases, isa)
     for (a, x), (b, y) in zip(near, far, strict=True):
-        assert ("streaming_store" in b.kernel.source.text) == (b.case.name != "linear")
-        assert "streaming_store" not in a.kernel.source.text
+        assert ("streaming_store" in b.kernel.stages[0].source.text) == (b.case.name != "linear")
+        assert "streaming_store" not in a.kernel.stages[0].source.text
         assert np.array_equal(x.view("u4"), y.view("u4"))
 
 
 @pytest.fixture(scope="module")
-def _special() -> dict[str, list[tuple[Built, Kernel]]]:
+def _special() -> dict[str, list[tuple[Built, list[Kernel]]]]:
     return {}
 
 
@@ -90,13 +91,13 @@ def special(isa, own_cache, _special):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("index", range(len(SPECIAL)), ids=[case.name for case in SPECIAL])
 def test_special_values_reach_exactly_what_reads_them(special, index: int, value: float) -> None:
-    built, kernel = special[index]
+    built, kernels = special[index]
     inputs = inputs_of(built)
     flat = inputs[0].reshape(-1)
     flat[[0, len(flat) // 2, len(flat) - 1]] = value
     with np.errstate(invalid="ignore"):
         wanted = reference(built, inputs)
-    result = run(built, kernel, inputs)
+    result = run(built, kernels, inputs)
     assert not np.isfinite(wanted).all() or built.case.after
     assert np.array_equal(np.isnan(result), np.isnan(wanted))
     infinite = np.isinf(wanted)
@@ -112,18 +113,18 @@ def test_source_is_the_same_in_every_process() -> None:
         from tests.cpu.contraction.harness import build
         from minidnn.backends.cpu.isa import AVX2
         for case in CASES[::5]:
-            print(build(case, AVX2).kernel.source.name)
+            print(build(case, AVX2).kernel.stages[0].source.name)
     """
     runs = [run_python(code, PYTHONHASHSEED=seed).communicate()[0] for seed in ("1", "2")]
     assert runs[0] == runs[1]
-    names = [build(case, AVX2).kernel.source.name for case in CASES[::5]]
+    names = [build(case, AVX2).kernel.stages[0].source.name for case in CASES[::5]]
     assert runs[0].split() == names
 
 
 def test_equal_contractions_share_a_kernel() -> None:
-    a, b = (build(case, AVX2).kernel.source for case in (CASES[0], CASES[0]))
+    a, b = (build(case, AVX2).kernel.stages[0].source for case in (CASES[0], CASES[0]))
     assert a == b
-    other = build(replace(CASES[0], after=(ReLU(),)), AVX2).kernel.source
+    other = build(replace(CASES[0], after=(ReLU(),)), AVX2).kernel.stages[0].source
     assert other.name != a.name
 
 
@@ -138,6 +139,6 @@ def test_shapes_share_a_kernel(isa: Isa) -> None:
         replace(base, op=conv(pad=((3, 1), (2, 2)), dilation=(2, 2))),
         replace(base, slack=64),
     )
-    source = build(base, isa).kernel.source
+    source = build(base, isa).kernel.stages[0].source
     for other in others:
-        assert build(other, isa).kernel.source == source, other
+        assert build(other, isa).kernel.stages[0].source == source, other

@@ -11,7 +11,7 @@ from minidnn.backends.cpu.library import Kernel
 from .cases import CASES
 from .harness import Built, build, compile_all, inputs_of, largest_error, reference, run
 
-Ready = dict[str, tuple[Built, Kernel]]
+Ready = dict[str, tuple[Built, list[Kernel]]]
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,12 @@ TOLERANCE = 2e-6
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_agrees_with_float64(case, ready: Ready) -> None:
-    built, kernel = ready[case.name]
+    built, kernels = ready[case.name]
     inputs = inputs_of(built)
     wanted = reference(built, inputs)
-    result = run(built, kernel, inputs)
+    result = run(built, kernels, inputs)
     assert largest_error(result, wanted) < TOLERANCE
-    again = run(built, kernel, inputs, threads=2, guard=Guard.START, grain=1)
+    again = run(built, kernels, inputs, threads=2, guard=Guard.START, grain=1)
     assert np.array_equal(result.view("u4"), again.view("u4"))
-    third = run(built, kernel, inputs, threads=3, grain=3)
+    third = run(built, kernels, inputs, threads=3, grain=3)
     assert np.array_equal(result.view("u4"), third.view("u4"))

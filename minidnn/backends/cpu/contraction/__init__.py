@@ -1,6 +1,14 @@
 """Kernels of convolutions and linear layers, with what they absorbed."""
 
-from .kernel import ContractionKernel, print_contraction
+from .algorithms import ACCURACIES, print_contraction
 from .problem import why_unsupported
+from .stage import ContractionKernel, Stage, Workspace
 
-__all__ = ["ContractionKernel", "print_contraction", "why_unsupported"]
+__all__ = [
+    "ACCURACIES",
+    "ContractionKernel",
+    "Stage",
+    "Workspace",
+    "print_contraction",
+    "why_unsupported",
+]

@@ -19,6 +19,9 @@ MOST_UNROLLED = 12
 
 LINE_BYTES = 64
 
+#: Where a pixel of a tensor of that name lies behind the tile's first one.
+Where = Callable[[str, View], str]
+
 
 @dataclass(frozen=True)
 class Channels:
@@ -84,7 +87,7 @@ class Epilogue:
         problem = scheme.problem
         self.others = [channels_of(view, scheme) for view in problem.others]
         self.result = channels_of(problem.result, scheme)
-        self.streams = scheme.streams and self.result.kind == "vectors"
+        self.streams = parts is not None and scheme.streams and self.result.kind == "vectors"
         self.tensors = [("y", self.result), *((f"z{i}", c) for i, c in enumerate(self.others))]
         vectors = [v.value for o in self.operations for v in o.vectors]
         self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
@@ -101,6 +104,10 @@ class Epilogue:
     def number(self, name: str, value: int) -> str:
         return self.numbers(self.prefix + name, value)
 
+    def row(self, name: str, view: View) -> str:
+        """The distance between rows of a tensor."""
+        return self.number(f"{name}_row", view.row)
+
     def begin(self, code: Code, vectors: int) -> None:
         """Pointers to the tile's first elements."""
         for name, channels in self.tensors:
@@ -113,8 +120,16 @@ class Epilogue:
             for v in range(vectors if plane else 0):
                 code.line(f"{const}uniform float * uniform {name}_at{v} = {name} + {v} * {plane};")
 
-    def prefetch(self, code: Code, rows: int, columns: int, vectors: int) -> None:
-        """Asks for cache lines of results and further tensors, so that they are there in time."""
+    def prefetch(
+        self, code: Code, rows: int, columns: int, vectors: int, next_tile: int | None = None
+    ) -> None:
+        """Asks for cache lines of results and further tensors, so that they are there in time.
+
+        ``next_tile``: how many columns further the tile is for which they are; by default the
+        scheme says how far ahead.
+        """
+        if self.start is None:
+            return
         out = self.scheme.problem.out
         for name, channels in self.tensors:
             view = channels.view
@@ -122,7 +137,10 @@ class Epilogue:
                 continue
             in_order = out[0] == 1 or view.row == out[1] * view.column
             ahead = self.scheme.tiles_ahead * view.column if in_order else 0
-            shift = f"{rows * columns} * {self.number(f'{name}_ahead', ahead)}"
+            if next_tile is None:
+                shift = f"{rows * columns} * {self.number(f'{name}_ahead', ahead)}"
+            else:
+                shift = str(next_tile * view.column)
             fetch = "prefetchw_l1" if name == "y" else "prefetch_l1"
             for v in range(vectors):
                 code.line(
@@ -132,12 +150,18 @@ class Epilogue:
             for pixel in range(rows * columns):
                 row, column = divmod(pixel, columns)
                 for v in range(vectors):
-                    at = 4 * (row * view.row + column * view.column)
+                    at = 4 * column * view.column
                     if at % LINE_BYTES == 0:
-                        code.line(f"{fetch}((void * uniform)({name}_p{v} + {at}));")
+                        below = f"{4 * row} * {self.row(name, view)} + " if row else ""
+                        code.line(f"{fetch}((void * uniform)({name}_p{v} + {below}{at}));")
 
-    def print(self, code: Code, rows: int, columns: int, vectors: int) -> None:
-        """From the sums ``a<pixel>_<vector>`` to the stores."""
+    def print(
+        self, code: Code, rows: int, columns: int, vectors: int, partial: bool = False
+    ) -> None:
+        """From the sums ``a<pixel>_<vector>`` to the stores.
+
+        ``partial``: only the first ``rows_`` rows and ``columns_`` columns are wanted.
+        """
         lanes = self.scheme.lanes
         tensors = self.tensors
         for name, channels in tensors:
@@ -148,11 +172,11 @@ class Epilogue:
                 code.line(f"const float e{i}_{v} = e{i}_[{v * lanes} + programIndex];")
             if any(channels.masked for _, channels in tensors):
                 code.line(f"const bool m{v} = first + {v * lanes} + programIndex < limit;")
-        if not self.is_long:
+        if not self.is_long and not partial:
             for pixel in range(rows * columns):
                 row, column = divmod(pixel, columns)
                 for v in range(vectors):
-                    where = _constant_pixel(row, column)
+                    where = self._constant_pixel(row, column)
                     self._element(code, f"a{pixel}_{v}", where, v)
             return
         count = rows * columns * vectors
@@ -160,15 +184,17 @@ class Epilogue:
         for pixel in range(rows * columns):
             for v in range(vectors):
                 code.line(f"sums[{pixel * vectors + v}] = a{pixel}_{v};")
+        last = ("rows_", "columns_") if partial else (rows, columns)
+        where = self._loop_pixel if rows > 1 else _loop_column
         with (
-            code.block(f"for (uniform int row = 0; row < {rows}; row++)"),
-            code.block(f"for (uniform int column = 0; column < {columns}; column++)"),
+            code.block(f"for (uniform int row = 0; row < {last[0]}; row++)"),
+            code.block(f"for (uniform int column = 0; column < {last[1]}; column++)"),
         ):
             for v in range(vectors):
                 name = code.fresh()
                 at = f"(row * {columns} + column) * {vectors} + {v}"
                 code.line(f"float {name} = sums[{at}];")
-                self._element(code, name, _loop_pixel if rows > 1 else _loop_column, v)
+                self._element(code, name, where, v)
 
     def _offsets(self, code: Code, name: str, view: View, vectors: int) -> None:
         for v in range(vectors):
@@ -180,16 +206,26 @@ class Epilogue:
                 offset = f"{channel} / {block} * {plane} + {channel} % {block}"
             code.line(f"const int {name}_{v} = {offset};")
 
-    def _element(self, code: Code, sum: str, where: Callable[[View], str], v: int) -> None:
+    def _constant_pixel(self, row: int, column: int) -> Where:
+        def where(name: str, view: View) -> str:
+            below = f"{row} * {self.row(name, view)} + " if row else ""
+            return f"{below}{column * view.column}"
+
+        return where
+
+    def _loop_pixel(self, name: str, view: View) -> str:
+        return f"row * {self.row(name, view)} + column * {view.column}"
+
+    def _element(self, code: Code, sum: str, where: Where, v: int) -> None:
         names: dict[Value, str] = {} if self.start is None else {self.start: sum}
         result = sum
         for operation in self.operations:
             result = self._operation(code, operation, names, where, v)
         channels = self.result
         if self.streams:
-            code.line(f"streaming_store(y_at{v} + {where(channels.view)}, {result});")
+            code.line(f"streaming_store(y_at{v} + {where('y', channels.view)}, {result});")
             return
-        at = channels.at("y", where(channels.view), v, self.scheme.lanes)
+        at = channels.at("y", where("y", channels.view), v, self.scheme.lanes)
         code.line(f"if (m{v}) {at} = {result};" if channels.masked else f"{at} = {result};")
 
     def _operation(
@@ -197,7 +233,7 @@ class Epilogue:
         code: Code,
         operation: Operation,
         names: dict[Value, str],
-        where: Callable[[View], str],
+        where: Where,
         v: int,
     ) -> str:
         arguments = []
@@ -206,7 +242,8 @@ class Epilogue:
                 index = self.operands.index(value)
                 channels = self.others[index]
                 names[value] = code.fresh()
-                at = channels.at(f"z{index}", where(channels.view), v, self.scheme.lanes)
+                name = f"z{index}"
+                at = channels.at(name, where(name, channels.view), v, self.scheme.lanes)
                 if channels.masked:
                     code.line(f"float {names[value]} = 0;")
                     code.line(f"if (m{v}) {names[value]} = {at};")
@@ -220,13 +257,5 @@ class Epilogue:
         return result
 
 
-def _constant_pixel(row: int, column: int) -> Callable[[View], str]:
-    return lambda view: str(row * view.row + column * view.column)
-
-
-def _loop_pixel(view: View) -> str:
-    return f"row * {view.row} + column * {view.column}"
-
-
-def _loop_column(view: View) -> str:
+def _loop_column(name: str, view: View) -> str:
     return f"column * {view.column}"

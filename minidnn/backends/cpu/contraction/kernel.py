@@ -1,9 +1,8 @@
-"""Prints the kernel of a contraction around its tile functions."""
+"""Prints the kernel of the direct algorithm around its tile functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,59 +10,16 @@ from ....cache import digest
 from ....fusion.contraction import Parts
 from ....graph.ir import Constant, Value
 from ..code import Code
-from ..isa import Isa
 from ..kernels import KernelSource
-from ..tensor import Tensor
 from .blocking import grain_of
-from .choose import choose_scheme
 from .epilogue import Epilogue
 from .numbers import PARAMETER, Numbers
 from .pack import Packer
-from .problem import View, problem_of
+from .problem import View
 from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
+from .stage import ContractionKernel, Pointer, Stage
 from .tile import print_tile, tile_name
 from .weights import pack_inputs, pack_outputs, pack_weights
-
-
-@dataclass(frozen=True)
-class ContractionKernel:
-    """A printed contraction.
-
-    Attributes:
-        source: its pointers are the source, the others, the result, then ``constants``.
-        tasks: how many tasks a run has; ``grain`` of them share packed inputs best.
-        scratch_bytes: memory of a thread.
-        constants: functions that give packed weights and vectors (float32, one-dimensional);
-            called when the program is built, since packing takes time.
-    """
-
-    source: KernelSource
-    tasks: int
-    grain: int
-    scratch_bytes: int
-    constants: tuple[Callable[[], np.ndarray], ...]
-
-
-def print_contraction(
-    parts: Parts,
-    batch: int,
-    source: Tensor,
-    others: tuple[Tensor, ...],
-    result: Tensor,
-    isa: Isa,
-    threads: int = 1,
-) -> ContractionKernel:
-    """The kernel for a contraction on tensors that lie as given.
-
-    Args:
-        batch: images (the first axis of the values; 1 for values of rank 1).
-        source, others, result: where ``parts.source``, ``parts.others``, ``parts.result`` lie.
-            The result must not overlap any other.
-        threads: decides about tasks and grain; no bit of the result depends on it.
-    """
-    problem = problem_of(parts, batch, source, others, result)
-    scheme = choose_scheme(problem, bool(parts.prologue), isa, threads)
-    return print_scheme(parts, scheme, threads)
 
 
 def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> ContractionKernel:
@@ -74,20 +30,22 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> ContractionK
     name = f"conv_{digest(str(code))[:20]}"
     text = str(code).replace("@", name)
     weight, *bias = (_data(value) for value in parts.node.inputs[1:])
-    constants: list[Callable[[], np.ndarray]] = [
+    others = len(parts.others)
+    pointers: list[Pointer] = [
+        *range(others + 2),
         lambda: pack_weights(weight(), scheme),
         lambda: pack_outputs(bias[0]() if bias else None, scheme),
     ]
-    constants += [_packed(pack_inputs, v, scheme) for v in printer.packer.vectors]
-    constants += [_packed(pack_outputs, v, scheme) for v in printer.epilogue.vectors]
-    constants.append(printer.numbers.pack)
-    return ContractionKernel(
+    pointers += [_packed(pack_inputs, v, scheme) for v in printer.packer.vectors]
+    pointers += [_packed(pack_outputs, v, scheme) for v in printer.epilogue.vectors]
+    stage = Stage(
         KernelSource(name, text),
+        (*pointers, printer.numbers.pack),
         scheme.tasks,
         grain_of(scheme, threads),
         scheme.scratch_bytes,
-        tuple(constants),
     )
+    return ContractionKernel("direct", (stage,))
 
 
 def _data(value: Value) -> Callable[[], np.ndarray]:

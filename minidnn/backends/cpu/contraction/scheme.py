@@ -48,6 +48,7 @@ class Scheme:
         block: rows of output of one task (columns if there is one row).
         chunk: steps of the outer loop that are summed up by themselves, for all tiles of a
             block in turn; 0: each tile computes its whole sums at once.
+        near: whether inputs that lie in blocks of channels are in the second-level cache anyway.
     """
 
     problem: Problem
@@ -57,6 +58,7 @@ class Scheme:
     unit: int
     block: int
     chunk: int
+    near: bool = False
 
     @property
     def spread(self) -> bool:
@@ -191,7 +193,8 @@ class Scheme:
         once is nothing.
         """
         blocked = self.problem.source.block == self.lanes
-        return self.packing == "none" and blocked and self.tile.groups <= INPUT_GROUPS
+        few = self.tile.groups <= INPUT_GROUPS
+        return self.packing == "none" and blocked and few and not self.near
 
     @property
     def tiles_ahead(self) -> int:

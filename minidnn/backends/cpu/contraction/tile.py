@@ -20,16 +20,19 @@ def print_tile(
     rows: int,
     columns: int,
     vectors: int,
+    bias: bool = True,
 ) -> None:
     """A function for ``rows`` x ``columns`` pixels and ``vectors`` vectors of channels.
 
     It is given the first pixel's inputs ``x``, weights ``w``, later weights to ask for
-    (``ahead``), initial values ``bias``; with chunks the steps from ``begin`` to ``end``, and
-    where unfinished sums are kept.
+    (``ahead``), initial values ``bias`` (or zeros); with chunks the steps from ``begin`` to
+    ``end``, and where unfinished sums are kept.
     """
     lanes = scheme.lanes
     parameters = [PARAMETER]
-    parameters += [f"const uniform float * uniform {name}" for name in ("x", "w", "ahead", "bias")]
+    parameters += [f"const uniform float * uniform {name}" for name in ("x", "w", "ahead")]
+    if bias:
+        parameters.append("const uniform float * uniform bias")
     if scheme.chunk:
         parameters += ["uniform int begin", "uniform int end", "uniform float * uniform kept"]
     parameters += epilogue.parameters
@@ -37,7 +40,7 @@ def print_tile(
     with code.block(head + ", ".join(parameters) + ")"), numbers.declared(code):
         names = [(p, v) for p in range(rows * columns) for v in range(vectors)]
         for v in range(vectors):
-            start = f"bias[{v * lanes} + programIndex]"
+            start = f"bias[{v * lanes} + programIndex]" if bias else "0.0f"
             code.line(f"float b{v} = {f'begin > 0 ? 0.0f : {start}' if scheme.chunk else start};")
         for p, v in names:
             code.line(f"float a{p}_{v} = b{v};")

@@ -1,0 +1,183 @@
+"""The algorithms for contractions, and choosing one by its predicted time.
+
+The choice follows from shapes, the ISA and the accuracy that is asked for: not from threads, from
+what is absorbed, or from what a value is a slice of.  So none of these changes a bit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any
+
+from ....fusion.contraction import Parts
+from ..isa import Isa
+from ..tensor import Tensor
+from .choose import choose_scheme
+from .kernel import print_scheme
+from .price import Speed, predict_seconds
+from .problem import Problem, problem_of
+from .scheme import Scheme
+from .stage import ContractionKernel
+from .winograd.kernel import print_winograd
+from .winograd.price import choose_winograd, seconds_of
+from .winograd.scheme import WinogradScheme
+from .winograd.transform import F2, F4, Transform
+
+ACCURACIES = ("normal", "high")
+
+_THREADS = 2
+
+
+def nominal_speed(isa: Isa) -> Speed:
+    """The machine for which algorithms are chosen: two cores of a current processor.
+
+    Choices must not change from machine to machine or with its load, so nothing is measured.
+    """
+    return Speed(_THREADS, 16e9 * isa.lanes * _THREADS, 25e9 * _THREADS, 32 << 20)
+
+
+class Algorithm(ABC):
+    """A way to compute contractions.
+
+    Attributes:
+        name: for reports.
+        error: its largest error, as a multiple of the direct algorithm's.
+    """
+
+    name: str
+    error: float
+
+    @abstractmethod
+    def unsupported(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
+        """Why it does not compute this problem; None if it does."""
+
+    @abstractmethod
+    def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Any:
+        """How it would, on that many threads."""
+
+    @abstractmethod
+    def seconds(self, scheme: Any, speed: Speed) -> float:
+        """The predicted time."""
+
+    @abstractmethod
+    def workspace_bytes(self, scheme: Any) -> int:
+        """Memory beside the threads' scratch."""
+
+    @abstractmethod
+    def print(self, parts: Parts, scheme: Any, threads: int) -> ContractionKernel:
+        """The kernels."""
+
+
+class Direct(Algorithm):
+    """The sums as they are defined: every shape."""
+
+    name = "direct"
+    error = 1.0
+
+    def unsupported(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
+        return None
+
+    def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Scheme:
+        return choose_scheme(problem, has_prologue, isa, threads)
+
+    def seconds(self, scheme: Scheme, speed: Speed) -> float:
+        return predict_seconds(scheme, speed)
+
+    def workspace_bytes(self, scheme: Scheme) -> int:
+        return 0
+
+    def print(self, parts: Parts, scheme: Scheme, threads: int) -> ContractionKernel:
+        return print_scheme(parts, scheme, threads)
+
+
+class Winograd(Algorithm):
+    """Minimal filtering: fewer products, for 3x3 kernels that move by one."""
+
+    def __init__(self, transform: Transform, error: float) -> None:
+        self.transform = transform
+        self.name = transform.name
+        self.error = error
+
+    def unsupported(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
+        if problem.kernel != (3, 3):
+            return f"the kernel is {problem.kernel[0]}x{problem.kernel[1]}, not 3x3"
+        if problem.stride != (1, 1) or problem.dilation != (1, 1):
+            return f"stride {problem.stride} and dilation {problem.dilation} are not 1"
+        if problem.groups > 1:
+            return f"it has {problem.groups} groups"
+        if has_prologue:
+            return "a prologue comes before it"
+        source = problem.source
+        if source.block != isa.lanes:
+            return f"its input does not lie in blocks of {isa.lanes} channels"
+        return None
+
+    def scheme(
+        self, problem: Problem, has_prologue: bool, isa: Isa, threads: int
+    ) -> WinogradScheme:
+        return choose_winograd(problem, self.transform, isa, threads)
+
+    def seconds(self, scheme: WinogradScheme, speed: Speed) -> float:
+        return seconds_of(scheme, speed)
+
+    def workspace_bytes(self, scheme: WinogradScheme) -> int:
+        return scheme.workspace_bytes
+
+    def print(self, parts: Parts, scheme: WinogradScheme, threads: int) -> ContractionKernel:
+        return print_winograd(parts, scheme)
+
+
+ALGORITHMS: tuple[Algorithm, ...] = (Direct(), Winograd(F2, 0.7), Winograd(F4, 3.0))
+
+
+def choose_algorithm(
+    problem: Problem, has_prologue: bool, isa: Isa, accuracy: str = "normal"
+) -> Algorithm:
+    """The algorithm with the least predicted time among those that are exact enough."""
+    speed = nominal_speed(isa)
+    # Residuals are read by every algorithm alike, and must not change the choice.
+    bare = replace(problem, others=())
+
+    def seconds(algorithm: Algorithm) -> float:
+        return algorithm.seconds(algorithm.scheme(bare, has_prologue, isa, _THREADS), speed)
+
+    usable = [
+        algorithm
+        for algorithm in ALGORITHMS
+        if algorithm.unsupported(problem, has_prologue, isa) is None
+        and (accuracy != "high" or algorithm.error <= 1)
+    ]
+    return min(usable, key=seconds) if len(usable) > 1 else usable[0]
+
+
+def print_contraction(
+    parts: Parts,
+    batch: int,
+    source: Tensor,
+    others: tuple[Tensor, ...],
+    result: Tensor,
+    isa: Isa,
+    threads: int = 1,
+    accuracy: str = "normal",
+    images: int = 1,
+    algorithm: Algorithm | None = None,
+) -> ContractionKernel:
+    """The kernels for a contraction on tensors that lie as given.
+
+    Args:
+        batch: images (the first axis of the values; 1 for values of rank 1).
+        source, others, result: where ``parts.source``, ``parts.others``, ``parts.result`` lie.
+            The result must not overlap any other.
+        threads: decides about tasks and grain; no bit of the result depends on it.
+        accuracy: "normal", or "high" for algorithms with errors not above the direct one's.
+        images: how many times this is computed, image after image; the algorithm is that for all.
+        algorithm: the one to use; by default the fastest by its predicted time.
+    """
+    problem = problem_of(parts, batch, source, others, result)
+    has_prologue = bool(parts.prologue)
+    if algorithm is None:
+        whole = replace(problem, batch=images * problem.batch)
+        algorithm = choose_algorithm(whole, has_prologue, isa, accuracy)
+    scheme = algorithm.scheme(problem, has_prologue, isa, threads)
+    return algorithm.print(parts, scheme, threads)

@@ -1,0 +1,398 @@
+"""Prints the kernels of a Winograd convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .....cache import digest
+from .....fusion.contraction import Parts
+from .....graph.ir import Constant, Value
+from ...buffers import Array
+from ...code import Code
+from ...kernels import KernelSource
+from ..epilogue import Epilogue
+from ..numbers import PARAMETER, Numbers
+from ..stage import ContractionKernel, Pointer, Stage, Workspace
+from ..tile import print_tile, tile_name
+from ..weights import pack_outputs
+from .functions import (
+    print_into,
+    print_load_or_patch,
+    print_out,
+    print_patch,
+    print_store_or_edge,
+)
+from .scheme import WinogradScheme
+from .weights import pack_transformed
+
+_POINTER = "const uniform float * uniform"
+GRAIN = 4
+"""Tasks of one call of a kernel that transforms: each is some microseconds."""
+
+
+def print_winograd(parts: Parts, scheme: WinogradScheme) -> ContractionKernel:
+    """The kernels that follow ``scheme``."""
+    if scheme.local:
+        stages: tuple[Stage, ...] = (_Local(parts, scheme).stage(),)
+    else:
+        stages = (
+            _Into(parts, scheme).stage(),
+            _Products(parts, scheme).stage(),
+            _Out(parts, scheme).stage(),
+        )
+    return ContractionKernel(scheme.transform.name, stages, scheme.workspace_bytes)
+
+
+class _Printer:
+    """A kernel: its functions, its pointers by name, its tasks.
+
+    Subclasses say what a task does.
+    """
+
+    def __init__(self, parts: Parts, scheme: WinogradScheme) -> None:
+        self.parts = parts
+        self.scheme = scheme
+        self.code = Code()
+        self.numbers = Numbers()
+        self.epilogue = Epilogue(parts, scheme.result, self.numbers)
+        self.products = Epilogue(None, scheme.product, self.numbers, "m_")
+
+    #: What the result is called among the pointers.
+    written = "y"
+
+    def pointers(self) -> dict[str, Pointer]:
+        raise NotImplementedError
+
+    def functions(self) -> None:
+        raise NotImplementedError
+
+    def task(self) -> None:
+        raise NotImplementedError
+
+    def counts(self) -> tuple[int, int, int]:
+        """Tasks, grain, bytes of scratch."""
+        raise NotImplementedError
+
+    def stage(self) -> Stage:
+        code = self.code
+        self.functions()
+        pointers = self.pointers()
+        with code.block("MD_KERNEL(@)"):
+            for i, name in enumerate(pointers):
+                if name == self.written:
+                    code.line(f"uniform float * uniform {name} = MD_OUT(float, {i});")
+                else:
+                    code.line(f"{_POINTER} {name} = MD_IN(float, {i});")
+            code.line(f"{PARAMETER} = MD_IN(int32, {len(pointers)});")
+            loop = "for (uniform int t = md_begin; t < md_end; t++)"
+            with self.numbers.declared(code), code.block(loop):
+                self.task()
+            if self.written == "y" and self.epilogue.streams:
+                code.line("memory_barrier();")
+        name = f"conv_{digest(str(code))[:20]}"
+        tasks, grain, scratch = self.counts()
+        return Stage(
+            KernelSource(name, str(code).replace("@", name)),
+            (*pointers.values(), self.numbers.pack),
+            tasks,
+            grain,
+            scratch,
+        )
+
+    def results(self) -> dict[str, Pointer]:
+        """What is read and written where results are made."""
+        others = range(len(self.parts.others))
+        made: dict[str, Pointer] = {f"z{i}": 1 + i for i in others}
+        made["y"] = 1 + len(others)
+        return made
+
+    def vectors(self) -> dict[str, Pointer]:
+        """The bias and the vectors of the epilogue."""
+        result = self.scheme.result
+        bias = [_data(value) for value in self.parts.node.inputs[2:]]
+        made: dict[str, Pointer] = {
+            "bias": lambda: pack_outputs(bias[0]() if bias else None, result)
+        }
+        for i, value in enumerate(self.epilogue.vectors):
+            made[f"e{i}"] = _packed_outputs(value, self.scheme)
+        return made
+
+    def weights(self) -> Pointer:
+        weight, scheme = _data(self.parts.node.inputs[1]), self.scheme
+        return lambda: pack_transformed(weight(), scheme)
+
+    def tiles(self) -> None:
+        """The functions that multiply."""
+        tile = self.scheme.tile
+        for count, vectors in self.widths():
+            if count:
+                print_tile(
+                    self.code,
+                    self.scheme.product,
+                    self.products,
+                    self.numbers,
+                    tile.rows,
+                    tile.columns,
+                    vectors,
+                    bias=False,
+                )
+
+    def widths(self) -> Sequence[tuple[int, int]]:
+        tile = self.scheme.tile
+        return ((tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1))
+
+    def multiply(self, vectors: int, count: str, first: str) -> None:
+        """Products of ``count`` tiles from ``vx`` with the weights ``ws`` to ``mx``."""
+        code, scheme = self.code, self.scheme
+        columns = scheme.tile.columns
+        width = vectors * scheme.lanes
+        depth = self.numbers("depth", scheme.problem.inputs)
+        code.line(f"{_POINTER} ahead = ws + {depth} * {width};")
+        turns = scheme.product.steps * scheme.product.lines_ahead * 16
+        shift = self.numbers("ahead_shift", turns if scheme.product.tiles > 1 else 0)
+        with code.block(f"for (uniform int c = 0; c < {count}; c += {columns})"):
+            at = f"c * {scheme.lanes}"
+            name = tile_name(1, columns, vectors)
+            code.line(f"{name}(numbers, vx + {at}, ws, ahead, mx + {at}, {first}, 0);")
+            code.line(f"ahead += {shift};")
+
+
+class _Local(_Printer):
+    """A task is a chunk of tiles, all in the thread's scratch."""
+
+    def counts(self) -> tuple[int, int, int]:
+        return self.scheme.chunks, 1, self.scheme.scratch_bytes
+
+    def pointers(self) -> dict[str, Pointer]:
+        return {"x": 0, **self.results(), "weights": self.weights(), **self.vectors()}
+
+    def functions(self) -> None:
+        code, scheme, numbers = self.code, self.scheme, self.numbers
+        print_patch(code, scheme, numbers)
+        print_into(code, scheme, numbers)
+        self.tiles()
+        for partial in (False, True):
+            print_out(code, scheme, numbers, self.epilogue, partial)
+
+    def task(self) -> None:
+        code, numbers, scheme = self.code, self.numbers, self.scheme
+        chunk = numbers("chunk", scheme.chunk)
+        tiles = numbers("tiles", scheme.count)
+        code.line(f"const uniform int begin = t * {chunk};")
+        code.line(f"const uniform int count = min({chunk}, {tiles} - begin);")
+        self._scratch()
+        self._places()
+        self._into()
+        self._groups()
+
+    def _scratch(self) -> None:
+        scheme, code = self.scheme, self.code
+        at = 0
+        pieces = (("vs", scheme.source_bytes), ("ms", scheme.product_bytes))
+        for name, size in (*pieces, ("patch", scheme.patch_bytes)):
+            offset = self.numbers(f"{name}_offset", at // 4)
+            code.line(
+                f"uniform float * uniform {name} = (uniform float * uniform)md_scratch + {offset};"
+            )
+            at += size
+        offset = self.numbers("places_offset", at // 4)
+        code.line(
+            f"uniform int32 * uniform places = (uniform int32 * uniform)md_scratch + {offset};"
+        )
+
+    def _places(self) -> None:
+        """Image, row and column of each tile, found once for all blocks of channels."""
+        code = self.code
+        per_image = self.numbers("tiles_of_image", self.scheme.tiles[0] * self.scheme.tiles[1])
+        across = self.numbers("tiles_across", self.scheme.tiles[1])
+        with code.block("for (uniform int q = 0; q < count; q++)"):
+            code.line("const uniform int tile = begin + q;")
+            code.line(f"const uniform int within = tile % {per_image};")
+            code.line(f"places[3 * q] = tile / {per_image};")
+            code.line(f"places[3 * q + 1] = within / {across};")
+            code.line(f"places[3 * q + 2] = within % {across};")
+
+    def _into(self) -> None:
+        code, scheme, numbers = self.code, self.scheme, self.numbers
+        blocks = numbers("input_blocks", scheme.input_blocks)
+        plane = numbers("v_plane", scheme.plane)
+        with (
+            code.block(f"for (uniform int b = 0; b < {blocks}; b++)"),
+            code.block("for (uniform int q = 0; q < count; q++)"),
+        ):
+            code.line(f"uniform float * uniform v = vs + b * {plane} + q * {scheme.lanes};")
+            at = ("places[3 * q]", "places[3 * q + 1]", "places[3 * q + 2]")
+            print_load_or_patch(code, scheme, numbers, *at)
+
+    def _groups(self) -> None:
+        """Products of each group of channels, transformed back at once."""
+        code, lanes = self.code, self.scheme.lanes
+        depth = self.numbers("depth", self.scheme.problem.inputs)
+        code.line(f"{_POINTER} ws = weights;")
+        for i, (count, vectors) in enumerate(self.widths()):
+            if not count:
+                continue
+            groups = self.numbers(("wide", "narrow")[i], count)
+            before = "0"
+            if i and self.scheme.tile.wide:
+                wide = self.numbers("wide", self.scheme.tile.wide)
+                before = f"{wide} * {self.scheme.tile.vectors}"
+            with code.block(f"for (uniform int g = 0; g < {groups}; g++)"):
+                code.line(f"{_POINTER} vx = vs;")
+                code.line("uniform float * uniform mx = ms;")
+                with code.block(f"for (uniform int k = 0; k < {self.scheme.matrices}; k++)"):
+                    self.multiply(vectors, "count", "0")
+                    code.line(f"ws += {depth} * {vectors * lanes};")
+                    code.line(f"vx += {self.numbers('v_matrix', self.scheme.source_matrix)};")
+                    code.line(f"mx += {self.numbers('m_matrix', self.scheme.product_matrix)};")
+                self._out(vectors, before)
+
+    def _out(self, vectors: int, before: str) -> None:
+        code, lanes = self.code, self.scheme.lanes
+        plane = self.numbers("m_plane", self.scheme.plane)
+        with code.block(f"for (uniform int v = 0; v < {vectors}; v++)"):
+            code.line(f"const uniform int first = ({before} + g * {vectors} + v) * {lanes};")
+            with code.block("for (uniform int q = 0; q < count; q++)"):
+                code.line(f"{_POINTER} products = ms + v * {plane} + q * {lanes};")
+                print_store_or_edge(
+                    code,
+                    self.scheme,
+                    self.numbers,
+                    self.epilogue,
+                    "places[3 * q]",
+                    "places[3 * q + 1]",
+                    "places[3 * q + 2]",
+                )
+
+
+class _Into(_Printer):
+    """Transforms inputs; a task is a row of tiles of a block of channels."""
+
+    written = "vs"
+
+    def counts(self) -> tuple[int, int, int]:
+        scheme = self.scheme
+        rows = scheme.problem.batch * scheme.tiles[0]
+        return rows * scheme.input_blocks, GRAIN, scheme.patch_bytes
+
+    def pointers(self) -> dict[str, Pointer]:
+        return {"x": 0, "vs": Workspace(0)}
+
+    def functions(self) -> None:
+        print_patch(self.code, self.scheme, self.numbers)
+        print_into(self.code, self.scheme, self.numbers)
+
+    def task(self) -> None:
+        code, scheme, numbers = self.code, self.scheme, self.numbers
+        code.line("uniform float * uniform patch = (uniform float * uniform)md_scratch;")
+        down, across = (
+            numbers("tiles_down", scheme.tiles[0]),
+            numbers("tiles_across", scheme.tiles[1]),
+        )
+        rows = numbers("tile_rows", scheme.problem.batch * scheme.tiles[0])
+        plane = numbers("v_plane", scheme.plane)
+        code.line(f"const uniform int b = t / {rows};")
+        code.line(f"const uniform int line = t % {rows};")
+        code.line(f"const uniform int image = line / {down};")
+        code.line(f"const uniform int row = line % {down};")
+        with code.block(f"for (uniform int column = 0; column < {across}; column++)"):
+            code.line(
+                f"uniform float * uniform v = vs + (uniform int64)b * {plane} + "
+                f"(line * {across} + column) * {scheme.lanes};"
+            )
+            print_load_or_patch(code, scheme, numbers, "image", "row", "column")
+
+
+class _Products(_Printer):
+    """Multiplies; a task is one matrix, or some groups of its output channels."""
+
+    written = "ms"
+
+    def counts(self) -> tuple[int, int, int]:
+        return self.scheme.matrices * self.scheme.parts, 1, 0
+
+    def pointers(self) -> dict[str, Pointer]:
+        return {
+            "vs": Workspace(0),
+            "ms": Workspace(self.scheme.source_bytes),
+            "weights": self.weights(),
+        }
+
+    def functions(self) -> None:
+        self.tiles()
+
+    def task(self) -> None:
+        code, scheme, numbers = self.code, self.scheme, self.numbers
+        tile, lanes = scheme.tile, scheme.lanes
+        parts = numbers("parts", scheme.parts)
+        groups = numbers("groups", tile.groups)
+        depth = numbers("depth", scheme.problem.inputs)
+        matrix = numbers("matrix_weights", scheme.output_blocks * lanes * scheme.problem.inputs)
+        code.line(f"const uniform int64 k = t / {parts};")
+        code.line(f"const uniform int part = t % {parts};")
+        code.line(f"{_POINTER} vx = vs + k * {numbers('v_matrix', scheme.source_matrix)};")
+        code.line(
+            f"uniform float * uniform mx = ms + k * {numbers('m_matrix', scheme.product_matrix)};"
+        )
+        code.line(f"const uniform int last = (part + 1) * {groups} / {parts};")
+        with code.block(f"for (uniform int g = part * {groups} / {parts}; g < last; g++)"):
+            count = numbers("tiles", scheme.count)
+            if tile.narrow and tile.wide:
+                wide = numbers("wide", tile.wide)
+                slot = f"g < {wide} ? g * {tile.vectors} : g * {tile.vectors - 1} + {wide}"
+            else:
+                slot = f"g * {tile.vectors}"
+            code.line(f"const uniform int slot = ({slot}) * {lanes};")
+            code.line(f"{_POINTER} ws = weights + k * {matrix} + (uniform int64)slot * {depth};")
+            if not (tile.narrow and tile.wide):
+                self.multiply(tile.vectors, count, "slot")
+                return
+            with code.block(f"if (g < {wide})"):
+                self.multiply(tile.vectors, count, "slot")
+            with code.block("else"):
+                self.multiply(tile.vectors - 1, count, "slot")
+
+
+class _Out(_Printer):
+    """Transforms products back; a task is a row of tiles of a block of channels."""
+
+    def counts(self) -> tuple[int, int, int]:
+        scheme = self.scheme
+        return scheme.problem.batch * scheme.tiles[0] * scheme.output_blocks, GRAIN, 0
+
+    def pointers(self) -> dict[str, Pointer]:
+        products = Workspace(self.scheme.source_bytes)
+        return {"ms": products, **self.results(), **self.vectors()}
+
+    def functions(self) -> None:
+        for partial in (False, True):
+            print_out(self.code, self.scheme, self.numbers, self.epilogue, partial)
+
+    def task(self) -> None:
+        code, scheme, numbers = self.code, self.scheme, self.numbers
+        lanes = scheme.lanes
+        rows = numbers("tile_rows", scheme.problem.batch * scheme.tiles[0])
+        down = numbers("tiles_down", scheme.tiles[0])
+        across = numbers("tiles_across", scheme.tiles[1])
+        plane = numbers("m_plane", scheme.plane)
+        code.line(f"const uniform int b = t / {rows};")
+        code.line(f"const uniform int line = t % {rows};")
+        code.line(f"const uniform int image = line / {down};")
+        code.line(f"const uniform int row = line % {down};")
+        code.line(f"const uniform int first = b * {lanes};")
+        with code.block(f"for (uniform int column = 0; column < {across}; column++)"):
+            code.line(
+                f"{_POINTER} products = ms + (uniform int64)b * {plane} + "
+                f"(line * {across} + column) * {lanes};"
+            )
+            print_store_or_edge(code, scheme, numbers, self.epilogue, "image", "row", "column")
+
+
+def _data(value: Value) -> Callable[[], Array]:
+    assert isinstance(value, Constant)
+    return lambda: value.data
+
+
+def _packed_outputs(value: Value, scheme: WinogradScheme) -> Callable[[], Array]:
+    data = _data(value)
+    return lambda: pack_outputs(data(), scheme.result)

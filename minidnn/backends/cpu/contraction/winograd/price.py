@@ -1,0 +1,167 @@
+"""Predicting how long a Winograd convolution takes, and choosing its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...isa import Isa
+from ..blocking import CACHE_BYTES, INPUT_BYTES, TASK_CYCLES, UNEVEN, WEIGHT_BYTES
+from ..price import Speed
+from ..problem import Problem
+from ..tiling import OVERHEAD, Tile, split_vectors, step_cycles
+from .scheme import WinogradScheme
+from .transform import Transform
+
+VECTOR_CYCLES = 1.9
+"""Cycles a vector of a tile that is transformed: loads, stores, and the arithmetic between."""
+
+EDGE_CYCLES = 2.0
+"""Cycles a vector more where zeros lie around a tile, or only a part of it is stored."""
+
+REGION_CYCLES = 2500.0
+"""Cycles to begin and end a kernel on all threads."""
+
+MOST_CHUNK = 112
+
+
+def choose_winograd(
+    problem: Problem, transform: Transform, isa: Isa, threads: int
+) -> WinogradScheme:
+    """The scheme with the least predicted cycles on ``threads`` threads."""
+    return min(candidates(problem, transform, isa, threads), key=lambda s: cycles_of(s, threads))
+
+
+def candidates(
+    problem: Problem, transform: Transform, isa: Isa, threads: int
+) -> Iterator[WinogradScheme]:
+    """Local schemes with chunks of all sizes, and those over all tiles in three kernels."""
+    blocks = -(-problem.outputs // isa.lanes)
+    rows, columns = (-(-size // transform.outputs) for size in problem.out)
+    count = problem.batch * rows * columns
+    sizes = sorted({-(-count // n) for n in range(1, count + 1)})
+    for size in sizes:
+        if size <= MOST_CHUNK:
+            tile = product_tile(size, blocks, problem.inputs, isa)
+            chunk = -(-size // tile.columns) * tile.columns
+            yield WinogradScheme(problem, isa.lanes, transform, tile, chunk, True)
+    tile = product_tile(count, blocks, problem.inputs, isa)
+    chunk = -(-count // tile.columns) * tile.columns
+    for parts in range(1, min(tile.groups, threads) + 1):
+        yield WinogradScheme(problem, isa.lanes, transform, tile, chunk, False, parts)
+
+
+def product_tile(count: int, blocks: int, depth: int, isa: Isa) -> Tile:
+    """The register tile for products of ``count`` tiles: all tiles are whole, some are padding."""
+    best: tuple[float, Tile] | None = None
+    for vectors in range(1, min(blocks, 4) + 1):
+        most = min((isa.registers - 1 - vectors) // vectors, 14 if isa.registers == 32 else 6)
+        if vectors > 2 and isa.registers == 32:
+            most = min(most, 4)
+        wide, narrow = split_vectors(blocks, vectors)
+        if wide <= 0:
+            continue
+        for columns in range(1, min(most, count) + 1):
+            turns = -(-count // columns)
+            each = [
+                groups * (step_cycles(columns, width) * depth + OVERHEAD)
+                for groups, width in ((wide, vectors), (narrow, vectors - 1))
+                if groups
+            ]
+            cost = turns * sum(each)
+            if best is None or cost < best[0]:
+                best = cost, Tile(1, columns, vectors, wide, narrow)
+    assert best is not None
+    return best[1]
+
+
+def cycles_of(scheme: WinogradScheme, threads: int) -> float:
+    """Predicted cycles of one thread."""
+    return _local_cycles(scheme, threads) if scheme.local else _spread_cycles(scheme, threads)
+
+
+def _product_cycles(scheme: WinogradScheme, count: int) -> float:
+    """Cycles of one matrix product of ``count`` tiles and all outputs."""
+    tile, depth = scheme.tile, scheme.problem.inputs
+    total = 0.0
+    for groups, vectors in ((tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1)):
+        if groups:
+            total += groups * (step_cycles(tile.columns, vectors) * depth + OVERHEAD)
+    return total * -(-count // tile.columns)
+
+
+def _transform_cycles(scheme: WinogradScheme) -> tuple[float, float]:
+    """Cycles for the inputs of a tile and a block of channels, and for its results."""
+    transform, problem = scheme.transform, scheme.problem
+    n, m = transform.inputs, transform.outputs
+    inner = [
+        max(0, (size - n + pads[0]) // m - (-(-pads[0] // m)) + 1)
+        for size, pads in zip(problem.size, problem.padding, strict=True)
+    ]
+    tiles = scheme.tiles[0] * scheme.tiles[1]
+    edges = 1 - min(1.0, inner[0] * inner[1] / tiles)
+    whole = (problem.out[0] // m) * (problem.out[1] // m) / tiles
+    into = n * n * (VECTOR_CYCLES + EDGE_CYCLES * edges)
+    out = n * n * VECTOR_CYCLES + m * m * (1 + EDGE_CYCLES * (1 - whole))
+    return into, out
+
+
+def _local_cycles(scheme: WinogradScheme, threads: int) -> float:
+    problem = scheme.problem
+    into, out = _transform_cycles(scheme)
+    count = min(scheme.chunk, scheme.count)
+    task = TASK_CYCLES + count * (scheme.input_blocks * into + scheme.output_blocks * out)
+    task += scheme.matrices * _product_cycles(scheme, count)
+    near = scheme.source_bytes + scheme.product_bytes + 8 * problem.inputs * scheme.lanes * 2
+    if near > CACHE_BYTES:
+        task += scheme.source_bytes * scheme.tile.groups / INPUT_BYTES
+        task += 2 * scheme.product_bytes * scheme.tile.groups / INPUT_BYTES
+    # Every chunk reads the inputs and all weights anew.
+    task += 4 * count * problem.inputs * scheme.transform.outputs**2 / INPUT_BYTES
+    weights = 4 * scheme.matrices * problem.inputs * scheme.output_blocks * scheme.lanes
+    if near + weights > CACHE_BYTES:
+        task += weights / WEIGHT_BYTES
+    turns = -(-scheme.chunks // threads)
+    return task * (turns + UNEVEN * (scheme.chunks > 1)) + REGION_CYCLES
+
+
+def _spread_cycles(scheme: WinogradScheme, threads: int) -> float:
+    problem = scheme.problem
+    into, out = _transform_cycles(scheme)
+    transforms = scheme.count * (scheme.input_blocks * into + scheme.output_blocks * out)
+    # Both are written by one thread and read by another.
+    moved = 2 * (scheme.source_bytes + scheme.product_bytes) / INPUT_BYTES
+    inputs = scheme.source_bytes / scheme.matrices
+    product = _product_cycles(scheme, scheme.count)
+    if inputs > CACHE_BYTES / 2:
+        product += inputs * scheme.tile.groups / INPUT_BYTES
+    weights = 4 * problem.inputs * scheme.output_blocks * scheme.lanes
+    product += weights / WEIGHT_BYTES
+    tasks = scheme.matrices * scheme.parts
+    turns = -(-tasks // threads)
+    shared = (transforms + moved) / threads
+    return shared + product / scheme.parts * (turns + UNEVEN) + 3 * REGION_CYCLES
+
+
+def seconds_of(scheme: WinogradScheme, speed: Speed) -> float:
+    """The larger of arithmetic with its waiting, and of memory traffic."""
+    clock = speed.flops / speed.threads / (4 * scheme.lanes)
+    compute = cycles_of(scheme, speed.threads) / clock
+    return max(compute, memory_bytes(scheme, speed.cache) / speed.bandwidth)
+
+
+def memory_bytes(scheme: WinogradScheme, cache: int) -> int:
+    """Bytes that a run moves to and from memory; see :func:`..price.memory_bytes`."""
+    problem = scheme.problem
+    weights = 4 * scheme.matrices * problem.inputs * scheme.output_blocks * scheme.lanes
+    inputs = 4 * problem.batch * problem.inputs * problem.size[0] * problem.size[1]
+    result = 4 * problem.batch * problem.outputs * problem.out[0] * problem.out[1]
+    moved = weights
+    if inputs > cache // 2:
+        moved += inputs
+    if result > cache // 2:
+        moved += result * (len(problem.others) + (1 if scheme.result.streams else 2))
+    if not scheme.local and scheme.workspace_bytes > cache // 2:
+        moved += 2 * scheme.workspace_bytes
+    elif scheme.local and weights > cache // 2:
+        moved += weights * (scheme.chunks - 1)
+    return moved

@@ -1,0 +1,143 @@
+"""How a Winograd convolution is computed: tiles, chunks of them, where their products lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..problem import Pair, Problem, View
+from ..scheme import LINE_FLOATS, Scheme
+from ..tiling import Tile
+from .transform import Transform
+
+
+@dataclass(frozen=True)
+class WinogradScheme:
+    """Everything that the printed kernels follow.
+
+    The n x n products of a tile are n * n matrix products: inputs x tiles times outputs x inputs.
+
+    Attributes:
+        tile: the register tile of these products; its pixels are Winograd tiles.
+        chunk: tiles that are transformed together, a multiple of ``tile.columns``.
+        local: a task transforms a chunk, multiplies and transforms back, all in its thread's
+            scratch.  Else these are three kernels over all tiles, with workspace in between:
+            weights are then read once.
+        parts: tasks in which the groups of output channels of one product are computed (where
+            not local).
+    """
+
+    problem: Problem
+    lanes: int
+    transform: Transform
+    tile: Tile
+    chunk: int
+    local: bool
+    parts: int = 1
+
+    @property
+    def tiles(self) -> Pair:
+        """Tiles of an image, down and across."""
+        rows, columns = (-(-size // self.transform.outputs) for size in self.problem.out)
+        return rows, columns
+
+    @property
+    def count(self) -> int:
+        """Tiles of all images."""
+        return self.problem.batch * self.tiles[0] * self.tiles[1]
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.count // self.chunk)
+
+    @property
+    def input_blocks(self) -> int:
+        return -(-self.problem.inputs // self.lanes)
+
+    @property
+    def output_blocks(self) -> int:
+        return -(-self.problem.outputs // self.lanes)
+
+    @property
+    def matrices(self) -> int:
+        """Matrix products."""
+        return self.transform.inputs**2
+
+    @property
+    def plane(self) -> int:
+        """Floats from one block of channels to the next, of inputs and of products."""
+        return self.chunk * self.lanes
+
+    @property
+    def source_matrix(self) -> int:
+        """Floats from one matrix of transformed inputs to the next."""
+        return _odd_lines(self.input_blocks * self.plane)
+
+    @property
+    def product_matrix(self) -> int:
+        """Floats from one matrix of products to the next; a group of channels if local."""
+        blocks = self.tile.vectors if self.local else self.output_blocks
+        return _odd_lines(blocks * self.plane)
+
+    @property
+    def source_bytes(self) -> int:
+        return 4 * self.matrices * self.source_matrix
+
+    @property
+    def product_bytes(self) -> int:
+        return 4 * self.matrices * self.product_matrix
+
+    @property
+    def patch_bytes(self) -> int:
+        """A tile of inputs with zeros around."""
+        return 4 * self.matrices * self.lanes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Scratch of the local kernel."""
+        places = 3 * 4 * self.chunk
+        return self.source_bytes + self.product_bytes + self.patch_bytes + places
+
+    @property
+    def workspace_bytes(self) -> int:
+        return 0 if self.local else self.source_bytes + self.product_bytes
+
+    @cached_property
+    def product(self) -> Scheme:
+        """The matrix products as contractions of a row of pixels."""
+        problem, lanes = self.problem, self.lanes
+        view = View(problem.inputs, 0, self.plane, lanes, 0, lanes)
+        product = Problem(
+            batch=1,
+            groups=1,
+            inputs=problem.inputs,
+            outputs=problem.outputs,
+            size=(1, self.chunk),
+            out=(1, self.chunk),
+            kernel=(1, 1),
+            stride=(1, 1),
+            dilation=(1, 1),
+            padding=((0, 0), (0, 0)),
+            source=view,
+            result=View(problem.outputs, 0, self.plane, lanes, 0, lanes),
+            others=(),
+        )
+        unit = min(lanes, problem.inputs)
+        return Scheme(product, lanes, self.tile, "none", unit, self.chunk, 0, near=True)
+
+    @cached_property
+    def result(self) -> Scheme:
+        """The results: tiles of pixels, one vector of channels each."""
+        m, lanes = self.transform.outputs, self.lanes
+        tile = Tile(m, m, 1, self.output_blocks, 0)
+        return Scheme(self.problem, lanes, tile, "none", lanes, self.problem.out[0], 0)
+
+
+def _odd_lines(floats: int) -> int:
+    """At least as many floats, an odd number of cache lines.
+
+    Transforms touch the same place of every matrix: at an even distance these would share few
+    sets of a cache.
+    """
+    lines = -(-floats // LINE_FLOATS)
+    return (lines | 1) * LINE_FLOATS

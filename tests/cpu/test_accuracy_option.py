@@ -1,0 +1,39 @@
+"""What ``accuracy`` asks for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.errors import GraphError
+
+SHAPE = (1, 64, 28, 28)
+
+
+def errors(accuracy: str) -> float:
+    """The largest error of a convolution against float64, over the largest value."""
+    network = L.Conv2d(64, 64, 3, padding=1)
+    rng = np.random.default_rng(0)
+    weights = {
+        "weight": rng.standard_normal((64, 64, 3, 3), np.float32) / 24,
+        "bias": np.zeros(64, np.float32),
+    }
+    network.load_state_dict(weights)
+    x = rng.standard_normal(SHAPE, np.float32)
+    result = md.compile(network, SHAPE, device="cpu", threads=1, accuracy=accuracy)(x)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    wanted = np.einsum("nchwij,ocij->nohw", windows, weights["weight"], optimize=True)
+    return float(np.abs(result - wanted).max() / np.abs(wanted).max())
+
+
+def test_high_accuracy_is_worth_its_name(own_cache: None) -> None:
+    high, normal = errors("high"), errors("normal")
+    assert high < 5e-7 < normal < 3e-6
+
+
+def test_other_values_are_refused(own_cache: None) -> None:
+    with pytest.raises(GraphError, match="accuracy='low'; valid are 'normal' and 'high'"):
+        md.compile(L.Conv2d(3, 3, 1), (1, 3, 4, 4), device="cpu", accuracy="low")
