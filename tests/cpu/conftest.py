@@ -106,9 +106,7 @@ def build() -> Build:
     return compiled
 
 
-def run_python(
-    code: str, arguments: tuple[str, ...] = (), **environment: str
-) -> subprocess.Popen[str]:
+def run_python(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """Starts a Python process on ``code`` with this process's environment."""
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *arguments],

@@ -51,7 +51,7 @@ def run_with(mounts: str, code: str, **environment: str) -> tuple[list[str], str
         script = f'set -e; {mounts}; exec "$0" -c "$1"'
         os.execvp("unshare", ["unshare", "-rm", "sh", "-c", script, sys.executable, code])
         """
-    child = run_python(start, arguments=(mounts, textwrap.dedent(code)), **environment)
+    child = run_python(start, mounts, textwrap.dedent(code), **environment)
     out, err = child.communicate(timeout=60)
     return out.splitlines(), err, child.returncode
 
