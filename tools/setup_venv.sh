@@ -45,7 +45,7 @@ install_torch() {
         pip_install "torch==$TORCH" --extra-index-url "$TORCH_CPU_INDEX"
     fi
     # The torchvision on PyPI is built for CUDA; only its Python models are used (see
-    # tests/oracles/torchvision_models.py), so it comes without dependencies.
+    # minidnn/bench/torchvision_models.py), so it comes without dependencies.
     pip_install --no-deps "torchvision==$TORCHVISION"
 }
 

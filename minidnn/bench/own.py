@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 import minidnn as md
-from minidnn.bench.peers import load_inputs
+from minidnn.bench.peers import load_inputs, made_by
 from minidnn.bench.worker import Engine
+from minidnn.cache import forbid_builds
 
 
 def minidnn(
     network: str, options: Mapping[str, Any], inputs: str, threads: int, **settings: Any
 ) -> Engine:
     """The layer that ``network``, ``"package.module:function"``, makes of options, compiled for
-    the CPU with ``settings`` as further arguments of :func:`minidnn.compile`."""
-    module_name, _, function = network.partition(":")
-    layer = getattr(importlib.import_module(module_name), function)(**options)
+    the CPU with ``settings`` as further arguments of :func:`minidnn.compile`.
+
+    The report says whether the cache had all of its kernels.
+    """
+    layer = made_by(network, options)
     arrays = load_inputs(inputs)
     shapes = [array.shape for array in arrays]
-    compiled = md.compile(
-        layer, shapes[0] if len(shapes) == 1 else shapes, device="cpu", threads=threads, **settings
-    )
+    shape = shapes[0] if len(shapes) == 1 else shapes
+    settings |= {"device": "cpu", "threads": threads}
+    try:
+        with forbid_builds():
+            compiled = md.compile(layer, shape, **settings)
+        cache = "warm"
+    except md.CompileError:
+        compiled = md.compile(layer, shape, **settings)
+        cache = "cold"
     out = compiled(*arrays)
     several = isinstance(out, tuple)
 
@@ -35,5 +43,6 @@ def minidnn(
         "version": md.__version__,
         "kernels": len(compiled.plan.graph.nodes),
         "precision": "f32",
+        "cache": cache,
     }
     return Engine(run, lambda result: list(result) if several else [np.asarray(result)], about)

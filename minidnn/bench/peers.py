@@ -8,6 +8,7 @@ memory that is there already, it does: outputs are not allocated again for every
 from __future__ import annotations
 
 import importlib
+import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,8 +27,17 @@ def load_inputs(path: str) -> list[np.ndarray]:
         return [arrays[name] for name in arrays.files]
 
 
-def onnxruntime(model: str, inputs: str, threads: int) -> Engine:
-    """ONNX Runtime on an ONNX file; inputs and outputs bound once."""
+def made_by(network: str, options: Mapping[str, Any]) -> Any:
+    """What ``network``, ``"package.module:function"``, makes of options."""
+    module, _, function = network.partition(":")
+    return getattr(importlib.import_module(module), function)(**options)
+
+
+def onnxruntime(model: str, inputs: str, threads: int, count_kernels: bool = True) -> Engine:
+    """ONNX Runtime on an ONNX file; inputs and outputs bound once.
+
+    To count kernels the optimized network is written to a file, which takes time.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -35,10 +45,11 @@ def onnxruntime(model: str, inputs: str, threads: int) -> Engine:
     options.inter_op_num_threads = 1
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
-        options.optimized_model_filepath = str(optimized)
+        if count_kernels:
+            options.optimized_model_filepath = str(optimized)
         options.log_severity_level = 3  # it warns that such a file suits this machine only
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        kernels = _nodes(optimized)
+        kernels = _nodes(optimized) if count_kernels else None
     binding = session.io_binding()
     held = [np.ascontiguousarray(array) for array in load_inputs(inputs)]
     for slot, array in zip(session.get_inputs(), held, strict=True):
@@ -66,31 +77,49 @@ def _nodes(model: Path) -> int | None:
     return len(onnx.load(str(model), load_external_data=False).graph.node)
 
 
-def openvino(model: str, inputs: str, threads: int, precision: str = "f32") -> Engine:
+def openvino(
+    model: str, inputs: str, threads: int, precision: str = "f32", streams: bool = False
+) -> Engine:
     """OpenVINO on an ONNX file, with the LATENCY hint: all threads work on one request.
 
     Its own default precision on processors that have bf16 is bf16, so the precision is a hint
-    that must be given.
+    that must be given.  With ``streams`` the hint is THROUGHPUT and the batch is divided over as
+    many requests as threads and batch allow, which run at once, one thread each.
     """
     import openvino as ov
 
+    held = [np.ascontiguousarray(array) for array in load_inputs(inputs)]
+    count = math.gcd(threads, *(len(array) for array in held)) if streams else 1
     settings = {
-        "PERFORMANCE_HINT": "LATENCY",
+        "PERFORMANCE_HINT": "THROUGHPUT" if streams else "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
         "INFERENCE_PRECISION_HINT": precision,
     }
-    compiled = ov.Core().compile_model(model, "CPU", settings)
-    request = compiled.create_infer_request()
-    held = [np.ascontiguousarray(array) for array in load_inputs(inputs)]
-    for i, array in enumerate(held):
-        request.set_input_tensor(i, ov.Tensor(array, shared_memory=True))
+    if streams:
+        settings["NUM_STREAMS"] = count
+    network = ov.Core().read_model(model)
+    parts = [np.split(array, count) for array in held]
+    if count > 1:
+        network.reshape({i: part[0].shape for i, part in enumerate(parts)})
+    compiled = ov.Core().compile_model(network, "CPU", settings)
+    requests = [compiled.create_infer_request() for _ in range(count)]
+    for number, request in enumerate(requests):
+        for i, part in enumerate(parts):
+            request.set_input_tensor(i, ov.Tensor(part[number], shared_memory=True))
 
     def run() -> Any:
-        request.infer()
-        return request, held
+        if count == 1:
+            requests[0].infer()
+        else:
+            for request in requests:
+                request.start_async()
+            for request in requests:
+                request.wait()
+        return requests, parts
 
-    def outputs(result: Any) -> list[np.ndarray]:
-        return [np.array(tensor.data) for tensor in result[0].output_tensors]
+    def outputs(_: Any) -> list[np.ndarray]:
+        each = zip(*(request.output_tensors for request in requests), strict=True)
+        return [np.concatenate([tensor.data for tensor in tensors]) for tensors in each]
 
     kinds = [
         op.get_rt_info()["layerType"].astype(str) for op in compiled.get_runtime_model().get_ops()
@@ -113,8 +142,7 @@ def torch(
     if mode not in TORCH_MODES:
         raise ValueError(f"mode={mode!r}; valid are {', '.join(map(repr, TORCH_MODES))}")
     torch.set_num_threads(threads)
-    module_name, _, function = network.partition(":")
-    module = getattr(importlib.import_module(module_name), function)(**options).eval()
+    module = made_by(network, options).eval()
     tensors = [torch.from_numpy(array) for array in load_inputs(inputs)]
     about: dict[str, Any] = {"version": torch.__version__, "precision": "f32"}
     layout = torch.channels_last if mode == "channels_last" else torch.contiguous_format
@@ -122,8 +150,11 @@ def torch(
     if mode == "compile":
         module = _compiled(module, tensors, about)
 
+    # The mode of the first call, or it is compiled once more.
+    without_gradients = torch.no_grad if mode == "compile" else torch.inference_mode
+
     def run() -> Any:
-        with torch.inference_mode():
+        with without_gradients():
             result = module(*(tensor.contiguous(memory_format=layout) for tensor in tensors))
             results = result if isinstance(result, tuple | list) else [result]
             return [tensor.contiguous() for tensor in results]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,11 @@ from minidnn.errors import MiniDNNError
 
 
 class EngineError(MiniDNNError, RuntimeError):
-    """An engine under measurement failed, died, or took too long."""
+    """An engine under measurement (``engine`` is its name) failed, died, or took too long."""
+
+    def __init__(self, text: str, engine: str = "") -> None:
+        super().__init__(text)
+        self.engine = engine
 
 
 class EngineProcess:
@@ -37,10 +41,11 @@ class EngineProcess:
         options: plain JSON.
         environment: variables beside those that the process inherits.
         timeout: seconds that making the engine, or any later answer, may take.
+        imports: packages that are imported before making it is timed.
 
     Attributes:
         about: what the engine says of itself.
-        seconds: how long making it took there, imports included.
+        seconds: how long making it took there.
 
     Raises:
         EngineError: it could not be made; what it printed is quoted.
@@ -53,6 +58,7 @@ class EngineProcess:
         options: Mapping[str, Any],
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
+        imports: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.timeout = timeout
@@ -67,7 +73,7 @@ class EngineProcess:
         )
         self._unread = b""
         try:
-            made = self._ask(do="make", target=target, options=dict(options))
+            made = self._ask(do="make", target=target, options=dict(options), imports=list(imports))
         except BaseException:
             self.close()
             raise
@@ -92,8 +98,13 @@ class EngineProcess:
                 return [arrays[f"arr_{i}"] for i in range(count)]
 
     def memory(self) -> int:
+        """The bytes that the process has in memory now."""
+        resident: int = self._ask(do="memory")["resident"]
+        return resident
+
+    def peak_memory(self) -> int:
         """The most bytes that the process has had in memory."""
-        peak: int = self._ask(do="memory")["bytes"]
+        peak: int = self._ask(do="memory")["peak"]
         return peak
 
     def close(self) -> None:
@@ -148,4 +159,4 @@ class EngineProcess:
             self._printed.seek(0)
             printed = self._printed.read().strip()
             text += f"\nit printed:\n{printed[-2000:]}" if printed else ""
-        return EngineError(text)
+        return EngineError(text, self.name)

@@ -44,6 +44,8 @@ def main() -> None:
         try:
             request = json.loads(line)
             if request["do"] == "make":
+                for name in request["imports"]:
+                    importlib.import_module(name)
                 start = time.perf_counter()
                 engine = _make(request["target"], request["options"])
                 answer = {"seconds": time.perf_counter() - start, "about": dict(engine.about)}
@@ -91,7 +93,13 @@ def _save(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _memory(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
-    return {"bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            resident = int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:  # not Linux
+        resident = peak
+    return {"peak": peak, "resident": resident}
 
 
 _DO: dict[str, Callable[[Engine, Mapping[str, Any]], dict[str, Any]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 import numpy as np
 
@@ -40,9 +41,31 @@ def dying() -> Engine:
     return Engine(run)
 
 
-def broken() -> Engine:
+def broken(**_: Any) -> Engine:
     raise ValueError("no such model")
 
 
 def nothing() -> None:
     pass
+
+
+def summing(
+    inputs: str,
+    threads: int,
+    log: str,
+    name: str,
+    factor: float = 1.0,
+    sleep: float = 0.001,
+    **_: Any,
+) -> Engine:
+    """As a peer is made for a case: sums of images, slowly; notes that it was started."""
+    with open(log, "a", encoding="ascii") as file:
+        file.write(f"{name}\n")
+    with np.load(inputs) as arrays:
+        result = factor * arrays["x"].sum(axis=(1, 2, 3))
+
+    def run() -> np.ndarray:
+        time.sleep(sleep)
+        return result
+
+    return Engine(run, about={"version": "1.2+x", "precision": "f32"})

@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "cudnn": {"cache"},
     "weights": {"cache"},
     "pictures": set(),
-    "bench": {FACE},
+    "bench": {FACE, "models", "cache"},
     "storage": {"graph", "fusion", "weights"},
     "executable": {"graph", "report", "runtime"},
     "compiler": {

@@ -1,0 +1,140 @@
+"""The engines that can be measured: where each is, what it takes, how it is limited."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from minidnn.bench.networks import Prepared
+from minidnn.bench.process import EngineProcess
+from minidnn.errors import UnsupportedError
+
+OWN = "minidnn"
+INSTALL = "pip install 'minidnn[bench]'"
+#: What the preparation of every case needs: PyTorch's outputs are what all are compared with.
+NEEDED = ("torch", "torchvision")
+
+#: By these variables oneDNN (in OpenVINO and PyTorch) and PyTorch's own kernels keep to an ISA.
+LIMITS: Mapping[str, Mapping[str, str]] = {
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An engine.
+
+    Attributes:
+        target: the function that makes it, as :class:`.process.EngineProcess` takes it.
+        takes: "layer" (minidnn's network), "module" (torchvision's), "onnx" (a file), or "file",
+            which ``convert`` makes of the module or the ONNX file.
+        packages: what must be installed.
+        imports: what is imported before making it is timed.
+        settings: further arguments of the target.
+        limited: whether :data:`LIMITS` works on it.
+        convert: the function that makes the file; its engine does nothing.
+    """
+
+    name: str
+    target: str
+    takes: str
+    packages: tuple[str, ...]
+    imports: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    limited: bool = False
+    convert: str = ""
+
+    def missing(self) -> list[str]:
+        """Packages that are not installed."""
+        needed = dict.fromkeys((*self.packages, *(NEEDED if self.name != OWN else ())))
+        return [name for name in needed if importlib.util.find_spec(name) is None]
+
+    def start(self, prepared: Prepared) -> EngineProcess:
+        """The engine, ready to run a case.
+
+        Raises:
+            EngineError: it cannot be made.
+        """
+        case = prepared.case
+        options: dict[str, Any] = {"inputs": str(prepared.inputs), "threads": case.threads}
+        made = {"name": case.network, "weights": str(prepared.weights)}
+        module = {"network": "minidnn.bench.networks:theirs", "options": made}
+        if self.takes == "layer":
+            options |= {"network": "minidnn.bench.networks:ours", "options": made}
+        elif self.takes == "module":
+            options |= module
+        elif self.takes == "onnx":
+            options["model"] = str(prepared.onnx)
+        else:
+            target = prepared.onnx.with_suffix(f".{self.name}")
+            if not target.exists():
+                files = {"onnx": str(prepared.onnx), "target": str(target), "shape": case.shape}
+                EngineProcess(self.name, self.convert, {**module, **files}).close()
+            options["model"] = str(target)
+        if self.name == OWN and case.isa:
+            options["isa"] = case.isa
+        limit = LIMITS.get(case.isa or "", {}) if self.limited else {}
+        return EngineProcess(
+            self.name, self.target, {**options, **self.settings}, limit, imports=self.imports
+        )
+
+
+_PEERS, _MOBILE = "minidnn.bench.peers", "minidnn.bench.mobile"
+_OPENVINO = (f"{_PEERS}:openvino", "onnx", ("openvino",), ("openvino",))
+_TORCHVISION = ("minidnn.bench.torchvision_models",)
+_TORCH = (f"{_PEERS}:torch", "module", ("torch", "torchvision"), _TORCHVISION)
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(OWN, "minidnn.bench.own:minidnn", "layer", (), ("minidnn.models", "minidnn.compiler")),
+        Kind("openvino", *_OPENVINO, limited=True),
+        Kind("openvino-streams", *_OPENVINO, {"streams": True}, limited=True),
+        Kind("openvino-bf16", *_OPENVINO, {"precision": "bf16"}, limited=True),
+        Kind(
+            "onnxruntime",
+            f"{_PEERS}:onnxruntime",
+            "onnx",
+            ("onnxruntime",),
+            ("onnxruntime",),
+            {"count_kernels": False},  # its compilation is timed
+        ),
+        Kind("torch", *_TORCH, limited=True),
+        Kind("torch-channels-last", *_TORCH, {"mode": "channels_last"}, limited=True),
+        Kind("torch-compile", *_TORCH, {"mode": "compile"}, limited=True),
+        Kind(
+            "mnn", f"{_MOBILE}:mnn", "file", ("MNN",), ("MNN",), convert=f"{_MOBILE}:convert_to_mnn"
+        ),
+        Kind(
+            "ncnn",
+            f"{_MOBILE}:ncnn",
+            "file",
+            ("ncnn", "pnnx"),
+            ("ncnn",),
+            convert=f"{_MOBILE}:convert_to_ncnn",
+        ),
+    )
+}
+PEERS = tuple(name for name in KINDS if name != OWN)
+"""Names of all engines but minidnn's own."""
+
+
+def chosen(names: Sequence[str] | None, argument: str) -> list[Kind]:
+    """The kinds with these names; without names, all peers that are installed.
+
+    Raises:
+        UnsupportedError: a name is unknown, or what an engine needs is not installed.
+    """
+    if names is None:
+        return [KINDS[name] for name in PEERS if not KINDS[name].missing()]
+    for name in names:
+        if name not in PEERS:
+            raise UnsupportedError(f"{argument} {name!r}: valid are {', '.join(PEERS)}")
+        if missing := KINDS[name].missing():
+            raise UnsupportedError(
+                f"{argument} {name!r} needs {' and '.join(missing)}, which "
+                f"{'is' if len(missing) == 1 else 'are'} not installed: {INSTALL}"
+            )
+    return [KINDS[name] for name in dict.fromkeys(names)]

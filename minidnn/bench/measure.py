@@ -1,0 +1,123 @@
+"""One case: engines started, compared, run in turn, and written down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from minidnn.bench.alternate import alternate
+from minidnn.bench.engines import OWN, Kind
+from minidnn.bench.networks import Prepared
+from minidnn.bench.process import EngineError, EngineProcess
+from minidnn.bench.results import Record
+from minidnn.bench.statistics import Estimate, median, ratio
+
+Step = Callable[[str, int, int], None]
+"""Told what is under way, and how many of how many steps of the case are done."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Rounds in which every engine has a burst, and about how many seconds a burst lasts."""
+
+    rounds: int = 9
+    burst: float = 0.3
+
+
+def measure(
+    prepared: Prepared, kinds: Sequence[Kind], effort: Effort, step: Step
+) -> dict[str, Record]:
+    """A record for each kind, of which the first is minidnn's own: others are compared with it.
+
+    An engine that fails has a record with its error, and does not stop the others.
+
+    Raises:
+        EngineError: minidnn itself failed.
+    """
+    total = len(kinds) * (effort.rounds + 1)
+    records: dict[str, Record] = {}
+    engines: dict[str, EngineProcess] = {}
+    expected = np.load(prepared.expected)
+
+    def give_up(error: EngineError) -> None:
+        if error.engine in ("", OWN):
+            raise error
+        records[error.engine] = {"error": str(error), "measured": _now()}
+        engines.pop(error.engine, None)
+
+    with ExitStack() as stack:
+        for i, kind in enumerate(kinds):
+            step(f"starting {kind.name}", i, total)
+            try:
+                engine = stack.enter_context(kind.start(prepared))
+                records[kind.name] = _about(engine, expected)
+                engines[kind.name] = engine
+            except EngineError as error:
+                give_up(error)
+        while engines:
+            try:
+                times = _alternate(engines, effort, step, len(kinds), total)
+                break
+            except EngineError as error:
+                give_up(error)
+        for name, seconds in times.items():
+            records[name] |= _times(seconds, times[OWN], name)
+            records[name]["memory_bytes"] = engines[name].memory()
+            records[name]["peak_memory_bytes"] = engines[name].peak_memory()
+    return records
+
+
+def _alternate(
+    engines: dict[str, EngineProcess], effort: Effort, step: Step, done: int, total: int
+) -> dict[str, list[float]]:
+    order = list(engines)
+
+    def progress(number: int, name: str) -> None:
+        step(f"running {name}", done + number * len(engines) + order.index(name), total)
+
+    return alternate(engines, effort.rounds, effort.burst, progress=progress)
+
+
+def _about(engine: EngineProcess, expected: np.ndarray) -> Record:
+    first = engine.run(1)[0]
+    (output,) = engine.outputs()
+    if output.shape != expected.shape:
+        raise EngineError(
+            f"engine {engine.name!r}: its output has shape {output.shape}, PyTorch's has "
+            f"{expected.shape}",
+            engine.name,
+        )
+    return {
+        "deviation": deviation(output, expected),
+        "compile_seconds": engine.seconds + first,
+        **engine.about,
+        "measured": _now(),
+    }
+
+
+def deviation(output: np.ndarray, expected: np.ndarray) -> float | None:
+    """The largest difference as a part of the largest expected value; None if not finite."""
+    with np.errstate(all="ignore"):
+        difference = np.abs(output.astype(np.float64) - expected).max() / np.abs(expected).max()
+    return float(difference) if np.isfinite(difference) else None
+
+
+def _times(seconds: Sequence[float], own: Sequence[float], name: str) -> Record:
+    record: dict[str, Any] = {"seconds": _plain(median(seconds)), "rounds": list(seconds)}
+    if name != OWN:
+        record["ratio"] = _plain(ratio(seconds, own))
+    return record
+
+
+def _plain(estimate: Estimate) -> dict[str, float]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+
+
+def _now() -> str:
+    return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")

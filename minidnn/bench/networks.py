@@ -1,0 +1,183 @@
+"""One network for all engines: minidnn's layers, torchvision's module, an ONNX file of it.
+
+All have the same weights: random ones, with the statistics of the normalizations calibrated on
+data, written once to a file that every engine reads.  PyTorch's outputs are what the outputs of
+all engines are compared with.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import minidnn as md
+from minidnn import models
+from minidnn.bench.process import EngineProcess
+from minidnn.bench.worker import Engine
+from minidnn.errors import GraphError
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: a network of the zoo, a batch, a size and a dtype, on so many threads.
+
+    ``isa`` limits minidnn, and the peers that can be limited; None is the processor's best.
+    """
+
+    network: str
+    batch: int
+    rows: int
+    columns: int
+    dtype: str = "float32"
+    threads: int = 1
+    isa: str | None = None
+
+    @property
+    def name(self) -> str:
+        """``resnet18, batch 16, 224x224, float32, 2 threads``; what results are filed under."""
+        text = f"{self.network}, batch {self.batch}, {self.rows}x{self.columns}, {self.dtype}"
+        text += f", {self.threads} thread{'s' * (self.threads != 1)}"
+        return text + (f", {self.isa}" if self.isa else "")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.batch, 3, self.rows, self.columns)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The files of a case: weights, inputs, PyTorch's outputs, and the network as ONNX."""
+
+    case: Case
+    folder: Path
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / f"{self.case.network}.safetensors"
+
+    @property
+    def inputs(self) -> Path:
+        return self._file("inputs.npz")
+
+    @property
+    def expected(self) -> Path:
+        return self._file("outputs.npy")
+
+    @property
+    def onnx(self) -> Path:
+        return self._file("model.onnx")
+
+    def _file(self, what: str) -> Path:
+        case = self.case
+        return self.folder / f"{case.network}-{case.batch}x{case.rows}x{case.columns}-{what}"
+
+
+def case_of(
+    network: str,
+    batch: int,
+    size: tuple[int, int] | None = None,
+    threads: int = 1,
+    isa: str | None = None,
+) -> Case:
+    """A case of a network of the zoo; ``size`` is the network's own by default.
+
+    Raises:
+        GraphError: there is no such network, or it is none that torchvision has.
+    """
+    if network == "digits":
+        raise GraphError("network 'digits' is minidnn's own; valid are those that torchvision has")
+    rows, columns = size or models.get_model(network).input_shape[1:]
+    return Case(network, batch, rows, columns, "float32", threads, isa)
+
+
+def prepare(case: Case, folder: Path) -> Prepared:
+    """Writes those files of a case that ``folder`` does not have yet, in a process of its own.
+
+    Raises:
+        EngineError: PyTorch or torchvision is missing, or they cannot make the network.
+    """
+    prepared = Prepared(case, folder)
+    if not prepared.weights.exists():
+        net = models.get_model(case.network)
+        # Half the rows and columns suffice for statistics, and are four times faster.
+        own = [side // 2 for side in net.input_shape[1:]]
+        md.calibrate(net, _noise((4, 3, *own), SEED))
+        _write(prepared.weights, lambda path: md.save_weights(path, net.state_dict()))
+    if not prepared.inputs.exists():
+        x = _noise(case.shape, SEED + 1)
+        _write(prepared.inputs, lambda path: np.savez(path, x=x))
+    if not (prepared.expected.exists() and prepared.onnx.exists()):
+        options = {"name": case.network, "weights": str(prepared.weights)}
+        files = {key: str(getattr(prepared, key)) for key in ("inputs", "expected", "onnx")}
+        target = f"{__name__}:from_torch"
+        EngineProcess(f"preparing {case.network}", target, {"options": options, **files}).close()
+    return prepared
+
+
+def _noise(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def _write(path: Path, fill: Any) -> None:
+    """Gives a file its name once it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    work = path.with_name(f".{os.getpid()}-{path.name}")  # NumPy looks at the extension
+    try:
+        fill(work)
+        os.replace(work, path)
+    finally:
+        work.unlink(missing_ok=True)
+
+
+# What engines' processes call
+
+
+def ours(name: str, weights: str) -> Any:
+    """minidnn's network with the weights of a file."""
+    network = models.get_model(name)
+    network.load_state_dict(md.load_weights(weights))
+    return network
+
+
+def theirs(name: str, weights: str) -> Any:
+    """torchvision's network with the weights of a file."""
+    import torch
+
+    from minidnn.bench.torchvision_models import models as torchvision_models
+
+    options = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
+    with torch.device("meta"):  # without memory for weights that are replaced
+        module = getattr(torchvision_models, name)(weights=None, **options).eval()
+    loaded = md.load_weights(weights)  # read-only memory, which PyTorch warns of
+    state = {key: torch.from_numpy(np.array(value)) for key, value in loaded.items()}
+    module.load_state_dict(state, strict=True, assign=True)
+    return module.requires_grad_(False)
+
+
+def from_torch(options: Mapping[str, Any], inputs: str, expected: str, onnx: str) -> Engine:
+    """Writes PyTorch's outputs and the ONNX file; the engine itself does nothing."""
+    import torch
+
+    module = theirs(**options)
+    with np.load(inputs) as arrays:
+        x = torch.from_numpy(arrays["x"])
+    with torch.inference_mode():
+        y = module(x).numpy()
+
+    def export(path: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter that needs no further package is old
+            names = {"input_names": ["x"], "output_names": ["y"]}
+            torch.onnx.export(module, (x,), str(path), dynamo=False, opset_version=17, **names)
+
+    _write(Path(onnx), export)
+    _write(Path(expected), lambda path: np.save(path, y))
+    return Engine(lambda: None, about={"version": torch.__version__})

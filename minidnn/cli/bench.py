@@ -1,0 +1,186 @@
+"""``minidnn bench``: networks on minidnn and on other engines, in turn."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minidnn.cli.arguments import count, positive
+from minidnn.errors import MiniDNNError, UnsupportedError
+
+if TYPE_CHECKING:
+    from minidnn.bench.engines import Kind
+    from minidnn.bench.measure import Step
+    from minidnn.bench.networks import Case
+    from minidnn.bench.results import Record, Results
+
+HELP = "measure networks against other engines"
+DESCRIPTION = """\
+Runs networks of the zoo on minidnn and on other engines, each in a process of its own and in its
+best exact float32 setting, one after another in short bursts, and prints medians with 95 %
+confidence intervals. The weights are random (normalizations calibrated on data) and the same for
+all; PyTorch's outputs are what all are compared with.
+
+With --json, results are added to a file, by commit and machine; what it has for this commit and
+machine is not measured again (--again does)."""
+
+DTYPES = ("float32",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("networks", metavar="NET", nargs="*", help="networks of the zoo (resnet18)")
+    parser.add_argument(
+        "--batch", type=_counts, default=[1], metavar="N,...", help="images a run (1)"
+    )
+    parser.add_argument("--size", type=_size, help="224 or 192x256 (the network's own)")
+    parser.add_argument("--dtype", default=DTYPES[0], help=f"valid: {', '.join(DTYPES)}")
+    parser.add_argument("--threads", type=count, help="threads of every engine (all usable cores)")
+    parser.add_argument("--isa", help="avx512 or avx2: limits minidnn and peers that can be")
+    parser.add_argument(
+        "--against", type=_names, metavar="ENGINE,...", help="peers (all that are installed)"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="add the results to this file")
+    parser.add_argument("--again", action="store_true", help="measure what the file has, too")
+    parser.add_argument(
+        "--merge", metavar="FILE", type=Path, nargs="+", default=[], help="take in other results"
+    )
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios as SVG")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print one table, with ratios, at the end"
+    )
+    effort = parser.add_argument_group("effort")
+    effort.add_argument("--rounds", type=count, default=9, help="bursts of each engine (9)")
+    effort.add_argument("--burst", type=positive, default=0.3, help="seconds of a burst (0.3)")
+    effort.add_argument(
+        "--folder", type=Path, help="keep the prepared networks here (a temporary folder)"
+    )
+    effort.add_argument("--prepare", action="store_true", help="prepare them, and nothing more")
+
+
+def _counts(text: str) -> list[int]:
+    return [count(part) for part in text.split(",")]
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text, re.ASCII)
+    if not match or "0" in (sides := (match[1], match[2] or match[1])):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; valid are 224 and 192x256")
+    return int(sides[0]), int(sides[1])
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def run(options: argparse.Namespace) -> int:
+    from minidnn.backends.cpu.machine import describe_machine
+    from minidnn.bench.engines import KINDS, OWN, chosen
+    from minidnn.bench.measure import Effort, measure
+    from minidnn.bench.networks import prepare
+    from minidnn.bench.results import Results, commit
+    from minidnn.bench.table import text
+
+    kinds = [KINDS[OWN], *chosen(options.against, "--against")]
+    cases = _cases(options)
+    results = Results.read(options.json) if options.json else Results({})
+    for path in options.merge:
+        if not path.exists():
+            raise MiniDNNError(f"--merge {path}: there is no such file")
+        results.merge(Results.read(path))
+    where = commit(), describe_machine().line()
+    with ExitStack() as stack:
+        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for number, case in enumerate(cases):
+            step = _step(case, number, len(cases))
+            if options.prepare:
+                step("preparing", 0, 1)
+                prepare(case, folder)
+                continue
+            records = results.records(*where, case)
+            missing = kinds if options.again else _unmeasured(kinds, records)
+            if missing:
+                step("preparing", 0, 1)
+                effort = Effort(options.rounds, options.burst)
+                records |= measure(prepare(case, folder), missing, effort, step)
+            if options.json:
+                results.write(options.json)
+            _print(text(case.name, {kind.name: records[kind.name] for kind in kinds}))
+    if options.json and options.merge:
+        results.write(options.json)
+    return _conclude(options, results, where, [] if options.prepare else cases)
+
+
+def _cases(options: argparse.Namespace) -> list[Case]:
+    from minidnn.backends.cpu.cores import usable_cores
+    from minidnn.backends.cpu.isa import isa_named
+    from minidnn.bench.networks import case_of
+
+    if not options.networks and not options.merge:
+        raise MiniDNNError("NET: name a network of the zoo, or results with --merge")
+    if options.dtype not in DTYPES:
+        raise UnsupportedError(f"--dtype {options.dtype!r}: valid are {', '.join(DTYPES)}")
+    isa = isa_named(options.isa).name if options.isa else None
+    threads = options.threads or usable_cores()
+    return [
+        case_of(network, batch, options.size, threads, isa)
+        for network in dict.fromkeys(options.networks)
+        for batch in dict.fromkeys(options.batch)
+    ]
+
+
+def _unmeasured(kinds: Sequence[Kind], records: dict[str, Record]) -> list[Kind]:
+    """minidnn's own kind and those without a result, or nothing when all have one."""
+    own, *peers = kinds
+    without = [kind for kind in peers if "seconds" not in records.get(kind.name, {})]
+    if not without and "seconds" in records.get(own.name, {}):
+        return []
+    return [own, *without]  # a ratio needs both in the same rounds
+
+
+def _step(case: Case, number: int, count: int) -> Step:
+    """Draws a progress bar over all cases, of which this is the ``number``-th."""
+    from minidnn.backends.cpu.progress import terminal_progress
+
+    watch, parts = terminal_progress(), 1000
+
+    def step(what: str, done: int, total: int) -> None:
+        at = number * parts + parts * done // total
+        watch(f"{case.network} {case.batch}: {what}", at, count * parts)
+
+    return step
+
+
+def _print(table: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\033[K")  # the progress bar
+    print(table, flush=True)
+
+
+def _conclude(
+    options: argparse.Namespace, results: Results, where: tuple[str, str], cases: list[Case]
+) -> int:
+    """Table and picture of what was asked for, or of all that was merged; the exit code."""
+    from minidnn.bench.plot import to_svg
+    from minidnn.bench.results import failed
+    from minidnn.bench.table import markdown
+
+    shown = {case.name: results.records(*where, case) for case in cases}
+    if not cases:
+        shown = {case: entry["engines"] for *_, case, entry in results.cases()}
+    if options.markdown:
+        print(markdown(list(shown.items())))
+    if options.plot:
+        title = f"{where[1]}, {where[0]}" if cases else "minidnn bench"
+        try:
+            options.plot.write_text(to_svg(list(shown.items()), title), encoding="utf-8")
+        except OSError as error:
+            raise MiniDNNError(
+                f"--plot {options.plot} cannot be written: {error.strerror}"
+            ) from error
+    return int(any(failed(record) for records in shown.values() for record in records.values()))
