@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from minidnn.bench.networks import Prepared
@@ -51,6 +52,23 @@ class Kind:
         needed = dict.fromkeys((*self.packages, *(NEEDED if self.name != OWN else ())))
         return [name for name in needed if importlib.util.find_spec(name) is None]
 
+    def prepare(self, prepared: Prepared) -> None:
+        """Converts the network for an engine that reads files of its own, if that is not done.
+
+        Raises:
+            EngineError: it cannot be converted.
+        """
+        target = self._file(prepared)
+        if self.takes != "file" or target.exists():
+            return
+        shape = prepared.case.shape
+        files = {"onnx": str(prepared.onnx), "target": str(target), "shape": shape}
+        options = {**_network(prepared, "theirs"), **files}
+        EngineProcess(self.name, self.convert, options).close()
+
+    def _file(self, prepared: Prepared) -> Path:
+        return prepared.onnx.with_suffix(f".{self.name}")
+
     def start(self, prepared: Prepared) -> EngineProcess:
         """The engine, ready to run a case.
 
@@ -59,26 +77,27 @@ class Kind:
         """
         case = prepared.case
         options: dict[str, Any] = {"inputs": str(prepared.inputs), "threads": case.threads}
-        made = {"name": case.network, "weights": str(prepared.weights)}
-        module = {"network": "minidnn.bench.networks:theirs", "options": made}
         if self.takes == "layer":
-            options |= {"network": "minidnn.bench.networks:ours", "options": made}
+            options |= _network(prepared, "ours")
         elif self.takes == "module":
-            options |= module
+            options |= _network(prepared, "theirs")
         elif self.takes == "onnx":
             options["model"] = str(prepared.onnx)
         else:
-            target = prepared.onnx.with_suffix(f".{self.name}")
-            if not target.exists():
-                files = {"onnx": str(prepared.onnx), "target": str(target), "shape": case.shape}
-                EngineProcess(self.name, self.convert, {**module, **files}).close()
-            options["model"] = str(target)
+            self.prepare(prepared)
+            options["model"] = str(self._file(prepared))
         if self.name == OWN and case.isa:
             options["isa"] = case.isa
         limit = LIMITS.get(case.isa or "", {}) if self.limited else {}
         return EngineProcess(
             self.name, self.target, {**options, **self.settings}, limit, imports=self.imports
         )
+
+
+def _network(prepared: Prepared, function: str) -> dict[str, Any]:
+    """The arguments by which an engine makes the network."""
+    made = {"name": prepared.case.network, "weights": str(prepared.weights)}
+    return {"network": f"minidnn.bench.networks:{function}", "options": made}
 
 
 _PEERS, _MOBILE = "minidnn.bench.peers", "minidnn.bench.mobile"

@@ -100,7 +100,9 @@ def run(options: argparse.Namespace) -> int:
             step = _step(case, number, len(cases))
             if options.prepare:
                 step("preparing", 0, 1)
-                prepare(case, folder)
+                prepared = prepare(case, folder)
+                for kind in kinds:
+                    kind.prepare(prepared)
                 continue
             records = results.records(*where, case)
             missing = kinds if options.again else _unmeasured(kinds, records)
