@@ -42,7 +42,7 @@ def by_image(graph: Graph, context: Context) -> Graph:
         return graph
     costs = [_cost(graph, node, batch, context) for node in graph.nodes]
     groups = []
-    for group in _best(graph, costs, batch, device):
+    for group in _best(graph, costs, device):
         names = f"{graph.nodes[group.start].name} to {graph.nodes[group.stop - 1].name}"
         if not context.allow(f"compute {names} image after image"):
             break
@@ -128,12 +128,35 @@ def _is_operand(value: Constant, body: Sequence[Node]) -> bool:
     )
 
 
-def _best(graph: Graph, costs: list[_Cost | None], batch: int, device: Device) -> list[range]:
+@dataclass(frozen=True)
+class _Use:
+    """A node's use of a storage: what it saves if that lies in the cache, and from which node to
+    which the storage is in use; it has no ``end`` if it is an input or an output."""
+
+    root: Value
+    gain: float
+    begin: int
+    end: int | None
+
+
+def _uses(graph: Graph, costs: Sequence[_Cost | None]) -> list[list[_Use]]:
+    """The uses of storage by each node."""
+    roots, lives = storage_roots(graph), touched(graph)
+    found = []
+    for cost in costs:
+        gains: dict[Value, float] = {}
+        for value, gain in cost.gains.items() if cost is not None else ():
+            gains[roots[value]] = gains.get(roots[value], 0.0) + gain
+        found.append([_Use(r, gain, *lives.get(r, (0, None))) for r, gain in gains.items()])
+    return found
+
+
+def _best(graph: Graph, costs: Sequence[_Cost | None], device: Device) -> list[range]:
     """The disjoint runs of nodes with the largest sum of savings."""
-    ending = _by_last_use(graph, costs)
+    uses = _uses(graph, costs)
     count = len(costs)
     best: list[tuple[float, list[range]]] = [(0.0, [])]
-    savings = [_savings(costs, ending, first, device) for first in range(count)]
+    savings = [_savings(costs, uses, first, device) for first in range(count)]
     for stop in range(1, count + 1):
         found = best[stop - 1]
         for first in range(stop - 1):
@@ -147,14 +170,19 @@ def _best(graph: Graph, costs: list[_Cost | None], batch: int, device: Device) -
 
 
 def _savings(
-    costs: list[_Cost | None],
-    ending: list[list[tuple[int, float]]],
+    costs: Sequence[_Cost | None],
+    uses: Sequence[Sequence[_Use]],
     first: int,
     device: Device,
 ) -> list[float]:
-    """What the runs of nodes from ``first`` on save, of one node, two nodes and so on."""
+    """What the runs of nodes from ``first`` on save, of one node, two nodes and so on.
+
+    Each use of a storage but the first finds it in the cache; that one too if the storage is used
+    by the run alone, and so never lies in memory.
+    """
     found: list[float] = []
     saved, weights, image = 0.0, 0, 0
+    began: dict[Value, float] = {}
     for last in range(first, len(costs)):
         cost = costs[last]
         if cost is None:
@@ -164,23 +192,15 @@ def _savings(
         if weights + device.workers * image > device.shared_bytes:
             break
         saved -= cost.loss
-        saved += sum(gain for begin, gain in ending[last] if begin >= first)
+        for use in uses[last]:
+            if use.root in began:
+                saved += use.gain
+            else:
+                began[use.root] = use.gain
+            if use.begin >= first and use.end == last:
+                saved += began[use.root]
         found.append(saved)
     return found
-
-
-def _by_last_use(graph: Graph, costs: list[_Cost | None]) -> list[list[tuple[int, float]]]:
-    """For each node the storage that it uses last: its first user, and what it saves to have it
-    in the cache."""
-    roots = storage_roots(graph)
-    gains: dict[Value, float] = {}
-    for cost in costs:
-        for value, gain in cost.gains.items() if cost is not None else ():
-            gains[roots[value]] = gains.get(roots[value], 0.0) + gain
-    ending: list[list[tuple[int, float]]] = [[] for _ in costs]
-    for root, (begin, end) in touched(graph).items():
-        ending[end].append((begin, gains.get(root, 0.0)))
-    return ending
 
 
 BY_IMAGE = Pass("by_image", by_image, requires=("layout", "place_concat", "schedule"))

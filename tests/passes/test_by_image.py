@@ -131,12 +131,12 @@ def test_the_runs_are_the_best_there_are(build, shared: int) -> None:
     given = context(shared)
     graph = optimize(graph_of(build, X), given)
     costs = [module._cost(graph, node, X[0], given) for node in graph.nodes]
-    ending = module._by_last_use(graph, costs)
+    uses = module._uses(graph, costs)
     device = given.target.device
     runs = {
         (first, first + 1 + k): seconds
         for first in range(len(costs))
-        for k, seconds in enumerate(module._savings(costs, ending, first, device))
+        for k, seconds in enumerate(module._savings(costs, uses, first, device))
         if k and seconds > 0
     }
     best = 0.0
