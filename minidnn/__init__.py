@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import minidnn.models as models
     from minidnn.acceleration.optimize import optimize
     from minidnn.compiler import compile
+    from minidnn.frontends.onnx.convert import load_onnx
     from minidnn.layers import Input, Layer, Model, Sequential
     from minidnn.layers.calibration import calibrate
     from minidnn.storage import load_graph, save_graph
@@ -53,6 +54,7 @@ _LAZY = {
     "cudnn": "minidnn.cudnn",
     "layers": "minidnn.layers",
     "load_graph": "minidnn.storage:load_graph",
+    "load_onnx": "minidnn.frontends.onnx.convert:load_onnx",
     "load_weights": "minidnn.weights:load_weights",
     "models": "minidnn.models",
     "optimize": "minidnn.acceleration.optimize:optimize",
@@ -81,6 +83,7 @@ __all__ = [
     "cudnn",
     "layers",
     "load_graph",
+    "load_onnx",
     "load_weights",
     "models",
     "optimize",

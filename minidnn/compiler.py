@@ -117,9 +117,10 @@ def _graph(network: Layer | Graph | Any, shape: Shapes | None) -> Graph:
 
 def _checked(graph: Graph) -> Graph:
     check(graph)
-    for value in graph.values:
-        if value.type.size == 0:
-            raise GraphError(f"{value!r} has no elements; valid are sizes of at least 1")
+    for node in graph.nodes:
+        for value in (*node.inputs, *node.outputs):
+            if value.type.size == 0:
+                raise GraphError(f"{value!r} has no elements; valid are sizes of at least 1")
     return graph
 
 

@@ -8,6 +8,7 @@ object of another library.  Third parties add one by an entry point in the group
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
@@ -33,7 +34,12 @@ class FrontEnd(Protocol):
         """
 
 
-_BUILT_IN: dict[str, Callable[[], FrontEnd]] = {}
+def _onnx() -> FrontEnd:
+    found: FrontEnd = import_module("minidnn.frontends.onnx.frontend").OnnxFrontEnd()
+    return found
+
+
+_BUILT_IN: dict[str, Callable[[], FrontEnd]] = {"onnx": _onnx}
 
 
 def frontends() -> dict[str, FrontEnd]:

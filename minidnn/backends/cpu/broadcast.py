@@ -13,10 +13,11 @@ from math import prod
 import numpy as np
 
 from ...cache import digest
-from ...graph.expression import linearize
+from ...graph.expression import Expression, Instruction, linearize
 from ...graph.ir import Node
 from ...graph.operator import Elementwise
 from ...graph.operators.arithmetic import computed_in
+from ...graph.types import TensorType
 from .code import Code
 from .kernels import KernelSource
 from .scalar import INTEGER_HELPERS, print_code
@@ -45,16 +46,23 @@ def print_broadcast(node: Node) -> Shaped:
     Its pointers are the operands, the output, and the sizes: length, chunks a row, then the outer
     sizes, and for each operand its strides over them.  A task is a chunk of a row.
     """
-    op, out = node.op, node.output.shape
-    assert isinstance(op, Elementwise)
-    strides = [_strides(_aligned(node, i), len(out)) for i in range(len(node.inputs))]
-    sizes, strides = collapse(out, strides)
+    assert isinstance(node.op, Elementwise)
+    operands = [_aligned(node, i) for i in range(len(node.inputs))]
+    return print_elementwise(node.op.expression(), operands, node.output.type)
+
+
+def print_elementwise(
+    expression: Expression, operands: Sequence[TensorType], out: TensorType
+) -> Shaped:
+    """The kernel of an expression over dense operands that broadcast; see
+    :func:`print_broadcast`."""
+    sizes, strides = collapse(out.shape, [_strides(x.shape, out.rank) for x in operands])
     *outer, length = sizes or [1]
     strides = [operand or [0] for operand in strides]
-    stored = [STORED[value.dtype] for value in node.inputs]
-    computed = computed_in([value.dtype for value in node.inputs]) or "float32"
-    result = STORED[node.output.dtype]
-    text = _print(op, stored, result, computed, len(outer), [operand[-1] for operand in strides])
+    stored = [STORED[x.dtype] for x in operands]
+    computed = computed_in([x.dtype for x in operands]) or "float32"
+    result, inner = STORED[out.dtype], [operand[-1] for operand in strides]
+    text = _print(linearize(expression), stored, result, computed, len(outer), inner)
     name = f"broadcast_{digest(text)[:20]}"
     chunks = -(-length // CHUNK)
     given = [length, chunks, *outer, *(s for operand in strides for s in operand[:-1])]
@@ -65,7 +73,7 @@ def print_broadcast(node: Node) -> Shaped:
 
 
 def _print(
-    op: Elementwise,
+    expression: Sequence[Instruction],
     stored: Sequence[str],
     result: str,
     computed: str,
@@ -97,7 +105,7 @@ def _print(
             for i in range(count):
                 code.line(f"const {kind} a{i} = ({kind})x{i}[{'i' if inner[i] else '0'}];")
             names = [f"a{i}" for i in range(count)]
-            lines, value = print_code(linearize(op.expression()), names, code.fresh, whole)
+            lines, value = print_code(expression, names, code.fresh, whole)
             code.lines(lines)
             if result == STORED["bool"]:
                 value = f"({value} != 0) ? 1 : 0"
@@ -127,13 +135,13 @@ def collapse(
     return sizes, found
 
 
-def _aligned(node: Node, index: int) -> tuple[int, ...]:
-    """An operand's shape, a vector over channels being along axis 1."""
+def _aligned(node: Node, index: int) -> TensorType:
+    """An operand's type, a vector over channels being along axis 1."""
     assert isinstance(node.op, Elementwise)
-    shape = node.inputs[index].shape
+    type = node.inputs[index].type
     if index < len(node.inputs) - node.op.channel_count:
-        return shape
-    return shape + (1,) * (node.output.type.rank - 2)
+        return type
+    return type.with_shape(type.shape + (1,) * (node.output.type.rank - 2))
 
 
 def _strides(shape: Sequence[int], rank: int) -> list[int]:

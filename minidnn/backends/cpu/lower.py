@@ -32,6 +32,7 @@ from ...graph.types import TensorType
 from ...runtime.plan import Plan
 from .broadcast import Shaped, print_broadcast
 from .contraction import Workspace, print_contraction
+from .flat import is_flat, print_flat
 from .indexing import print_gather, print_move
 from .isa import Isa
 from .kernels import KernelSource
@@ -118,7 +119,8 @@ class _Lowering:
         if is_view(self.plan.graph, node):
             return ()
         if isinstance(op, SequenceRegion):
-            return (self._sequence(node, op),)
+            flat = is_flat(op.body) and all(map(self._is_dense, (*node.inputs, *node.outputs)))
+            return (self._flat(node, op) if flat else self._sequence(node, op),)
         if isinstance(op, (FusedContraction, Contraction)):
             return self._contraction(node)
         if isinstance(op, Concat):
@@ -138,6 +140,17 @@ class _Lowering:
         shaped = _shaped(node)
         pointers = (*map(_pointer, node.inputs), node.output, lambda: shaped.sizes)
         return (Task(node, shaped.source, pointers, shaped.tasks, shaped.grain),)
+
+    def _is_dense(self, value: Value) -> bool:
+        """Whether a value lies as NCHW, and by itself."""
+        return self.plan.layout(value).block == 1 and value not in self.plan.graph.placements
+
+    def _flat(self, node: Node, op: SequenceRegion) -> Task:
+        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
+        shaped, values = print_flat(op.body)
+        pointers = (_pointer(outer.get(value, value)) for value in values)
+        given = (*pointers, node.output, lambda: shaped.sizes)
+        return Task(node, shaped.source, given, shaped.tasks, shaped.grain)
 
     def _sequence(self, node: Node, op: SequenceRegion) -> Task:
         kernel, binding = op.kernel

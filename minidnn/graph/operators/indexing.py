@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -113,7 +112,7 @@ class Pad(Indexed):
 
     before: tuple[int, ...]
     after: tuple[int, ...]
-    mode: Literal["constant", "edge", "reflect", "wrap"] = "constant"
+    mode: str = "constant"
     value: float = 0.0
 
     def __post_init__(self) -> None:

@@ -1,0 +1,146 @@
+"""Reading a model: from a path, bytes or a ``ModelProto`` to what converting needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidnn.errors import GraphError, UnsupportedError
+from minidnn.frontends.onnx.library import OLDEST_OPSET, import_onnx, newest_opset
+from minidnn.frontends.onnx.limits import MOST_NODES
+from minidnn.frontends.onnx.tensors import dtype_of, read_tensor
+
+#: The names of ONNX's own domain.
+OWN_DOMAIN = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A graph input: its dtype, and for each axis a size, the name of an open one, or None; the
+    whole is None where nothing is said of the shape."""
+
+    name: str
+    dtype: str
+    sizes: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A parsed model: nothing of it is trusted yet but that it parses."""
+
+    #: What messages call it.
+    title: str
+    proto: Any
+    opset: int
+    bytes: int
+    folder: Path | None
+    inputs: tuple[Declared, ...]
+    initializers: Mapping[str, np.ndarray]
+
+    @property
+    def nodes(self) -> list[Any]:
+        return list(self.proto.graph.node)
+
+    @property
+    def outputs(self) -> list[str]:
+        return [output.name for output in self.proto.graph.output]
+
+
+def is_model(network: object) -> bool:
+    """Whether ``network`` is what :func:`read_model` takes, by its type alone."""
+    if isinstance(network, (str, os.PathLike)):
+        return os.fsdecode(network).lower().endswith(".onnx")
+    kind = type(network)
+    proto = kind.__name__ == "ModelProto" and kind.__module__.partition(".")[0] == "onnx"
+    return proto or isinstance(network, (bytes, bytearray, memoryview))
+
+
+def read_model(network: Any) -> Model:
+    """Reads a model from a path, bytes or a ``ModelProto``.
+
+    GraphError if it is malformed, UnsupportedError if its opset is not known, OSError if the file
+    cannot be read, DeviceError if ``onnx`` is not installed.
+    """
+    onnx = import_onnx()
+    folder = None
+    title = "the ONNX model"
+    if isinstance(network, (str, os.PathLike)):
+        path = Path(os.fsdecode(network))
+        folder, title = path.parent, f"ONNX file {str(path)!r}"
+        network = path.read_bytes()
+    if isinstance(network, (bytes, bytearray, memoryview)):
+        size = len(network)
+        proto = _parsed(onnx, bytes(network), title)
+    else:
+        proto, size = network, int(network.ByteSize())
+    return _checked(proto, size, folder, title)
+
+
+def _parsed(onnx: Any, data: bytes, title: str) -> Any:
+    from google.protobuf.message import DecodeError
+
+    try:
+        return onnx.ModelProto.FromString(data)
+    except (DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise GraphError(f"{title} is no ONNX model: {error}") from error
+
+
+def _checked(proto: Any, size: int, folder: Path | None, title: str) -> Model:
+    if not proto.HasField("graph") or not len(proto.graph.output):
+        raise GraphError(f"{title} is no ONNX model: it has no graph with outputs")
+    opset = _opset(proto, title)
+    if len(proto.graph.node) > MOST_NODES:
+        raise GraphError(f"{title} has {len(proto.graph.node)} nodes; valid are {MOST_NODES}")
+    if len(proto.graph.sparse_initializer):
+        raise UnsupportedError(f"{title} has sparse initializers; valid are dense ones")
+    initializers: dict[str, np.ndarray] = {}
+    for tensor in proto.graph.initializer:
+        what = f"{title}: initializer {tensor.name!r:.100}"
+        if tensor.name in initializers or not tensor.name:
+            raise GraphError(f"{what} has no name of its own")
+        initializers[tensor.name] = read_tensor(tensor, folder, what)
+    inputs = tuple(
+        _declared(value, title) for value in proto.graph.input if value.name not in initializers
+    )
+    names = [declared.name for declared in inputs]
+    if len(set(names)) < len(names):
+        raise GraphError(f"{title} has two inputs of one name: {', '.join(names):.200}")
+    return Model(title, proto, opset, size, folder, inputs, initializers)
+
+
+def _opset(proto: Any, title: str) -> int:
+    found = [entry.version for entry in proto.opset_import if entry.domain in OWN_DOMAIN]
+    newest = newest_opset()
+    if len(found) != 1 or not OLDEST_OPSET <= found[0] <= newest:
+        given = ", ".join(map(str, found)) or "no"
+        raise UnsupportedError(
+            f"{title} has opset {given}; valid is one from {OLDEST_OPSET} to {newest}"
+        )
+    return int(found[0])
+
+
+def _declared(value: Any, title: str) -> Declared:
+    what = f"{title}: input {value.name!r:.100}"
+    if not value.name:
+        raise GraphError(f"{title} has an input without a name")
+    if value.type.WhichOneof("value") != "tensor_type":
+        kind = value.type.WhichOneof("value") or "no type"
+        raise UnsupportedError(f"{what} is a {kind.removesuffix('_type')}; valid is a tensor")
+    tensor = value.type.tensor_type
+    dtype = dtype_of(tensor.elem_type, what)
+    if not tensor.HasField("shape"):
+        return Declared(value.name, dtype, None)
+    sizes: list[int | str | None] = []
+    for dim in tensor.shape.dim:
+        known = dim.WhichOneof("value")
+        sizes.append(None if known is None else getattr(dim, known) or None)
+        if known == "dim_value":
+            if dim.dim_value < 0:
+                raise GraphError(f"{what} has an axis of size {dim.dim_value}; valid are >= 0")
+            sizes[-1] = int(dim.dim_value)
+    return Declared(value.name, dtype, tuple(sizes))

@@ -1,0 +1,31 @@
+"""What converts the nodes of each kind: one file per family, found by :data:`CONVERTERS`."""
+
+from __future__ import annotations
+
+from minidnn.frontends.onnx.operators import (
+    activations,
+    constants,
+    contraction,
+    elementwise,
+    movement,
+    normalization,
+    pooling,
+    reduction,
+    resize,
+    slicing,
+)
+from minidnn.frontends.onnx.operators.registry import Converter
+
+#: Converters by ONNX's operator names, in order.
+CONVERTERS: dict[str, Converter] = dict(
+    sorted(
+        (name, converter)
+        for family in (
+            *(activations, constants, contraction, elementwise, movement),
+            *(normalization, pooling, reduction, resize, slicing),
+        )
+        for name, converter in family.CONVERTERS.items()
+    )
+)
+
+__all__ = ["CONVERTERS", "Converter"]

@@ -1,0 +1,217 @@
+"""Element-wise operators of one operand, with attributes."""
+
+from __future__ import annotations
+
+import math
+
+from minidnn.frontends.onnx.build import Body
+from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.operators.registry import Convert, Family
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import (
+    Expression,
+    clip,
+    erf,
+    exp,
+    expm1,
+    floor,
+    log,
+    log1p,
+    maximum,
+    minimum,
+    rint,
+    sigmoid,
+    sqrt,
+    tanh,
+    where,
+)
+from minidnn.graph.ir import Value
+from minidnn.graph.operator import Operator
+from minidnn.graph.types import FLOATS
+
+_family = Family("element-wise")
+CONVERTERS = _family.converters
+
+
+def _softplus(x: Expression) -> Expression:
+    return maximum(x, 0.0) + log1p(exp(-abs(x)))
+
+
+def _sign(x: Expression) -> Expression:
+    return where(x > 0, 1.0, where(x < 0, -1.0, x))
+
+
+def _plain(body: Body, op: Operator | None = None) -> Convert:
+    def convert(call: Call) -> Value:
+        return call.build.pointwise(call.kind, body, call.operand(0), op=op)
+
+    return convert
+
+
+_PLAIN: dict[str, tuple[Body, Operator | None]] = {
+    "Abs": (abs, None),
+    "Ceil": (lambda x: -floor(-x), None),
+    "Erf": (erf, None),
+    "Exp": (exp, None),
+    "Floor": (floor, None),
+    "HardSwish": (lambda x: x * clip(x + 3.0, 0.0, 6.0) / 6.0, ops.Hardswish()),
+    "Log": (log, None),
+    "Mish": (lambda x: x * tanh(_softplus(x)), None),
+    "Neg": (lambda x: -x, None),
+    "Reciprocal": (lambda x: 1.0 / x, None),
+    "Relu": (lambda x: maximum(x, 0.0), ops.ReLU()),
+    "Round": (rint, None),
+    "Sigmoid": (sigmoid, ops.Sigmoid()),
+    "Sign": (_sign, None),
+    "Softplus": (_softplus, None),
+    "Softsign": (lambda x: x / (1.0 + abs(x)), None),
+    "Sqrt": (sqrt, None),
+    "Tanh": (tanh, ops.Tanh()),
+}
+for _name, (_body, _op) in _PLAIN.items():
+    _family.add(_name, _plain(_body, _op))
+
+
+def _formula(call: Call, body: Body, op: Operator | None = None) -> Value:
+    return call.build.pointwise(call.kind, body, call.operand(0), op=op)
+
+
+@_family("LeakyRelu")
+def _leaky_relu(call: Call) -> Value:
+    slope = call.number("alpha", 0.01)
+    return _formula(call, lambda x: where(x > 0.0, x, x * slope), ops.LeakyReLU(slope))
+
+
+@_family("Elu")
+def _elu(call: Call) -> Value:
+    alpha = call.number("alpha", 1.0)
+    return _formula(call, lambda x: where(x > 0.0, x, alpha * expm1(x)), ops.ELU(alpha))
+
+
+@_family("Selu")
+def _selu(call: Call) -> Value:
+    alpha = call.number("alpha", 1.67326319217681884765625)
+    gamma = call.number("gamma", 1.05070102214813232421875)
+    return _formula(call, lambda x: gamma * where(x > 0.0, x, alpha * expm1(x)))
+
+
+@_family("Celu")
+def _celu(call: Call) -> Value:
+    alpha = call.number("alpha", 1.0)
+    return _formula(call, lambda x: where(x > 0.0, x, alpha * expm1(x / alpha)))
+
+
+@_family("HardSigmoid")
+def _hard_sigmoid(call: Call) -> Value:
+    alpha, beta = call.number("alpha", 0.2), call.number("beta", 0.5)
+    own = ops.Hardsigmoid() if beta == 0.5 and abs(alpha - 1 / 6) < 1e-8 else None
+    return _formula(call, lambda x: clip(alpha * x + beta, 0.0, 1.0), own)
+
+
+@_family("ThresholdedRelu")
+def _thresholded_relu(call: Call) -> Value:
+    alpha = call.number("alpha", 1.0)
+    # NaN, which is not below, stays.
+    return _formula(call, lambda x: where(x <= alpha, 0.0, x))
+
+
+@_family("Shrink")
+def _shrink(call: Call) -> Value:
+    bound, bias = call.number("lambd", 0.5), call.number("bias", 0.0)
+    return _formula(
+        call, lambda x: where(x < -bound, x + bias, where(x > bound, x - bias, x * 0.0))
+    )
+
+
+@_family("Swish")
+def _swish(call: Call) -> Value:
+    alpha = call.number("alpha", 1.0)
+    own = ops.SiLU() if alpha == 1.0 else None
+    return _formula(call, lambda x: x / (1.0 + exp(-alpha * x)), own)
+
+
+@_family("Gelu")
+def _gelu(call: Call) -> Value:
+    approximate = call.choice("approximate", "none", "none", "tanh")
+    if approximate == "tanh":
+        factor = math.sqrt(2.0 / math.pi)
+        return _formula(
+            call,
+            lambda x: 0.5 * x * (1.0 + tanh(factor * (x + 0.044715 * (x * x * x)))),
+            ops.GELU("tanh"),
+        )
+    return _formula(call, lambda x: 0.5 * x * (1.0 + erf(x * math.sqrt(0.5))), ops.GELU())
+
+
+@_family("Clip")
+def _clip(call: Call) -> Value:
+    build, x = call.build, call.operand(0)
+    if call.opset < 11:
+        low, high = call.number("min", -math.inf), call.number("max", math.inf)
+        if (low, high) == (0.0, 6.0):
+            return build.apply(ops.ReLU6(), x)
+        return build.pointwise("Clip", lambda x: clip(x, low, high), x)
+    least, most = call.optional(1), call.optional(2)
+    bounds = [value for value in (least, most) if value is not None]
+    if any(value.type.size != 1 for value in bounds):
+        raise call.refuse("its bounds are no single numbers")
+    bounds = [build.view(value, ()) for value in bounds]
+    if least is None and most is None:
+        return x
+    if least is None:
+        return build.pointwise("Clip", minimum, x, *bounds)
+    if most is None:
+        return build.pointwise("Clip", maximum, x, *bounds)
+    return build.pointwise("Clip", lambda x, a, b: minimum(maximum(x, a), b), x, *bounds)
+
+
+@_family("Identity")
+def _identity(call: Call) -> Value:
+    return call.operand(0)
+
+
+@_family("Dropout")
+def _dropout(call: Call) -> tuple[Value, ...]:
+    """At inference alone: not with training_mode, unless nothing is dropped."""
+    x = call.operand(0)
+    if call.opset < 12:
+        call.number("ratio", 0.5)
+    call.integer("seed", 0)
+    if call.opset < 7:
+        call.integer("is_test", 0)
+    training, ratio = call.maybe_known(2, "training_mode"), call.optional(1)
+    if training is not None and training.any() and _may_drop(call, ratio):
+        raise call.refuse("training_mode is set; dropout is known at inference alone")
+    if not call.wants(1):
+        return (x,)
+    return (x, call.build.filled(x.shape, True, "bool"))
+
+
+def _may_drop(call: Call, ratio: Value | None) -> bool:
+    return ratio is None or bool(call.data(ratio, "ratio").any())
+
+
+@_family("IsNaN")
+def _is_nan(call: Call) -> Value:
+    x = _float(call)
+    return call.build.pointwise("IsNaN", lambda x: 1.0 - (x <= x), x, dtype="bool")
+
+
+@_family("IsInf")
+def _is_inf(call: Call) -> Value:
+    x = _float(call)
+    up, down = call.integer("detect_positive", 1), call.integer("detect_negative", 1)
+
+    return call.build.pointwise(
+        "IsInf",
+        lambda x: float(bool(up)) * (x >= math.inf) + float(bool(down)) * (x <= -math.inf),
+        x,
+        dtype="bool",
+    )
+
+
+def _float(call: Call) -> Value:
+    x = call.operand(0)
+    if x.dtype not in FLOATS:
+        raise call.refuse(f"its operand is {x.dtype}")
+    return x

@@ -1,0 +1,203 @@
+"""Convolutions and products of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from minidnn.errors import GraphError
+from minidnn.frontends.onnx.build import Builder
+from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.operators.registry import Family
+from minidnn.frontends.onnx.operators.windows import Pads, SpatialAxes, spatial_axes
+from minidnn.graph import operators as ops
+from minidnn.graph.ir import Constant, Value
+
+_family = Family("contractions")
+CONVERTERS = _family.converters
+
+
+@_family("Conv")
+def _conv(call: Call) -> Value:
+    """Of one and two dimensions."""
+    x, weight, bias = call.operand(0), call.operand(1), call.optional(2)
+    spatial = _spatial(call, x, weight)
+    axes = spatial_axes(call, x.shape[2:], weight.shape[2:])
+    groups = call.integer("group", 1)
+    out = convolution(
+        call.build, _wide(call.build, x), _wide(call.build, weight), bias, axes, groups
+    )
+    return _narrow(call.build, out, spatial)
+
+
+def _spatial(call: Call, x: Value, weight: Value) -> int:
+    spatial = x.type.rank - 2
+    if spatial not in (1, 2):
+        raise call.refuse(f"it is of {spatial} dimensions; valid are 1 and 2")
+    if weight.type.rank != x.type.rank:
+        raise GraphError(f"operands have shapes {x.shape} and {weight.shape}, of different rank")
+    return spatial
+
+
+def _wide(build: Builder, x: Value) -> Value:
+    """(N, C, L) as (N, C, 1, L)."""
+    return x if x.type.rank == 4 else build.view(x, (*x.shape[:2], 1, x.shape[2]))
+
+
+def _narrow(build: Builder, x: Value, spatial: int) -> Value:
+    return x if spatial == 2 else build.view(x, (*x.shape[:2], x.shape[3]))
+
+
+def convolution(
+    build: Builder, x: Value, weight: Value, bias: Value | None, axes: SpatialAxes, groups: int
+) -> Value:
+    """A convolution of (N, C, H, W); weights that are not known make it a product of matrices."""
+    if isinstance(weight, Constant) and (bias is None or isinstance(bias, Constant)):
+        op = ops.Conv2d(axes.strides, axes.pads, axes.dilations, groups)
+        return build.apply(op, x, weight, *(() if bias is None else (bias,)))
+    if isinstance(weight, Constant):
+        op = ops.Conv2d(axes.strides, axes.pads, axes.dilations, groups)
+        return _biased(build, build.apply(op, x, weight), bias)
+    (top, bottom), (left, right) = axes.pads
+    # What a convolution with these types and attributes gives, and whether they fit.
+    (type,) = ops.Conv2d(axes.strides, axes.pads, axes.dilations, groups).infer(x.type, weight.type)
+    batch, _, *size = type.shape
+    padded = build.apply(ops.Pad((0, 0, top, left), (0, 0, bottom, right)), x)
+    out, per_group, *kernel = weight.shape
+    unfold = ops.Unfold2d((kernel[0], kernel[1]), axes.strides, axes.dilations)
+    terms = per_group * prod(kernel)
+    columns = build.view(build.apply(unfold, padded), (batch, groups, terms, prod(size)))
+    rows = build.view(weight, (1, groups, out // groups, terms))
+    product = build.apply(ops.MatMul(), rows, columns)
+    return _biased(build, build.view(product, type.shape), bias)
+
+
+def _biased(build: Builder, x: Value, bias: Value | None) -> Value:
+    if bias is None:
+        return x
+    if bias.shape != x.shape[1:2]:
+        raise GraphError(f"bias has shape {bias.shape}; valid is {x.shape[1:2]}")
+    return build.pointwise(
+        "Bias", lambda a, b: a + b, x, build.view(bias, (*bias.shape, 1, 1)), op=ops.Add()
+    )
+
+
+@_family("ConvTranspose")
+def _conv_transpose(call: Call) -> Value:
+    """Of one and two dimensions."""
+    x, weight, bias = call.operand(0), call.operand(1), call.optional(2)
+    spatial = _spatial(call, x, weight)
+    groups = call.integer("group", 1)
+    wide = spatial_axes(call, x.shape[2:], weight.shape[2:], transposed=True)
+    build = call.build
+    out = transposed_convolution(build, _wide(build, x), _wide(build, weight), bias, wide, groups)
+    return _narrow(build, out, spatial)
+
+
+def transposed_convolution(
+    build: Builder, x: Value, weight: Value, bias: Value | None, axes: SpatialAxes, groups: int
+) -> Value:
+    """A transposed convolution: one by turned weights over the input with zeros put between.
+
+    ``axes.pads`` are what is cut off; below zero they add to the output.
+    """
+    channels, per_group, *kernel = weight.shape
+    if groups < 1 or channels % groups or x.shape[1] != channels:
+        raise GraphError(
+            f"operands have shapes {x.shape} and {weight.shape} with group={groups}, which do not "
+            "fit"
+        )
+    spread: list[tuple[int, ...] | None] = [None, None]
+    for size, k, stride, dilation, pads in zip(
+        x.shape[2:], kernel, axes.strides, axes.dilations, axes.pads, strict=True
+    ):
+        reach = dilation * (k - 1)
+        first, last = pads[0] - reach, (size - 1) * stride + reach - pads[1]
+        if last + 1 - first < reach + 1:
+            raise GraphError(f"pads {pads} cut off all of an axis of size {size}")
+        places = range(first, last + 1)
+        inside = range((size - 1) * stride + 1)
+        spread.append(tuple(p // stride if p in inside and p % stride == 0 else -1 for p in places))
+    wide = build.apply(ops.Take(tuple(spread)), x)
+    turned = build.view(weight, (groups, channels // groups, per_group, *kernel))
+    turned = build.transpose(turned, (0, 2, 1, 3, 4))
+    turned = build.view(turned, (groups * per_group, channels // groups, *kernel))
+    for axis in (2, 3):
+        turned = build.slice(turned, axis, kernel[axis - 2] - 1, kernel[axis - 2], -1)
+    plain: Pads = ((0, 0), (0, 0))
+    return convolution(
+        build, wide, turned, bias, SpatialAxes((1, 1), plain, axes.dilations), groups
+    )
+
+
+@_family("MatMul")
+def _matmul(call: Call) -> Value:
+    """Of floating-point numbers."""
+    a, b = call.operand(0), call.operand(1)
+    if a.type.rank == 0 or b.type.rank == 0:
+        raise GraphError(f"operands have shapes {a.shape} and {b.shape}; valid is rank 1 or more")
+    build = call.build
+    left = build.view(a, (1, *a.shape)) if a.type.rank == 1 else a
+    right = build.view(b, (*b.shape, 1)) if b.type.rank == 1 else b
+    out = product(build, left, right)
+    shape = list(out.shape)
+    if b.type.rank == 1:
+        shape.pop()
+    if a.type.rank == 1:
+        shape.pop(-1 if b.type.rank == 1 else -2)
+    return build.view(out, shape)
+
+
+def product(build: Builder, a: Value, b: Value) -> Value:
+    """``a @ b``; by a matrix that is known it is a linear layer."""
+    if isinstance(b, Constant) and b.type.rank == 2 and not isinstance(a, Constant):
+        return build.apply(ops.Linear(), a, build.transpose(b, (1, 0)))
+    return build.apply(ops.MatMul(), a, b)
+
+
+@_family("Gemm")
+def _gemm(call: Call) -> Value:
+    build, a, b, c = call.build, call.operand(0), call.operand(1), call.optional(2)
+    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    if call.opset < 7:
+        call.flag("broadcast")
+    if call.flag("transA"):
+        a = build.transpose(a, (1, 0))
+    if call.flag("transB"):
+        b = build.transpose(b, (1, 0))
+    if a.type.rank != 2 or b.type.rank != 2 or a.shape[1] != b.shape[0]:
+        raise GraphError(f"operands have shapes {a.shape} and {b.shape}; valid are matrices")
+    bias = _scaled(build, c, beta)
+    if isinstance(b, Constant) and not isinstance(a, Constant):
+        weight = build.transpose(_scaled(build, b, alpha) or b, (1, 0))
+        vector = _as_bias(bias, b.shape[1])
+        if vector is not None:
+            return build.apply(ops.Linear(), a, weight, build.constant(vector))
+        out = build.apply(ops.Linear(), a, weight)
+    else:
+        out = build.apply(ops.MatMul(), a, b)
+        out = _scaled(build, out, alpha) or out
+    if bias is None:
+        return out
+    if np.broadcast_shapes(out.shape, bias.shape) != out.shape:
+        raise GraphError(f"C has shape {bias.shape}, which does not broadcast to {out.shape}")
+    return build.pointwise("Add", lambda x, y: x + y, out, bias, op=ops.Add())
+
+
+def _scaled(build: Builder, x: Value | None, factor: float) -> Value | None:
+    if x is None or factor == 1.0:
+        return x
+    return build.pointwise("Scale", lambda a: a * factor, x)
+
+
+def _as_bias(c: Value | None, features: int) -> np.ndarray | None:
+    """A known addend as one number per feature, if it is the same for all rows."""
+    if not isinstance(c, Constant) or prod(_leading(c.shape)) != 1:
+        return None
+    return np.array(np.broadcast_to(c.data.reshape(c.shape[-1:]), (features,)))
+
+
+def _leading(shape: Sequence[int]) -> Sequence[int]:
+    return shape[:-1]

@@ -1,0 +1,168 @@
+"""Element-wise operators of two operands and more."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+from minidnn.frontends.onnx.build import Body
+from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.operators.registry import Family
+from minidnn.frontends.onnx.tensors import dtype_of
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import Expression, apply, floor, fma, maximum, minimum, where
+from minidnn.graph.ir import Constant, Value
+from minidnn.graph.operator import Operator
+from minidnn.graph.types import FLOATS, INTEGERS
+
+_family = Family("element-wise with broadcasting")
+CONVERTERS = _family.converters
+
+
+def _operands(call: Call) -> tuple[Value, Value]:
+    """Two operands; before opset 7 the second's axes may begin at ``axis`` of the first."""
+    a, b = call.operand(0), call.operand(1)
+    if call.opset >= 7:
+        return a, b
+    axis = call.integer("axis", a.type.rank - b.type.rank)
+    if call.flag("broadcast"):
+        trailing = a.type.rank - axis - b.type.rank
+        b = call.build.view(b, (*b.shape, *(1,) * max(trailing, 0)))
+    return a, b
+
+
+def _binary(name: str, body: Body, op: Operator | None = None, dtype: str | None = None) -> None:
+    def convert(call: Call) -> Value:
+        a, b = _operands(call)
+        return call.build.pointwise(call.kind, body, a, b, dtype=dtype, op=op)
+
+    _family.add(name, convert)
+
+
+def _equal(a: Expression, b: Expression) -> Expression:
+    return (a <= b) * (a >= b)
+
+
+_binary("Add", lambda a, b: a + b, ops.Add())
+_binary("Sub", lambda a, b: a - b, ops.Sub())
+_binary("Mul", lambda a, b: a * b, ops.Mul())
+_binary("Div", lambda a, b: a / b, ops.Div())
+_binary("Less", lambda a, b: a < b, dtype="bool")
+_binary("LessOrEqual", lambda a, b: a <= b, dtype="bool")
+_binary("Greater", lambda a, b: a > b, dtype="bool")
+_binary("GreaterOrEqual", lambda a, b: a >= b, dtype="bool")
+_binary("Equal", _equal, dtype="bool")
+_binary("And", minimum, dtype="bool")
+_binary("Or", maximum, dtype="bool")
+_binary("Xor", lambda a, b: abs(a - b), dtype="bool")
+
+
+@_family("PRelu")
+def _prelu(call: Call) -> Value:
+    x, slope = call.operand(0), call.operand(1)
+    if call.opset < 7 and slope.type.rank == 1 and slope.type.size > 1:  # one for each channel
+        slope = call.build.view(slope, (*slope.shape, *(1,) * (x.type.rank - 2)))
+    return call.build.pointwise("PRelu", lambda x, a: where(x > 0.0, x, x * a), x, slope)
+
+
+@_family("Not")
+def _not(call: Call) -> Value:
+    return call.build.pointwise("Not", lambda a: 1.0 - a, call.operand(0), dtype="bool")
+
+
+def _variadic(name: str, join: Callable[[Expression, Expression], Expression]) -> None:
+    def convert(call: Call) -> Value:
+        return call.build.pointwise(
+            call.kind, lambda *each: functools.reduce(join, each), *call.all
+        )
+
+    _family.add(name, convert)
+
+
+_variadic("Max", maximum)
+_variadic("Min", minimum)
+_variadic("Sum", lambda a, b: a + b)
+
+
+@_family("Mean")
+def _mean(call: Call) -> Value:
+    count = len(call.all)
+    return call.build.pointwise(
+        "Mean", lambda *each: functools.reduce(lambda a, b: a + b, each) / count, *call.all
+    )
+
+
+@_family("Pow")
+def _pow(call: Call) -> Value:
+    base, exponent = _operands(call)
+    if {base.dtype, exponent.dtype} == set(INTEGERS):
+        exponent = call.build.cast(exponent, base.dtype)
+    if isinstance(exponent, Constant) and exponent.type.size == 1:
+        power = float(exponent.data.reshape(-1)[0])
+        if power in (2.0, 3.0) and exponent.type.rank <= base.type.rank:
+            return call.build.pointwise("Pow", lambda x: x * x if power == 2.0 else x * x * x, base)
+    return call.build.pointwise(
+        "Pow", lambda a, b: apply("pow", a, b), base, exponent, dtype=base.dtype
+    )
+
+
+@_family("Mod")
+def _mod(call: Call) -> Value:
+    """Of floating-point numbers exact for quotients below 2^24."""
+    a, b = call.operand(0), call.operand(1)
+    rest = _whole_rest if a.dtype in INTEGERS else _float_rest
+    if not call.flag("fmod"):
+        return call.build.pointwise("Mod", lambda a, b: _signed_like(rest(a, b), b), a, b)
+    return call.build.pointwise("Mod", rest, a, b)
+
+
+def _whole_rest(a: Expression, b: Expression) -> Expression:
+    return a - (a / b) * b
+
+
+def _signed_like(rest: Expression, b: Expression) -> Expression:
+    """The rest that has the divisor's sign."""
+    opposed = (rest < 0) * (b > 0) + (rest > 0) * (b < 0)
+    return where(opposed > 0, rest + b, rest)
+
+
+def _float_rest(a: Expression, b: Expression) -> Expression:
+    """The exact rest by one fused multiply-add, put right where the quotient was rounded."""
+    size, divisor = abs(a), abs(b)
+    rest = fma(-floor(size / divisor), divisor, size)
+    rest = where(rest < 0.0, rest + divisor, rest)
+    rest = where(rest >= divisor, rest - divisor, rest)
+    rest = where(divisor >= math.inf, size + size * 0.0, rest)
+    return where(a < 0.0, -rest, rest)
+
+
+@_family("Where")
+def _where(call: Call) -> Value:
+    condition, a, b = (call.operand(i) for i in range(3))
+    return call.build.pointwise(
+        "Where", lambda c, a, b: where(c > 0, a, b), condition, a, b, dtype=a.dtype
+    )
+
+
+@_family("Cast")
+def _cast(call: Call) -> Value:
+    """Among float32, int32, int64 and bool; float16 and float64 on the reference alone."""
+    to = call.integer("to", 0)
+    call.integer("saturate", 1)
+    call.text("round_mode", "up")
+    return _converted(call, call.operand(0), dtype_of(to, "attribute 'to'"))
+
+
+@_family("CastLike")
+def _cast_like(call: Call) -> Value:
+    """As Cast."""
+    call.integer("saturate", 1)
+    call.text("round_mode", "up")
+    return _converted(call, call.operand(0), call.operand(1).dtype)
+
+
+def _converted(call: Call, x: Value, dtype: str) -> Value:
+    if x.dtype in FLOATS and dtype in FLOATS and x.dtype != dtype and not isinstance(x, Constant):
+        return call.build.pointwise("Cast", lambda a: a, x, dtype=dtype)
+    return call.build.cast(x, dtype)

@@ -1,0 +1,164 @@
+"""Normalizations."""
+
+from __future__ import annotations
+
+from math import prod
+
+from minidnn.errors import GraphError
+from minidnn.frontends.onnx.build import Builder
+from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.operators.registry import Family
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import apply, fma, sqrt
+from minidnn.graph.ir import Constant, Value
+from minidnn.graph.window import Window, WindowAxis
+
+_family = Family("normalization")
+CONVERTERS = _family.converters
+
+
+@_family("BatchNormalization")
+def _batch_norm(call: Call) -> Value | tuple[Value, ...]:
+    build, x = call.build, call.operand(0)
+    eps = call.number("epsilon", 1e-5)
+    momentum = call.number("momentum", 0.9)
+    training = call.flag("training_mode")
+    if call.opset < 7 and not call.flag("is_test"):
+        raise call.refuse("it computes statistics (is_test=0); they must be stored")
+    if call.opset < 9 and not call.flag("spatial", True):
+        raise call.refuse("it normalizes each element by itself (spatial=0)")
+    if x.type.rank < 2:
+        raise GraphError(f"input has shape {x.shape}; valid is (N, C, ...)")
+    vectors = [call.operand(i) for i in range(1, 5)]
+    for name, vector in zip(("scale", "B", "mean", "var"), vectors, strict=True):
+        if vector.shape != x.shape[1:2]:
+            raise GraphError(f"{name} has shape {vector.shape}; valid is {x.shape[1:2]}")
+    if training:
+        return _by_own_statistics(call, x, vectors, eps, momentum)
+    if all(isinstance(vector, Constant) for vector in vectors):
+        return build.apply(ops.BatchNorm(eps), x, *vectors)
+    return _normalized_by(build, x, vectors, eps)
+
+
+def _normalized_by(build: Builder, x: Value, vectors: list[Value], eps: float) -> Value:
+    return build.pointwise(
+        "BatchNormalization",
+        lambda x, scale, shift, mean, var: fma((x - mean) / sqrt(var + eps), scale, shift),
+        x,
+        *(_per_channel(build, vector, x) for vector in vectors),
+    )
+
+
+def _by_own_statistics(
+    call: Call, x: Value, vectors: list[Value], eps: float, momentum: float
+) -> tuple[Value, ...]:
+    """As in training: by the batch's mean and variance, which also move the stored ones."""
+    build = call.build
+    over = (0, *range(2, x.type.rank))
+    mean = build.apply(ops.Reduce("mean", over, False), x)
+    centre = _per_channel(build, mean, x)
+    squares = build.pointwise("Square", lambda a, b: (a - b) * (a - b), x, centre)
+    variance = build.apply(ops.Reduce("mean", over, False), squares)
+    out = _normalized_by(build, x, [*vectors[:2], mean, variance], eps)
+    moved = [
+        build.pointwise("Moved", lambda a, b: a * momentum + b * (1.0 - momentum), old, new)
+        for old, new in zip(vectors[2:], (mean, variance), strict=True)
+    ]
+    return (out, *moved)
+
+
+def _per_channel(build: Builder, vector: Value, x: Value) -> Value:
+    return build.view(vector, (*vector.shape, *(1,) * (x.type.rank - 2)))
+
+
+@_family("LayerNormalization")
+def _layer_norm(call: Call) -> tuple[Value, ...]:
+    build, x = call.build, call.operand(0)
+    axis = call.axis(call.integer("axis", -1), x.type.rank)
+    eps = call.number("epsilon", 1e-5)
+    call.integer("stash_type", 1)
+    op = ops.LayerNorm(x.type.rank - axis, eps)
+    scale, bias = call.operand(1), call.optional(2)
+    rest = [value for value in (scale, bias) if value is not None]
+    if all(value.shape == x.shape[axis:] for value in rest):
+        out = build.apply(op, x, *rest)
+    else:
+        out = build.pointwise("Mul", lambda a, b: a * b, build.apply(op, x), scale)
+        if bias is not None:
+            out = build.pointwise("Add", lambda a, b: a + b, out, bias)
+    if not call.wants(1) and not call.wants(2):
+        return (out,)
+    over = tuple(range(axis, x.type.rank))
+    mean = build.apply(ops.Reduce("mean", over, True), x)
+    apart = build.pointwise("Square", lambda a, b: (a - b) * (a - b), x, mean)
+    variance = build.apply(ops.Reduce("mean", over, True), apart)
+    inverse = build.pointwise("InvStdDev", lambda a: 1.0 / sqrt(a + eps), variance)
+    return (out, mean, inverse)
+
+
+@_family("InstanceNormalization")
+def _instance_norm(call: Call) -> Value:
+    x = call.operand(0)
+    eps = call.number("epsilon", 1e-5)
+    return _normalized(call, x, x.shape[1] if x.type.rank > 1 else 0, eps)
+
+
+@_family("GroupNormalization")
+def _group_norm(call: Call) -> Value:
+    x = call.operand(0)
+    groups, eps = call.integer("num_groups", 0), call.number("epsilon", 1e-5)
+    call.integer("stash_type", 1)
+    if x.type.rank < 2 or groups < 1 or x.shape[1] % groups:
+        raise GraphError(f"num_groups={groups} of an input {x.shape}")
+    return _normalized(call, x, groups, eps)
+
+
+def _normalized(call: Call, x: Value, groups: int, eps: float) -> Value:
+    """Normalized over each group of channels, then scaled and shifted by channel."""
+    build = call.build
+    if x.type.rank < 3 or groups < 1:
+        raise GraphError(f"input has shape {x.shape}; valid is (N, C, ...)")
+    rows = build.view(x, (x.shape[0] * groups, prod(x.shape[1:]) // groups))
+    out = build.view(build.apply(ops.LayerNorm(1, eps), rows), x.shape)
+    vectors = []
+    for i in (1, 2):
+        vector = call.operand(i)
+        if vector.shape == (groups,) != x.shape[1:2]:  # one for each group, before opset 21
+            each = build.view(vector, (groups, 1))
+            each = build.expand(each, (groups, x.shape[1] // groups))
+            vector = build.view(each, x.shape[1:2])
+        if vector.shape != x.shape[1:2]:
+            raise GraphError(f"operand {i} has shape {vector.shape}; valid is {x.shape[1:2]}")
+        vectors.append(_per_channel(build, vector, x))
+    return build.pointwise("ScaleShift", lambda a, w, b: fma(a, w, b), out, *vectors)
+
+
+@_family("LRN")
+def _lrn(call: Call) -> Value:
+    build, x = call.build, call.operand(0)
+    alpha, beta = call.number("alpha", 1e-4), call.number("beta", 0.75)
+    bias, size = call.number("bias", 1.0), call.integer("size", 0)
+    if x.type.rank < 2 or not 1 <= size <= 1 << 16:
+        raise GraphError(f"size={size} of an input {x.shape}; valid is (N, C, ...), 1 to 65536")
+    squares = build.pointwise("Square", lambda a: a * a, x)
+    channels = build.view(squares, (x.shape[0], 1, x.shape[1], prod(x.shape[2:])))
+    along = WindowAxis(size, 1, ((size - 1) // 2, size - 1 - (size - 1) // 2))
+    window = Window(along, WindowAxis(1), "average", True, size)
+    mean = build.view(build.apply(ops.Pool2d(window), channels), x.shape)
+    return build.pointwise("LRN", lambda a, m: a / apply("pow", bias + alpha * m, beta), x, mean)
+
+
+@_family("Softmax", "LogSoftmax")
+def _softmax(call: Call) -> Value:
+    x = call.operand(0)
+    kind = ops.Softmax if call.kind == "Softmax" else ops.LogSoftmax
+    rank = x.type.rank
+    if call.opset >= 13:
+        return call.build.apply(kind(call.axis(call.integer("axis", -1), rank)), x)
+    axis = call.integer("axis", 1)
+    if not -rank <= axis <= rank:
+        raise GraphError(f"axis={axis} of an input {x.shape}")
+    axis += rank * (axis < 0)
+    # Before opset 13 all axes from that one on are taken together.
+    flat = call.build.view(x, (prod(x.shape[:axis]), prod(x.shape[axis:])))
+    return call.build.view(call.build.apply(kind(-1), flat), x.shape)

@@ -1,0 +1,113 @@
+"""Reductions over axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Literal, cast
+
+import numpy as np
+
+from minidnn.frontends.onnx.build import Body
+from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.operators.registry import Family
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import exp, log, sqrt
+from minidnn.graph.ir import Value
+from minidnn.graph.types import FLOATS
+
+_family = Family("reductions")
+CONVERTERS = _family.converters
+
+How = Literal["sum", "mean", "max", "min", "prod"]
+#: From which opset on the axes are an operand.
+_OPERAND_SINCE = {"ReduceSum": 13}
+
+
+def _axes(call: Call, x: Value) -> tuple[tuple[int, ...], bool]:
+    """The axes, and whether they stay; no axes at all may mean that nothing is done."""
+    if call.opset < _OPERAND_SINCE.get(call.kind, 18):
+        given = call.ints("axes")
+    else:
+        given = call.known_ints(1, "axes")
+    keep = call.flag("keepdims", True)
+    if not given:
+        nothing = call.flag("noop_with_empty_axes")
+        return (() if nothing else tuple(range(x.type.rank)), keep)
+    call.flag("noop_with_empty_axes")
+    return tuple(sorted(call.axes(given, x.type.rank))), keep
+
+
+def _joined(call: Call, x: Value, how: How, axes: tuple[int, ...], keep: bool) -> Value:
+    build = call.build
+    if x.dtype == "bool" and how in ("max", "min"):
+        found = _joined(call, build.cast(x, "int32"), how, axes, keep)
+        return build.pointwise("Any", lambda a: a > 0, found, dtype="bool")
+    if x.dtype == "bool" or (x.dtype not in FLOATS and how == "mean"):
+        raise call.refuse(f"its operand is {x.dtype}")
+    if not axes:
+        return x
+    if not x.type.size:
+        whole = np.iinfo(np.dtype(x.dtype)) if x.dtype not in FLOATS else None
+        bounds = (inf, -inf) if whole is None else (int(whole.max), int(whole.min))
+        start = {"sum": 0, "prod": 1, "mean": np.nan, "min": bounds[0], "max": bounds[1]}[how]
+        kept = [1 if d in axes else n for d, n in enumerate(x.shape) if keep or d not in axes]
+        return build.filled(kept, start, x.dtype)
+    return build.apply(ops.Reduce(how, axes, keep), x)
+
+
+def _reduction(name: str, how: How, before: Body | None = None, after: Body | None = None) -> None:
+    def convert(call: Call) -> Value:
+        x = call.operand(0)
+        axes, keep = _axes(call, x)
+        if before is not None:
+            x = call.build.pointwise(call.kind, before, x)
+        out = _joined(call, x, how, axes, keep)
+        return out if after is None else call.build.pointwise(call.kind, after, out)
+
+    _family.add(name, convert)
+
+
+_reduction("ReduceSum", "sum")
+_reduction("ReduceMean", "mean")
+_reduction("ReduceMax", "max")
+_reduction("ReduceMin", "min")
+_reduction("ReduceProd", "prod")
+_reduction("ReduceL1", "sum", abs)
+_reduction("ReduceL2", "sum", lambda a: a * a, sqrt)
+_reduction("ReduceSumSquare", "sum", lambda a: a * a)
+_reduction("ReduceLogSum", "sum", None, log)
+
+
+@_family("ReduceLogSumExp")
+def _log_sum_exp(call: Call) -> Value:
+    build, x = call.build, call.operand(0)
+    axes, keep = _axes(call, x)
+    if not x.type.size or not axes:
+        out = _joined(call, build.pointwise("Exp", exp, x), "sum", axes, keep)
+        return build.pointwise("Log", log, out)
+    top = _joined(call, x, "max", axes, True)
+    powers = build.pointwise("Exp", lambda a, m: exp(a - m), x, top)
+    total = _joined(call, powers, "sum", axes, True)
+    out = build.pointwise("LogSumExp", lambda s, m: log(s) + m, total, top)
+    if keep:
+        return out
+    return build.view(out, [n for d, n in enumerate(x.shape) if d not in axes])
+
+
+def _place(turned: bool) -> Callable[[Call], Value]:
+    def convert(call: Call) -> Value:
+        x = call.operand(0)
+        axis = call.axis(call.integer("axis", 0), x.type.rank)
+        keep, last = call.flag("keepdims", True), call.flag("select_last_index")
+        if x.dtype == "bool":
+            raise call.refuse("its operand is bool")
+        if turned:
+            x = call.build.pointwise("Neg", lambda a: -a, x)
+        return call.build.apply(ops.ArgMax(axis, keep, last), x)
+
+    return cast("Callable[[Call], Value]", convert)
+
+
+_family.add("ArgMax", _place(False))
+_family.add("ArgMin", _place(True))

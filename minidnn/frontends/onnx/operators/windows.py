@@ -1,0 +1,130 @@
+"""Strides, dilations and padding of convolutions and pooling, as two-dimensional pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minidnn.errors import GraphError
+from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.limits import check_shape
+
+Pair = tuple[int, int]
+Pads = tuple[Pair, Pair]
+
+_AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
+
+
+@dataclass(frozen=True)
+class SpatialAxes:
+    """What slides how over rows and columns; a one-dimensional window has one row."""
+
+    strides: Pair
+    pads: Pads
+    dilations: Pair
+
+
+def spatial_axes(
+    call: Call, sizes: Sequence[int], kernel: Sequence[int], transposed: bool = False
+) -> SpatialAxes:
+    """The attributes of a convolution over one or two axes of these sizes."""
+    given = call.ints("kernel_shape")
+    if given is not None and given != list(kernel):
+        raise GraphError(f"kernel_shape={given}, but the weight's is {list(kernel)}")
+    strides, dilations = steps(call, len(kernel))
+    find = _transposed_pads if transposed else window_pads
+    pads = find(call, sizes, kernel, strides, dilations)
+    lead: int = 2 - len(kernel)
+    return SpatialAxes(
+        _pair([1] * lead + strides),
+        _pair([(0, 0)] * lead + pads),
+        _pair([1] * lead + dilations),
+    )
+
+
+def _pair(values: list) -> tuple:  # type: ignore[type-arg]
+    first, second = values
+    return (first, second)
+
+
+def steps(call: Call, count: int) -> tuple[list[int], list[int]]:
+    """Strides and dilations."""
+    found = []
+    for name in ("strides", "dilations"):
+        values = call.ints(name)
+        values = [1] * count if values is None else values
+        if len(values) != count or min(values) < 1:
+            raise GraphError(f"{name}={values}; valid are {count} of at least 1")
+        found.append(values)
+    return found[0], found[1]
+
+
+def window_pads(
+    call: Call,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> list[Pair]:
+    """The padding of each axis, given or chosen by ``auto_pad``."""
+    auto = call.choice("auto_pad", "NOTSET", *_AUTO)
+    given = call.ints("pads")
+    count = len(kernel)
+    if auto == "VALID":
+        return [(0, 0)] * count
+    if auto != "NOTSET":
+        pads = []
+        for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+            outputs = -(-size // stride)
+            total = max((outputs - 1) * stride + dilation * (k - 1) + 1 - size, 0)
+            pads.append(_halves(total, auto == "SAME_UPPER"))
+        return pads
+    values = [0] * 2 * count if given is None else given
+    if len(values) != 2 * count or min(values) < 0:
+        raise GraphError(f"pads={values}; valid are {2 * count} of at least 0")
+    pads = list(zip(values[:count], values[count:], strict=True))
+    check_shape("the padded input", [n + sum(p) for n, p in zip(sizes, pads, strict=True)])
+    return pads
+
+
+def _halves(total: int, more_behind: bool) -> Pair:
+    less = total // 2
+    return (less, total - less) if more_behind else (total - less, less)
+
+
+def _transposed_pads(
+    call: Call,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> list[Pair]:
+    """What is cut off before and behind each axis; ``output_padding`` makes less of the latter."""
+    count = len(kernel)
+    auto = call.choice("auto_pad", "NOTSET", *_AUTO)
+    wanted, given = call.ints("output_shape"), call.ints("pads")
+    extra = call.ints("output_padding") or [0] * count
+    if len(extra) != count or min(extra) < 0:
+        raise GraphError(f"output_padding={extra}; valid are {count} of at least 0")
+    if wanted is not None and len(wanted) == count + 2:
+        wanted = wanted[2:]
+    if wanted is None and auto.startswith("SAME"):
+        wanted = [size * stride for size, stride in zip(sizes, strides, strict=True)]
+    values = [0] * 2 * count if given is None or auto == "VALID" else given
+    if len(values) != 2 * count or min(values) < 0:
+        raise GraphError(f"pads={values}; valid are {2 * count} of at least 0")
+    pads = list(zip(values[:count], values[count:], strict=True))
+    if wanted is not None:
+        if len(wanted) != count or min(wanted) < 1:
+            raise GraphError(f"output_shape={wanted}; valid are {count} of at least 1")
+        pads = []
+        for i, size in enumerate(sizes):
+            reach = dilations[i] * (kernel[i] - 1) + 1
+            total = strides[i] * (size - 1) + extra[i] + reach - wanted[i]
+            pads.append(_halves(total, auto == "SAME_UPPER"))
+    full = [
+        strides[i] * (size - 1) + dilations[i] * (kernel[i] - 1) + 1 + extra[i] - sum(pads[i])
+        for i, size in enumerate(sizes)
+    ]
+    check_shape("the output", [max(size, 0) for size in full])
+    return [(a, b - more) for (a, b), more in zip(pads, extra, strict=True)]

@@ -1,0 +1,90 @@
+"""The shapes of a model's inputs: what it says itself, and what a caller gives for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minidnn.errors import GraphError
+from minidnn.frontends.onnx.limits import check_shape
+from minidnn.frontends.onnx.model import Declared
+
+
+def bind_shapes(title: str, inputs: Sequence[Declared], given: Any) -> dict[str, tuple[int, ...]]:
+    """The shape of every input.
+
+    ``given`` is None, one shape, a sequence of shapes or a dict of them by name; open sizes of one
+    name are the same everywhere, so a dict need not name every input.  GraphError if something
+    does not fit or stays open.
+    """
+    shapes = _by_name(title, inputs, given)
+    named: dict[str, int] = {}
+    for declared in inputs:
+        shape = shapes.get(declared.name)
+        if shape is None:
+            continue
+        sizes = declared.sizes
+        fits = sizes is None or len(sizes) == len(shape)
+        for size, own in zip(shape, sizes if fits and sizes is not None else (), strict=False):
+            if isinstance(own, str):
+                fits &= named.setdefault(own, size) == size
+            elif own is not None:
+                fits &= own == size
+        if not fits:
+            raise GraphError(
+                f"{title}: shape {shape} for input {declared.name!r}; valid is {_text(declared)}"
+                + (f" with {named}" if named else "")
+            )
+    found, open_inputs = {}, []
+    for declared in inputs:
+        shape = shapes.get(declared.name)
+        if shape is None and declared.sizes is not None:
+            bound = [named.get(s, s) if isinstance(s, str) else s for s in declared.sizes]
+            if all(isinstance(size, int) for size in bound):
+                shape = tuple(size for size in bound if isinstance(size, int))
+        if shape is None:
+            open_inputs.append(f"{declared.name}: {_text(declared)}")
+        else:
+            found[declared.name] = check_shape(f"{title}: input {declared.name!r}", shape)
+    if open_inputs:
+        raise GraphError(
+            f"{title} leaves sizes of its inputs open ({'; '.join(open_inputs)}); give shape=, one "
+            "shape, a sequence of shapes or a dict of them by name"
+        )
+    return found
+
+
+def _by_name(
+    title: str, inputs: Sequence[Declared], given: Any
+) -> dict[str, tuple[int, ...] | None]:
+    names = [declared.name for declared in inputs]
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise GraphError(f"{title}: shape for {unknown[0]!r:.100}; its inputs are {names}")
+        return {name: _shape(title, shape) for name, shape in given.items()}
+    if isinstance(given, (tuple, list)) and all(type(size) is int for size in given):
+        given = [given] if len(given) or len(names) == 1 else []
+    if not isinstance(given, (tuple, list)) or len(given) != len(names):
+        count = len(given) if isinstance(given, (tuple, list)) else type(given).__name__
+        raise GraphError(
+            f"{title}: shape gives {count}; valid is a shape for each of its {len(names)} inputs "
+            f"{names}"
+        )
+    return {name: _shape(title, shape) for name, shape in zip(names, given, strict=True)}
+
+
+def _shape(title: str, shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, (tuple, list)) or not all(
+        type(size) is int and size >= 0 for size in shape
+    ):
+        raise GraphError(f"{title}: shape {shape!r:.100}; valid are sizes of at least 0")
+    return tuple(shape)
+
+
+def _text(declared: Declared) -> str:
+    if declared.sizes is None:
+        return "any shape"
+    return f"({', '.join('?' if size is None else str(size) for size in declared.sizes)})"

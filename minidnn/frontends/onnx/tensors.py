@@ -1,0 +1,136 @@
+"""Tensors of a model as arrays, the external ones included.
+
+External data are read from the model's folder alone: a location that is absolute, climbs out with
+``..`` or leads out by a symbolic link is refused, for it could be any file of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidnn.errors import GraphError, UnsupportedError
+from minidnn.frontends.onnx.limits import check_shape
+
+#: ``TensorProto.DataType`` -> the dtype that minidnn has for it.
+DTYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
+_FIELDS = {
+    "float32": "float_data",
+    "int32": "int32_data",
+    "int64": "int64_data",
+    "bool": "int32_data",
+    "float16": "int32_data",
+    "float64": "double_data",
+}
+_EXTERNAL = 1
+
+
+def dtype_of(number: int, what: str) -> str:
+    """minidnn's name of an element type; UnsupportedError names ONNX's."""
+    if number not in DTYPES:
+        raise UnsupportedError(
+            f"{what} has element type {_type_name(number)}; valid are {', '.join(DTYPES.values())}"
+        )
+    return DTYPES[number]
+
+
+def _type_name(number: int) -> str:
+    from minidnn.frontends.onnx.library import import_onnx
+
+    types = import_onnx().TensorProto.DataType
+    return str(types.Name(number)) if number in types.values() else str(number)
+
+
+def read_tensor(tensor: Any, folder: Path | None, what: str) -> np.ndarray:
+    """The array of a ``TensorProto``; ``folder`` is the model's, None if it has none.
+
+    GraphError if it is malformed, UnsupportedError for element types that minidnn lacks.
+    """
+    dtype = np.dtype(dtype_of(tensor.data_type, what))
+    shape = check_shape(what, tensor.dims)
+    if tensor.HasField("segment"):
+        raise UnsupportedError(f"{what} is a segment of a tensor")
+    if tensor.data_location == _EXTERNAL:
+        flat = _external(tensor, folder, dtype, prod(shape), what)
+    elif tensor.HasField("raw_data"):
+        if len(tensor.raw_data) != prod(shape) * dtype.itemsize:
+            raise GraphError(
+                f"{what} has {len(tensor.raw_data)} bytes of data; {dtype}{list(shape)} takes "
+                f"{prod(shape) * dtype.itemsize}"
+            )
+        flat = np.frombuffer(tensor.raw_data, dtype.newbyteorder("<")).astype(dtype, copy=False)
+    else:
+        flat = _typed(tensor, dtype, what)
+        if flat.size != prod(shape):
+            raise GraphError(
+                f"{what} has {flat.size} elements of data; its shape {shape} takes {prod(shape)}"
+            )
+    if dtype == np.bool_:  # bytes other than 0 and 1 would be neither true nor false
+        flat = flat.view(np.uint8) != 0
+    return flat.reshape(shape)
+
+
+def _typed(tensor: Any, dtype: np.dtype, what: str) -> np.ndarray:
+    field = getattr(tensor, _FIELDS[dtype.name])
+    wide = np.array(field, np.int64 if dtype.kind in "ib" or dtype.name == "float16" else dtype)
+    if dtype.name == "float16":  # as the bits of whole numbers
+        if wide.size and not 0 <= int(wide.min()) <= int(wide.max()) < 1 << 16:
+            raise GraphError(f"{what} has data that are no bits of float16")
+        return wide.astype(np.uint16).view(dtype)
+    return wide.astype(dtype)
+
+
+def _external(
+    tensor: Any, folder: Path | None, dtype: np.dtype, count: int, what: str
+) -> np.ndarray:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    path = external_path(entries.get("location", ""), folder, what)
+    offset, length = (_whole(entries, key, what) for key in ("offset", "length"))
+    needed = count * dtype.itemsize
+    if length not in (0, needed):
+        raise GraphError(f"{what} has {length} bytes of external data; it takes {needed}")
+    try:
+        size = path.stat().st_size
+        if offset + needed > size:
+            raise GraphError(
+                f"{what} takes bytes {offset} to {offset + needed} of {path.name!r}, which has "
+                f"{size}"
+            )
+        if not needed:
+            return np.empty(0, dtype)
+        raw = np.memmap(path, np.uint8, "r", offset, (needed,))
+    except OSError as error:
+        raise GraphError(f"{what}: its external data cannot be read: {error}") from error
+    return np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype, copy=False)
+
+
+def _whole(entries: dict[str, str], key: str, what: str) -> int:
+    text = entries.get(key, "0")
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+        raise GraphError(f"{what} has external data of {key} {text!r:.50}; valid is a number")
+    return int(text)
+
+
+def external_path(location: str, folder: Path | None, what: str) -> Path:
+    """The file that holds external data; GraphError unless it lies in the model's folder."""
+    if folder is None:
+        raise GraphError(
+            f"{what} has external data ({location!r:.100}), which are looked for in the model's "
+            "folder; give the model's path, not its content"
+        )
+    if not location or "\0" in location or os.path.isabs(location) or "\\" in location:
+        raise GraphError(f"{what} has external data in {location!r:.100}; {_VALID}")
+    base = Path(os.path.realpath(folder))
+    path = Path(os.path.realpath(base / location))
+    if base not in path.parents or ".." in Path(location).parts:
+        raise GraphError(f"{what} has external data in {location!r:.100}; {_VALID}")
+    if not path.is_file():
+        raise GraphError(f"{what} has external data in {location!r:.100}, which is no file")
+    return path
+
+
+_VALID = "valid is a path to a file in the model's folder, which no '..' or link leaves"

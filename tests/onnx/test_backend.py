@@ -1,0 +1,101 @@
+"""ONNX's own backend tests on the reference and on the CPU engine."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn.backends.cpu import toolchain
+from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.backends.cpu.isa import best_isa
+from minidnn.graph.checker import check
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.ir import Graph
+from tests.cpu.warming import warm
+
+from .backend_cases import KINDS, BackendCase, chosen_cases, every_case, why_not
+
+Loaded = tuple[tuple[Graph, list[np.ndarray], list[np.ndarray]], ...]
+
+
+@cache
+def loaded(case: BackendCase) -> Loaded:
+    return tuple(case.graphs())
+
+
+def compare(case: BackendCase, results: Sequence[Any], expected: Sequence[np.ndarray]) -> None:
+    assert len(results) == len(expected)
+    for result, wanted in zip(results, expected, strict=True):
+        assert result.shape == wanted.shape
+        assert result.dtype == wanted.dtype
+        np.testing.assert_allclose(result, wanted, rtol=case.rtol, atol=case.atol)
+
+
+def test_what_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    """The rule, and not a list, decides; here is how much it takes."""
+    counts = {
+        kind: (
+            sum(case.kind == kind for case in chosen_cases()),
+            sum(case.kind == kind for case in every_case()),
+        )
+        for kind in KINDS
+    }
+    reasons = Counter(why_not(case) for case in every_case())
+    del reasons[None]
+    with capsys.disabled():
+        print("\nONNX backend tests chosen, of all:", counts, "left out:", dict(reasons))
+    # The newest package has more cases than older ones; all have these.
+    assert counts["node"][0] >= 700 and counts["simple"][0] >= 5
+    assert counts["pytorch-converted"][0] >= 70 and counts["pytorch-operator"][0] >= 25
+    assert reasons["dropout in training"] == 4
+    assert reasons["three-dimensional convolution"] == 8
+
+
+@pytest.mark.parametrize("case", chosen_cases(), ids=str)
+def test_reference(case: BackendCase) -> None:
+    for graph, inputs, expected in loaded(case):
+        check(graph)
+        compare(case, evaluate(graph, inputs), expected)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """All kernels of all cases, compiled in one go into a cache of their own."""
+    found = os.environ.get("MINIDNN_ISPC")
+    try:
+        ispc = toolchain.find_ispc().path
+    except md.DeviceError as error:
+        pytest.skip(str(error))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIDNN_ISPC", found or ispc)
+        patch.setenv("MINIDNN_CACHE", str(tmp_path_factory.mktemp("onnx_cache")))
+        if (reason := CpuBackend().unavailable()) is not None:
+            pytest.skip(reason)
+        graphs = [graph for case in chosen_cases() for graph, _, _ in loaded(case)]
+        warm([(graph, "model") for graph in graphs], best_isa())
+        yield
+
+
+@pytest.mark.parametrize("case", chosen_cases(), ids=str)
+def test_cpu(case: BackendCase, engine: None) -> None:
+    for graph, inputs, expected in loaded(case):
+        results = md.compile(graph, device="cpu", threads=2, isa=best_isa().name)(*inputs)
+        found = list(results.values()) if isinstance(results, dict) else [results]
+        compare(case, found, expected)
+
+
+def test_models_of_the_package_are_files(tmp_path: Path) -> None:
+    """The whole way: from a file, by compile, on the default device."""
+    case = next(c for c in chosen_cases() if c.name == "test_single_relu_model")
+    path = tmp_path / "relu.onnx"
+    path.write_bytes(case.model.SerializeToString())
+    inputs, expected = case.sets[0]
+    compare(case, [md.compile(path, device="reference")(*inputs)], expected)
