@@ -68,6 +68,9 @@ def collapse(stack: Stack, device: Device, strategy: Strategy = "model") -> list
     """
     if strategy == "model":
         return _by_price(stack, device)
+    if device.register_bytes:
+        # The paper's patches lie in shared memory alone: no plane fits one byte of registers.
+        device = replace(device, register_bytes=1, reuses_buffers=False)
     limit = {"five": 5, "unrestricted": len(stack.steps)}.get(strategy, 1)
     found: list[Choice] = []
     first = 0

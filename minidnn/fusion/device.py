@@ -37,6 +37,18 @@ class Device:
     #: device; 0 if there is none to be used on purpose.
     shared_bytes: int = 0
     shared_bandwidth: float = 0.0
+    #: Bytes of registers that one worker may keep whole planes in; 0: it keeps none there.  A
+    #: worker that has any computes several tasks side by side, as many as fit.
+    register_bytes: int = 0
+    #: Whether buffers that are not in use at the same time lie over each other, and
+    #: whether neighbouring outputs of windows share work though nothing is in order.
+    reuses_buffers: bool = False
+    shares_windows: bool = False
+
+    @property
+    def shares(self) -> bool:
+        """Whether neighbouring outputs of a window share work."""
+        return self.in_order or self.shares_windows
 
 
 #: Two cores with AVX-512 and 1 MiB of L2 cache each (figures: measured on such a machine).
@@ -52,16 +64,21 @@ TWO_CORES = Device(
     overhead=1e-6,
 )
 
-#: One H200: 132 multiprocessors with 227 KiB of shared memory a block.
+#: One H200: 132 multiprocessors with 227 KiB of shared memory a block, and 256 KiB of registers, of
+#: which 200 for planes.  Measured: operations on the chain of max pooling, normalization and ReLU.
 H200 = Device(
     name="NVIDIA H200",
     workers=132,
-    operations=20e12,
+    operations=25e12,
     contraction_operations=55e12,
     bandwidth=4.3e12,
-    local_bandwidth=25e12,
-    local_bytes=100 << 10,
-    lanes=8,
+    local_bandwidth=30e12,
+    local_bytes=227 << 10,
+    lanes=1,
     overhead=3e-6,
     stages_inputs=True,
+    step_overhead=150e-9,
+    register_bytes=200 << 10,
+    reuses_buffers=True,
+    shares_windows=True,
 )

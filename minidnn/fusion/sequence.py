@@ -12,6 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import ceil
 
+from minidnn.fusion.buffers import (
+    peak,
+    register_bytes,
+    stays_in_registers,
+    tasks_at_once,
+)
 from minidnn.fusion.device import Device
 from minidnn.fusion.geometry import Extent, extents, owned, scales
 from minidnn.fusion.operations import Operation, Stack, Step, copy_operation
@@ -192,31 +198,41 @@ class Sequence:
         def share(value: Value) -> int:
             return value.type.plane[0] * value.type.plane[1]
 
-        held = self._held_rows(schedule)
-        buffer_bytes = (
-            device.lanes
-            * item
-            * sum(count * columns[v].span(schedule.columns) for v, count in held.items())
-        )
-        if buffer_bytes > device.local_bytes:
+        sizes = {
+            value: device.lanes * item * count * columns[value].span(schedule.columns)
+            for value, count in self._held_rows(schedule).items()
+        }
+        if device.reuses_buffers and schedule.strips == 1:
+            buffer_bytes = peak(self, sizes)
+        else:
+            buffer_bytes = sum(sizes.values())
+        kept = register_bytes(self, schedule) if device.register_bytes else None
+        if kept is not None and kept > device.register_bytes:
+            kept = None
+        if buffer_bytes > device.local_bytes and kept is None:
             return None
         work = useful = 0.0
         for operation in self.operations:
-            each = operation.shared_operations if device.in_order else operation.operations
+            each = operation.shared_operations if device.shares else operation.operations
             each *= share(operation.output)
             work += each * positions(operation.output)
             useful += each * operation.output.type.plane[2] * operation.output.type.plane[3]
         moved = sum(v.type.bytes for v in (*self.inputs, *self.outputs))
-        local = self._local_bytes(schedule, device, positions, share, item)
+        local = 0.0
+        if kept is None:
+            local = self._local_bytes(schedule, device, positions, share, item)
         tasks = batch * ceil(channels / device.lanes) * down * across
         idle = ceil(tasks / device.workers) * device.workers / tasks
         strips = ceil(tall / schedule.rows) + (self.lead(schedule) if schedule.strips > 1 else 0)
         turns = tasks * strips * len(self.steps) / device.workers
         memory = moved / device.bandwidth
         inside = idle * max(work / device.operations, local / device.local_bandwidth)
-        inside += turns * device.step_overhead
-        # A worker that computes in order waits for memory meanwhile.
-        both = memory + inside if device.in_order else max(memory, inside)
+        side_by_side = tasks_at_once(device, buffer_bytes, kept)
+        inside += turns * device.step_overhead / side_by_side
+        both = max(memory, inside)
+        if device.in_order or device.register_bytes:
+            # What one task waits for memory, only others can fill.
+            both += min(memory, inside) / side_by_side
         seconds = device.overhead + both
         return Price(seconds, moved, work, buffer_bytes, tasks, work / useful if useful else 1.0)
 
@@ -317,7 +333,7 @@ class Sequence:
             total += positions(value) * share(value)
         local = {*self.buffered, *self.inputs}
         for operation in self.operations:
-            taps = operation.shared_taps if device.in_order else operation.taps
+            taps = operation.shared_taps if device.shares else operation.taps
             reads = sum(1 for value in operation.operands if value in local)
             total += taps * reads * positions(operation.output) * share(operation.output)
         return total * item
@@ -326,6 +342,9 @@ class Sequence:
         """Schedules worth pricing: strips over the whole width, square tiles, whole planes."""
         _, _, rows, columns = self.anchor.type.plane
         stage = device.stages_inputs and bool(self.staged)
+        if device.register_bytes:
+            # Elsewhere windows may as well read inputs by way of the caches.
+            stage = stage and stays_in_registers(self)
         place = device.in_order
         yield Schedule(rows, columns, 1, stage, place)
         if self.is_whole:

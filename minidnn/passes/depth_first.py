@@ -87,7 +87,7 @@ def _is_worth_separating(node: Node, context: Context) -> bool:
     """Whether a node is a max window whose neighbouring outputs would not share work anyway."""
     if not isinstance(node.op, MaxPool2d) or not node.op.window().separable:
         return False
-    return not (context.target.device.in_order and shares_work(node.op.window()))
+    return not (context.target.device.shares and shares_work(node.op.window()))
 
 
 def _separate_windows(graph: Graph, context: Context) -> Graph:

@@ -1,4 +1,4 @@
-"""Runs a sequence's printed kernel in the emulator and compares it with the plan's interpreter."""
+"""Runs a sequence's printed kernel in the emulator and compares it with node-by-node evaluation."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from pathlib import Path
 
 import numpy as np
 
-from minidnn.backends.cuda.sequence import SequenceKernel, print_sequence
+from minidnn.backends.cuda.sequence import SequenceKernel, print_region, print_sequence
+from minidnn.backends.cuda.sequence.grid import Grid
 from minidnn.backends.cuda.sequence.mapping import Mapping
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
+from minidnn.fusion.plan import Binding
 from minidnn.fusion.region import Sequence
-from minidnn.graph.ir import Constant, Value
+from minidnn.graph.ir import Constant, Graph, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
-from minidnn.graph.types import TensorType
+from minidnn.graph.types import TensorType, rounded_to
 from tests.cuda.arrays import STORED, numbers, stored, strided
 from tests.cuda.emulator.run import Emulated, guarded
+from tests.cuda.precisions import EPSILON
 
 LAYOUTS = (PLANAR, CHANNELS_LAST)
 TRANSCENDENTAL = {"exp", "expm1", "log", "log1p", "tanh", "erf", "pow"}
@@ -27,6 +30,7 @@ class Case:
     """A sequence, how its values lie, its operands, and what it should give."""
 
     region: Sequence
+    binding: Binding
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     operands: tuple[np.ndarray, ...]
@@ -37,14 +41,15 @@ class Case:
         plan, _ = self.region.kernel
         code = [i.op for s in plan.steps for o in s.segments for p in o for i in p.code]
         if set(code) & TRANSCENDENTAL:  # NumPy's own are no more exact than ours
-            np.testing.assert_allclose(got, wanted, 2e-5, 2e-5, err_msg=message)
+            few = 20 * EPSILON[plan.planes[0].dtype]
+            np.testing.assert_allclose(got, wanted, few, few, err_msg=message)
         else:
             np.testing.assert_array_equal(got, wanted, err_msg=message)
 
     def check(self, emulated: Emulated, backwards: bool = False) -> None:
         """Runs the kernel; equal bits are expected, or NaN for NaN, and zeros of either
         sign; with transcendental functions a few units in the last place."""
-        _, binding = self.region.kernel
+        binding = self.binding
         given = dict(zip(self.region.body.inputs, self.operands, strict=True))
         arguments, results = [], []
         for slot, tensor in zip(binding.inputs, self.inputs, strict=True):
@@ -78,10 +83,13 @@ def case_of(
     layout: Layout,
     arch: str = "sm_90",
     extra: int = 0,
-    mapping: Mapping | None = None,
+    mapping: Mapping | Grid | None = None,
+    suit: bool = False,
 ) -> Case:
-    """A case with all values in one layout, each in a buffer that is ``extra`` channels wider."""
-    plan, binding = region.kernel
+    """A case with all values in one layout, each in a buffer that is ``extra`` channels wider.
+
+    ``suit``: under the schedule that suits the layout, instead of the region's own.
+    """
 
     def lies(value: Value) -> Tensor:
         batch, channels, *plane = value.type.plane
@@ -89,11 +97,28 @@ def case_of(
         type = TensorType(value.type.plane, value.dtype)
         return tensor_of(type, layout, wide, extra)
 
+    if suit:
+        suited = print_region(region, lies, arch)
+        kernel, binding = suited.kernel, suited.binding
+    plan, own = region.kernel
+    binding = binding if suit else own
     inputs = tuple(lies(slot.value) for slot in binding.inputs)
     outputs = tuple(lies(slot.value) for slot in binding.outputs)
-    kernel = print_sequence(plan, binding, inputs, outputs, arch, mapping)
-    expected = region.interpret(*operands)
-    return Case(region, inputs, outputs, tuple(operands), expected, kernel)
+    if not suit:
+        kernel = print_sequence(plan, binding, inputs, outputs, arch, mapping)
+    expected = evaluate_rounded(region.body, operands)
+    return Case(region, binding, inputs, outputs, tuple(operands), expected, kernel)
+
+
+def evaluate_rounded(graph: Graph, inputs: Seq[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """The graph node by node, every value rounded to its dtype."""
+    values: dict[Value, np.ndarray] = dict(zip(graph.inputs, inputs, strict=True))
+    for node in graph.nodes:
+        operands = [v.data if isinstance(v, Constant) else values[v] for v in node.inputs]
+        results = node.op.reference(*operands)
+        for value, result in zip(node.outputs, results, strict=True):
+            values[value] = rounded_to(value.dtype, result)
+    return tuple(values[value] for value in graph.outputs)
 
 
 def run_cases(cases: Seq[Case], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Printed kernels of random graphs give the bits of the plan's interpreter."""
+"""Printed kernels of random graphs give the bits of node-by-node evaluation, in every dtype."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from minidnn.fusion.sequence import Schedule
 from minidnn.fusion.target import Target
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
+from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from tests.cuda.sequences import LAYOUTS, Case, case_of, run_cases
@@ -31,6 +32,17 @@ SETTINGS = settings(
 )
 
 
+@dataclass(frozen=True)
+class Kept(Target):
+    """A target that keeps values in some dtype."""
+
+    dtype: str = "float32"
+
+    @property
+    def storage(self) -> str:
+        return self.dtype
+
+
 @dataclass
 class Collected:
     """Cases of many graphs, which are compiled together: starting a compiler takes most time."""
@@ -38,9 +50,11 @@ class Collected:
     cases: list[Case] = field(default_factory=list)
 
     def add(self, graph: Graph, strategy: Strategy, seed: int, data: st.DataObject) -> None:
-        inputs = inputs_for(graph, seed, special=seed % 2 == 0)
+        dtype = data.draw(st.sampled_from(("float32", "float32", "float16", "bfloat16")))
+        arrays = inputs_for(graph, seed, special=seed % 2 == 0)
+        inputs = [rounded_to(dtype, array) for array in arrays]
         device = data.draw(st.sampled_from((H200, TWO_CORES)))
-        optimized = optimize(graph, Context(Target(device), strategy))
+        optimized = optimize(graph, Context(Kept(device, dtype), strategy))
         values: dict[str, np.ndarray] = {}
         evaluate(
             optimized,
@@ -52,7 +66,7 @@ class Collected:
         values.update(zip((v.name for v in optimized.inputs), inputs, strict=True))
         for node in optimized.nodes:
             if isinstance(node.op, Sequence):
-                operands = [values[value.name] for value in node.inputs]
+                operands = [rounded_to(dtype, values[value.name]) for value in node.inputs]
                 self._region(node.op, operands, data)
 
     def _region(self, region: Sequence, operands: list[np.ndarray], data: st.DataObject) -> None:
@@ -69,7 +83,9 @@ class Collected:
         layout = data.draw(st.sampled_from(LAYOUTS))
         extra = data.draw(st.sampled_from((0, 0, 1, 4)))
         arch = data.draw(st.sampled_from(("sm_80", "sm_90")))
-        self.cases.append(case_of(Sequence(region.body, schedule), operands, layout, arch, extra))
+        own = Sequence(region.body, schedule)
+        suit = data.draw(st.booleans())
+        self.cases.append(case_of(own, operands, layout, arch, extra, suit=suit))
 
 
 def collect(examples: int, most: int) -> list[Case]:

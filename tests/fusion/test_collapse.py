@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -18,6 +19,17 @@ from tests.passes.build import graph_of, max_pool, relu, scale
 
 TINY = Device("tiny", 2, 1e9, 1e9, 1e8, 1e9, 3 << 10, 4, 1e-7)
 SMALL = Device("small", 4, 1e9, 1e9, 2e8, 4e9, 1 << 10, 2, 1e-6)
+#: A GPU with 100 KiB for 8 channels, which keeps nothing in registers from step to step.
+SHARED_ALONE = replace(
+    H200,
+    name="shared memory alone",
+    local_bytes=100 << 10,
+    lanes=8,
+    register_bytes=0,
+    reuses_buffers=False,
+    shares_windows=False,
+    step_overhead=0.0,
+)
 DEVICES = (TWO_CORES, H200, TINY, SMALL)
 
 
@@ -174,7 +186,7 @@ def test_redundancy_grows_until_the_next_cut() -> None:
     """Figure 10's saw-tooth: with every block, halos are recomputed more, until a cut."""
 
     def last(blocks: int) -> Choice:
-        return collapse(chain(blocks), H200, "unrestricted")[-1]
+        return collapse(chain(blocks), SHARED_ALONE, "unrestricted")[-1]
 
     redundancy = [last(blocks).price.redundancy for blocks in range(1, 27)]
     length = [len(last(blocks).sequence.steps) for blocks in range(1, 27)]
@@ -207,7 +219,28 @@ def test_by_price_rolls_and_never_loses_to_the_papers_strategies() -> None:
             own = seconds(collapse(stack, device))
             for strategy in ("one", "five", "unrestricted"):
                 assert own <= seconds(collapse(stack, device, strategy)) * (1 + 1e-12)
-    assert any(choice.schedule.strips > 1 for choice in collapse(chain(10), H200))
+    assert any(choice.schedule.strips > 1 for choice in collapse(chain(10), SHARED_ALONE))
+
+
+def test_planes_that_stay_in_registers_need_no_cut() -> None:
+    (choice,) = collapse(chain(40), H200)
+    assert choice.schedule == Schedule(56, 56, 1, True)
+    assert choice.price.redundancy == 1.0
+    # 200 KiB of registers hold 224 x 224 numbers, but not those of two planes.
+    (choice,) = collapse(chain(40, (16, 64, 224, 224)), H200)
+    assert choice.schedule == Schedule(224, 224, 1, True)
+    assert all(c.schedule.rows < 260 for c in collapse(chain(5, (16, 64, 260, 260)), H200))
+
+
+def test_buffers_that_are_not_in_use_together_share_memory() -> None:
+    """Of a chain's planes, two neighbours are in use at once."""
+    sequence = Sequence.of(chain(5), 0, 4)
+    device = replace(H200, register_bytes=1)
+    both = sequence.price(Schedule(56, 56), device)
+    apart = sequence.price(Schedule(56, 56), replace(device, reuses_buffers=False))
+    assert both is not None and apart is not None
+    assert both.buffer_bytes == 2 * 56 * 56 * 4
+    assert apart.buffer_bytes == 4 * 56 * 56 * 4
 
 
 def test_a_step_that_fits_nowhere_still_becomes_a_sequence() -> None:

@@ -14,8 +14,8 @@ memory and does not wait; ``md_copy_wait()`` waits for all that this thread has 
 
 **Element types.**  ``float``, ``md_half`` and ``md_bf16`` in memory, float in registers.
 ``md_value`` reads one, ``md_as<T>`` rounds to one, ``md_round<T>`` is the float that it then is.
-``md_load<N>(x, p)`` and ``md_store<N>(p, x)`` move N neighbours with accesses as wide as
-``sizeof(T) * N``, to which ``p`` is aligned.
+``md_load(x, p)`` and ``md_store(p, x)`` move N neighbours with accesses as wide as
+``sizeof(T) * N``, to which ``p`` is aligned; ``md_load_floats(x, p)`` any multiple of 4 floats.
 
 **Functions** beside CUDA's own are those of :mod:`.math`.  No header is included: parsing
 ``cuda_fp16.h`` takes longer than compiling most kernels.
@@ -75,6 +75,14 @@ MD_FUNCTION unsigned short md_to_bf16(float x) {
 """
 
 _TYPES = """\
+// x / d, exact, where r is 1 / d rounded: for whole d from 3 to 64, for which it was compared with
+// the quotient for every mantissa.
+MD_FUNCTION float md_quotient(float x, float d, float r) {
+  const float q = x * r;
+  const float y = md_fma(md_fma(-q, d, x), r, q);
+  const float a = fabsf(x);
+  return a < 0x1p+120f && (a > 0x1p-100f || a == 0.0f) ? y : x / d;
+}
 struct md_half { unsigned short bits; };
 struct md_bf16 { unsigned short bits; };
 MD_FUNCTION float md_value(float x) { return x; }
@@ -104,6 +112,15 @@ template <int N, class T> MD_FUNCTION void md_load(float (&x)[N], const T *p) {
   pack.word = *(const typename md_word<N * sizeof(T)>::type *)p;
   #pragma unroll
   for (int i = 0; i < N; i++) x[i] = md_value(pack.items[i]);
+}
+template <int N> MD_FUNCTION void md_load_floats(float (&x)[N], const float *p) {
+  #pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    md_pack<4, float> pack;
+    pack.word = *(const uint4 *)(p + i);
+    #pragma unroll
+    for (int j = 0; j < 4; j++) x[i + j] = pack.items[j];
+  }
 }
 template <int N, class T> MD_FUNCTION void md_store(T *p, const float (&x)[N]) {
   md_pack<N, T> pack;

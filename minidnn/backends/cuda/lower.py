@@ -20,7 +20,7 @@ from .contraction.problem import Contraction, ContractionProblem, Place, contrac
 from .copy import print_copy
 from .kernels import Launch
 from .reduction import print_adaptive
-from .sequence import print_sequence
+from .sequence import print_region
 from .softmax import print_softmax
 from .strided import print_broadcast, print_join, strided_of
 from .tensor import Tensor, tensor_of
@@ -101,22 +101,15 @@ class _Lowering:
         return (Task(node, launch, (*map(_pointer, node.inputs), node.output)),)
 
     def _sequence(self, node: Node, op: SequenceRegion) -> Task:
-        kernel, binding = op.kernel
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
-        inputs = [outer.get(slot.value, slot.value) for slot in binding.inputs]
-        outputs = [outer[slot.value] for slot in binding.outputs]
-        printed = print_sequence(
-            kernel,
-            binding,
-            [self.tensor(value) for value in inputs],
-            [self.tensor(value) for value in outputs],
-            self.arch,
-        )
-        pointers: list[Pointer] = [_pointer(value) for value in (*inputs, *outputs)]
-        if binding.vectors:
-            pointers.append(Data(printed.vectors, "float32", (id(op), "vectors")))
-        return Task(node, printed.launch, tuple(pointers))
+        suited = print_region(op, lambda value: self.tensor(outer.get(value, value)), self.arch)
+        slots = (*suited.binding.inputs, *suited.binding.outputs)
+        values = [outer.get(slot.value, slot.value) for slot in slots]
+        pointers: list[Pointer] = [_pointer(value) for value in values]
+        if suited.binding.vectors:
+            pointers.append(Data(suited.kernel.vectors, "float32", (id(op), "vectors")))
+        return Task(node, suited.kernel.launch, tuple(pointers))
 
     def _contraction(self, node: Node) -> Task:
         found = contraction_of(node, self.tensor, self._is_planar, self.tf32, self.accuracy)

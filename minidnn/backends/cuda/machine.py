@@ -32,8 +32,11 @@ class Machine:
         """The cost model's figures: an H200's, measured there, scaled by multiprocessors and
         memory."""
         share = self.multiprocessors / H200.workers
+        # Reduced precisions keep channels side by side: a block then computes several, and planes
+        # do not fit its registers.
+        base = H200 if precision == "float32" else replace(H200, lanes=8, register_bytes=1)
         return replace(
-            H200,
+            base,
             name=self.name,
             workers=self.multiprocessors,
             operations=H200.operations * share,

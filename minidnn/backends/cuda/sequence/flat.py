@@ -88,9 +88,11 @@ class _Printer:
         self.frame = max(end for _, end in binding.segments)
 
     def print(self) -> SequenceKernel:
-        chunk = THREADS * ROUNDS * self.flat.pack
-        sizes = [(end - begin) * self.area for begin, end in self.binding.segments]
-        chunks = [ceil(size / chunk) for size in sizes]
+        step = THREADS * self.flat.pack
+        channels = [end - begin for begin, end in self.binding.segments]
+        sizes = [count * self.area for count in channels]
+        rounds = [self._rounds(count) for count in channels]
+        chunks = [ceil(size / (step * count)) for size, count in zip(sizes, rounds, strict=True)]
         code = Code()
         with code.block(""):
             code.line(f"const int block = blockIdx.x % {sum(chunks)}u;")
@@ -99,7 +101,7 @@ class _Printer:
             for segment, count in enumerate(chunks):
                 test = f"if (block >= {first} && block < {first + count})"
                 with code.block(test if len(chunks) > 1 else ""):
-                    self._segment(code, segment, first, sizes[segment])
+                    self._segment(code, segment, first, rounds[segment])
                 first += count
         head = f'extern "C" __global__ void __launch_bounds__({THREADS})'
         text = f"{head} $({self._parameters()}) {code}"
@@ -117,51 +119,63 @@ class _Printer:
             parts.append("const float *__restrict__ vectors")
         return ", ".join(parts)
 
-    def _segment(self, code: Code, segment: int, first: int, size: int) -> None:
+    def _keeps_channels(self, channels: int) -> bool:
+        """Whether packs are of neighbouring channels, the same ones in each round of a thread."""
+        step = THREADS * self.flat.pack
+        whole = not self.flat.planar and channels % self.flat.pack == 0
+        return whole and step % channels == 0
+
+    def _rounds(self, channels: int) -> int:
+        """Packs that a thread computes: more where they can share what they load of vectors."""
+        return 4 if self.binding.vectors and self._keeps_channels(channels) else ROUNDS
+
+    def _segment(self, code: Code, segment: int, first: int, rounds: int) -> None:
         begin, end = self.binding.segments[segment]
+        size = (end - begin) * self.area
         self.channels = end - begin
         operations = self.plan.steps[0].segments[segment]
         numbers = list(dict.fromkeys(n for o in operations for n in (*o.operands, o.result)))
         tensors = [n for n in numbers if self._at(n) is not None]
         for number in tensors:
             self._tensor(code, number, begin)
-        step = THREADS * self.flat.pack
+        self.inputs = [n for n in tensors if self.plan.planes[n].input is not None]
+        self.vectors = list(dict.fromkeys(n for o in operations for n in o.vectors))
+        self.singles: set[str] = set()
+        size_of_pack = self.flat.pack
+        #: Whether a pack is of one channel, or of neighbouring ones, and whether all rounds of a
+        #: thread are of the same ones.
+        self.has_one_channel = self.flat.planar and self.area % size_of_pack == 0
+        self.has_whole_channels = not self.flat.planar and self.channels % size_of_pack == 0
+        step = THREADS * size_of_pack
+        self.is_same_channel = self._keeps_channels(self.channels)
         start = f"(block - {first})" if first else "block"
-        code.line(f"const int start = {start} * {ROUNDS * step} + threadIdx.x * {self.flat.pack};")
-        pack = Pack(code, self.flat.pack)
-        inputs = [n for n in tensors if self.plan.planes[n].input is not None]
-        is_whole = size % (ROUNDS * step) == 0
-        for k in range(ROUNDS):
-            code.line(f"const int e{k} = start + {k * step};")
-            for number in inputs:
+        code.line(f"const int start = {start} * {rounds * step} + threadIdx.x * {size_of_pack};")
+        pack = Pack(code, size_of_pack)
+        known: dict[int, str] = {}
+        if self.is_same_channel:
+            code.line("const int e0 = start;")
+            self._channel_data(pack, segment, 0, known, {n: f"v{n}" for n in self.vectors})
+        is_whole = size % (rounds * step) == 0
+        for k in range(rounds):
+            if k or not self.is_same_channel:
+                code.line(f"const int e{k} = start + {k * step};")
+            for number in self.inputs:
                 if self._is_full(number):
                     test = "" if is_whole else f"e{k} < {size}"
                     pack.load(f"q{number}_{k}", self._address(number, f"e{k}"), test)
-        for k in range(ROUNDS):
+        for k in range(rounds):
             with code.block("" if is_whole else f"if (e{k} < {size})"):
-                names = {n: f"q{n}_{k}" for n in inputs if self._is_full(n)}
+                names = {n: f"q{n}_{k}" for n in self.inputs if self._is_full(n)} | known
                 self._compute(pack, segment, k, names)
 
     def _compute(self, pack: Pack, segment: int, k: int, names: dict[int, str]) -> None:
         operations = self.plan.steps[0].segments[segment]
-        begin = self.binding.segments[segment][0]
-        channel = self._channel(f"e{k}" if pack.size == 1 else f"(e{k} + v)")
+        vectors = {n: f"v{n}" if self.is_same_channel else f"v{n}_{k}" for n in self.vectors}
+        if not self.is_same_channel:
+            self._channel_data(pack, segment, k, names, vectors)
         for operation in operations:
-            for number in operation.operands:
-                if number not in names:
-                    tensor = self._tensor_of(number)
-                    index = f"g{number}[{channel} * {tensor.channel}]"
-                    if self.plan.planes[number].one_channel:
-                        index = f"g{number}[0]"
-                    names[number] = f"q{number}_{k}"
-                    pack.declare(names[number], f"md_value({index})")
-            for number in operation.vectors:
-                if -number - 1 not in names:
-                    names[-number - 1] = f"v{number}_{k}"
-                    text = f"vectors[{number * self.frame + begin} + {channel}]"
-                    pack.declare(names[-number - 1], text)
-            arguments = [pack.at(names[n]) for n in operation.operands]
-            arguments += [pack.at(names[-n - 1]) for n in operation.vectors]
+            arguments = [self._argument(pack, names[n]) for n in operation.operands]
+            arguments += [self._argument(pack, vectors[n]) for n in operation.vectors]
             result = f"p{operation.result}_{k}"
             plane = self.plan.planes[operation.result]
             pack.compute(result, operation.code, arguments, plane.dtype)
@@ -171,6 +185,52 @@ class _Printer:
             if self.plan.planes[number].output is not None:
                 dtype = self._tensor_of(number).dtype
                 pack.store(self._address(number, f"e{k}"), names[number], dtype)
+
+    def _argument(self, pack: Pack, name: str) -> str:
+        return name if name in self.singles else pack.at(name)
+
+    # What channels have one number of: vectors, and operands with one number for a plane
+
+    def _channel_data(
+        self,
+        pack: Pack,
+        segment: int,
+        k: int,
+        names: dict[int, str],
+        vectors: dict[int, str],
+    ) -> None:
+        """Loads the numbers of the channels of round ``k``'s pack."""
+        begin = self.binding.segments[segment][0]
+        operations = self.plan.steps[0].segments[segment]
+        if self.has_one_channel:
+            pack.code.line(f"const int c{k} = {self._channel(f'e{k}')};")
+        for number, name in vectors.items():
+            base = f"vectors + {number * self.frame + begin}"
+            aligned = gcd(self.frame, begin, 4) == 4
+            self._load(pack, name, base, 1, k, "float32" if aligned else "")
+        for number in dict.fromkeys(n for o in operations for n in o.operands):
+            if number in names or number not in self.inputs or self._is_full(number):
+                continue
+            names[number] = f"q{number}_{k}"
+            tensor = self._tensor_of(number)
+            if self.plan.planes[number].one_channel:
+                pack.code.line(f"const float {names[number]} = md_value(*g{number});")
+                self.singles.add(names[number])
+            else:
+                self._load(pack, names[number], f"g{number}", tensor.channel, k, "")
+
+    def _load(self, pack: Pack, name: str, base: str, stride: int, k: int, dtype: str) -> None:
+        """One number for each channel of a pack."""
+        by = "" if stride == 1 else f" * {stride}"
+        if self.has_one_channel:
+            pack.code.line(f"const float {name} = md_value(*({base} + c{k}{by}));")
+            self.singles.add(name)
+        elif self.has_whole_channels and dtype == "float32" and pack.size % 4 == 0:
+            pack.code.line(f"float {name}[{pack.size}];")
+            pack.code.line(f"md_load_floats({name}, {base} + {self._channel(f'e{k}')});")
+        else:
+            element = f"e{k}" if pack.size == 1 else f"(e{k} + v)"
+            pack.declare(name, f"md_value(*({base} + {self._channel(element)}{by}))")
 
     def _channel(self, element: str) -> str:
         """The channel of an element, counted from the segment's first."""

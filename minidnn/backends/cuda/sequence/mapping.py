@@ -24,6 +24,10 @@ from .places import Places, place_buffers
 from .window import UNROLLED_TAPS
 
 WARP = 32
+SECTOR_BYTES = 32
+"""What memory is read and written in."""
+
+ENOUGH_BLOCKS = 1024
 MOST_THREADS = 512
 MOST_SHARED = 227 << 10
 """Bytes of shared memory that a block can have on sm_90 (99 KiB on sm_86 and sm_89)."""
@@ -70,7 +74,13 @@ def choose_mapping(
     tiles = [_tile(plan, step, planar, pack) for step in plan.steps]
     positions = max(_items(step, tile, plan) for step, tile in zip(plan.steps, tiles, strict=True))
     channels = max(end - begin for begin, end in binding.segments)
-    group = 1 if planar else min(_ceil(channels, pack), _channel_group(positions, pack))
+    group = 1
+    if not planar:
+        least = max(pack, SECTOR_BYTES // min(t.itemsize for t in tensors))
+        group = min(_ceil(channels, pack), _channel_group(positions, pack))
+        tasks = binding.batch * len(plan.tasks()) * len(plan.patches(1)) * channels
+        while group % 2 == 0 and group // 2 >= least and tasks // group < ENOUGH_BLOCKS:
+            group //= 2
     while planar and group < channels and positions * group < 2 * WARP:
         group *= 2
     while True:

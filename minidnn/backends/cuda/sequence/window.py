@@ -13,8 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from minidnn.graph.window import Window, WindowAxis
 
+from ..scalar import literal
 from .pack import Loader, Pack
 
 UNROLLED_TAPS = 64
@@ -139,6 +142,9 @@ def average_text(window: Window, extent: tuple[int, int], total: str, row: str, 
     if not parts:
         if constant > 0 and constant & (constant - 1) == 0:
             return f"({total} + 0.0f) * {1.0 / constant!r}f"
+        if 3 <= constant <= 64:
+            inverse = literal(float(np.float32(1.0) / np.float32(constant)))
+            return f"md_quotient({total} + 0.0f, {constant}.0f, {inverse})"
         return f"({total} + 0.0f) / {constant}.0f"
     product = " * ".join([*([str(constant)] if constant != 1 else []), *parts])
     return f"({total} + 0.0f) / (float)({product})"
