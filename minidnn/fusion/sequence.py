@@ -12,12 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import ceil
 
-from minidnn.fusion.buffers import (
-    peak,
-    register_bytes,
-    stays_in_registers,
-    tasks_at_once,
-)
+from minidnn.fusion.buffers import most_kept, peak, stays_in_registers, tasks_at_once
 from minidnn.fusion.device import Device
 from minidnn.fusion.geometry import Extent, extents, owned, scales
 from minidnn.fusion.operations import Operation, Stack, Step, copy_operation
@@ -203,12 +198,10 @@ class Sequence:
             for value, count in self._held_rows(schedule).items()
         }
         if device.reuses_buffers and schedule.strips == 1:
-            buffer_bytes = peak(self, sizes)
+            buffer_bytes = peak(self.steps, sizes)
         else:
             buffer_bytes = sum(sizes.values())
-        kept = register_bytes(self, schedule) if device.register_bytes else None
-        if kept is not None and kept > device.register_bytes:
-            kept = None
+        kept = self._kept_bytes(schedule, device)
         if buffer_bytes > device.local_bytes and kept is None:
             return None
         work = useful = 0.0
@@ -235,6 +228,21 @@ class Sequence:
             both += min(memory, inside) / side_by_side
         seconds = device.overhead + both
         return Price(seconds, moved, work, buffer_bytes, tasks, work / useful if useful else 1.0)
+
+    @cached_property
+    def stays_in_registers(self) -> bool:
+        """Whether threads could keep whole planes in registers from step to step."""
+        return stays_in_registers(self.steps, self.inputs)
+
+    def _kept_bytes(self, schedule: Schedule, device: Device) -> int | None:
+        """What one channel's planes take in registers, as float32; None if they do not stay
+        there."""
+        _, _, rows, columns = self.anchor.type.plane
+        whole = (schedule.rows, schedule.columns, schedule.strips) == (rows, columns, 1)
+        if not device.register_bytes or not whole or not self.stays_in_registers:
+            return None
+        bytes = most_kept(self.steps, self.buffered) * rows * columns * 4
+        return bytes if bytes <= device.register_bytes else None
 
     def lead(self, schedule: Schedule) -> int:
         """Strips before the first in which a task already computes what the first one needs, so
@@ -344,7 +352,7 @@ class Sequence:
         stage = device.stages_inputs and bool(self.staged)
         if device.register_bytes:
             # Elsewhere windows may as well read inputs by way of the caches.
-            stage = stage and stays_in_registers(self)
+            stage = stage and self.stays_in_registers
         place = device.in_order
         yield Schedule(rows, columns, 1, stage, place)
         if self.is_whole:

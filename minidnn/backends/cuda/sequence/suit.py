@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ....errors import GraphError
-from ....fusion.buffers import stays_in_registers
 from ....fusion.collapse import cheapest
 from ....fusion.device import H200, Device
 from ....fusion.operations import lower
@@ -59,7 +58,7 @@ def print_region(region: Region, lies: Callable[[Value], Tensor], arch: str) -> 
 
 def _schedule(region: Region, sequence: Sequence, planar: bool, arch: str) -> Schedule:
     _, _, rows, columns = sequence.anchor.type.plane
-    if len(sequence.steps) == 1 and not (planar and stays_in_registers(sequence)):
+    if len(sequence.steps) == 1 and not (planar and sequence.stays_in_registers):
         if planar or sequence.is_whole:
             return Schedule(rows, columns)
         return Schedule(max(1, min(rows, PIXELS // columns)), columns)
