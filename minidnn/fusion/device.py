@@ -33,6 +33,9 @@ class Device:
     in_order: bool = False
     #: Seconds that a step of a patch costs one worker beside its work.
     step_overhead: float = 0.0
+    #: Bytes of a worker's cache that is nearer than the one that patches are kept in; 0 if none
+    #: is told apart.
+    near_bytes: int = 0
     #: Bytes of a cache that all workers share, and bytes a second to and from it, of the whole
     #: device; 0 if there is none to be used on purpose.
     shared_bytes: int = 0

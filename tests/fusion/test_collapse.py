@@ -243,6 +243,25 @@ def test_buffers_that_are_not_in_use_together_share_memory() -> None:
     assert apart.buffer_bytes == 4 * 56 * 56 * 4
 
 
+def test_rows_of_wide_planes_stay_in_the_nearest_cache() -> None:
+    device = replace(TWO_CORES, stages_inputs=True, in_order=True, step_overhead=1e-8)
+    near = replace(device, near_bytes=48 << 10)
+    stack = chain(8, (1, 16, 128, 256))
+    sequence = Sequence.of(stack, 0, len(stack.steps) - 1)
+    (row,) = {value.type.plane[3] * 16 * 4 for value in sequence.outputs}
+    rows = {}
+    for each in (device, near):
+        choice = cheapest(sequence, each)
+        assert choice is not None and choice.schedule.columns == 256
+        rows[each.near_bytes] = choice.schedule.rows
+    assert rows[0] * row > 2 * near.near_bytes
+    assert rows[near.near_bytes] * row <= near.near_bytes
+    for schedule in sequence.candidates(device):
+        with_cache, without = (sequence.price(schedule, each) for each in (near, device))
+        if with_cache is not None and without is not None:
+            assert with_cache.seconds >= without.seconds
+
+
 def test_a_step_that_fits_nowhere_still_becomes_a_sequence() -> None:
     device = Device("no memory", 1, 1e9, 1e9, 1e9, 1e9, 1, 1, 0.0, stages_inputs=True)
     (choice,) = collapse(chain(1), device)
