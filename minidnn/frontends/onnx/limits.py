@@ -19,6 +19,8 @@ HIGHEST_RANK = 32
 #: Nodes, and outputs of one node.
 MOST_NODES = 1 << 18
 MOST_OUTPUTS = 1 << 14
+#: Taps of a window along an axis, and padding before and behind it.
+LARGEST_WINDOW = 1 << 16
 #: Indices along an axis that are made to a table, as Resize does.
 LONGEST_TABLE = 1 << 20
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.call import Call
-from minidnn.frontends.onnx.limits import check_shape
+from minidnn.frontends.onnx.limits import LARGEST_WINDOW, check_shape
 
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]
@@ -70,6 +70,8 @@ def window_pads(
     auto = call.choice("auto_pad", "NOTSET", *_AUTO)
     given = call.ints("pads")
     count = len(kernel)
+    if max(kernel) > LARGEST_WINDOW or max(given or [0]) > LARGEST_WINDOW:
+        raise GraphError(f"kernel {list(kernel)}, pads={given}; valid are at most {LARGEST_WINDOW}")
     if auto == "VALID":
         return [(0, 0)] * count
     if auto != "NOTSET":
