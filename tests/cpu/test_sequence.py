@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.backends.cpu.backend import CpuBackend, CpuProgram
 from minidnn.backends.cpu.isa import ISAS, Isa
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.lower import lower_plan
@@ -214,7 +214,7 @@ def chains_of(isa_name: str) -> dict[tuple[str, str], Graph]:
 def test_chains(name: str, size: str, isa: Isa) -> None:
     """One kernel without conversions; as the reference, and as layer by layer to the last bit."""
     graph = chains_of(isa.name)[name, size]
-    options = {"isa": isa.name, "threads": THREADS, "guarded": True}
+    options: dict[str, Any] = {"isa": isa.name, "threads": THREADS, "guarded": True}
     fused = md.compile(graph, device="cpu", **options)
     layered = md.compile(graph, device="cpu", strategy="layers", **options)
     if name != "wide":
@@ -250,11 +250,14 @@ def test_numbers_that_overflow_within_a_chain(isa: Isa) -> None:
 
 def test_large_outputs_are_streamed(isa: Isa) -> None:
     """Past the caches, where rows are aligned and where they are not."""
-    for shape in ((1, 128, 128, 132), (1, 128, 131, 131)):
+    shapes: tuple[tuple[int, ...], ...] = ((1, 128, 128, 132), (1, 128, 131, 131))
+    for shape in shapes:
         assert np.prod(shape) * 4 >= STREAMED_BYTES
         graph = to_graph(L.Sequential(L.MaxPool2d(3, 1, 1), L.ReLU()), shape)
         exe = md.compile(graph, device="cpu", isa=isa.name)
-        assert "streaming_store" in exe.program.tasks[0].source.text or shape[2] == 131
+        assert isinstance(exe.program, CpuProgram)
+        streams = "streaming_store" in exe.program.tasks[0].source.text
+        assert streams or shape[2:] == (131, 131)
         (x,) = inputs_for(graph, 1, False)
         out = np.empty(x.size + 16, np.float32)
         for shift in (0, 1):

@@ -12,6 +12,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cuda.program import CudaProgram
 from minidnn.errors import DeviceError, GraphError, OutOfMemoryError, UnsupportedError
 
 pytestmark = pytest.mark.gpu
@@ -173,7 +174,8 @@ def test_a_memory_limit_is_kept_or_an_error() -> None:
     with pytest.raises(OutOfMemoryError, match=r"memory_limit=1000 bytes; weights take \d+ and"):
         md.compile(net, SHAPE, device="cuda", memory_limit=1000)
     exe = md.compile(net, (64, 3, 112, 112), device="cuda", memory_limit=200 << 20)
-    assert exe.program.bytes <= 200 << 20
+    program = exe.program
+    assert isinstance(program, CudaProgram) and program.bytes <= 200 << 20
 
 
 def test_profile_and_explain_tell_algorithms() -> None:

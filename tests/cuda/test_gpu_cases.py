@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 SINGLE = tuple(case for case in CASES if len(case.shapes[0]) == 1)
 
 
-def run(graph: Graph, precision: str, inputs: tuple[np.ndarray, ...], **options: str) -> np.ndarray:
+def run(graph: Graph, precision: str, inputs: tuple[np.ndarray, ...], **options: Any) -> np.ndarray:
     exe = md.compile(graph, device="cuda", precision=precision, tune="heuristic", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
