@@ -84,7 +84,7 @@ def choose_mapping(
     while planar and group < channels and positions * group < 2 * WARP:
         group *= 2
     while True:
-        places = place_buffers(plan, group, planar, {})
+        places = place_buffers(plan, group, planar)
         if places.bytes <= limit or group <= pack:
             break
         group = max(pack, _ceil(group // 2, pack))

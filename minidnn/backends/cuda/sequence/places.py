@@ -33,11 +33,10 @@ class Places:
     bytes: int
 
 
-def place_buffers(plan: KernelPlan, group: int, planar: bool, pitches: Mapping[int, int]) -> Places:
+def place_buffers(plan: KernelPlan, group: int, planar: bool) -> Places:
     """Places for ``group`` channels a block.
 
-    ``pitches`` are elements from one row of a storage to the next where they are more than its
-    columns (planar ones only).  Where patches keep nothing from one to the next, storages that
+    Where patches keep nothing from one to the next, storages that
     are not in use at the same time lie over each other.
     """
     found: dict[int, Place] = {}
@@ -52,7 +51,7 @@ def place_buffers(plan: KernelPlan, group: int, planar: bool, pitches: Mapping[i
         )
         assert buffer is not None
         if planar:
-            row = max(buffer.columns, pitches.get(storage, 0))
+            row = buffer.columns
             column, channel = 1, row * buffer.rows
             size = channel * group
         else:
