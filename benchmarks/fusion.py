@@ -31,15 +31,38 @@ import numpy as np
 
 import minidnn as md
 from minidnn import models
+from minidnn.backends.cpu.cores import usable_cores
+from minidnn.backends.cpu.isa import best_isa
+from minidnn.backends.cpu.kernels import compile_kernels
+from minidnn.backends.cpu.lower import lower_plan
 from minidnn.backends.cpu.machine import describe_machine
+from minidnn.backends.cpu.target import CpuTarget, device_for
 from minidnn.bench.statistics import median, ratio
 from minidnn.executable import Executable
+from minidnn.fusion.collapse import check_strategy
 from minidnn.fusion.region import FusedContraction, Sequence
 from minidnn.graph.operator import Contraction
+from minidnn.layers.build import to_graph
+from minidnn.passes.infrastructure import Context
+from minidnn.passes.pipeline import optimize
 from minidnn.report.explain import kind_of
+from minidnn.runtime.plan import make_plan
 
 STRATEGIES = ("layers", "contractions", "model")
 NETWORKS = [name for name in models.list_models() if name != "digits"]
+
+
+def fill_cache(name: str, batch: int, threads: int | None) -> None:
+    """Compiles the kernels, without weights."""
+    network = models.get_model(name)
+    graph = to_graph(network, (batch, *network.input_shape))
+    isa, count = best_isa(), threads or usable_cores()
+    sources = []
+    for strategy in STRATEGIES:
+        context = Context(CpuTarget(device_for(isa, count), isa.lanes), check_strategy(strategy))
+        plan = make_plan(optimize(graph, context), context)
+        sources += [task.source for task in lower_plan(plan, isa, count)]
+    compile_kernels(sources, isa)
 
 
 def compiled(name: str, batch: int, threads: int | None) -> tuple[dict[str, Executable], Any]:
@@ -177,7 +200,7 @@ def main() -> None:
         for batch in options.batch:
             there = [r for r in rows if (r["network"], r["batch"]) == (name, batch)]
             if options.compile:
-                compiled(name, batch, options.threads)
+                fill_cache(name, batch, options.threads)
             elif not there or options.again:
                 row = measure(name, batch, options.rounds, options.seconds, options.threads)
                 print(line(row), flush=True)

@@ -61,9 +61,22 @@ class Region(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Sequence(Region):
-    """A sequence of a stack, computed patch by patch as ``schedule`` says."""
+    """A sequence of a stack, computed patch by patch as ``schedule`` says.
+
+    For reports: the number of its stack, from 1 on, and which ``part`` of the ``parts`` it is that
+    the stack was cut into.  0: no stack.
+    """
 
     schedule: Schedule
+    stack: int = field(default=0, repr=False)
+    part: int = field(default=1, repr=False)
+    parts: int = field(default=1, repr=False)
+
+    @property
+    def origin(self) -> str:
+        """The stack that it is, or is a part of."""
+        cut = f", part {self.part} of {self.parts}" if self.parts > 1 else ""
+        return f"stack {self.stack}{cut}" if self.stack else "no stack"
 
     @cached_property
     def kernel(self) -> tuple[KernelPlan, Binding]:

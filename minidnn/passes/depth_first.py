@@ -29,17 +29,18 @@ def depth_first(graph: Graph, context: Context) -> Graph:
     if context.strategy == "model":
         graph = _separate_windows(graph, context)
     groups: list[tuple[Sequence[Node], MakeRegion]] = []
-    for nodes in stacks_of(graph, context):
+    for number, nodes in enumerate(stacks_of(graph, context), 1):
         _, outputs = boundary(graph, nodes)
-        stack = lower(nodes, outputs)
-        choices = collapse(stack, context.target.device, context.strategy)
+        lowered = lower(nodes, outputs)
+        choices = collapse(lowered, context.target.device, context.strategy)
         names = ", ".join(node.name for node in nodes)
         if not context.allow(f"compute {names} as {len(choices)} sequence(s)"):
             break
-        _note_cuts(choices, stack, context)
-        for choice in choices:
-            members = _nodes_of(choice, nodes)
-            groups.append((members, partial(_region, schedule=choice.schedule)))
+        _note_cuts(choices, lowered, context)
+        stack = 0 if context.strategy in APART else number
+        for part, choice in enumerate(choices, 1):
+            make = partial(_region, choice.schedule, stack, part, len(choices))
+            groups.append((_nodes_of(choice, nodes), make))
     return contract(graph, groups)
 
 
@@ -54,8 +55,8 @@ def stacks_of(graph: Graph, context: Context) -> list[list[Node]]:
     ]
 
 
-def _region(body: Graph, schedule: Schedule) -> SequenceRegion:
-    return SequenceRegion(body, schedule)
+def _region(schedule: Schedule, stack: int, part: int, parts: int, body: Graph) -> SequenceRegion:
+    return SequenceRegion(body, schedule, stack, part, parts)
 
 
 def _nodes_of(choice: Choice, nodes: Sequence[Node]) -> list[Node]:

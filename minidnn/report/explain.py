@@ -114,7 +114,7 @@ def describe(node: Node) -> str:
     if not isinstance(node.op, Region):
         return f"{node.source}: {node.op.name}"
     names = " + ".join(_operator(n) for n in node.op.body.nodes)
-    cut = f" [{node.op.schedule}]" if isinstance(node.op, SequenceRegion) else ""
+    cut = f" [{node.op.origin}: {node.op.schedule}]" if isinstance(node.op, SequenceRegion) else ""
     return f"{names}{cut}"
 
 

@@ -71,4 +71,4 @@ def test_the_schedule_of_a_sequence_is_shown() -> None:
         return relu(scale(t, max_pool(x)))
 
     text = md.compile(graph_of(build, (1, 4, 8, 8)), device="reference").explain()
-    assert re.search(r"MaxPool2d.* \+ ScaleShift\(.*\) \+ ReLU \[\d+x8.*\]", text)
+    assert re.search(r"MaxPool2d.* \+ ScaleShift\(.*\) \+ ReLU \[stack 1: \d+x8.*\]", text)

@@ -214,3 +214,19 @@ def test_the_contract() -> None:
     with pytest.raises(GraphError, match=r"^pass depth_first broke its contract: node 'relu' "):
         run_passes(graph, [lazy], Context(), verify=True)
     assert DEPTH_FIRST.requires == ("simplify", "absorb")
+
+
+def test_regions_know_their_stacks() -> None:
+    def build(t, x):
+        y = conv(t, relu(max_pool(x)), 4)
+        for _ in range(6):
+            y = relu(scale(t, max_pool(y)))
+        return y
+
+    def origins(strategy: str) -> list[str]:
+        after = check(build, X, strategy=strategy)
+        return [n.op.origin for n in after.nodes if isinstance(n.op, Sequence)]
+
+    assert origins("model") == ["stack 1", "stack 2"]
+    assert origins("five") == ["stack 1", "stack 2, part 1 of 2", "stack 2, part 2 of 2"]
+    assert set(origins("layers")) == {"no stack"}
