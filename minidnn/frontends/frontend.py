@@ -39,7 +39,12 @@ def _onnx() -> FrontEnd:
     return found
 
 
-_BUILT_IN: dict[str, Callable[[], FrontEnd]] = {"onnx": _onnx}
+def _torch() -> FrontEnd:
+    found: FrontEnd = import_module("minidnn.frontends.torch.frontend").TorchFrontEnd()
+    return found
+
+
+_BUILT_IN: dict[str, Callable[[], FrontEnd]] = {"onnx": _onnx, "torch": _torch}
 
 
 def frontends() -> dict[str, FrontEnd]:

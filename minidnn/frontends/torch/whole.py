@@ -1,0 +1,79 @@
+"""A whole module as one graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from minidnn.errors import UnsupportedError
+from minidnn.frontends.torch.aten.call import key_of
+from minidnn.frontends.torch.capture import Captured, capture
+from minidnn.frontends.torch.convert import convert, judge_operations, label_of
+from minidnn.graph.ir import Graph
+
+
+def graph_of_module(
+    module: torch.nn.Module,
+    shapes: Sequence[Sequence[int]],
+    named: Mapping[str, Sequence[int]],
+) -> Graph:
+    """The graph for float32 arguments of these shapes.
+
+    UnsupportedError lists every operation that is not known, and results that are no tensors.
+    """
+    first = next(module.parameters(), None)
+    device = "cpu" if first is None else first.device
+    args = [torch.zeros(tuple(shape), device=device) for shape in shapes]
+    kwargs = {key: torch.zeros(tuple(shape), device=device) for key, shape in named.items()}
+    captured = capture(module, args, kwargs)
+    name = type(module).__name__
+    problems = _problems(captured)
+    if problems:
+        listed = "\n  ".join(problems)
+        raise UnsupportedError(
+            f"{name} cannot be taken whole (md.optimize runs the rest in PyTorch):\n  {listed}"
+        )
+    return convert_all(captured, name)
+
+
+def convert_all(captured: Captured, name: str) -> Graph:
+    """The graph of a captured program that is known throughout: its inputs are the arguments that
+    it reads, its outputs all results, in their order; a dict of results keeps their names."""
+    part = convert(captured.operations, captured.constants, captured.tensor, name)
+    by_node = dict(zip(part.outputs, part.graph.outputs, strict=True))
+    outputs = [by_node[node] for node in results_of(captured)]
+    by_input = dict(zip(part.inputs, part.graph.inputs, strict=True))
+    inputs = [by_input[node] for node in captured.given if node in by_input]
+    places = pytree.tree_unflatten(range(len(outputs)), captured.arranged)
+    named = isinstance(places, dict) and list(places.values()) == list(range(len(outputs)))
+    return Graph(inputs, outputs, part.graph.nodes, name, list(places) if named else None)
+
+
+def results_of(captured: Captured) -> list[Any]:
+    """What the program gives, in order."""
+    output = next(node for node in captured.module.graph.nodes if node.op == "output")
+    results: Any = output.args[0]
+    return list(results)
+
+
+def _problems(captured: Captured) -> list[str]:
+    left: dict[Node, str] = {}
+    operations = captured.operations
+    judge_operations(operations, captured.constants, captured.tensor, lambda graph: None, left)
+    problems = [
+        f"{label_of(node)}: {key_of(node)}: {reason}"
+        for node, reason in left.items()
+        if node.target is not operator.getitem
+    ]
+    if captured.writes:
+        problems.append("it writes to its arguments or buffers")
+    computed = dict.fromkeys(operations)
+    for place, result in enumerate(results_of(captured)):
+        if result not in computed:
+            problems.append(f"result {place} is {result}, which is not computed of the arguments")
+    return problems

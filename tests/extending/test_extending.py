@@ -1,0 +1,97 @@
+"""A backend and a front end of third parties, found by their entry points, and their page."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.errors import GraphError, UnsupportedError
+
+HERE = Path(__file__).parent
+SHAPE = (2, 3, 8, 8)
+
+
+@pytest.fixture
+def installed(root: Path, tmp_path: Path) -> Iterator[Path]:
+    """A folder as installing the toys' distribution fills it, on the path."""
+    shutil.copytree(HERE / "toy", tmp_path / "toy", ignore=shutil.ignore_patterns("__pycache__"))
+    (block,) = blocks(root, "ini")
+    info = tmp_path / "toy-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(block)
+    sys.path.insert(0, str(tmp_path))
+    yield tmp_path
+    sys.path.remove(str(tmp_path))
+    for name in [name for name in sys.modules if name.split(".")[0] == "toy"]:
+        del sys.modules[name]
+
+
+def blocks(root: Path, language: str) -> list[str]:
+    page = (root / "docs" / "extending.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_shows_the_toys_as_they_are(root: Path) -> None:
+    shown = blocks(root, "python")
+    for name in ("backend", "frontend"):
+        assert (HERE / "toy" / f"{name}.py").read_text(encoding="utf-8") in shown
+
+
+def test_a_third_partys_backend(installed: Path) -> None:
+    net = md.Sequential(L.Conv2d(3, 4, 3, padding=1), L.BatchNorm2d(4), L.ReLU(), L.MaxPool2d(2))
+    x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+    exe = md.compile(net, SHAPE, device="counting")
+    np.testing.assert_array_equal(exe(x), md.compile(net, SHAPE, device="reference")(x))
+    assert exe.program.count == len(exe.graph.nodes)  # type: ignore[attr-defined]
+    notes = exe.plan.notes.values()
+    assert "not absorbed into 0: its contractions compute nothing else" in notes
+
+
+def test_its_refusals(installed: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"\(Softmax\(dim=1\)\): it cannot compute powers"):
+        md.compile(L.Softmax(1), SHAPE, device="counting")
+    text = r"^options \['speed'\] of device 'counting'; it has none$"
+    with pytest.raises(UnsupportedError, match=text):
+        md.compile(L.ReLU(), SHAPE, device="counting", speed=1)
+
+
+def test_pytorch_runs_on_it(installed: Path) -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Softmax(1)).eval()
+    x = torch.ones(SHAPE)
+    fast = md.optimize(net, x, device="counting")
+    torch.testing.assert_close(fast(x), net(x))
+    assert "2: aten.softmax.int: it cannot compute powers" in fast.explain()
+
+
+def test_a_third_partys_front_end(installed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "net.words"
+    path.write_text("conv 4 3\nrelu\n\nconv 2 1\ntanh\n")
+    x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+    y = md.compile(path, SHAPE, device="reference")(x)
+    windows = [x[:, :, i : i + 6, j : j + 6] for i in range(3) for j in range(3)]
+    summed = np.sum(windows, axis=(0, 2))
+    expected = np.tanh(4 * np.maximum(summed, 0))
+    np.testing.assert_allclose(y, np.stack([expected, expected], 1), rtol=1e-4, atol=1e-5)
+
+
+def test_its_errors(installed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "net.words"
+    path.write_text("conv 4 3\ndream\nrelu\nhope\n")
+    with pytest.raises(UnsupportedError, match=r"net.words: unknown words dream, hope$"):
+        md.compile(path, SHAPE, device="reference")
+    with pytest.raises(GraphError, match="shape=None; valid is the input's shape"):
+        md.compile(path, device="reference")
+    with pytest.raises(
+        GraphError, match=r"valid are layers and graphs.*, or paths that end in \.w"
+    ):
+        md.compile("net.wurds", device="reference")
