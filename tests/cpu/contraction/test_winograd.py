@@ -91,7 +91,7 @@ def test_weights_and_points_give_a_convolution(transform) -> None:
 
     def matrix(print_lines, size: int) -> np.ndarray:
         code = Code()
-        results = print_lines(code, [f"d{i}" for i in range(size)])
+        results = print_lines(code, lambda i: f"d{i}")
         text = str(code).replace("const float ", "").replace(";", "").replace("f,", ",")
         columns = []
         for i in range(size):
@@ -103,7 +103,14 @@ def test_weights_and_points_give_a_convolution(transform) -> None:
             columns.append([names[result] for result in results])
         return np.array(columns).T
 
-    into, out = matrix(transform.print_inputs, n), matrix(transform.print_outputs, n)
+    def print_inputs(code: Code, d) -> list[str]:
+        parts = range(len(transform.input_parts))
+        return [name for part in parts for name in transform.print_inputs(code, part, d)]
+
+    def print_outputs(code: Code, d) -> list[str]:
+        return transform.print_outputs(code, range(m), d)
+
+    into, out = matrix(print_inputs, n), matrix(print_outputs, n)
     rng = np.random.default_rng(0)
     d, g = rng.standard_normal((n, n)), rng.standard_normal((3, 3))
     products = (transform.weights @ g @ transform.weights.T) * (into @ d @ into.T)

@@ -1,60 +1,99 @@
-"""Prints the functions of Winograd kernels: a tile's inputs with zeros around, both transforms."""
+"""Prints the functions of Winograd kernels: the transforms of a tile, and their calls."""
 
 from __future__ import annotations
 
 from ...code import Code
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, Numbers
+from ..scheme import LINE_FLOATS
 from .scheme import WinogradScheme
+from .transform import Named, Transform
 
 _POINTER = "const uniform float * uniform"
 
 
-def print_patch(code: Code, scheme: WinogradScheme, numbers: Numbers) -> None:
-    """``@_patch``: copies a tile of a block of channels; what lies outside the image is zero."""
-    problem, lanes, n = scheme.problem, scheme.lanes, scheme.transform.inputs
-    head = f"static noinline unmasked void @_patch({PARAMETER}, {_POINTER} x, "
-    head += "uniform int row0, uniform int column0, uniform float * uniform patch)"
+def print_into(code: Code, scheme: WinogradScheme, numbers: Numbers, border: bool) -> None:
+    """``@_into``: transforms a tile of inputs, and asks for the one that begins at ``later``.
+
+    ``@_border``, if ``border``, for tiles of which a part lies outside the image: that is zero,
+    and is read from ``zeros`` (a row of them).
+    """
+    n = scheme.transform.inputs
+    parameters = [PARAMETER, f"{_POINTER} x", "uniform float * uniform v", f"{_POINTER} later"]
+    if border:
+        parameters += [f"{_POINTER} zeros", "uniform int row0", "uniform int column0"]
+    name = "@_border" if border else "@_into"
+    head = f"static noinline unmasked void {name}({', '.join(parameters)})"
     with code.block(head), numbers.declared(code):
-        height = numbers("height", problem.size[0])
-        width = numbers("width", problem.size[1])
-        row = numbers("x_row", problem.source.row)
-        code.line(f"const uniform int left = clamp(-column0, 0, {n});")
-        code.line(f"const uniform int right = clamp({width} - column0, left, {n});")
-        with code.block(f"for (uniform int i = 0; i < {n}; i++)"):
-            code.line(f"uniform float * uniform to = patch + i * {n * lanes};")
-            code.line("const uniform int y = row0 + i;")
-            code.line(f"const uniform bool outside = y < 0 || y >= {height};")
-            code.line(f"const uniform int l = outside ? {n} : left, r = outside ? {n} : right;")
-            code.line(f"{_POINTER} from = x + (uniform int64)y * {row} + column0 * {lanes};")
-            zeros = "for (uniform int j = {}; j < {}; j++) "
-            zeros += f"to[j * {lanes} + programIndex] = 0.0f;"
-            code.line(zeros.format("0", "l"))
-            with code.block("for (uniform int j = l; j < r; j++)"):
-                at = f"j * {lanes} + programIndex"
-                code.line(f"to[{at}] = from[{at}];")
-            code.line(zeros.format("r", str(n)))
+        row = numbers("x_row", scheme.problem.source.row)
+        _ask(code, scheme, row)
+        for r in range(n):
+            code.line(f"{_POINTER} x{r} = x + {r} * {row};")
+        if border:
+            height = numbers("height", scheme.problem.size[0])
+            width = numbers("width", scheme.problem.size[1])
+            for r in range(n):
+                code.line(f"if (row0 + {r} < 0 || row0 + {r} >= {height}) x{r} = zeros;")
+            for c in range(n):
+                inside = f"column0 + {c} >= 0 && column0 + {c} < {width}"
+                code.line(f"const uniform bool inside{c} = {inside};")
+        _transform_inputs(code, scheme, numbers, border)
 
 
-def print_into(code: Code, scheme: WinogradScheme, numbers: Numbers) -> None:
-    """``@_into``: transforms a tile of inputs; ``row`` floats lie between its rows."""
+def _ask(code: Code, scheme: WinogradScheme, row: str) -> None:
+    for r in range(scheme.transform.inputs):
+        for c in range(scheme.transform.outputs):
+            if c * scheme.lanes % LINE_FLOATS == 0:
+                at = f"later + {r} * {row} + {c * scheme.lanes}"
+                code.line(f"prefetch_l2((void * uniform)({at}));")
+
+
+def _transform_inputs(code: Code, scheme: WinogradScheme, numbers: Numbers, border: bool) -> None:
+    """Some rows of B' d at a time, as many as registers hold; then their products with B."""
     lanes, transform = scheme.lanes, scheme.transform
     n = transform.inputs
-    head = f"static noinline unmasked void @_into({PARAMETER}, {_POINTER} x, uniform int row, "
-    head += "uniform float * uniform v)"
-    with code.block(head), numbers.declared(code):
-        matrix = numbers("v_matrix", scheme.source_matrix)
+    matrix = numbers("v_matrix", scheme.source_matrix)
+
+    def loader(column: int) -> Named:
+        loaded: dict[int, str] = {}
+
+        def load(r: int) -> str:
+            if r not in loaded:
+                loaded[r] = code.fresh()
+                at = f"x{r} + {column * lanes}"
+                if border:
+                    at = f"(inside{column} ? {at} : zeros)"
+                code.line(f"const float {loaded[r]} = *((varying float * uniform)({at}));")
+            return loaded[r]
+
+        return load
+
+    for parts in _groups(transform, scheme.lanes):
         columns = []
         for c in range(n):
-            names = []
-            for r in range(n):
-                names.append(code.fresh())
-                code.line(f"const float {names[-1]} = x[{r} * row + {c * lanes} + programIndex];")
-            columns.append(transform.print_inputs(code, names))
-        for r in range(n):
-            for name in transform.print_inputs(code, [column[r] for column in columns]):
-                code.line(f"v[programIndex] = {name};")
-                code.line(f"v += {matrix};")
+            load = loader(c)
+            columns.append([x for part in parts for x in transform.print_inputs(code, part, load)])
+        for i in range(len(columns[0])):
+            row = [column[i] for column in columns]
+            for part in range(len(transform.input_parts)):
+                for name in transform.print_inputs(code, part, row.__getitem__):
+                    code.line(f"v[programIndex] = {name};")
+                    code.line(f"v += {matrix};")
+
+
+def _groups(transform: Transform, lanes: int) -> list[list[int]]:
+    """Parts of the rows of B' d whose numbers fit the registers (32 of 16 lanes, 16 of 8)."""
+    most = 24 if lanes == 16 else 12
+    groups: list[list[int]] = [[]]
+    used = 0
+    for part, rows in enumerate(transform.input_parts):
+        size = len(rows) * transform.inputs
+        if groups[-1] and used + size > most:
+            groups.append([])
+            used = 0
+        groups[-1].append(part)
+        used += size
+    return groups
 
 
 def print_out(
@@ -65,7 +104,7 @@ def print_out(
     ``@_edge``, if ``partial``, for tiles of which only a part lies within the result.
     """
     transform = scheme.transform
-    n, m = transform.inputs, transform.outputs
+    m = transform.outputs
     parameters = [PARAMETER, f"{_POINTER} products", f"{_POINTER} bias", *epilogue.parameters]
     if partial:
         parameters += ["uniform int rows_", "uniform int columns_"]
@@ -76,26 +115,46 @@ def print_out(
         if not partial:
             epilogue.prefetch(code, m, m, 1, next_tile=m)
         matrix = numbers("m_matrix", scheme.product_matrix)
-        columns = []
-        for c in range(n):
-            names = []
-            for r in range(n):
-                names.append(code.fresh())
-                at = f"(uniform int64){r * n + c} * {matrix} + programIndex"
-                code.line(f"const float {names[-1]} = products[{at}];")
-            columns.append(transform.print_outputs(code, names))
         code.line("const float b = bias[programIndex];")
-        for r in range(m):
-            results = transform.print_outputs(code, [column[r] for column in columns])
-            for c, result in enumerate(results):
-                code.line(f"const float a{r * m + c}_0 = {result} + b;")
+        code.line(f"{_POINTER} from;")
+        _transform_outputs(code, transform, matrix, lanes=scheme.lanes)
         epilogue.print(code, m, m, 1, partial)
 
 
-def print_load_or_patch(
-    code: Code, scheme: WinogradScheme, numbers: Numbers, image: str, row: str, column: str
+def _transform_outputs(code: Code, transform: Transform, matrix: str, lanes: int) -> None:
+    """``a<pixel>_0``: results with the bias; some columns at a time, as many as registers hold."""
+    n, m = transform.inputs, transform.outputs
+    whole = lanes == 16 or m == 2
+    for columns in [range(m)] if whole else [range(0, m, 2), range(1, m, 2)]:
+        code.line("from = products;")
+        rows = []
+        for _ in range(n):
+            row = []
+            for _ in range(n):
+                row.append(code.fresh())
+                code.line(f"const float {row[-1]} = from[programIndex];")
+                code.line(f"from += {matrix};")
+            rows.append(transform.print_outputs(code, columns, row.__getitem__))
+        for i, c in enumerate(columns):
+            column = [row[i] for row in rows]
+            results = transform.print_outputs(code, range(m), column.__getitem__)
+            for r, result in enumerate(results):
+                code.line(f"const float a{r * m + c}_0 = {result} + b;")
+
+
+def print_load(
+    code: Code,
+    scheme: WinogradScheme,
+    numbers: Numbers,
+    image: str,
+    row: str,
+    column: str,
+    later: str,
 ) -> None:
-    """Calls for one tile of the block of channels ``b``: from the source, or with zeros around."""
+    """Calls for one tile of the block of channels ``b``: inside the image or at its border.
+
+    ``later``: how many floats behind it the tile begins that is asked for.
+    """
     problem, lanes, transform = scheme.problem, scheme.lanes, scheme.transform
     m, n = transform.outputs, transform.inputs
     x_image = numbers("x_image", problem.source.image)
@@ -108,16 +167,15 @@ def print_load_or_patch(
     code.line(f"{_POINTER} xb = x + {at};")
     code.line(f"const uniform int row0 = {row} * {m} - {above};")
     code.line(f"const uniform int column0 = {column} * {m} - {left};")
+    code.line(f"{_POINTER} from = xb + (uniform int64)row0 * {x_row} + column0 * {lanes};")
     inside = f"row0 >= 0 && column0 >= 0 && row0 + {n} <= {height} && column0 + {n} <= {width}"
     with code.block(f"if ({inside})"):
-        at = f"xb + (uniform int64)row0 * {x_row} + column0 * {lanes}"
-        code.line(f"@_into(numbers, {at}, {x_row}, v);")
+        code.line(f"@_into(numbers, from, v, from + {later});")
     with code.block("else"):
-        code.line("@_patch(numbers, xb, row0, column0, patch);")
-        code.line(f"@_into(numbers, patch, {n * lanes}, v);")
+        code.line(f"@_border(numbers, from, v, from + {later}, zeros, row0, column0);")
 
 
-def print_store_or_edge(
+def print_store(
     code: Code,
     scheme: WinogradScheme,
     numbers: Numbers,

@@ -17,10 +17,9 @@ from ..tile import print_tile, tile_name
 from ..weights import pack_outputs
 from .functions import (
     print_into,
-    print_load_or_patch,
+    print_load,
     print_out,
-    print_patch,
-    print_store_or_edge,
+    print_store,
 )
 from .scheme import WinogradScheme
 from .weights import pack_transformed
@@ -121,6 +120,12 @@ class _Printer:
         weight, scheme = _data(self.parts.node.inputs[1]), self.scheme
         return lambda: pack_transformed(weight(), scheme)
 
+    def clear(self) -> None:
+        """Fills the row of zeros."""
+        size = self.scheme.zeros_bytes // 4
+        with self.code.block(f"for (uniform int i = 0; i < {size}; i += programCount)"):
+            self.code.line("zeros[i + programIndex] = 0.0f;")
+
     def tiles(self) -> None:
         """The functions that multiply."""
         tile = self.scheme.tile
@@ -168,8 +173,8 @@ class _Local(_Printer):
 
     def functions(self) -> None:
         code, scheme, numbers = self.code, self.scheme, self.numbers
-        print_patch(code, scheme, numbers)
-        print_into(code, scheme, numbers)
+        for border in (False, True):
+            print_into(code, scheme, numbers, border)
         self.tiles()
         for partial in (False, True):
             print_out(code, scheme, numbers, self.epilogue, partial)
@@ -181,6 +186,7 @@ class _Local(_Printer):
         code.line(f"const uniform int begin = t * {chunk};")
         code.line(f"const uniform int count = min({chunk}, {tiles} - begin);")
         self._scratch()
+        self.clear()
         self._places()
         self._into()
         self._groups()
@@ -189,7 +195,7 @@ class _Local(_Printer):
         scheme, code = self.scheme, self.code
         at = 0
         pieces = (("vs", scheme.source_bytes), ("ms", scheme.product_bytes))
-        for name, size in (*pieces, ("patch", scheme.patch_bytes)):
+        for name, size in (*pieces, ("zeros", scheme.zeros_bytes)):
             offset = self.numbers(f"{name}_offset", at // 4)
             code.line(
                 f"uniform float * uniform {name} = (uniform float * uniform)md_scratch + {offset};"
@@ -222,7 +228,9 @@ class _Local(_Printer):
         ):
             code.line(f"uniform float * uniform v = vs + b * {plane} + q * {scheme.lanes};")
             at = ("places[3 * q]", "places[3 * q + 1]", "places[3 * q + 2]")
-            print_load_or_patch(code, scheme, numbers, *at)
+            # The same tile of the next block of channels.
+            later = numbers("x_plane", scheme.problem.source.plane)
+            print_load(code, scheme, numbers, *at, later)
 
     def _groups(self) -> None:
         """Products of each group of channels, transformed back at once."""
@@ -254,7 +262,7 @@ class _Local(_Printer):
             code.line(f"const uniform int first = ({before} + g * {vectors} + v) * {lanes};")
             with code.block("for (uniform int q = 0; q < count; q++)"):
                 code.line(f"{_POINTER} products = ms + v * {plane} + q * {lanes};")
-                print_store_or_edge(
+                print_store(
                     code,
                     self.scheme,
                     self.numbers,
@@ -273,18 +281,19 @@ class _Into(_Printer):
     def counts(self) -> tuple[int, int, int]:
         scheme = self.scheme
         rows = scheme.problem.batch * scheme.tiles[0]
-        return rows * scheme.input_blocks, GRAIN, scheme.patch_bytes
+        return rows * scheme.input_blocks, GRAIN, scheme.zeros_bytes
 
     def pointers(self) -> dict[str, Pointer]:
         return {"x": 0, "vs": Workspace(0)}
 
     def functions(self) -> None:
-        print_patch(self.code, self.scheme, self.numbers)
-        print_into(self.code, self.scheme, self.numbers)
+        for border in (False, True):
+            print_into(self.code, self.scheme, self.numbers, border)
 
     def task(self) -> None:
         code, scheme, numbers = self.code, self.scheme, self.numbers
-        code.line("uniform float * uniform patch = (uniform float * uniform)md_scratch;")
+        code.line("uniform float * uniform zeros = (uniform float * uniform)md_scratch;")
+        self.clear()
         down, across = (
             numbers("tiles_down", scheme.tiles[0]),
             numbers("tiles_across", scheme.tiles[1]),
@@ -300,7 +309,9 @@ class _Into(_Printer):
                 f"uniform float * uniform v = vs + (uniform int64)b * {plane} + "
                 f"(line * {across} + column) * {scheme.lanes};"
             )
-            print_load_or_patch(code, scheme, numbers, "image", "row", "column")
+            # The tile below.
+            later = f"{scheme.transform.outputs} * {numbers('x_row', scheme.problem.source.row)}"
+            print_load(code, scheme, numbers, "image", "row", "column", later)
 
 
 class _Products(_Printer):
@@ -385,7 +396,7 @@ class _Out(_Printer):
                 f"{_POINTER} products = ms + (uniform int64)b * {plane} + "
                 f"(line * {across} + column) * {lanes};"
             )
-            print_store_or_edge(code, scheme, numbers, self.epilogue, "image", "row", "column")
+            print_store(code, scheme, numbers, self.epilogue, "image", "row", "column")
 
 
 def _data(value: Value) -> Callable[[], Array]:

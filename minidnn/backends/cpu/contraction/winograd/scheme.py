@@ -88,15 +88,15 @@ class WinogradScheme:
         return 4 * self.matrices * self.product_matrix
 
     @property
-    def patch_bytes(self) -> int:
-        """A tile of inputs with zeros around."""
-        return 4 * self.matrices * self.lanes
+    def zeros_bytes(self) -> int:
+        """A row of a tile of inputs, of zeros."""
+        return 4 * self.transform.inputs * self.lanes
 
     @property
     def scratch_bytes(self) -> int:
         """Scratch of the local kernel."""
         places = 3 * 4 * self.chunk
-        return self.source_bytes + self.product_bytes + self.patch_bytes + places
+        return self.source_bytes + self.product_bytes + self.zeros_bytes + places
 
     @property
     def workspace_bytes(self) -> int:

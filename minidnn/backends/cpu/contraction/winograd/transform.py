@@ -9,7 +9,7 @@ largest error of F(4x4) is less than half of that with the usual +-1 and +-2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -21,6 +21,8 @@ from ...code import Code
 from ...scalar import literal
 
 Term = tuple[Fraction, str]
+#: The name of the i-th number of a column or row.
+Named = Callable[[int], str]
 
 
 @dataclass(frozen=True)
@@ -64,37 +66,50 @@ class Transform:
         flat = weight.reshape(-1, 9).astype(np.float64) @ whole.T
         return flat.reshape(*weight.shape[:2], self.inputs, self.inputs)
 
-    def print_inputs(self, code: Code, d: Sequence[str]) -> list[str]:
-        """Lines for B' d; the names of the n results.
+    @property
+    def input_parts(self) -> list[range]:
+        """The rows of B' that share their arithmetic: of point 0, of each pair, of infinity."""
+        pairs = [range(2 * i + 1, 2 * i + 3) for i in range(len(self.pairs))]
+        return [range(1), *pairs, range(self.inputs - 1, self.inputs)]
+
+    def print_inputs(self, code: Code, part: int, d: Named) -> list[str]:
+        """Lines for one of :attr:`input_parts` of B' d; the names of its results.
 
         The polynomial of point p without its own factor is (x^2 + p x) E(x^2), so the rows of p
         and -p are the sum and the difference of an even and an odd part.
         """
         whole = _product(self.pairs)
-        results = [_sum(code, [(c, d[2 * k]) for k, c in enumerate(whole)])]
-        for p in self.pairs:
-            others = _product([q for q in self.pairs if q != p])
-            even = _sum(code, [(c, d[2 * k + 2]) for k, c in enumerate(others)])
-            odd = _sum(code, [(c, d[2 * k + 1]) for k, c in enumerate(others)])
-            results += [_sum(code, [(Fraction(1), even), (s * p, odd)]) for s in (1, -1)]
-        return [*results, _sum(code, [(c, d[2 * k + 1]) for k, c in enumerate(whole)])]
+        if part == 0:
+            return [_sum(code, [(c, d(2 * k)) for k, c in enumerate(whole)])]
+        if part > len(self.pairs):
+            return [_sum(code, [(c, d(2 * k + 1)) for k, c in enumerate(whole)])]
+        p = self.pairs[part - 1]
+        others = _product([q for q in self.pairs if q != p])
+        even = _sum(code, [(c, d(2 * k + 2)) for k, c in enumerate(others)])
+        odd = _sum(code, [(c, d(2 * k + 1)) for k, c in enumerate(others)])
+        return [_sum(code, [(Fraction(1), even), (sign * p, odd)]) for sign in (1, -1)]
 
-    def print_outputs(self, code: Code, d: Sequence[str]) -> list[str]:
-        """Lines for A' d; the names of the m results."""
+    def print_outputs(self, code: Code, rows: Sequence[int], d: Named) -> list[str]:
+        """Lines for these rows of A' d; the names of their results.
+
+        Even rows need the sums of what belongs to p and -p, odd rows the differences.
+        """
         one = Fraction(1)
-        sums, differences = [], []
-        for i in range(len(self.pairs)):
-            plus, minus = d[2 * i + 1], d[2 * i + 2]
-            sums.append(_sum(code, [(one, plus), (one, minus)]))
-            differences.append(_sum(code, [(one, plus), (-one, minus)]))
+        parts = {
+            odd: [
+                _sum(code, [(one, d(2 * i + 1)), (-one if odd else one, d(2 * i + 2))])
+                for i in range(len(self.pairs))
+            ]
+            for odd in sorted({k % 2 for k in rows})
+        }
         results = []
-        for k in range(self.outputs):
-            parts = differences if k % 2 else sums
-            terms = [(p**k, part) for p, part in zip(self.pairs, parts, strict=True)]
+        for k in rows:
+            pairs = zip(self.pairs, parts[k % 2], strict=True)
+            terms = [(p**k, part) for p, part in pairs]
             if k == 0:
-                terms.insert(0, (one, d[0]))
+                terms.insert(0, (one, d(0)))
             if k == self.outputs - 1:
-                terms.append((one, d[-1]))
+                terms.append((one, d(self.inputs - 1)))
             results.append(_sum(code, terms))
         return results
 
