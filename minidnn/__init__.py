@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from minidnn.acceleration.optimize import optimize
     from minidnn.compiler import compile
     from minidnn.frontends.onnx.convert import load_onnx
+    from minidnn.frontends.onnx.export import save_onnx
     from minidnn.layers import Input, Layer, Model, Sequential
     from minidnn.layers.calibration import calibrate
     from minidnn.storage import load_graph, save_graph
@@ -59,6 +60,7 @@ _LAZY = {
     "models": "minidnn.models",
     "optimize": "minidnn.acceleration.optimize:optimize",
     "save_graph": "minidnn.storage:save_graph",
+    "save_onnx": "minidnn.frontends.onnx.export:save_onnx",
     "save_weights": "minidnn.weights:save_weights",
     "scalar": "minidnn.graph.expression",
 }
@@ -88,6 +90,7 @@ __all__ = [
     "models",
     "optimize",
     "save_graph",
+    "save_onnx",
     "save_weights",
     "scalar",
 ]

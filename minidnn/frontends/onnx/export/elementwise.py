@@ -1,0 +1,117 @@
+"""Element-wise operators: those that ONNX has by their names, all others by their expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minidnn.frontends.onnx.export.writer import DATA_TYPES, Writer, Writers
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import linearize
+from minidnn.graph.ir import Constant, Node, Value
+from minidnn.graph.operator import Elementwise
+from minidnn.graph.operators.arithmetic import computed_in
+from minidnn.graph.types import FLOATS
+
+writers = Writers()
+
+_PLAIN: dict[type, str] = {
+    **{ops.Add: "Add", ops.Sub: "Sub", ops.Mul: "Mul", ops.Div: "Div", ops.ReLU: "Relu"},
+    **{ops.Sigmoid: "Sigmoid", ops.Tanh: "Tanh", ops.Hardswish: "HardSwish"},
+    **{ops.Identity: "Identity", ops.Dropout: "Identity"},
+}
+
+
+@writers(*_PLAIN)
+def _plain(writer: Writer, node: Node, inputs: list[str]) -> str:
+    return writer.add(_PLAIN[type(node.op)], inputs, node.name)
+
+
+@writers(ops.LeakyReLU, ops.ELU, ops.Hardsigmoid, ops.GELU)
+def _with_attributes(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op = node.op
+    given: dict[str, Any]
+    if isinstance(op, ops.LeakyReLU):
+        kind, given = "LeakyRelu", {"alpha": float(op.negative_slope)}
+    elif isinstance(op, ops.ELU):
+        kind, given = "Elu", {"alpha": float(op.alpha)}
+    elif isinstance(op, ops.GELU):
+        kind, given = "Gelu", {"approximate": op.approximate}
+    else:
+        kind, given = "HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}
+    return writer.add(kind, inputs, node.name, **given)
+
+
+@writers(ops.ReLU6)
+def _relu6(writer: Writer, node: Node, inputs: list[str]) -> str:
+    bounds = [writer.number(bound, node.output.dtype) for bound in (0.0, 6.0)]
+    return writer.add("Clip", [*inputs, *bounds], node.name)
+
+
+@writers(ops.SiLU)
+def _silu(writer: Writer, node: Node, inputs: list[str]) -> str:
+    return writer.add("Mul", [*inputs, writer.add("Sigmoid", inputs)], node.name)
+
+
+@writers(ops.BatchNorm)
+def _batch_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
+    assert isinstance(node.op, ops.BatchNorm)
+    return writer.add("BatchNormalization", inputs, node.name, epsilon=float(node.op.eps))
+
+
+_OPERATIONS = {
+    **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "neg": "Neg", "abs": "Abs"},
+    **{"maximum": "Max", "minimum": "Min", "floor": "Floor", "round": "Round", "sqrt": "Sqrt"},
+    **{"exp": "Exp", "log": "Log", "tanh": "Tanh", "erf": "Erf", "pow": "Pow", "where": "Where"},
+    **{"lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"},
+}
+
+
+def write_expression(writer: Writer, node: Node, inputs: list[str]) -> str:
+    """Any element-wise operator, operation by operation."""
+    op = node.op
+    assert isinstance(op, Elementwise)
+    computed = computed_in([value.dtype for value in node.inputs]) or "float32"
+    split = len(inputs) - op.channel_count
+    operands = [
+        _operand(writer, value, name, computed, node.output.type.rank if i >= split else None)
+        for i, (value, name) in enumerate(zip(node.inputs, inputs, strict=True))
+    ]
+    found: list[str] = []
+    for line in linearize(op.expression()):
+        given = [found[i] for i in line.operands]
+        if line.op == "argument":
+            found.append(operands[int(line.value or 0)])
+        elif line.op == "constant":
+            value = float(line.value or 0.0)
+            found.append(writer.number(value if computed in FLOATS else int(value), computed))
+        else:
+            found.append(_operation(writer, line.op, given, computed))
+    result = found[-1]
+    if node.output.dtype != computed:
+        return writer.add("Cast", [result], node.name, to=DATA_TYPES[node.output.dtype])
+    return writer.add("Identity", [result], node.name)
+
+
+def _operation(writer: Writer, op: str, given: Sequence[str], dtype: str) -> str:
+    if op == "fma":
+        return writer.add("Add", [writer.add("Mul", given[:2]), given[2]])
+    if op == "expm1":
+        return writer.add("Sub", [writer.add("Exp", given), writer.number(1.0, dtype)])
+    if op == "log1p":
+        return writer.add("Log", [writer.add("Add", [*given, writer.number(1.0, dtype)])])
+    return writer.add(_OPERATIONS[op], given)
+
+
+def _operand(writer: Writer, value: Value, name: str, dtype: str, rank: int | None) -> str:
+    """An operand in the dtype that is computed in; a vector (``rank`` is the output's) along the
+    channels."""
+    if rank is not None and rank != 2:
+        shape = (*value.shape, *(1,) * (rank - 2))
+        if isinstance(value, Constant):
+            name = writer.constant(value.data.reshape(shape), value.name)
+        else:
+            name = writer.reshape(name, shape)
+    if value.dtype != dtype:
+        return writer.add("Cast", [name], to=DATA_TYPES[dtype])
+    return name

@@ -1,0 +1,252 @@
+"""Contractions, windows, reductions and moves as ONNX's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minidnn.frontends.onnx.export.writer import Writer, Writers
+from minidnn.graph import operators as ops
+from minidnn.graph.ir import Constant, Node
+from minidnn.graph.operator import Windowed
+from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.graph.window import WindowAxis
+
+writers = Writers()
+
+_SMALLEST = -(1 << 62)
+
+
+@writers(ops.Conv2d)
+def _conv(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op = node.op
+    assert isinstance(op, ops.Conv2d)
+    (top, bottom), (left, right) = op.padding
+    return writer.add(
+        "Conv",
+        inputs,
+        node.name,
+        kernel_shape=list(node.inputs[1].shape[2:]),
+        strides=list(op.stride),
+        pads=[top, left, bottom, right],
+        dilations=list(op.dilation),
+        group=op.groups,
+    )
+
+
+@writers(ops.Linear)
+def _linear(writer: Writer, node: Node, inputs: list[str]) -> str:
+    if node.inputs[0].type.rank == 2:
+        return writer.add("Gemm", inputs, node.name, transB=1)
+    weight = node.inputs[1]
+    if isinstance(weight, Constant):
+        turned = writer.constant(weight.data.T, weight.name)
+    else:
+        turned = writer.add("Transpose", [inputs[1]], perm=[1, 0])
+    product = writer.add("MatMul", [inputs[0], turned], node.name)
+    return writer.add("Add", [product, inputs[2]]) if len(inputs) > 2 else product
+
+
+@writers(ops.MatMul)
+def _matmul(writer: Writer, node: Node, inputs: list[str]) -> str:
+    return writer.add("MatMul", inputs, node.name)
+
+
+@writers(ops.MaxPool2d, ops.AvgPool2d, ops.Pool2d)
+def _window(writer: Writer, node: Node, inputs: list[str]) -> str:
+    """A window whose padding is written out: how far a last window of ceil mode reaches, and what
+    it counts, was read differently by ONNX over the years."""
+    assert isinstance(node.op, Windowed)
+    window, x = node.op.window(), node.inputs[0].type
+    extent = (x.shape[2], x.shape[3])
+    pads = [_padding(axis, size) for axis, size in zip(window.axes, extent, strict=True)]
+    (found,) = inputs
+    if any(max(pad) >= axis.kernel for axis, pad in zip(window.axes, pads, strict=True)):
+        # Engines refuse windows that lie in the padding alone.
+        operands = [
+            found,
+            writer.integers(_around(pads, 4)),
+            writer.number(window.identity, x.dtype),
+        ]
+        found, pads = writer.add("Pad", operands, mode="constant"), [(0, 0), (0, 0)]
+    given: dict[str, Any] = {
+        "kernel_shape": [axis.kernel for axis in window.axes],
+        "strides": [axis.stride for axis in window.axes],
+        "dilations": [axis.dilation for axis in window.axes],
+        "pads": _around(pads, 2),
+    }
+    if window.reduce == "max":
+        return writer.add("MaxPool", [found], node.name, **given)
+    mean = writer.add("AveragePool", [found], node.name, count_include_pad=1, **given)
+    counted = np.multiply.outer(*window.divisors(extent))
+    if (counted == window.taps).all():
+        return mean
+    with np.errstate(all="ignore"):  # a window that counts nothing is 0 / 0
+        factor = (window.taps / counted).astype(numpy_dtype(x.dtype))
+    return writer.add("Mul", [mean, writer.constant(factor, "share")])
+
+
+def _padding(axis: WindowAxis, size: int) -> tuple[int, int]:
+    """Before and behind, so that without ceil mode there are as many outputs."""
+    end = axis.tap(axis.output_size(size) - 1, axis.kernel - 1) + 1
+    return axis.padding[0], max(0, end - size)
+
+
+def _around(pads: Sequence[tuple[int, int]], rank: int) -> list[int]:
+    """First what is before each axis, then what is behind."""
+    rest = [0] * (rank - len(pads))
+    return [*rest, *(pad[0] for pad in pads), *rest, *(pad[1] for pad in pads)]
+
+
+@writers(ops.AdaptiveAvgPool2d)
+def _adaptive(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op, x = node.op, node.inputs[0].type
+    assert isinstance(op, ops.AdaptiveAvgPool2d)
+    if op.sizes(x) == (1, 1):
+        return writer.add("GlobalAveragePool", inputs, node.name)
+    down, across = (
+        writer.constant(_averaging(out, size, x))
+        for out, size in zip(op.sizes(x), x.shape[2:], strict=True)
+    )
+    rows = writer.add("MatMul", [down, inputs[0]])
+    turned = writer.add("Transpose", [across], perm=[1, 0])
+    return writer.add("MatMul", [rows, turned], node.name)
+
+
+def _averaging(outputs: int, size: int, x: TensorType) -> np.ndarray:
+    """The matrix that averages each output's inputs."""
+    found = np.zeros((outputs, size), numpy_dtype(x.dtype))
+    for i in range(outputs):
+        begin, end = i * size // outputs, -(-(i + 1) * size // outputs)
+        found[i, begin:end] = 1.0 / (end - begin)
+    return found
+
+
+@writers(ops.Softmax, ops.LogSoftmax)
+def _softmax(writer: Writer, node: Node, inputs: list[str]) -> str:
+    assert isinstance(node.op, (ops.Softmax, ops.LogSoftmax))
+    return writer.add(node.op.name, inputs, node.name, axis=node.op.dim)
+
+
+@writers(ops.Reduce)
+def _reduce(writer: Writer, node: Node, inputs: list[str]) -> str:
+    assert isinstance(node.op, ops.Reduce)
+    kind = f"Reduce{node.op.how.capitalize()}"
+    axes = writer.integers(node.op.dims)
+    given = {"keepdims": int(node.op.keepdim), "noop_with_empty_axes": 1}
+    return writer.add(kind, [*inputs, axes], node.name, **given)
+
+
+@writers(ops.ArgMax)
+def _argmax(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op = node.op
+    assert isinstance(op, ops.ArgMax)
+    return writer.add(
+        "ArgMax",
+        inputs,
+        node.name,
+        axis=op.dim,
+        keepdims=int(op.keepdim),
+        select_last_index=int(op.last),
+    )
+
+
+@writers(ops.LayerNorm)
+def _layer_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op, x = node.op, node.inputs[0].type
+    assert isinstance(op, ops.LayerNorm)
+    if len(inputs) == 1:
+        ones = np.ones(x.shape[x.rank - op.axes :], numpy_dtype(x.dtype))
+        inputs = [*inputs, writer.constant(ones)]
+    return writer.add("LayerNormalization", inputs, node.name, axis=-op.axes, epsilon=float(op.eps))
+
+
+@writers(ops.Concat)
+def _concat(writer: Writer, node: Node, inputs: list[str]) -> str:
+    assert isinstance(node.op, ops.Concat)
+    return writer.add("Concat", inputs, node.name, axis=node.op.axis)
+
+
+@writers(ops.Flatten, ops.Reshape, ops.View)
+def _reshape(writer: Writer, node: Node, inputs: list[str]) -> str:
+    if isinstance(node.op, ops.Flatten) and node.output.type.rank == 2 and node.op.start_dim == 1:
+        return writer.add("Flatten", inputs, node.name, axis=1)
+    return writer.reshape(inputs[0], node.output.shape, node.name)
+
+
+@writers(ops.Reorder)
+def _reorder(writer: Writer, node: Node, inputs: list[str]) -> str:
+    return writer.add("Identity", inputs, node.name)
+
+
+@writers(ops.Transpose)
+def _transpose(writer: Writer, node: Node, inputs: list[str]) -> str:
+    assert isinstance(node.op, ops.Transpose)
+    return writer.add("Transpose", inputs, node.name, perm=list(node.op.dims))
+
+
+@writers(ops.Slice)
+def _slice(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op = node.op
+    assert isinstance(op, ops.Slice)
+    ends = [b + n * s for b, n, s in zip(op.starts, op.sizes, op.steps, strict=True)]
+    # Below 0 an end would be counted from behind.
+    ends = [end if end >= 0 else _SMALLEST for end in ends]
+    axes = range(len(ends))
+    operands = [writer.integers(values) for values in (op.starts, ends, axes, op.steps)]
+    return writer.add("Slice", [*inputs, *operands], node.name)
+
+
+@writers(ops.Expand)
+def _expand(writer: Writer, node: Node, inputs: list[str]) -> str:
+    return writer.add("Expand", [*inputs, writer.integers(node.output.shape)], node.name)
+
+
+@writers(ops.Pad)
+def _pad(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op = node.op
+    assert isinstance(op, ops.Pad)
+    operands = [*inputs, writer.integers((*op.before, *op.after))]
+    if op.mode == "constant":
+        operands.append(writer.number(op.value, node.output.dtype))
+    return writer.add("Pad", operands, node.name, mode=op.mode)
+
+
+@writers(ops.Take)
+def _take(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op = node.op
+    assert isinstance(op, ops.Take)
+    (found,) = inputs
+    for axis, chosen in enumerate(op.indices):
+        if chosen is not None:
+            places = writer.integers([max(i, 0) for i in chosen])
+            found = writer.add("Gather", [found, places], axis=axis)
+    for axis, chosen in enumerate(op.indices):
+        if chosen is not None and -1 in chosen:
+            inside = np.array(chosen) >= 0
+            shape = [1] * len(op.indices)
+            shape[axis] = len(chosen)
+            mask = writer.constant(inside.reshape(shape))
+            found = writer.add("Where", [mask, found, writer.number(op.value, node.output.dtype)])
+    return writer.add("Identity", [found], node.name)
+
+
+@writers(ops.Unfold2d)
+def _unfold(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op, shape = node.op, node.output.shape
+    assert isinstance(op, ops.Unfold2d)
+    (found,) = inputs
+    for axis, at in ((0, 2), (1, 4)):
+        taps = np.arange(op.kernel_size[axis]) * op.dilation[axis]
+        starts = np.arange(shape[4 + axis]) * op.stride[axis]
+        places = writer.constant(np.add.outer(taps, starts).astype(np.int64))
+        found = writer.add("Gather", [found, places], axis=at)
+    return writer.add("Transpose", [found], node.name, perm=[0, 1, 2, 4, 3, 5])
+
+
+@writers(ops.Gather)
+def _gather(writer: Writer, node: Node, inputs: list[str]) -> str:
+    assert isinstance(node.op, ops.Gather)
+    return writer.add("Gather", inputs, node.name, axis=node.op.axis)
