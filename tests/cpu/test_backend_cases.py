@@ -1,12 +1,15 @@
 """Every case record on the CPU engine: both ISAs, alone and fused, between guard pages.
 
 What is tolerated is what the record says, nothing more.  All kernels of an ISA are compiled
-before the first of its cases runs.  Fused, one shape a case runs in CI and all in the full run.
+before the first of its cases runs.  In CI all shapes run alone on the best ISA, and one shape a
+case fused and on other ISAs.  All run in all ways in the full run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -26,6 +29,13 @@ from .warming import warm
 SINGLE = tuple(case for case in CASES if len(case.shapes[0]) == 1)
 
 
+def chosen(case: Case, all_shapes: bool) -> tuple[tuple[Shape, ...], ...]:
+    """The shapes that a case runs with: all, or the largest, of images if there are any."""
+    if all_shapes:
+        return case.shapes
+    return (max(case.shapes, key=lambda shapes: (len(shapes[0]) == 4, math.prod(shapes[0]))),)
+
+
 @cache
 def alone(case: Case, shapes: tuple[Shape, ...]) -> Graph:
     return case.graph(shapes)
@@ -39,8 +49,10 @@ def among_others(case: Case, shapes: tuple[Shape, ...]) -> Graph:
 
 
 @cache
-def warm_alone(isa_name: str) -> None:
-    graphs = [(alone(case, shapes), "model") for case in CASES for shapes in case.shapes]
+def warm_alone(isa_name: str, all_shapes: bool) -> None:
+    graphs = [
+        (alone(case, shapes), "model") for case in CASES for shapes in chosen(case, all_shapes)
+    ]
     warm(graphs, ISAS[isa_name])
 
 
@@ -49,7 +61,7 @@ def warm_fused(isa_name: str, all_shapes: bool) -> None:
     graphs = [
         (among_others(case, shapes), strategy)
         for case in SINGLE
-        for shapes in (case.shapes if all_shapes else case.shapes[-1:])
+        for shapes in chosen(case, all_shapes)
         for strategy in ("model", "layers")
     ]
     warm(graphs, ISAS[isa_name])
@@ -67,13 +79,26 @@ def compiled(graph: Graph, isa_name: str, strategy: str = "model") -> Executable
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_alone(case: Case, isa: Isa) -> None:
-    warm_alone(isa.name)
+    check_alone(case, isa, all_shapes=isa == best_isa())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_alone_in_all_shapes(case: Case, isa: Isa) -> None:
+    if isa == best_isa():
+        pytest.skip(f"{isa.name} is the best ISA here: test_alone has all shapes")
+    check_alone(case, isa, all_shapes=True)
+
+
+def check_alone(case: Case, isa: Isa, all_shapes: bool) -> None:
+    warm_alone(isa.name, all_shapes)
 
     def run(graph: Graph, inputs: Sequence[np.ndarray], dtype: str) -> Sequence[np.ndarray]:
         result = compiled(alone(case, tuple(x.shape for x in inputs)), isa.name)(*inputs)
         return result if isinstance(result, tuple) else (result,)
 
-    check(case, "float32", run, by_torch=False)
+    shown = replace(case, shapes=chosen(case, all_shapes))
+    check(shown, "float32", run, by_torch=False)
 
 
 @pytest.mark.parametrize("case", SINGLE, ids=str)
@@ -91,10 +116,7 @@ def test_among_others_in_all_shapes(case: Case, isa: Isa) -> None:
 def check_among_others(case: Case, isa: Isa, all_shapes: bool) -> None:
     """As accurate as alone, and with the bits of the same layers without fusion of stacks."""
     warm_fused(isa.name, all_shapes)
-    chosen = case.shapes if all_shapes else case.shapes[-1:]
-    for what, shapes, inputs in case.variants("float32"):
-        if shapes not in chosen:
-            continue
+    for what, shapes, inputs in replace(case, shapes=chosen(case, all_shapes)).variants("float32"):
         graph = among_others(case, shapes)
         fused = compiled(graph, isa.name)(*inputs)
         single = compiled(graph, isa.name, "layers")(*inputs)
