@@ -31,6 +31,8 @@ class Executable:
         self.program = program
         self.device = device
         self.precision = precision
+        # Asking a protocol takes longer than launching a kernel.
+        self._call = program.call if isinstance(program, DeviceProgram) else None
 
     @property
     def graph(self) -> Graph:
@@ -43,8 +45,8 @@ class Executable:
         Results are fresh arrays unless ``out`` gives contiguous NumPy arrays to write to (one,
         or as many as there are outputs).  GraphError if something does not fit.
         """
-        if isinstance(self.program, DeviceProgram):
-            results = self.program.call(self._ordered(inputs, named), out)
+        if self._call is not None:
+            results = self._call(self._ordered(inputs, named), out)
             return out if out is not None else self._packed(results)
         arrays, wrap = self._inputs(inputs, named)
         outputs = self._outputs(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from functools import lru_cache
 from typing import Any
 
@@ -45,32 +44,35 @@ def by_torch(name: str, precision: str, x: np.ndarray) -> np.ndarray:
         return net(torch.from_numpy(x).to("cuda", dtype)).float().cpu().numpy()
 
 
-@pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_numbers(name: str, precision: str) -> None:
+def test_numbers(name: str) -> None:
+    """At every precision no more than three times PyTorch's own error, and the same bits again."""
     x = images(BATCH, SMALL.get(name, 64), 1)
-    exe = md.compile(network(name), x.shape, device="cuda", precision=precision, tune="heuristic")
-    result = np.asarray(exe(x), np.float64)
     scale = np.abs(exact(name)).max()
-    error = np.abs(result - exact(name)).max() / scale
-    peers = np.abs(by_torch(name, precision, x) - exact(name)).max() / scale
-    assert error <= max(3 * peers, TOLERANCE[precision]), f"{error:.2e}, PyTorch's {peers:.2e}"
-    again = np.asarray(exe(x), np.float64)
-    np.testing.assert_array_equal(again, result)
-    del exe
-    gc.collect()
+    wrong = []
+    for precision, floor in TOLERANCE.items():
+        exe = md.compile(
+            network(name), x.shape, device="cuda", precision=precision, tune="heuristic"
+        )
+        result = np.asarray(exe(x), np.float64)
+        error = np.abs(result - exact(name)).max() / scale
+        peers = np.abs(by_torch(name, precision, x) - exact(name)).max() / scale
+        if not error <= max(3 * peers, floor):
+            wrong.append(f"{precision}: {error:.2e}, PyTorch's {peers:.2e}")
+        np.testing.assert_array_equal(np.asarray(exe(x), np.float64), result)
+    assert not wrong, wrong
 
 
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "densenet121", "alexnet"])
 def test_float32_uses_no_tf32(name: str) -> None:
-    """TF32 is three orders of magnitude less exact, so the error tells."""
+    """TF32 is orders of magnitude less exact, even than Winograd and FFT, so the error tells."""
     x = images(BATCH, SMALL.get(name, 64), 1)
     scale = np.abs(exact(name)).max()
     errors = {}
     for precision in ("float32", "tf32"):
         exe = md.compile(network(name), x.shape, device="cuda", precision=precision)
         errors[precision] = np.abs(exe(x) - exact(name)).max() / scale
-    assert errors["float32"] < 1e-5 < errors["tf32"], errors
+    assert errors["float32"] < 5e-5 < 2e-4 < errors["tf32"], errors
 
 
 @pytest.mark.parametrize("batch", [1, 3, 64])

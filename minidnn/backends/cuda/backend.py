@@ -13,7 +13,7 @@ from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
 from ...graph import operators as ops
 from ...graph.ir import Constant, Node
-from ...graph.operator import Contraction, Elementwise
+from ...graph.operator import Contraction, Elementwise, Reshaping
 from ...runtime.plan import Plan
 from .contraction.tune import TUNES
 from .dialect import TYPES
@@ -34,9 +34,8 @@ _KNOWN = (
     ops.Softmax,
     ops.LogSoftmax,
     ops.AdaptiveAvgPool2d,
-    ops.Flatten,
-    ops.Reshape,
     ops.Reorder,
+    Reshaping,
 )
 _OPTIONS = ("accuracy", "memory_limit", "tune")
 

@@ -45,7 +45,7 @@ class Task:
     """What computes a node, or a part of one.
 
     A launch takes ``pointers`` in its kernel's order; a contraction image, filter, result, then
-    the other tensors, then the vectors.
+    the other tensors, the vectors of what follows, then those of what comes before.
     """
 
     node: Node
@@ -122,6 +122,7 @@ class _Lowering:
             found.result,
             *map(_placed, found.others),
             *map(_pointer, found.vectors),
+            *map(_pointer, found.before_vectors),
         ]
         return Task(node, found.problem, tuple(pointers))
 
@@ -183,6 +184,10 @@ def _placed(place: Place) -> Pointer:
 
 def _filter(weight: Constant, problem: ContractionProblem) -> Data:
     """A filter in the order in which the problem has it."""
+    gather = problem.gather
+    if gather is not None:
+        key = (id(weight), gather.stride)
+        return Data(lambda: gather.filter(weight.data, weight.dtype), weight.dtype, key)
     if problem.planar or weight.type.rank == 2:
         return data_of(weight)
     return Data(

@@ -6,7 +6,7 @@ pixels where all are planar, with accesses as wide as alignment allows; else sin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...cache import digest
@@ -46,8 +46,11 @@ def print_pointwise(
     output: Tensor,
     vectors: Sequence[str] = (),
     steps: Sequence[PointStep] = (),
+    round_steps: bool = False,
 ) -> Launch:
     """The kernel of a chain of steps that begins with ``inputs[0]``; without steps, a copy.
+
+    With ``round_steps`` each step's result is rounded to the output's dtype.
 
     Pointers are the inputs, one vector with a number per channel for each dtype in ``vectors``,
     and the output, which may be one of the inputs.
@@ -68,7 +71,9 @@ def print_pointwise(
         code.line(f"float r[{lanes}];")
         code.line("#pragma unroll")
         with code.block(f"for (int j = 0; j < {lanes}; j++)"):
-            code.line(f"r[j] = {_chain(code, steps, grid.channel)};")
+            rounded = TYPES[output.dtype] if round_steps else None
+            value = print_chain(code, steps, lambda i: f"md_value(v{i}[{grid.channel}])", rounded)
+            code.line(f"r[j] = {value};")
         code.line(f"md_store<{lanes}>(y + {grid.address(output)}, r);")
     name = f"pointwise_{digest(str(code))[:20]}"
     blocks = -(-grid.count // THREADS)
@@ -76,7 +81,17 @@ def print_pointwise(
     return Launch(source, (blocks, 1, 1), (THREADS, 1, 1))
 
 
-def _chain(code: Code, steps: Sequence[PointStep], channel: str) -> str:
+def print_chain(
+    code: Code,
+    steps: Sequence[PointStep],
+    vector: Callable[[int], str],
+    round_to: str | None = None,
+) -> str:
+    """Prints the steps for lane ``j`` from ``a0[j]`` on; returns the name of the result.
+
+    Tensor i is ``a<i>[j]``, a vector's number as ``vector`` says; with ``round_to`` each step's
+    result is rounded to that type.
+    """
     value = "a0[j]"
     for step in steps:
         names = []
@@ -87,9 +102,13 @@ def _chain(code: Code, steps: Sequence[PointStep], channel: str) -> str:
                 names.append(f"a{argument.index}[j]")
             else:
                 names.append(code.fresh())
-                code.line(f"const float {names[-1]} = md_value(v{argument.index}[{channel}]);")
+                code.line(f"const float {names[-1]} = {vector(argument.index)};")
         lines, value = print_code(step.code, names, code.fresh)
         code.lines(lines)
+        if round_to is not None:
+            rounded = code.fresh()
+            code.line(f"const float {rounded} = md_round<{round_to}>({value});")
+            value = rounded
     return value
 
 

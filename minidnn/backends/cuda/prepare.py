@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +14,10 @@ from .arrays import Given
 from .constants import Constants
 from .contraction.forms import forms_of
 from .contraction.problem import ContractionProblem, Place
-from .contraction.recipe import Addresses, Built, finish_of
-from .contraction.tune import Tuning, choose
+from .contraction.recipe import TILE, Addresses, Built, finish_of, prepare_of
+from .contraction.tile import TILES, launch_of
+from .contraction.tile import candidates as tiles_for
+from .contraction.tune import Tuning, choose_all
 from .functions import Loaded, Run, load_launches
 from .instance import Places, Sizes
 from .kernels import Launch
@@ -53,14 +56,18 @@ class ContractionWork:
 
     def bind(self, places: Places) -> Run:
         x, w, y, *rest = (_address(p, places, self.constants) for p in self.pointers)
-        count = len(self.built.problem.others)
-        at = Addresses(x, w, y, tuple(rest[:count]), tuple(rest[count:]))
+        problem = self.built.problem
+        first = len(problem.others)
+        second = first + len(problem.vectors)
+        at = Addresses(
+            x, w, y, tuple(rest[:first]), tuple(rest[first:second]), tuple(rest[second:])
+        )
         return self.built.bind(at, places.workspace)
 
     def describe(self) -> str:
         recipe, problem = self.built.recipe, self.built.problem
         left = len(problem.stages) - recipe.form.stages
-        text = recipe.algorithm
+        text = ("gathered, " if problem.gather else "") + recipe.algorithm
         if left:
             text += f", then {left} stage{'s' * (left > 1)} in a kernel"
         if recipe.form.packed:
@@ -109,14 +116,13 @@ def prepare(
     constants.lay_down()
     loaded = _load(tasks, arch)
     tuning = Tuning(tune, workspace_limit, loaded)
-    built: dict[ContractionProblem, Built] = {}
+    problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
+    built = choose_all(list(problems), tuning)
     done = []
     for task in tasks:
         if isinstance(task.work, Launch):
             work: Any = KernelWork(loaded([task.work])[0], task.pointers, constants)
         else:
-            if task.work not in built:
-                built[task.work] = choose(task.work, tuning)
             work = ContractionWork(built[task.work], task.pointers, constants)
         done.append(Done(task.node, work))
     workspace = max((one.workspace for one in built.values()), default=0)
@@ -138,18 +144,23 @@ def _workspace_limit(memory_limit: int | None, sizes: Sizes, constants: Constant
 def _load(tasks: Sequence[Task], arch: str) -> Callable[[Sequence[Launch]], list[Loaded]]:
     """A function that gives loaded launches; those of all tasks are compiled together."""
     known: dict[Launch, Loaded] = {}
+    lock = threading.Lock()
 
     def load(launches: Sequence[Launch]) -> list[Loaded]:
-        missing = list(dict.fromkeys(one for one in launches if one not in known))
-        if missing:
-            known.update(zip(missing, load_launches(missing, arch), strict=True))
-        return [known[one] for one in launches]
+        with lock:
+            missing = list(dict.fromkeys(one for one in launches if one not in known))
+            if missing:
+                known.update(zip(missing, load_launches(missing, arch), strict=True))
+            return [known[one] for one in launches]
 
     launches = [task.work for task in tasks if isinstance(task.work, Launch)]
     problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
     for problem in problems:
-        finishes = (finish_of(problem, form) for form in forms_of(problem))
-        launches += [launch for launch in finishes if launch is not None]
+        for form in forms_of(problem):
+            around = (prepare_of(problem, form), finish_of(problem, form))
+            launches += [launch for launch in around if launch is not None]
+            if form.core == TILE:
+                launches += [launch_of(problem, TILES[i]) for i in tiles_for(problem)]
     load(launches)
     return load
 

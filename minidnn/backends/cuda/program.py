@@ -82,30 +82,32 @@ class CudaProgram:
 
         GraphError or DeviceError if an array does not fit.
         """
-        with on_device(self.device):
-            runtime = cupy().cuda.runtime
-            given = [read(s, a, self.device) for s, a in zip(self._inputs, inputs, strict=True)]
-            library = given[0].library if given else NUMPY
-            stream = _stream_of(given, self.device)
-            results = self._results(library, out)
-            instance = self._take(stream)
-            with instance.lock:
-                if instance.last is not None and instance.last != _key(stream):
-                    runtime.streamWaitEvent(stream, instance.done.ptr)
-                copy = runtime.memcpyAsync
-                for address, one, slot in zip(instance.inputs, given, self._inputs, strict=True):
-                    copy(address, one.pointer, slot.bytes, one.kind, stream)
-                runtime.graphLaunch(instance.executable, stream)
-                written = zip(instance.outputs, results, self._outputs, strict=True)
-                for address, one, slot in written:
-                    copy(one.pointer, address, slot.bytes, one.kind, stream)
-                runtime.eventRecord(instance.done.ptr, stream)
-                instance.last = _key(stream)
-            if any(one.library.is_host for one in results):
-                runtime.streamSynchronize(stream)
-            if out is not None:
-                return ()
-            return self._finished(results)
+        runtime = cupy().cuda.runtime
+        if runtime.getDevice() != self.device:
+            with on_device(self.device):
+                return self.call(inputs, out)
+        given = [read(s, a, self.device) for s, a in zip(self._inputs, inputs, strict=True)]
+        library = given[0].library if given else NUMPY
+        stream = _stream_of(given, self.device)
+        results = self._results(library, out)
+        instance = self._take(stream)
+        with instance.lock:
+            if instance.last is not None and instance.last != _key(stream):
+                runtime.streamWaitEvent(stream, instance.done.ptr)
+            copy = runtime.memcpyAsync
+            for address, one, slot in zip(instance.inputs, given, self._inputs, strict=True):
+                copy(address, one.pointer, slot.bytes, one.kind, stream)
+            runtime.graphLaunch(instance.executable, stream)
+            written = zip(instance.outputs, results, self._outputs, strict=True)
+            for address, one, slot in written:
+                copy(one.pointer, address, slot.bytes, one.kind, stream)
+            runtime.eventRecord(instance.done.ptr, stream)
+            instance.last = _key(stream)
+        if any(one.library.is_host for one in results):
+            runtime.streamSynchronize(stream)
+        if out is not None:
+            return ()
+        return self._finished(results)
 
     def bind(self, inputs: Sequence[Any], out: Any) -> Bound:
         """What computes from these very arrays, and into ``out``, without a copy.

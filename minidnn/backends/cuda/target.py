@@ -8,16 +8,17 @@ from ...fusion.region import FusedContraction
 from ...fusion.target import Target
 from ...graph.ir import Constant, Node, Value
 from ...graph.layout import CHANNELS_LAST, PLANAR, Layout
-from ...graph.operator import Contraction, Elementwise
+from ...graph.operator import Contraction, Elementwise, Reshaping
 from ...graph.operators import (
     Concat,
-    Flatten,
+    Conv2d,
     Linear,
     LogSoftmax,
     Reorder,
-    Reshape,
     Softmax,
 )
+from .contraction.problem import wants_gather
+from .contraction.tile import LANES
 
 _BOTH = (CHANNELS_LAST, PLANAR)
 _EXACT_LAST = 0.3
@@ -49,7 +50,7 @@ class CudaTarget(Target):
 
     def layouts(self, node: Node) -> tuple[Layout, ...]:
         op = node.op
-        if isinstance(op, (Flatten, Reshape)):
+        if isinstance(op, Reshaping):
             _, _, rows, columns = node.inputs[0].type.plane
             return _BOTH if rows * columns == 1 else (PLANAR,)
         # What is element-wise and in no sequence broadcasts over planes.
@@ -59,6 +60,14 @@ class CudaTarget(Target):
         if isinstance(op, (Contraction, FusedContraction)) and not self.is_exact:
             return (CHANNELS_LAST,)
         return (PLANAR, CHANNELS_LAST) if self.is_exact else _BOTH
+
+    def reads_any(self, node: Node, value: Value) -> bool:
+        """An image of few channels is gathered, wherever its pixels lie."""
+        inner = node.op.body.nodes[0] if isinstance(node.op, FusedContraction) else node
+        if not isinstance(inner.op, Conv2d) or value is not node.inputs[0] or self.is_exact:
+            return False
+        precision = "tf32" if self.precision == "tf32" else value.dtype
+        return wants_gather(inner.op, inner.inputs[1].shape, precision)
 
     def layout_seconds(self, node: Node, layout: Layout) -> float:
         op = node.op
@@ -70,7 +79,14 @@ class CudaTarget(Target):
         return _EXACT_LAST * self.seconds(op.operations(*types), 0, contraction=True)
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
-        return "cuDNN has no engine that computes anything on what a contraction reads"
+        if contraction.output.dtype not in ("float16", "bfloat16"):
+            return f"no kernel does so in {contraction.output.dtype}"
+        op, weight = contraction.op, contraction.inputs[1]
+        if not isinstance(op, Conv2d) or op.groups != 1:
+            return "only convolutions without groups do so"
+        if weight.shape[0] % LANES or weight.shape[1] % LANES:
+            return f"its channels are no multiple of {LANES}"
+        return super().refuse_prologue(contraction, node)
 
     def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
         if isinstance(contraction.op, Linear) and contraction.output.type.rank != 2:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .graphs import can_be_product, fusable_stages
 from .problem import ContractionProblem
-from .recipe import CONVOLUTION, FIXED, PRODUCT, Form
+from .recipe import CONVOLUTION, FIXED, PRODUCT, TILE, Form
+from .tile import why_not_tiled
 
 
 def forms_of(problem: ContractionProblem) -> list[Form]:
@@ -26,6 +27,10 @@ def forms_of(problem: ContractionProblem) -> list[Form]:
     if problem.is_exact:
         levels = list(dict.fromkeys((_fixed_stages(problem), 0)))
         forms += [Form(FIXED, level, packed) for level in levels for packed in places]
+    if why_not_tiled(problem) is None:
+        # Without a kernel before it, or a residual that cuDNN has few engines for, rather first.
+        own = Form(TILE, len(problem.stages))
+        forms.insert(0 if problem.before else 1, own)
     return forms
 
 

@@ -28,11 +28,14 @@ def scratch_addresses(problem: ContractionProblem, workspace: int) -> tuple[Addr
     batch = problem.batch
     try:
         at = Addresses(
-            tensor(problem.input, problem.x.offset),
+            tensor(spec_of(problem.x, batch), problem.x.offset),
             tensor(problem.w, 0),
             tensor(problem.output, problem.y.offset),
             tuple(tensor(spec_of(t, batch), t.offset) for t in problem.others),
-            tuple(tensor(_vector(problem, dtype), 0) for dtype in problem.vectors),
+            tuple(tensor(_vector(problem.w.shape[0], dtype), 0) for dtype in problem.vectors),
+            tuple(
+                tensor(_vector(problem.x.channels, dtype), 0) for dtype in problem.before_vectors
+            ),
         )
         room = arrays.allocate(workspace) if workspace else None
     except cupy().cuda.memory.OutOfMemoryError as error:
@@ -42,8 +45,8 @@ def scratch_addresses(problem: ContractionProblem, workspace: int) -> tuple[Addr
     return at, 0 if room is None else int(room.ptr), kept
 
 
-def _vector(problem: ContractionProblem, dtype: str) -> TensorSpec:
-    return TensorSpec((problem.w.shape[0],), (1,), dtype)
+def _vector(channels: int, dtype: str) -> TensorSpec:
+    return TensorSpec((channels,), (1,), dtype)
 
 
 _BLOCK = 4 << 20

@@ -18,6 +18,7 @@ from ....graph.operator import Operator
 from ....graph.operators import Conv2d, Linear
 from ..pointwise import CHAIN, Argument, PointStep
 from ..tensor import Tensor
+from .gather import FEW_CHANNELS, Gather
 
 Pair = tuple[int, int]
 
@@ -59,10 +60,24 @@ class ContractionProblem:
     planar: bool
     tf32: bool
     accuracy: str = "normal"
+    #: What is computed on the image while it is read, and the dtypes of the vectors for that.
+    before: tuple[PointStep, ...] = ()
+    before_vectors: tuple[str, ...] = ()
+    #: How the image is gathered first; ``w``, padding and stride are those for what it becomes.
+    gather: Gather | None = None
+
+    @property
+    def gathered(self) -> Tensor:
+        """The image that the convolution reads."""
+        if self.gather is None:
+            return self.x
+        kernel = self.w.shape[2] * self.gather.stride[0], self.w.shape[3] * self.gather.stride[1]
+        return self.gather.gathered(self.x, (self.y.rows, self.y.columns), kernel)
 
     @property
     def input(self) -> TensorSpec:
-        return spec_of(self.x, self.batch)
+        """What cuDNN reads: it takes nothing that comes before."""
+        return spec_of(dense(self.x) if self.before else self.gathered, self.batch)
 
     @property
     def output(self) -> TensorSpec:
@@ -77,8 +92,7 @@ class ContractionProblem:
             return replace(
                 y, image=size, channel=y.rows * y.columns, row=y.columns, pixel=1, offset=0
             )
-        row = y.columns * y.channels
-        return replace(y, image=size, channel=1, row=row, pixel=y.channels, offset=0)
+        return dense(y)
 
     @property
     def is_dense(self) -> bool:
@@ -103,6 +117,12 @@ class ContractionProblem:
         return f"{self.x.dtype} {sizes[0]} by {sizes[1]}, stride {self.stride}, then {stages}"
 
 
+def dense(t: Tensor) -> Tensor:
+    """A tensor channels last, with nothing between its elements."""
+    row = t.columns * t.channels
+    return replace(t, image=t.rows * row, channel=1, row=row, pixel=t.channels, offset=0)
+
+
 @dataclass(frozen=True)
 class Place:
     """A tensor's address: so many bytes from where the storage of a value begins."""
@@ -121,6 +141,7 @@ class Contraction:
     result: Place
     others: tuple[Place, ...]
     vectors: tuple[Value, ...]
+    before_vectors: tuple[Value, ...]
 
 
 def spec_of(t: Tensor, batch: int) -> TensorSpec:
@@ -142,7 +163,6 @@ def contraction_of(
     ``tensor`` tells how a value of the graph lies, ``is_planar`` whether it is NCHW.
     """
     parts = parts_of(node)
-    assert not parts.prologue, "no kernel here computes a prologue"
     outer: dict[Value, Value] = {parts.result: node.output}
     if isinstance(node.op, FusedContraction):
         outer |= dict(zip(node.op.body.inputs, node.inputs, strict=True))
@@ -150,6 +170,7 @@ def contraction_of(
     source = outer.get(parts.source, parts.source)
     others = tuple(outer.get(value, value) for value in parts.others)
     stages, vectors = _stages(node, parts)
+    before, before_vectors = _before(parts)
     op = inner.op
     weight = inner.inputs[1]
     if isinstance(op, Linear):
@@ -167,13 +188,20 @@ def contraction_of(
         places.append(Place(value, (lies.offset - _nearest(lies)) * lies.itemsize))
     x, y, *rest = (replace(t, offset=_nearest(t)) for t in (x, y, *rest))
     shape = (weight.shape[0], weight.shape[1], *(weight.shape[2:] or (1, 1)))
+    padding, stride = geometry.padding, geometry.stride
+    gather = None
+    if wants_gather(geometry, shape, x.dtype if not tf32 else "tf32"):
+        gather = Gather(stride, (padding[0][0], padding[1][0]))
+        taps = gather.taps((shape[2], shape[3]))
+        shape = (shape[0], gather.channels(shape[1], x.dtype), *taps)
+        padding, stride, planar = ((0, 0), (0, 0)), (1, 1), False
     problem = ContractionProblem(
         x=x,
         w=TensorSpec(shape, weight_strides(shape, planar), weight.dtype),
         y=y,
         batch=batch,
-        padding=geometry.padding,
-        stride=geometry.stride,
+        padding=padding,
+        stride=stride,
         dilation=geometry.dilation,
         groups=geometry.groups,
         stages=stages,
@@ -182,9 +210,18 @@ def contraction_of(
         planar=planar,
         tf32=tf32,
         accuracy=accuracy,
+        before=before,
+        before_vectors=tuple(value.dtype for value in before_vectors),
+        gather=gather,
     )
-    read = tuple(outer.get(value, value) for value in vectors)
-    return Contraction(problem, places[0], weight, places[1], tuple(places[2:]), read)
+    read = [tuple(outer.get(v, v) for v in some) for some in (vectors, before_vectors)]
+    return Contraction(problem, places[0], weight, places[1], tuple(places[2:]), *read)
+
+
+def wants_gather(op: Conv2d, weight: Sequence[int], precision: str) -> bool:
+    """Whether a convolution has so few channels that its image is gathered for tensor cores."""
+    plain = op.groups == 1 and op.dilation == (1, 1)
+    return plain and weight[1] <= FEW_CHANNELS and precision != "float32"
 
 
 def _nearest(t: Tensor) -> int:
@@ -236,6 +273,19 @@ def _stages(node: Node, parts: Parts) -> tuple[tuple[Stage, ...], tuple[Value, .
         stages.append(_stage(op, step))
         chain = operation.output
     return tuple(stages), tuple(vectors)
+
+
+def _before(parts: Parts) -> tuple[tuple[PointStep, ...], tuple[Value, ...]]:
+    """What is computed on the image, and the vectors that it reads."""
+    steps = []
+    vectors: dict[Value, int] = {}
+    for operation in parts.prologue:
+        arguments = [CHAIN]
+        for vector in operation.vectors:
+            place = vectors.setdefault(vector.value, len(vectors))
+            arguments.append(Argument("vector", place))
+        steps.append(PointStep(operation.code, tuple(arguments)))
+    return tuple(steps), tuple(vectors)
 
 
 def _stage(op: Operator, step: PointStep) -> Stage:

@@ -15,10 +15,13 @@ from ..kernels import Launch
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
 from .fixed import FixedConvolution, fixed_convolution
+from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
-from .problem import ContractionProblem, spec_of
+from .problem import ContractionProblem, dense, spec_of
+from .tile import TILES, launch_of, sizes_of
 
 FIXED = "fixed"
+TILE = "tile"
 _ALIGNMENT = 256
 
 Load = Callable[[Sequence[Launch]], list[Loaded]]
@@ -53,6 +56,8 @@ class Recipe:
         if self.form.core == FIXED:
             name = ConvolutionFwdAlgo(self.engine).name
             return name.removeprefix("CUDNN_CONVOLUTION_FWD_ALGO_").lower()
+        if self.form.core == TILE:
+            return f"tile {TILES[self.engine]}"
         name = "" if self.form.core == CONVOLUTION else f"{self.form.core} "
         return f"{name}{EngineConfig(self.engine, self.knobs)}"
 
@@ -66,6 +71,24 @@ class Addresses:
     y: int
     others: tuple[int, ...] = ()
     vectors: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TileConvolution:
+    """A kernel of ours, and the numbers that it takes after its pointers."""
+
+    loaded: Loaded
+    sizes: list[int]
+    workspace: int = 0
+
+    def bind(self, at: Addresses, x: int) -> Run:
+        """Runs on those addresses, on CuPy's current stream."""
+        reads = (x, at.w, *at.others, *at.vectors, *at.before)
+        return self.loaded.bind([*reads, at.y, *self.sizes])
+
+
+Core = Plan | FixedConvolution | TileConvolution
 
 
 @dataclass(frozen=True)
@@ -74,7 +97,8 @@ class Built:
 
     problem: ContractionProblem
     recipe: Recipe
-    core: Plan | FixedConvolution
+    core: Core
+    prepare: Loaded | None
     finish: Loaded | None
 
     @property
@@ -86,24 +110,30 @@ class Built:
         """Runs on those addresses, on CuPy's current stream."""
         problem, form = self.problem, self.recipe.form
         packed = workspace + _up(self.core.workspace)
+        prepared = packed + _up(_packed_bytes(problem, form))
         y = packed if form.packed else at.y + problem.y.offset * problem.y.itemsize
-        first = self._core(at, y, workspace)
-        if self.finish is None:
-            return first
-        tensors, vectors, _ = used(problem, form.stages)
-        pointers = [packed if form.packed else at.y]
-        pointers += [at.others[i] for i in tensors] + [at.vectors[i] for i in vectors]
-        second = self.finish.bind([*pointers, at.y])
+        x = at.x + problem.x.offset * problem.x.itemsize if self.prepare is None else prepared
+        runs = [self._core(at, x, y, workspace)]
+        if self.prepare is not None:
+            runs.insert(0, self.prepare.bind([at.x, *at.before, prepared]))
+        if self.finish is not None:
+            tensors, vectors, _ = used(problem, form.stages)
+            pointers = [packed if form.packed else at.y]
+            pointers += [at.others[i] for i in tensors] + [at.vectors[i] for i in vectors]
+            runs.append(self.finish.bind([*pointers, at.y]))
+        if len(runs) == 1:
+            return runs[0]
 
         def run() -> None:
-            first()
-            second()
+            for one in runs:
+                one()
 
         return run
 
-    def _core(self, at: Addresses, y: int, workspace: int) -> Run:
+    def _core(self, at: Addresses, x: int, y: int, workspace: int) -> Run:
         problem = self.problem
-        x = at.x + problem.x.offset * problem.x.itemsize
+        if isinstance(self.core, TileConvolution):
+            return self.core.bind(at, x)
         reads = []
         residual = 0
         for stage in problem.stages[: self.recipe.form.stages]:
@@ -126,22 +156,21 @@ class _Room:
     ptr: int
 
 
-def build(
-    problem: ContractionProblem, recipe: Recipe, core: Plan | FixedConvolution, load: Load
-) -> Built:
+def build(problem: ContractionProblem, recipe: Recipe, core: Core, load: Load) -> Built:
     """A recipe whose core is there already."""
-    launch = finish_of(problem, recipe.form)
-    finish = None if launch is None else load([launch])[0]
-    return Built(problem, recipe, core, finish)
+    around = [prepare_of(problem, recipe.form), finish_of(problem, recipe.form)]
+    loaded = iter(load([launch for launch in around if launch is not None]))
+    prepare, finish = (None if launch is None else next(loaded) for launch in around)
+    return Built(problem, recipe, core, prepare, finish)
 
 
-def core_of(
-    problem: ContractionProblem, recipe: Recipe, workspace_limit: int
-) -> Plan | FixedConvolution:
-    """The plan or algorithm of a recipe.
+def core_of(problem: ContractionProblem, recipe: Recipe, workspace_limit: int, load: Load) -> Core:
+    """The plan, algorithm or kernel of a recipe.
 
     CuDNNError or UnsupportedError if cuDNN does not take it, which can only be if it changed.
     """
+    if recipe.form.core == TILE:
+        return tile_convolution(problem, recipe.engine, load)
     if recipe.form.core == FIXED:
         found = fixed_convolution(problem, recipe.engine, recipe.form.stages > 0)
         if isinstance(found, str):
@@ -151,6 +180,28 @@ def core_of(
     return graph.build(
         choose=EngineConfig(recipe.engine, recipe.knobs),
         constraints=constraints_of(problem, workspace_limit),
+    )
+
+
+def tile_convolution(problem: ContractionProblem, index: int, load: Load) -> TileConvolution:
+    """A kernel of ours with tile ``index``."""
+    tile = TILES[index]
+    return TileConvolution(load([launch_of(problem, tile)])[0], sizes_of(problem, tile))
+
+
+def prepare_of(problem: ContractionProblem, form: Form) -> Launch | None:
+    """The kernel that goes before the core, if any."""
+    if problem.gather is not None:
+        return print_gather(problem.batch, problem.x, problem.gathered, problem.gather)
+    if not problem.before or form.core == TILE:
+        return None
+    return print_pointwise(
+        problem.batch,
+        [problem.x],
+        dense(problem.x),
+        problem.before_vectors,
+        problem.before,
+        round_steps=True,
     )
 
 
@@ -196,11 +247,16 @@ def finish_of(problem: ContractionProblem, form: Form) -> Launch | None:
 
 def room(problem: ContractionProblem, form: Form, workspace: int) -> int:
     """Bytes that a recipe takes beside the tensors, when its core takes ``workspace``."""
-    if not form.packed:
-        return workspace
+    prepared = 0
+    if problem.gather is not None or (problem.before and form.core != TILE):
+        prepared = problem.batch * problem.input.strides[0] * problem.x.itemsize
+    return sum(map(_up, (workspace, _packed_bytes(problem, form), prepared)))
+
+
+def _packed_bytes(problem: ContractionProblem, form: Form) -> int:
     y = problem.packed
     size = problem.batch * y.channels * y.rows * y.columns * ITEMSIZE[y.dtype]
-    return _up(workspace) + size
+    return size if form.packed else 0
 
 
 def _up(size: int) -> int:
@@ -211,6 +267,7 @@ __all__ = [
     "CONVOLUTION",
     "FIXED",
     "PRODUCT",
+    "TILE",
     "Addresses",
     "Built",
     "Form",
@@ -219,6 +276,8 @@ __all__ = [
     "build",
     "core_of",
     "finish_of",
+    "prepare_of",
     "room",
     "target",
+    "tile_convolution",
 ]

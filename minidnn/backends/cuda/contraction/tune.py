@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
 from ....cache import Store, digest
 from ....cudnn import machine
 from ....cudnn._cupy import cupy
 from ....cudnn.enums import ConvolutionFwdAlgo
+from ....cudnn.errors import CuDNNError
 from ....cudnn.graph import EngineConfig
-from ....cudnn.graph.plan import Plan
 from ....cudnn.graph.timing import Contestant, race
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from .fixed import FixedConvolution, fixed_convolution
@@ -25,13 +29,34 @@ from .forms import forms_of
 from .graphs import CONVOLUTION, constraints_of, graph_of
 from .memory import scratch_addresses
 from .problem import ContractionProblem
-from .recipe import FIXED, Addresses, Built, Form, Load, Recipe, build, core_of, room, target
+from .recipe import (
+    FIXED,
+    TILE,
+    Addresses,
+    Built,
+    Core,
+    Form,
+    Load,
+    Recipe,
+    build,
+    core_of,
+    room,
+    target,
+    tile_convolution,
+)
+from .tile import candidates as tiles_for
 
 log = logging.getLogger(__name__)
 
 TUNES = ("quick", "heuristic", "exhaustive")
 _KEPT = 6
-_VERSION = 1
+_VERSION = 4
+_AT_ONCE = 16
+"""So many problems' candidates exist at once while they are built and measured."""
+_TRIED = 3
+"""So many proposals for a form are built when nothing is measured, should the first not run."""
+_THREADS = min(8, os.cpu_count() or 1)
+T = TypeVar("T")
 _store = Store("cuda_contraction", ".json", 64 << 20)
 
 
@@ -48,22 +73,55 @@ class Tuning:
         return machine.device_name(cupy().cuda.runtime.getDevice())
 
 
-def choose(problem: ContractionProblem, tuning: Tuning) -> Built:
-    """The fastest way to compute a contraction within the limit of the workspace.
+def choose_all(
+    problems: Sequence[ContractionProblem], tuning: Tuning
+) -> dict[ContractionProblem, Built]:
+    """The fastest way to compute each contraction within the limit of the workspace.
 
     UnsupportedError if cuDNN has no way, OutOfMemoryError if all take too much workspace.
     """
     if tuning.tune == "heuristic":
-        return _first(problem, tuning)
-    key = _key(problem, tuning)
-    ranked = _decode(_store.read(key))
-    if ranked is None:
-        ranked = _measured(problem, tuning)
-        rows = [asdict(recipe) for recipe in ranked]
-        entry = {"problem": problem.describe(), "ranked": rows}
-        _store.put(key, json.dumps(entry, indent=1).encode(), label="contraction")
-    recipe = ranked[0]
-    return build(problem, recipe, core_of(problem, recipe, tuning.workspace_limit), tuning.load)
+        return dict(_side_by_side(lambda problem: _first(problem, tuning), problems))
+    known = {problem: _decode(_store.read(_key(problem, tuning))) for problem in problems}
+    missing = [problem for problem, ranked in known.items() if ranked is None]
+    for first in range(0, len(missing), _AT_ONCE):
+        some = missing[first : first + _AT_ONCE]
+        # Building takes processor time, measuring the GPU alone.
+        begin = time.perf_counter()
+        candidates = _side_by_side(lambda p: _everything(p, tuning), some)
+        count = sum(len(built) for _, built in candidates)
+        log.info("built %d candidates in %.2f s", count, time.perf_counter() - begin)
+        for problem, built in candidates:
+            known[problem] = ranked = _measured(problem, built, tuning)
+            rows = [asdict(recipe) for recipe in ranked]
+            entry = {"problem": problem.describe(), "ranked": rows}
+            text = json.dumps(entry, indent=1).encode()
+            _store.put(_key(problem, tuning), text, label="contraction")
+
+        log.info("built and measured in %.2f s", time.perf_counter() - begin)
+
+    def fastest(problem: ContractionProblem) -> Built:
+        ranked = known[problem]
+        assert ranked is not None
+        core = core_of(problem, ranked[0], tuning.workspace_limit, tuning.load)
+        return build(problem, ranked[0], core, tuning.load)
+
+    return dict(_side_by_side(fastest, problems))
+
+
+def _side_by_side(
+    make: Callable[[ContractionProblem], T], problems: Sequence[ContractionProblem]
+) -> list[tuple[ContractionProblem, T]]:
+    """What is made of each problem, on several threads on the current device."""
+    runtime = cupy().cuda.runtime
+    device = runtime.getDevice()
+
+    def on_thread(problem: ContractionProblem) -> T:
+        runtime.setDevice(device)
+        return make(problem)
+
+    with ThreadPoolExecutor(min(_THREADS, len(problems) or 1)) as pool:
+        return list(zip(problems, pool.map(on_thread, problems), strict=True))
 
 
 def _key(problem: ContractionProblem, tuning: Tuning) -> str:
@@ -75,30 +133,48 @@ def _key(problem: ContractionProblem, tuning: Tuning) -> str:
 
 def _first(problem: ContractionProblem, tuning: Tuning) -> Built:
     for form in forms_of(problem):
-        for recipe, core in _candidates(problem, form, 1, tuning.workspace_limit):
-            return build(problem, recipe, core, tuning.load)
+        for recipe, core in _candidates(problem, form, _TRIED, tuning):
+            built = build(problem, recipe, core, tuning.load)
+            if _runs(built):
+                return built
     raise _nothing(problem, tuning)
 
 
-def _measured(problem: ContractionProblem, tuning: Tuning) -> tuple[Recipe, ...]:
-    """All recipes that were tried and could run, from fast to slow."""
-    built = [
+def _runs(built: Built) -> bool:
+    """Whether it can be executed: cuDNN builds plans that then fail."""
+    at, workspace, kept = scratch_addresses(built.problem, built.workspace)
+    try:
+        built.bind(at, workspace)()
+        cupy().cuda.get_current_stream().synchronize()
+    except CuDNNError as error:
+        log.info("%s cannot be executed: %s", built.recipe.algorithm, error)
+        return False
+    del kept
+    return True
+
+
+def _everything(problem: ContractionProblem, tuning: Tuning) -> list[Built]:
+    """All that is to be measured."""
+    return [
         build(problem, recipe, core, tuning.load)
         for form in forms_of(problem)
-        for recipe, core in _candidates(
-            problem, form, _most(form, tuning.tune), tuning.workspace_limit
-        )
+        for recipe, core in _candidates(problem, form, _most(form, tuning.tune), tuning)
     ]
-    built, room_for = _fitting(problem, built, tuning.workspace_limit)
+
+
+def _measured(
+    problem: ContractionProblem, found: Sequence[Built], tuning: Tuning
+) -> tuple[Recipe, ...]:
+    """Those that could run, from fast to slow."""
+    built, (at, workspace, kept) = _fitting(problem, found, tuning.workspace_limit)
     if not built:
         raise _nothing(problem, tuning)
-    at, workspace, kept = room_for
     times = race([Contestant(one.bind(at, workspace)) for one in built])
     del kept
-    ranked = sorted((time, i) for i, time in enumerate(times) if time is not None)
+    ranked = sorted((ms, i) for i, ms in enumerate(times) if ms is not None)
     if not ranked:
         raise _nothing(problem, tuning)
-    recipes = tuple(replace(built[i].recipe, milliseconds=time) for time, i in ranked)
+    recipes = tuple(replace(built[i].recipe, milliseconds=ms) for ms, i in ranked)
     least = min(recipes, key=lambda recipe: recipe.workspace)
     return recipes[:_KEPT] if least in recipes[:_KEPT] else (*recipes[: _KEPT - 1], least)
 
@@ -133,20 +209,28 @@ def _most(form: Form, tune: str) -> int | None:
     """How many of cuDNN's proposals for a form are measured."""
     if tune == "exhaustive":
         return None
-    return 10 if form.core == CONVOLUTION and not form.packed else 5
+    return 8 if form.core == CONVOLUTION and not form.packed else 4
 
 
 def _candidates(
-    problem: ContractionProblem, form: Form, most: int | None, workspace_limit: int
-) -> Iterator[tuple[Recipe, Plan | FixedConvolution]]:
+    problem: ContractionProblem, form: Form, most: int | None, tuning: Tuning
+) -> Iterator[tuple[Recipe, Core]]:
+    workspace_limit = tuning.workspace_limit
     if form.core == FIXED:
         yield from _fixed(problem, form, most, workspace_limit)
         return
+    if form.core == TILE:
+        size = room(problem, form, 0)
+        for index in tiles_for(problem)[:most]:
+            yield Recipe(form, index, (), size), tile_convolution(problem, index, tuning.load)
+        return
     graph = graph_of(problem, form.core, form.stages, target(problem, form))
+    # The fastest of exact float32 are among those that no heuristic proposes, and few.
+    everything = most is None or (problem.is_exact and tuning.tune == "quick")
     try:
         plans = graph.plans(
-            defaults=most is None or problem.is_exact,
-            most=None if problem.is_exact and most != 1 else most,
+            defaults=everything,
+            most=None if everything else most,
             constraints=constraints_of(problem, workspace_limit),
         )
     except UnsupportedError as error:
@@ -201,4 +285,4 @@ def _decode(data: bytes | None) -> tuple[Recipe, ...] | None:
         return None
 
 
-__all__ = ["TUNES", "Tuning", "choose"]
+__all__ = ["TUNES", "Tuning", "choose_all"]

@@ -79,7 +79,7 @@ def choose_mapping(
         least = max(pack, SECTOR_BYTES // min(t.itemsize for t in tensors))
         group = min(_ceil(channels, pack), _channel_group(positions, pack))
         tasks = binding.batch * len(plan.tasks()) * len(plan.patches(1)) * channels
-        while group % 2 == 0 and group // 2 >= least and tasks // group < ENOUGH_BLOCKS:
+        while group % (2 * pack) == 0 and group // 2 >= least and tasks // group < ENOUGH_BLOCKS:
             group //= 2
     while planar and group < channels and positions * group < 2 * WARP:
         group *= 2

@@ -1,0 +1,151 @@
+// A convolution as a matrix product on tensor cores: pixels by channels of images (channels last)
+// times taps of filters.  Printed by tile.py, which says what the names in dollars stand for.
+//
+// A block makes BM pixels by BN filters.  Rows of BK products lie in shared memory as chunks of 16
+// bytes, swizzled so that eight rows' chunks never share a bank; STAGES such slabs are in flight.
+namespace tile_$NAME$ {
+typedef $T$ T;
+enum { BM = $BM$, BN = $BN$, BK = $BK$, WM = $WM$, WN = $WN$, STAGES = $STAGES$ };
+enum { WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32 };
+enum { CHUNKS = BK / 8, ROWS = THREADS / CHUNKS, TURNS_A = BM / ROWS };
+enum { TURNS_B = (BN + ROWS - 1) / ROWS, STAGE = (BM + BN) * BK * 2, PITCH = WN + 8 };
+
+MD_FUNCTION int place(int row, int chunk) {
+  const int turn = CHUNKS == 8 ? row & 7 : (row >> 1) & 3;
+  return (row * CHUNKS + (chunk ^ turn)) * 16;
+}
+
+MD_FUNCTION void copy(unsigned int to, const T *from, bool inside) {
+  asm volatile("cp.async.$CACHE$ [%0], [%1], 16, %2;"
+               : : "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+
+MD_FUNCTION void fragments(unsigned int (&r)[4], unsigned int at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+
+MD_FUNCTION void multiply(float (&c)[4], const unsigned int (&a)[4], unsigned int b0,
+                          unsigned int b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.$PTX$.$PTX$.f32 "
+               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// fma and ReLU of two numbers at once; NaN stays NaN.
+MD_FUNCTION unsigned int scaled(unsigned int x, unsigned int scale, unsigned int shift) {
+  unsigned int y;
+  asm("fma.rn.relu.$PTX$x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(scale), "r"(shift));
+  return y;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETERS$) {
+  MD_SHARED;
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+  const int filters = (int)P_filters, products = (int)P_products, steps = (int)P_steps;
+  const int tiles_n = (filters + BN - 1) / BN;
+  const long long m0 = blockIdx.x / tiles_n * (long long)BM;
+  const int n0 = blockIdx.x % tiles_n * BN;
+  const int column = thread % CHUNKS, first = thread / CHUNKS;
+  const unsigned int shared = (unsigned int)__cvta_generic_to_shared(md_shared);
+
+  // Where the rows that this thread loads begin; rows past the last pixel are never inside.
+  long long base[TURNS_A];
+$ROWS$
+  float c[WM / 16][WN / 8][4];
+  #pragma unroll
+  for (int i = 0; i < WM / 16; i++)
+    #pragma unroll
+    for (int j = 0; j < WN / 8; j++)
+      #pragma unroll
+      for (int k = 0; k < 4; k++) c[i][j][k] = 0.0f;
+
+  auto load = [&](int step) {
+    const unsigned int slab = shared + step % STAGES * STAGE;
+    const int q = step * CHUNKS + column;
+    const bool some = q < products;
+$TAP$
+    #pragma unroll
+    for (int i = 0; i < TURNS_A; i++) {
+$LOAD$
+    }
+    #pragma unroll
+    for (int i = 0; i < TURNS_B; i++) {
+      const int row = first + i * ROWS;
+      if (BN % ROWS == 0 || row < BN) {
+        const bool inside = some && n0 + row < filters;
+        const T *from = inside ? w + ((long long)(n0 + row) * products + q) * 8 : w;
+        copy(slab + BM * BK * 2 + place(row, column), from, inside);
+      }
+    }
+  };
+
+  #pragma unroll
+  for (int step = 0; step < STAGES - 1; step++) {
+    if (step < steps) load(step);
+    asm volatile("cp.async.commit_group;" : : : "memory");
+  }
+  const int wm = warp / WARPS_N * WM, wn = warp % WARPS_N * WN;
+  for (int step = 0; step < steps; step++) {
+$PROLOGUE_LOADS$
+    asm volatile("cp.async.wait_group %0;" : : "n"(STAGES - 2) : "memory");
+$PROLOGUE$
+    __syncthreads();
+    if (step + STAGES - 1 < steps) load(step + STAGES - 1);
+    asm volatile("cp.async.commit_group;" : : : "memory");
+    const unsigned int slab = shared + step % STAGES * STAGE;
+    #pragma unroll 2
+    for (int k = 0; k < BK / 16; k++) {
+      unsigned int a[WM / 16][4], b[WN / 16][4];
+      #pragma unroll
+      for (int i = 0; i < WM / 16; i++)
+        fragments(a[i], slab + place(wm + i * 16 + (lane & 15), k * 2 + (lane >> 4)));
+      #pragma unroll
+      for (int j = 0; j < WN / 16; j++)
+        fragments(b[j], slab + BM * BK * 2
+                  + place(wn + j * 16 + (lane & 7) + (lane >> 4) * 8, k * 2 + (lane >> 3 & 1)));
+      #pragma unroll
+      for (int i = 0; i < WM / 16; i++)
+        #pragma unroll
+        for (int j = 0; j < WN / 16; j++) {
+          multiply(c[i][2 * j], a[i], b[j][0], b[j][1]);
+          multiply(c[i][2 * j + 1], a[i], b[j][2], b[j][3]);
+        }
+    }
+  }
+  asm volatile("cp.async.wait_all;" : : : "memory");
+  __syncthreads();
+
+  // Each warp turns its results, sixteen rows at a time, so that threads write whole chunks.
+  float *turned = (float *)md_shared + warp * 16 * PITCH;
+  const int n = n0 + wn + lane % (WN / 8) * 8;
+  const bool inside = n < filters;
+$VECTORS$
+  #pragma unroll
+  for (int i = 0; i < WM / 16; i++) {
+    #pragma unroll
+    for (int j = 0; j < WN / 8; j++) {
+      float *at = turned + (lane >> 2) * PITCH + j * 8 + (lane & 3) * 2;
+      *(float2 *)at = make_float2(c[i][j][0], c[i][j][1]);
+      *(float2 *)(at + 8 * PITCH) = make_float2(c[i][j][2], c[i][j][3]);
+    }
+    __syncwarp();
+    #pragma unroll
+    for (int row = lane / (WN / 8); row < 16; row += 32 / (WN / 8)) {
+      const long long m = m0 + wm + i * 16 + row;
+      if (m < P_pixels && inside) {
+        const float *from = turned + row * PITCH + lane % (WN / 8) * 8;
+        // Odd rows read their halves in the other order: then no two rows share a bank.
+        const int turn = (row & 1) * 4;
+        const float4 one = *(const float4 *)(from + turn), two = *(const float4 *)(from + 4 - turn);
+        const float4 low = turn ? two : one, high = turn ? one : two;
+        float a0[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, r[8];
+$EPILOGUE$
+        md_store<8>(y + m * P_y + n, r);
+      }
+    }
+    __syncwarp();
+  }
+}
+}  // namespace tile_$NAME$

@@ -1,0 +1,308 @@
+"""Contractions by tensor cores in a kernel of ours: where cuDNN has no engine, or a slow one.
+
+It takes what point-wise operators come before a 1x1 convolution, residuals, slices on both sides,
+and any window over channels-last images.  Sizes and strides are numbers in memory, so that one
+kernel serves all shapes; what is computed around the product stands in its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+
+from ....cache import digest
+from ....graph.expression import linearize
+from ....graph.operators import ReLU, ScaleShift
+from ...cpu.code import Code
+from ..dialect import TYPES
+from ..kernels import KernelSource, Launch
+from ..pointwise import PointStep, print_chain
+from ..tensor import Tensor
+from .problem import ContractionProblem
+
+LANES = 8
+"""Elements of one access of 16 bytes."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block and a warp make, products in a slab, slabs in flight, blocks side by side."""
+
+    pixels: int
+    filters: int
+    products: int
+    warp_pixels: int
+    warp_filters: int
+    stages: int
+    blocks: int
+
+    @property
+    def threads(self) -> int:
+        return self.pixels // self.warp_pixels * (self.filters // self.warp_filters) * 32
+
+    @property
+    def shared_bytes(self) -> int:
+        slabs = self.stages * (self.pixels + self.filters) * self.products * 2
+        turned = self.threads // 32 * 16 * (self.warp_filters + 8) * 4
+        return max(slabs, turned)
+
+    def __str__(self) -> str:
+        return f"{self.pixels}x{self.filters}x{self.products}"
+
+
+TILES = (
+    Tile(128, 128, 32, 64, 32, 4, 2),
+    Tile(128, 64, 32, 32, 32, 4, 3),
+    Tile(128, 32, 64, 32, 32, 3, 3),
+    Tile(256, 64, 32, 64, 32, 3, 2),
+    Tile(64, 64, 64, 32, 32, 4, 3),
+    Tile(128, 128, 64, 64, 32, 3, 2),
+)
+
+
+def why_not_tiled(problem: ContractionProblem) -> str | None:
+    """Why no tile computes a problem; None if they do."""
+    if problem.x.dtype not in ("float16", "bfloat16"):
+        return f"it is in {problem.x.dtype}"
+    if problem.planar or problem.groups != 1:
+        return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
+    tensors = (problem.gathered, problem.y, *problem.others)
+    if any(not _is_aligned(t, problem.batch) for t in tensors):
+        return "its tensors are no whole chunks of 8 channels"
+    if problem.before and not (problem.is_pointwise or prod(problem.w.shape[2:]) == 1):
+        return "every tap would compute what comes before"
+    if any(not _is_regular(t) for t in (problem.y, *problem.others)):
+        return "pixels of its result do not follow each other"
+    return None
+
+
+def _is_aligned(t: Tensor, batch: int) -> bool:
+    steps = (t.channels, t.offset, t.pixel, *((t.image,) if batch > 1 else ()))
+    return t.channel == 1 and all(step % LANES == 0 for step in steps)
+
+
+def _is_regular(t: Tensor) -> bool:
+    return t.rows * t.columns == 1 or (t.row == t.columns * t.pixel and t.image == t.rows * t.row)
+
+
+_FEW_BLOCKS = 128
+
+
+def candidates(problem: ContractionProblem) -> list[int]:
+    """Which of :data:`TILES` are worth measuring, the most promising first: by filters, and
+    smaller ones where large ones would leave multiprocessors without work."""
+    filters = problem.w.shape[0]
+    pixels = problem.batch * problem.y.rows * problem.y.columns
+    if filters <= 32:
+        return [2]
+    if pixels / 128 * filters / 64 < _FEW_BLOCKS:
+        return [4, 1]
+    return [1, 3] if filters <= 64 else [0, 5, 1]
+
+
+_HEAD = ("pixels", "filters", "products", "steps", "columns", "plane", "H", "W")
+_GEOMETRY = ("SY", "SX", "PY", "PX", "DY", "DX", "S", "C8", "image", "row", "pixel", "y")
+_NAMES = (*_HEAD, *_GEOMETRY)
+
+
+def sizes_of(problem: ContractionProblem, tile: Tile) -> list[int]:
+    """The numbers that the kernel takes."""
+    x, y = problem.gathered, problem.y
+    out, channels, rows, columns = problem.w.shape
+    products = rows * columns * channels // LANES
+    chunks = tile.products // LANES
+    return [
+        problem.batch * y.rows * y.columns,
+        out,
+        products,
+        -(-products // chunks),
+        y.columns,
+        y.rows * y.columns,
+        x.rows,
+        x.columns,
+        *problem.stride,
+        *(before for before, _ in problem.padding),
+        *problem.dilation,
+        columns,
+        channels // LANES,
+        x.image,
+        x.row,
+        x.pixel,
+        _step(y),
+        *map(_step, problem.others),
+    ]
+
+
+def _step(t: Tensor) -> int:
+    """From one pixel to the next, through all images."""
+    return t.image if t.rows * t.columns == 1 else t.pixel
+
+
+def launch_of(problem: ContractionProblem, tile: Tile) -> Launch:
+    """The kernel of a problem.
+
+    Arguments: image, filter, the others, the vectors of what comes after, those of what comes
+    before, the result; then the numbers of :func:`sizes_of`.
+    """
+    element = TYPES[problem.x.dtype]
+    pointers = ["x", "w"]
+    pointers += [f"x{1 + i}" for i in range(len(problem.others))]
+    pointers += [f"v{i}" for i in range(len(problem.vectors))]
+    pointers += [f"u{i}" for i in range(len(problem.before_vectors))]
+    parameters = [f"const {element} *__restrict__ {name}" for name in pointers]
+    parameters.append(f"{element} *__restrict__ y")
+    parameters += [f"const long long P_{name}" for name in _NAMES]
+    parameters += [f"const long long P_other{i}" for i in range(len(problem.others))]
+    simple = _is_simple(problem)
+    x = problem.gathered
+    parts = {
+        "T": element,
+        "BM": tile.pixels,
+        "BN": tile.filters,
+        "BK": tile.products,
+        "WM": tile.warp_pixels,
+        "WN": tile.warp_filters,
+        "STAGES": tile.stages,
+        "BLOCKS": tile.blocks,
+        "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
+        "PARAMETERS": ", ".join(parameters),
+        "ROWS": _SIMPLE_ROWS if simple else _WINDOW_ROWS,
+        "TAP": "" if simple else _WINDOW_TAP,
+        "LOAD": _SIMPLE_LOAD if simple else _WINDOW_LOAD,
+        "CACHE": "cg.shared.global.L2::128B" if simple else "ca.shared.global",
+        "STEP": "P_image" if x.rows * x.columns == 1 else "P_pixel",
+        "PROLOGUE_LOADS": _prologue_loads(problem),
+        "PROLOGUE": _prologue(problem),
+        "VECTORS": _vectors(problem),
+        "EPILOGUE": _epilogue(problem),
+    }
+    text = _template()
+    for key, value in parts.items():
+        text = text.replace(f"${key}$", str(value))
+    x = problem.gathered
+    text = text.replace("$image_or_pixel$", "P_image" if x.rows * x.columns == 1 else "P_pixel")
+    for i, name in enumerate(_NAMES):
+        text = text.replace(f"${name}$", f"P[{i}]")
+    name = f"tile_{digest(text)[:20]}"
+    pixels = problem.batch * problem.y.rows * problem.y.columns
+    blocks = -(-pixels // tile.pixels) * -(-problem.w.shape[0] // tile.filters)
+    source = KernelSource(name, text.replace("$NAME$", name))
+    return Launch(source, (blocks, 1, 1), (tile.threads, 1, 1), tile.shared_bytes)
+
+
+@cache
+def _template() -> str:
+    return Path(__file__).with_name("tile.cu").read_text()
+
+
+def _is_simple(problem: ContractionProblem) -> bool:
+    """Whether row m of the product is pixel m of the image."""
+    return problem.is_pointwise and _is_regular(problem.gathered)
+
+
+_SIMPLE_ROWS = """\
+  #pragma unroll
+  for (int i = 0; i < TURNS_A; i++) {
+    const long long m = m0 + first + i * ROWS;
+    base[i] = m < P_pixels ? m * $STEP$ : -1;
+  }"""
+_SIMPLE_LOAD = """\
+      const bool inside = some && base[i] >= 0;
+      const T *from = inside ? x + base[i] + q * 8 : x;
+      copy(slab + place(first + i * ROWS, column), from, inside);"""
+
+_WINDOW_ROWS = """\
+  int top[TURNS_A], left[TURNS_A];
+  const int H = (int)P_H, W = (int)P_W, S = (int)P_S, C8 = (int)P_C8;
+  const int DY = (int)P_DY, DX = (int)P_DX;
+  const long long row_step = P_row, pixel_step = P_pixel;
+  #pragma unroll
+  for (int i = 0; i < TURNS_A; i++) {
+    const long long m = m0 + first + i * ROWS;
+    const int p = (int)(m % P_plane), columns = (int)P_columns;
+    base[i] = m / P_plane * P_image;
+    top[i] = m < P_pixels ? p / columns * (int)P_SY - (int)P_PY : -(1 << 29);
+    left[i] = p % columns * (int)P_SX - (int)P_PX;
+  }"""
+_WINDOW_TAP = """\
+    const int tap = q / C8, channel = (q - tap * C8) * 8;
+    const int down = tap / S * DY, across = tap % S * DX;"""
+_WINDOW_LOAD = """\
+      const int p = top[i] + down, o = left[i] + across;
+      const bool inside = some && (unsigned)p < (unsigned)H && (unsigned)o < (unsigned)W;
+      const T *from = inside ? x + base[i] + p * row_step + o * pixel_step + channel : x;
+      copy(slab + place(first + i * ROWS, column), from, inside);"""
+
+
+_SCALE_SHIFT, _RELU = (linearize(op.expression()) for op in (ScaleShift(), ReLU()))
+
+
+def _is_packed(problem: ContractionProblem) -> bool:
+    """Whether what comes before is scale, shift and ReLU: one instruction for two numbers."""
+    return [step.code for step in problem.before] == [_SCALE_SHIFT, _RELU]
+
+
+def _prologue_loads(problem: ContractionProblem) -> str:
+    """The vectors for this thread's chunks, asked for before it waits for the chunks."""
+    if not problem.before:
+        return ""
+    count = len(problem.before_vectors)
+    code = Code()
+    code.line("const int q = step * CHUNKS + column < products ? (step * CHUNKS + column) * 8 : 0;")
+    for i in range(count):
+        if _is_packed(problem):
+            code.line(f"const uint4 s{i} = *(const uint4 *)(u{i} + q);")
+        else:
+            code.line(f"float s{i}[8];")
+            code.line(f"md_load<8>(s{i}, u{i} + q);")
+    return str(code).rstrip("\n")
+
+
+def _prologue(problem: ContractionProblem) -> str:
+    """Each thread computes what comes before on the chunks that it has loaded itself."""
+    if not problem.before:
+        return ""
+    code = Code()
+    code.line("unsigned char *loaded = md_shared + step % STAGES * STAGE;")
+    code.line("#pragma unroll")
+    with code.block("for (int i = 0; i < TURNS_A; i++)"):
+        code.line("T *chunk = (T *)(loaded + place(first + i * ROWS, column));")
+        if _is_packed(problem):
+            scale, shift = (a.index for a in problem.before[0].arguments[1:])
+            code.line("uint4 x = *(const uint4 *)chunk;")
+            for part in "xyzw":
+                code.line(f"x.{part} = scaled(x.{part}, s{scale}.{part}, s{shift}.{part});")
+            code.line("*(uint4 *)chunk = x;")
+        else:
+            code.line("float a0[8];")
+            code.line("md_load<8>(a0, chunk);")
+            code.line("#pragma unroll")
+            with code.block("for (int j = 0; j < 8; j++)"):
+                value = print_chain(code, problem.before, lambda i: f"s{i}[j]", round_to="T")
+                code.line(f"a0[j] = {value};")
+            code.line("md_store<8>(chunk, a0);")
+    return str(code).rstrip("\n")
+
+
+def _vectors(problem: ContractionProblem) -> str:
+    """The vectors of what comes after, for the filters whose results a thread writes."""
+    code = Code()
+    for i in range(len(problem.vectors)):
+        code.line(f"float b{i}[8];")
+        code.line(f"md_load<8>(b{i}, v{i} + (inside ? n : 0));")
+    return str(code).rstrip("\n")
+
+
+def _epilogue(problem: ContractionProblem) -> str:
+    code = Code()
+    steps: Sequence[PointStep] = [stage.step for stage in problem.stages]
+    for i in range(len(problem.others)):
+        code.line(f"float a{1 + i}[8];")
+        code.line(f"md_load<8>(a{1 + i}, x{1 + i} + m * P_other{i} + n);")
+    code.line("#pragma unroll")
+    with code.block("for (int j = 0; j < 8; j++)"):
+        code.line(f"r[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
+    return str(code).rstrip("\n")
