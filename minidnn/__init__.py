@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import minidnn.layers as layers
     import minidnn.models as models
     from minidnn.acceleration.optimize import optimize
+    from minidnn.comparison import compare
     from minidnn.compiler import compile
     from minidnn.frontends.onnx.convert import load_onnx
     from minidnn.frontends.onnx.export import save_onnx
@@ -51,6 +52,7 @@ _LAZY = {
     "Model": "minidnn.layers:Model",
     "Sequential": "minidnn.layers:Sequential",
     "calibrate": "minidnn.layers.calibration:calibrate",
+    "compare": "minidnn.comparison:compare",
     "compile": "minidnn.compiler:compile",
     "cudnn": "minidnn.cudnn",
     "layers": "minidnn.layers",
@@ -81,6 +83,7 @@ __all__ = [
     "WeightsError",
     "__version__",
     "calibrate",
+    "compare",
     "compile",
     "cudnn",
     "layers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-NETWORK_HELP = "a network of the zoo (resnet18), or a file that save_graph wrote"
+NETWORK_HELP = "a network of the zoo (resnet18), an ONNX file, or one that save_graph wrote"
 
 
 def count(text: str) -> int:

@@ -65,7 +65,10 @@ def run(options: argparse.Namespace) -> int:
     if tolerance is None and precision != "float64":
         tolerance = TOLERANCES.get(precision, COARSE)
     graph = _graph(options)
-    inputs = [noise(value.shape, options.seed + 1 + i) for i, value in enumerate(graph.inputs)]
+    inputs = [
+        noise(value.shape, options.seed + 1 + i, value.dtype)
+        for i, value in enumerate(graph.inputs)
+    ]
     # Sequences are computed patch by patch, as their kernel plans say.
     extras = {"interpret": True} if name == "reference" else {}
     context = Context(backend.target(precision, extras), check_strategy(options.strategy))

@@ -6,12 +6,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import count
-from minidnn.errors import MiniDNNError
+from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HELP = "name what is in pictures"
 DESCRIPTION = """\
-Classifies pictures with a network of the zoo.
+Classifies pictures with a network of the zoo, or one in an ONNX file.
 
 A picture is prepared as torchvision prepares it for the weights: resized, its centre cut out,
 normalized. Of a folder, the picture files in it are taken, in order of their names.
@@ -38,7 +38,11 @@ RANDOM, DEFAULT = "random", "DEFAULT"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("images", nargs="+", metavar="IMAGE", help="picture files, or folders of them")
-    add("--network", default=DEFAULT_NETWORK, help=f"a network of the zoo ({DEFAULT_NETWORK})")
+    add(
+        "--network",
+        default=DEFAULT_NETWORK,
+        help=f"a network of the zoo, or an ONNX file ({DEFAULT_NETWORK})",
+    )
     add(
         "--weights",
         default="default",
@@ -64,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Classifier:
     """A network with weights, and what belongs to them."""
 
-    network: Any
+    #: For a batch of so many pictures.
+    graph: Callable[[int], Any]
     preparation: Preparation
     outputs: int
     #: What the weights are, for people: a file, torchvision's name, or "random".
@@ -83,18 +88,13 @@ class Result:
 
 def run(options: argparse.Namespace) -> int:
     import minidnn
-    from minidnn.cli.networks import shape_of
 
     classifier = make_classifier(options)
     files = list(_expand(options.images))
     if classifier.weights == RANDOM:
         _say("the weights are random: these classes mean nothing")
-    shape = shape_of(
-        classifier.network, min(options.batch, len(files)), classifier.preparation.crop
-    )
-    executable = minidnn.compile(
-        classifier.network, shape, device=options.device, precision=options.precision
-    )
+    graph = classifier.graph(min(options.batch, len(files)))
+    executable = minidnn.compile(graph, device=options.device, precision=options.precision)
     results = []
     for result in _classify(classifier, executable, files, options):
         results.append(result)
@@ -118,10 +118,13 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     sizes or labels do not fit the network.
     """
     from minidnn.cli.labels import IMAGENET, load_labels
-    from minidnn.cli.networks import calibrated
+    from minidnn.cli.networks import calibrated, is_onnx, shape_of
+    from minidnn.layers.build import to_graph
     from minidnn.models import get_model
     from minidnn.pictures import Preparation
 
+    if is_onnx(options.network):
+        return _of_onnx(options)
     name, source = options.network, _source(options.network, options.weights)
     network = get_model(name)  # says so, if there is none; draws no weights yet
     channels, own_size, _ = network.input_shape
@@ -137,12 +140,45 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     resize, crop = _sizes(known or _known(name, DEFAULT), own_size, options)
     labels = options.labels or (IMAGENET if known else "none")
     return Classifier(
-        network,
+        lambda batch: to_graph(network, shape_of(network, batch, crop)),
         Preparation(resize, crop, channels),
         outputs,
         known.name if known else f"minidnn's {name}" if source == DEFAULT else source,
         None if labels == "none" else load_labels(labels, outputs),
     )
+
+
+def _of_onnx(options: argparse.Namespace) -> Classifier:
+    """An ONNX file's network.  One with a batch of its own is given so many pictures at once."""
+    from minidnn.cli.labels import load_labels
+    from minidnn.cli.networks import onnx_graph
+    from minidnn.pictures import Preparation
+
+    name = options.network
+    if options.weights != "default" or options.key is not None:
+        raise MiniDNNError(f"--weights and --key: the ONNX file {name!r} has its weights")
+    first = onnx_graph(name, None, options.size)
+    shapes = [value.shape for value in (*first.inputs, *first.outputs)]
+    if len(shapes) != 2 or len(shapes[0]) != 4 or shapes[0][2] != shapes[0][3]:
+        raise MiniDNNError(
+            f"ONNX file {name!r} has inputs and outputs of shapes {shapes}; valid are one input "
+            "of square pictures (N, C, S, S) and one output"
+        )
+    (batch, channels, crop, _), outputs = shapes[0], first.outputs[0].type.size // shapes[0][0]
+    resize = crop if options.resize is None else options.resize
+    if crop > resize:
+        raise MiniDNNError(f"--resize {resize} is less than the {crop} pixels that are cut out")
+
+    def graph(wanted: int) -> Any:
+        try:
+            return onnx_graph(name, wanted, options.size)
+        except GraphError:
+            if batch == wanted:
+                raise
+            return first
+
+    labels = None if options.labels in (None, "none") else load_labels(options.labels, outputs)
+    return Classifier(graph, Preparation(resize, crop, channels), outputs, name, labels)
 
 
 def _source(network: str, weights: str) -> str:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import minidnn
-from minidnn.cli import bench, bisect, cache, classify, doctor, explain
+from minidnn.cli import bench, bisect, cache, classify, compare, doctor, explain
 from minidnn.errors import MiniDNNError, MiniDNNWarning
 
 #: Exit codes beside 0: something was found or failed in part (1), nothing could be done (2).
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         "-v", "--verbose", action="count", default=0, help="say what is done; twice: in detail"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for module in (classify, explain, bench, bisect, doctor, cache):
+    for module in (classify, explain, bench, bisect, compare, doctor, cache):
         name = module.__name__.rpartition(".")[2]
         sub = commands.add_parser(
             name,

@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
         "executable",
     },
     # What joins front ends and the compiler: it runs parts of networks that others run.
+    "comparison": {"graph", "frontends", "executable", "compiler"},
     "acceleration": {"graph", "frontends", "backends", "executable", "compiler"},
     # The zoo stands above: its scripts use the face, as a user does.
     "models": {FACE, "graph", "layers", "fusion", "passes", "weights", "pictures"},

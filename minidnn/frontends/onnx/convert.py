@@ -43,9 +43,17 @@ def load_onnx(model: Any, shape: Any = None, constants: Mapping[str, Any] | None
         DeviceError: the package ``onnx`` is not installed.
         OSError: the file cannot be read.
     """
-    parsed = read_model(model)
-    with tracing(str(parsed.proto.graph.name) or "onnx") as trace:
-        return _Conversion(parsed, trace, shape, constants or {}).graph()
+    graph, _ = load_model(read_model(model), shape, constants)
+    return graph
+
+
+def load_model(
+    model: Model, shape: Any = None, constants: Mapping[str, Any] | None = None
+) -> tuple[Graph, dict[str, Value | None]]:
+    """The graph of a model that was read, and what each name of the model stands for in it."""
+    with tracing(str(model.proto.graph.name) or "onnx") as trace:
+        conversion = _Conversion(model, trace, shape, constants or {})
+        return conversion.graph(), conversion.values
 
 
 class _Conversion:

@@ -38,12 +38,16 @@ class Part:
 
 
 def convert(
-    nodes: Sequence[Node], constants: Mapping[Node, None], tensors: Tensors, name: str
+    nodes: Sequence[Node],
+    constants: Mapping[Node, None],
+    tensors: Tensors,
+    name: str,
+    results: Sequence[Node] | None = None,
 ) -> Part:
     """The graph of operations that are all taken.
 
-    Its outputs are what others read; its inputs what the operations read of others.  Constants
-    are read with ``tensors`` when they are first needed.
+    Its outputs are ``results``, or what others read; its inputs what the operations read of
+    others.  Constants are read with ``tensors`` when they are first needed.
     """
     within = dict.fromkeys(nodes)
     with tracing(name) as trace:
@@ -55,6 +59,7 @@ def convert(
         for node in nodes:
             values.compute(node)
         outputs = [node for node in nodes if any(user not in within for user in node.users)]
+        outputs = outputs if results is None else list(results)
         graph = trace.graph([values[node] for node in outputs])
     return Part(graph, tuple(values.inputs), tuple(outputs))
 

@@ -1,0 +1,81 @@
+"""compare: which layer is the first that minidnn computes otherwise than the original engine?"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidnn.comparison.original import Original
+from minidnn.comparison.report import Comparison, Layer, compared
+from minidnn.compiler import compile as compile_network
+from minidnn.errors import GraphError
+from minidnn.executable import Executable
+from minidnn.frontends.onnx.model import is_model
+from minidnn.graph.ir import Graph
+
+DEFAULT_TOLERANCE = 1e-3
+
+
+def compare(
+    model: Any,
+    inputs: Any = None,
+    *,
+    shape: Any = None,
+    constants: Mapping[str, Any] | None = None,
+    tolerance: float = DEFAULT_TOLERANCE,
+    seed: int = 0,
+    **options: Any,
+) -> Comparison:
+    """Runs a model in its original engine and in minidnn and compares every layer.
+
+    model: an ONNX model (path, bytes or ``ModelProto``), which ONNX Runtime runs as it is, without
+        rewrites of its own; or a ``torch.nn.Module``, which PyTorch runs.
+    inputs: an array or a sequence of them; random ones (by ``seed``) for ONNX if they are None.
+    shape, constants: as for ``load_onnx``.
+    tolerance: the largest difference of a layer, as a part of its largest number, that counts as
+        equal.
+    options: ``device``, ``precision`` and others, as ``compile`` takes them.
+
+    GraphError if an argument is not valid, UnsupportedError if minidnn cannot run all of the model,
+    DeviceError if the original engine is not installed.
+    """
+    if not isinstance(tolerance, (int, float)) or not 0 < tolerance < math.inf:
+        raise GraphError(f"tolerance={tolerance!r}; valid is a number above 0")
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        from minidnn.comparison.torch import original
+    elif is_model(model):
+        from minidnn.comparison.onnx import original
+    else:
+        raise GraphError(
+            f"model={model!r:.80} is a {type(model).__name__}; valid are ONNX models and PyTorch "
+            "modules"
+        )
+    made = original(model, inputs, shape, constants, seed)
+    usual = compile_network(made.graph, **options)
+    pairs = zip(made.outputs, _run(usual, made.inputs), strict=True)
+    outputs = [compared(name, "output", made.results[name], array) for name, array in pairs]
+    layers = _layers(made, options)
+    return Comparison(made.engine, usual.device, float(tolerance), layers, outputs)
+
+
+def _layers(made: Original, options: Mapping[str, Any]) -> list[Layer]:
+    """Every layer of the graph, compiled so that all of them are outputs."""
+    values = dict.fromkeys(value for _, _, value in made.layers)
+    graph = Graph(made.graph.inputs, values, made.graph.nodes, made.graph.name)
+    results = dict(zip(values, _run(compile_network(graph, **options), made.inputs), strict=True))
+    return [
+        compared(name, kind, made.results[name], results[value])
+        for name, kind, value in made.layers
+    ]
+
+
+def _run(executable: Executable, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    found = executable(*inputs)
+    if isinstance(found, dict):
+        return list(found.values())
+    return list(found) if isinstance(found, tuple) else [found]

@@ -1,0 +1,89 @@
+"""ONNX Runtime as the original engine of ONNX models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidnn.comparison.original import Original
+from minidnn.errors import DeviceError, GraphError
+from minidnn.frontends.onnx.convert import load_model
+from minidnn.frontends.onnx.library import import_onnx
+from minidnn.frontends.onnx.model import Model, read_model
+from minidnn.graph.ir import Value
+from minidnn.graph.types import numpy_dtype
+
+
+def original(
+    model: Any, inputs: Any, shape: Any, constants: Mapping[str, Any] | None, seed: int
+) -> Original:
+    """The model with the values of all its nodes, by ONNX Runtime."""
+    parsed = read_model(model)
+    graph, values = load_model(parsed, shape, constants)
+    known = {name: np.asarray(array) for name, array in (constants or {}).items()}
+    arrays = _inputs(graph.inputs, inputs, seed)
+    given = {value.name: array for value, array in zip(graph.inputs, arrays, strict=True)}
+    layers = []
+    for node in parsed.nodes:
+        for name in node.output:
+            value = values.get(name)
+            if value is not None and value.producer is not None:
+                layers.append((str(name), str(node.op_type), value))
+    names = [*dict.fromkeys([*(name for name, _, _ in layers), *parsed.outputs])]
+    engine, found = _run(parsed, names, given | known)
+    return Original(
+        engine, graph, layers, parsed.outputs, arrays, dict(zip(names, found, strict=True))
+    )
+
+
+def _inputs(wanted: Sequence[Value], given: Any, seed: int) -> list[np.ndarray]:
+    if given is None:
+        random = np.random.default_rng(seed)
+        return [
+            random.standard_normal(value.shape).astype(numpy_dtype(value.dtype)) for value in wanted
+        ]
+    arrays = [given] if isinstance(given, np.ndarray) else [np.asarray(array) for array in given]
+    for value, array in zip(wanted, arrays, strict=False):
+        if array.shape != value.shape or array.dtype != numpy_dtype(value.dtype):
+            raise GraphError(
+                f"input {value.name!r} is {array.dtype}{list(array.shape)}; valid is {value.type}"
+            )
+    if len(arrays) != len(wanted):
+        raise GraphError(f"{len(arrays)} inputs given; valid are {len(wanted)}")
+    return arrays
+
+
+def _run(
+    parsed: Model, names: Sequence[str], inputs: Mapping[str, np.ndarray]
+) -> tuple[str, list[np.ndarray]]:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise DeviceError(
+            f"comparing ONNX models needs onnxruntime, which cannot be imported ({error}); "
+            "pip install onnxruntime"
+        ) from error
+    onnx = import_onnx()
+    proto = onnx.ModelProto()
+    proto.CopyFrom(parsed.proto)
+    for tensor in proto.graph.initializer:  # external data stand in the model itself then
+        if tensor.data_location:
+            array = parsed.initializers[tensor.name]
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(array), tensor.name))
+    there = {output.name for output in proto.graph.output}
+    for name in names:
+        if name not in there:
+            proto.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(
+            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        found = session.run(list(names), dict(inputs))
+    except Exception as error:  # its exceptions have no common base
+        raise GraphError(f"ONNX Runtime cannot run {parsed.title}: {error}") from error
+    return f"ONNX Runtime {onnxruntime.__version__}", found

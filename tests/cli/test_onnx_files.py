@@ -1,0 +1,87 @@
+"""The commands on ONNX files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidnn.cli import main
+from tests.onnx.models import model, moves, network, node, save
+
+PIL = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    return save(network(), tmp_path / "net.onnx")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> tuple[str, str]:
+    assert main([str(argument) for argument in arguments]) == code
+    printed = capsys.readouterr()
+    return printed.out, printed.err
+
+
+def test_explain(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = run(capsys, "explain", net, "--batch", 4, "--device", "reference")
+    assert "Conv2d(Conv_0) + ReLU" in out and "4x4x8x8" in out
+
+
+def test_sizes_of_a_file_are_its_own(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = run(capsys, "explain", net, "--size", 9, "--device", "reference", code=2)
+    assert "shape (1, 3, 9, 9) for input 'x'; valid is (N, 3, 16, 16)" in err
+
+
+def test_bisect(net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = run(capsys, "bisect", net)
+    assert "after all 6 rewrites the result deviates by" in out
+    out, _ = run(capsys, "bisect", save(moves(), tmp_path / "moves.onnx"))
+    assert "the tolerance is 1e-06" in out
+
+
+def test_compare(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = run(capsys, "compare", net, "--device", "reference", "--batch", 2)
+    assert out.startswith("10 layers in ONNX Runtime ") and "y (output, (2, 5))" in out
+    out, _ = run(capsys, "compare", net, "--device", "reference", "--json")
+    found = json.loads(out)
+    assert found["equal"] and found["first"] is None
+    assert [layer["name"] for layer in found["layers"]][:3] == ["c1", "n1", "r1"]
+    out, _ = run(
+        capsys, "compare", net, "--device", "reference", "--tolerance", 1e-12, "--layers", code=1
+    )
+    assert "the first layer that differs is c1 (Conv, (1, 4, 8, 8)): " in out
+
+
+def test_classify(net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(3):
+        pixels = np.random.default_rng(i).integers(0, 256, (20, 18, 3), np.uint8)
+        PIL.fromarray(pixels).save(tmp_path / f"{i}.png")
+    pictures = [tmp_path / f"{i}.png" for i in range(3)]
+    common = ("--network", net, "--device", "reference", "--json")
+    out, _ = run(capsys, "classify", *pictures, *common)
+    found = json.loads(out)
+    assert found["weights"] == str(net) and found["crop"] == 16
+    for picture in found["pictures"]:
+        assert sum(c["probability"] for c in picture["classes"]) == pytest.approx(1.0)
+    # With a batch of its own, picture after picture.
+    single = model(
+        [node("GlobalAveragePool", "x", "g"), node("Flatten", "g")],
+        [("x", [1, 3, 16, 16])],
+        [("y", [1, 3])],
+    )
+    path = save(single, tmp_path / "single.onnx")
+    out, _ = run(capsys, "classify", *pictures, "--network", path, "--device", "reference")
+    assert out.count(" %  class ") == 9
+
+
+def test_classify_refuses(tmp_path: Path, net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, err = run(capsys, "classify", "x.png", "--network", net, "--weights", "random", code=2)
+    assert "--weights and --key: the ONNX file" in err
+    path = save(moves(), tmp_path / "moves.onnx")
+    _, err = run(capsys, "classify", "x.png", "--network", path, code=2)
+    assert "valid are one input of square pictures (N, C, S, S) and one output" in err
+    _, err = run(capsys, "classify", "x.png", "--network", tmp_path / "missing.onnx", code=2)
+    assert "missing.onnx" in err

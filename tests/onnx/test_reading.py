@@ -1,0 +1,178 @@
+"""What is said about models that cannot be read, and what belongs to reading them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import minidnn as md
+from minidnn.errors import GraphError, UnsupportedError
+from minidnn.frontends.onnx.convert import OpenInputsError, load_onnx
+from minidnn.frontends.onnx.limits import COMPUTED_BYTES
+from minidnn.frontends.onnx.tensors import external_path
+from minidnn.graph.evaluate import evaluate
+
+from .models import model, network, node, save, with_external_data
+
+X = [("x", [2, 3])]
+
+
+def fails(made: Any, text: str, kind: type[Exception] = GraphError, **given: Any) -> None:
+    with pytest.raises(kind) as caught:
+        load_onnx(made, **given)
+    assert text in str(caught.value), str(caught.value)
+
+
+def test_paths_bytes_and_protos_are_the_same(tmp_path: Path) -> None:
+    path = save(network(), tmp_path / "net.onnx")
+    x = np.random.default_rng(0).standard_normal((2, 3, 16, 16)).astype(np.float32)
+    results = [
+        md.compile(each, x.shape, device="reference")(x)
+        for each in (path, str(path), path.read_bytes(), network())
+    ]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_shapes_that_are_known_fold_away() -> None:
+    graph = load_onnx(network(), (2, 3, 16, 16))
+    kinds = [type(each.op).__name__ for each in graph.nodes]
+    assert kinds == [
+        *("Conv2d", "BatchNorm", "ReLU", "MaxPool2d", "Conv2d", "Add"),
+        *("AdaptiveAvgPool2d", "View", "Linear", "Softmax"),
+    ]
+
+
+def test_open_sizes_are_bound() -> None:
+    for shape in ((5, 3, 16, 16), [(5, 3, 16, 16)], {"x": (5, 3, 16, 16)}):
+        assert load_onnx(network(), shape).inputs[0].shape == (5, 3, 16, 16)
+    fails(network(), "leaves sizes of its inputs open (x: (N, 3, 16, 16)); give shape=")
+    fails(network(), "shape (5, 4, 16, 16) for input 'x'; valid is (N, 3,", shape=(5, 4, 16, 16))
+    fails(network(), "shape for 'z'; its inputs are ['x']", shape={"z": (1,)})
+    fails(network(), "shape gives 2; valid is a shape for each of its 1 inputs", shape=[(1,), (2,)])
+    two = model([node("Add", "a b")], [("a", ["N", 3]), ("b", ["N", 1])])
+    assert load_onnx(two, {"a": (4, 3)}).inputs[1].shape == (4, 1)
+    fails(two, "shape (5, 1) for input 'b'; valid is (N, 1) with {'N': 4}", shape=[(4, 3), (5, 1)])
+
+
+def test_everything_unsupported_is_told_at_once() -> None:
+    made = model(
+        [
+            node("NonMaxSuppression", "x x", "a"),
+            node("Relu", "a", "b"),
+            node("Einsum", "x", "c", equation="ij->ji"),
+            node("Relu", "x", "y", wrong=1),
+        ],
+        X,
+    )
+    made.graph.node[3].name = "named"
+    with pytest.raises(UnsupportedError) as caught:
+        load_onnx(made)
+    assert str(caught.value).splitlines() == [
+        "the ONNX model (opset 21) has 3 nodes that cannot be converted:",
+        "  'NonMaxSuppression_0' (NonMaxSuppression): no operator of minidnn does that",
+        "  'Einsum_2' (Einsum): no operator of minidnn does that",
+        "  'named' (Relu): its attributes wrong are not known",
+    ]
+
+
+def test_inputs_that_decide_shapes() -> None:
+    made = model([node("Expand", "x s")], X)
+    made.graph.input.append(helper.make_tensor_value_info("s", TensorProto.INT64, [3]))
+    with pytest.raises(
+        OpenInputsError, match="from 's'; give these inputs as constants="
+    ) as caught:
+        load_onnx(made)
+    assert caught.value.names == ("s",)
+    graph = load_onnx(made, constants={"s": np.array([4, 2, 3])})
+    assert graph.outputs[0].shape == (4, 2, 3) and len(graph.inputs) == 1
+    fails(made, "constants names 't'; valid are ['x', 's']", constants={"t": 1})
+    fails(made, "the constant 's' is float64; valid is int64", constants={"s": np.ones(3)})
+
+
+def test_opsets() -> None:
+    fails(
+        model([node("Relu", "x")], X, opset=5),
+        "has opset 5; valid is one from 6 to ",
+        UnsupportedError,
+    )
+    newest = model([node("Relu", "x")], X, opset=99)
+    fails(newest, "has opset 99; valid is one from 6 to ", UnsupportedError)
+
+
+def test_malformed_models(tmp_path: Path) -> None:
+    fails(b"nonsense", "the ONNX model is no ONNX model: ")
+    fails(b"", "it has no graph with outputs")
+    with pytest.raises(FileNotFoundError):
+        load_onnx(tmp_path / "missing.onnx")
+    cycle = model([node("Relu", "b", "a"), node("Relu", "a", "b"), node("Relu", "b")], X)
+    fails(cycle, "reads 'b' before anything computes it: the nodes are in no order")
+    twice = model([node("Relu", "x"), node("Tanh", "x")], X)
+    fails(twice, "computes 'y', which is there already")
+    fails(model([node("Relu", "x", "z")], X), "nothing computes its output 'y'")
+    fails(model([node("Relu", "x")], [("x", [2, -3])]), "has an axis of size -3")
+    fails(model([node("Add", "x")], X), "node 'Add_0' (Add): operand 1 is missing")
+    fails(model([node("Conv", "x x")], X), "it is of 0 dimensions", UnsupportedError)
+    typed = model([node("Relu", "x")], X, dtype=TensorProto.BFLOAT16)
+    fails(typed, "has element type BFLOAT16; valid are float32", UnsupportedError)
+
+
+def test_small_models_must_not_take_much_memory() -> None:
+    shape = np.array([1 << 20, 1 << 10])
+    made = model([node("ConstantOfShape", "s", "z"), node("Add", "x z")], X, arrays={"s": shape})
+    fails(made, f"makes {4 << 30} bytes of constants; valid are, in all, {COMPUTED_BYTES}")
+    huge = model([node("Expand", "x s")], [("x", [1, 1])], arrays={"s": np.array([1 << 40, 1])})
+    fails(huge, "valid are sizes from 0 to ")
+
+
+def test_external_data(tmp_path: Path) -> None:
+    data = with_external_data(tmp_path)
+    (tmp_path / "net.onnx").write_bytes(data)
+    x = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
+    (expected,) = evaluate(load_onnx(network(), x.shape), [x])
+    (found,) = evaluate(load_onnx(tmp_path / "net.onnx", x.shape), [x])
+    np.testing.assert_array_equal(found, expected)
+    fails(data, "which are looked for in the model's folder; give the model's path", shape=x.shape)
+    (tmp_path / "weights.bin").write_bytes(b"\0" * 100)
+    fails(tmp_path / "net.onnx", "takes bytes 64 to 496 of 'weights.bin', which has 100")
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["../secret", "/etc/passwd", "a/../../secret", "link", "folder/link", "", "a\0b", "."],
+)
+def test_external_data_outside_of_the_folder(tmp_path: Path, location: str) -> None:
+    folder = tmp_path / "model"
+    (folder / "folder").mkdir(parents=True)
+    (tmp_path / "secret").write_bytes(b"x" * 1000)
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "folder" / "link").symlink_to("/etc/passwd")
+    with pytest.raises(GraphError, match="external data in"):
+        external_path(location, folder, "tensor")
+
+
+def test_links_within_the_folder_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real.bin").write_bytes(b"x")
+    (tmp_path / "link.bin").symlink_to("real.bin")
+    assert external_path("link.bin", tmp_path, "tensor").name == "real.bin"
+
+
+def test_importing_needs_no_onnx(root: Path) -> None:
+    code = (
+        "import sys, minidnn as md\n"
+        "md.load_onnx, md.save_onnx, md.compare\n"
+        "assert not {'onnx', 'onnxruntime', 'google.protobuf', 'torch'} & set(sys.modules)\n"
+        "sys.modules['onnx'] = None\n"
+        "try: md.load_onnx(b'')\n"
+        "except md.DeviceError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert "pip install 'minidnn[onnx]'" in done.stdout
