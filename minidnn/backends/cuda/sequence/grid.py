@@ -117,6 +117,13 @@ def reach_of(window: Window) -> tuple[tuple[int, int], tuple[int, int]]:
     return down, across
 
 
+def phases_of(window: Window) -> list[int]:
+    """The axes along which a window joins, in order: of a sum along columns first, as sums are
+    defined."""
+    order = (0, 1) if window.reduce == "max" else (1, 0)
+    return [axis for axis in order if window.axes[axis].kernel > 1]
+
+
 def operations_of(plan: KernelPlan) -> list[PlanOperation]:
     return [o for step in plan.steps for segment in step.segments for o in segment]
 

@@ -10,7 +10,7 @@ from minidnn.graph.window import Window
 from ....fusion.plan import KernelPlan, PlanOperation
 from ..dialect import TYPES
 from .functions import Function
-from .grid import Grid, reach_of
+from .grid import Grid, phases_of, reach_of
 from .pack import Pack
 from .window import average_text, identity_text, join, shares
 
@@ -32,7 +32,7 @@ class RectanglePrinter:
     regions: Mapping[int, str]
     positive: frozenset[int]
     triples: bool
-    #: Where edges of rows and of columns begin, and floats between a thread's numbers.
+    #: Where the edges of a window's phases begin, and floats between a thread's numbers.
     halves: tuple[int, int]
     pitch: int
     barrier: str
@@ -149,18 +149,14 @@ class RectanglePrinter:
                     self.pack.declare(fresh, f"{test} ? {name} : {identity_text(window)}")
                     name = fresh
                 cells[row, column] = name
-        # Sums are defined along columns first.
-        order = (0, 1) if window.reduce == "max" else (1, 0)
-        exchanged = 0
-        for axis in order:
-            if window.axes[axis].kernel > 1:
-                exchanged += sum(reach_of(window)[axis]) > 0
-                cells = self._along(axis, window, cells, positive)
-        if exchanged == 1:
-            self.code.line(self.barrier)  # the next step writes the same half
+        phases = phases_of(window)
+        for phase, axis in enumerate(phases):
+            cells = self._along(phase, axis, window, cells, positive)
+        if len(phases) == 1:
+            self.code.line(self.barrier)  # the next step writes to the same place
         return cells
 
-    def _along(self, axis: int, window: Window, cells: Cells, positive: bool) -> Cells:
+    def _along(self, phase: int, axis: int, window: Window, cells: Cells, positive: bool) -> Cells:
         """Joins along one axis, after an exchange with both neighbours."""
         length, lines = (self.grid.rows, self.grid.columns)[axis], (
             self.grid.columns, self.grid.rows)[axis]  # fmt: skip
@@ -170,7 +166,7 @@ class RectanglePrinter:
             return (position, line) if axis == 0 else (line, position)
 
         def slot(edge: int, line: int, thread: str) -> str:
-            return f"edges[{self.halves[axis] + (edge * lines + line) * self.pitch} + {thread}]"
+            return f"edges[{self.halves[phase] + (edge * lines + line) * self.pitch} + {thread}]"
 
         extended: dict[tuple[int, int], str] = {}
         if before + after:

@@ -24,7 +24,7 @@ from ..kernels import KernelSource, Launch
 from ..tensor import Tensor
 from .facts import positive_planes
 from .functions import Functions
-from .grid import Grid, assign_arrays, operations_of, reach_of
+from .grid import Grid, assign_arrays, operations_of, phases_of, reach_of
 from .rectangle import RectanglePrinter
 from .vectors import SequenceKernel, packed_vectors
 
@@ -73,20 +73,21 @@ class _Printer:
 
     def _lay_out(self) -> None:
         """Shared memory: edges first, then regions for whole planes."""
-        grid, reaches = self.grid, [(0, 0), (0, 0)]
+        grid = self.grid
+        counts = [0, 0]
         for operation in operations_of(self.plan):
             if operation.window is not None:
-                for axis, (before, after) in enumerate(reach_of(operation.window)):
-                    low, high = reaches[axis]
-                    reaches[axis] = (max(low, before), max(high, after))
+                for phase, axis in enumerate(phases_of(operation.window)):
+                    edges = sum(reach_of(operation.window)[axis])
+                    length = (grid.columns, grid.rows)[axis]
+                    counts[phase] = max(counts[phase], edges * length)
         self.pitch = grid.threads + 2
-        lengths = (grid.columns, grid.rows)
-        counts = [sum(r) * length for r, length in zip(reaches, lengths, strict=True)]
+        # A window's second exchange writes elsewhere than its first, so that one barrier in each
+        # is enough: what a phase writes, all threads have read before the other phase's barrier.
         self.halves = (0, counts[0] * self.pitch)
         self.slots = max(1, sum(counts))
         self.overlaid = self._overlays()
-        edges = self.slots * self.pitch * 4
-        self.edges_bytes = -(-edges // 16) * 16
+        self.edges_bytes = -(-self.slots * self.pitch * 4 // 16) * 16
         self.regions_offset = 0 if self.overlaid else self.edges_bytes
         widest = max(ITEMSIZE[t.dtype] for t in self.tensors)
         self.region_bytes = -(-self.size * widest // 16) * 16

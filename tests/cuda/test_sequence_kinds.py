@@ -1,0 +1,197 @@
+"""Which kernel a sequence becomes, and what each kind of them computes, in the emulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidnn import layers as L
+from minidnn.backends.cuda.kernels import KernelSource, Launch
+from minidnn.backends.cuda.sequence import print_sequence
+from minidnn.backends.cuda.sequence.facts import positive_planes
+from minidnn.backends.cuda.sequence.grid import Grid, choose_grid
+from minidnn.backends.cuda.tensor import tensor_of
+from minidnn.errors import GraphError
+from minidnn.fusion.region import Sequence
+from minidnn.fusion.sequence import Schedule
+from minidnn.graph.expression import exp, where
+from minidnn.graph.ir import Graph
+from minidnn.graph.layout import CHANNELS_LAST, PLANAR
+from minidnn.layers.build import to_graph
+from minidnn.passes.infrastructure import Context, run_passes
+from minidnn.passes.pipeline import PIPELINE
+from tests.cuda.emulator.run import Emulated
+from tests.cuda.sequences import Case, case_of, run_cases
+
+BLOCK = (L.MaxPool2d(3, stride=1, padding=1), L.ReLU())
+
+
+def graph_of(*layers: L.Layer, shape: tuple[int, ...] = (1, 3, 17, 15)) -> Graph:
+    return run_passes(to_graph(L.Sequential(*layers), shape), PIPELINE[:2], Context())
+
+
+def whole(graph: Graph, stage: bool = True) -> Sequence:
+    _, _, rows, columns = graph.outputs[0].type.plane
+    return Sequence(graph, Schedule(rows, columns, 1, stage))
+
+
+def numbers_for(graph: Graph, seed: int = 0) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    arrays = [random.standard_normal(v.shape).astype(np.float32) for v in graph.inputs]
+    for array in arrays:
+        where_ = random.random(array.shape)
+        for i, special in enumerate((np.nan, np.inf, -np.inf, -0.0)):
+            array[(where_ > 0.02 * i) & (where_ < 0.02 * (i + 1))] = special
+    return arrays
+
+
+def planar_case(graph: Graph, grid: Grid | None = None, stage: bool = True) -> Case:
+    return case_of(whole(graph, stage), numbers_for(graph), PLANAR, mapping=grid)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_rectangles_of_any_size(rows: int, tmp_path: Path) -> None:
+    """Also those that do not divide the plane, and of several warps."""
+    windows = [
+        L.MaxPool2d(3, stride=1, padding=1),
+        L.AvgPool2d((3, 1), stride=1, padding=(1, 0)),
+        L.AvgPool2d(3, stride=1, padding=1, count_include_pad=False),
+        L.MaxPool2d((1, 3), stride=1, padding=(0, 1)),
+        L.MaxPool2d(3, stride=1, padding=1),
+    ]
+    cases = []
+    for layers in ([*BLOCK * 2], [*windows, L.ReLU(), *windows[:1]]):
+        graph = graph_of(*layers)
+        for columns in (1, 4, 15):
+            grid = Grid(rows, columns, -(-17 // rows), -(-15 // columns))
+            cases.append(planar_case(graph, grid, stage=columns != 4))
+    run_cases(cases, tmp_path)
+
+
+def test_wide_windows_in_registers(tmp_path: Path) -> None:
+    graph = graph_of(
+        L.MaxPool2d(5, stride=1, padding=2),
+        L.ReLU(),
+        L.MaxPool2d((4, 1), stride=1, padding=(2, 0)),
+        L.MaxPool2d((2, 1), stride=1, padding=(0, 0)),
+        L.AvgPool2d((1, 5), stride=1, padding=(0, 2)),
+    )
+    assert choose_grid(whole(graph).kernel[0], _tensors(graph)) is None, "planes differ in size"
+    graph = graph_of(
+        L.MaxPool2d(5, stride=1, padding=2),
+        L.ReLU(),
+        L.MaxPool2d(5, stride=1, padding=2),
+        L.AvgPool2d((1, 5), stride=1, padding=(0, 2)),
+    )
+    cases = [planar_case(graph, Grid(r, c, -(-17 // r), -(-15 // c))) for r, c in ((2, 2), (4, 5))]
+    run_cases([*cases, planar_case(graph)], tmp_path)
+
+
+def _tensors(graph: Graph) -> list:  # type: ignore[type-arg]
+    _, binding = whole(graph).kernel
+    return [tensor_of(s.value.type, PLANAR) for s in (*binding.inputs, *binding.outputs)]
+
+
+def test_equal_steps_are_a_loop() -> None:
+    """Forty blocks take as much text as four, and no more shared memory than a plane."""
+    texts = []
+    for blocks in (4, 40):
+        graph = graph_of(*(L.MaxPool2d(3, 1, 1), L.BatchNorm2d(3), L.ReLU()) * blocks)
+        plan, binding = whole(graph).kernel
+        launch = print_sequence(plan, binding, *_sides(graph), "sm_90").launch
+        assert launch.shared_bytes <= 17 * 15 * 4 + 4096
+        texts.append(launch.source.text)
+    assert abs(len(texts[1]) - len(texts[0])) < 50
+    assert texts[1].count("for (int k = 0; k < 39; k++)") == 1
+
+
+def _sides(graph: Graph) -> tuple[list, list]:  # type: ignore[type-arg]
+    _, binding = whole(graph).kernel
+    return (
+        [tensor_of(s.value.type, PLANAR) for s in binding.inputs],
+        [tensor_of(s.value.type, PLANAR) for s in binding.outputs],
+    )
+
+
+def test_a_users_own_formula_is_a_kernel_like_any_other(tmp_path: Path) -> None:
+    own = L.Elementwise(lambda x: where(x > 0.5, x * 2.0, exp(x) - 1.0))
+    graph = graph_of(own, L.MaxPool2d(3, 2, 1), own)
+    operands = numbers_for(graph)
+    cases = [case_of(whole(graph), operands, layout) for layout in (PLANAR, CHANNELS_LAST)]
+    alone = graph_of(own)
+    cases.append(case_of(whole(alone, False), numbers_for(alone), PLANAR))
+    run_cases(cases, tmp_path)
+
+
+def test_fused_and_unfused_kernels_give_the_same_bits(tmp_path: Path) -> None:
+    """Transcendental functions too: step by step, by kernels of their own."""
+    layers = [L.SiLU(), L.MaxPool2d(3, 1, 1), L.Tanh(), L.AvgPool2d(2), L.GELU(), L.Sigmoid()]
+    graph = graph_of(*layers)
+    fused = case_of(whole(graph), numbers_for(graph), PLANAR)
+    values = numbers_for(graph)
+    for layer in layers:
+        single = graph_of(layer, shape=tuple(values[0].shape))
+        values = [_emulate(case_of(whole(single, False), values, PLANAR), tmp_path)]
+    np.testing.assert_array_equal(_emulate(fused, tmp_path), values[0])
+
+
+def _emulate(case: Case, folder: Path) -> np.ndarray:
+    launch = case.kernel.launch
+    (value,) = case.region.body.outputs
+    result = np.full(value.shape, np.nan, np.float32)
+    vectors = [case.kernel.vectors()] if case.binding.vectors else []
+    operands = [np.ascontiguousarray(a) for a in case.operands]
+    Emulated([launch.source], folder).launch(launch, [*operands, result, *vectors])
+    return result
+
+
+def test_what_is_never_negative() -> None:
+    graph = graph_of(L.ReLU(), L.MaxPool2d(3, 1, 1), L.ReLU6(), L.AvgPool2d(2), L.Hardswish())
+    plan, _ = whole(graph, False).kernel
+    known = positive_planes(plan)
+    first = plan.steps[0].segments[0]
+    assert first[0].result in known, "ReLU"
+    results = [o.result for step in plan.steps for o in step.segments[0]]
+    assert [n in known for n in results] == [True, True, True, False, False]
+
+
+def test_a_plan_in_place_is_refused() -> None:
+    graph = graph_of(*BLOCK)
+    plan, binding = Sequence(graph, Schedule(17, 15, 1, True, True)).kernel
+    with pytest.raises(GraphError, match=r"17x15 staged in place: a GPU computes rows in no order"):
+        print_sequence(plan, binding, *_sides(graph), "sm_90")
+
+
+def test_a_patch_that_does_not_fit_is_refused() -> None:
+    graph = graph_of(L.ReLU(), L.MaxPool2d(3, 2, 1), shape=(1, 1, 300, 300))
+    plan, binding = whole(graph).kernel
+    with pytest.raises(GraphError, match=r"takes 360000 bytes of shared memory; sm_80 has 166912"):
+        print_sequence(plan, binding, *_sides(graph), "sm_80")
+
+
+def test_the_emulator_finds_a_missing_barrier(tmp_path: Path) -> None:
+    graph = graph_of(*BLOCK * 3)
+    case = case_of(whole(graph), numbers_for(graph), PLANAR)
+    source = case.kernel.launch.source
+    broken = source.text.replace("__syncwarp();", "").replace("__syncthreads();", "")
+    assert broken != source.text
+    launch = case.kernel.launch
+    changed = Launch(
+        KernelSource(source.name, broken), launch.grid, launch.block, launch.shared_bytes
+    )
+    object.__setattr__(case.kernel, "launch", changed)
+    emulated = Emulated([changed.source], tmp_path)
+    with pytest.raises(AssertionError):
+        for backwards in (False, True):
+            case.check(emulated, backwards)
+
+
+def test_the_emulator_finds_writes_beside_shared_memory(tmp_path: Path) -> None:
+    text = 'extern "C" __global__ void k(float *y) { MD_SHARED; md_shared[threadIdx.x + 4] = 1; }'
+    source = KernelSource("k", text)
+    emulated = Emulated([source], tmp_path)
+    emulated.launch(Launch(source, (1, 1, 1), (4, 1, 1), 8), [np.zeros(1, np.float32)])
+    with pytest.raises(AssertionError, match="written beside shared memory"):
+        emulated.launch(Launch(source, (1, 1, 1), (5, 1, 1), 8), [np.zeros(1, np.float32)])
