@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import minidnn as md
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.convert import OpenInputsError, load_onnx
 from minidnn.frontends.onnx.limits import COMPUTED_BYTES
+from minidnn.frontends.onnx.supported import table
 from minidnn.frontends.onnx.tensors import external_path
 from minidnn.graph.evaluate import evaluate
 
@@ -176,3 +178,19 @@ def test_importing_needs_no_onnx(root: Path) -> None:
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     assert "pip install 'minidnn[onnx]'" in done.stdout
+
+
+def test_the_page_has_the_table_of_what_is_taken(root: Path) -> None:
+    page = (root / "docs" / "onnx.md").read_text(encoding="utf-8")
+    assert page.endswith(table()), "python -m minidnn.frontends.onnx.supported prints it"
+
+
+def test_the_example_of_the_page_runs(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (root / "docs" / "onnx.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    save(network(), tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "docs/onnx.md", "exec"), {})
+    assert len(load_onnx(tmp_path / "again.onnx").nodes) == 10
