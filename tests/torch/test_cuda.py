@@ -1,0 +1,158 @@
+"""optimize and torch.compile on a GPU: the same memory, the current stream, moves followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import minidnn as md
+from minidnn.acceleration import dynamo
+from minidnn.errors import DeviceError
+from tests.torch.networks import example, torchvision
+
+pytestmark = pytest.mark.gpu
+
+
+class Strange(nn.Module):
+    """A user's own layer of operations that nobody knows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.ifft(torch.fft.fft(x)).real
+
+
+def network(middle: nn.Module | None = None) -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        middle or nn.Tanh(),
+        nn.Conv2d(16, 8, 1),
+        nn.ReLU(True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ).eval()
+
+
+def examples(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch computes in float32, too."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+def close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("middle", [None, Strange()])
+def test_it_gives_what_pytorch_gives(middle: nn.Module | None) -> None:
+    net, x = network(middle).cuda(), examples(2, 3, 16, 16).cuda()
+    fast = md.optimize(net, x)
+    with torch.inference_mode():
+        y = fast(x)
+        assert y.device == x.device
+        close(y, net(x))
+    (program,) = fast.programs
+    assert program.engine.device == "cuda"
+    assert len(program.parts) == (1 if middle is None else 2)
+
+
+def test_a_move_is_followed() -> None:
+    x = examples(2, 3, 16, 16)
+    fast = md.optimize(network(), x, strict=True)
+    expected = fast(x)
+    assert fast.cuda() is fast
+    close(fast(x.cuda()).cpu(), expected)
+    fast.cpu()
+    close(fast(x), expected)
+    assert [program.engine.device for program in fast.programs] == ["cuda", "cpu"]
+
+
+def test_a_move_away_from_a_named_device_is_refused() -> None:
+    x = examples(2, 3, 16, 16)
+    fast = md.optimize(network(), x, device="cpu")
+    with pytest.raises(DeviceError, match="device='cpu' computes on tensors of PyTorch's 'cpu'"):
+        fast.cuda()(x.cuda())
+
+
+def test_changed_weights_are_noticed() -> None:
+    net, x = network().cuda(), examples(2, 3, 16, 16).cuda()
+    fast = md.optimize(net, x)
+    with torch.no_grad():
+        fast(x)
+        net[0].weight.mul_(2)
+        close(fast(x), net(x))
+
+
+def test_work_runs_on_pytorchs_current_stream() -> None:
+    net, x = network(Strange()).cuda(), examples(4, 3, 64, 64).cuda()
+    fast = md.optimize(net, x)
+    stream = torch.cuda.Stream()
+    with torch.inference_mode():
+        expected = net(x * 2)
+        fast(x)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            for _ in range(50):
+                y = fast(x * 2)
+        stream.synchronize()
+    close(y, expected)
+
+
+def test_results_are_fresh_tensors() -> None:
+    net, x = network().cuda(), examples(2, 3, 16, 16).cuda()
+    fast = md.optimize(net, x)
+    with torch.inference_mode():
+        first = fast(x)
+        kept = first.clone()
+        fast(x * 3)
+        close(first, kept)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "tf32"])
+def test_precisions_keep_the_dtypes_of_results(precision: str) -> None:
+    net, x = network().cuda(), examples(2, 3, 16, 16).cuda()
+    fast = md.optimize(net, x, precision=precision)
+    with torch.inference_mode():
+        y = fast(x)
+        assert y.dtype == torch.float32
+        torch.testing.assert_close(y, net(x), rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_modules_of_half_precision(dtype: torch.dtype) -> None:
+    """Taken if the engine computes so, else left to PyTorch and said: right in both cases."""
+    net, x = network(Strange()).cuda(), examples(2, 3, 16, 16).cuda()
+    net[3] = nn.Tanh()
+    fast = md.optimize(net.to(dtype))
+    with torch.inference_mode():
+        y = fast(x.to(dtype))
+        assert y.dtype == dtype
+        torch.testing.assert_close(y, net(x.to(dtype)), rtol=0.05, atol=0.02)
+
+
+def test_torch_compile() -> None:
+    net, x = network(Strange()).cuda(), examples(2, 3, 16, 16).cuda()
+    torch._dynamo.reset()
+    fast = torch.compile(net, backend=dynamo.backend)
+    with torch.inference_mode():
+        close(fast(x), net(x))
+        close(fast(x[:1]), net(x[:1]))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_large", "shufflenet_v2_x1_0"])
+def test_networks_are_taken_whole(name: str) -> None:
+    net, x = torchvision(name).cuda(), example(name, 2, 64).cuda()
+    fast = md.optimize(net, x)
+    with torch.inference_mode():
+        close(fast(x), net(x))
+    left = {str(node.target): reason for node, reason in fast.programs[0].left.items()}
+    assert left == {}
