@@ -62,23 +62,23 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
         (source.channel, target.pixel) if to_last else (source.pixel, target.channel)
     )
     with code.block(f'extern "C" __global__ void @({_parameters(source, target)})'):
-        code.line(f"__shared__ {TYPES[source.dtype]} tile[{TILE}][{TILE + 1}];")
+        element = TYPES[source.dtype]
+        code.line("MD_SHARED;")
+        code.line(f"{element} (*tile)[{TILE + 1}] = ({element} (*)[{TILE + 1}])md_shared;")
+        code.line(f"const int lane = threadIdx.x % {TILE}, row = threadIdx.x / {TILE};")
         code.line(f"const int inner = blockIdx.x * {TILE}, outer = blockIdx.y * {TILE};")
         code.line(f"x += blockIdx.z * {source.image}ll + {source.offset};")
         code.line(f"y += blockIdx.z * {target.image}ll + {target.offset};")
-        with code.block(f"for (int k = threadIdx.y; k < {TILE}; k += {ROWS})"):
-            code.line("const int o = outer + k, i = inner + threadIdx.x;")
-            code.line(
-                f"if (o < {outer} && i < {inner}) tile[k][threadIdx.x] = x[o * {from_outer}ll + i];"
-            )
+        with code.block(f"for (int k = row; k < {TILE}; k += {ROWS})"):
+            code.line("const int o = outer + k, i = inner + lane;")
+            code.line(f"if (o < {outer} && i < {inner}) tile[k][lane] = x[o * {from_outer}ll + i];")
         code.line("__syncthreads();")
-        with code.block(f"for (int k = threadIdx.y; k < {TILE}; k += {ROWS})"):
-            code.line("const int i = inner + k, o = outer + threadIdx.x;")
-            code.line(
-                f"if (o < {outer} && i < {inner}) y[i * {to_inner}ll + o] = tile[threadIdx.x][k];"
-            )
+        with code.block(f"for (int k = row; k < {TILE}; k += {ROWS})"):
+            code.line("const int i = inner + k, o = outer + lane;")
+            code.line(f"if (o < {outer} && i < {inner}) y[i * {to_inner}ll + o] = tile[lane][k];")
     grid = (-(-inner // TILE), -(-outer // TILE), batch)
-    return _launch("transpose", code, grid, (TILE, ROWS, 1))
+    shared = TILE * (TILE + 1) * source.itemsize
+    return _launch("transpose", code, grid, (TILE * ROWS, 1, 1), shared)
 
 
 def _parameters(source: Tensor, target: Tensor) -> str:
@@ -86,7 +86,11 @@ def _parameters(source: Tensor, target: Tensor) -> str:
 
 
 def _launch(
-    kind: str, code: Code, grid: tuple[int, int, int], block: tuple[int, int, int]
+    kind: str,
+    code: Code,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int = 0,
 ) -> Launch:
     name = f"{kind}_{digest(str(code))[:20]}"
-    return Launch(KernelSource(name, str(code).replace("@", name)), grid, block)
+    return Launch(KernelSource(name, str(code).replace("@", name)), grid, block, shared_bytes)

@@ -15,7 +15,7 @@ from .strided import Strided
 THREADS = 128
 
 _JOIN = """\
-for (int s = 16; s; s >>= 1) {value} = {join};
+for (int s = 16; s; s >>= 1) {value} = {join};  // of lane 0
 if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};
 __syncthreads();
 {value} = part[0];
@@ -48,7 +48,7 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType, x: Strided) -> Lau
             grid = -(-outer * inner // THREADS)
     name = f"softmax_{digest(str(code))[:20]}"
     source = KernelSource(name, str(code).replace("@", name))
-    return Launch(source, (grid, 1, 1), (THREADS, 1, 1))
+    return Launch(source, (grid, 1, 1), (THREADS, 1, 1), THREADS // 32 * 4)
 
 
 def _result(logarithm: bool) -> str:
@@ -56,18 +56,18 @@ def _result(logarithm: bool) -> str:
 
 
 def _rows(code: Code, length: int, first: str, step: int, logarithm: bool, element: str) -> None:
-    warps = THREADS // 32
-    code.line(f"__shared__ float part[{warps}];")
+    code.line("MD_SHARED;")
+    code.line("float *part = (float *)md_shared;")
     code.line("const long long o = blockIdx.x;")
     code.line(f"x += {first};")
     code.line(f"y += o * {length};")
     loop = f"for (int i = threadIdx.x; i < {length}; i += {THREADS})"
     code.line("float top = floatbits(0xff800000u);")
     code.line(f"{loop} top = md_max(top, md_value(x[i * {step}ll]));")
-    _join(code, "top", "md_max(top, __shfl_xor_sync(0xffffffffu, top, s))", "md_max(top, part[w])")
+    _join(code, "top", "md_max(top, __shfl_down_sync(0xffffffffu, top, s))", "md_max(top, part[w])")
     code.line("float scale = 0.0f;")
     code.line(f"{loop} scale += md_exp(md_value(x[i * {step}ll]) - top);")
-    _join(code, "scale", "scale + __shfl_xor_sync(0xffffffffu, scale, s)", "scale + part[w]")
+    _join(code, "scale", "scale + __shfl_down_sync(0xffffffffu, scale, s)", "scale + part[w]")
     if logarithm:
         code.line("scale = md_log(scale);")
     with code.block(loop):

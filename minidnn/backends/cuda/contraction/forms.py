@@ -21,9 +21,6 @@ def forms_of(problem: ContractionProblem) -> list[Form]:
     cores = [CONVOLUTION, *([PRODUCT] if can_be_product(problem) else [])]
     places = [False] if problem.is_dense else [False, True]
     forms = [Form(core, level, packed) for level in levels for core in cores for packed in places]
-    if not any(form.stages == 0 for form in forms):
-        # For activations that cuDNN knows but has no engine for.
-        forms += [Form(CONVOLUTION, 0, packed) for packed in places]
     if problem.is_exact:
         levels = list(dict.fromkeys((_fixed_stages(problem), 0)))
         forms += [Form(FIXED, level, packed) for level in levels for packed in places]
@@ -32,6 +29,12 @@ def forms_of(problem: ContractionProblem) -> list[Form]:
         own = Form(TILE, len(problem.stages))
         forms.insert(0 if problem.before else 1, own)
     return forms
+
+
+def last_resort(problem: ContractionProblem) -> list[Form]:
+    """What is left where cuDNN has no engine for any of the forms: the convolution by itself."""
+    places = [False] if problem.is_dense else [False, True]
+    return [Form(CONVOLUTION, 0, packed) for packed in places]
 
 
 def _fixed_stages(problem: ContractionProblem) -> int:

@@ -292,7 +292,8 @@ def _stage(op: Operator, step: PointStep) -> Stage:
     tensors = [a.index - 1 for a in step.arguments if a.kind == "tensor"]
     if isinstance(op, ops.Add) and len(tensors) == 1:
         return Stage("add", step, index=tensors[0])
-    if isinstance(op, ops.LeakyReLU) and op.negative_slope >= 0:
+    # cuDNN takes the larger of x and slope * x, which is the same for these slopes alone.
+    if isinstance(op, ops.LeakyReLU) and 0.0 <= op.negative_slope <= 1.0:
         slope = (("relu_lower_clip_slope", float(op.negative_slope)),)
         return Stage("relu", step, slope)
     if isinstance(op, ops.ReLU6):

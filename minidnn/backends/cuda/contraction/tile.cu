@@ -79,6 +79,7 @@ $LOAD$
         copy(slab + BM * BK * 2 + place(row, column), from, inside);
       }
     }
+$NEXT$
   };
 
   #pragma unroll

@@ -172,6 +172,7 @@ def launch_of(problem: ContractionProblem, tile: Tile) -> Launch:
         "ROWS": _SIMPLE_ROWS if simple else _WINDOW_ROWS,
         "TAP": "" if simple else _WINDOW_TAP,
         "LOAD": _SIMPLE_LOAD if simple else _WINDOW_LOAD,
+        "NEXT": "" if simple else _WINDOW_NEXT,
         "CACHE": "cg.shared.global.L2::128B" if simple else "ca.shared.global",
         "STEP": "P_image" if x.rows * x.columns == 1 else "P_pixel",
         "PROLOGUE_LOADS": _prologue_loads(problem),
@@ -217,24 +218,35 @@ _SIMPLE_LOAD = """\
 _WINDOW_ROWS = """\
   int top[TURNS_A], left[TURNS_A];
   const int H = (int)P_H, W = (int)P_W, S = (int)P_S, C8 = (int)P_C8;
-  const int DY = (int)P_DY, DX = (int)P_DX;
-  const long long row_step = P_row, pixel_step = P_pixel;
+  const int DY = (int)P_DY, DX = (int)P_DX, columns = (int)P_columns;
   #pragma unroll
   for (int i = 0; i < TURNS_A; i++) {
     const long long m = m0 + first + i * ROWS;
-    const int p = (int)(m % P_plane), columns = (int)P_columns;
-    base[i] = m / P_plane * P_image;
-    top[i] = m < P_pixels ? p / columns * (int)P_SY - (int)P_PY : -(1 << 29);
+    const int p = (int)(m % P_plane);
+    top[i] = p / columns * (int)P_SY - (int)P_PY;
     left[i] = p % columns * (int)P_SX - (int)P_PX;
-  }"""
+    base[i] = m / P_plane * P_image + top[i] * P_row + left[i] * P_pixel;
+    if (m >= P_pixels) top[i] = -(1 << 29);
+  }
+  // The chunk that is loaded next: channel, column and row of the filter.  They advance with it.
+  int channel = column % C8, across = column / C8 % S * DX, down = column / C8 / S * DY;"""
 _WINDOW_TAP = """\
-    const int tap = q / C8, channel = (q - tap * C8) * 8;
-    const int down = tap / S * DY, across = tap % S * DX;"""
+    const long long tap = down * P_row + across * P_pixel + channel * 8;"""
 _WINDOW_LOAD = """\
-      const int p = top[i] + down, o = left[i] + across;
-      const bool inside = some && (unsigned)p < (unsigned)H && (unsigned)o < (unsigned)W;
-      const T *from = inside ? x + base[i] + p * row_step + o * pixel_step + channel : x;
+      const bool inside = some && (unsigned)(top[i] + down) < (unsigned)H
+                          && (unsigned)(left[i] + across) < (unsigned)W;
+      const T *from = inside ? x + base[i] + tap : x;
       copy(slab + place(first + i * ROWS, column), from, inside);"""
+_WINDOW_NEXT = """\
+    channel += CHUNKS;
+    while (channel >= C8) {
+      channel -= C8;
+      across += DX;
+      if (across == S * DX) {
+        across = 0;
+        down += DY;
+      }
+    }"""
 
 
 _SCALE_SHIFT, _RELU = (linearize(op.expression()) for op in (ScaleShift(), ReLU()))

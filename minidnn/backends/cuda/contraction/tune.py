@@ -25,7 +25,7 @@ from ....cudnn.graph import EngineConfig
 from ....cudnn.graph.timing import Contestant, race
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from .fixed import FixedConvolution, fixed_convolution
-from .forms import forms_of
+from .forms import forms_of, last_resort
 from .graphs import CONVOLUTION, constraints_of, graph_of
 from .memory import scratch_addresses
 from .problem import ContractionProblem
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 TUNES = ("quick", "heuristic", "exhaustive")
 _KEPT = 6
-_VERSION = 4
+_VERSION = 5
 _AT_ONCE = 16
 """So many problems' candidates exist at once while they are built and measured."""
 _TRIED = 3
@@ -132,7 +132,7 @@ def _key(problem: ContractionProblem, tuning: Tuning) -> str:
 
 
 def _first(problem: ContractionProblem, tuning: Tuning) -> Built:
-    for form in forms_of(problem):
+    for form in (*forms_of(problem), *last_resort(problem)):
         for recipe, core in _candidates(problem, form, _TRIED, tuning):
             built = build(problem, recipe, core, tuning.load)
             if _runs(built):
@@ -155,11 +155,15 @@ def _runs(built: Built) -> bool:
 
 def _everything(problem: ContractionProblem, tuning: Tuning) -> list[Built]:
     """All that is to be measured."""
-    return [
-        build(problem, recipe, core, tuning.load)
-        for form in forms_of(problem)
-        for recipe, core in _candidates(problem, form, _most(form, tuning.tune), tuning)
-    ]
+    for forms in (forms_of(problem), last_resort(problem)):
+        found = [
+            build(problem, recipe, core, tuning.load)
+            for form in forms
+            for recipe, core in _candidates(problem, form, _most(form, tuning.tune), tuning)
+        ]
+        if found:
+            return found
+    raise _nothing(problem, tuning)
 
 
 def _measured(

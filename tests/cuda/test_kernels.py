@@ -1,0 +1,164 @@
+"""The kernels around sequences, run by the emulator: element-wise, copies, softmax, pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidnn.backends.cuda.contraction.gather import Gather, print_gather
+from minidnn.backends.cuda.copy import print_copy
+from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep, print_pointwise
+from minidnn.backends.cuda.reduction import print_adaptive
+from minidnn.backends.cuda.softmax import print_softmax
+from minidnn.backends.cuda.strided import print_broadcast, print_join, strided_of
+from minidnn.backends.cuda.tensor import Tensor, tensor_of
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import argument, linearize
+from minidnn.graph.ir import Graph, Node, Placement, Value
+from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
+from minidnn.graph.types import TensorType, rounded_to
+
+from .arrays import STORED, numbers, stored, strided
+from .emulator.run import Emulated
+
+RANDOM = np.random.default_rng(0)
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def numbers_of(shape: Sequence[int], dtype: str) -> np.ndarray:
+    drawn = RANDOM.standard_normal(shape).astype(np.float32)
+    return rounded_to(dtype, drawn).astype(np.float32)
+
+
+def memory_of(tensor: Tensor, array: np.ndarray | None, images: int) -> np.ndarray:
+    """Memory with a tensor's elements, NaN between them."""
+    size = tensor.offset + images * tensor.image + tensor.channels * tensor.channel + 64
+    whole = np.full((size * tensor.itemsize + 16) // 2 * 2, 0xFF, np.uint8)
+    shift = -whole.ctypes.data % 16
+    memory = whole[shift : shift + size * tensor.itemsize].view(STORED[tensor.dtype])
+    if array is not None:
+        strided(memory, tensor, images)[...] = stored(array, tensor.dtype)
+    return memory
+
+
+def read(memory: np.ndarray, tensor: Tensor, images: int) -> np.ndarray:
+    return np.asarray(numbers(strided(memory, tensor, images), tensor.dtype), np.float32)
+
+
+def run(launch: Launch, arguments: Sequence[np.ndarray], folder: Path) -> None:
+    Emulated([launch.source], folder).launch(launch, arguments)
+
+
+def slices(shape: tuple[int, ...], dtype: str, layout: Layout) -> list[Tensor]:
+    """A value by itself, and in a wider one."""
+    type = TensorType(shape, dtype)
+    wide = TensorType((shape[0], shape[1] + 11, *shape[2:]), dtype)
+    return [tensor_of(type, layout), tensor_of(type, layout, wide, 8)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layouts", [(PLANAR, PLANAR), (CHANNELS_LAST, CHANNELS_LAST)], ids=str)
+def test_pointwise(dtype: str, layouts: tuple[Layout, Layout], tmp_path: Path) -> None:
+    """relu(x * scale + other), into a slice and not."""
+    shape = (2, 16, 3, 4)
+    scale = linearize(argument(0) * argument(1) + argument(2))
+    steps = [
+        PointStep(scale, (CHAIN, Argument("vector", 0), Argument("tensor", 1))),
+        PointStep(linearize(ops.ReLU().expression()), (CHAIN,)),
+    ]
+    x, other = numbers_of(shape, dtype), numbers_of(shape, dtype)
+    vector = numbers_of((16,), dtype)
+    expected = rounded_to(dtype, np.maximum(x * vector[:, None, None] + other, 0))
+    for source in slices(shape, dtype, layouts[0]):
+        for target in slices(shape, dtype, layouts[1]):
+            launch = print_pointwise(2, [source, source], target, [dtype], steps)
+            arguments = [memory_of(source, a, 2) for a in (x, other)]
+            memory = memory_of(target, None, 2)
+            run(launch, [*arguments, stored(vector, dtype), memory], tmp_path)
+            np.testing.assert_array_equal(read(memory, target, 2), expected)
+
+
+@pytest.mark.parametrize("channels", [3, 40])
+def test_copies_between_layouts(channels: int, tmp_path: Path) -> None:
+    shape = (2, channels, 5, 9)
+    for one in (PLANAR, CHANNELS_LAST):
+        for other in (PLANAR, CHANNELS_LAST):
+            x = numbers_of(shape, "float16")
+            for source in slices(shape, "float16", one):
+                for target in slices(shape, "float16", other):
+                    memory = memory_of(target, None, 2)
+                    launch = print_copy(2, source, target)
+                    run(launch, [memory_of(source, x, 2), memory], tmp_path)
+                    np.testing.assert_array_equal(read(memory, target, 2), x)
+
+
+@pytest.mark.parametrize("op", [ops.Softmax(1), ops.LogSoftmax(1), ops.Softmax(0), ops.Softmax(2)])
+def test_softmax(op: ops.Softmax, tmp_path: Path) -> None:
+    for shape in ((3, 70, 2), (2, 300)):
+        if op.dim >= len(shape):
+            continue
+        x = numbers_of(shape, "float32")
+        x[0, 0] = np.nan
+        given = Value(TensorType(shape), "x")
+        graph = Graph([given], [], [])
+        launch = print_softmax(op, given.type, strided_of(graph, given))
+        y = np.zeros(shape, np.float32)
+        run(launch, [x, y], tmp_path)
+        np.testing.assert_allclose(y, op.reference(x)[0], rtol=3e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", [PLANAR, CHANNELS_LAST], ids=str)
+def test_adaptive_pooling(layout: Layout, tmp_path: Path) -> None:
+    x = numbers_of((2, 9, 7, 10), "float32")
+    op = ops.AdaptiveAvgPool2d((3, 4))
+    (expected,) = op.reference(x)
+    source = slices(x.shape, "float32", layout)[1]
+    target = slices(expected.shape, "float32", layout)[1]
+    memory = memory_of(target, None, 2)
+    run(print_adaptive(2, source, target), [memory_of(source, x, 2), memory], tmp_path)
+    np.testing.assert_array_equal(read(memory, target, 2), expected)
+
+
+def test_operands_broadcast_and_lie_in_slices(tmp_path: Path) -> None:
+    a, b = Value(TensorType((2, 3, 4)), "a"), Value(TensorType((2, 1, 4)), "b")
+    node = Node(ops.Sub(), [a, b], "sub")
+    wide = Value(TensorType((2, 5, 4)), "wide")
+    graph = Graph([a, b], [], [node], placements={a: Placement(wide, 2)})
+    whole, other = numbers_of((2, 5, 4), "float32"), numbers_of((2, 1, 4), "float32")
+    y = np.zeros((2, 3, 4), np.float32)
+    run(print_broadcast(graph, node), [whole, other, y], tmp_path)
+    np.testing.assert_array_equal(y, whole[:, 2:] - other)
+
+
+def test_joins_along_any_axis(tmp_path: Path) -> None:
+    part, whole = Value(TensorType((2, 3, 4)), "part"), Value(TensorType((2, 3, 9)), "whole")
+    x, y = numbers_of((2, 3, 4), "float32"), np.zeros((2, 3, 9), np.float32)
+    run(print_join(Graph([], [], []), part, whole, 2, 5), [x, y], tmp_path)
+    np.testing.assert_array_equal(y[..., 5:], x)
+    assert not y[..., :5].any()
+
+
+@pytest.mark.parametrize("geometry", [(7, 2, 3), (3, 1, 1), (11, 4, 2), (3, 2, 0)], ids=str)
+@pytest.mark.parametrize("layout", [PLANAR, CHANNELS_LAST], ids=str)
+def test_gathered_images_give_the_same_convolution(
+    geometry: tuple[int, int, int], layout: Layout, tmp_path: Path
+) -> None:
+    kernel, stride, pad = geometry
+    x = numbers_of((2, 3, 21, 25), "float16")
+    weight = numbers_of((8, 3, kernel, kernel), "float16")
+    conv = ops.Conv2d((stride, stride), ((pad, pad), (pad, pad)))
+    (expected,) = conv.reference(x.astype(np.float64), weight.astype(np.float64))
+    how = Gather((stride, stride), (pad, pad))
+    source = tensor_of(TensorType(x.shape, "float16"), layout)
+    made = how.gathered(source, expected.shape[2:], (kernel, kernel))
+    memory = memory_of(made, None, 2)
+    launch = print_gather(2, source, made, how)
+    run(launch, [memory_of(source, x, 2), memory], tmp_path)
+    blocks = read(memory, made, 2).astype(np.float64)
+    filters = how.filter(weight, "float16").transpose(0, 3, 1, 2).astype(np.float64)
+    (result,) = ops.Conv2d().reference(blocks, filters)
+    np.testing.assert_allclose(result, expected, atol=1e-9)

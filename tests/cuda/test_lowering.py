@@ -1,0 +1,225 @@
+"""Plans for a GPU, without one: layouts, fusion, forms of contractions, addresses, errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn import models
+from minidnn.backends.backend import get_backend
+from minidnn.backends.cuda import backend
+from minidnn.backends.cuda.arrays import Slot, read
+from minidnn.backends.cuda.backend import CudaBackend
+from minidnn.backends.cuda.constants import from_bits, to_bits
+from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.graphs import graph_of
+from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.recipe import FIXED, PRODUCT, TILE, finish_of, target, used
+from minidnn.backends.cuda.contraction.tile import TILES, candidates, launch_of, why_not_tiled
+from minidnn.backends.cuda.instance import Places
+from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.lower import Task, lower_plan
+from minidnn.backends.cuda.machine import Machine
+from minidnn.backends.cuda.target import CudaTarget
+from minidnn.errors import DeviceError, GraphError, UnsupportedError
+from minidnn.layers.build import to_graph
+from minidnn.passes.infrastructure import Context
+from minidnn.passes.pipeline import optimize
+from minidnn.runtime.plan import Plan, make_plan
+
+MACHINE = Machine("a GPU", (9, 0), 132, 4.3e12)
+PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+OF_EACH_KIND = ("alexnet", "vgg11_bn", "resnet50", "squeezenet1_1", "densenet121", "inception_v3")
+
+
+def planned(network: md.Layer, shape: tuple[int, ...], precision: str) -> Plan:
+    context = Context(CudaTarget(MACHINE.device(precision), precision))
+    return make_plan(optimize(to_graph(network, shape), context, verify=True), context)
+
+
+@cache
+def zoo(name: str, precision: str) -> tuple[Plan, list[Task]]:
+    network = models.get_model(name)
+    plan = planned(network, (2, *network.input_shape), precision)
+    return plan, lower_plan(plan, "sm_90", precision == "tf32")
+
+
+def problems(tasks: list[Task]) -> list[ContractionProblem]:
+    return [task.work for task in tasks if isinstance(task.work, ContractionProblem)]
+
+
+def of(network: md.Layer, shape: tuple[int, ...], precision: str) -> list[ContractionProblem]:
+    return problems(lower_plan(planned(network, shape, precision), "sm_90", precision == "tf32"))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", OF_EACH_KIND)
+def test_every_node_of_the_zoo_has_a_task(name: str, precision: str) -> None:
+    plan, tasks = zoo(name, precision)
+    assert {value.dtype for value in plan.graph.values} == {CudaTarget(precision=precision).storage}
+    for problem in dict.fromkeys(problems(tasks)):
+        forms = forms_of(problem)
+        assert len(forms) == len(set(forms)) >= 1
+        for form in forms:
+            assert form.stages <= len(problem.stages)
+            finish = finish_of(problem, form)
+            assert (finish is None) == (form.stages == len(problem.stages) and not form.packed)
+            if form.core not in (FIXED, TILE):
+                graph_of(problem, form.core, form.stages, target(problem, form)).freeze()
+
+
+def test_densenet_is_free_of_copies_and_of_passes_before_convolutions() -> None:
+    """In half precision: joins are written in place, and 1x1 convolutions normalize what they
+    read."""
+    _, tasks = zoo("densenet121", "float16")
+    launches = [t.work.source.name.split("_")[0] for t in tasks if isinstance(t.work, Launch)]
+    assert Counter(launches) == {"seq": 5}
+    with_prologue = [p for p in problems(tasks) if p.before]
+    assert len(with_prologue) == 58
+    assert all(forms_of(problem)[0].core == TILE for problem in with_prologue)
+
+
+def test_blocks_of_one_shape_are_one_problem() -> None:
+    """Wherever in a joined value they write: only what is left of an address matters."""
+    _, tasks = zoo("densenet121", "float16")
+    assert len(set(problems(tasks))) <= 75 < len(problems(tasks)) == 121
+
+
+def test_layouts_follow_the_precision() -> None:
+    net = L.Sequential(L.Conv2d(8, 16, 3), L.ReLU(), L.Conv2d(16, 16, 3))
+    for precision in PRECISIONS:
+        found = of(net, (1, 8, 20, 20), precision)
+        assert [p.planar for p in found] == [precision == "float32"] * 2
+        assert [p.is_exact for p in found] == [precision == "float32"] * 2
+
+
+def test_only_exact_float32_is_left_to_fixed_functions_and_only_products_are_products() -> None:
+    net = L.Sequential(L.Conv2d(8, 16, 1), L.ReLU(), L.Conv2d(16, 16, 3), L.Flatten())
+    for precision in PRECISIONS:
+        one, three = of(net, (2, 8, 9, 9), precision)
+        cores = [{form.core for form in forms_of(problem)} for problem in (one, three)]
+        assert (FIXED in cores[0]) == (FIXED in cores[1]) == (precision == "float32")
+        assert (PRODUCT in cores[0]) == (precision != "float32") and PRODUCT not in cores[1]
+        assert (TILE in cores[0]) == (precision in ("float16", "bfloat16"))
+
+
+def test_a_residual_is_fused_or_left_to_a_kernel() -> None:
+    x = md.Input((16, 8, 8))
+    net = md.Model(x, L.ReLU()(L.Conv2d(16, 16, 1)(x) + x))
+    (problem,) = of(net, (2, 16, 8, 8), "float16")
+    assert [stage.mode for stage in problem.stages] == ["bias", "add", "relu"]
+    assert {form.stages for form in forms_of(problem)} == {1, 3}
+    tensors, vectors, steps = used(problem, 1)
+    assert (tensors, vectors, len(steps)) == ([0], [], 2)
+
+
+def test_a_steep_leaky_relu_is_left_to_a_kernel() -> None:
+    """cuDNN takes the larger of x and slope * x, which is another function then."""
+    for slope, fused in ((0.1, 2), (1.0, 2), (4.0, 1), (-0.5, 1)):
+        net = L.Sequential(L.Conv2d(8, 8, 1), L.LeakyReLU(slope))
+        (problem,) = of(net, (1, 8, 4, 4), "tf32")
+        assert max(form.stages for form in forms_of(problem)) == fused, slope
+
+
+def test_images_of_few_channels_are_gathered() -> None:
+    (problem,) = of(L.Conv2d(3, 64, 7, 2, 3), (2, 3, 224, 224), "float16")
+    assert problem.gather is not None and problem.w.shape == (64, 16, 4, 4)
+    assert problem.input.shape == (2, 16, 115, 115) and problem.stride == (1, 1)
+    (exact,) = of(L.Conv2d(3, 64, 7, 2, 3), (2, 3, 224, 224), "float32")
+    assert exact.gather is None and exact.planar
+
+
+def test_tiles_take_whole_chunks_alone() -> None:
+    (problem,) = of(L.Conv2d(16, 24, 1), (2, 16, 9, 9), "float16")
+    assert why_not_tiled(problem) is None
+    for index in range(len(TILES)):
+        launch = launch_of(problem, TILES[index])
+        assert launch.block == (TILES[index].threads, 1, 1)
+        assert launch.source.name in launch.source.text and "$" not in launch.source.text
+    assert set(candidates(problem)) <= set(range(len(TILES)))
+    odd = replace(problem, y=replace(problem.y, offset=4))
+    assert why_not_tiled(odd) == "its tensors are no whole chunks of 8 channels"
+    (single,) = of(L.Conv2d(16, 24, 1), (2, 16, 9, 9), "tf32")
+    assert why_not_tiled(single) == "it is in float32"
+    (grouped,) = of(L.Conv2d(16, 16, 3, groups=2), (2, 16, 9, 9), "float16")
+    assert why_not_tiled(grouped) == "it has 2 groups"
+
+
+def test_one_kernel_serves_all_shapes() -> None:
+    shapes = [of(L.Conv2d(16, 64, 3), (n, 16, s, s), "float16")[0] for n, s in ((1, 9), (8, 30))]
+    assert len({launch_of(problem, TILES[0]).source for problem in shapes}) == 1
+
+
+def test_outputs_that_no_kernel_writes_are_copied() -> None:
+    x = md.Input((3, 4, 4))
+    y = L.ReLU()(x)
+    plan = planned(md.Model(x, (y, x, y)), (2, 3, 4, 4), "float32")
+    places = Places(plan, 1000, 2000, [3000], [4000, 5000, 6000])
+    first, given, _ = plan.graph.outputs
+    assert places.address(first) == 4000 and places.address(given) == 3000
+    assert [(to, value, size) for to, value, size in places.copies] == [
+        (5000, given, 384),
+        (6000, plan.roots.get(first, first), 384),
+    ]
+
+
+def test_options_are_checked() -> None:
+    plan = planned(L.ReLU(), (1, 2, 3, 3), "float32")
+    cuda = CudaBackend()
+    for options, error, text in (
+        ({"tunes": 1}, UnsupportedError, "option 'tunes' of device 'cuda'; valid are 'accuracy', "),
+        ({"tune": "long"}, GraphError, "tune='long'; valid are 'quick', 'heuristic', 'exhaustive'"),
+        ({"accuracy": 1}, GraphError, "accuracy=1; valid are 'normal', 'high'"),
+        ({"memory_limit": -1}, GraphError, "memory_limit=-1; valid is a number of bytes, or None"),
+    ):
+        with pytest.raises(error, match=text):
+            cuda.compile(plan, "float32", options)
+
+
+def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: None)
+    assert CudaBackend().unavailable() == "CuPy is not installed; pip install 'minidnn[cuda]'"
+    with pytest.raises(DeviceError, match="device='cuda:1' cannot be used here: CuPy is not inst"):
+        get_backend("cuda:1")
+    with pytest.raises(DeviceError, match=r"device='cuda:x'; valid are 'cpu', 'cuda', "):
+        get_backend("cuda:x")
+
+
+def test_old_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: name)
+    old = Machine("Tesla V100", (7, 0), 80, 9e11)
+    monkeypatch.setattr(backend, "machine_of", lambda index: old)
+    text = "Tesla V100 has compute capability 7.0; at least 8.0 is needed"
+    assert CudaBackend().unavailable() == text
+
+
+def test_weights_must_be_known() -> None:
+    x, w = md.Input((3, 4, 4)), md.Input((3, 1, 1))
+    node = to_graph(md.Model([x, w], x * w), ((2, 3, 4, 4), (2, 3, 1, 1))).nodes[0]
+    assert CudaBackend().unsupported(node, "float32") is None
+
+
+@pytest.mark.parametrize("given", [np.float32, np.float64, np.float16])
+def test_numpy_arrays_become_what_was_compiled(given: Any) -> None:
+    slot = Slot("input 'x'", (2, 3), "bfloat16", 12)
+    array = np.arange(6).reshape(2, 3).astype(given)
+    found = read(slot, array, 0)
+    np.testing.assert_array_equal(from_bits(found.kept, "bfloat16"), array.astype(np.float32))
+    with pytest.raises(GraphError, match=r"input 'x' has shape \(3, 2\), but the network was comp"):
+        read(slot, array.T, 0)
+    with pytest.raises(GraphError, match="input 'x' has dtype int64; valid is bfloat16"):
+        read(slot, np.ones((2, 3), np.int64), 0)
+
+
+def test_bits_of_bfloat16() -> None:
+    numbers = np.array([1.0, -2.5, np.inf, 3.0e38, 0.0], np.float32)
+    bits = to_bits(numbers, "bfloat16")
+    assert bits.dtype == np.uint16 and bits[0] == 0x3F80
+    np.testing.assert_allclose(from_bits(bits, "bfloat16"), numbers, rtol=2**-8)
