@@ -1,15 +1,17 @@
 """The paper's chain on the CPU, against other engines and under the paper's strategies.
 
-    python -m benchmarks.chain prepare
+    python -m benchmarks.chain screen     [--seconds 90] [--only TEXT]
     python -m benchmarks.chain compare    [--seconds 90] [--only TEXT]
-    python -m benchmarks.chain strategies [--seconds 90]
+    python -m benchmarks.chain prepare
+    python -m benchmarks.chain strategies [--seconds 90] [--only TEXT]
     python -m benchmarks.chain report
 
-``prepare`` compiles everything once, so that the others find it in the caches.  ``compare`` and
-``strategies`` start no case after their seconds are over, and go on where they were when they are
-started again; ``--json`` keeps what was measured, with the machine.  ``report`` prints tables and
-writes the plot.  Each engine has a process of its own; the engines run in turn.  Times include
-reading NCHW and writing NCHW.
+``screen`` runs every engine once or twice: outputs are compared, and what is far from the fastest
+is left out.  ``compare`` measures the others in turn.  ``strategies`` measures minidnn alone under
+each strategy, once ``prepare`` has compiled it.  These commands start no case after their seconds
+are over, and go on where they were when they are started again; ``--json`` keeps what was
+measured, with the machine.  ``report`` prints tables and writes the plot.  Each engine has a
+process of its own.  Times include reading NCHW and writing NCHW.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import argparse
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +36,13 @@ from minidnn.bench.process import EngineProcess
 
 ROUNDS = 9
 BURST_SECONDS = 0.12
-HOPELESS = 3.0
-"""An engine that takes that many times as long as the best peer, in the better of two runs, is no
-candidate for the best: it is not measured further."""
+HOPELESS = 2.5
+"""A peer that takes that many times as long as the best of them, in the best of three runs, cannot
+be the best: it is not measured further."""
 
 STRATEGIES = ("layers", "one", "five", "unrestricted", "model")
-BLOCKS = (*range(1, 9), *range(10, 41, 2))
-STRATEGY_SIZES = ("56x56", "224x224")
+BLOCKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40)
+STRATEGY_CASES = [Case("paper", n, size) for size in ("56x56", "224x224") for n in BLOCKS]
 
 Target = tuple[str, dict[str, Any]]
 Job = Callable[[int], dict[str, Any]]
@@ -48,7 +51,7 @@ Job = Callable[[int], dict[str, Any]]
 def peers_and_own(case: Case, folder: Path, threads: int) -> dict[str, Target]:
     """For each engine its target and options; writes the files that they read into a folder."""
     model = folder / "network.onnx"
-    # In a process of its own: exporting runs the network and keeps much memory.
+    # In a process of its own, since exporting runs the network and keeps much memory.
     export = multiprocessing.get_context("spawn").Process(target=export_onnx, args=(case, model))
     export.start()
     export.join()
@@ -91,28 +94,35 @@ def start(targets: Mapping[str, Target], stack: ExitStack) -> dict[str, EnginePr
     }
 
 
-def compare(case: Case, threads: int) -> dict[str, Any]:
-    """Measures all engines on one case."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        engines = start(peers_and_own(case, Path(folder), threads), stack)
-        outputs = {name: engine.outputs()[0] for name, engine in engines.items()}
-        first = {name: min(engine.run(2)) for name, engine in engines.items()}
-        best = min(seconds for name, seconds in first.items() if name != "minidnn")
-        racing = {n: e for n, e in engines.items() if first[n] <= HOPELESS * best}
-        times = alternate(racing, ROUNDS, BURST_SECONDS)
-        expected = outputs["torch eager"]
-        largest = float(np.abs(expected).max())
-        rows = {
-            name: {
-                "seconds": times.get(name),
-                "first_seconds": first[name],
-                "deviation": float(np.abs(outputs[name] - expected).max()) / largest,
-                "make_seconds": engine.seconds,
-                "about": engine.about,
-            }
-            for name, engine in engines.items()
-        }
+def screen(case: Case, threads: int) -> dict[str, Any]:
+    """Runs all engines, and says which are to be compared."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows: dict[str, Any] = {}
+        outputs = {}
+        for name, target in peers_and_own(case, Path(folder), threads).items():
+            with ExitStack() as stack:
+                (engine,) = start({name: target}, stack).values()
+                (outputs[name],) = engine.outputs()
+                rows[name] = {
+                    "seconds": min(engine.run(3)),
+                    "make_seconds": engine.seconds,
+                    "about": engine.about,
+                }
+    expected = outputs["torch eager"]
+    best = min(row["seconds"] for name, row in rows.items() if name != "minidnn")
+    for name, row in rows.items():
+        row["deviation"] = float(np.abs(outputs[name] - expected).max() / np.abs(expected).max())
+        row["races"] = name == "minidnn" or row["seconds"] <= HOPELESS * best
     return {**case.describe(), "threads": threads, "engines": rows}
+
+
+def compare(case: Case, threads: int, racing: Sequence[str]) -> dict[str, Any]:
+    """Measures some engines in turn."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        targets = peers_and_own(case, Path(folder), threads)
+        engines = start({name: targets[name] for name in racing}, stack)
+        times = alternate(engines, ROUNDS, BURST_SECONDS)
+    return {**case.describe(), "threads": threads, "engines": times}
 
 
 def measure_strategies(case: Case, threads: int) -> dict[str, Any]:
@@ -127,48 +137,50 @@ def measure_strategies(case: Case, threads: int) -> dict[str, Any]:
     return {**case.describe(), "threads": threads, "strategies": rows}
 
 
-def jobs(command: str, only: str) -> dict[str, Job]:
+def jobs(command: str, results: Results) -> dict[str, Job]:
     """What a command measures, by name."""
-    if command == "compare":
-        found = {case.key: _bound(compare, case) for case in CASES}
-    else:
-        cases = [Case("paper", n, size) for size in STRATEGY_SIZES for n in BLOCKS]
-        found = {case.key: _bound(measure_strategies, case) for case in cases}
-    return {key: job for key, job in found.items() if only in key}
-
-
-def _bound(function: Callable[[Case, int], dict[str, Any]], case: Case) -> Job:
-    return lambda threads: function(case, threads)
-
-
-def prepare(options: argparse.Namespace) -> None:
-    """Makes every engine once, and runs nothing."""
+    if command == "strategies":
+        return {case.key: partial(measure_strategies, case) for case in STRATEGY_CASES}
+    if command == "screen":
+        return {case.key: partial(screen, case) for case in CASES}
+    found: dict[str, Job] = {}
     for case in CASES:
+        if case.key in results.part("screen"):
+            rows = results.part("screen")[case.key]["engines"]
+            racing = [name for name, row in rows.items() if row["races"]]
+            found[case.key] = partial(compare, case, racing=racing)
+    if len(found) < len(CASES):
+        print(f"{len(CASES) - len(found)} cases are not screened yet and are left out")
+    return found
+
+
+def prepare(threads: int) -> None:
+    """Compiles minidnn's kernels for all strategies."""
+    for case in STRATEGY_CASES:
         with tempfile.TemporaryDirectory() as folder:
-            for name, target in peers_and_own(case, Path(folder), options.threads).items():
+            for name, target in strategies(case, Path(folder), threads).items():
                 with ExitStack() as stack:
                     start({name: target}, stack)
         print(case.key, flush=True)
-    for job in jobs("strategies", "").values():
-        job(options.threads)
 
 
 def measure(options: argparse.Namespace, results: Results) -> None:
     """Measures what the file lacks, until the seconds are over."""
     end = time.monotonic() + options.seconds
-    todo = jobs(options.command, options.only)
+    todo = {k: job for k, job in jobs(options.command, results).items() if options.only in k}
     missing = [key for key in todo if key not in results.part(options.command)]
     while missing and time.monotonic() < end:
         key = missing.pop(0)
         begin = time.monotonic()
         results.add(options.command, key, todo[key](options.threads))
-        print(f"{key}: measured in {time.monotonic() - begin:.0f} s", flush=True)
+        print(f"{key}: {time.monotonic() - begin:.0f} s", flush=True)
     print(f"{len(missing)} of {len(todo)} left" if missing else "all measured")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The paper's chain against other engines.")
-    parser.add_argument("command", choices=("prepare", "compare", "strategies", "report"))
+    commands = ("screen", "compare", "prepare", "strategies", "report")
+    parser.add_argument("command", choices=commands)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/chain_cpu.json"))
     parser.add_argument("--svg", type=Path, default=Path("docs/chain-strategies.svg"))
     parser.add_argument("--threads", type=int, default=2)
@@ -176,7 +188,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     options = parser.parse_args()
     if options.command == "prepare":
-        prepare(options)
+        prepare(options.threads)
         return
     results = Results(options.json, measures=options.command != "report")
     if options.command == "report":

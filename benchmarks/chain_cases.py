@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-SIZES = {"56x56": (16, 128, 56, 56), "97x131": (16, 128, 97, 131), "224x224": (4, 128, 224, 224)}
-"""All beyond the last cache; the larger planes in fewer images, so that a run stays short."""
+SIZES = {"56x56": (16, 128, 56, 56), "97x131": (4, 128, 97, 131), "224x224": (1, 128, 224, 224)}
+"""Inputs and outputs of 26 MB each: together more than the last cache of the machines meant."""
 
 VARIANTS = ("paper", "stride 2", "ceil_mode", "average", "residual")
 """How a chain of blocks <pooling, normalization, ReLU> pools.
@@ -49,7 +49,7 @@ class Case:
 CASES = (
     *(Case("paper", blocks, "56x56") for blocks in (1, 4, 16, 40)),
     *(Case("paper", blocks, size) for size in ("224x224", "97x131") for blocks in (4, 16, 40)),
-    *(Case(v, blocks, size) for v in VARIANTS[1:] for size in SIZES for blocks in (4, 16)),
+    *(Case(variant, blocks, "56x56") for variant in VARIANTS[1:] for blocks in (4, 16)),
 )
 
 

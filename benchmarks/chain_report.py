@@ -25,45 +25,43 @@ def print_tables(results: Results) -> None:
     print(results.machine)
     print("| chain | blocks | size | minidnn ms | best peer | ms | times faster | kernels |")
     print("|---|---|---|---|---|---|---|---|")
-    for record in results.part("compare").values():
-        engines = record["engines"]
-        peer, gain = best_peer(engines)
-        own, other = (median([1e3 * s for s in engines[n]["seconds"]]) for n in ("minidnn", peer))
-        kernels = " / ".join(str(engines[n]["about"].get("kernels")) for n in ("minidnn", peer))
-        print(
-            f"| {record['variant']} | {record['blocks']} | {_size(record)} | {own:.2f} "
-            f"| {peer} | {other:.2f} | {gain:.2f} | {kernels} |"
-        )
-    print("\nAll engines, ms (in brackets: the better of two runs, not taken in turn)\n")
-    names = list(next(iter(results.part("compare").values()))["engines"])
-    print(f"| chain | blocks | size | {' | '.join(names)} |")
-    print("|---" * (3 + len(names)) + "|")
-    for record in results.part("compare").values():
-        cells = [_milliseconds(record["engines"][name]) for name in names]
-        print(
-            f"| {record['variant']} | {record['blocks']} | {_size(record)} | {' | '.join(cells)} |"
-        )
+    screened = results.part("screen")
+    for key, record in results.part("compare").items():
+        peer, gain = best_peer(record["engines"])
+        both = ("minidnn", peer)
+        own, other = (median([1e3 * s for s in record["engines"][name]]) for name in both)
+        about = [screened[key]["engines"][name]["about"] for name in both]
+        kernels = " / ".join(str(each.get("kernels")) for each in about)
+        print(f"{_begin(record)} {own:.2f} | {peer} | {other:.2f} | {gain:.2f} | {kernels} |")
+    print("\nAll engines, ms (in brackets: one after the other, the best of three runs)\n")
+    names = list(next(iter(screened.values()))["engines"])
+    print(f"| chain | blocks | size | {' | '.join(names)} | largest deviation |")
+    print("|---" * (4 + len(names)) + "|")
+    for key, record in screened.items():
+        times = results.part("compare").get(key, {"engines": {}})["engines"]
+        cells = [
+            f"{1e3 * statistics.median(times[name]):.2f}"
+            if name in times
+            else f"({1e3 * record['engines'][name]['seconds']:.0f})"
+            for name in names
+        ]
+        deviation = max(row["deviation"] for row in record["engines"].values())
+        print(f"{_begin(record)} {' | '.join(cells)} | {deviation:.1e} |")
 
 
-def best_peer(engines: Mapping[str, Any]) -> tuple[str, Estimate]:
+def best_peer(engines: Mapping[str, list[float]]) -> tuple[str, Estimate]:
     """The engine that is fastest but for ours, and how many times as long it takes."""
-    medians = {
-        name: statistics.median(row["seconds"])
-        for name, row in engines.items()
-        if name != "minidnn" and row["seconds"]
-    }
+    medians = {n: statistics.median(times) for n, times in engines.items() if n != "minidnn"}
     peer = min(medians, key=medians.__getitem__)
-    return peer, ratio(engines[peer]["seconds"], engines["minidnn"]["seconds"])
+    return peer, ratio(engines[peer], engines["minidnn"])
+
+
+def _begin(record: Mapping[str, Any]) -> str:
+    return f"| {record['variant']} | {record['blocks']} | {_size(record)} |"
 
 
 def _size(record: Mapping[str, Any]) -> str:
     return "x".join(map(str, record["shape"]))
-
-
-def _milliseconds(row: Mapping[str, Any]) -> str:
-    if row["seconds"]:
-        return f"{1e3 * statistics.median(row['seconds']):.2f}"
-    return f"({1e3 * row['first_seconds']:.0f})"
 
 
 def write_plot(results: Results, path: Path) -> None:
