@@ -27,6 +27,10 @@ it: once, and again for the next rows where not even one window's rows fit.  Mea
 chains of 3x3 windows in planes of 28 to 400 columns."""
 
 
+WAITS = 4
+"""Each strip that keeps rows begins with a wait for memory, about as long as so many steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """How a sequence is cut into patches.
@@ -225,6 +229,11 @@ class Sequence:
         strips = ceil(tall / schedule.rows) + (self.lead(schedule) if schedule.strips > 1 else 0)
         turns = tasks * strips * len(self.steps) / device.workers
         memory = moved / device.bandwidth
+        if device.register_bytes:
+            # What patches have in common is read again, mostly from a cache twice as fast.
+            read = sum(positions(v) * share(v) * ITEMSIZE[v.dtype] for v in self.inputs)
+            again = read - sum(v.type.bytes for v in self.inputs)
+            memory += max(0, again) / (2 * device.bandwidth)
         inside = idle * max(work / device.operations, local / device.local_bandwidth)
         far = self._far_bytes(schedule, device, positions, share, item)
         inside += idle * far / device.local_bandwidth
@@ -233,7 +242,10 @@ class Sequence:
         both = max(memory, inside)
         if device.in_order or device.register_bytes:
             # What one task waits for memory, only others can fill.
-            both += min(memory, inside) / side_by_side
+            both += min(memory, inside) / side_by_side**2
+        if device.register_bytes and schedule.strips > 1:
+            waits = WAITS * tasks * strips / device.workers
+            both += waits * device.step_overhead / side_by_side
         seconds = device.overhead + both
         return Price(seconds, moved, work, buffer_bytes, tasks, work / useful if useful else 1.0)
 
@@ -386,8 +398,11 @@ class Sequence:
             # Elsewhere windows may as well read inputs by way of the caches.
             stage = stage and self.stays_in_registers
         place = device.in_order
-        yield Schedule(rows, columns, 1, stage, place)
-        if self.is_whole:
+        whole = Schedule(rows, columns, 1, stage, place)
+        yield whole
+        # Of planes that stay in registers only edges are moved: no patches of them are cheaper.
+        kept = self._kept_bytes(whole, device) is not None
+        if self.is_whole or (kept and self.batch * self.channels >= 2 * device.workers):
             return
         sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if size < max(rows, columns)]
         for size in sizes:

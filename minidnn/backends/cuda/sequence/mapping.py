@@ -27,6 +27,8 @@ WARP = 32
 SECTOR_BYTES = 32
 """What memory is read and written in."""
 
+LINE_BYTES = 128
+MEMORY_CYCLES, BARRIER_CYCLES = 600, 150
 ENOUGH_BLOCKS = 1024
 MOST_THREADS = 512
 MOST_SHARED = 227 << 10
@@ -76,8 +78,9 @@ def choose_mapping(
     channels = max(end - begin for begin, end in binding.segments)
     group = 1
     if not planar:
-        least = max(pack, SECTOR_BYTES // min(t.itemsize for t in tensors))
-        group = min(_ceil(channels, pack), _channel_group(positions, pack))
+        itemsize = min(t.itemsize for t in tensors)
+        least = max(pack, SECTOR_BYTES // itemsize)
+        group = min(_ceil(channels, pack), _channel_group(positions, pack, itemsize))
         tasks = binding.batch * len(plan.tasks()) * len(plan.patches(1)) * channels
         while group % (2 * pack) == 0 and group // 2 >= least and tasks // group < ENOUGH_BLOCKS:
             group //= 2
@@ -88,19 +91,14 @@ def choose_mapping(
         if places.bytes <= limit or group <= pack:
             break
         group = max(pack, _ceil(group // 2, pack))
-    threads = _threads(_busiest(plan, tiles) * group // pack)
+    items = [_items(s, t, plan) * group // pack for s, t in zip(plan.steps, tiles, strict=True)]
+    costs = [_instructions(s, t) * pack for s, t in zip(plan.steps, tiles, strict=True)]
+    waits = [MEMORY_CYCLES if _touches_memory(plan, s) else BARRIER_CYCLES for s in plan.steps]
+    threads = _few_rounds(items[0])
+    if len(items) > 1:
+        room = limit // max(1, places.bytes)
+        threads = _threads(list(zip(items, costs, waits, strict=True)), room)
     return Mapping(planar, group, pack, threads, tuple(tiles), places)
-
-
-def _busiest(plan: KernelPlan, tiles: Sequence[Tile]) -> int:
-    """The tiles of the kind of step that does most of the work."""
-    work: dict[int, float] = {}
-    for step, tile in zip(plan.steps, tiles, strict=True):
-        rows, columns = extent_of(step, plan)
-        taps = max((o.window.taps for s in step.segments for o in s if o.window), default=1)
-        items = _items(step, tile, plan)
-        work[items] = work.get(items, 0.0) + rows * columns * taps
-    return max(work, key=lambda items: (work[items], items))
 
 
 def _is_planar(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> bool:
@@ -133,15 +131,48 @@ def _pack(binding: Binding, tensors: Sequence[Tensor]) -> int:
     return max(1, common)
 
 
-def _channel_group(positions: int, pack: int) -> int:
+def _channel_group(positions: int, pack: int, itemsize: int) -> int:
     """Channels of a block whose threads take packs: enough for wide accesses and full blocks."""
-    return max(pack, 32 if positions * 32 // pack >= 128 else _ceil(128 * pack // positions, pack))
+    wide = max(pack, LINE_BYTES // itemsize)
+    return max(wide, _ceil(128 * pack // positions, pack))
 
 
-def _threads(items: int) -> int:
-    """Threads of a block: as few rounds as they need, no more threads than that takes."""
+def _instructions(step: PlanStep, tile: Tile) -> int:
+    """About how many a tile takes."""
+    taken = 0
+    windows = {o.window for s in step.segments for o in s if o.window is not None}
+    for window in sorted(windows, key=repr):
+        down, across = window.axes
+        rows = _taken(down.kernel, down.stride, down.dilation, tile.rows)
+        taken += 2 * rows * _taken(across.kernel, across.stride, across.dilation, tile.columns)
+    return 20 + taken + 6 * tile.rows * tile.columns
+
+
+def _few_rounds(items: int) -> int:
+    """Threads of a block without barriers: as few rounds as they need, and no more of them."""
     rounds = ceil(items / MOST_THREADS)
     return max(WARP, _ceil(ceil(items / rounds), WARP))
+
+
+def _threads(steps: Sequence[tuple[int, int, int]], most_blocks: int) -> int:
+    """Threads of a block, from each step's items, the instructions of one, and the cycles for
+    which each round of items waits.
+
+    A multiprocessor issues four instructions of warps a cycle; a warp alone waits about three
+    cycles for each of its own.  Blocks fill each other's waits, as many as there is room for.
+    """
+    best: tuple[float, int] | None = None
+    for threads in range(WARP, MOST_THREADS + 1, WARP):
+        room = min(32, 2048 // threads, 65536 // (threads * 56), most_blocks)
+        issued = waited = 0.0
+        for items, each, wait in steps:
+            issued += ceil(items / WARP) * each / 4
+            waited += ceil(items / threads) * (each * 3 + wait)
+        cost = max(issued, waited / max(1, room))
+        if best is None or cost < best[0] * 0.98:
+            best = (cost, threads)
+    assert best is not None
+    return best[1]
 
 
 def _items(step: PlanStep, tile: Tile, plan: KernelPlan) -> int:
@@ -162,13 +193,16 @@ def _tile(plan: KernelPlan, step: PlanStep, planar: bool, pack: int) -> Tile:
         return Tile(1, 1)
     window = windows[0] if windows else None
     if not planar:
-        if window is None:
-            return Tile(1, 1)
-        return Tile(min(2, rows), min(2 if pack <= 4 else 1, columns))
+        return Tile(1, 1) if window is None else _tile_of_packs(window, rows, columns, pack)
     if _touches_memory(plan, step) or window is None:
         # Neighbouring threads must meet neighbouring numbers.
         return Tile(min(4, rows), 1)
     return _best_tile(window, rows, columns)
+
+
+def _tile_of_packs(window: Window, rows: int, columns: int, pack: int) -> Tile:
+    """A tile of positions whose channels lie side by side: each takes ``pack`` registers."""
+    return Tile(min(2, rows), min(2 if pack <= 4 else 1, columns))
 
 
 def _touches_memory(plan: KernelPlan, step: PlanStep) -> bool:
