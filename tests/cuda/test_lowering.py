@@ -17,7 +17,7 @@ from minidnn.backends.backend import get_backend
 from minidnn.backends.cuda import backend
 from minidnn.backends.cuda.arrays import Slot, read
 from minidnn.backends.cuda.backend import CudaBackend
-from minidnn.backends.cuda.constants import from_bits, to_bits
+from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.graphs import graph_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem

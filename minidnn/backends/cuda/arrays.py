@@ -18,7 +18,7 @@ from ...cudnn._cupy import cupy
 from ...errors import DeviceError, GraphError
 from ...graph.ir import Value
 from ...graph.types import FLOATS, numpy_dtype
-from .constants import from_bits, to_bits
+from .bits import from_bits, to_bits
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
 

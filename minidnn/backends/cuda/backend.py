@@ -12,8 +12,9 @@ from ...fusion.region import FusedContraction
 from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
 from ...graph import operators as ops
+from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node
-from ...graph.operator import Contraction, Elementwise, Reshaping
+from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...runtime.plan import Plan
 from .contraction.tune import TUNES
 from .dialect import TYPES
@@ -34,9 +35,14 @@ _KNOWN = (
     ops.Softmax,
     ops.LogSoftmax,
     ops.AdaptiveAvgPool2d,
+    ops.ArgMax,
+    ops.LayerNorm,
+    ops.MatMul,
+    ops.Reduce,
     ops.Reorder,
-    Reshaping,
+    Windowed,
 )
+_OF_ANY_DTYPE = (Indexed, Reshaping, ops.Gather)
 _OPTIONS = ("accuracy", "memory_limit", "tune")
 
 
@@ -69,9 +75,11 @@ class CudaBackend:
         return CudaTarget(machine_of(self.index).device(precision), precision)
 
     def unsupported(self, node: Node, precision: str) -> str | None:
-        if not isinstance(node.op, _KNOWN):
+        if not isinstance(node.op, (*_KNOWN, *_OF_ANY_DTYPE)):
             return f"there is no kernel for {node.op.name}"
-        for value in (*node.inputs, *node.outputs):
+        places = isinstance(node.op, ops.ArgMax)
+        floats = node.inputs if places else (*node.inputs, *node.outputs)
+        for value in () if isinstance(node.op, _OF_ANY_DTYPE) else floats:
             if value.dtype not in TYPES:
                 return f"{value!r} is none of {', '.join(TYPES)}"
         if isinstance(node.op, (Contraction, FusedContraction)):

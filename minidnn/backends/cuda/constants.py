@@ -8,7 +8,7 @@ import numpy as np
 
 from ...cudnn._cupy import cupy
 from ...errors import OutOfMemoryError
-from ...graph.types import rounded_to
+from .bits import to_bits
 from .lower import Data
 
 _ALIGNMENT = 256
@@ -46,18 +46,3 @@ class Constants:
 
     def address(self, data: Data) -> int:
         return int(self._memory.ptr) + self._offsets[data.key]
-
-
-def to_bits(array: np.ndarray, dtype: str) -> np.ndarray:
-    """An array as it lies in memory as ``dtype``: 16 bits each for bfloat16."""
-    if dtype == "bfloat16":
-        single = np.ascontiguousarray(rounded_to(dtype, array))
-        return (single.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    return np.ascontiguousarray(array, dtype)
-
-
-def from_bits(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The inverse of :func:`to_bits`: bfloat16 becomes float32."""
-    if dtype == "bfloat16":
-        return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return array

@@ -10,15 +10,31 @@ import numpy as np
 from ...errors import UnsupportedError
 from ...fusion.region import FusedContraction
 from ...fusion.region import Sequence as SequenceRegion
-from ...graph.ir import Constant, Node, Placement, Value
+from ...fusion.sequence import Schedule
+from ...graph.index_map import Indexed
+from ...graph.ir import Constant, Graph, Node, Placement, Value
 from ...graph.liveness import is_view
 from ...graph.operator import Contraction as ContractionOperator
-from ...graph.operator import Elementwise
-from ...graph.operators import AdaptiveAvgPool2d, Concat, LogSoftmax, Reorder, Softmax
+from ...graph.operator import Elementwise, Reshaping, Windowed
+from ...graph.operators import (
+    AdaptiveAvgPool2d,
+    ArgMax,
+    Concat,
+    Gather,
+    LayerNorm,
+    LogSoftmax,
+    MatMul,
+    Reduce,
+    Reorder,
+    Softmax,
+)
 from ...runtime.plan import Plan
 from .contraction.problem import Contraction, ContractionProblem, Place, contraction_of
 from .copy import print_copy
+from .indexing import print_gather, print_move
 from .kernels import Launch
+from .matmul import print_matmul
+from .reduce import print_argmax, print_layer_norm, print_reduce
 from .reduction import print_adaptive
 from .sequence import print_region
 from .softmax import print_softmax
@@ -83,6 +99,8 @@ class _Lowering:
             return ()
         if isinstance(op, SequenceRegion):
             return (self._sequence(node, op),)
+        if isinstance(op, Windowed):  # alone where the passes had no fuel
+            return (self._sequence(node, _window_alone(node)),)
         if isinstance(op, (FusedContraction, ContractionOperator)):
             return (self._contraction(node),)
         if isinstance(op, Concat):
@@ -95,10 +113,43 @@ class _Lowering:
             launch = print_adaptive(x.shape[0], self.tensor(x), self.tensor(node.output))
         elif isinstance(op, Elementwise):
             launch = print_broadcast(graph, node)
-        else:
-            assert isinstance(op, Reorder) or op.kind == "movement"
+        elif isinstance(op, (Reorder, Reshaping)):
             return (self._copy(node, node.inputs[0], self.tensor(node.output)),)
+        else:
+            return (self._other(node),)
         return (Task(node, launch, (*map(_pointer, node.inputs), node.output)),)
+
+    def _other(self, node: Node) -> Task:
+        """What works on values in NCHW order of any rank."""
+        op, graph = node.op, self.plan.graph
+        x = node.inputs[0]
+        lies = strided_of(graph, x)
+        table: list[Pointer] = []
+        if isinstance(op, Indexed):
+            launch, make = print_move(op.index_map(x.shape), x.shape, lies)
+            table.append(Data(make, "int64", (launch, "table")))
+        elif isinstance(op, MatMul):
+            self._check_dense(node)
+            launch, make = print_matmul(x.type, node.inputs[1].type, node.output.type)
+            table.append(Data(make, "int64", (launch, "table")))
+        elif isinstance(op, Gather):
+            launch = print_gather(op, x.type, lies, node.inputs[1].type)
+        elif isinstance(op, Reduce):
+            launch = print_reduce(op, x.type, lies)
+        elif isinstance(op, ArgMax):
+            launch = print_argmax(op, x.type, lies)
+        else:
+            assert isinstance(op, LayerNorm), f"no kernel for {op}"
+            launch = print_layer_norm(op, x.type, lies, len(node.inputs) - 1)
+        return Task(node, launch, (*map(_pointer, node.inputs), *table, node.output))
+
+    def _check_dense(self, node: Node) -> None:
+        placed = [value for value in node.inputs if value in self.plan.graph.placements]
+        if placed:
+            raise UnsupportedError(
+                f"node {node.name!r}: {node.op.name} cannot read {placed[0]!r}, which lies in a "
+                "slice of a join"
+            )
 
     def _sequence(self, node: Node, op: SequenceRegion) -> Task:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
@@ -167,6 +218,15 @@ class _Lowering:
     def _copy(self, node: Node, value: Value, target: Tensor) -> Task:
         launch = print_copy(value.type.plane[0], self.tensor(value), target)
         return Task(node, launch, (_pointer(value), node.output))
+
+
+def _window_alone(node: Node) -> SequenceRegion:
+    """A region of one window, whose patch is the whole plane."""
+    source = Value(node.inputs[0].type, "source")
+    inner = Node(node.op, [source], node.name)
+    _, _, rows, columns = node.output.type.plane
+    body = Graph([source], inner.outputs, [inner], node.name)
+    return SequenceRegion(body, Schedule(rows, columns, stage=True))
 
 
 def data_of(constant: Constant) -> Data:

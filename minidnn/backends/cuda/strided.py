@@ -85,9 +85,26 @@ def _print(
         lines, result = print_code(expression, names, code.fresh)
         code.lines(lines)
         code.line(f"y[{_index(shape, output)}] = md_as<{TYPES[output.dtype]}>({result});")
-    name = f"strided_{digest(str(code))[:20]}"
-    source = KernelSource(name, str(code).replace("@", name))
-    return Launch(source, (-(-count // THREADS), 1, 1), (THREADS, 1, 1))
+    return named("strided", code, -(-count // THREADS), THREADS)
+
+
+def element_of(index: str, shape: Sequence[int], x: Strided) -> str:
+    """Where element ``index`` of the dense value lies; samples may lie apart."""
+    sample = prod(shape[1:])
+    if not shape or x.strides[0] == sample or shape[0] == 1:
+        return index if not x.offset else f"{index} + {x.offset}"
+    return f"{index} / {sample} * {x.strides[0]} + {index} % {sample} + {x.offset}"
+
+
+def named(kind: str, code: Code, blocks: int, threads: int, shared_bytes: int = 0) -> Launch:
+    """A launch of a kernel named after its text, in which ``@`` stands for the name."""
+    source = digest_named(kind, str(code))
+    return Launch(source, (blocks, 1, 1), (threads, 1, 1), shared_bytes)
+
+
+def digest_named(kind: str, text: str) -> KernelSource:
+    name = f"{kind}_{digest(text)[:20]}"
+    return KernelSource(name, text.replace("@", name))
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...fusion.region import FusedContraction
+from ...fusion.region import FusedContraction, Sequence
 from ...fusion.target import Target
 from ...graph.ir import Constant, Node, Value
 from ...graph.layout import CHANNELS_LAST, PLANAR, Layout
-from ...graph.operator import Contraction, Elementwise, Reshaping
+from ...graph.operator import Contraction, Reshaping, Windowed
 from ...graph.operators import (
+    AdaptiveAvgPool2d,
     Concat,
     Conv2d,
     Linear,
-    LogSoftmax,
     Reorder,
-    Softmax,
 )
 from .contraction.problem import wants_gather
 from .contraction.tile import LANES
@@ -53,9 +52,7 @@ class CudaTarget(Target):
         if isinstance(op, Reshaping):
             _, _, rows, columns = node.inputs[0].type.plane
             return _BOTH if rows * columns == 1 else (PLANAR,)
-        # What is element-wise and in no sequence broadcasts over planes.
-        planar = (Softmax, LogSoftmax, Elementwise)
-        if isinstance(op, planar) or _is_linear(node) or _joins_elsewhere(node):
+        if not _takes_layouts(node):
             return (PLANAR,)
         if isinstance(op, (Contraction, FusedContraction)) and not self.is_exact:
             return (CHANNELS_LAST,)
@@ -99,13 +96,20 @@ class CudaTarget(Target):
         return super().refuse_epilogue(contraction, node)
 
     def refuse_slice(self, node: Node, value: Value) -> str | None:
-        if isinstance(node.op, (Reorder, Softmax, LogSoftmax)) or _joins_elsewhere(node):
+        if isinstance(node.op, Reorder) or not _takes_layouts(node):
             return f"{node.op.name} writes a value of its own"
-        if isinstance(node.op, Elementwise):
-            return f"{node.op.name} broadcasts"
         if value.type.rank != 4:
             return f"it has rank {value.type.rank}"
         return None
+
+
+def _takes_layouts(node: Node) -> bool:
+    """Whether a node's values may lie in another layout than NCHW, and in slices."""
+    if isinstance(node.op, Concat):
+        return not _joins_elsewhere(node)
+    if isinstance(node.op, (Contraction, FusedContraction)):
+        return not _is_linear(node)
+    return isinstance(node.op, (Sequence, Windowed, AdaptiveAvgPool2d, Reorder))
 
 
 def _is_linear(node: Node) -> bool:

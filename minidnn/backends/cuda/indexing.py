@@ -1,0 +1,77 @@
+"""Kernels that move elements by an index map, or by indices that are computed.
+
+Elements are moved as integers of their size.  A thread moves one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+
+from ...graph.index_map import IndexMap
+from ...graph.operators import Gather
+from ...graph.types import ITEMSIZE, TensorType
+from ..cpu.code import Code
+from .bits import to_bits
+from .kernels import Launch
+from .strided import THREADS, Strided, element_of, named
+
+RAW = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+_INDICES = {"int32": "int", "int64": "long long"}
+
+
+def print_move(
+    index: IndexMap, shape: tuple[int, ...], x: Strided
+) -> tuple[Launch, Callable[[], np.ndarray]]:
+    """The kernel of a move from a value of that shape to a dense one, and its table of offsets.
+
+    Pointers are the input, the table (int64), the output.
+    """
+    raw = RAW[ITEMSIZE[x.dtype]]
+    small = index.collapsed()
+    offsets = small.offsets or (np.zeros(1, np.int64),)
+    count = prod(len(axis) for axis in offsets)
+    bits = to_bits(np.array([small.fill]), x.dtype)
+    fill = int(bits.view(f"u{ITEMSIZE[x.dtype]}")[0])
+    code = Code()
+    head = f"const {raw} *x, const long long *table, {raw} *y"
+    with code.block(f'extern "C" __global__ void @({head})'):
+        code.line(f"const long long t = blockIdx.x * {THREADS}ll + threadIdx.x;")
+        code.line(f"if (t >= {count}) return;")
+        code.line(f"long long from = {small.base};")
+        code.line("bool inside = true;")
+        begin, inner = 0, count
+        for axis in offsets:
+            inner //= len(axis)
+            with code.block(""):
+                place = f"t / {inner} % {len(axis)}"
+                code.line(f"const long long offset = table[{begin} + {place}];")
+                code.line("inside = inside && offset >= 0;")
+                code.line("from += offset;")
+            begin += len(axis)
+        element = element_of("from", shape, x)
+        code.line(f"y[t] = inside ? x[{element}] : ({raw}){fill}ull;")
+    launch = named("move", code, -(-count // THREADS), THREADS)
+    return launch, lambda: np.concatenate(offsets).astype(np.int64)
+
+
+def print_gather(op: Gather, type: TensorType, x: Strided, indices: TensorType) -> Launch:
+    """The kernel of picking by computed indices; pointers are both, and the output."""
+    axis = op.axis % type.rank
+    raw = RAW[ITEMSIZE[type.dtype]]
+    inner, size = prod(type.shape[axis + 1 :]), type.shape[axis]
+    count = prod(type.shape[:axis]) * indices.size * inner
+    code = Code()
+    head = f"const {raw} *x, const {_INDICES[indices.dtype]} *indices, {raw} *y"
+    with code.block(f'extern "C" __global__ void @({head})'):
+        code.line(f"const long long t = blockIdx.x * {THREADS}ll + threadIdx.x;")
+        code.line(f"if (t >= {count}) return;")
+        code.line(f"long long at = indices[t / {inner} % {indices.size}];")
+        code.line(f"at = at < 0 ? at + {size} : at;")
+        code.line(f"at = at < 0 ? 0 : (at >= {size} ? {size - 1} : at);")
+        outer = f"t / {inner * indices.size}"
+        code.line(f"const long long from = ({outer} * {size} + at) * {inner} + t % {inner};")
+        code.line(f"y[t] = x[{element_of('from', type.shape, x)}];")
+    return named("gather", code, -(-count // THREADS), THREADS)

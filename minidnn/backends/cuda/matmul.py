@@ -1,0 +1,80 @@
+"""Batched matrix products of values that are both computed: a kernel of exact products.
+
+A block makes 64 x 64 elements, a thread 4 x 4 of them, from slabs of 16 in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+
+from ...graph.types import TensorType
+from .dialect import TYPES
+from .kernels import KernelSource, Launch
+from .strided import digest_named
+
+_TEXT = """\
+extern "C" __global__ void @(const {T} *a, const {T} *b, const long long *table, {T} *y) {
+  MD_SHARED;
+  float (*left)[68] = (float (*)[68])md_shared, (*right)[68] = left + 16;
+  const int thread = threadIdx.x, row = thread / 16 * 4, column = thread % 16 * 4;
+  const int m0 = blockIdx.x / {TILES_N} * 64, n0 = blockIdx.x % {TILES_N} * 64;
+  const long long image = blockIdx.y;
+  a += table[image * 2];
+  b += table[image * 2 + 1];
+  y += image * {M}ll * {N};
+  float sum[4][4] = {};
+  for (int k0 = 0; k0 < {K}; k0 += 16) {
+    for (int i = thread; i < 64 * 16; i += 256) {
+      const int m = m0 + i / 16, ka = k0 + i % 16, kb = k0 + i / 64, n = n0 + i % 64;
+      left[i % 16][i / 16] = m < {M} && ka < {K} ? md_value(a[m * {K}ll + ka]) : 0.0f;
+      right[i / 64][i % 64] = kb < {K} && n < {N} ? md_value(b[kb * {N}ll + n]) : 0.0f;
+    }
+    __syncthreads();
+    for (int k = 0; k < 16 && k0 + k < {K}; k++)
+      for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++)
+          sum[i][j] = md_fma(left[k][row + i], right[k][column + j], sum[i][j]);
+    __syncthreads();
+  }
+  for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 4; j++)
+      if (m0 + row + i < {M} && n0 + column + j < {N})
+        y[(m0 + row + i) * {N}ll + n0 + column + j] = md_as<{T}>(sum[i][j]);
+}
+"""
+
+
+def print_matmul(
+    a: TensorType, b: TensorType, out: TensorType
+) -> tuple[Launch, Callable[[], np.ndarray]]:
+    """The kernel over dense values, and the table (int64) of where each pair of matrices begins.
+
+    Pointers are both, the table, the output.
+    """
+    rows, inner = a.shape[-2:]
+    columns = b.shape[-1]
+    batch = prod(out.shape[:-2])
+    tiles = (-(-rows // 64), -(-columns // 64))
+    parts = {"T": TYPES[a.dtype], "M": rows, "N": columns, "K": inner, "TILES_N": tiles[1]}
+    text = _TEXT
+    for name, value in parts.items():
+        text = text.replace("{" + name + "}", str(value))
+    source: KernelSource = digest_named("matmul", text)
+    launch = Launch(source, (tiles[0] * tiles[1], batch, 1), (256, 1, 1), 2 * 16 * 68 * 4)
+
+    def table() -> np.ndarray:
+        firsts = [_first(x, out.shape[:-2]) for x in (a, b)]
+        return np.stack(firsts, axis=-1).reshape(-1).astype(np.int64)
+
+    return launch, table
+
+
+def _first(x: TensorType, batch: tuple[int, ...]) -> np.ndarray:
+    """Where the matrix of each element of the batch begins, which may repeat."""
+    own = x.shape[:-2]
+    count = prod(own)
+    firsts = np.arange(count).reshape(own) * prod(x.shape[-2:])
+    return np.broadcast_to(firsts, batch).reshape(-1)

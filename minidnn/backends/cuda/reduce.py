@@ -1,0 +1,149 @@
+"""Kernels that join elements along axes: sums, means and extremes, places of maxima, layer
+normalization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from ...graph.operators import ArgMax, LayerNorm, Reduce
+from ...graph.types import TensorType
+from ..cpu.code import Code
+from ..cpu.scalar import literal
+from .dialect import TYPES
+from .kernels import Launch
+from .strided import Strided, element_of, named
+
+_BLOCK = 128
+_FEW = 32
+"""Up to that many elements a thread joins by itself."""
+
+_JOIN = {
+    "sum": "{0} + {1}",
+    "mean": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "md_max({0}, {1})",
+    "min": "md_min({0}, {1})",
+}
+_FIRST = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -float("inf"), "min": float("inf")}
+
+
+def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
+    """The kernel over a value; pointers are input and output.  A thread or a block makes one."""
+    shape = type.shape
+    kept = [axis for axis in range(type.rank) if axis not in op.dims]
+    outputs, count = prod(shape[a] for a in kept), prod(shape[a] for a in op.dims)
+    wide = count > _FEW
+    element = TYPES[type.dtype]
+    code = Code()
+    with code.block(f'extern "C" __global__ void @(const {element} *x, {element} *y)'):
+        if wide:
+            code.line("const long long o = blockIdx.x;")
+        else:
+            code.line(f"const long long o = blockIdx.x * {_BLOCK}ll + threadIdx.x;")
+            code.line(f"if (o >= {outputs}) return;")
+        code.line(f"const long long first = {_place('o', shape, kept)};")
+        code.line(f"float value = {literal(_FIRST[op.how])};")
+        begin, step = ("threadIdx.x", _BLOCK) if wide else ("0", 1)
+        with code.block(f"for (long long r = {begin}; r < {count}; r += {step})"):
+            code.line(f"const long long from = first + {_place('r', shape, op.dims)};")
+            one = f"md_value(x[{element_of('from', shape, x)}])"
+            code.line(f"value = {_JOIN[op.how].format('value', one)};")
+        if wide:
+            join_block(code, "value", _JOIN[op.how])
+            code.line("if (threadIdx.x) return;")
+        result = f"value / {literal(float(count))}" if op.how == "mean" else "value"
+        code.line(f"y[o] = md_as<{element}>({result});")
+    blocks = outputs if wide else -(-outputs // _BLOCK)
+    return named("reduce", code, blocks, _BLOCK, _BLOCK // 32 * 4 if wide else 0)
+
+
+def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
+    """The kernel of the place of the largest element; a thread makes one.
+
+    NaN counts as the largest; of several the first counts, or the last.
+    """
+    dim = op.dim % type.rank
+    outer, length = prod(type.shape[:dim]), type.shape[dim]
+    inner = prod(type.shape[dim + 1 :])
+    code = Code()
+    head = f"const {TYPES[type.dtype]} *x, long long *y"
+    with code.block(f'extern "C" __global__ void @({head})'):
+        code.line(f"const long long t = blockIdx.x * {_BLOCK}ll + threadIdx.x;")
+        code.line(f"if (t >= {outer * inner}) return;")
+        code.line(f"const long long first = t / {inner} * {length * inner} + t % {inner};")
+        code.line("float best = 0.0f;")
+        code.line("long long place = -1;")
+        with code.block(f"for (long long i = 0; i < {length}; i++)"):
+            code.line(f"const long long from = first + i * {inner};")
+            code.line(f"const float one = md_value(x[{element_of('from', type.shape, x)}]);")
+            code.line("const bool more = one > best || (one != one && best == best);")
+            again = " || one == best || (one != one && best != best)" if op.last else ""
+            with code.block(f"if (place < 0 || more{again})"):
+                code.line("best = one;")
+                code.line("place = i;")
+        code.line("y[t] = place;")
+    return named("argmax", code, -(-outer * inner // _BLOCK), _BLOCK)
+
+
+def print_layer_norm(op: LayerNorm, type: TensorType, x: Strided, vectors: int) -> Launch:
+    """The kernel of layer normalization; a block makes a row.
+
+    Pointers are the input, weight and bias as far as there are any, and the output.
+    """
+    length = prod(type.shape[type.rank - op.axes :])
+    rows = type.size // length
+    element = TYPES[type.dtype]
+    code = Code()
+    pointers = [f"const {element} *{name}" for name in ("x", "w", "b")[: 1 + vectors]]
+    with code.block(f'extern "C" __global__ void @({", ".join([*pointers, f"{element} *y"])})'):
+        code.line(f"const long long first = blockIdx.x * {length}ll;")
+        one = f"md_value(x[{element_of('(first + i)', type.shape, x)}])"
+        loop = f"for (int i = threadIdx.x; i < {length}; i += {_BLOCK})"
+        code.line("float mean = 0.0f;")
+        code.line(f"{loop} mean += {one};")
+        join_block(code, "mean", _JOIN["sum"])
+        code.line(f"mean /= {literal(float(length))};")
+        code.line("float variance = 0.0f;")
+        with code.block(loop):
+            code.line(f"const float apart = {one} - mean;")
+            code.line("variance += apart * apart;")
+        join_block(code, "variance", _JOIN["sum"], declared=True)
+        code.line(
+            f"const float scale = sqrtf(variance / {literal(float(length))} + {literal(op.eps)});"
+        )
+        with code.block(loop):
+            code.line(f"float value = ({one} - mean) / scale;")
+            if vectors:
+                code.line("value = value * md_value(w[i]);")
+            if vectors > 1:
+                code.line("value = value + md_value(b[i]);")
+            code.line(f"y[first + i] = md_as<{element}>(value);")
+    return named("layernorm", code, rows, _BLOCK, _BLOCK // 32 * 4)
+
+
+def join_block(code: Code, value: str, join: str, declared: bool = False) -> None:
+    """All threads of the block end with the same joined value, in a fixed order."""
+    if not declared:
+        code.line("MD_SHARED;")
+        code.line("float *part = (float *)md_shared;")
+    other = join.format(value, f"__shfl_down_sync(0xffffffffu, {value}, s)")
+    code.line(f"for (int s = 16; s; s >>= 1) {value} = {other};  // of lane 0")
+    code.line(f"if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};")
+    code.line("__syncthreads();")
+    code.line(f"{value} = part[0];")
+    code.line(
+        f"for (int w = 1; w < {_BLOCK // 32}; w++) {value} = {join.format(value, 'part[w]')};"
+    )
+    code.line("__syncthreads();")
+
+
+def _place(index: str, shape: Sequence[int], axes: Sequence[int]) -> str:
+    """Where element ``index`` over some axes lies in the dense value."""
+    terms, inner = [], prod(shape[a] for a in axes)
+    for axis in axes:
+        inner //= shape[axis]
+        if shape[axis] > 1:
+            terms.append(f"{index} / {inner} % {shape[axis]} * {prod(shape[axis + 1 :])}")
+    return " + ".join(terms) or "0"
