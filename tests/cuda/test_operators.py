@@ -16,6 +16,7 @@ from minidnn.backends.cuda.lower import Data, Task, lower_plan
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.index_map import Indexed
 from minidnn.graph.ir import Constant, Graph, Value
+from minidnn.graph.operator import Windowed
 from minidnn.graph.operators import ArgMax, Gather, LayerNorm, MatMul, Reduce, Softmax
 from minidnn.graph.types import numpy_dtype
 from minidnn.passes.infrastructure import Context
@@ -26,7 +27,7 @@ from tests.cases.record import Shape
 
 from .emulator.run import Emulated
 
-KINDS = (Indexed, Gather, Reduce, ArgMax, LayerNorm, MatMul, Softmax)
+KINDS = (Windowed, Indexed, Gather, Reduce, ArgMax, LayerNorm, MatMul, Softmax)
 
 
 def kinds_of(case: Case) -> list[type]:

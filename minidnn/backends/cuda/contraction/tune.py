@@ -213,7 +213,7 @@ def _most(form: Form, tune: str) -> int | None:
     """How many of cuDNN's proposals for a form are measured."""
     if tune == "exhaustive":
         return None
-    return 8 if form.core == CONVOLUTION and not form.packed else 4
+    return 8 if form.core == CONVOLUTION and not form.packed else 3
 
 
 def _candidates(

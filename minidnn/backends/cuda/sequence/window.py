@@ -136,9 +136,13 @@ def average_text(window: Window, extent: tuple[int, int], total: str, row: str, 
             continue
         before, after = axis.padding if window.count_padding else (0, 0)
         start = f"(({name}) * {axis.stride} - {axis.padding[0]})"
-        if axis.dilation > 1:
-            raise AssertionError("average windows are not dilated")
-        parts.append(f"(min({start} + {axis.kernel}, {size + after}) - max({start}, {-before}))")
+        low, past = -before, size + after
+        if axis.dilation > 1 or max(axis.padding) >= axis.kernel:  # each tap by itself
+            taps = [f"{start} + {tap * axis.dilation}" for tap in range(axis.kernel)]
+            inside = " + ".join(f"({tap} >= {low} && {tap} < {past})" for tap in taps)
+            parts.append(f"({inside})")
+        else:
+            parts.append(f"(min({start} + {axis.kernel}, {past}) - max({start}, {low}))")
     if not parts:
         if constant > 0 and constant & (constant - 1) == 0:
             return f"({total} + 0.0f) * {1.0 / constant!r}f"
