@@ -13,6 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.operator import Operator
+from minidnn.graph.operators import Formula
 from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context, Pass
 
@@ -35,11 +37,19 @@ def reduce_precision(graph: Graph, context: Context) -> Graph:
     inputs = [convert(value) for value in graph.inputs]
     nodes = []
     for node in graph.nodes:
-        new = Node(node.op, [convert(value) for value in node.inputs], node.name, node.source)
+        inputs = [convert(value) for value in node.inputs]
+        new = Node(_converted_op(node.op, dtype), inputs, node.name, node.source)
         known.update(zip(node.outputs, new.outputs, strict=True))
         nodes.append(new)
     outputs = [convert(value) for value in graph.outputs]
     return Graph(inputs, outputs, nodes, graph.name, graph.output_names)
+
+
+def _converted_op(op: Operator, dtype: str) -> Operator:
+    """An operator that gives float32 numbers gives those of the dtype."""
+    if isinstance(op, Formula) and op.dtype == "float32":
+        return replace(op, dtype=dtype)
+    return op
 
 
 def _converted(old: Value, dtype: str) -> Value:

@@ -17,7 +17,7 @@ from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.index_map import Indexed
 from minidnn.graph.ir import Constant, Graph, Value
 from minidnn.graph.operator import Windowed
-from minidnn.graph.operators import ArgMax, Gather, LayerNorm, MatMul, Reduce, Softmax
+from minidnn.graph.operators import ArgMax, Formula, Gather, LayerNorm, MatMul, Reduce, Softmax
 from minidnn.graph.types import numpy_dtype
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
@@ -27,7 +27,7 @@ from tests.cases.record import Shape
 
 from .emulator.run import Emulated
 
-KINDS = (Windowed, Indexed, Gather, Reduce, ArgMax, LayerNorm, MatMul, Softmax)
+KINDS = (Windowed, Indexed, Gather, Reduce, ArgMax, LayerNorm, MatMul, Softmax, Formula)
 
 
 def kinds_of(case: Case) -> list[type]:

@@ -99,3 +99,12 @@ def test_models_of_the_package_are_files(tmp_path: Path) -> None:
     path.write_bytes(case.model.SerializeToString())
     inputs, expected = case.sets[0]
     compare(case, [md.compile(path, device="reference")(*inputs)], expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", chosen_cases(), ids=str)
+def test_cuda(case: BackendCase) -> None:
+    for graph, inputs, expected in loaded(case):
+        results = md.compile(graph, device="cuda", tune="heuristic")(*inputs)
+        found = list(results.values()) if isinstance(results, dict) else [results]
+        compare(case, found, expected)

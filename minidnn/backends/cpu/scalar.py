@@ -81,7 +81,7 @@ def print_code(
     ``fresh`` gives a new variable name each time.  The result is a float: 1 or 0 of a comparison;
     or an int64, as all is, if ``whole``.
     """
-    return print_lines(code, arguments, fresh, _print_whole if whole else _print, whole)
+    return print_lines(code, arguments, fresh, print_whole if whole else _print, whole)
 
 
 def print_lines(
@@ -126,7 +126,8 @@ def _is_number(instruction: Instruction) -> bool:
     return instruction.op == "constant" and not math.isnan(_value(instruction))
 
 
-def _print_whole(op: str, operands: list[str], numbers: list[bool]) -> str:
+def print_whole(op: str, operands: list[str], numbers: list[bool]) -> str:
+    """One operation of whole numbers; ``@_div`` and ``@_pow`` are functions beside the kernel."""
     if op in _WHOLE:
         return f"{_WHOLE[op]}({', '.join(operands)})"
     if op in ("maximum", "minimum"):

@@ -23,6 +23,7 @@ from .machine import machine_of
 from .nvrtc import why_unusable
 from .program import CudaProgram, on_device
 from .target import STORAGE, CudaTarget
+from .whole import STORED
 
 OLDEST = (8, 0)
 """The oldest compute capability that generated kernels are written for."""
@@ -30,19 +31,18 @@ OLDEST = (8, 0)
 _KNOWN = (
     FusedRegion,
     Contraction,
-    Elementwise,
-    ops.Concat,
     ops.Softmax,
     ops.LogSoftmax,
     ops.AdaptiveAvgPool2d,
-    ops.ArgMax,
     ops.LayerNorm,
     ops.MatMul,
-    ops.Reduce,
     ops.Reorder,
     Windowed,
 )
-_OF_ANY_DTYPE = (Indexed, Reshaping, ops.Gather)
+_OF_ANY_DTYPE = (
+    *(Elementwise, Indexed, Reshaping),
+    *(ops.ArgMax, ops.Concat, ops.Gather, ops.Reduce),
+)
 _OPTIONS = ("accuracy", "memory_limit", "tune")
 
 
@@ -77,11 +77,10 @@ class CudaBackend:
     def unsupported(self, node: Node, precision: str) -> str | None:
         if not isinstance(node.op, (*_KNOWN, *_OF_ANY_DTYPE)):
             return f"there is no kernel for {node.op.name}"
-        places = isinstance(node.op, ops.ArgMax)
-        floats = node.inputs if places else (*node.inputs, *node.outputs)
-        for value in () if isinstance(node.op, _OF_ANY_DTYPE) else floats:
-            if value.dtype not in TYPES:
-                return f"{value!r} is none of {', '.join(TYPES)}"
+        valid = STORED if isinstance(node.op, _OF_ANY_DTYPE) else TYPES
+        for value in (*node.inputs, *node.outputs):
+            if value.dtype not in valid:
+                return f"{value!r} is none of {', '.join(valid)}"
         if isinstance(node.op, (Contraction, FusedContraction)):
             weight = parts_of(node).node.inputs[1]
             if not isinstance(weight, Constant):

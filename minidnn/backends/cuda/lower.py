@@ -31,6 +31,7 @@ from ...graph.operators import (
 from ...runtime.plan import Plan
 from .contraction.problem import Contraction, ContractionProblem, Place, contraction_of
 from .copy import print_copy
+from .dialect import TYPES
 from .indexing import print_gather, print_move
 from .kernels import Launch
 from .matmul import print_matmul
@@ -207,7 +208,7 @@ class _Lowering:
 
     def _joined(self, node: Node, value: Value, axis: int, first: int) -> Task:
         out = node.output
-        if axis == 1 and out.type.rank == 4:
+        if axis == 1 and out.type.rank == 4 and out.dtype in TYPES:
             base = self.plan.graph.placements.get(out, Placement(out, 0))
             layout = self.plan.layout(out)
             part = tensor_of(value.type, layout, base.buffer.type, base.channel + first)

@@ -14,6 +14,7 @@ from ..cpu.scalar import literal
 from .dialect import TYPES
 from .kernels import Launch
 from .strided import Strided, element_of, named
+from .whole import STORED, is_whole, read, stored
 
 _BLOCK = 128
 _FEW = 32
@@ -26,6 +27,14 @@ _JOIN = {
     "max": "md_max({0}, {1})",
     "min": "md_min({0}, {1})",
 }
+_JOIN_WHOLE = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "{0} > {1} ? {0} : {1}",
+    "min": "{0} < {1} ? {0} : {1}",
+}
+_LEAST = "(-9223372036854775807ll - 1)"
+_FIRST_WHOLE = {"sum": "0", "prod": "1", "max": _LEAST, "min": "9223372036854775807ll"}
 _FIRST = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -float("inf"), "min": float("inf")}
 
 
@@ -34,8 +43,10 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
     shape = type.shape
     kept = [axis for axis in range(type.rank) if axis not in op.dims]
     outputs, count = prod(shape[a] for a in kept), prod(shape[a] for a in op.dims)
-    wide = count > _FEW
-    element = TYPES[type.dtype]
+    whole = is_whole(type.dtype)
+    joins, first = (_JOIN_WHOLE, _FIRST_WHOLE) if whole else (_JOIN, _FIRST)
+    wide = count > _FEW and not whole
+    element = STORED[type.dtype]
     code = Code()
     with code.block(f'extern "C" __global__ void @(const {element} *x, {element} *y)'):
         if wide:
@@ -44,17 +55,19 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
             code.line(f"const long long o = blockIdx.x * {_BLOCK}ll + threadIdx.x;")
             code.line(f"if (o >= {outputs}) return;")
         code.line(f"const long long first = {_place('o', shape, kept)};")
-        code.line(f"float value = {literal(_FIRST[op.how])};")
+        kind, start = ("long long", first[op.how]) if whole else ("float", literal(_FIRST[op.how]))
+        code.line(f"{kind} value = {start};")
         begin, step = ("threadIdx.x", _BLOCK) if wide else ("0", 1)
         with code.block(f"for (long long r = {begin}; r < {count}; r += {step})"):
             code.line(f"const long long from = first + {_place('r', shape, op.dims)};")
-            one = f"md_value(x[{element_of('from', shape, x)}])"
-            code.line(f"value = {_JOIN[op.how].format('value', one)};")
+            one = read(f"x[{element_of('from', shape, x)}]", type.dtype, whole)
+            code.line(f"const {kind} one = {one};")
+            code.line(f"value = {joins[op.how].format('value', 'one')};")
         if wide:
             join_block(code, "value", _JOIN[op.how])
             code.line("if (threadIdx.x) return;")
         result = f"value / {literal(float(count))}" if op.how == "mean" else "value"
-        code.line(f"y[o] = md_as<{element}>({result});")
+        code.line(f"y[o] = {stored(result, type.dtype)};")
     blocks = outputs if wide else -(-outputs // _BLOCK)
     return named("reduce", code, blocks, _BLOCK, _BLOCK // 32 * 4 if wide else 0)
 
@@ -68,16 +81,19 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
     outer, length = prod(type.shape[:dim]), type.shape[dim]
     inner = prod(type.shape[dim + 1 :])
     code = Code()
-    head = f"const {TYPES[type.dtype]} *x, long long *y"
+    whole = is_whole(type.dtype)
+    kind = "long long" if whole else "float"
+    head = f"const {STORED[type.dtype]} *x, long long *y"
     with code.block(f'extern "C" __global__ void @({head})'):
         code.line(f"const long long t = blockIdx.x * {_BLOCK}ll + threadIdx.x;")
         code.line(f"if (t >= {outer * inner}) return;")
         code.line(f"const long long first = t / {inner} * {length * inner} + t % {inner};")
-        code.line("float best = 0.0f;")
+        code.line(f"{kind} best = 0;")
         code.line("long long place = -1;")
         with code.block(f"for (long long i = 0; i < {length}; i++)"):
             code.line(f"const long long from = first + i * {inner};")
-            code.line(f"const float one = md_value(x[{element_of('from', type.shape, x)}]);")
+            one = read(f"x[{element_of('from', type.shape, x)}]", type.dtype, whole)
+            code.line(f"const {kind} one = {one};")
             code.line("const bool more = one > best || (one != one && best == best);")
             again = " || one == best || (one != one && best != best)" if op.last else ""
             with code.block(f"if (place < 0 || more{again})"):

@@ -12,10 +12,11 @@ from ...cache import digest
 from ...graph.expression import Instruction, argument, linearize
 from ...graph.ir import Graph, Node, Value
 from ...graph.operator import Elementwise
+from ...graph.operators.arithmetic import computed_in
 from ..cpu.code import Code
-from .dialect import TYPES
 from .kernels import KernelSource, Launch
 from .scalar import print_code
+from .whole import HELPERS, STORED, is_whole, print_whole_code, read, stored
 
 THREADS = 256
 
@@ -73,18 +74,25 @@ def _print(
     """A thread computes one element; neighbours are neighbours along the last axis."""
     count = prod(shape)
     code = Code()
-    pointers = [f"const {TYPES[o.dtype]} *x{i}" for i, o in enumerate(operands)]
-    pointers.append(f"{TYPES[output.dtype]} *y")
+    computed = computed_in([operand.dtype for operand in operands])
+    whole = is_whole(computed)
+    pointers = [f"const {STORED[o.dtype]} *x{i}" for i, o in enumerate(operands)]
+    pointers.append(f"{STORED[output.dtype]} *y")
+    if whole:
+        code.lines(HELPERS.splitlines())
     with code.block(f'extern "C" __global__ void @({", ".join(pointers)})'):
         code.line(f"const long long t = blockIdx.x * {THREADS}ll + threadIdx.x;")
         code.line(f"if (t >= {count}) return;")
         names = []
         for i, operand in enumerate(operands):
             names.append(code.fresh())
-            code.line(f"const float {names[-1]} = md_value(x{i}[{_index(shape, operand)}]);")
-        lines, result = print_code(expression, names, code.fresh)
+            kind = "long long" if whole else "float"
+            value = read(f"x{i}[{_index(shape, operand)}]", operand.dtype, whole)
+            code.line(f"const {kind} {names[-1]} = {value};")
+        print_expression = print_whole_code if whole else print_code
+        lines, result = print_expression(expression, names, code.fresh)
         code.lines(lines)
-        code.line(f"y[{_index(shape, output)}] = md_as<{TYPES[output.dtype]}>({result});")
+        code.line(f"y[{_index(shape, output)}] = {stored(result, output.dtype)};")
     return named("strided", code, -(-count // THREADS), THREADS)
 
 
