@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minidnn.fusion.device import TWO_CORES, Device
+from minidnn.fusion.region import Region
 from minidnn.fusion.stacks import computes_in_several
 from minidnn.graph.ir import Node, Value
 from minidnn.graph.layout import PLANAR, Layout
+from minidnn.graph.operator import Contraction
 from minidnn.graph.operators import Conv2d
 
 
@@ -32,6 +34,15 @@ class Target:
         device = self.device
         peak = device.contraction_operations if contraction else device.operations
         return device.overhead + max(operations / peak, bytes / device.bandwidth)
+
+    def compute_seconds(self, node: Node) -> float:
+        """A node's predicted time if all that it reads and writes is at hand."""
+        nodes = node.op.body.nodes if isinstance(node.op, Region) else (node,)
+        contracts = any(isinstance(inner.op, Contraction) for inner in nodes)
+        device = self.device
+        return _operations((node,)) / (
+            device.contraction_operations if contracts else device.operations
+        )
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         """Why ``node`` cannot be computed while the contraction reads its input; None if it can."""
@@ -92,6 +103,6 @@ class Target:
 
 def _operations(nodes: Sequence[Node]) -> int:
     return sum(
-        node.op.operations(tuple(v.type for v in node.inputs), (node.output.type,))
+        node.op.operations(tuple(v.type for v in node.inputs), tuple(v.type for v in node.outputs))
         for node in nodes
     )

@@ -82,13 +82,8 @@ def _cost(graph: Graph, node: Node, batch: int, context: Context) -> _Cost | Non
     if isinstance(node.op, Concat) and all(_is_in_place(graph, node)):
         return _Cost(0.0, {}, 0, 0)
     weights = sum(value.type.bytes for value in given)
-    operations = node.op.operations(
-        tuple(v.type for v in node.inputs), tuple(v.type for v in node.outputs)
-    )
-    is_contraction = any(isinstance(n.op, Contraction) for n in body)
-    peak = device.contraction_operations if is_contraction else device.operations
-    hidden = HIDDEN if is_contraction else 0.0
-    compute = operations / peak
+    hidden = HIDDEN if any(isinstance(n.op, Contraction) for n in body) else 0.0
+    compute = target.compute_seconds(node)
     near = {v: v.type.bytes / device.shared_bandwidth for v in values}
     far = {
         v: near[v]
