@@ -37,6 +37,8 @@ from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.lower import lower_plan
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.target import CpuTarget, device_for
+from minidnn.bench.alternate import DISTURBED
+from minidnn.bench.load import Watch
 from minidnn.bench.statistics import median, ratio
 from minidnn.executable import Executable
 from minidnn.fusion.collapse import check_strategy
@@ -49,6 +51,7 @@ from minidnn.report.explain import kind_of
 from minidnn.runtime.plan import make_plan
 
 STRATEGIES = ("layers", "contractions", "model")
+PATIENCE = 3
 NETWORKS = [name for name in models.list_models() if name != "digits"]
 
 
@@ -109,8 +112,9 @@ def measure(name: str, batch: int, rounds: int, seconds: float, threads: int | N
     times: dict[str, list[float]] = {strategy: [] for strategy in made}
     for number in range(rounds):
         turn = number % len(STRATEGIES)
-        for strategy in STRATEGIES[turn:] + STRATEGIES[:turn]:
-            times[strategy].append(_burst(made[strategy], x, runs))
+        order = STRATEGIES[turn:] + STRATEGIES[:turn]
+        for strategy, taken in _round({s: made[s] for s in order}, x, runs).items():
+            times[strategy].append(taken)
     return {
         "network": name,
         "batch": batch,
@@ -119,6 +123,18 @@ def measure(name: str, batch: int, rounds: int, seconds: float, threads: int | N
         "same bits": all(y.tobytes() == expected for y in outputs.values()),
         "fused": {strategy: fused(exe) for strategy, exe in made.items()},
     }
+
+
+def _round(made: Mapping[str, Executable], x: np.ndarray, runs: int) -> dict[str, float]:
+    """One burst of each, taken again while other processes have the cores."""
+    tried: list[tuple[float, dict[str, float]]] = []
+    while len(tried) <= PATIENCE:
+        watch = Watch(os.getpid())
+        found = {strategy: _burst(exe, x, runs) for strategy, exe in made.items()}
+        tried.append((watch.others(), found))
+        if tried[-1][0] < DISTURBED:
+            break
+    return min(tried, key=lambda entry: entry[0])[1]
 
 
 def _burst(exe: Executable, x: np.ndarray, runs: int) -> float:
