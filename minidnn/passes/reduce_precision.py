@@ -37,8 +37,8 @@ def reduce_precision(graph: Graph, context: Context) -> Graph:
     inputs = [convert(value) for value in graph.inputs]
     nodes = []
     for node in graph.nodes:
-        inputs = [convert(value) for value in node.inputs]
-        new = Node(_converted_op(node.op, dtype), inputs, node.name, node.source)
+        operands = [convert(value) for value in node.inputs]
+        new = Node(_converted_op(node.op, dtype), operands, node.name, node.source)
         known.update(zip(node.outputs, new.outputs, strict=True))
         nodes.append(new)
     outputs = [convert(value) for value in graph.outputs]

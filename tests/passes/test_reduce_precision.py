@@ -11,10 +11,14 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.fusion.target import Target
 from minidnn.graph.checker import check
-from minidnn.graph.types import rounded_to
+from minidnn.graph.expression import argument
+from minidnn.graph.ir import Graph, Node, Value
+from minidnn.graph.operators import Add, Formula
+from minidnn.graph.types import TensorType, rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
+from minidnn.passes.reduce_precision import reduce_precision
 
 
 @dataclass(frozen=True)
@@ -68,3 +72,13 @@ def test_rounding_to_bfloat16_is_to_nearest_even_and_keeps_what_is_not_finite() 
         assert wanted is None or (number == wanted and np.signbit(number) == np.signbit(wanted))
     assert np.isnan(rounded_to("bfloat16", np.array([np.nan], np.float32))).all()
     assert not (found.view(np.uint32) & 0xFFFF).any()
+
+
+def test_formulas_that_give_float32_give_the_dtype() -> None:
+    x = Value(TensorType((2, 3), "int64"), "x")
+    cast = Node(Formula(argument(0), title="Cast", dtype="float32"), [x], "cast")
+    twice = Node(Add(), [cast.output, cast.output], "twice")
+    graph = Graph([x], [twice.output], [cast, twice])
+    result = reduce_precision(graph, Context(Narrow()))
+    assert [str(node.output.type) for node in result.nodes] == ["float16[2, 3]"] * 2
+    assert result.inputs[0].dtype == "int64"
