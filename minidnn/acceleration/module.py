@@ -110,7 +110,7 @@ class OptimizedModule(nn.Module):
         engine = engine_for(memory, device, precision, options)
         captured = capture(self.original, args, kwargs)
         name = type(self.original).__name__
-        program = Program(captured, engine, name, describe(leaves), strict, self.original.modules())
+        program = Program(captured, engine, name, describe(leaves), strict, self.original)
         if not program.parts:
             warnings.warn(
                 f"{name}: nothing was taken, all runs in PyTorch:\n{program.rest()}",

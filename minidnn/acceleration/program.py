@@ -65,7 +65,7 @@ class Program:
         name: str,
         sizes: str,
         strict: bool = False,
-        modules: Iterable[nn.Module] = (),
+        root: nn.Module | None = None,
     ) -> None:
         self.captured = captured
         self.engine = engine
@@ -76,7 +76,7 @@ class Program:
             raise UnsupportedError(f"strict=True, and not all of {name} is taken:\n{self.rest()}")
         graph = captured.module.graph
         self._results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
-        self.watch = Watch((h for node, h in captured.held.items() if node.users), modules)
+        self.watch = Watch((h for node, h in captured.held.items() if node.users), root)
         self.compile()
 
     def compile(self) -> None:

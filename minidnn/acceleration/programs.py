@@ -40,8 +40,8 @@ class Programs:
         key = (arranged, *map(_key, leaves))
         with self._lock:
             program = self._found.get(key)
-            if program is not None and program.watch.modes_changed():
-                log.info("%s: captured again: a module's training mode changed", self._name)
+            if program is not None and program.watch.restructured():
+                log.info("%s: captured again: a module was replaced or changed mode", self._name)
                 program = None
             if program is not None and (name := program.watch.changed()) is not None:
                 program = self._renewed(program, name)

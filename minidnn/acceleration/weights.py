@@ -18,40 +18,63 @@ from minidnn.frontends.torch.capture import Held
 class Watch:
     """The weights of a program as they were when it was compiled."""
 
-    def __init__(self, held: Iterable[Held], modules: Iterable[torch.nn.Module] = ()) -> None:
+    def __init__(self, held: Iterable[Held], root: torch.nn.Module | None = None) -> None:
         self._held = list(held)
-        self._modules = list(modules)
+        #: Where each module stands in the one around it.
+        self._places = [
+            (parent._modules, name)
+            for parent in (root.modules() if root is not None else ())
+            for name in parent._modules
+        ]
         self.renew()
 
     def renew(self) -> None:
         """Takes the weights as they are now for unchanged."""
+        tensors = [(each, each.tensor) for each in self._held]
         self._seen = [
-            (each.holder, each.key, each.tensor, version_of(each.tensor), each.tensor.data_ptr())
-            for each in self._held
+            (each.holder, each.key, tensor, tensor._version, tensor.data_ptr())
+            for each, tensor in tensors
+            if not tensor.is_inference()
         ]
-        self._modes = [module.training for module in self._modules]
+        # PyTorch does not count the writes to tensors of inference mode.
+        self._uncounted = [
+            (each, tensor, tensor.data_ptr()) for each, tensor in tensors if tensor.is_inference()
+        ]
+        self._types = [_type(tensor) for _, tensor in tensors]
+        self._modules = [
+            (holder, name, holder[name], holder[name].training)
+            for holder, name in self._places
+            if holder.get(name) is not None
+        ]
 
     def changed(self) -> str | None:
-        """The name of a weight that is not what it was, or None."""
-        for place, (holder, key, tensor, version, address) in enumerate(self._seen):
-            now = holder[key]
-            if now is not tensor or version_of(now) != version or now.data_ptr() != address:
-                return self._held[place].name
+        """The name of a weight that is not what it was, or None.
+
+        This runs at every call of a network, over hundreds of weights.
+        """
+        for holder, key, tensor, version, address in self._seen:
+            now = holder.get(key)
+            if now is not tensor or now._version != version or now.data_ptr() != address:
+                return next(e.name for e in self._held if e.holder is holder and e.key == key)
+        for each, tensor, address in self._uncounted:
+            if each.holder.get(each.key) is not tensor or tensor.data_ptr() != address:
+                return each.name
         return None
 
     def refitted(self) -> str | None:
         """The name of a weight that now has another type, so that nothing fits it."""
-        for each, (_, _, before, _, _) in zip(self._held, self._seen, strict=True):
-            now = each.tensor
-            if (now.shape, now.dtype, now.device) != (before.shape, before.dtype, before.device):
+        for each, before in zip(self._held, self._types, strict=True):
+            if each.key not in each.holder or _type(each.tensor) != before:
                 return each.name
         return None
 
-    def modes_changed(self) -> bool:
-        """Whether some module was put into training or evaluation mode."""
-        return [module.training for module in self._modules] != self._modes
+    def restructured(self) -> bool:
+        """Whether a module was replaced, or put into training or evaluation mode."""
+        for holder, name, module, training in self._modules:
+            if holder.get(name) is not module or module.training != training:
+                return True
+        return False
 
 
-def version_of(tensor: Any) -> int:
-    """How often PyTorch wrote to a tensor; tensors of inference mode are not counted."""
-    return -1 if tensor.is_inference() else tensor._version
+def _type(tensor: Any) -> Any:
+    return (tensor.shape, tensor.dtype, tensor.device)

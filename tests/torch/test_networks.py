@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 import minidnn as md
 from minidnn import models as zoo
+from minidnn.frontends.torch.capture import capture
 from tests.torch.networks import BEYOND, errors, example, torchvision
 
 ZOO = sorted(set(zoo.list_models()) - {"digits"})
@@ -71,6 +73,18 @@ def test_a_network_beyond_the_zoo_is_taken_whole(name: str) -> None:
 @pytest.mark.parametrize("name", BEYOND)
 def test_networks_beyond_the_zoo_are_taken_whole(name: str) -> None:
     beyond(name, "cpu")
+
+
+@pytest.mark.full
+def test_capturing_costs_at_most_3_seconds() -> None:
+    net, x = torchvision("resnet50"), example("resnet50", 1, 224)
+
+    def seconds() -> float:
+        start = time.process_time()  # of this process: the machine may be busy
+        capture(net, (x,))
+        return time.process_time() - start
+
+    assert min(seconds() for _ in range(3)) <= 3
 
 
 def test_with_an_unknown_layer_in_the_middle_the_rest_keeps_its_regions() -> None:

@@ -272,6 +272,21 @@ def test_weights_of_another_type_are_captured_anew(caplog: pytest.LogCaptureFixt
     assert "Network: captured again: weight end.0.weight has another type" in said(caplog)
 
 
+def test_replaced_modules_are_captured_anew(caplog: pytest.LogCaptureFixture) -> None:
+    net, x = make(), examples(2, 3, 8, 8)
+    fast = optimized(net, x)
+    with caplog.at_level(logging.INFO, "minidnn.acceleration"):
+        net.end[0] = nn.Conv2d(8, 6, 1)
+        close(fast(x), net(x))
+        net.middle = nn.Sigmoid()
+        close(fast(x), net(x))
+        nn.utils.parametrizations.weight_norm(net.begin[0])
+        close(fast(x), net(x))
+    again = [text for text in said(caplog) if "captured again" in text]
+    assert again[:2] == ["Network: captured again: a module was replaced or changed mode"] * 2
+    assert len(again) == 3
+
+
 def test_weights_computed_of_weights() -> None:
     class Normalized(nn.Module):
         def __init__(self) -> None:
