@@ -23,7 +23,7 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context, run_passes
 from minidnn.passes.pipeline import PIPELINE
 from tests.cuda.emulator.run import Emulated
-from tests.cuda.sequences import Case, case_of, run_cases
+from tests.cuda.sequences import LAYOUTS, Case, case_of, run_cases
 
 BLOCK = (L.MaxPool2d(3, stride=1, padding=1), L.ReLU())
 
@@ -195,3 +195,16 @@ def test_the_emulator_finds_writes_beside_shared_memory(tmp_path: Path) -> None:
     emulated.launch(Launch(source, (1, 1, 1), (4, 1, 1), 8), [np.zeros(1, np.float32)])
     with pytest.raises(AssertionError, match="written beside shared memory"):
         emulated.launch(Launch(source, (1, 1, 1), (5, 1, 1), 8), [np.zeros(1, np.float32)])
+
+
+@pytest.mark.parametrize("pool", [L.AvgPool2d(2), L.MaxPool2d(3, 3, 1), L.AvgPool2d((2, 3), 3)])
+def test_what_comes_before_a_window_is_computed_on_its_taps(pool: L.Layer, tmp_path: Path) -> None:
+    """Where each element is read once, no plane lies between."""
+    graph = graph_of(L.BatchNorm2d(3), L.Sigmoid(), pool)
+    cases = [case_of(whole(graph, False), numbers_for(graph), layout) for layout in LAYOUTS]
+    cases += [case_of(whole(graph), numbers_for(graph), layout, suit=True) for layout in LAYOUTS]
+    assert [case.kernel.launch.shared_bytes for case in cases] == [0, 0, 0, 0]
+    overlapping = graph_of(L.BatchNorm2d(3), L.Sigmoid(), L.MaxPool2d(3, 2))
+    cases.append(case_of(whole(overlapping, False), numbers_for(overlapping), PLANAR))
+    assert cases[-1].kernel.launch.shared_bytes > 0
+    run_cases(cases, tmp_path)

@@ -83,6 +83,12 @@ MD_FUNCTION float md_quotient(float x, float d, float r) {
   const float a = fabsf(x);
   return a < 0x1p+120f && (a > 0x1p-100f || a == 0.0f) ? y : x / d;
 }
+// The same for sums of float16, which are never so small that the remainder is not exact.
+MD_FUNCTION float md_quotient_of_halves(float x, float d, float r) {
+  const float q = x * r;
+  const float y = md_fma(md_fma(-q, d, x), r, q);
+  return y == y ? y : q;
+}
 struct md_half { unsigned short bits; };
 struct md_bf16 { unsigned short bits; };
 MD_FUNCTION float md_value(float x) { return x; }

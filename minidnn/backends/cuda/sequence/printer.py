@@ -26,6 +26,7 @@ from .functions import Function, Functions
 from .grid import Grid, choose_grid
 from .lanes import Lanes
 from .mapping import Mapping, choose_mapping, shared_limit
+from .prologue import absorb_prologues
 from .resident import print_resident
 from .step import StepPrinter, Target
 from .vectors import SequenceKernel, packed_vectors
@@ -60,6 +61,7 @@ def print_sequence(
             printed = print_resident(plan, binding, tensors, arch, grid)
             if printed.launch.shared_bytes <= shared_limit(arch):
                 return printed
+        plan = absorb_prologues(plan)
         mapping = choose_mapping(plan, binding, tensors, arch)
     if isinstance(mapping, Grid):
         return print_resident(plan, binding, tensors, arch, mapping)

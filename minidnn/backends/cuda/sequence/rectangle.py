@@ -110,8 +110,9 @@ class RectanglePrinter:
     ) -> str:
         if window.reduce == "max":
             return total
-        extent = self.plan.planes[operation.operands[0]].extent
-        text = average_text(window, extent, total, f"y + {row}", f"x + {column}")
+        source = self.plan.planes[operation.operands[0]]
+        at = f"y + {row}", f"x + {column}"
+        text = average_text(window, source.extent, total, *at, source.dtype)
         dtype = self.plan.planes[operation.result].dtype
         if dtype != "float32":
             text = f"md_round<{TYPES[dtype]}>({text})"

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+from minidnn.graph.window import Window
+
 from ....fusion.plan import Plane, PlanOperation
 from ...cpu.code import Code
 from ..dialect import TYPES
@@ -14,7 +16,7 @@ from .mapping import Tile
 from .pack import Pack
 from .taps import Taps
 from .view import Span, View, minus, plus, times
-from .window import UNROLLED_TAPS, WindowPrinter, average_text
+from .window import UNROLLED_TAPS, WindowPrinter, average_text, identity_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class StepPrinter:
     #: Bytes that each copy from a tensor to a buffer moves at once, by result.
     copies: Mapping[int, int] = field(default_factory=dict)
     names: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    #: What is computed on the taps of the window.
+    prologue: Sequence[PlanOperation] = ()
 
     def print(self) -> None:
         self.pack = Pack(self.code, self.lanes.pack)
@@ -110,30 +114,57 @@ class StepPrinter:
         for number in dict.fromkeys(n for o in self.operations for n in o.vectors):
             channel = "c" if self.lanes.pack == 1 else "c + v"
             self.pack.declare(f"v{number}", f"a{number}[{channel}]")
-        windowed = next((o for o in self.operations if o.window is not None), None)
-        if windowed is None:
+        at = next((i for i, o in enumerate(self.operations) if o.window is not None), None)
+        if at is None:
             for row in range(self.tile.rows):
                 self._row(row, [""] * self.tile.columns)
             return
+        self.prologue, windowed = self.operations[:at], self.operations[at]
+        self.operations = self.operations[at:]
         assert windowed.window is not None
         window, source = windowed.window, windowed.operands[0]
-        view = self.sources[source]
-        taps = Taps(self.code, self.lanes, window, view, self.rows, self.columns, self.tile)
-        taps.begin()
+        own = {o.result for o in self.prologue}
+        read = [n for o in self.prologue for n in o.operands if n not in own] or [source]
+        taps = {n: self._taps(n, window, len(read) > 1) for n in dict.fromkeys(read)}
+        for each in taps.values():
+            each.begin()
         if window.taps > UNROLLED_TAPS:
-            self._row(0, [taps.looped()])
+            self._row(0, [taps[source].looped()])
             return
         printer = WindowPrinter(
             self.pack,
             window,
             self.tile.rows,
             self.tile.columns,
-            taps.load,
+            lambda row, column: self._tap(taps, window, row, column),
             source in self.positive,
             self.triples,
         )
         for row, totals in printer.results():
             self._row(row, totals)
+
+    def _taps(self, number: int, window: Window, several: bool) -> Taps:
+        view, tag = self.sources[number], f"_{number}_" if several else ""
+        return Taps(self.code, self.lanes, window, view, self.rows, self.columns, self.tile, tag)
+
+    def _tap(self, taps: Mapping[int, Taps], window: Window, row: int, column: int) -> str:
+        """Loads what lies under a tap, and computes on it what stands before the window."""
+        loaded = {number: each.load(row, column) for number, each in taps.items()}
+        if not self.prologue:
+            return next(iter(loaded.values()))
+        for operation in self.prologue:
+            arguments = [self.pack.at(loaded[n]) for n in operation.operands]
+            arguments += [self.pack.at(f"v{n}") for n in operation.vectors]
+            name = f"r{operation.result}_{row}_{column}"
+            dtype = self.planes[operation.result].dtype
+            self.pack.compute(name, operation.code, arguments, dtype)
+            loaded[operation.result] = name
+        test = next(iter(taps.values())).test(row, column)
+        if not test:
+            return name
+        fresh = self.code.fresh()
+        self.pack.declare(fresh, f"{test} ? {self.pack.at(name)} : {identity_text(window)}")
+        return fresh
 
     def _row(self, row: int, totals: Sequence[str]) -> None:
         """Computes what stands behind the window for one row of the tile, and stores it."""
@@ -158,8 +189,9 @@ class StepPrinter:
         assert window is not None
         if window.reduce == "max":
             return total
-        extent = self.planes[operation.operands[0]].extent
-        text = average_text(window, extent, self.pack.at(total), plus("y", row), plus("x", column))
+        source = self.planes[operation.operands[0]]
+        at = plus("y", row), plus("x", column)
+        text = average_text(window, source.extent, self.pack.at(total), *at, source.dtype)
         dtype = self.planes[operation.result].dtype
         if dtype != "float32":
             text = f"md_round<{TYPES[dtype]}>({text})"

@@ -21,6 +21,7 @@ from ....graph.ir import Value
 from ..tensor import Tensor
 from .mapping import SECTOR_BYTES, shared_limit
 from .printer import print_sequence
+from .prologue import absorb_prologues
 from .vectors import SequenceKernel
 
 PIXELS = 128
@@ -58,7 +59,8 @@ def print_region(region: Region, lies: Callable[[Value], Tensor], arch: str) -> 
 
 def _schedule(region: Region, sequence: Sequence, planar: bool, arch: str) -> Schedule:
     _, _, rows, columns = sequence.anchor.type.plane
-    if len(sequence.steps) == 1 and not (planar and sequence.stays_in_registers):
+    lone = len(sequence.steps) <= 2 and len(absorb_prologues(region.kernel[0]).steps) == 1
+    if lone and not (planar and sequence.stays_in_registers):
         if planar or sequence.is_whole:
             return Schedule(rows, columns)
         return Schedule(max(1, min(rows, PIXELS // columns)), columns)

@@ -33,6 +33,8 @@ class Taps:
     rows: Span
     columns: Span
     tile: Tile
+    #: Stands behind the names of variables.
+    tag: str = ""
     #: The condition for a row or column of taps to lie inside, by offset.
     row_tests: dict[int, str] = field(default_factory=dict)
     column_tests: dict[int, str] = field(default_factory=dict)
@@ -45,37 +47,42 @@ class Taps:
         the patch has of the plane (of the plane itself, if rows are kept)."""
         down, across = self.window.axes
         origin = 0 if self.view.ring else self.view.rows.begin
-        self.code.line(f"const int s = {minus(_first('y', down), origin)};")
+        self.code.line(f"const int s{self.tag} = {minus(_first('y', down), origin)};")
         column = minus(_first("x", across), self.view.columns.begin)
-        self.code.line(f"const int u = {column};")
+        self.code.line(f"const int u{self.tag} = {column};")
 
-    def load(self, row: int, column: int) -> str:
-        """Loads the element so far from the first tap; its variable."""
+    def test(self, row: int, column: int) -> str:
+        """The condition for an element to lie inside; empty if it is known to."""
         if row not in self.row_tests:
             self._row(row)
         if column not in self.column_tests:
             self._column(column)
-        tests = [t for t in (self.row_tests[row], self.column_tests[column]) if t]
-        name = f"e{row}_{column}"
-        address = f"w{row} + {times(plus('u', column), self.view.column)}"
-        self.pack.load(name, address, " && ".join(tests), identity_text(self.window))
+        return " && ".join(t for t in (self.row_tests[row], self.column_tests[column]) if t)
+
+    def load(self, row: int, column: int) -> str:
+        """Loads the element so far from the first tap; its variable."""
+        test = self.test(row, column)
+        name = f"e{self.tag}{row}_{column}"
+        place = times(plus(f"u{self.tag}", column), self.view.column)
+        self.pack.load(name, f"w{self.tag}{row} + {place}", test, identity_text(self.window))
         return name
 
     def _row(self, row: int) -> None:
-        test = ""
+        test, at = "", plus(f"s{self.tag}", row)
         if self.view.ring:
-            test = f"(unsigned int)({plus('s', row)}) < {self.view.extent[0]}u"
+            test = f"(unsigned int)({at}) < {self.view.extent[0]}u"
         elif not _is_inside(self.view.rows, self.rows, self.tile.rows, self.window.rows, row):
-            test = _within(plus("s", row), self.view.rows)
-        self.row_tests[row] = self._test(test, f"k{row}")
-        self.code.line(f"const {TYPES[self.view.dtype]} *w{row} = {self._pointer(plus('s', row))};")
+            test = _within(at, self.view.rows)
+        self.row_tests[row] = self._test(test, f"k{self.tag}{row}")
+        type = TYPES[self.view.dtype]
+        self.code.line(f"const {type} *w{self.tag}{row} = {self._pointer(at)};")
 
     def _column(self, column: int) -> None:
         test = ""
         span, axis = self.view.columns, self.window.columns
         if not _is_inside(span, self.columns, self.tile.columns, axis, column):
-            test = _within(plus("u", column), span)
-        self.column_tests[column] = self._test(test, f"j{column}")
+            test = _within(plus(f"u{self.tag}", column), span)
+        self.column_tests[column] = self._test(test, f"j{self.tag}{column}")
 
     def _test(self, text: str, name: str) -> str:
         if text:

@@ -122,8 +122,10 @@ def taps_of(axis: WindowAxis, output: int) -> list[int]:
     return [output * axis.stride + tap * axis.dilation for tap in range(axis.kernel)]
 
 
-def average_text(window: Window, extent: tuple[int, int], total: str, row: str, column: str) -> str:
-    """A sum divided by how many taps count at this position.
+def average_text(
+    window: Window, extent: tuple[int, int], total: str, row: str, column: str, dtype: str
+) -> str:
+    """A sum of numbers of ``dtype`` divided by how many taps count at this position.
 
     Zero is added because the reference's sums begin with it: of negative zeros they are positive.
     """
@@ -148,7 +150,8 @@ def average_text(window: Window, extent: tuple[int, int], total: str, row: str, 
             return f"({total} + 0.0f) * {1.0 / constant!r}f"
         if 3 <= constant <= 64:
             inverse = literal(float(np.float32(1.0) / np.float32(constant)))
-            return f"md_quotient({total} + 0.0f, {constant}.0f, {inverse})"
+            function = "md_quotient_of_halves" if dtype == "float16" else "md_quotient"
+            return f"{function}({total} + 0.0f, {constant}.0f, {inverse})"
         return f"({total} + 0.0f) / {constant}.0f"
     product = " * ".join([*([str(constant)] if constant != 1 else []), *parts])
     return f"({total} + 0.0f) / (float)({product})"

@@ -1,0 +1,81 @@
+"""What stands before every kernel: divisions, functions and conversions, in the emulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidnn.backends.cpu.math import BOUNDS
+from minidnn.backends.cuda.kernels import KernelSource, Launch
+from tests.cuda.emulator.run import Emulated
+
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-39, 1.2e-38, 3e38, 1e-30, 1e37]
+
+
+def apply(text: str, x: np.ndarray, folder: Path, dtype: str = "float") -> np.ndarray:
+    """``text``, of a number ``x``, for every number of an array."""
+    head = f'extern "C" __global__ void k(float *y, const {dtype} *p) '
+    body = f"{{ const float x = md_value(p[blockIdx.x]); y[blockIdx.x] = {text}; }}"
+    source = KernelSource("k", head + body)
+    result = np.empty(x.size, np.float32)
+    launch = Launch(source, (x.size, 1, 1), (1, 1, 1))
+    Emulated([source], folder).launch(launch, [result, np.ascontiguousarray(x)])
+    return result
+
+
+def numbers(count: int) -> np.ndarray:
+    random = np.random.default_rng(0)
+    scale = 2.0 ** random.integers(-149, 128, count)
+    drawn = (random.uniform(1, 2, count) * scale * random.choice((-1, 1), count)).astype(np.float32)
+    return np.concatenate([drawn, np.array(SPECIAL, np.float32)])
+
+
+@pytest.mark.parametrize("divisor", [3, 7, 9, 25, 49, 64])
+def test_division_by_a_whole_number_is_exact(divisor: int, tmp_path: Path) -> None:
+    x = numbers(20_000)
+    inverse = np.float32(1.0) / np.float32(divisor)
+    text = f"md_quotient(x, {divisor}.0f, {float(inverse)!r}f)"
+    with np.errstate(all="ignore"):
+        expected = x / np.float32(divisor)
+    np.testing.assert_array_equal(apply(text, x, tmp_path), expected)
+    # Sums of float16 are multiples of 2^-24, or not finite.
+    sums = np.round(np.random.default_rng(1).standard_normal(20_000) * 1e4).astype(np.float32)
+    sums = np.concatenate([sums * np.float32(2.0**-24), sums, np.array(SPECIAL[:5], np.float32)])
+    with np.errstate(all="ignore"):
+        quotients = sums / np.float32(divisor)
+    text = text.replace("md_quotient", "md_quotient_of_halves")
+    np.testing.assert_array_equal(apply(text, sums, tmp_path), quotients)
+
+
+@pytest.mark.parametrize("name", ["exp", "expm1", "log", "log1p", "tanh", "erf"])
+def test_functions_keep_the_bounds_of_the_cpus(name: str, tmp_path: Path) -> None:
+    import math
+
+    random = np.random.default_rng(2)
+    x = np.concatenate(
+        [random.uniform(-90, 90, 4000), random.uniform(-2, 2, 4000), SPECIAL]
+    ).astype(np.float32)
+    wide = x.astype(np.float64)
+    exact = {"erf": np.vectorize(math.erf)}.get(name, getattr(np, name, None))
+    assert exact is not None
+    with np.errstate(all="ignore"):
+        expected = exact(wide)
+        rounded = expected.astype(np.float32)
+    got = apply(f"md_{name}(x)", x, tmp_path)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(rounded))
+    fine = np.isfinite(rounded)
+    unit = np.spacing(np.abs(rounded[fine])).astype(np.float64)
+    error = np.abs(got[fine] - expected[fine]) / unit
+    assert error.max() <= BOUNDS[name] + 0.51, f"{error.max()} at {x[fine][error.argmax()]}"
+    np.testing.assert_array_equal(got[np.isinf(rounded)], rounded[np.isinf(rounded)])
+
+
+def test_float16_is_rounded_as_numpy_does(tmp_path: Path) -> None:
+    x = np.concatenate([numbers(2000), np.array([65519.9, 65520.0, 6e-8, 2.9e-8], np.float32)])
+    with np.errstate(all="ignore"):
+        expected = x.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(apply("md_round<md_half>(x)", x, tmp_path), expected)
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    np.testing.assert_array_equal(apply("x", halves, tmp_path, "md_half"), halves.astype("f4"))
