@@ -202,7 +202,14 @@ def _tile(plan: KernelPlan, step: PlanStep, planar: bool, pack: int) -> Tile:
 
 def _tile_of_packs(window: Window, rows: int, columns: int, pack: int) -> Tile:
     """A tile of positions whose channels lie side by side: each takes ``pack`` registers."""
-    return Tile(min(2, rows), min(2 if pack <= 4 else 1, columns))
+    if pack <= 4:
+        return Tile(min(2, rows), min(2, columns))
+    return Tile(min(4 if moves_by_one(window) else 2, rows), 1)
+
+
+def moves_by_one(window: Window) -> bool:
+    """Whether neighbouring outputs have most of their rows in common."""
+    return window.rows.stride == 1 < window.rows.kernel
 
 
 def _touches_memory(plan: KernelPlan, step: PlanStep) -> bool:

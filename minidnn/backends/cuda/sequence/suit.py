@@ -18,8 +18,9 @@ from ....fusion.plan import Binding
 from ....fusion.region import Sequence as Region
 from ....fusion.sequence import Schedule, Sequence
 from ....graph.ir import Value
+from ....graph.types import ITEMSIZE
 from ..tensor import Tensor
-from .mapping import SECTOR_BYTES, shared_limit
+from .mapping import SECTOR_BYTES, moves_by_one, shared_limit
 from .printer import print_sequence
 from .prologue import absorb_prologues
 from .vectors import SequenceKernel
@@ -63,7 +64,12 @@ def _schedule(region: Region, sequence: Sequence, planar: bool, arch: str) -> Sc
     if lone and not (planar and sequence.stays_in_registers):
         if planar or sequence.is_whole:
             return Schedule(rows, columns)
-        return Schedule(max(1, min(rows, PIXELS // columns)), columns)
+        pixels = PIXELS
+        if _itemsize(sequence) == 2 and any(
+            o.window is not None and moves_by_one(o.window) for o in sequence.operations
+        ):
+            pixels *= 2  # as its tiles
+        return Schedule(max(1, min(rows, pixels // columns)), columns)
     choice = cheapest(sequence, _device(sequence, planar, arch))
     if choice is None:
         raise GraphError(
@@ -74,9 +80,12 @@ def _schedule(region: Region, sequence: Sequence, planar: bool, arch: str) -> Sc
 
 
 def _device(sequence: Sequence, planar: bool, arch: str) -> Device:
-    item = min(v.type.bytes // v.type.size for v in sequence.outputs)
     limit = shared_limit(arch)
     if planar:
         return replace(H200, local_bytes=limit)
-    lanes = min(SECTOR_BYTES // item, sequence.channels)
+    lanes = min(SECTOR_BYTES // _itemsize(sequence), sequence.channels)
     return replace(H200, local_bytes=limit, lanes=lanes, register_bytes=1)
+
+
+def _itemsize(sequence: Sequence) -> int:
+    return min(ITEMSIZE[value.dtype] for value in sequence.outputs)
