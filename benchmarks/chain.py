@@ -41,7 +41,7 @@ HOPELESS = 2.5
 be the best: it is not measured further."""
 
 STRATEGIES = ("layers", "one", "five", "unrestricted", "model")
-BLOCKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40)
+BLOCKS = (1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40)
 STRATEGY_CASES = [Case("paper", n, size) for size in ("56x56", "224x224") for n in BLOCKS]
 
 Target = tuple[str, dict[str, Any]]
@@ -193,7 +193,8 @@ def main() -> None:
     results = Results(options.json, measures=options.command != "report")
     if options.command == "report":
         print_tables(results)
-        write_plot(results, options.svg)
+        if results.part("strategies"):
+            write_plot(results, options.svg)
     else:
         measure(options, results)
 

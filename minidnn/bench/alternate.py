@@ -19,10 +19,11 @@ LEAST_RUNS = 3
 
 DISTURBED = 0.1
 """A burst during which other processes had that share of the cores is taken again, after a while,
-PATIENCE times at most; then the least disturbed one counts."""
+PATIENCE times at most and for MOST_SECONDS at most; then the least disturbed one counts."""
 
 PATIENCE = 6
 PATIENCE_SECONDS = 0.25
+MOST_SECONDS = 3.0
 
 
 def alternate(
@@ -55,7 +56,8 @@ def alternate(
 def _burst(engine: EngineProcess, count: int) -> float:
     """The median of ``count`` runs."""
     tried: list[tuple[float, float]] = []
-    while len(tried) <= PATIENCE:
+    end = time.monotonic() + MOST_SECONDS
+    while len(tried) <= PATIENCE and (not tried or time.monotonic() < end):
         watch = Watch(engine.pid)
         seconds = statistics.median(engine.run(count + 1)[1:])
         share = watch.others()

@@ -259,11 +259,15 @@ def test_large_outputs_are_streamed(isa: Isa) -> None:
         streams = "streaming_store" in exe.program.tasks[0].source.text
         assert streams or shape[2:] == (131, 131)
         (x,) = inputs_for(graph, 1, False)
-        out = np.empty(x.size + 16, np.float32)
-        for shift in (0, 1):
-            here = out[shift : shift + x.size].reshape(shape)
-            exe(x, out=here)
-            assert same(here, evaluate(graph, [x])[0])
+        expected = evaluate(graph, [x])[0]
+        out, source = (np.empty(x.size + 16, np.float32) for _ in range(2))
+        for shift in (0, 1, 12):
+            here, there = (a[shift : shift + x.size].reshape(shape) for a in (out, source))
+            there[:] = x
+            out[shift + x.size :] = 7.0
+            exe(there, out=here)
+            assert same(here, expected)
+            assert (out[shift + x.size :] == 7.0).all()
 
 
 @pytest.mark.full
