@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import minidnn as md
+from minidnn import layers as L
 from minidnn.backends.cpu import backend
 from minidnn.backends.cpu.isa import Isa
 from minidnn.backends.cpu.target import device_for
@@ -67,3 +68,20 @@ def test_times_and_explanation(
     first = exe.graph.groups[0]
     names = [exe.graph.nodes[i].name for i in (first.start, first.stop - 1)]
     assert f"image after image: {names[0]} to {names[1]}" in exe.explain()
+
+
+def test_a_group_that_begins_with_several_outputs(
+    monkeypatch: pytest.MonkeyPatch, real_ispc: str
+) -> None:
+    x = md.Input((32, 40, 40))
+    y = L.MaxPool2d(3, 1, 1)(x)
+    a, b = L.ReLU()(y), L.Tanh()(y)
+    outputs = (L.Conv2d(32, 32, 3, padding=1)(a), L.Conv2d(32, 32, 3, padding=1)(b), a)
+    network, shape = md.Model(x, outputs), (6, 32, 40, 40)
+    given = np.random.default_rng(0).standard_normal(shape, np.float32)
+    expected = md.compile(network, shape, device="cpu", strategy="layers", threads=2)(given)
+    small_cache(monkeypatch)
+    exe = md.compile(network, shape, device="cpu", threads=2, guarded=True)
+    assert len(exe.graph.nodes[exe.graph.groups[0].start].outputs) == 2
+    for result, right in zip(exe(given), expected, strict=True):
+        np.testing.assert_array_equal(result, right)

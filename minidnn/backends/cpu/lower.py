@@ -85,7 +85,7 @@ def _by_image(plan: Plan, group: range, isa: Isa, accuracy: str) -> list[Task]:
     """The kernels of a group of nodes for one image, which one thread computes."""
     nodes = plan.graph.nodes[group.start : group.stop]
     graph, of = one_image(plan.graph, nodes)
-    images = nodes[0].output.shape[0]
+    images = nodes[0].outputs[0].shape[0]
     lowering = _Lowering(replace(plan, graph=graph), isa, 1, accuracy, images)
     return [
         replace(
