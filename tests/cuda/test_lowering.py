@@ -140,7 +140,7 @@ def test_tiles_take_whole_chunks_alone() -> None:
     (problem,) = of(L.Conv2d(16, 24, 1), (2, 16, 9, 9), "float16")
     assert why_not_tiled(problem) is None
     for index in range(len(TILES)):
-        launch = launch_of(problem, TILES[index])
+        launch = launch_of(problem, TILES[index], 132)
         assert launch.block == (TILES[index].threads, 1, 1)
         assert launch.source.name in launch.source.text and "$" not in launch.source.text
     assert set(candidates(problem)) <= set(range(len(TILES)))
@@ -154,7 +154,7 @@ def test_tiles_take_whole_chunks_alone() -> None:
 
 def test_one_kernel_serves_all_shapes() -> None:
     shapes = [of(L.Conv2d(16, 64, 3), (n, 16, s, s), "float16")[0] for n, s in ((1, 9), (8, 30))]
-    assert len({launch_of(problem, TILES[0]).source for problem in shapes}) == 1
+    assert len({launch_of(problem, TILES[0], 132).source for problem in shapes}) == 1
 
 
 def test_outputs_that_no_kernel_writes_are_copied() -> None:

@@ -14,7 +14,7 @@ from .arrays import Given
 from .constants import Constants
 from .contraction.forms import forms_of
 from .contraction.problem import ContractionProblem, Place
-from .contraction.recipe import TILE, Addresses, Built, finish_of, prepare_of
+from .contraction.recipe import TILE, Addresses, Built, finish_of, multiprocessors, prepare_of
 from .contraction.tile import TILES, launch_of
 from .contraction.tile import candidates as tiles_for
 from .contraction.tune import Tuning, choose_all
@@ -156,11 +156,12 @@ def _load(tasks: Sequence[Task], arch: str) -> Callable[[Sequence[Launch]], list
     launches = [task.work for task in tasks if isinstance(task.work, Launch)]
     problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
     for problem in problems:
+        count = multiprocessors()
         for form in forms_of(problem):
             around = (prepare_of(problem, form), finish_of(problem, form))
             launches += [launch for launch in around if launch is not None]
             if form.core == TILE:
-                launches += [launch_of(problem, TILES[i]) for i in tiles_for(problem)]
+                launches += [launch_of(problem, TILES[i], count) for i in tiles_for(problem)]
     load(launches)
     return load
 

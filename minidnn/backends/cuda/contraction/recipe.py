@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ....cudnn._cupy import cupy
 from ....cudnn.enums import ConvolutionFwdAlgo
 from ....cudnn.graph import EngineConfig
 from ....cudnn.graph.plan import Plan
@@ -186,7 +187,13 @@ def core_of(problem: ContractionProblem, recipe: Recipe, workspace_limit: int, l
 def tile_convolution(problem: ContractionProblem, index: int, load: Load) -> TileConvolution:
     """A kernel of ours with tile ``index``."""
     tile = TILES[index]
-    return TileConvolution(load([launch_of(problem, tile)])[0], sizes_of(problem, tile))
+    launch = launch_of(problem, tile, multiprocessors())
+    return TileConvolution(load([launch])[0], sizes_of(problem, tile))
+
+
+def multiprocessors() -> int:
+    """Of the current device."""
+    return int(cupy().cuda.Device().attributes["MultiProcessorCount"])
 
 
 def prepare_of(problem: ContractionProblem, form: Form) -> Launch | None:
@@ -276,6 +283,7 @@ __all__ = [
     "build",
     "core_of",
     "finish_of",
+    "multiprocessors",
     "prepare_of",
     "room",
     "target",

@@ -3,6 +3,7 @@
 //
 // A block makes BM pixels by BN filters.  Rows of BK products lie in shared memory as chunks of 16
 // bytes, swizzled so that eight rows' chunks never share a bank; STAGES such slabs are in flight.
+// A block makes one tile after another, and loads run ahead into the next.
 namespace tile_$NAME$ {
 typedef $T$ T;
 enum { BM = $BM$, BN = $BN$, BK = $BK$, WM = $WM$, WN = $WN$, STAGES = $STAGES$ };
@@ -45,14 +46,57 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETE
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   const int filters = (int)P_filters, products = (int)P_products, steps = (int)P_steps;
   const int tiles_n = (filters + BN - 1) / BN;
-  const long long m0 = blockIdx.x / tiles_n * (long long)BM;
-  const int n0 = blockIdx.x % tiles_n * BN;
+  const int tiles = (int)((P_pixels + BM - 1) / BM) * tiles_n;
   const int column = thread % CHUNKS, first = thread / CHUNKS;
   const unsigned int shared = (unsigned int)__cvta_generic_to_shared(md_shared);
 
-  // Where the rows that this thread loads begin; rows past the last pixel are never inside.
-  long long base[TURNS_A];
+  // What is loaded next: runs ahead of what is multiplied, through the block's tiles.
+  int load_tile = blockIdx.x, load_step = 0, load_slot = 0, load_n0 = 0;
+  long long base[TURNS_A];  // where the rows begin that this thread loads
+$STATE$
+  auto begin = [&]() {
+    const long long m0 = load_tile / tiles_n * (long long)BM;
+    load_n0 = load_tile % tiles_n * BN;
 $ROWS$
+  };
+  auto load = [&]() {
+    if (load_tile < tiles) {
+      const unsigned int slab = shared + load_slot * STAGE;
+      const int q = load_step * CHUNKS + column;
+      const bool some = q < products;
+$TAP$
+      #pragma unroll
+      for (int i = 0; i < TURNS_A; i++) {
+$LOAD$
+      }
+      #pragma unroll
+      for (int i = 0; i < TURNS_B; i++) {
+        const int row = first + i * ROWS;
+        if (BN % ROWS == 0 || row < BN) {
+          const bool inside = some && load_n0 + row < filters;
+          const T *from = inside ? w + ((long long)(load_n0 + row) * products + q) * 8 : w;
+          copy(slab + BM * BK * 2 + place(row, column), from, inside);
+        }
+      }
+$NEXT$
+      load_slot = load_slot + 1 == STAGES ? 0 : load_slot + 1;
+      if (++load_step == steps) {
+        load_step = 0;
+        load_tile += gridDim.x;
+        begin();
+      }
+    }
+    asm volatile("cp.async.commit_group;" : : : "memory");
+  };
+
+  begin();
+  #pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) load();
+  const int wm = warp / WARPS_N * WM, wn = warp % WARPS_N * WN;
+  int slot = 0;
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  const long long m0 = tile / tiles_n * (long long)BM;
+  const int n0 = tile % tiles_n * BN;
   float c[WM / 16][WN / 8][4];
   #pragma unroll
   for (int i = 0; i < WM / 16; i++)
@@ -60,42 +104,14 @@ $ROWS$
     for (int j = 0; j < WN / 8; j++)
       #pragma unroll
       for (int k = 0; k < 4; k++) c[i][j][k] = 0.0f;
-
-  auto load = [&](int step) {
-    const unsigned int slab = shared + step % STAGES * STAGE;
-    const int q = step * CHUNKS + column;
-    const bool some = q < products;
-$TAP$
-    #pragma unroll
-    for (int i = 0; i < TURNS_A; i++) {
-$LOAD$
-    }
-    #pragma unroll
-    for (int i = 0; i < TURNS_B; i++) {
-      const int row = first + i * ROWS;
-      if (BN % ROWS == 0 || row < BN) {
-        const bool inside = some && n0 + row < filters;
-        const T *from = inside ? w + ((long long)(n0 + row) * products + q) * 8 : w;
-        copy(slab + BM * BK * 2 + place(row, column), from, inside);
-      }
-    }
-$NEXT$
-  };
-
-  #pragma unroll
-  for (int step = 0; step < STAGES - 1; step++) {
-    if (step < steps) load(step);
-    asm volatile("cp.async.commit_group;" : : : "memory");
-  }
-  const int wm = warp / WARPS_N * WM, wn = warp % WARPS_N * WN;
   for (int step = 0; step < steps; step++) {
 $PROLOGUE_LOADS$
     asm volatile("cp.async.wait_group %0;" : : "n"(STAGES - 2) : "memory");
 $PROLOGUE$
     __syncthreads();
-    if (step + STAGES - 1 < steps) load(step + STAGES - 1);
-    asm volatile("cp.async.commit_group;" : : : "memory");
-    const unsigned int slab = shared + step % STAGES * STAGE;
+    load();
+    const unsigned int slab = shared + slot * STAGE;
+    slot = slot + 1 == STAGES ? 0 : slot + 1;
     #pragma unroll 2
     for (int k = 0; k < BK / 16; k++) {
       unsigned int a[WM / 16][4], b[WN / 16][4];
@@ -115,11 +131,10 @@ $PROLOGUE$
         }
     }
   }
-  asm volatile("cp.async.wait_all;" : : : "memory");
-  __syncthreads();
 
   // Each warp turns its results, sixteen rows at a time, so that threads write whole chunks.
-  float *turned = (float *)md_shared + warp * 16 * PITCH;
+  // Meanwhile the next tile's slabs arrive.
+  float *turned = (float *)(md_shared + STAGES * STAGE) + warp * 16 * PITCH;
   const int n = n0 + wn + lane % (WN / 8) * 8;
   const bool inside = n < filters;
 $VECTORS$
@@ -147,6 +162,7 @@ $EPILOGUE$
       }
     }
     __syncwarp();
+  }
   }
 }
 }  // namespace tile_$NAME$

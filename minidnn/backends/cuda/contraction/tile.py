@@ -46,8 +46,7 @@ class Tile:
     @property
     def shared_bytes(self) -> int:
         slabs = self.stages * (self.pixels + self.filters) * self.products * 2
-        turned = self.threads // 32 * 16 * (self.warp_filters + 8) * 4
-        return max(slabs, turned)
+        return slabs + self.threads // 32 * 16 * (self.warp_filters + 8) * 4
 
     def __str__(self) -> str:
         return f"{self.pixels}x{self.filters}x{self.products}"
@@ -58,8 +57,8 @@ TILES = (
     Tile(128, 64, 32, 32, 32, 4, 3),
     Tile(128, 32, 64, 32, 32, 3, 3),
     Tile(256, 64, 32, 64, 32, 3, 2),
-    Tile(64, 64, 64, 32, 32, 4, 3),
-    Tile(128, 128, 64, 64, 32, 3, 2),
+    Tile(64, 64, 64, 32, 32, 3, 3),
+    Tile(128, 128, 64, 64, 32, 2, 2),
 )
 
 
@@ -141,8 +140,8 @@ def _step(t: Tensor) -> int:
     return t.image if t.rows * t.columns == 1 else t.pixel
 
 
-def launch_of(problem: ContractionProblem, tile: Tile) -> Launch:
-    """The kernel of a problem.
+def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> Launch:
+    """The kernel of a problem: as many blocks as run side by side on so many multiprocessors.
 
     Arguments: image, filter, the others, the vectors of what comes after, those of what comes
     before, the result; then the numbers of :func:`sizes_of`.
@@ -169,6 +168,7 @@ def launch_of(problem: ContractionProblem, tile: Tile) -> Launch:
         "BLOCKS": tile.blocks,
         "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
         "PARAMETERS": ", ".join(parameters),
+        "STATE": "" if simple else _WINDOW_STATE,
         "ROWS": _SIMPLE_ROWS if simple else _WINDOW_ROWS,
         "TAP": "" if simple else _WINDOW_TAP,
         "LOAD": _SIMPLE_LOAD if simple else _WINDOW_LOAD,
@@ -189,7 +189,8 @@ def launch_of(problem: ContractionProblem, tile: Tile) -> Launch:
         text = text.replace(f"${name}$", f"P[{i}]")
     name = f"tile_{digest(text)[:20]}"
     pixels = problem.batch * problem.y.rows * problem.y.columns
-    blocks = -(-pixels // tile.pixels) * -(-problem.w.shape[0] // tile.filters)
+    tiles = -(-pixels // tile.pixels) * -(-problem.w.shape[0] // tile.filters)
+    blocks = min(tiles, multiprocessors * tile.blocks)
     source = KernelSource(name, text.replace("$NAME$", name))
     return Launch(source, (blocks, 1, 1), (tile.threads, 1, 1), tile.shared_bytes)
 
@@ -205,48 +206,52 @@ def _is_simple(problem: ContractionProblem) -> bool:
 
 
 _SIMPLE_ROWS = """\
-  #pragma unroll
-  for (int i = 0; i < TURNS_A; i++) {
-    const long long m = m0 + first + i * ROWS;
-    base[i] = m < P_pixels ? m * $STEP$ : -1;
-  }"""
+    #pragma unroll
+    for (int i = 0; i < TURNS_A; i++) {
+      const long long m = m0 + first + i * ROWS;
+      base[i] = m < P_pixels ? m * $STEP$ : -1;
+    }"""
 _SIMPLE_LOAD = """\
-      const bool inside = some && base[i] >= 0;
-      const T *from = inside ? x + base[i] + q * 8 : x;
-      copy(slab + place(first + i * ROWS, column), from, inside);"""
+        const bool inside = some && base[i] >= 0;
+        const T *from = inside ? x + base[i] + q * 8 : x;
+        copy(slab + place(first + i * ROWS, column), from, inside);"""
 
-_WINDOW_ROWS = """\
+_WINDOW_STATE = """\
   int top[TURNS_A], left[TURNS_A];
   const int H = (int)P_H, W = (int)P_W, S = (int)P_S, C8 = (int)P_C8;
   const int DY = (int)P_DY, DX = (int)P_DX, columns = (int)P_columns;
-  #pragma unroll
-  for (int i = 0; i < TURNS_A; i++) {
-    const long long m = m0 + first + i * ROWS;
-    const int p = (int)(m % P_plane);
-    top[i] = p / columns * (int)P_SY - (int)P_PY;
-    left[i] = p % columns * (int)P_SX - (int)P_PX;
-    base[i] = m / P_plane * P_image + top[i] * P_row + left[i] * P_pixel;
-    if (m >= P_pixels) top[i] = -(1 << 29);
-  }
-  // The chunk that is loaded next: channel, column and row of the filter.  They advance with it.
-  int channel = column % C8, across = column / C8 % S * DX, down = column / C8 / S * DY;"""
-_WINDOW_TAP = """\
-    const long long tap = down * P_row + across * P_pixel + channel * 8;"""
-_WINDOW_LOAD = """\
-      const bool inside = some && (unsigned)(top[i] + down) < (unsigned)H
-                          && (unsigned)(left[i] + across) < (unsigned)W;
-      const T *from = inside ? x + base[i] + tap : x;
-      copy(slab + place(first + i * ROWS, column), from, inside);"""
-_WINDOW_NEXT = """\
-    channel += CHUNKS;
-    while (channel >= C8) {
-      channel -= C8;
-      across += DX;
-      if (across == S * DX) {
-        across = 0;
-        down += DY;
-      }
+  // Of the chunk that is loaded next: channel, column and row of the filter.
+  const int channel0 = column % C8, across0 = column / C8 % S * DX, down0 = column / C8 / S * DY;
+  int channel = 0, across = 0, down = 0;"""
+_WINDOW_ROWS = """\
+    channel = channel0, across = across0, down = down0;
+    #pragma unroll
+    for (int i = 0; i < TURNS_A; i++) {
+      const long long m = m0 + first + i * ROWS;
+      const long long image = m / P_plane;
+      const int p = (int)(m - image * P_plane);
+      top[i] = p / columns * (int)P_SY - (int)P_PY;
+      left[i] = p % columns * (int)P_SX - (int)P_PX;
+      base[i] = image * P_image + top[i] * P_row + left[i] * P_pixel;
+      if (m >= P_pixels) top[i] = -(1 << 29);
     }"""
+_WINDOW_TAP = """\
+      const long long tap = down * P_row + across * P_pixel + channel * 8;"""
+_WINDOW_LOAD = """\
+        const bool inside = some && (unsigned)(top[i] + down) < (unsigned)H
+                            && (unsigned)(left[i] + across) < (unsigned)W;
+        const T *from = inside ? x + base[i] + tap : x;
+        copy(slab + place(first + i * ROWS, column), from, inside);"""
+_WINDOW_NEXT = """\
+      channel += CHUNKS;
+      while (channel >= C8) {
+        channel -= C8;
+        across += DX;
+        if (across == S * DX) {
+          across = 0;
+          down += DY;
+        }
+      }"""
 
 
 _SCALE_SHIFT, _RELU = (linearize(op.expression()) for op in (ScaleShift(), ReLU()))
@@ -278,7 +283,7 @@ def _prologue(problem: ContractionProblem) -> str:
     if not problem.before:
         return ""
     code = Code()
-    code.line("unsigned char *loaded = md_shared + step % STAGES * STAGE;")
+    code.line("unsigned char *loaded = md_shared + slot * STAGE;")
     code.line("#pragma unroll")
     with code.block("for (int i = 0; i < TURNS_A; i++)"):
         code.line("T *chunk = (T *)(loaded + place(first + i * ROWS, column));")
