@@ -134,6 +134,8 @@ def test_images_of_few_channels_are_gathered() -> None:
     assert problem.input.shape == (2, 16, 115, 115) and problem.stride == (1, 1)
     (exact,) = of(L.Conv2d(3, 64, 7, 2, 3), (2, 3, 224, 224), "float32")
     assert exact.gather is None and exact.planar
+    (linear,) = of(L.Linear(3, 8), (2, 3), "float16")
+    assert linear.gather is None
 
 
 def test_tiles_take_whole_chunks_alone() -> None:

@@ -190,7 +190,8 @@ def contraction_of(
     shape = (weight.shape[0], weight.shape[1], *(weight.shape[2:] or (1, 1)))
     padding, stride = geometry.padding, geometry.stride
     gather = None
-    if wants_gather(geometry, shape, x.dtype if not tf32 else "tf32"):
+    few = wants_gather(geometry, shape, "tf32" if tf32 else x.dtype)
+    if few and isinstance(op, Conv2d):
         gather = Gather(stride, (padding[0][0], padding[1][0]))
         taps = gather.taps((shape[2], shape[3]))
         shape = (shape[0], gather.channels(shape[1], x.dtype), *taps)
