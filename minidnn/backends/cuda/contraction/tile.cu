@@ -148,7 +148,8 @@ $VECTORS$
     }
     __syncwarp();
     #pragma unroll
-    for (int row = lane / (WN / 8); row < 16; row += 32 / (WN / 8)) {
+    for (int k = 0; k < WN / 16; k++) {
+      const int row = lane / (WN / 8) + k * (32 / (WN / 8));
       const long long m = m0 + wm + i * 16 + row;
       if (m < P_pixels && inside) {
         const float *from = turned + row * PITCH + lane % (WN / 8) * 8;

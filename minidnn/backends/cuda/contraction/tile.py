@@ -59,6 +59,8 @@ TILES = (
     Tile(256, 64, 32, 64, 32, 3, 2),
     Tile(64, 64, 64, 32, 32, 3, 3),
     Tile(128, 128, 64, 64, 32, 2, 2),
+    Tile(128, 128, 32, 64, 64, 4, 2),
+    Tile(128, 64, 32, 64, 32, 4, 3),
 )
 
 
@@ -98,8 +100,8 @@ def candidates(problem: ContractionProblem) -> list[int]:
     if filters <= 32:
         return [2]
     if pixels / 128 * filters / 64 < _FEW_BLOCKS:
-        return [4, 1]
-    return [1, 3] if filters <= 64 else [0, 5, 1]
+        return [4, 7]
+    return [3, 7] if filters <= 64 else [5, 6, 7]
 
 
 _HEAD = ("pixels", "filters", "products", "steps", "columns", "plane", "H", "W")
@@ -310,6 +312,16 @@ def _vectors(problem: ContractionProblem) -> str:
     for i in range(len(problem.vectors)):
         code.line(f"float b{i}[8];")
         code.line(f"md_load<8>(b{i}, v{i} + (inside ? n : 0));")
+    for i in range(len(problem.others)):
+        code.line(f"uint4 p{i}[WM / 16][WN / 16];  // asked for at once, long before they are used")
+        code.line("#pragma unroll")
+        with code.block("for (int i = 0; i < WM / 16; i++)"):
+            code.line("#pragma unroll")
+            with code.block("for (int k = 0; k < WN / 16; k++)"):
+                row = "lane / (WN / 8) + k * (32 / (WN / 8))"
+                code.line(f"const long long m = m0 + wm + i * 16 + {row};")
+                place = f"*(const uint4 *)(x{1 + i} + m * P_other{i} + n)"
+                code.line(f"if (m < P_pixels && inside) p{i}[i][k] = {place};")
     return str(code).rstrip("\n")
 
 
@@ -318,7 +330,10 @@ def _epilogue(problem: ContractionProblem) -> str:
     steps: Sequence[PointStep] = [stage.step for stage in problem.stages]
     for i in range(len(problem.others)):
         code.line(f"float a{1 + i}[8];")
-        code.line(f"md_load<8>(a{1 + i}, x{1 + i} + m * P_other{i} + n);")
+        code.line(f"md_pack<8, T> q{i};")
+        code.line(f"q{i}.word = p{i}[i][k];")
+        code.line("#pragma unroll")
+        code.line(f"for (int j = 0; j < 8; j++) a{1 + i}[j] = md_value(q{i}.items[j]);")
     code.line("#pragma unroll")
     with code.block("for (int j = 0; j < 8; j++)"):
         code.line(f"r[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")

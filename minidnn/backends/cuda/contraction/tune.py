@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 TUNES = ("quick", "heuristic", "exhaustive")
 _KEPT = 6
-_VERSION = 6
+_VERSION = 7
 _AT_ONCE = 16
 """So many problems' candidates exist at once while they are built and measured."""
 _TRIED = 3
