@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from minidnn.fusion.device import TWO_CORES, Device
 from minidnn.fusion.region import Region
 from minidnn.fusion.stacks import computes_in_several
-from minidnn.graph.ir import Node, Value
+from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.layout import PLANAR, Layout
 from minidnn.graph.operator import Contraction
 from minidnn.graph.operators import Conv2d
@@ -43,6 +43,12 @@ class Target:
         return _operations((node,)) / (
             device.contraction_operations if contracts else device.operations
         )
+
+    def weight_bytes(self, node: Node) -> int:
+        """Bytes of the constants that a node reads, as it reads them."""
+        nodes = node.op.body.nodes if isinstance(node.op, Region) else (node,)
+        constants = (v for inner in nodes for v in inner.inputs if isinstance(v, Constant))
+        return sum(value.type.bytes for value in dict.fromkeys(constants))
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         """Why ``node`` cannot be computed while the contraction reads its input; None if it can."""

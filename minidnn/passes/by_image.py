@@ -81,7 +81,7 @@ def _cost(graph: Graph, node: Node, batch: int, context: Context) -> _Cost | Non
         return None
     if isinstance(node.op, Concat) and all(_is_in_place(graph, node)):
         return _Cost(0.0, {}, 0, 0)
-    weights = sum(value.type.bytes for value in given)
+    weights = target.weight_bytes(node)
     hidden = HIDDEN if any(isinstance(n.op, Contraction) for n in body) else 0.0
     compute = target.compute_seconds(node)
     near = {v: v.type.bytes / device.shared_bandwidth for v in values}

@@ -61,7 +61,7 @@ class CpuBackend:
 
     def target(self, precision: str, options: Mapping[str, Any]) -> Target:
         isa, threads = _isa(options), _threads(options)
-        return CpuTarget(device_for(isa, threads), isa.lanes)
+        return CpuTarget(device_for(isa, threads), isa.lanes, _accuracy(options))
 
     def unsupported(self, node: Node, precision: str) -> str | None:
         if not isinstance(node.op, (*_FLOAT, *_ANY)):
@@ -83,10 +83,7 @@ class CpuBackend:
         guarded = options.get("guarded", False)
         if type(guarded) is not bool:
             raise GraphError(f"guarded={guarded!r}; valid are True (the debug mode) and False")
-        accuracy = options.get("accuracy", "normal")
-        if accuracy not in ACCURACIES:
-            names = " and ".join(map(repr, ACCURACIES))
-            raise GraphError(f"accuracy={accuracy!r}; valid are {names}")
+        accuracy = _accuracy(options)
         isa, threads = _isa(options), _threads(options)
         tasks = lower_plan(plan, isa, threads, accuracy)
         kernels = compile_kernels([task.source for task in tasks], isa)
@@ -95,6 +92,14 @@ class CpuBackend:
 
 def _isa(options: Mapping[str, Any]) -> Isa:
     return isa_named(options["isa"]) if options.get("isa") is not None else best_isa()
+
+
+def _accuracy(options: Mapping[str, Any]) -> str:
+    accuracy = options.get("accuracy", "normal")
+    if accuracy not in ACCURACIES:
+        names = " and ".join(map(repr, ACCURACIES))
+        raise GraphError(f"accuracy={accuracy!r}; valid are {names}")
+    return str(accuracy)
 
 
 def _threads(options: Mapping[str, Any]) -> int:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from ...fusion.device import Device
 from ...fusion.region import FusedContraction, Region, Sequence
 from ...fusion.target import Target
-from ...graph.ir import Node, Value
+from ...graph.ir import Constant, Node, Value
 from ...graph.layout import PLANAR, Layout, blocked
 from ...graph.operator import Contraction, Reshaping, Windowed
 from ...graph.operators import AdaptiveAvgPool2d, Concat, Conv2d, Linear, Reorder
-from .isa import Isa
-
-WINOGRAD = 2.2
-"""How many times faster than by its definition Winograd's algorithm computes a convolution."""
+from .contraction import Work, work_of
+from .contraction.price import nominal_speed
+from .isa import ISAS, Isa
+from .tensor import tensor_of
 
 FEW_CHANNELS = 4
 """Convolutions of at most that many channels read NCHW: a block of lanes would be mostly empty."""
@@ -25,6 +25,7 @@ class CpuTarget(Target):
     """Values of rank 4 lie in blocks of as many channels as a register has lanes."""
 
     lanes: int = 16
+    accuracy: str = "normal"
 
     def layouts(self, node: Node) -> tuple[Layout, ...]:
         lanes = blocked(self.lanes)
@@ -70,9 +71,32 @@ class CpuTarget(Target):
         return super().refuse_epilogue(contraction, node)
 
     def compute_seconds(self, node: Node) -> float:
-        inner = node.op.body.nodes if isinstance(node.op, Region) else (node,)
-        minimal = any(_filters_minimally(n, self.lanes) for n in inner)
-        return super().compute_seconds(node) / (WINOGRAD if minimal else 1.0)
+        """By the algorithms that are chosen for convolutions."""
+        seconds = super().compute_seconds(node)
+        for inner in _convolutions(node):
+            types = tuple(v.type for v in inner.inputs), (inner.output.type,)
+            seconds -= inner.op.operations(*types) / self.device.contraction_operations
+            speed = nominal_speed(self._isa)
+            seconds += self._work(inner).seconds * speed.threads / self.device.workers
+        return seconds
+
+    def weight_bytes(self, node: Node) -> int:
+        """Transformed weights are larger."""
+        given = super().weight_bytes(node)
+        for inner in _convolutions(node):
+            if isinstance(weight := inner.inputs[1], Constant):
+                given += self._work(inner).weight_bytes - weight.type.bytes
+        return given
+
+    @property
+    def _isa(self) -> Isa:
+        return next(isa for isa in ISAS.values() if isa.lanes == self.lanes)
+
+    def _work(self, convolution: Node) -> Work:
+        layout = PLANAR if self._is_stem(convolution) else blocked(self.lanes)
+        source = tensor_of(convolution.inputs[0].type, layout)
+        result = tensor_of(convolution.output.type, blocked(self.lanes))
+        return work_of(convolution, source, result, self._isa, self.accuracy)
 
     def refuse_by_image(self, node: Node) -> str | None:
         kinds = (Region, Conv2d, Concat, Reorder, AdaptiveAvgPool2d)
@@ -90,12 +114,10 @@ class CpuTarget(Target):
         return None
 
 
-def _filters_minimally(node: Node, lanes: int) -> bool:
-    """Whether Winograd's algorithm computes a convolution."""
-    if not isinstance(node.op, Conv2d) or node.inputs[1].shape[1] < lanes:
-        return False
-    op, kernel = node.op, node.inputs[1].shape[2:]
-    return kernel == (3, 3) and (op.stride, op.dilation, op.groups) == ((1, 1), (1, 1), 1)
+def _convolutions(node: Node) -> list[Node]:
+    """The convolutions of images in a node."""
+    inner = node.op.body.nodes if isinstance(node.op, Region) else (node,)
+    return [n for n in inner if isinstance(n.op, Conv2d) and n.output.type.rank == 4]
 
 
 def _joins_elsewhere(node: Node) -> bool:

@@ -44,7 +44,7 @@ def test_regular_layers_take_little_more_than_their_arithmetic(case: Case) -> No
     floor = scheme_of(case).problem.operations / MACHINE.flops
     assert floor < seconds(case) < 1.15 * floor
     slow = replace(MACHINE, flops=MACHINE.flops / 2)
-    assert seconds(case, slow) == pytest.approx(2 * seconds(case), rel=0.01)
+    assert seconds(case, slow) == pytest.approx(2 * seconds(case), rel=0.03)
     halved = replace(MACHINE, flops=MACHINE.flops / 2)
     assert floor * 2 < seconds(case, halved, AVX2) < 1.25 * floor * 2
 
@@ -57,7 +57,8 @@ def test_more_threads_take_less_time(case: Case) -> None:
 
 def test_one_row_through_a_linear_layer_is_a_read_of_its_weights() -> None:
     case = Case("linear", (1, 4096), 4096, op=Linear())
-    assert seconds(case) == pytest.approx(4 * 4096 * 4096 / MACHINE.bandwidth, rel=0.01)
+    read = 4 * 4096 * 4096 / MACHINE.bandwidth
+    assert read < seconds(case) < 1.15 * read
 
 
 def test_values_in_the_last_cache_are_free() -> None:

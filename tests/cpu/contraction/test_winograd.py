@@ -60,6 +60,8 @@ def only(monkeypatch: pytest.MonkeyPatch, schedule: str) -> None:
         return [s for s in found if s.local == (schedule == "local")]
 
     monkeypatch.setattr(price, "candidates", some)
+    # What was chosen among all is not remembered here, nor what is chosen here afterwards.
+    monkeypatch.setattr(algorithms, "choose_winograd", price.choose_winograd.__wrapped__)
 
 
 @pytest.fixture(scope="module")

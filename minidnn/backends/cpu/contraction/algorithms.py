@@ -7,15 +7,17 @@ what is absorbed, or from what a value is a slice of.  So none of these changes 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ....fusion.contraction import Parts
+from ....graph.ir import Node
 from ..isa import Isa
 from ..tensor import Tensor
 from .choose import choose_scheme
 from .kernel import print_scheme
-from .price import Speed, predict_seconds
+from .price import NOMINAL_THREADS, Speed, nominal_speed, predict_seconds
 from .problem import Problem, problem_of
 from .scheme import Scheme
 from .stage import ContractionKernel
@@ -25,16 +27,6 @@ from .winograd.scheme import WinogradScheme
 from .winograd.transform import F2, F4, Transform
 
 ACCURACIES = ("normal", "high")
-
-_THREADS = 2
-
-
-def nominal_speed(isa: Isa) -> Speed:
-    """The machine for which algorithms are chosen: two cores of a current processor.
-
-    Choices must not change from machine to machine or with its load, so nothing is measured.
-    """
-    return Speed(_THREADS, 16e9 * isa.lanes * _THREADS, 25e9 * _THREADS, 32 << 20)
 
 
 class Algorithm(ABC):
@@ -61,6 +53,10 @@ class Algorithm(ABC):
         """The predicted time."""
 
     @abstractmethod
+    def weight_bytes(self, scheme: Any) -> int:
+        """Packed weights."""
+
+    @abstractmethod
     def workspace_bytes(self, scheme: Any) -> int:
         """Memory beside the threads' scratch."""
 
@@ -83,6 +79,9 @@ class Direct(Algorithm):
 
     def seconds(self, scheme: Scheme, speed: Speed) -> float:
         return predict_seconds(scheme, speed)
+
+    def weight_bytes(self, scheme: Scheme) -> int:
+        return 4 * scheme.groups * scheme.slots * scheme.problem.depth
 
     def workspace_bytes(self, scheme: Scheme) -> int:
         return 0
@@ -121,6 +120,9 @@ class Winograd(Algorithm):
     def seconds(self, scheme: WinogradScheme, speed: Speed) -> float:
         return seconds_of(scheme, speed)
 
+    def weight_bytes(self, scheme: WinogradScheme) -> int:
+        return scheme.weight_bytes
+
     def workspace_bytes(self, scheme: WinogradScheme) -> int:
         return scheme.workspace_bytes
 
@@ -131,6 +133,7 @@ class Winograd(Algorithm):
 ALGORITHMS: tuple[Algorithm, ...] = (Direct(), Winograd(F2, 0.7), Winograd(F4, 3.0))
 
 
+@lru_cache(4096)
 def choose_algorithm(
     problem: Problem, has_prologue: bool, isa: Isa, accuracy: str = "normal"
 ) -> Algorithm:
@@ -140,7 +143,7 @@ def choose_algorithm(
     bare = replace(problem, others=())
 
     def seconds(algorithm: Algorithm) -> float:
-        return algorithm.seconds(algorithm.scheme(bare, has_prologue, isa, _THREADS), speed)
+        return algorithm.seconds(algorithm.scheme(bare, has_prologue, isa, NOMINAL_THREADS), speed)
 
     usable = [
         algorithm
@@ -149,6 +152,31 @@ def choose_algorithm(
         and (accuracy != "high" or algorithm.error <= 1)
     ]
     return min(usable, key=seconds) if len(usable) > 1 else usable[0]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the algorithm that is chosen for a contraction takes on the nominal machine.
+
+    Attributes:
+        seconds: of its arithmetic, with what it waits for caches.
+        weight_bytes: of its packed weights.
+    """
+
+    algorithm: str
+    seconds: float
+    weight_bytes: int
+
+
+def work_of(node: Node, source: Tensor, result: Tensor, isa: Isa, accuracy: str = "normal") -> Work:
+    """What a convolution by itself takes, on tensors that lie as given."""
+    problem = problem_of(Parts(node), node.output.shape[0], source, (), result)
+    algorithm = choose_algorithm(problem, False, isa, accuracy)
+    speed = nominal_speed(isa)
+    scheme = algorithm.scheme(problem, False, isa, speed.threads)
+    endless = replace(speed, bandwidth=float("inf"))
+    seconds = algorithm.seconds(scheme, endless)
+    return Work(algorithm.name, seconds, algorithm.weight_bytes(scheme))
 
 
 def print_contraction(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ..isa import Isa
 from .blocking import block_cycles
 from .problem import Problem
@@ -16,6 +18,7 @@ part stay in the second-level cache while all pixels of a block use them."""
 MOST_UNROLLED_PLANES = 8
 
 
+@lru_cache(4096)
 def choose_scheme(problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Scheme:
     """The scheme for a problem; only the size of its blocks depends on ``threads``."""
     lanes = isa.lanes

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..isa import Isa
 from .blocking import block_cycles
 from .scheme import Scheme
+
+HIDDEN = 0.5
+"""Part of the smaller of computing and moving that the larger one hides; measured with weights
+that came from memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +29,31 @@ class Speed:
     cache: int
 
 
+NOMINAL_THREADS = 2
+
+
+def nominal_speed(isa: Isa, threads: int = NOMINAL_THREADS) -> Speed:
+    """The machine for which choices are made: so many cores of a current processor.
+
+    Choices must not change from machine to machine or with its load, so nothing is measured.
+    """
+    return Speed(threads, 16e9 * isa.lanes * threads, 25e9 * min(threads, 4), 32 << 20)
+
+
 def predict_seconds(scheme: Scheme, speed: Speed) -> float:
-    """The larger of arithmetic with its waiting, and of memory traffic.
+    """From arithmetic with its waiting, and memory traffic.
 
     Values that fit the last cache are taken to be there; weights are not, since a network's
     weights are read once a run.
     """
     clock = speed.flops / speed.threads / (4 * scheme.lanes)
     compute = block_cycles(scheme, speed.threads) / clock
-    return max(compute, memory_bytes(scheme, speed.cache) / speed.bandwidth)
+    return overlapped(compute, memory_bytes(scheme, speed.cache) / speed.bandwidth)
+
+
+def overlapped(compute: float, memory: float) -> float:
+    """Seconds of computing and moving: the larger hides a part of the smaller."""
+    return max(compute, memory) + (1 - HIDDEN) * min(compute, memory)
 
 
 def memory_bytes(scheme: Scheme, cache: int) -> int:

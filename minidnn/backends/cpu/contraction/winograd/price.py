@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from ...isa import Isa
 from ..blocking import CACHE_BYTES, INPUT_BYTES, TASK_CYCLES, UNEVEN, WEIGHT_BYTES
-from ..price import Speed
+from ..price import Speed, nominal_speed, overlapped
 from ..problem import Problem
 from ..tiling import OVERHEAD, Tile, split_vectors, step_cycles
 from .scheme import WinogradScheme
@@ -22,13 +23,17 @@ REGION_CYCLES = 2500.0
 """Cycles to begin and end a kernel on all threads."""
 
 MOST_CHUNK = 112
+CHUNKS = (4, 7, 8, 12, 14, 16, 21, 24, 28, 36, 42, 56, 70, 84, 112)
 
 
+@lru_cache(4096)
 def choose_winograd(
     problem: Problem, transform: Transform, isa: Isa, threads: int
 ) -> WinogradScheme:
-    """The scheme with the least predicted cycles on ``threads`` threads."""
-    return min(candidates(problem, transform, isa, threads), key=lambda s: cycles_of(s, threads))
+    """The scheme with the least predicted time on ``threads`` threads."""
+    speed = nominal_speed(isa, threads)
+    schemes = candidates(problem, transform, isa, threads)
+    return min(schemes, key=lambda scheme: seconds_of(scheme, speed))
 
 
 def candidates(
@@ -38,18 +43,17 @@ def candidates(
     blocks = -(-problem.outputs // isa.lanes)
     rows, columns = (-(-size // transform.outputs) for size in problem.out)
     count = problem.batch * rows * columns
-    sizes = sorted({-(-count // n) for n in range(1, count + 1)})
-    for size in sizes:
-        if size <= MOST_CHUNK:
-            tile = product_tile(size, blocks, problem.inputs, isa)
-            chunk = -(-size // tile.columns) * tile.columns
-            yield WinogradScheme(problem, isa.lanes, transform, tile, chunk, True)
+    for size in _chunk_sizes(count):
+        tile = product_tile(size, blocks, problem.inputs, isa)
+        chunk = -(-size // tile.columns) * tile.columns
+        yield WinogradScheme(problem, isa.lanes, transform, tile, chunk, True)
     tile = product_tile(count, blocks, problem.inputs, isa)
     chunk = -(-count // tile.columns) * tile.columns
     for parts in range(1, min(tile.groups, threads) + 1):
         yield WinogradScheme(problem, isa.lanes, transform, tile, chunk, False, parts)
 
 
+@lru_cache(4096)
 def product_tile(count: int, blocks: int, depth: int, isa: Isa) -> Tile:
     """The register tile for products of ``count`` tiles: all tiles are whole, some are padding."""
     best: tuple[float, Tile] | None = None
@@ -72,6 +76,13 @@ def product_tile(count: int, blocks: int, depth: int, isa: Isa) -> Tile:
                 best = cost, Tile(1, columns, vectors, wide, narrow)
     assert best is not None
     return best[1]
+
+
+def _chunk_sizes(count: int) -> list[int]:
+    """Sizes of equal chunks; of many tiles only those near multiples of what registers hold."""
+    wanted = range(1, MOST_CHUNK + 1) if count <= MOST_CHUNK else CHUNKS
+    chunks = {-(-count // size) for size in wanted if size <= count}
+    return sorted({-(-count // n) for n in chunks})
 
 
 def cycles_of(scheme: WinogradScheme, threads: int) -> float:
@@ -117,15 +128,13 @@ def _local_cycles(scheme: WinogradScheme, threads: int) -> float:
         task += 2 * scheme.product_bytes * scheme.tile.groups / INPUT_BYTES
     # Every chunk reads the inputs and all weights anew.
     task += 4 * count * problem.inputs * scheme.transform.outputs**2 / INPUT_BYTES
-    weights = 4 * scheme.matrices * problem.inputs * scheme.output_blocks * scheme.lanes
-    if near + weights > CACHE_BYTES:
-        task += weights / WEIGHT_BYTES
+    if near + scheme.weight_bytes > CACHE_BYTES:
+        task += scheme.weight_bytes / WEIGHT_BYTES
     turns = -(-scheme.chunks // threads)
     return task * (turns + UNEVEN * (scheme.chunks > 1)) + REGION_CYCLES
 
 
 def _spread_cycles(scheme: WinogradScheme, threads: int) -> float:
-    problem = scheme.problem
     into, out = _transform_cycles(scheme)
     transforms = scheme.count * (scheme.input_blocks * into + scheme.output_blocks * out)
     # Both are written by one thread and read by another.
@@ -134,8 +143,7 @@ def _spread_cycles(scheme: WinogradScheme, threads: int) -> float:
     product = _product_cycles(scheme, scheme.count)
     if inputs > CACHE_BYTES / 2:
         product += inputs * scheme.tile.groups / INPUT_BYTES
-    weights = 4 * problem.inputs * scheme.output_blocks * scheme.lanes
-    product += weights / WEIGHT_BYTES
+    product += scheme.weight_bytes / scheme.matrices / WEIGHT_BYTES
     tasks = scheme.matrices * scheme.parts
     turns = -(-tasks // threads)
     shared = (transforms + moved) / threads
@@ -143,16 +151,16 @@ def _spread_cycles(scheme: WinogradScheme, threads: int) -> float:
 
 
 def seconds_of(scheme: WinogradScheme, speed: Speed) -> float:
-    """The larger of arithmetic with its waiting, and of memory traffic."""
+    """From arithmetic with its waiting, and memory traffic."""
     clock = speed.flops / speed.threads / (4 * scheme.lanes)
     compute = cycles_of(scheme, speed.threads) / clock
-    return max(compute, memory_bytes(scheme, speed.cache) / speed.bandwidth)
+    return overlapped(compute, memory_bytes(scheme, speed.cache) / speed.bandwidth)
 
 
 def memory_bytes(scheme: WinogradScheme, cache: int) -> int:
     """Bytes that a run moves to and from memory; see :func:`..price.memory_bytes`."""
     problem = scheme.problem
-    weights = 4 * scheme.matrices * problem.inputs * scheme.output_blocks * scheme.lanes
+    weights = scheme.weight_bytes
     inputs = 4 * problem.batch * problem.inputs * problem.size[0] * problem.size[1]
     result = 4 * problem.batch * problem.outputs * problem.out[0] * problem.out[1]
     moved = weights

@@ -88,6 +88,10 @@ class WinogradScheme:
         return 4 * self.matrices * self.product_matrix
 
     @property
+    def weight_bytes(self) -> int:
+        return 4 * self.matrices * self.problem.inputs * self.output_blocks * self.lanes
+
+    @property
     def zeros_bytes(self) -> int:
         """A row of a tile of inputs, of zeros."""
         return 4 * self.transform.inputs * self.lanes
