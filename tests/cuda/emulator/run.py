@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from minidnn.backends.cuda.dialect import prelude
 from minidnn.backends.cuda.kernels import KernelSource, Launch
 
+COMPILERS = ("g++", "c++", "clang++")
 HEADER = Path(__file__).with_name("emulator.h")
 FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing")
 _WRONG = {1: "a thread ended, or left its warp, while others wait at a barrier"}
@@ -35,7 +37,9 @@ class Emulated:
         if not library.exists():
             source_file = library.with_suffix(".cpp")
             source_file.write_text(text)
-            command = ["g++", *FLAGS, "-o", str(library), str(source_file)]
+            compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+            assert compiler is not None, f"the emulator needs one of {', '.join(COMPILERS)}"
+            command = [compiler, *FLAGS, "-o", str(library), str(source_file)]
             ended = subprocess.run(command, capture_output=True, text=True, check=False)
             assert ended.returncode == 0, f"{source_file}:\n{ended.stderr[:4000]}"
         self._dll = ctypes.CDLL(str(library))
