@@ -95,9 +95,14 @@ SHAPES: list[tuple[Callable[[], Any], str]] = [
     ),
     (graph(L.Concat(2), (2, 3)), "Concat(axis=2): axis=2 is not an axis of the input (2, 3);"),
     (
-        graph(stack(L.ReLU()), (2, 3), dtype="int32"),
-        "node 'l0': ReLU(): operands have dtypes int32; valid is one of float16, bfloat16, "
-        "float32, float64 for all of them",
+        graph(stack(L.ReLU()), (2, 3), dtype="bool"),
+        "node 'l0': ReLU(): operands have dtypes bool; valid is one of float16, bfloat16, "
+        "float32, float64, int32, int64 for all of them",
+    ),
+    (
+        graph(stack(L.Sigmoid()), (2, 3), dtype="int32"),
+        "node 'l0': Sigmoid(): operands have dtype int32; valid is one of float16, bfloat16, "
+        "float32, float64, for its expression takes exp",
     ),
     (
         graph(stack(leaf()), (2, 2), dtype="float64"),
