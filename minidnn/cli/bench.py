@@ -168,13 +168,15 @@ def _conclude(
     options: argparse.Namespace, results: Results, where: tuple[str, str], cases: list[Case]
 ) -> int:
     """Table and picture of what was asked for, or of all that was merged; the exit code."""
+    from minidnn.bench.engines import OWN
     from minidnn.bench.plot import to_svg
     from minidnn.bench.results import failed
     from minidnn.bench.table import markdown
 
     shown = {case.name: results.records(*where, case) for case in cases}
     if not cases:
-        shown = {case: entry["engines"] for *_, case, entry in results.cases()}
+        entries = {case: entry["engines"] for *_, case, entry in results.cases()}
+        shown = {case: engines for case, engines in entries.items() if OWN in engines}
     if options.markdown:
         print(markdown(list(shown.items())))
     if options.plot:
