@@ -18,7 +18,7 @@ from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
 from ..tensor import Tensor
 from .pack import Pack
-from .vectors import SequenceKernel, packed_vectors
+from .vectors import SequenceKernel, packed_vectors, parameters
 
 THREADS = 256
 ROUNDS = 2
@@ -104,20 +104,11 @@ class _Printer:
                     self._segment(code, segment, first, rounds[segment])
                 first += count
         head = f'extern "C" __global__ void __launch_bounds__({THREADS})'
-        text = f"{head} $({self._parameters()}) {code}"
+        text = f"{head} $({parameters(self.binding, self.tensors)}) {code}"
         name = f"seq_{digest(text)[:20]}"
         source = KernelSource(name, text.replace("$", name))
         launch = Launch(source, (self.binding.batch * sum(chunks), 1, 1), (THREADS, 1, 1))
         return SequenceKernel(launch, partial(packed_vectors, self.binding))
-
-    def _parameters(self) -> str:
-        parts = []
-        for i, tensor in enumerate(self.tensors):
-            const = "const " if i < len(self.binding.inputs) else ""
-            parts.append(f"{const}{TYPES[tensor.dtype]} *__restrict__ a{i}")
-        if self.binding.vectors:
-            parts.append("const float *__restrict__ vectors")
-        return ", ".join(parts)
 
     def _keeps_channels(self, channels: int) -> bool:
         """Whether packs are of neighbouring channels, the same ones in each round of a thread."""

@@ -29,7 +29,7 @@ from .mapping import Mapping, choose_mapping, shared_limit
 from .prologue import absorb_prologues
 from .resident import print_resident
 from .step import StepPrinter, Target
-from .vectors import SequenceKernel, packed_vectors
+from .vectors import SequenceKernel, packed_vectors, parameters
 from .view import Span, View
 
 
@@ -100,7 +100,7 @@ class _Printer:
         groups = [-(-size // self.mapping.group) for size in sizes]
         body = self._body(groups)
         head = f'extern "C" __global__ void __launch_bounds__({self.mapping.threads})'
-        text = f"{self.functions}{head} $({self._parameters()}) {body}"
+        text = f"{self.functions}{head} $({parameters(self.binding, self.tensors)}) {body}"
         name = f"seq_{digest(text)[:20]}"
         text = text.replace("$", name)
         blocks = self.binding.batch * sum(groups) * self.tasks
@@ -111,15 +111,6 @@ class _Printer:
             self.mapping.places.bytes,
         )
         return SequenceKernel(launch, partial(packed_vectors, self.binding))
-
-    def _parameters(self) -> str:
-        parts = []
-        for i, tensor in enumerate(self.tensors):
-            const = "const " if i < len(self.binding.inputs) else ""
-            parts.append(f"{const}{TYPES[tensor.dtype]} *__restrict__ a{i}")
-        if self.binding.vectors:
-            parts.append("const float *__restrict__ vectors")
-        return ", ".join(parts)
 
     def _body(self, groups: Sequence[int]) -> Code:
         code = Code()

@@ -26,7 +26,7 @@ from .facts import positive_planes
 from .functions import Functions
 from .grid import Grid, assign_arrays, operations_of, phases_of, reach_of
 from .rectangle import RectanglePrinter
-from .vectors import SequenceKernel, packed_vectors
+from .vectors import SequenceKernel, packed_vectors, parameters
 
 _UNITS = (16, 8, 4, 2)
 
@@ -115,7 +115,7 @@ class _Printer:
     def print(self) -> SequenceKernel:
         body = self._body()
         head = f'extern "C" __global__ void __launch_bounds__({self.grid.threads})'
-        text = f"{self.functions}{head} $({self._parameters()}) {body}"
+        text = f"{self.functions}{head} $({parameters(self.binding, self.tensors)}) {body}"
         name = f"seq_{digest(text)[:20]}"
         source = KernelSource(name, text.replace("$", name))
         shared = self.regions_offset + self.regions * self.region_bytes
@@ -123,15 +123,6 @@ class _Printer:
         blocks = self.binding.batch * self.frame
         launch = Launch(source, (blocks, 1, 1), (self.grid.threads, 1, 1), shared)
         return SequenceKernel(launch, partial(packed_vectors, self.binding))
-
-    def _parameters(self) -> str:
-        parts = []
-        for i, tensor in enumerate(self.tensors):
-            const = "const " if i < len(self.binding.inputs) else ""
-            parts.append(f"{const}{TYPES[tensor.dtype]} *__restrict__ a{i}")
-        if self.binding.vectors:
-            parts.append("const float *__restrict__ vectors")
-        return ", ".join(parts)
 
     def _body(self) -> Code:
         code, grid = Code(), self.grid

@@ -1,15 +1,17 @@
-"""What a printed plan is, and the one array of all its vectors."""
+"""What a printed plan is: its arguments, and the one array of all its vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ....fusion.plan import Binding
 from ....graph.ir import Constant
+from ..dialect import TYPES
 from ..kernels import Launch
+from ..tensor import Tensor
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,17 @@ class SequenceKernel:
 
     launch: Launch
     vectors: Callable[[], np.ndarray]
+
+
+def parameters(binding: Binding, tensors: Sequence[Tensor]) -> str:
+    """The arguments as a kernel declares them: ``a0``, ``a1``, ... and ``vectors``."""
+    parts = []
+    for i, tensor in enumerate(tensors):
+        const = "const " if i < len(binding.inputs) else ""
+        parts.append(f"{const}{TYPES[tensor.dtype]} *__restrict__ a{i}")
+    if binding.vectors:
+        parts.append("const float *__restrict__ vectors")
+    return ", ".join(parts)
 
 
 def packed_vectors(binding: Binding) -> np.ndarray:
