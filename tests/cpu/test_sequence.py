@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -95,8 +96,13 @@ def reschedule(plan: Plan, data: st.DataObject) -> None:
             True,
             data.draw(st.booleans()),
         )
-        object.__setattr__(node.op, "schedule", schedule)
-        node.op.__dict__.pop("kernel", None)
+        give(node.op, schedule)
+
+
+def give(region: SequenceRegion, schedule: Schedule) -> None:
+    """Gives a sequence a schedule."""
+    object.__setattr__(region, "schedule", schedule)
+    region.__dict__.pop("kernel", None)
 
 
 def random_cases(isa: Isa, count: int, any_schedule: bool) -> list[Case]:
@@ -246,6 +252,38 @@ def test_numbers_that_overflow_within_a_chain(isa: Isa) -> None:
         expected = evaluate(planned(graph, isa).graph, [x])[0]
     assert np.isnan(expected).any() and not np.isnan(expected).all()
     assert same(y, expected)
+
+
+def in_tiles(blocks: int, padding: int, isa: Isa) -> Case:
+    """A long chain as one kernel over patches of 16 x 16, with halos that are computed again."""
+    net = L.Sequential(*(block(16, L.MaxPool2d(3, 1, padding)) for _ in range(blocks)))
+    size = 37 + 2 * blocks * (1 - padding)
+    graph = to_graph(statistics(net, 1), (1, 16, size, size))
+    plan = planned(graph, isa, "unrestricted")
+    (node,) = plan.graph.nodes
+    assert isinstance(node.op, SequenceRegion)
+    give(node.op, Schedule(16, 16, 1, True, True))
+    return Case(graph, plan, 3, True)
+
+
+@pytest.mark.parametrize(
+    "padding, blocks, most",
+    [(1, 40, 1800), (0, 20, 20_000)],
+    ids=["planes of one size", "planes that shrink"],
+)
+def test_long_chains_in_tiles(padding: int, blocks: int, most: int, isa: Isa) -> None:
+    """A block adds the same text however many there are (on planes of one size the functions are
+    shared), and no call lies in ever more calls, for which ISPC would need minutes: such chains
+    compile in seconds, to the right bits."""
+    half = blocks // 2
+    cases = [in_tiles(n, padding, isa) for n in (half, half + half // 2, blocks)]
+    short, middle, long = (lower_plan(case.plan, isa, 2)[0].source.text for case in cases)
+    added = len(middle) - len(short), len(long) - len(middle)
+    assert added[1] / (half // 2) < most and added[1] < 1.1 * added[0]
+    assert max(line.count("(") for line in long.splitlines()) < 20
+    begin = time.monotonic()
+    check(cases[-1:], isa)
+    assert time.monotonic() - begin < 100  # 5 to 10 on an idle machine
 
 
 def test_large_outputs_are_streamed(isa: Isa) -> None:

@@ -320,17 +320,12 @@ class _Printer:
         if self.across == 1:
             begin, end = map(str, storage.span(self.plan))
         else:
-            width = self.plan.anchor[1]
-            ends = [_ends(self.plan.planes[n].columns, "cb", "ce", width) for n in storage.members]
             begin, end = f"xs{i}", f"xe{i}"
-            for name, texts, join in (
-                (begin, [e[0] for e in ends], "min"),
-                (end, [e[1] for e in ends], "max"),
-            ):
-                text = texts[0]
-                for other in dict.fromkeys(texts[1:]):
-                    text = f"{join}({text}, {other})"
-                code.line(f"const uniform int {name} = {text};")
+            for k, (low, high) in enumerate(self._hulls(storage)):
+                # One after the other: ISPC's time doubles with each level of nested calls.
+                declared = "" if k else "uniform int "
+                code.line(f"{declared}{begin} = {f'min({begin}, {low})' if k else low};")
+                code.line(f"{declared}{end} = {f'max({end}, {high})' if k else high};")
         if storage.before + storage.after == 0:
             return
         value = "floatbits(0xff800000)" if storage.reduce == "max" else "0.0f"
@@ -342,6 +337,18 @@ class _Printer:
                 code.line(f"row += ({end} - {begin} + {storage.before}) * {self.lanes};")
             for k in range(storage.after):
                 code.line(f"row[{k * self.lanes} + programIndex] = {value};")
+
+    def _hulls(self, storage: Storage) -> list[tuple[str, str]]:
+        """Begin and end of the columns that a patch keeps in a storage, of planes of each size.
+
+        Planes of one size and scale need one text, since cutting to the plane keeps the order.
+        """
+        hulls: dict[tuple[int, int], Extent] = {}
+        for number in storage.members:
+            columns = self.plan.planes[number].columns
+            key = columns.size, columns.scale
+            hulls[key] = hulls[key].hull(columns) if key in hulls else columns
+        return [_ends(hull, "cb", "ce", self.plan.anchor[1]) for hull in hulls.values()]
 
     # Steps
 
