@@ -13,7 +13,14 @@ from minidnn.bench import alternate, load
 from minidnn.bench.load import Watch
 from tests.bench.test_process import engine
 
-STAT = "cpu  {user} 10 20 5000 7 1 2 3 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
+# Core 1 belongs to others.
+STAT = (
+    "cpu  {user} {user} 20 5000 7 1 2 3 0 0\n"
+    "cpu0 {user} 10 20 5000 7 1 2 3 0 0\n"
+    "cpu1 {user} 0 {user} 0 0 0 0 0 0 0\n"
+    "cpu2 1 1 1 1 1 1 1 1 0 0\n"
+    "intr 7 {user}\n"
+)
 OWN = "{pid} (a (strange) name) S 1 1 1 0 -1 0 0 0 0 0 {user} {system} 0 0 20 0 1 0 0 0 0\n"
 
 
@@ -23,11 +30,11 @@ def proc(folder: Path, busy: int, own: int, pid: int) -> None:
     (folder / str(pid) / "stat").write_text(OWN.format(pid=pid, user=own, system=own))
 
 
-def test_the_share_of_others_is_what_is_busy_without_the_process(
+def test_the_share_of_others_is_what_is_busy_on_these_cores_without_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load, "PROC", tmp_path)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
     now = [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     tick = os.sysconf("SC_CLK_TCK")
