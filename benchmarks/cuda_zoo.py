@@ -1,25 +1,35 @@
 """The zoo on one GPU: minidnn beside PyTorch, every cell's engines in turn in one process.
 
+    python benchmarks/cuda_zoo.py results.jsonl --seconds 500
     python benchmarks/cuda_zoo.py results.jsonl --networks resnet50 --batches 1 128
+    python benchmarks/cuda_zoo_report.py results.jsonl
 
 A cell is a network, a precision and a batch size.  Engines are
 
 - ``minidnn``: compiled with the default tuning, bound to its arrays (a CUDA graph);
 - ``eager``, ``eager-last``: PyTorch's modules in NCHW and channels_last with cudnn.benchmark,
   captured as a CUDA graph;
-- ``compile``: torch.compile(mode="reduce-overhead") with freezing.
+- ``compile``: torch.compile(mode="reduce-overhead") with freezing, on weights and images in the
+  layout in which eager was faster; ``max-autotune`` likewise, where it is asked for.
 
 All of them read one input on the GPU and are timed in turn, round after round, by events around
 several calls; the median over the rounds counts, and its 95 % interval from order statistics.
-Finished cells of this commit are skipped, so that it can be stopped and started again.
+
+Cells come in the order of ``STAGES``, all networks of a stage before the next, so that what there
+is so far is of use.  Finished cells of this commit are skipped.  No cell begins after ``--seconds``
+less what the longest cell has taken; starting the command again goes on.  An engine that fails
+stands in its cell with its error; should it leave the GPU unusable, the process ends with status 3.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import gc
 import json
 import math
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,37 +43,64 @@ from minidnn import models
 
 Run = Callable[[], object]
 PRECISIONS = ("float16", "bfloat16", "tf32", "float32")
-ENGINES = ("minidnn", "eager", "eager-last", "compile")
+ENGINES = ("minidnn", "eager", "eager-last", "compile", "max-autotune")
+USUAL = ENGINES[:4]
 NETWORKS = [name for name in models.list_models() if name != "digits"]
+STAGES = (
+    *(("float16", 128), ("float16", 1), ("float32", 128), ("tf32", 128), ("float16", 32)),
+    *(("float32", 1), ("tf32", 1), ("float32", 32), ("tf32", 32)),
+)
 ROUND_MS = 12.0
+UNUSABLE = 3
 
 
 def main() -> None:
     options = arguments()
     done = finished(options.results)
-    for name in options.networks:
-        for precision in options.precisions:
-            for batch in options.batches:
-                key = (commit(), name, precision, batch)
-                if (*key, tuple(options.engines)) in done:
-                    continue
-                cell = dict(zip(("commit", "network", "precision", "batch"), key, strict=True))
-                cell["engines"] = list(options.engines)
-                cell["device"] = torch.cuda.get_device_name()
-                cell |= measured(name, precision, batch, options)
-                with options.results.open("a") as file:
-                    file.write(json.dumps(cell) + "\n")
-                print(line(cell), flush=True)
+    begin, longest = time.perf_counter(), 0.0
+    for name, precision, batch in cells(options):
+        key = (options.commit, name, precision, batch)
+        if (*key, tuple(options.engines)) in done:
+            continue
+        before = time.perf_counter()
+        if before - begin + longest > options.seconds:
+            print(f"{options.seconds} seconds are over; start again to go on", flush=True)
+            return
+        cell = dict(zip(("commit", "network", "precision", "batch"), key, strict=True))
+        cell["engines"] = list(options.engines)
+        cell |= measured(name, precision, batch, options)
+        with options.results.open("a") as file:
+            file.write(json.dumps(cell) + "\n")
+        print(line(cell), flush=True)
+        longest = max(longest, time.perf_counter() - before)
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            print(f"the GPU cannot be used any more in this process: {error}", flush=True)
+            sys.exit(UNUSABLE)
+    print("all cells are measured", flush=True)
+
+
+def cells(options: argparse.Namespace) -> list[tuple[str, str, int]]:
+    """What is to be measured: STAGES in their order, then what else was asked for."""
+    asked = [(p, b) for p in options.precisions for b in options.batches]
+    stages = [one for one in STAGES if one in asked] + [one for one in asked if one not in STAGES]
+    return [(name, *stage) for stage in stages for name in options.networks]
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", type=Path)
     parser.add_argument("--networks", nargs="+", default=NETWORKS, choices=NETWORKS)
-    parser.add_argument("--precisions", nargs="+", default=["float16"], choices=PRECISIONS)
+    usual = ["float16", "float32", "tf32"]
+    parser.add_argument("--precisions", nargs="+", default=usual, choices=PRECISIONS)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 128])
-    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--engines", nargs="+", default=list(USUAL), choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--commit", default=commit(), help="where there is no git repository")
     parser.add_argument("--tune", default="quick")
     parser.add_argument("--strategy", default="model")
     parser.add_argument("--profile", action="store_true", help="print the regions of minidnn")
@@ -98,29 +135,66 @@ def measured(name: str, precision: str, batch: int, options: argparse.Namespace)
     size = 299 if name == "inception_v3" else 224
     x = torch.randn(batch, 3, size, size, device="cuda", dtype=dtype)
     runs: dict[str, Run] = {}
-    found: dict[str, Any] = {"compile_seconds": {}, "errors": {}}
+    seconds: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    failed: dict[str, str] = {}
     reference = None
     for engine in options.engines:
         begin = time.perf_counter()
         try:
-            runs[engine], output = ENGINE[engine](name, network, x, precision, options)
+            last = is_faster(runs, "eager-last", "eager")
+            runs[engine], output = ENGINE[engine](name, network, x, precision, last, options)
+            torch.cuda.synchronize()
+            output = output.float()
+            if reference is None:
+                reference = output
+            errors[engine] = float((output - reference).abs().max() / reference.abs().max())
         except Exception as error:
-            found[f"failed {engine}"] = f"{type(error).__name__}: {error}"[:300]
-            print(name, precision, batch, engine, found[f"failed {engine}"], flush=True)
+            runs.pop(engine, None)
+            failed[engine] = f"{type(error).__name__}: {error}"[:300]
+            print(name, precision, batch, engine, "failed:", failed[engine], flush=True)
             continue
-        torch.cuda.synchronize()
-        found["compile_seconds"][engine] = round(time.perf_counter() - begin, 2)
-        output = output.float()
-        if reference is None:
-            reference = output
-        scale = float(reference.abs().max())
-        found["errors"][engine] = float((output - reference).abs().max()) / scale
-    times = in_turn(runs, options.rounds)
-    found["ms"] = {engine: median(ts) for engine, ts in times.items()}
-    found["interval"] = {engine: interval(ts) for engine, ts in times.items()}
+        seconds[engine] = round(time.perf_counter() - begin, 2)
+    times: dict[str, list[float]] = {}
+    try:
+        times = in_turn(runs, options.rounds)
+    except Exception as error:
+        failed["timing"] = f"{type(error).__name__}: {error}"[:300]
+        print(name, precision, batch, "timing failed:", failed["timing"], flush=True)
     runs.clear()
     torch._dynamo.reset()
-    return found
+    gc.collect()
+    torch.cuda.empty_cache()
+    return {
+        "device": torch.cuda.get_device_name(),
+        "versions": versions(),
+        "ms": {engine: median(ts) for engine, ts in times.items()},
+        "interval": {engine: interval(ts) for engine, ts in times.items()},
+        "compile_seconds": seconds,
+        "errors": errors,
+        "failed": failed,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what a time depends on."""
+    from minidnn.cudnn import machine
+
+    return {
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "minidnn's cuDNN": machine.library_name(),
+        "torch's cuDNN": str(torch.backends.cudnn.version()),
+        "device": machine.device_name(0),
+    }
+
+
+def is_faster(runs: dict[str, Run], one: str, other: str) -> bool:
+    """Whether an engine is faster than another; if the other is not there, it is."""
+    if one not in runs or other not in runs:
+        return one in runs
+    times = in_turn({name: runs[name] for name in (one, other)}, 3)
+    return median(times[one]) < median(times[other])
 
 
 def peer(name: str) -> Any:
@@ -129,7 +203,7 @@ def peer(name: str) -> Any:
 
 
 def ours(
-    name: str, network: Any, x: Any, precision: str, options: argparse.Namespace
+    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
 ) -> tuple[Run, Any]:
     net = models.get_model(name)
     net.load_state_dict({key: value.numpy() for key, value in network.state_dict().items()})
@@ -149,16 +223,21 @@ def ours(
 
 
 def eager(
-    name: str, network: Any, x: Any, precision: str, options: argparse.Namespace
+    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
 ) -> tuple[Run, Any]:
-    return captured(network.to("cuda", x.dtype), x)
+    return captured(moved(network, x, False), x)
 
 
 def eager_last(
-    name: str, network: Any, x: Any, precision: str, options: argparse.Namespace
+    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
 ) -> tuple[Run, Any]:
-    moved = network.to("cuda", x.dtype).to(memory_format=torch.channels_last)
-    return captured(moved, x.to(memory_format=torch.channels_last))
+    return captured(moved(network, x, True), x.to(memory_format=torch.channels_last))
+
+
+def moved(network: Any, x: Any, last: bool) -> Any:
+    """A copy of the network where the image is, of its type, its weights in either layout."""
+    layout = torch.channels_last if last else torch.contiguous_format
+    return copy.deepcopy(network).to("cuda", x.dtype).to(memory_format=layout)
 
 
 def captured(network: Any, x: Any) -> tuple[Run, Any]:
@@ -172,18 +251,35 @@ def captured(network: Any, x: Any) -> tuple[Run, Any]:
         with torch.cuda.graph(graph):
             y = network(x)
     graph.replay()
-    return graph.replay, y
+
+    def run() -> Any:
+        graph.replay()
+        return network, x  # which the graph reads, and which must stay
+
+    return run, y
 
 
 def compiled(
-    name: str, network: Any, x: Any, precision: str, options: argparse.Namespace
+    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
 ) -> tuple[Run, Any]:
+    return by_inductor("reduce-overhead", network, x, last)
+
+
+def autotuned(
+    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
+) -> tuple[Run, Any]:
+    return by_inductor("max-autotune", network, x, last)
+
+
+def by_inductor(mode: str, network: Any, x: Any, last: bool) -> tuple[Run, Any]:
     import torch._inductor.config
 
     torch._inductor.config.freezing = True
     torch._dynamo.reset()
-    network = network.to("cuda", x.dtype)
-    fast = torch.compile(network, mode="reduce-overhead")
+    fast = torch.compile(moved(network, x, last), mode=mode)
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    torch._dynamo.mark_static_address(x)  # else every call copies it
 
     def run() -> Any:
         with torch.inference_mode(), torch.no_grad():
@@ -199,6 +295,7 @@ ENGINE: dict[str, Callable[..., tuple[Run, Any]]] = {
     "eager": eager,
     "eager-last": eager_last,
     "compile": compiled,
+    "max-autotune": autotuned,
 }
 
 
