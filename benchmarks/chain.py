@@ -1,17 +1,16 @@
 """The paper's chain on the CPU, against other engines and under the paper's strategies.
 
-    python -m benchmarks.chain screen     [--seconds 90] [--only TEXT]
-    python -m benchmarks.chain compare    [--seconds 90] [--only TEXT]
     python -m benchmarks.chain prepare
+    python -m benchmarks.chain compare    [--seconds 90] [--only TEXT]
     python -m benchmarks.chain strategies [--seconds 90] [--only TEXT]
     python -m benchmarks.chain report
 
-``screen`` runs every engine once or twice: outputs are compared, and what is far from the fastest
-is left out.  ``compare`` measures the others in turn.  ``strategies`` measures minidnn alone under
-each strategy, once ``prepare`` has compiled it.  These commands start no case after their seconds
-are over, and go on where they were when they are started again; ``--json`` keeps what was
-measured, with the machine.  ``report`` prints tables and writes the plot.  Each engine has a
-process of its own.  Times include reading NCHW and writing NCHW.
+``prepare`` makes every engine once, so that what they compile is in their caches.  ``compare``
+measures minidnn in turn with the fast peers, then once more in turn with the slow ones, which get
+fewer runs; outputs are compared.  ``strategies`` measures minidnn alone under each strategy.  These
+two start no case after their seconds are over, and go on where they were when they are started
+again; ``--json`` keeps what was measured, with the machine.  ``report`` prints tables and writes
+the plot.  Each engine has a process of its own.  Times include reading NCHW and writing NCHW.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ import argparse
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -29,45 +29,52 @@ from typing import Any
 import numpy as np
 
 from benchmarks.chain_cases import CASES, Case, export_onnx, inputs_of
-from benchmarks.chain_report import print_tables, write_plot
+from benchmarks.chain_report import OWN, print_tables, write_plot
 from benchmarks.figures import Results
 from minidnn.bench.alternate import alternate
 from minidnn.bench.process import EngineProcess
 
 ROUNDS = 9
+SLOW_ROUNDS = 7
 BURST_SECONDS = 0.12
-HOPELESS = 2.5
-"""A peer that takes that many times as long as the best of them, in the best of three runs, cannot
-be the best: it is not measured further."""
+
+FAST, SLOW = PACES = ("fast", "slow")
+"""Peers by what they take: PyTorch's runs last up to seconds each."""
 
 STRATEGIES = ("layers", "one", "five", "unrestricted", "model")
 BLOCKS = (1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40)
 STRATEGY_CASES = [Case("paper", n, size) for size in ("56x56", "224x224") for n in BLOCKS]
 
 Target = tuple[str, dict[str, Any]]
-Job = Callable[[int], dict[str, Any]]
+Job = Callable[[Path, int], dict[str, Any]]
 
 
-def peers_and_own(case: Case, folder: Path, threads: int) -> dict[str, Target]:
-    """For each engine its target and options; writes the files that they read into a folder."""
-    model = folder / "network.onnx"
-    # In a process of its own, since exporting runs the network and keeps much memory.
-    export = multiprocessing.get_context("spawn").Process(target=export_onnx, args=(case, model))
-    export.start()
-    export.join()
-    if export.exitcode:
-        raise SystemExit(f"{case.key}: exporting it failed")
+def own_and(pace: str, case: Case, folder: Path, threads: int) -> dict[str, Target]:
+    """For minidnn and the peers of that pace, what makes them, and options."""
     shared = _shared(case, folder, threads)
-    on_file = shared | {"model": str(model)}
-    module = shared | {"network": "benchmarks.chain_cases:with_torch", "options": case.options}
-    return {
-        "minidnn": ("own:minidnn", shared | _own(case)),
-        "onnxruntime": ("peers:onnxruntime", on_file),
-        "openvino": ("peers:openvino", on_file | {"precision": "f32"}),
-        "torch compile": ("peers:torch", module | {"mode": "compile"}),
-        "torch channels_last": ("peers:torch", module | {"mode": "channels_last"}),
-        "torch eager": ("peers:torch", module | {"mode": "eager"}),
-    }
+    found = {OWN: ("own:minidnn", shared | _own(case))}
+    if pace == FAST:
+        on_file = shared | {"model": str(_exported(case, folder))}
+        found["onnxruntime"] = ("peers:onnxruntime", on_file)
+        found["openvino"] = ("peers:openvino", on_file | {"precision": "f32"})
+    else:
+        module = shared | {"network": "benchmarks.chain_cases:with_torch", "options": case.options}
+        for mode in ("compile", "channels_last", "eager"):
+            found[f"torch {mode}"] = ("peers:torch", module | {"mode": mode})
+    return found
+
+
+def _exported(case: Case, folder: Path) -> Path:
+    """The chain's ONNX file, which is written if it is not there yet."""
+    path = folder / f"{case.key}.onnx"
+    if not path.exists():
+        # In a process of its own, since exporting runs the network and keeps much memory.
+        job = multiprocessing.get_context("spawn").Process(target=export_onnx, args=(case, path))
+        job.start()
+        job.join()
+        if job.exitcode:
+            raise SystemExit(f"{case.key}: exporting it failed")
+    return path
 
 
 def strategies(case: Case, folder: Path, threads: int) -> dict[str, Target]:
@@ -77,8 +84,9 @@ def strategies(case: Case, folder: Path, threads: int) -> dict[str, Target]:
 
 
 def _shared(case: Case, folder: Path, threads: int) -> dict[str, Any]:
-    inputs = folder / "inputs.npz"
-    np.savez(inputs, inputs_of(case))
+    inputs = folder / f"{case.size}.npz"
+    if not inputs.exists():
+        np.savez(inputs, inputs_of(case))
     return {"inputs": str(inputs), "threads": threads}
 
 
@@ -87,49 +95,45 @@ def _own(case: Case) -> dict[str, Any]:
 
 
 def start(targets: Mapping[str, Target], stack: ExitStack) -> dict[str, EngineProcess]:
-    """The engines, one made after the other."""
-    return {
-        name: stack.enter_context(EngineProcess(name, f"minidnn.bench.{target}", options))
-        for name, (target, options) in targets.items()
-    }
+    """The engines, two of them made at a time."""
+
+    def made(name: str) -> EngineProcess:
+        target, options = targets[name]
+        return EngineProcess(name, f"minidnn.bench.{target}", options)
+
+    with ThreadPoolExecutor(2) as pool:
+        pending = {name: pool.submit(made, name) for name in targets}
+    for future in pending.values():
+        if future.exception() is None:
+            stack.enter_context(future.result())
+    return {name: future.result() for name, future in pending.items()}
 
 
-def screen(case: Case, threads: int) -> dict[str, Any]:
-    """Runs all engines, and says which are to be compared."""
-    with tempfile.TemporaryDirectory() as folder:
+def compare(case: Case, pace: str, folder: Path, threads: int) -> dict[str, Any]:
+    """Measures minidnn and the peers of that pace in turn."""
+    with ExitStack() as stack:
+        engines = start(own_and(pace, case, folder, threads), stack)
+        (own,) = engines[OWN].outputs()
         rows: dict[str, Any] = {}
-        outputs = {}
-        for name, target in peers_and_own(case, Path(folder), threads).items():
-            with ExitStack() as stack:
-                (engine,) = start({name: target}, stack).values()
-                (outputs[name],) = engine.outputs()
-                rows[name] = {
-                    "seconds": min(engine.run(3)),
-                    "make_seconds": engine.seconds,
-                    "about": engine.about,
-                }
-    expected = outputs["torch eager"]
-    best = min(row["seconds"] for name, row in rows.items() if name != "minidnn")
-    for name, row in rows.items():
-        row["deviation"] = float(np.abs(outputs[name] - expected).max() / np.abs(expected).max())
-        row["races"] = name == "minidnn" or row["seconds"] <= HOPELESS * best
+        for name, engine in engines.items():
+            (output,) = engine.outputs()
+            deviation = float(np.abs(output - own).max() / np.abs(own).max())
+            rows[name] = {"about": engine.about, "deviation": deviation}
+        times = (
+            alternate(engines, ROUNDS, BURST_SECONDS)
+            if pace == FAST
+            else alternate(engines, SLOW_ROUNDS, 0.03, least_runs=1)
+        )
+        for name, seconds in times.items():
+            rows[name]["seconds"] = seconds
     return {**case.describe(), "threads": threads, "engines": rows}
 
 
-def compare(case: Case, threads: int, racing: Sequence[str]) -> dict[str, Any]:
-    """Measures some engines in turn."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        targets = peers_and_own(case, Path(folder), threads)
-        engines = start({name: targets[name] for name in racing}, stack)
-        times = alternate(engines, ROUNDS, BURST_SECONDS)
-    return {**case.describe(), "threads": threads, "engines": times}
-
-
-def measure_strategies(case: Case, threads: int) -> dict[str, Any]:
+def measure_strategies(case: Case, folder: Path, threads: int) -> dict[str, Any]:
     """Measures all strategies on one case."""
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        engines = start(strategies(case, Path(folder), threads), stack)
-        times = alternate(engines, 7, 0.05, 0.01)
+    with ExitStack() as stack:
+        engines = start(strategies(case, folder, threads), stack)
+        times = alternate(engines, 7, 0.03, 0.01)
         rows = {
             name: {"seconds": times[name], "kernels": engine.about["kernels"]}
             for name, engine in engines.items()
@@ -137,58 +141,61 @@ def measure_strategies(case: Case, threads: int) -> dict[str, Any]:
     return {**case.describe(), "threads": threads, "strategies": rows}
 
 
-def jobs(command: str, results: Results) -> dict[str, Job]:
+def jobs(command: str) -> dict[str, Job]:
     """What a command measures, by name."""
     if command == "strategies":
         return {case.key: partial(measure_strategies, case) for case in STRATEGY_CASES}
-    if command == "screen":
-        return {case.key: partial(screen, case) for case in CASES}
-    found: dict[str, Job] = {}
-    for case in CASES:
-        if case.key in results.part("screen"):
-            rows = results.part("screen")[case.key]["engines"]
-            racing = [name for name, row in rows.items() if row["races"]]
-            found[case.key] = partial(compare, case, racing=racing)
-    if len(found) < len(CASES):
-        print(f"{len(CASES) - len(found)} cases are not screened yet and are left out")
-    return found
+    return {f"{c.key}, {pace} peers": partial(compare, c, pace) for pace in PACES for c in CASES}
 
 
-def prepare(threads: int) -> None:
-    """Compiles minidnn's kernels for all strategies."""
-    for case in STRATEGY_CASES:
-        with tempfile.TemporaryDirectory() as folder:
-            for name, target in strategies(case, Path(folder), threads).items():
-                with ExitStack() as stack:
-                    start({name: target}, stack)
-        print(case.key, flush=True)
+def prepare(folder: Path, threads: int, only: str) -> None:
+    """Makes every engine once."""
+    makers: list[Callable[[Case, Path, int], dict[str, Target]]]
+    makers = [partial(own_and, pace) for pace in PACES]
+    todo = [(make, case) for make in makers for case in CASES]
+    todo += [(strategies, case) for case in STRATEGY_CASES]
+    for make, case in todo:
+        if only in case.key:
+            with ExitStack() as stack:
+                targets = make(case, folder, threads)
+                start(targets, stack)
+            print(f"{case.key}: {', '.join(targets)}", flush=True)
 
 
 def measure(options: argparse.Namespace, results: Results) -> None:
     """Measures what the file lacks, until the seconds are over."""
     end = time.monotonic() + options.seconds
-    todo = {k: job for k, job in jobs(options.command, results).items() if options.only in k}
+    todo = {k: job for k, job in jobs(options.command).items() if options.only in k}
     missing = [key for key in todo if key not in results.part(options.command)]
     while missing and time.monotonic() < end:
         key = missing.pop(0)
         begin = time.monotonic()
-        results.add(options.command, key, todo[key](options.threads))
+        results.add(options.command, key, todo[key](options.folder, options.threads))
         print(f"{key}: {time.monotonic() - begin:.0f} s", flush=True)
     print(f"{len(missing)} of {len(todo)} left" if missing else "all measured")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The paper's chain against other engines.")
-    commands = ("screen", "compare", "prepare", "strategies", "report")
+    commands = ("prepare", "compare", "strategies", "report")
     parser.add_argument("command", choices=commands)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/chain_cpu.json"))
     parser.add_argument("--svg", type=Path, default=Path("docs/chain-strategies.svg"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=90, help="start no case after that many")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--folder", type=Path, help="for inputs and ONNX files, kept if named")
     options = parser.parse_args()
+    with ExitStack() as stack:
+        if options.folder is None:
+            options.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        options.folder.mkdir(parents=True, exist_ok=True)
+        run(options)
+
+
+def run(options: argparse.Namespace) -> None:
     if options.command == "prepare":
-        prepare(options.threads)
+        prepare(options.folder, options.threads, options.only)
         return
     results = Results(options.json, measures=options.command != "report")
     if options.command == "report":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Results
 from benchmarks.line_plot import Panel, line_plot
-from minidnn.bench.statistics import Estimate, median, ratio
+from minidnn.bench.statistics import median, ratio
+
+OWN = "minidnn"
+
+Record = Mapping[str, Any]
 
 NAMES = {
     "layers": "layer by layer",
@@ -21,46 +25,53 @@ NAMES = {
 
 
 def print_tables(results: Results) -> None:
-    """Every case: our time, the best peer's, and their ratio, with 95 % intervals."""
+    """Every case: our time, the best peer's, and their ratio, with 95 % intervals; then all peers,
+    each by the ratio in the turns that it took part in."""
     print(results.machine)
     print("| chain | blocks | size | minidnn ms | best peer | ms | times faster | kernels |")
     print("|---|---|---|---|---|---|---|---|")
-    screened = results.part("screen")
-    for key, record in results.part("compare").items():
-        peer, gain = best_peer(record["engines"])
-        both = ("minidnn", peer)
-        own, other = (median([1e3 * s for s in record["engines"][name]]) for name in both)
-        about = [screened[key]["engines"][name]["about"] for name in both]
-        kernels = " / ".join(str(each.get("kernels")) for each in about)
+    cases: dict[tuple[Any, ...], list[Record]] = {}
+    for record in results.part("compare").values():
+        key = record["variant"], record["blocks"], tuple(record["shape"])
+        cases.setdefault(key, []).append(record)
+    for records in cases.values():
+        record, peer = best_peer(records)
+        rows = [record["engines"][name] for name in (OWN, peer)]
+        own, other = (median([1e3 * s for s in row["seconds"]]) for row in rows)
+        gain = ratio(rows[1]["seconds"], rows[0]["seconds"])
+        kernels = " / ".join(str(row["about"].get("kernels")) for row in rows)
         print(f"{_begin(record)} {own:.2f} | {peer} | {other:.2f} | {gain:.2f} | {kernels} |")
-    print("\nAll engines, ms (in brackets: one after the other, the best of three runs)\n")
-    names = list(next(iter(screened.values()))["engines"])
-    print(f"| chain | blocks | size | {' | '.join(names)} | largest deviation |")
+    print("\nTimes as long as minidnn, and the largest deviation from its output\n")
+    names = list(dict.fromkeys(n for rs in cases.values() for r in rs for n in r["engines"]))
+    names.remove(OWN)
+    print(f"| chain | blocks | size | {' | '.join(names)} | deviation |")
     print("|---" * (4 + len(names)) + "|")
-    for key, record in screened.items():
-        times = results.part("compare").get(key, {"engines": {}})["engines"]
-        cells = [
-            f"{1e3 * statistics.median(times[name]):.2f}"
-            if name in times
-            else f"({1e3 * record['engines'][name]['seconds']:.0f})"
-            for name in names
-        ]
-        deviation = max(row["deviation"] for row in record["engines"].values())
-        print(f"{_begin(record)} {' | '.join(cells)} | {deviation:.1e} |")
+    for records in cases.values():
+        cells = dict.fromkeys(names, "")
+        for record in records:
+            own_seconds = record["engines"][OWN]["seconds"]
+            for name, row in record["engines"].items():
+                if name != OWN:
+                    cells[name] = f"{ratio(row['seconds'], own_seconds):.1f}"
+        deviation = max(row["deviation"] for r in records for row in r["engines"].values())
+        print(f"{_begin(records[0])} {' | '.join(cells.values())} | {deviation:.1e} |")
 
 
-def best_peer(engines: Mapping[str, list[float]]) -> tuple[str, Estimate]:
-    """The engine that is fastest but for ours, and how many times as long it takes."""
-    medians = {n: statistics.median(times) for n, times in engines.items() if n != "minidnn"}
-    peer = min(medians, key=medians.__getitem__)
-    return peer, ratio(engines[peer], engines["minidnn"])
+def best_peer(records: Sequence[Record]) -> tuple[Record, str]:
+    """The record of a case that has the fastest engine but for ours, and that engine."""
+
+    def times_as_long(found: tuple[Record, str]) -> float:
+        engines = found[0]["engines"]
+        return ratio(engines[found[1]]["seconds"], engines[OWN]["seconds"]).value
+
+    return min(((r, n) for r in records for n in r["engines"] if n != OWN), key=times_as_long)
 
 
-def _begin(record: Mapping[str, Any]) -> str:
+def _begin(record: Record) -> str:
     return f"| {record['variant']} | {record['blocks']} | {_size(record)} |"
 
 
-def _size(record: Mapping[str, Any]) -> str:
+def _size(record: Record) -> str:
     return "x".join(map(str, record["shape"]))
 
 

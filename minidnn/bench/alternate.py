@@ -32,18 +32,19 @@ def alternate(
     burst_seconds: float = 0.3,
     rest_seconds: float = 0.05,
     progress: Progress = lambda number, name: None,
+    least_runs: int = LEAST_RUNS,
 ) -> dict[str, list[float]]:
     """Seconds of a run of each engine in each of ``rounds`` rounds.
 
-    A round gives every engine one burst of runs, about ``burst_seconds`` long and at least three
-    runs, of which the median counts; one run before is not counted.  Before each burst lies a rest,
-    in which threads of the engine before it stop spinning.  A burst that other processes disturb
-    is taken again; if that does not help, it is logged.  The order of a round is that of the
-    round before, turned by one.
+    A round gives every engine one burst of runs, about ``burst_seconds`` long and at least
+    ``least_runs`` runs, of which the median counts; one run before is not counted.  Before each
+    burst lies a rest, in which threads of the engine before it stop spinning.  A burst that other
+    processes disturb is taken again; if that does not help, it is logged.  The order of a round is
+    that of the round before, turned by one.
     """
     names = list(engines)
     found: dict[str, list[float]] = {name: [] for name in names}
-    counts = {name: _runs_in(engine, burst_seconds) for name, engine in engines.items()}
+    counts = {name: _runs_in(engine, burst_seconds, least_runs) for name, engine in engines.items()}
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
@@ -70,7 +71,7 @@ def _burst(engine: EngineProcess, count: int) -> float:
     return seconds
 
 
-def _runs_in(engine: EngineProcess, burst_seconds: float) -> int:
+def _runs_in(engine: EngineProcess, burst_seconds: float, least: int) -> int:
     """How many runs fill a burst, once the engine has warmed up."""
-    engine.run(LEAST_RUNS)
-    return max(LEAST_RUNS, round(burst_seconds / min(engine.run(LEAST_RUNS))))
+    engine.run(least)
+    return max(least, round(burst_seconds / min(engine.run(least))))
