@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -287,19 +288,25 @@ def test_long_chains_in_tiles(padding: int, blocks: int, most: int, isa: Isa) ->
 
 
 def test_large_outputs_are_streamed(isa: Isa) -> None:
-    """Past the caches, where rows are aligned and where they are not."""
-    shapes: tuple[tuple[int, ...], ...] = ((1, 128, 128, 132), (1, 128, 131, 131))
+    """Past the caches, whole lines at a time, where rows are aligned and where they are not."""
+    shapes: tuple[tuple[int, ...], ...] = (
+        (1, 128, 128, 132),
+        (1, 125, 128, 136),
+        (1, 128, 131, 131),
+    )
     for shape in shapes:
         assert np.prod(shape) * 4 >= STREAMED_BYTES
         graph = to_graph(L.Sequential(L.MaxPool2d(3, 1, 1), L.ReLU()), shape)
         exe = md.compile(graph, device="cpu", isa=isa.name)
         assert isinstance(exe.program, CpuProgram)
-        streams = "streaming_store" in exe.program.tasks[0].source.text
-        assert streams or shape[2:] == (131, 131)
+        text = exe.program.tasks[0].source.text
+        assert ("streaming_store" in text) == (shape[2:] != (131, 131))
+        lines = [*map(int, re.findall(r"streaming_store\(y \+ \d+ \+ q \+ (\d+)", text))]
+        assert lines == list(range(0, 16, isa.lanes)) * (len(lines) * isa.lanes // 16)
         (x,) = inputs_for(graph, 1, False)
         expected = evaluate(graph, [x])[0]
-        out, source = (np.empty(x.size + 16, np.float32) for _ in range(2))
-        for shift in (0, 1, 12):
+        out, source = (np.empty(x.size + 32, np.float32) for _ in range(2))
+        for shift in (0, 1, 4, 8, 12):
             here, there = (a[shift : shift + x.size].reshape(shape) for a in (out, source))
             there[:] = x
             out[shift + x.size :] = 7.0

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from .code import Code
 
+LINE = 16
+"""Floats of a cache line."""
+
 MANY_TILES = 8
 """With fewer tiles, one more costs too much to align all others."""
 
@@ -63,7 +66,9 @@ def print_store(
 ) -> None:
     """``name(y, channels, n, x, seen)``: ``n`` positions at ``x`` to channels' planes at ``y``.
 
-    With ``stream``, whole vectors go past the caches where they are aligned.
+    With ``stream``, whole cache lines go past the caches.  A processor has few buffers for lines
+    on their way to memory, and loses much when one is given up half full: so a line that takes
+    several vectors gets them at once, not while other planes' lines are begun.
     """
     head = (
         f"static noinline unmasked void {name}(uniform float * uniform y, "
@@ -71,27 +76,43 @@ def print_store(
         "const uniform unsigned int * uniform seen)"
     )
 
-    def stores(names: list[str], mask: str, streamed: bool = False) -> None:
+    def tile(at: str) -> list[str]:
+        code.lines(f"float a{i} = x[({at} + {i}) * {lanes} + programIndex];" for i in range(lanes))
+        return _transpose(code, lanes)
+
+    def stores(names: list[str], mask: str) -> None:
         for i in range(lanes):
             test = f"if ({i} < channels) " if not full and i else ""
-            if streamed:
-                code.line(f"{test}streaming_store(y + {i * plane} + q, {names[i]});")
-            else:
-                code.line(f"{test}{mask}y[{i * plane} + q + programIndex] = {names[i]};")
+            code.line(f"{test}{mask}y[{i * plane} + q + programIndex] = {names[i]};")
+
+    def streamed() -> None:
+        for part in range(LINE // lanes):
+            code.lines(f"float line{part}_{i};" for i in range(lanes))
+            with code.block(""):
+                names = tile(f"q + {part * lanes}")
+                code.lines(f"line{part}_{i} = {names[i]};" for i in range(lanes))
+        for i in range(lanes):
+            with code.block(f"if ({i} < channels)" if not full and i else ""):
+                for part in range(LINE // lanes):
+                    at = f"y + {i * plane} + q + {part * lanes}"
+                    code.line(f"streaming_store({at}, line{part}_{i});")
+        code.line(f"p += {LINE - lanes};")
 
     with code.block(head):
         _indices(code, lanes)
         with code.block(f"if (n >= {lanes})"), code.block(_tiles("y", plane, lanes)):
             code.line(f"uniform int q = clamp(p, 0, n - {lanes});")
-            code.lines(f"float a{i} = x[(q + {i}) * {lanes} + programIndex];" for i in range(lanes))
-            names = _transpose(code, lanes)
-            if stream and plane % lanes == 0:
-                with code.block(f"if (((uniform int64)(y + q) & {4 * lanes - 1}) == 0)"):
-                    stores(names, "", streamed=True)
+            if stream and plane % LINE == 0:
+                # Not lines that the first or the last tile, moved to lie inside, writes too.
+                code.line(f"const uniform int after = n - q - {LINE};")
+                begins = f"((uniform int64)(y + q) & {4 * LINE - 1}) == 0"
+                alone = [f"({where} == 0 || {where} >= {lanes})" for where in ("q", "after")]
+                with code.block(f"if ({' && '.join((begins, *alone))})"):
+                    streamed()
                 with code.block("else"):
-                    stores(names, "")
+                    stores(tile("q"), "")
             else:
-                stores(names, "")
+                stores(tile("q"), "")
         with code.block("else"):
             code.line("uniform int q = 0;")
             for i in range(lanes):
