@@ -88,6 +88,8 @@ class Kind:
             options["model"] = str(self._file(prepared))
         if self.name == OWN and case.isa:
             options["isa"] = case.isa
+        if self.name == OWN and case.tune:
+            options["tune"] = True
         limit = LIMITS.get(case.isa or "", {}) if self.limited else {}
         return EngineProcess(
             self.name, self.target, {**options, **self.settings}, limit, imports=self.imports

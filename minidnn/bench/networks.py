@@ -30,6 +30,7 @@ class Case:
     """What is measured: a network of the zoo, a batch, a size and a dtype, on so many threads.
 
     ``isa`` limits minidnn, and the peers that can be limited; None is the processor's best.
+    ``tune`` lets minidnn measure what is fastest.
     """
 
     network: str
@@ -39,13 +40,14 @@ class Case:
     dtype: str = "float32"
     threads: int = 1
     isa: str | None = None
+    tune: bool = False
 
     @property
     def name(self) -> str:
         """``resnet18, batch 16, 224x224, float32, 2 threads``; what results are filed under."""
         text = f"{self.network}, batch {self.batch}, {self.rows}x{self.columns}, {self.dtype}"
         text += f", {self.threads} thread{'s' * (self.threads != 1)}"
-        return text + (f", {self.isa}" if self.isa else "")
+        return text + (f", {self.isa}" if self.isa else "") + (", tuned" if self.tune else "")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,6 +88,7 @@ def case_of(
     size: tuple[int, int] | None = None,
     threads: int = 1,
     isa: str | None = None,
+    tune: bool = False,
 ) -> Case:
     """A case of a network of the zoo; ``size`` is the network's own by default.
 
@@ -95,7 +98,7 @@ def case_of(
     if network == "digits":
         raise GraphError("network 'digits' is minidnn's own; valid are those that torchvision has")
     rows, columns = size or models.get_model(network).input_shape[1:]
-    return Case(network, batch, rows, columns, "float32", threads, isa)
+    return Case(network, batch, rows, columns, "float32", threads, isa, tune)
 
 
 def prepare(case: Case, folder: Path) -> Prepared:

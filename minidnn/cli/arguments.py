@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import Any
 
 NETWORK_HELP = "a network of the zoo (resnet18), an ONNX file, or one that save_graph wrote"
 
@@ -40,6 +41,20 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("network", metavar="NET", help=NETWORK_HELP)
     parser.add_argument("--batch", type=count, help="images (1; a graph file has its own size)")
     parser.add_argument("--size", type=count, help="rows and columns (the network's own)")
+
+
+def add_tune(parser: argparse._ActionsContainer) -> None:
+    """``--tune``."""
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="measure what is fastest where that is not known, and remember it (a minute or two)",
+    )
+
+
+def tune_of(options: argparse.Namespace) -> dict[str, Any]:
+    """What ``--tune`` adds to the arguments of ``minidnn.compile``."""
+    return {"tune": True} if options.tune else {}
 
 
 def add_compilation(parser: argparse.ArgumentParser, device: str) -> None:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minidnn.cli.arguments import count, positive
+from minidnn.cli.arguments import add_tune, count, positive
 from minidnn.errors import MiniDNNError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default=DTYPES[0], help=f"valid: {', '.join(DTYPES)}")
     parser.add_argument("--threads", type=count, help="threads of every engine (all usable cores)")
     parser.add_argument("--isa", help="avx512 or avx2: limits minidnn and peers that can be")
+    add_tune(parser)
     parser.add_argument(
         "--against", type=_names, metavar="ENGINE,...", help="peers (all that are installed)"
     )
@@ -130,7 +131,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     isa = isa_named(options.isa).name if options.isa else None
     threads = options.threads or usable_cores()
     return [
-        case_of(network, batch, options.size, threads, isa)
+        case_of(network, batch, options.size, threads, isa, options.tune)
         for network in dict.fromkeys(options.networks)
         for batch in dict.fromkeys(options.batch)
     ]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from minidnn.cli.arguments import count
+from minidnn.cli.arguments import add_tune, count, tune_of
 from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--size", type=count, help="rows and columns of the centre (what the weights want)")
     add("--device", help="reference, cpu or cuda (the best that works here)")
     add("--precision", help="one of the device's precisions (its first)")
+    add_tune(parser)
     add("--json", action="store_true", help="print JSON")
 
 
@@ -94,7 +95,9 @@ def run(options: argparse.Namespace) -> int:
     if classifier.weights == RANDOM:
         _say("the weights are random: these classes mean nothing")
     graph = classifier.graph(min(options.batch, len(files)))
-    executable = minidnn.compile(graph, device=options.device, precision=options.precision)
+    executable = minidnn.compile(
+        graph, device=options.device, precision=options.precision, **tune_of(options)
+    )
     results = []
     for result in _classify(classifier, executable, files, options):
         results.append(result)

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from minidnn.cli.arguments import add_compilation, add_network, count_from_0
+from minidnn.cli.arguments import add_compilation, add_network, add_tune, count_from_0, tune_of
 from minidnn.errors import MiniDNNError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ or with --measure those of this machine, on random inputs."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network(parser)
     add_compilation(parser, "the best that works here")
+    add_tune(parser)
     parser.add_argument("--fuel", type=count_from_0, help="rewrites that passes may make (all)")
     parser.add_argument(
         "--passes", action="store_true", help="print the graph before and after each pass"
@@ -64,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
         strategy=options.strategy,
         fuel=options.fuel,
         observe=trail.observe,
+        **tune_of(options),
     )
     if options.svg is not None:
         _draw(executable.graph, options.svg)

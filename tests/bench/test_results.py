@@ -29,6 +29,7 @@ def test_a_case_is_named_by_all_that_it_is() -> None:
         Case("alexnet", 1, 8, 8, isa="avx2").name
         == "alexnet, batch 1, 8x8, float32, 1 thread, avx2"
     )
+    assert Case("alexnet", 1, 8, 8, tune=True).name.endswith(", 1 thread, tuned")
 
 
 def test_written_and_read_again(tmp_path: Path) -> None:

@@ -139,6 +139,11 @@ def test_errors_are_one_line(
     assert error in printed and len(printed.splitlines()) == 1
 
 
+def test_tuning_is_asked_of_the_device(capsys: pytest.CaptureFixture[str]) -> None:
+    error = failing(capsys, "squeezenet1_1", "--size", 64, "--device", "reference", "--tune")
+    assert "option 'tune' of device 'reference'" in error
+
+
 def test_a_file_of_weights_is_no_graph(
     squeezenet: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

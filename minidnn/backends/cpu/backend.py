@@ -21,6 +21,7 @@ from ...graph.liveness import storage_bytes
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...graph.types import ITEMSIZE
 from ...runtime.plan import Plan
+from ..tuning import tune_option
 from .buffers import Buffer, Guard
 from .contraction import ACCURACIES, Workspace, why_unsupported
 from .cores import usable_cores
@@ -33,6 +34,7 @@ from .program import Group, Operand, Program, Region, shared_pool
 from .rates import measured_rates
 from .target import CpuTarget, device_for
 from .toolchain import why_unusable
+from .tuning import Build, tuned_tasks
 
 _ALIGNMENT = 64
 #: What computes in float32 alone, and what takes every dtype of which values may be.
@@ -75,7 +77,7 @@ class CpuBackend:
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CpuProgram:
-        valid = ("threads", "isa", "accuracy", "guarded")
+        valid = ("threads", "isa", "accuracy", "guarded", "tune")
         unknown = sorted(set(options) - set(valid))
         if unknown:
             names = ", ".join(map(repr, valid))
@@ -85,9 +87,23 @@ class CpuBackend:
             raise GraphError(f"guarded={guarded!r}; valid are True (the debug mode) and False")
         accuracy = _accuracy(options)
         isa, threads = _isa(options), _threads(options)
-        tasks = lower_plan(plan, isa, threads, accuracy)
+        tune = tune_option(options, "heuristic")
+
+        if tune == "heuristic":
+            tasks = lower_plan(plan, isa, threads, accuracy)
+        else:
+            tasks = tuned_tasks(plan, isa, threads, accuracy, tune, builder(plan, isa, threads))
+        return builder(plan, isa, threads, guarded)(tasks)
+
+
+def builder(plan: Plan, isa: Isa, threads: int, guarded: bool = False) -> Build[CpuProgram]:
+    """Makes programs of a plan from its tasks."""
+
+    def build(tasks: Sequence[Task], shared: CpuProgram | None = None) -> CpuProgram:
         kernels = compile_kernels([task.source for task in tasks], isa)
-        return CpuProgram(plan, tasks, kernels, isa, threads, guarded)
+        return CpuProgram(plan, tasks, kernels, isa, threads, guarded, shared)
+
+    return build
 
 
 def _isa(options: Mapping[str, Any]) -> Isa:
@@ -121,6 +137,9 @@ class CpuProgram:
     arena, and every run has fresh buffers between guard pages, those of inputs and outputs
     included: an access behind a buffer ends the process, what was never written is NaN, and
     GraphError names a buffer beside which something was written, or an input that was.
+
+    A program may share the constants of another one for the same plan, as far as they are packed
+    by the same functions; they lie in slot 3 then.
     """
 
     def __init__(
@@ -131,6 +150,7 @@ class CpuProgram:
         isa: Isa,
         threads: int,
         guarded: bool,
+        shared: CpuProgram | None = None,
     ) -> None:
         self.plan = plan
         self.tasks = tuple(tasks)
@@ -138,8 +158,9 @@ class CpuProgram:
         self.threads = threads
         self.guarded = guarded
         workspace = max((task.workspace_bytes for task in tasks), default=0)
-        self._slots = _Slots(plan, threads, workspace, guarded)
+        self._slots = _Slots(plan, threads, workspace, guarded, 1 if shared is None else 2)
         self._constants = _Constants()
+        self._shared = None if shared is None else shared._constants
         rows = [
             Region(
                 kernel,
@@ -153,7 +174,8 @@ class CpuProgram:
         regions = _grouped(rows, [task.group for task in tasks], plan)
         scratch = max((task.scratch_bytes for task in tasks), default=0)
         self._program = Program(regions, self._slots.count, scratch, shared_pool(threads), guarded)
-        self._weights = self._constants.pack(Guard.END if guarded else Guard.NONE)
+        packed = self._constants.pack(Guard.END if guarded else Guard.NONE)
+        self._weights: list[Buffer] = [packed] if shared is None else [packed, shared._weights[0]]
         self._idle: collections.deque[list[Buffer]] = collections.deque()
 
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
@@ -202,7 +224,7 @@ class CpuProgram:
             except IndexError:
                 memory = self._slots.allocate()
             try:
-                bases = [buffer.address for buffer in (*memory, self._weights)]
+                bases = [buffer.address for buffer in (*memory, *self._weights)]
                 run(bases + [array.ctypes.data for array in (*inputs, *outputs)])
             finally:
                 self._idle.append(memory)
@@ -222,7 +244,7 @@ class CpuProgram:
         ]
         for own, array in zip(arrays, inputs, strict=False):
             own[...] = array
-        buffers = [*self._slots.allocate(), self._weights, *given, *made]
+        buffers = [*self._slots.allocate(), *self._weights, *given, *made]
         run([buffer.address for buffer in buffers])
         for name, buffer in zip(self._slots.names, buffers, strict=True):
             if (at := buffer.stray_write()) is not None:
@@ -256,6 +278,8 @@ class CpuProgram:
             own = 0 if group is None else self._slots.workspace_bytes
             return Operand(self._slots.workspace, pointer.offset, thread_stride=own)
         if not isinstance(pointer, Value):
+            if self._shared is not None and pointer in self._shared.offsets:
+                return Operand(self._slots.constants + 1, self._shared.offsets[pointer])
             return Operand(self._slots.constants, self._constants.add(pointer))
         root = self.plan.roots.get(pointer, pointer)
         slot, offset, stride = self._slots.place(root)
@@ -290,7 +314,9 @@ def _grouped(
 class _Slots:
     """Which slot each storage lies in."""
 
-    def __init__(self, plan: Plan, threads: int, workspace_bytes: int, guarded: bool) -> None:
+    def __init__(
+        self, plan: Plan, threads: int, workspace_bytes: int, guarded: bool, constants: int
+    ) -> None:
         graph = plan.graph
         self._guard = guarded
         self._plan = plan
@@ -313,11 +339,11 @@ class _Slots:
         self.workspace = len(self._sizes)
         self.workspace_bytes = workspace_bytes
         self._sizes.append(threads * workspace_bytes if graph.groups else workspace_bytes)
-        self.names += ["the workspace", "the weights"]
+        self.names += ["the workspace", *["the weights", "the shared weights"][:constants]]
         self.names += [f"the input {value.name!r}" for value in graph.inputs]
         self.names += [f"the output {value.name!r}" for value in graph.outputs]
         self.constants = len(self._sizes)
-        first = self.constants + 1
+        first = self.constants + constants
         for i, value in enumerate(graph.inputs):
             self._places[value] = (first + i, 0, 0)
         first += len(graph.inputs)
@@ -352,11 +378,15 @@ class _Constants:
     def __init__(self) -> None:
         self._arrays: list[tuple[int, np.ndarray]] = []
         self._size = 0
+        #: Where what each function packed lies.
+        self.offsets: dict[Callable[[], np.ndarray], int] = {}
 
     def add(self, make: Callable[[], np.ndarray]) -> int:
         """Takes a constant; returns its offset."""
+        if make in self.offsets:
+            return self.offsets[make]
         array = np.ascontiguousarray(make())
-        offset = self._size
+        offset = self.offsets[make] = self._size
         self._arrays.append((offset, array))
         self._size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         return offset

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,7 +32,15 @@ from ...graph.operators import (
 from ...graph.types import TensorType
 from ...runtime.plan import Plan
 from .broadcast import Shaped, print_broadcast
-from .contraction import Workspace, print_contraction
+from .contraction import (
+    Choice,
+    Choose,
+    Question,
+    Workspace,
+    choose_by_price,
+    print_choice,
+    question_of,
+)
 from .flat import is_flat, print_flat
 from .indexing import print_gather, print_move
 from .isa import Isa
@@ -63,30 +71,44 @@ class Task:
     #: The group of nodes to which it belongs, if that is computed image after image: ``tasks`` are
     #: those of one image then, and pointers are those of the first.
     group: range | None = None
+    #: Of a contraction: what was chosen for what.
+    question: Question | None = None
+    choice: Choice | None = None
 
 
-def lower_plan(plan: Plan, isa: Isa, threads: int, accuracy: str = "normal") -> list[Task]:
+def lower_plan(
+    plan: Plan,
+    isa: Isa,
+    threads: int,
+    accuracy: str = "normal",
+    choose: Choose = choose_by_price,
+    only: Container[Node] | None = None,
+) -> list[Task]:
     """The kernels of a plan for a pool of ``threads``, in the order in which they run.
 
-    ``accuracy``: see :func:`.contraction.print_contraction`.
+    ``accuracy``: see :func:`.contraction.question_of`; ``choose`` says how contractions are
+    computed; ``only``: for these nodes.
     """
-    lowering = _Lowering(plan, isa, threads, accuracy)
+    lowering = _Lowering(plan, isa, threads, accuracy, choose)
     grouped = {i: group for group in plan.graph.groups for i in group}
     tasks: list[Task] = []
     for i, node in enumerate(plan.graph.nodes):
         if i not in grouped:
-            tasks += lowering.node(node)
+            tasks += lowering.node(node) if only is None or node in only else ()
         elif i == grouped[i].start:
-            tasks += _by_image(plan, grouped[i], isa, accuracy)
+            tasks += _by_image(plan, grouped[i], lowering, only)
     return tasks
 
 
-def _by_image(plan: Plan, group: range, isa: Isa, accuracy: str) -> list[Task]:
+def _by_image(
+    plan: Plan, group: range, whole: _Lowering, only: Container[Node] | None
+) -> list[Task]:
     """The kernels of a group of nodes for one image, which one thread computes."""
     nodes = plan.graph.nodes[group.start : group.stop]
     graph, of = one_image(plan.graph, nodes)
-    images = nodes[0].outputs[0].shape[0]
-    lowering = _Lowering(replace(plan, graph=graph), isa, 1, accuracy, images)
+    lowering = replace(
+        whole, plan=replace(plan, graph=graph), threads=1, images=nodes[0].outputs[0].shape[0]
+    )
     return [
         replace(
             task,
@@ -95,19 +117,21 @@ def _by_image(plan: Plan, group: range, isa: Isa, accuracy: str) -> list[Task]:
             group=group,
         )
         for node, small in zip(nodes, graph.nodes, strict=True)
+        if only is None or node in only
         for task in lowering.node(small)
     ]
 
 
+@dataclass(frozen=True)
 class _Lowering:
     """Lowers nodes; ``images`` times as many images are computed as the plan's nodes say."""
 
-    def __init__(self, plan: Plan, isa: Isa, threads: int, accuracy: str, images: int = 1) -> None:
-        self.plan = plan
-        self.images = images
-        self.isa = isa
-        self.threads = threads
-        self.accuracy = accuracy
+    plan: Plan
+    isa: Isa
+    threads: int
+    accuracy: str
+    choose: Choose
+    images: int = 1
 
     def tensor(self, value: Value) -> Tensor:
         """How a value lies in memory; a constant lies as NCHW."""
@@ -187,7 +211,7 @@ class _Lowering:
         if isinstance(parts.node.op, Linear):
             batch = source.type.size // source.shape[-1]
             tensors = [_rows(value.type) for value in (source, *others, result)]
-        printed = print_contraction(
+        question = question_of(
             parts,
             batch,
             tensors[0],
@@ -198,6 +222,8 @@ class _Lowering:
             self.accuracy,
             self.images,
         )
+        choice = self.choose(question)
+        printed = print_choice(parts, choice, self.threads)
         values = [_pointer(value) for value in (source, *others, result)]
         return [
             Task(
@@ -208,6 +234,8 @@ class _Lowering:
                 stage.grain,
                 stage.scratch_bytes,
                 printed.workspace_bytes,
+                question=question,
+                choice=choice,
             )
             for stage in printed.stages
         ]

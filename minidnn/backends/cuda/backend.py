@@ -16,7 +16,7 @@ from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...runtime.plan import Plan
-from .contraction.tune import TUNES
+from ..tuning import tune_option
 from .dialect import TYPES
 from .lower import lower_plan
 from .machine import machine_of
@@ -92,19 +92,12 @@ class CudaBackend:
         if unknown:
             names = ", ".join(map(repr, _OPTIONS))
             raise UnsupportedError(f"option {unknown[0]!r} of device 'cuda'; valid are {names}")
-        tune, accuracy = _tune(options), _accuracy(options)
+        tune, accuracy = tune_option(options, "quick"), _accuracy(options)
         limit = _memory_limit(options)
         machine = machine_of(self.index)
         with on_device(self.index):
             tasks = lower_plan(plan, machine.arch, precision == "tf32", accuracy)
             return CudaProgram(plan, tasks, self.index, machine.arch, tune, limit)
-
-
-def _tune(options: Mapping[str, Any]) -> str:
-    tune = options.get("tune", TUNES[0])
-    if tune not in TUNES:
-        raise GraphError(f"tune={tune!r}; valid are {', '.join(map(repr, TUNES))}")
-    return str(tune)
 
 
 def _accuracy(options: Mapping[str, Any]) -> str:

@@ -1,16 +1,33 @@
 """Kernels of convolutions and linear layers, with what they absorbed."""
 
-from .algorithms import ACCURACIES, Work, print_contraction, work_of
+from .algorithms import (
+    ACCURACIES,
+    Choice,
+    Choose,
+    Question,
+    Work,
+    choose_by_price,
+    print_choice,
+    print_contraction,
+    question_of,
+    work_of,
+)
 from .problem import why_unsupported
 from .stage import ContractionKernel, Stage, Workspace
 
 __all__ = [
     "ACCURACIES",
+    "Choice",
+    "Choose",
     "ContractionKernel",
+    "Question",
     "Stage",
     "Work",
     "Workspace",
+    "choose_by_price",
+    "print_choice",
     "print_contraction",
+    "question_of",
     "why_unsupported",
     "work_of",
 ]

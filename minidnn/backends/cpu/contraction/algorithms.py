@@ -1,12 +1,13 @@
 """The algorithms for contractions, and choosing one by its predicted time.
 
-The choice follows from shapes, the ISA and the accuracy that is asked for: not from threads, from
-what is absorbed, or from what a value is a slice of.  So none of these changes a bit.
+The choice by price follows from shapes, the ISA and the accuracy that is asked for: not from
+threads, from what is absorbed, or from what a value is a slice of.  So none of these changes a bit.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -15,14 +16,14 @@ from ....fusion.contraction import Parts
 from ....graph.ir import Node
 from ..isa import Isa
 from ..tensor import Tensor
-from .choose import choose_scheme
+from .choose import choose_scheme, schemes_for
 from .kernel import print_scheme
 from .price import NOMINAL_THREADS, Speed, nominal_speed, predict_seconds
 from .problem import Problem, problem_of
 from .scheme import Scheme
 from .stage import ContractionKernel
 from .winograd.kernel import print_winograd
-from .winograd.price import choose_winograd, seconds_of
+from .winograd.price import candidates, choose_winograd, seconds_of
 from .winograd.scheme import WinogradScheme
 from .winograd.transform import F2, F4, Transform
 
@@ -47,6 +48,16 @@ class Algorithm(ABC):
     @abstractmethod
     def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Any:
         """How it would, on that many threads."""
+
+    @abstractmethod
+    def schemes(
+        self, problem: Problem, has_prologue: bool, isa: Isa, threads: int
+    ) -> Iterable[Any]:
+        """All the ways in which it can; the bits of the result are the same."""
+
+    @abstractmethod
+    def describe(self, scheme: Any) -> dict[str, int]:
+        """What makes a scheme another one than its problem's others."""
 
     @abstractmethod
     def seconds(self, scheme: Any, speed: Speed) -> float:
@@ -76,6 +87,16 @@ class Direct(Algorithm):
 
     def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Scheme:
         return choose_scheme(problem, has_prologue, isa, threads)
+
+    def schemes(
+        self, problem: Problem, has_prologue: bool, isa: Isa, threads: int
+    ) -> Iterable[Scheme]:
+        return schemes_for(problem, has_prologue, isa)
+
+    def describe(self, scheme: Scheme) -> dict[str, int]:
+        tile = scheme.tile
+        found = {"rows": tile.rows, "columns": tile.columns, "vectors": tile.vectors}
+        return {**found, "block": scheme.block}
 
     def seconds(self, scheme: Scheme, speed: Speed) -> float:
         return predict_seconds(scheme, speed)
@@ -117,6 +138,16 @@ class Winograd(Algorithm):
     ) -> WinogradScheme:
         return choose_winograd(problem, self.transform, isa, threads)
 
+    def schemes(
+        self, problem: Problem, has_prologue: bool, isa: Isa, threads: int
+    ) -> Iterable[WinogradScheme]:
+        return candidates(problem, self.transform, isa, threads)
+
+    def describe(self, scheme: WinogradScheme) -> dict[str, int]:
+        tile = scheme.tile
+        found = {"columns": tile.columns, "vectors": tile.vectors, "chunk": scheme.chunk}
+        return {**found, "local": int(scheme.local), "parts": scheme.parts}
+
     def seconds(self, scheme: WinogradScheme, speed: Speed) -> float:
         return seconds_of(scheme, speed)
 
@@ -145,13 +176,63 @@ def choose_algorithm(
     def seconds(algorithm: Algorithm) -> float:
         return algorithm.seconds(algorithm.scheme(bare, has_prologue, isa, NOMINAL_THREADS), speed)
 
-    usable = [
+    usable = usable_algorithms(problem, has_prologue, isa, accuracy)
+    return min(usable, key=seconds) if len(usable) > 1 else usable[0]
+
+
+def usable_algorithms(
+    problem: Problem, has_prologue: bool, isa: Isa, accuracy: str
+) -> list[Algorithm]:
+    """Those that compute a problem, and are exact enough."""
+    return [
         algorithm
         for algorithm in ALGORITHMS
         if algorithm.unsupported(problem, has_prologue, isa) is None
         and (accuracy != "high" or algorithm.error <= 1)
     ]
-    return min(usable, key=seconds) if len(usable) > 1 else usable[0]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a choice may depend on.
+
+    Attributes:
+        problem: with the strides of residuals.
+        before, after: scalar operations for an element that are absorbed before and after.
+        has_prologue: whether anything is absorbed before.
+        threads: that compute it together.
+        images: how many times it is computed, image after image, each time by ``threads``.
+    """
+
+    problem: Problem
+    has_prologue: bool
+    before: int
+    after: int
+    isa: Isa
+    accuracy: str
+    threads: int
+    images: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm, and how it computes the problem."""
+
+    algorithm: Algorithm
+    scheme: Any
+
+
+#: Answers questions.
+Choose = Callable[[Question], Choice]
+
+
+def choose_by_price(question: Question) -> Choice:
+    """The choice with the least predicted time, of which only the scheme depends on threads."""
+    problem, isa = question.problem, question.isa
+    whole = replace(problem, batch=question.images * problem.batch)
+    algorithm = choose_algorithm(whole, question.has_prologue, isa, question.accuracy)
+    scheme = algorithm.scheme(problem, question.has_prologue, isa, question.threads)
+    return Choice(algorithm, scheme)
 
 
 @dataclass(frozen=True)
@@ -179,7 +260,7 @@ def work_of(node: Node, source: Tensor, result: Tensor, isa: Isa, accuracy: str 
     return Work(algorithm.name, seconds, algorithm.weight_bytes(scheme))
 
 
-def print_contraction(
+def question_of(
     parts: Parts,
     batch: int,
     source: Tensor,
@@ -189,23 +270,51 @@ def print_contraction(
     threads: int = 1,
     accuracy: str = "normal",
     images: int = 1,
-    algorithm: Algorithm | None = None,
-) -> ContractionKernel:
-    """The kernels for a contraction on tensors that lie as given.
+) -> Question:
+    """What is to be chosen for a contraction on tensors that lie as given.
 
     Args:
         batch: images (the first axis of the values; 1 for values of rank 1).
         source, others, result: where ``parts.source``, ``parts.others``, ``parts.result`` lie.
             The result must not overlap any other.
-        threads: decides about tasks and grain; no bit of the result depends on it.
+        threads: decides about tasks and grain; by price no bit of the result depends on it.
         accuracy: "normal", or "high" for algorithms with errors not above the direct one's.
         images: how many times this is computed, image after image; the algorithm is that for all.
-        algorithm: the one to use; by default the fastest by its predicted time.
     """
-    problem = problem_of(parts, batch, source, others, result)
-    has_prologue = bool(parts.prologue)
-    if algorithm is None:
-        whole = replace(problem, batch=images * problem.batch)
-        algorithm = choose_algorithm(whole, has_prologue, isa, accuracy)
-    scheme = algorithm.scheme(problem, has_prologue, isa, threads)
-    return algorithm.print(parts, scheme, threads)
+    return Question(
+        problem_of(parts, batch, source, others, result),
+        bool(parts.prologue),
+        sum(operation.operations for operation in parts.prologue),
+        sum(operation.operations for operation in parts.epilogue),
+        isa,
+        accuracy,
+        threads,
+        images,
+    )
+
+
+def print_choice(parts: Parts, choice: Choice, threads: int) -> ContractionKernel:
+    """The kernels for a contraction, computed as was chosen."""
+    return choice.algorithm.print(parts, choice.scheme, threads)
+
+
+def print_contraction(
+    parts: Parts,
+    batch: int,
+    source: Tensor,
+    others: tuple[Tensor, ...],
+    result: Tensor,
+    isa: Isa,
+    threads: int = 1,
+    algorithm: Algorithm | None = None,
+) -> ContractionKernel:
+    """The kernels for a contraction by ``algorithm``, or by that of the least predicted time.
+
+    The arguments are those of :func:`question_of`.
+    """
+    question = question_of(parts, batch, source, others, result, isa, threads)
+    choice = choose_by_price(question)
+    if algorithm is not None:
+        scheme = algorithm.scheme(question.problem, question.has_prologue, isa, threads)
+        choice = Choice(algorithm, scheme)
+    return print_choice(parts, choice, threads)

@@ -7,7 +7,7 @@ keep all threads busy; large ones read the weights less often and pack less inpu
 from __future__ import annotations
 
 from .scheme import Scheme
-from .tiling import step_cycles
+from .tiling import cycles_of
 
 CACHE_BYTES = 768 << 10
 """What a core's second-level cache holds of inputs and weights (of 1 MiB; others need some)."""
@@ -52,11 +52,9 @@ def _cycles(scheme: Scheme, threads: int, grain: int) -> float:
 
 
 def task_cycles(scheme: Scheme) -> float:
-    """Cycles of the sums of one task, roughly."""
-    tile, out = scheme.tile, scheme.problem.out
-    pixels = out[0] * out[1] / scheme.blocks
-    size = tile.rows * tile.columns
-    return step_cycles(size, tile.vectors) * scheme.problem.depth * pixels / size
+    """Cycles of the sums of one task, on average."""
+    whole = cycles_of(scheme.tile, scheme.problem.out, scheme.problem.depth)
+    return whole / (scheme.blocks * scheme.tile.groups)
 
 
 def pack_cycles(scheme: Scheme) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ..isa import Isa
 from .blocking import block_cycles
 from .problem import Problem
 from .scheme import Packing, Scheme
-from .tiling import choose_tile
+from .tiling import Tile, choose_tile, cycles_of, tiles_for
 
 CHUNK_TERMS = 768
 """A longer sum is added up in parts of about this length.  That keeps rounding errors small (they
@@ -17,24 +19,66 @@ part stay in the second-level cache while all pixels of a block use them."""
 
 MOST_UNROLLED_PLANES = 8
 
+TILE_MARGIN = 1.4
+"""Register tiles whose sums take that many times as long as the best one's are not considered."""
+
 
 @lru_cache(4096)
 def choose_scheme(problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Scheme:
     """The scheme for a problem; only the size of its blocks depends on ``threads``."""
+    shape = _shape(problem, has_prologue, isa)
+    tile = choose_tile(problem.out, shape.vectors, problem.depth, isa, shape.most_vectors)
+    return min(_blocked(problem, shape, tile), key=lambda scheme: block_cycles(scheme, threads))
+
+
+def schemes_for(problem: Problem, has_prologue: bool, isa: Isa) -> Iterator[Scheme]:
+    """The schemes with all sizes of blocks and register tiles, but for tiles that are far worse
+    than others.  Equal bits come from all."""
+    shape = _shape(problem, has_prologue, isa)
+    tiles = {
+        tile: cycles_of(tile, problem.out, problem.depth)
+        for tile in tiles_for(problem.out, shape.vectors, isa, shape.most_vectors)
+    }
+    most = TILE_MARGIN * min(tiles.values())
+    for tile, cycles in tiles.items():
+        if cycles <= most:
+            yield from _blocked(problem, shape, tile)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What follows from the problem, whatever tile is chosen; see :class:`.scheme.Scheme`."""
+
+    lanes: int
+    packing: Packing
+    unit: int
+    chunk: int
+    vectors: int
+
+    @property
+    def most_vectors(self) -> int:
+        return 1 if self.packing == "lanes" else 4
+
+
+def _shape(problem: Problem, has_prologue: bool, isa: Isa) -> _Shape:
     lanes = isa.lanes
     spread = problem.groups > 1 and problem.outputs < lanes
     packing = "lanes" if spread else _packing(problem, has_prologue, lanes)
     unit = _unit(problem, packing, lanes)
     outputs = problem.outputs * (problem.groups if spread else 1)
-    vectors = -(-outputs // lanes)
-    tile = choose_tile(problem.out, vectors, problem.depth, isa, most_vectors=1 if spread else 4)
+    return _Shape(lanes, packing, unit, _chunk(problem, unit), -(-outputs // lanes))
+
+
+def _blocked(problem: Problem, shape: _Shape, tile: Tile) -> list[Scheme]:
+    """Schemes with blocks of all sizes that differ."""
     by_columns = problem.out[0] == 1
     step = tile.columns if by_columns else tile.rows
     steps = -(-problem.out[1 if by_columns else 0] // step)
-    chunk = _chunk(problem, unit)
     sizes = dict.fromkeys(-(-steps // count) * step for count in range(1, steps + 1))
-    schemes = [Scheme(problem, lanes, tile, packing, unit, size, chunk) for size in sizes]
-    return min(schemes, key=lambda scheme: block_cycles(scheme, threads))
+    return [
+        Scheme(problem, shape.lanes, tile, shape.packing, shape.unit, size, shape.chunk)
+        for size in sizes
+    ]
 
 
 def _chunk(problem: Problem, unit: int) -> int:

@@ -8,6 +8,7 @@ with each.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..isa import Isa
@@ -57,7 +58,12 @@ def choose_tile(
     out: tuple[int, int], blocks: int, depth: int, isa: Isa, most_vectors: int = 4
 ) -> Tile:
     """The tile with the least predicted time for ``out`` pixels and ``blocks`` of channels."""
-    best: tuple[float, Tile] | None = None
+    tiles = tiles_for(out, blocks, isa, most_vectors)
+    return min(tiles, key=lambda tile: _cost(tile, out, depth))
+
+
+def tiles_for(out: tuple[int, int], blocks: int, isa: Isa, most_vectors: int = 4) -> Iterator[Tile]:
+    """Every tile that the registers hold."""
     for vectors in range(1, min(blocks, most_vectors) + 1):
         most = min((isa.registers - 1 - vectors) // vectors, 28)
         if vectors > 2 and isa.registers == 32:
@@ -66,12 +72,12 @@ def choose_tile(
         if wide <= 0:
             continue
         for rows, columns in _shapes(out, most):
-            tile = Tile(rows, columns, vectors, wide, narrow)
-            cost = _cost(tile, out, depth)
-            if best is None or cost < best[0]:
-                best = cost, tile
-    assert best is not None
-    return best[1]
+            yield Tile(rows, columns, vectors, wide, narrow)
+
+
+def cycles_of(tile: Tile, out: tuple[int, int], depth: int) -> float:
+    """Cycles of all sums of ``out`` pixels and all channels, with their rests."""
+    return sum(_parts(tile, out, depth))
 
 
 def _shapes(out: tuple[int, int], most: int) -> list[tuple[int, int]]:
@@ -82,6 +88,12 @@ def _shapes(out: tuple[int, int], most: int) -> list[tuple[int, int]]:
 
 
 def _cost(tile: Tile, out: tuple[int, int], depth: int) -> float:
+    parts = _parts(tile, out, depth)
+    return sum(parts) * (1 + VARIANT_PENALTY * (len(parts) - 1))
+
+
+def _parts(tile: Tile, out: tuple[int, int], depth: int) -> list[float]:
+    """Cycles that each variant of the code takes."""
     full, rest = divmod(out[1], tile.columns)
     if tile.rows > 1:
         full, rest = divmod(out[0], tile.rows)
@@ -91,12 +103,9 @@ def _cost(tile: Tile, out: tuple[int, int], depth: int) -> float:
         sizes = [(full, tile.columns), (1 if rest else 0, rest)]
         repeats = out[0]
     groups = [(tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1)]
-    total = 0.0
-    variants = 0
-    for count, pixels in sizes:
-        for groups_of, vectors in groups:
-            if count and groups_of:
-                variants += 1
-                each = step_cycles(pixels, vectors) * depth + OVERHEAD
-                total += repeats * count * groups_of * each
-    return total * (1 + VARIANT_PENALTY * (variants - 1))
+    return [
+        repeats * count * groups_of * (step_cycles(pixels, vectors) * depth + OVERHEAD)
+        for count, pixels in sizes
+        for groups_of, vectors in groups
+        if count and groups_of
+    ]

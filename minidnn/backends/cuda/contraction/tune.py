@@ -48,7 +48,6 @@ from .tile import candidates as tiles_for
 
 log = logging.getLogger(__name__)
 
-TUNES = ("quick", "heuristic", "exhaustive")
 _KEPT = 6
 _VERSION = 7
 _AT_ONCE = 16
@@ -289,4 +288,4 @@ def _decode(data: bytes | None) -> tuple[Recipe, ...] | None:
         return None
 
 
-__all__ = ["TUNES", "Tuning", "choose_all"]
+__all__ = ["Tuning", "choose_all"]

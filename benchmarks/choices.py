@@ -1,0 +1,140 @@
+"""How near the price model's choices for contractions come to the measured best ones.
+
+    python benchmarks/choices.py resnet50 vgg16_bn --batch 1 16 [--json FILE] [--merge FILE ...]
+
+Every contraction's candidates are measured where they stand in the network, as ``tune=True`` does
+(see docs/cpu-contractions.md), and the network of all the fastest is measured once more against
+that by price: the ratios are of this last measurement.  A cell of the table is the sum of the
+contractions' times by price over that of the fastest; beside it stand the share of problems (by
+number) whose choice is within 5 % of the best, and the largest ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import minidnn as md
+from minidnn import models
+from minidnn.backends.cpu.backend import CpuProgram, builder
+from minidnn.backends.cpu.contraction import Choice, Question
+from minidnn.backends.cpu.contraction.price import nominal_speed
+from minidnn.backends.cpu.cores import usable_cores
+from minidnn.backends.cpu.isa import best_isa
+from minidnn.backends.cpu.machine import describe_machine
+from minidnn.backends.cpu.tuning import Measured, Tuning
+from minidnn.bench.networks import case_of
+
+
+def measure(
+    network: str, batch: int, threads: int, isa: str, most: int, budget: float
+) -> dict[str, Any]:
+    """The contractions of a network; see :func:`row_of`."""
+    shape = case_of(network, batch).shape
+    layer = getattr(models, network)()
+    executable = md.compile(layer, shape, device="cpu", threads=threads, isa=isa)
+    program = executable.program
+    assert isinstance(program, CpuProgram)
+    plan, tasks = executable.plan, program.tasks
+    questions = list(dict.fromkeys(t.question for t in tasks if t.question is not None))
+    build = builder(plan, program.isa, threads)
+    tuning = Tuning(plan, program.isa, threads, "normal", tasks, questions, build)
+    found = tuning.measure(most, budget)
+    nodes = {question: set[str]() for question in questions}
+    for task in tasks:
+        if task.question is not None:
+            nodes[task.question].add(task.node.name)
+    rows = [row_of(question, found[question], len(nodes[question])) for question in found]
+    by_price = sum(row["by_price"] for row in rows)
+    best = sum(row["best"] for row in rows)
+    return {
+        "network": network,
+        "batch": batch,
+        "threads": threads,
+        "isa": isa,
+        "machine": describe_machine().line(),
+        "by_price": by_price,
+        "best": best,
+        "problems": rows,
+    }
+
+
+def row_of(question: Question, measured: Measured, count: int) -> dict[str, Any]:
+    """Seconds of all ``count`` contractions of a run that are this problem, by price and by the
+    fastest candidate, and the candidates with predicted seconds of one (of a batch's images in
+    turn) and their measured ratio to the first."""
+    problem = question.problem
+    text = f"{problem.inputs}>{problem.outputs} {problem.kernel[0]}x{problem.kernel[1]}"
+    text += f"/{problem.stride[0]}" if problem.stride != (1, 1) else ""
+    text += f" @{problem.out[0]}x{problem.out[1]}"
+    return {
+        "problem": text + (f", {problem.groups} groups" if problem.groups > 1 else ""),
+        "images": [problem.batch, question.images],
+        "threads": question.threads,
+        "count": count,
+        "by_price": measured.first_seconds,
+        "best": measured.chosen_seconds,
+        "chosen": measured.chosen,
+        "candidates": [
+            {**_candidate(choice, question), "ratio": round(ratio, 4)}
+            for choice, ratio in zip(measured.candidates, measured.ratios, strict=False)
+        ],
+    }
+
+
+def _candidate(choice: Choice, question: Question) -> dict[str, Any]:
+    speed = nominal_speed(question.isa, question.threads)
+    return {
+        "algorithm": choice.algorithm.name,
+        "scheme": choice.algorithm.describe(choice.scheme),
+        "predicted": choice.algorithm.seconds(choice.scheme, speed),
+    }
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """A line for each network and batch."""
+    lines = [
+        "| network | batch | ms by price | ms of the best | ratio | within 5 % | largest | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        ratios = {row["problem"]: row["by_price"] / row["best"] for row in result["problems"]}
+        worst = max(ratios, key=ratios.__getitem__)
+        near = sum(ratio <= 1.05 for ratio in ratios.values())
+        lines.append(
+            f"| {result['network']} | {result['batch']} | {1e3 * result['by_price']:.2f} | "
+            f"{1e3 * result['best']:.2f} | {result['by_price'] / result['best']:.3f} | "
+            f"{near} of {len(ratios)} | {ratios[worst]:.2f} | {worst} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The price model's choices against the best.")
+    parser.add_argument("networks", nargs="*", help="networks of the zoo (resnet50)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--isa", help="avx512 or avx2 (the best)")
+    parser.add_argument("--most", type=int, default=8, help="candidates for a problem (8)")
+    parser.add_argument("--budget", type=float, default=110, help="seconds for a network (110)")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="figures to begin with")
+    options = parser.parse_args()
+    results = [result for path in options.merge for result in json.loads(path.read_text())]
+    isa = options.isa or best_isa().name
+    for network in options.networks:
+        for batch in options.batch:
+            results.append(
+                measure(network, batch, options.threads, isa, options.most, options.budget)
+            )
+            if options.json:
+                options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""Measures the candidates for all contractions of a network at once.
+
+The network is compiled several times: as it is by price, then with the second candidate for every
+contraction, with the third, and so on.  Each of these variants runs in turn with the first, and
+what is fastest for each contraction is remembered.  At last the network with all of these runs
+against the first one again, and what does not hold is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from ....graph.ir import Constant, Graph, Node
+from ....graph.types import numpy_dtype
+from ....runtime.plan import Plan
+from ..contraction import Choice, Question, choose_by_price
+from ..contraction.candidates import candidates
+from ..contraction.price import nominal_speed
+from ..isa import Isa
+from ..lower import Task, lower_plan
+from ..machine import describe_machine
+from ..progress import Watch, terminal_progress
+from .choices import Choices
+from .race import Timed, Times, race
+
+log = logging.getLogger("minidnn.cpu")
+
+BUDGET_SECONDS = 110.0
+"""A quick tuning ends within about two minutes; what was not measured by then is told."""
+
+RACE_SECONDS = 1.0
+MOST_CANDIDATES = {"quick": 8, "exhaustive": 24}
+SHARES = ((0.02, 1.0), (0.005, 0.5), (0.0, 0.25))
+"""A contraction with at least that share of the predicted time gets that part of the candidates."""
+
+GAIN = 0.02
+"""Another choice than that by price must be faster by this part."""
+
+P = TypeVar("P", bound=Timed)
+
+
+class Build(Protocol[P]):
+    """Makes a program of tasks; ``shared`` is one whose constants may be used."""
+
+    def __call__(self, tasks: Sequence[Task], shared: P | None = None) -> P: ...
+
+
+def tuned_tasks(
+    plan: Plan, isa: Isa, threads: int, accuracy: str, tune: str, build: Build[P]
+) -> list[Task]:
+    """The kernels of a plan as :func:`.lower.lower_plan` gives them, with the fastest choices.
+
+    What is not remembered is measured, and remembered.
+    """
+    memory = Choices(threads, is_near(plan))
+    known: dict[Question, Choice] = {}
+    missing: dict[Question, None] = {}
+
+    def remembered(question: Question) -> Choice:
+        if question not in known and question not in missing:
+            if (choice := memory.read(question, tune)) is None:
+                missing[question] = None
+            else:
+                known[question] = choice
+        return known.get(question) or choose_by_price(question)
+
+    tasks = lower_plan(plan, isa, threads, accuracy, remembered)
+    if not missing:
+        return tasks
+    budget = None if tune == "exhaustive" else BUDGET_SECONDS
+    tuning = Tuning(plan, isa, threads, accuracy, tasks, list(missing), build)
+    found = tuning.measure(MOST_CANDIDATES[tune], budget)
+    for question, result in found.items():
+        memory.write(question, tune, result.choice, result.figures())
+    return tuning.tasks_with({question: result.choice for question, result in found.items()})
+
+
+@dataclass
+class Measured:
+    """A contraction's candidates, the first by price, and what was measured of them.
+
+    Attributes:
+        ratios: seconds of candidates over those of the first, 1.0 for itself; as many as were
+            measured.
+        chosen: the fastest one's number.
+        first_seconds, chosen_seconds: of all contractions of a run that ask the same question,
+            measured at last, against each other.
+    """
+
+    candidates: list[Choice]
+    ratios: list[float] = field(default_factory=lambda: [1.0])
+    chosen: int = 0
+    first_seconds: float = 0.0
+    chosen_seconds: float = 0.0
+
+    @property
+    def choice(self) -> Choice:
+        return self.candidates[self.chosen]
+
+    def figures(self) -> dict[str, Any]:
+        measured = zip(self.candidates, self.ratios, strict=False)
+        return {
+            "seconds": self.chosen_seconds,
+            "seconds_by_price": self.first_seconds,
+            "measured": [
+                {
+                    "algorithm": choice.algorithm.name,
+                    "scheme": choice.algorithm.describe(choice.scheme),
+                    "ratio": round(ratio, 4),
+                }
+                for choice, ratio in measured
+            ],
+        }
+
+
+class Tuning(Generic[P]):
+    """Measures the answers to questions in one network.
+
+    Args:
+        tasks: the network as it is by price.
+        questions: what is to be answered.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        isa: Isa,
+        threads: int,
+        accuracy: str,
+        tasks: Sequence[Task],
+        questions: Sequence[Question],
+        build: Build[P],
+        watch: Watch | None = None,
+    ) -> None:
+        self._plan = plan
+        self._isa = isa
+        self._threads = threads
+        self._accuracy = accuracy
+        self._tasks = list(tasks)
+        self._questions = questions
+        self._build = build
+        self._watch = watch or terminal_progress()
+        #: What the network takes by price, and with the fastest choices; None before.
+        self.totals: tuple[float, float] | None = None
+
+    def measure(self, most: int, budget: float | None) -> dict[Question, Measured]:
+        """The candidates of all questions, at most so many for each, within that many seconds."""
+        start = time.perf_counter()
+        self._watch("tuning", 0, most + 1)
+        results = {
+            question: Measured(candidates(question, count))
+            for question, count in self._counts(most).items()
+        }
+        inputs, outputs = _arrays(self._plan.graph)
+        first = self._build(self._tasks)
+        longest = 0.0
+        most = max(len(result.candidates) for result in results.values())
+        for number in range(1, most):
+            begin = time.perf_counter()
+            if budget is not None and begin - start + 2 * longest > budget:
+                _tell_left_out(results, number, budget)
+                break
+            chosen = {
+                question: result.candidates[number]
+                for question, result in results.items()
+                if number < len(result.candidates)
+            }
+            times = self._race(first, chosen, inputs, outputs)
+            for question in chosen:
+                results[question].ratios.append(times[1][question] / times[0][question])
+            longest = max(longest, time.perf_counter() - begin)
+            self._watch("tuning", number, most + 1)
+        self._confirm(first, results, inputs, outputs)
+        self._watch("tuning", 1, 1)
+        return results
+
+    def tasks_with(self, chosen: Mapping[Question, Choice]) -> list[Task]:
+        """The network with other choices; tasks for which nothing changes are the same objects."""
+        now = {task.question: task.choice for task in self._tasks if task.question is not None}
+        differ = {question for question, choice in chosen.items() if now.get(question) != choice}
+        nodes = {task.node for task in self._tasks if task.question in differ}
+        others = lower_plan(
+            self._plan,
+            self._isa,
+            self._threads,
+            self._accuracy,
+            lambda question: chosen.get(question) or now[question] or choose_by_price(question),
+            nodes,
+        )
+        made: dict[Node, list[Task]] = {}
+        for task in others:
+            made.setdefault(task.node, []).append(task)
+        tasks: list[Task] = []
+        for task in self._tasks:
+            tasks += made.pop(task.node, []) if task.node in nodes else [task]
+        return tasks
+
+    def _counts(self, most: int) -> dict[Question, int]:
+        """How many candidates each question gets, those with most predicted time first."""
+        seconds: dict[Question, float] = {}
+        for task in self._tasks:
+            if task.question is not None and task.choice is not None:
+                speed = nominal_speed(self._isa, task.question.threads)
+                each = task.choice.algorithm.seconds(task.choice.scheme, speed)
+                each *= task.question.images * task.question.threads / self._threads
+                seconds[task.question] = seconds.get(task.question, 0.0) + each
+        total = sum(seconds.values())
+        order = sorted(self._questions, key=lambda question: -seconds[question])
+        return {
+            question: max(
+                2, int(most * next(p for s, p in SHARES if seconds[question] >= s * total))
+            )
+            for question in order
+        }
+
+    def _race(
+        self,
+        first: P,
+        chosen: Mapping[Question, Choice],
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+    ) -> list[Times]:
+        other = self._build(self.tasks_with(chosen), first)
+        return race([first, other], inputs, outputs, RACE_SECONDS)
+
+    def _confirm(
+        self,
+        first: P,
+        results: Mapping[Question, Measured],
+        inputs: Sequence[np.ndarray],
+        outputs: Sequence[np.ndarray],
+    ) -> None:
+        """Takes the fastest candidates that are still faster when they run together."""
+        for result in results.values():
+            best = int(np.argmin(result.ratios))
+            result.chosen = best if result.ratios[best] < 1 - GAIN else 0
+        chosen = {q: result.choice for q, result in results.items() if result.chosen}
+        before, after = self._race(first, chosen, inputs, outputs)
+        for question, result in results.items():
+            result.first_seconds = before[question]
+            result.chosen_seconds = after[question]
+            if result.chosen and after[question] > (1 - GAIN / 2) * before[question]:
+                result.chosen = 0
+                result.chosen_seconds = before[question]
+        self.totals = sum(before.values()), sum(after.values())
+        log.info(
+            "tuned %d contractions: %.3f ms by price, %.3f ms now",
+            len(results),
+            1e3 * sum(result.first_seconds for result in results.values()),
+            1e3 * sum(result.chosen_seconds for result in results.values()),
+        )
+
+
+def is_near(plan: Plan) -> bool:
+    """Whether the network's weights and values stay in the last cache from run to run."""
+    size = plan.arena.bytes + sum(constant.type.bytes for constant in _constants(plan.graph))
+    return size <= describe_machine().caches.l3
+
+
+def _constants(graph: Graph) -> set[Constant]:
+    found: set[Constant] = set()
+    for node in graph.nodes:
+        found.update(value for value in node.inputs if isinstance(value, Constant))
+        body = getattr(node.op, "body", None)
+        if isinstance(body, Graph):
+            found |= _constants(body)
+    return found
+
+
+def _arrays(graph: Graph) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Normally distributed inputs, and room for outputs."""
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(v.shape).astype(numpy_dtype(v.dtype)) for v in graph.inputs]
+    return inputs, [np.empty(v.shape, numpy_dtype(v.dtype)) for v in graph.outputs]
+
+
+def _tell_left_out(results: Mapping[Question, Measured], number: int, budget: float) -> None:
+    left = [len(result.candidates) - number for result in results.values()]
+    count = sum(1 for n in left if n > 0)
+    log.warning(
+        "tuning ends after its %d seconds: %d candidates for %d of %d contractions were not "
+        "measured, those of least promise by their price",
+        budget,
+        sum(n for n in left if n > 0),
+        count,
+        len(results),
+    )
