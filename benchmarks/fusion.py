@@ -183,11 +183,16 @@ def table(rows: list[Any]) -> str:
     return "\n".join(lines)
 
 
-def read(path: str | None) -> dict[str, Any]:
-    if path is not None and os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            return dict(json.load(file))
-    return {"machine": describe_machine().line(), "rows": []}
+def read(path: str | None, printing: bool) -> dict[str, Any]:
+    """What the file has; figures of two machines do not go into one."""
+    machine = describe_machine().line()
+    if path is None or not os.path.exists(path):
+        return {"machine": machine, "rows": []}
+    with open(path, encoding="utf-8") as file:
+        document = dict(json.load(file))
+    if not printing and document["machine"] != machine:
+        raise SystemExit(f"{path} is of another machine: {document['machine']}; this: {machine}")
+    return document
 
 
 def write(path: str | None, document: Mapping[str, Any]) -> None:
@@ -210,7 +215,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="only fill the cache of kernels")
     parser.add_argument("--table", action="store_true", help="only print what the file has")
     options = parser.parse_args()
-    document = read(options.json)
+    document = read(options.json, options.table)
     rows: list[Any] = document["rows"]
     for name in options.net if not options.table else ():
         for batch in options.batch:
