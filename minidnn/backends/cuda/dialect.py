@@ -14,6 +14,8 @@ memory and does not wait; ``md_copy_wait()`` waits for all that this thread has 
 
 **Element types.**  ``float``, ``md_half`` and ``md_bf16`` in memory, float in registers.
 ``md_value`` reads one, ``md_as<T>`` rounds to one, ``md_round<T>`` is the float that it then is.
+``md_max_pairs<T>`` is ``md_max`` of two pairs of halves as they lie in registers, of which
+``md_load_pairs`` reads as many as are wanted and ``md_of_pairs<T>(x, v)`` gives number v as float.
 ``md_load(x, p)`` and ``md_store(p, x)`` move N neighbours with accesses as wide as
 ``sizeof(T) * N``, to which ``p`` is aligned; ``md_load_floats(x, p)`` any multiple of 4 floats.
 
@@ -49,6 +51,16 @@ MD_FUNCTION float md_min(float a, float b) {
 }
 MD_FUNCTION float md_max_positive(float a, float b) {
   return __int_as_float(max(__float_as_int(a), __float_as_int(b)));
+}
+MD_FUNCTION unsigned int md_max_halves(unsigned int a, unsigned int b) {
+  unsigned int c;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+MD_FUNCTION unsigned int md_max_bf16s(unsigned int a, unsigned int b) {
+  unsigned int c;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
 }
 template <int Bytes> MD_FUNCTION void md_copy(void *to, const void *from) {
   const unsigned int address = (unsigned int)__cvta_generic_to_shared(to);
@@ -118,6 +130,31 @@ template <int N, class T> MD_FUNCTION void md_load(float (&x)[N], const T *p) {
   pack.word = *(const typename md_word<N * sizeof(T)>::type *)p;
   #pragma unroll
   for (int i = 0; i < N; i++) x[i] = md_value(pack.items[i]);
+}
+MD_FUNCTION unsigned int md_max_as(md_half, unsigned int a, unsigned int b) {
+  return md_max_halves(a, b);
+}
+MD_FUNCTION unsigned int md_max_as(md_bf16, unsigned int a, unsigned int b) {
+  return md_max_bf16s(a, b);
+}
+template <class T> MD_FUNCTION unsigned int md_max_pairs(unsigned int a, unsigned int b) {
+  return md_max_as(T(), a, b);
+}
+template <class T, int N> MD_FUNCTION float md_of_pairs(const unsigned int (&x)[N], int v) {
+  T y;
+  y.bits = (unsigned short)(x[v >> 1] >> (v & 1) * 16);
+  return md_value(y);
+}
+template <int N> union md_pairs {
+  typename md_word<4 * N>::type word;
+  unsigned int items[N];
+  MD_METHOD md_pairs() {}
+};
+template <int N, class T> MD_FUNCTION void md_load_pairs(unsigned int (&x)[N], const T *p) {
+  md_pairs<N> pairs;
+  pairs.word = *(const typename md_word<4 * N>::type *)p;
+  #pragma unroll
+  for (int i = 0; i < N; i++) x[i] = pairs.items[i];
 }
 template <int N> MD_FUNCTION void md_load_floats(float (&x)[N], const float *p) {
   #pragma unroll

@@ -202,3 +202,12 @@ MD_FUNCTION unsigned short md_to_bf16(float x) {
   const unsigned int bits = intbits(x);
   return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+MD_FUNCTION unsigned int md_max_halves(unsigned int a, unsigned int b) {
+  const auto half = [](unsigned int x) { return md_from_half((unsigned short)x); };
+  const unsigned int high = md_to_half(md_max(half(a >> 16), half(b >> 16)));
+  return high << 16 | md_to_half(md_max(half(a), half(b)));
+}
+MD_FUNCTION unsigned int md_max_bf16s(unsigned int a, unsigned int b) {
+  const unsigned int high = md_to_bf16(md_max(floatbits(a >> 16 << 16), floatbits(b >> 16 << 16)));
+  return high << 16 | md_to_bf16(md_max(floatbits(a << 16), floatbits(b << 16)));
+}

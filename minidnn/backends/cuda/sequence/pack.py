@@ -82,6 +82,50 @@ class Pack:
             self.code.lines(lines)
             self.code.line(f"{name}[v] = {result};")
 
+    def maximum(self, a: str, b: str, positive: bool) -> str:
+        """The larger of two; ``positive``: neither has its sign bit set."""
+        return f"md_max_positive({a}, {b})" if positive else f"md_max({a}, {b})"
+
+    @property
+    def least(self) -> str:
+        """What no number is below."""
+        return "floatbits(0xff800000)"
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs(Pack):
+    """Packs of float16 or bfloat16 as they lie in memory, two in a register: for maxima alone,
+    of which one instruction makes two.  What :meth:`Pack.at` gives is a pair."""
+
+    dtype: str = "float16"
+
+    def declare(self, name: str, text: str) -> None:
+        self.code.line(f"unsigned int {name}[{self.size // 2}];")
+        self.each(f"{name}[v] = {text};")
+
+    def each(self, text: str) -> None:
+        self.code.line(f'_Pragma("unroll") for (int v = 0; v < {self.size // 2}; v++) {text}')
+
+    def load(self, name: str, address: str, condition: str = "", otherwise: str = "") -> None:
+        self.code.line(f"unsigned int {name}[{self.size // 2}];")
+        if not condition:
+            self.code.line(f"md_load_pairs({name}, {address});")
+            return
+        self.code.line(f"if ({condition}) md_load_pairs({name}, {address});")
+        with self.code.block("else"):
+            self.each(f"{name}[v] = {otherwise};")
+
+    def maximum(self, a: str, b: str, positive: bool) -> str:
+        return f"md_max_pairs<{TYPES[self.dtype]}>({a}, {b})"
+
+    @property
+    def least(self) -> str:
+        return "0xfc00fc00u" if self.dtype == "float16" else "0xff80ff80u"
+
+    def number(self, name: str) -> str:
+        """Number ``v`` of a pack as a float."""
+        return f"md_of_pairs<{TYPES[self.dtype]}>({name}, v)"
+
 
 Loader = Callable[[int, int], str]
 """Loads the element so many rows and columns from the first tap of a tile; its variable."""

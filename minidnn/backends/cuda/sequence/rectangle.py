@@ -147,7 +147,9 @@ class RectanglePrinter:
                 test = self.inside(row, column)
                 if test:
                     fresh = self.code.fresh()
-                    self.pack.declare(fresh, f"{test} ? {name} : {identity_text(window)}")
+                    self.pack.declare(
+                        fresh, f"{test} ? {name} : {identity_text(self.pack, window)}"
+                    )
                     name = fresh
                 cells[row, column] = name
         phases = phases_of(window)

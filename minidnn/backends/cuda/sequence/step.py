@@ -13,7 +13,7 @@ from ...cpu.code import Code
 from ..dialect import TYPES
 from .lanes import Lanes
 from .mapping import Tile
-from .pack import Pack
+from .pack import Pack, Pairs
 from .taps import Taps
 from .view import Span, View, minus, plus, times
 from .window import UNROLLED_TAPS, WindowPrinter, average_text, identity_text
@@ -125,27 +125,47 @@ class StepPrinter:
         window, source = windowed.window, windowed.operands[0]
         own = {o.result for o in self.prologue}
         read = [n for o in self.prologue for n in o.operands if n not in own] or [source]
-        taps = {n: self._taps(n, window, len(read) > 1) for n in dict.fromkeys(read)}
+        pack = self._pack_of(window, source)
+        taps = {n: self._taps(n, pack, window, len(read) > 1) for n in dict.fromkeys(read)}
         for each in taps.values():
             each.begin()
         if window.taps > UNROLLED_TAPS:
-            self._row(0, [taps[source].looped()])
+            self._row(0, [self._as_floats(pack, taps[source].looped())])
             return
         printer = WindowPrinter(
-            self.pack,
+            pack,
             window,
             self.tile.rows,
             self.tile.columns,
             lambda row, column: self._tap(taps, window, row, column),
-            source in self.positive,
+            source in self.positive and not isinstance(pack, Pairs),
             self.triples,
         )
         for row, totals in printer.results():
-            self._row(row, totals)
+            self._row(row, [self._as_floats(pack, total) for total in totals])
 
-    def _taps(self, number: int, window: Window, several: bool) -> Taps:
+    def _pack_of(self, window: Window, source: int) -> Pack:
+        """How the elements under a window are held: as they lie, if they are halves of which the
+        largest is wanted, else as floats."""
+        view = self.sources.get(source)
+        size = self.lanes.pack
+        halves = view is not None and view.dtype in ("float16", "bfloat16")
+        if window.reduce != "max" or not halves or self.prologue or size % 2:
+            return self.pack
+        assert view is not None
+        return self.pack if view.one_channel else Pairs(self.code, size, view.dtype)
+
+    def _as_floats(self, pack: Pack, name: str) -> str:
+        if not isinstance(pack, Pairs):
+            return name
+        fresh = self.code.fresh()
+        self.pack.declare(fresh, pack.number(name))
+        return fresh
+
+    def _taps(self, number: int, pack: Pack, window: Window, several: bool) -> Taps:
         view, tag = self.sources[number], f"_{number}_" if several else ""
-        return Taps(self.code, self.lanes, window, view, self.rows, self.columns, self.tile, tag)
+        spans = self.rows, self.columns
+        return Taps(self.code, pack, self.lanes, window, view, *spans, self.tile, tag)
 
     def _tap(self, taps: Mapping[int, Taps], window: Window, row: int, column: int) -> str:
         """Loads what lies under a tap, and computes on it what stands before the window."""
@@ -163,7 +183,8 @@ class StepPrinter:
         if not test:
             return name
         fresh = self.code.fresh()
-        self.pack.declare(fresh, f"{test} ? {self.pack.at(name)} : {identity_text(window)}")
+        outside = identity_text(self.pack, window)
+        self.pack.declare(fresh, f"{test} ? {self.pack.at(name)} : {outside}")
         return fresh
 
     def _row(self, row: int, totals: Sequence[str]) -> None:

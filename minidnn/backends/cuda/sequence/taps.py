@@ -27,6 +27,7 @@ class Taps:
     """The elements under the windows of a tile at ``y``, ``x``, which are variables."""
 
     code: Code
+    pack: Pack
     lanes: Lanes
     window: Window
     view: View
@@ -38,9 +39,6 @@ class Taps:
     #: The condition for a row or column of taps to lie inside, by offset.
     row_tests: dict[int, str] = field(default_factory=dict)
     column_tests: dict[int, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.pack = Pack(self.code, self.lanes.pack)
 
     def begin(self) -> None:
         """Declares where the first tap lies: ``s`` and ``u``, from the first row and column that
@@ -64,7 +62,8 @@ class Taps:
         test = self.test(row, column)
         name = f"e{self.tag}{row}_{column}"
         place = times(plus(f"u{self.tag}", column), self.view.column)
-        self.pack.load(name, f"w{self.tag}{row} + {place}", test, identity_text(self.window))
+        outside = identity_text(self.pack, self.window)
+        self.pack.load(name, f"w{self.tag}{row} + {place}", test, outside)
         return name
 
     def _row(self, row: int) -> None:
@@ -101,7 +100,7 @@ class Taps:
         """The window of one output as loops, where it has very many taps; the result's name."""
         code, pack, window = self.code, self.pack, self.window
         down, across = window.axes
-        identity = identity_text(window)
+        identity = identity_text(pack, window)
         pack.declare("total", identity)
         with code.block(f"for (int ky = 0; ky < {down.kernel}; ky++)"):
             code.line(f"const int sy = s + {times('ky', down.dilation)};")
@@ -116,9 +115,9 @@ class Taps:
                 inside = f"ok && {_within('sx', self.view.columns)}"
                 pack.load("tap", f"w + {times('sx', self.view.column)}", inside, identity)
                 a, b = pack.at("part"), pack.at("tap")
-                pack.each(f"{a} = {join_text(window, a, b, False)};")
+                pack.each(f"{a} = {join_text(pack, window, a, b, False)};")
             a, b = pack.at("total"), pack.at("part")
-            pack.each(f"{a} = {join_text(window, a, b, False)};")
+            pack.each(f"{a} = {join_text(pack, window, a, b, False)};")
         return "total"
 
 

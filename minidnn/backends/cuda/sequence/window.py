@@ -100,21 +100,19 @@ def _chain(pack: Pack, window: Window, names: list[str], positive: bool) -> str:
     total = names[0]
     for name in names[1:]:
         fresh = pack.code.fresh()
-        pack.declare(fresh, join_text(window, pack.at(total), pack.at(name), positive))
+        pack.declare(fresh, join_text(pack, window, pack.at(total), pack.at(name), positive))
         total = fresh
     return total
 
 
-def join_text(window: Window, a: str, b: str, positive: bool) -> str:
+def join_text(pack: Pack, window: Window, a: str, b: str, positive: bool) -> str:
     """Two elements joined."""
-    if window.reduce != "max":
-        return f"{a} + {b}"
-    return f"md_max_positive({a}, {b})" if positive else f"md_max({a}, {b})"
+    return pack.maximum(a, b, positive) if window.reduce == "max" else f"{a} + {b}"
 
 
-def identity_text(window: Window) -> str:
+def identity_text(pack: Pack, window: Window) -> str:
     """What stands for positions outside of the plane."""
-    return "floatbits(0xff800000)" if window.reduce == "max" else "0.0f"
+    return pack.least if window.reduce == "max" else "0.0f"
 
 
 def taps_of(axis: WindowAxis, output: int) -> list[int]:
