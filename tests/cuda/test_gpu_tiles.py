@@ -22,13 +22,13 @@ EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 def only_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contractions are computed by this tile or not at all."""
 
-    def forms(problem: object) -> list[Form]:
+    def forms(problem: object, arch: str) -> list[Form]:
         reason = why_not_tiled(problem)  # type: ignore[arg-type]
         assert reason is None, reason
         return [Form(TILE, len(problem.stages))]  # type: ignore[attr-defined]
 
     monkeypatch.setattr(tune, "forms_of", forms)
-    monkeypatch.setattr(tune, "tiles_for", lambda problem: [request.param])
+    monkeypatch.setattr(tune, "own_choices", lambda problem, core, arch: [request.param])
 
 
 def residual(c: int) -> md.Layer:

@@ -18,15 +18,28 @@ from minidnn.backends.cuda import backend
 from minidnn.backends.cuda.arrays import Slot, read
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.bits import from_bits, to_bits
+from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.contraction import halo
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.graphs import graph_of
+from minidnn.backends.cuda.contraction.halo import why_not_halo
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import FIXED, PRODUCT, TILE, finish_of, target, used
+from minidnn.backends.cuda.contraction.recipe import (
+    FIXED,
+    HALO,
+    OWN,
+    PRODUCT,
+    TILE,
+    finish_of,
+    target,
+    used,
+)
 from minidnn.backends.cuda.contraction.tile import TILES, candidates, launch_of, why_not_tiled
 from minidnn.backends.cuda.instance import Places
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Task, lower_plan
 from minidnn.backends.cuda.machine import Machine
+from minidnn.backends.cuda.sequence.mapping import shared_limit
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.errors import DeviceError, GraphError, UnsupportedError
 from minidnn.layers.build import to_graph
@@ -65,13 +78,13 @@ def test_every_node_of_the_zoo_has_a_task(name: str, precision: str) -> None:
     plan, tasks = zoo(name, precision)
     assert {value.dtype for value in plan.graph.values} == {CudaTarget(precision=precision).storage}
     for problem in dict.fromkeys(problems(tasks)):
-        forms = forms_of(problem)
+        forms = forms_of(problem, "sm_90")
         assert len(forms) == len(set(forms)) >= 1
         for form in forms:
             assert form.stages <= len(problem.stages)
             finish = finish_of(problem, form)
             assert (finish is None) == (form.stages == len(problem.stages) and not form.packed)
-            if form.core not in (FIXED, TILE):
+            if form.core not in (FIXED, *OWN):
                 graph_of(problem, form.core, form.stages, target(problem, form)).freeze()
 
 
@@ -83,7 +96,7 @@ def test_densenet_is_free_of_copies_and_of_passes_before_convolutions() -> None:
     assert Counter(launches) == {"seq": 5}
     with_prologue = [p for p in problems(tasks) if p.before]
     assert len(with_prologue) == 58
-    assert all(forms_of(problem)[0].core == TILE for problem in with_prologue)
+    assert all(forms_of(problem, "sm_90")[0].core == TILE for problem in with_prologue)
 
 
 def test_blocks_of_one_shape_are_one_problem() -> None:
@@ -104,7 +117,7 @@ def test_only_exact_float32_is_left_to_fixed_functions_and_only_products_are_pro
     net = L.Sequential(L.Conv2d(8, 16, 1), L.ReLU(), L.Conv2d(16, 16, 3), L.Flatten())
     for precision in PRECISIONS:
         one, three = of(net, (2, 8, 9, 9), precision)
-        cores = [{form.core for form in forms_of(problem)} for problem in (one, three)]
+        cores = [{form.core for form in forms_of(problem, "sm_90")} for problem in (one, three)]
         assert (FIXED in cores[0]) == (FIXED in cores[1]) == (precision == "float32")
         assert (PRODUCT in cores[0]) == (precision != "float32") and PRODUCT not in cores[1]
         assert (TILE in cores[0]) == (precision in ("float16", "bfloat16"))
@@ -115,7 +128,7 @@ def test_a_residual_is_fused_or_left_to_a_kernel() -> None:
     net = md.Model(x, L.ReLU()(L.Conv2d(16, 16, 1)(x) + x))
     (problem,) = of(net, (2, 16, 8, 8), "float16")
     assert [stage.mode for stage in problem.stages] == ["bias", "add", "relu"]
-    assert {form.stages for form in forms_of(problem)} == {1, 3}
+    assert {form.stages for form in forms_of(problem, "sm_90")} == {1, 3}
     tensors, vectors, steps = used(problem, 1)
     assert (tensors, vectors, len(steps)) == ([0], [], 2)
 
@@ -125,7 +138,7 @@ def test_a_steep_leaky_relu_is_left_to_a_kernel() -> None:
     for slope, fused in ((0.1, 2), (1.0, 2), (4.0, 1), (-0.5, 1)):
         net = L.Sequential(L.Conv2d(8, 8, 1), L.LeakyReLU(slope))
         (problem,) = of(net, (1, 8, 4, 4), "tf32")
-        assert max(form.stages for form in forms_of(problem)) == fused, slope
+        assert max(form.stages for form in forms_of(problem, "sm_90")) == fused, slope
 
 
 def test_images_of_few_channels_are_gathered() -> None:
@@ -152,6 +165,56 @@ def test_tiles_take_whole_chunks_alone() -> None:
     assert why_not_tiled(single) == "it is in float32"
     (grouped,) = of(L.Conv2d(16, 16, 3, groups=2), (2, 16, 9, 9), "float16")
     assert why_not_tiled(grouped) == "it has 2 groups"
+
+
+def test_convolutions_whose_filters_and_rows_fit_may_read_each_pixel_once() -> None:
+    def first(layer: md.Layer, channels: int, size: int = 14) -> ContractionProblem:
+        return of(layer, (2, channels, size, size), "float16")[0]
+
+    dense = first(L.Conv2d(128, 32, 3, padding=1), 128, 56)
+    assert why_not_halo(dense, "sm_90") is None and halo.widths(dense, "sm_90") == [32]
+    assert forms_of(dense, "sm_90")[0].core == HALO
+    assert HALO not in {form.core for form in forms_of(dense, "sm_80")}
+    stem = first(L.Conv2d(3, 64, 7, 2, 3), 3, 224)
+    assert why_not_halo(stem, "sm_90") is None and halo.widths(stem, "sm_90") == [64]
+    half = first(L.Conv2d(64, 128, 3, padding=1), 64)
+    assert halo.widths(half, "sm_90") == [64]
+    for problem, arch, reason in (
+        (dense, "sm_80", "sm_80 has no wgmma"),
+        (dense, "sm_100", "sm_100 has no wgmma"),
+        (of(L.Conv2d(16, 8, 3), (1, 16, 9, 9), "tf32")[0], "sm_90", "it is in float32"),
+        (first(L.Conv2d(16, 16, 3, groups=2), 16), "sm_90", "it has 2 groups"),
+        (first(L.Conv2d(16, 16, 1), 16), "sm_90", "no two windows overlap"),
+        (first(L.Conv2d(16, 16, 3, stride=2), 16), "sm_90", "no two windows overlap"),
+        (first(L.Conv2d(16, 12, 3), 16), "sm_90", "its tensors are no whole chunks of 8 channels"),
+        (first(L.Conv2d(16, 16, 3, padding=3), 16), "sm_90", "its padding is wider than its wi"),
+        (first(L.Conv2d(24, 16, 3, dilation=2), 24), "sm_90", "an odd number of chunks of 8 ch"),
+        (first(L.Conv2d(1024, 16, 3), 1024), "sm_90", "filters and rows do not fit the shared m"),
+    ):
+        assert (why_not_halo(problem, arch) or "").startswith(reason), problem.describe()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("channels", "filters", "kernel"), [(128, 32, 3), (16, 64, 4), (8, 64, 3), (32, 128, 3)]
+)
+def test_halo_kernels_keep_to_the_budget(
+    channels: int, filters: int, kernel: int, dtype: str
+) -> None:
+    """They compile without spills, and as many blocks fit a multiprocessor as were counted on."""
+    x = md.Input((channels, 56, 56))
+    net = md.Model(x, L.ReLU()(L.Conv2d(channels, filters, kernel, padding=1)(x)))
+    (problem,) = of(net, (128, channels, 56, 56), dtype)
+    (width,) = halo.widths(problem, "sm_90")
+    launch = halo.launch_of(problem, width, 132)
+    assert launch.source.specific and "$" not in launch.source.text
+    (kernel_,) = compile_kernels([launch.source], "sm_90")
+    taken = kernel_.resources
+    assert taken.spill_bytes == 0 and taken.stack_bytes == 0
+    side_by_side = launch.grid[0] * launch.grid[1] > 132
+    assert taken.registers * launch.block[0] * (1 + side_by_side) <= 65536
+    limit = shared_limit("sm_90")
+    assert launch.shared_bytes <= (limit // 2 - 1024 if side_by_side else limit)
 
 
 def test_one_kernel_serves_all_shapes() -> None:

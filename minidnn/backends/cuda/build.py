@@ -86,12 +86,17 @@ def _build(
 ) -> list[tuple[str, list[Kernel]]]:
     def build(members: list[KernelSource]) -> tuple[str, list[Kernel]]:
         text = head + "\n".join(source.text for source in members)
-        key = digest("cubin", text, arch, OPTIONS, nvrtc.version)
-        compiled = nvrtc.compile(text, arch, f"kernels_{key[:8]}")
+        target = arch + "a" * members[0].specific
+        key = digest("cubin", text, target, OPTIONS, nvrtc.version)
+        compiled = nvrtc.compile(text, target, f"kernels_{key[:8]}")
         path = units.put(key, compiled.cubin)
         return key, [Kernel(path, s.name, compiled.resources[s.name]) for s in members]
 
-    groups = group(sources, jobs)
+    groups = [
+        members
+        for specific in (False, True)
+        for members in group([s for s in sources if s.specific == specific], jobs)
+    ]
     if len(groups) == 1:
         return [build(groups[0])]
     with ThreadPoolExecutor(len(groups)) as pool:
@@ -103,7 +108,7 @@ def group(sources: Sequence[KernelSource], jobs: int) -> list[list[KernelSource]
 
     Equal arguments give equal units, in every process.
     """
-    count = max(1, min(jobs, len(sources) // LEAST_PER_UNIT))
+    count = min(len(sources), max(1, min(jobs, len(sources) // LEAST_PER_UNIT)))
     members: list[list[KernelSource]] = [[] for _ in range(count)]
     lengths = [0] * count
     for source in sorted(sources, key=lambda s: (-len(s.text), s.name)):

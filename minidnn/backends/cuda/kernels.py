@@ -11,11 +11,13 @@ class KernelSource:
 
     Several texts become one translation unit behind :func:`.dialect.prelude`, so names differ
     where texts do: put a digest of the text's ingredients into them.  Helper functions are
-    ``static`` and carry the kernel's name.
+    ``static`` and carry the kernel's name.  ``specific``: it uses instructions that only this very
+    architecture has ("sm_90a" for "sm_90").
     """
 
     name: str
     text: str
+    specific: bool = False
 
 
 @dataclass(frozen=True)

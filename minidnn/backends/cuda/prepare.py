@@ -14,9 +14,15 @@ from .arrays import Given
 from .constants import Constants
 from .contraction.forms import forms_of
 from .contraction.problem import ContractionProblem, Place
-from .contraction.recipe import TILE, Addresses, Built, finish_of, multiprocessors, prepare_of
-from .contraction.tile import TILES, launch_of
-from .contraction.tile import candidates as tiles_for
+from .contraction.recipe import (
+    OWN,
+    Addresses,
+    Built,
+    finish_of,
+    own_choices,
+    own_launch,
+    prepare_of,
+)
 from .contraction.tune import Tuning, choose_all
 from .functions import Loaded, Run, load_launches
 from .instance import Places, Sizes
@@ -115,7 +121,7 @@ def prepare(
     workspace_limit = _workspace_limit(memory_limit, sizes, constants)
     constants.lay_down()
     loaded = _load(tasks, arch)
-    tuning = Tuning(tune, workspace_limit, loaded)
+    tuning = Tuning(arch, tune, workspace_limit, loaded)
     problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
     built = choose_all(list(problems), tuning)
     done = []
@@ -156,12 +162,12 @@ def _load(tasks: Sequence[Task], arch: str) -> Callable[[Sequence[Launch]], list
     launches = [task.work for task in tasks if isinstance(task.work, Launch)]
     problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
     for problem in problems:
-        count = multiprocessors()
-        for form in forms_of(problem):
+        for form in forms_of(problem, arch):
             around = (prepare_of(problem, form), finish_of(problem, form))
             launches += [launch for launch in around if launch is not None]
-            if form.core == TILE:
-                launches += [launch_of(problem, TILES[i], count) for i in tiles_for(problem)]
+            if form.core in OWN:
+                choices = own_choices(problem, form.core, arch)
+                launches += [own_launch(problem, form.core, choice) for choice in choices]
     load(launches)
     return load
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from .graphs import can_be_product, fusable_stages
+from .halo import why_not_halo
 from .problem import ContractionProblem
-from .recipe import CONVOLUTION, FIXED, PRODUCT, TILE, Form
+from .recipe import CONVOLUTION, FIXED, HALO, PRODUCT, TILE, Form
 from .tile import why_not_tiled
 
+NARROW = 32
+"""Filters, of which cuDNN's kernels make more at once."""
 
-def forms_of(problem: ContractionProblem) -> list[Form]:
-    """The forms, the most promising first.
+
+def forms_of(problem: ContractionProblem, arch: str) -> list[Form]:
+    """The forms on ``arch``, the most promising first.
 
     cuDNN computes all stages that it knows, or those before the first residual, since a residual
     leaves it few engines; what it does not compute, a kernel of ours does.  A result that is a
@@ -28,6 +32,10 @@ def forms_of(problem: ContractionProblem) -> list[Form]:
         # Without a kernel before it, or a residual that cuDNN has few engines for, rather first.
         own = Form(TILE, len(problem.stages))
         forms.insert(0 if problem.before else 1, own)
+    if why_not_halo(problem, arch) is None:
+        # Rather first where other kernels leave tensor cores empty.
+        narrow = problem.gather is not None or problem.w.shape[0] <= NARROW
+        forms.insert(0 if narrow else 1, Form(HALO, len(problem.stages)))
     return forms
 
 

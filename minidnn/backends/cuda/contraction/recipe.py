@@ -15,14 +15,18 @@ from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
+from . import halo
 from .fixed import FixedConvolution, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
 from .problem import ContractionProblem, dense, spec_of
 from .tile import TILES, launch_of, sizes_of
+from .tile import candidates as tiles_for
 
 FIXED = "fixed"
 TILE = "tile"
+HALO = "halo"
+OWN = (TILE, HALO)
 _ALIGNMENT = 256
 
 Load = Callable[[Sequence[Launch]], list[Loaded]]
@@ -59,6 +63,8 @@ class Recipe:
             return name.removeprefix("CUDNN_CONVOLUTION_FWD_ALGO_").lower()
         if self.form.core == TILE:
             return f"tile {TILES[self.engine]}"
+        if self.form.core == HALO:
+            return f"halo of {self.engine} filters"
         name = "" if self.form.core == CONVOLUTION else f"{self.form.core} "
         return f"{name}{EngineConfig(self.engine, self.knobs)}"
 
@@ -76,7 +82,7 @@ class Addresses:
 
 
 @dataclass(frozen=True)
-class TileConvolution:
+class OwnConvolution:
     """A kernel of ours, and the numbers that it takes after its pointers."""
 
     loaded: Loaded
@@ -89,7 +95,7 @@ class TileConvolution:
         return self.loaded.bind([*reads, at.y, *self.sizes])
 
 
-Core = Plan | FixedConvolution | TileConvolution
+Core = Plan | FixedConvolution | OwnConvolution
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ class Built:
 
     def _core(self, at: Addresses, x: int, y: int, workspace: int) -> Run:
         problem = self.problem
-        if isinstance(self.core, TileConvolution):
+        if isinstance(self.core, OwnConvolution):
             return self.core.bind(at, x)
         reads = []
         residual = 0
@@ -170,8 +176,8 @@ def core_of(problem: ContractionProblem, recipe: Recipe, workspace_limit: int, l
 
     CuDNNError or UnsupportedError if cuDNN does not take it, which can only be if it changed.
     """
-    if recipe.form.core == TILE:
-        return tile_convolution(problem, recipe.engine, load)
+    if recipe.form.core in OWN:
+        return own_convolution(problem, recipe.form.core, recipe.engine, load)
     if recipe.form.core == FIXED:
         found = fixed_convolution(problem, recipe.engine, recipe.form.stages > 0)
         if isinstance(found, str):
@@ -184,11 +190,28 @@ def core_of(problem: ContractionProblem, recipe: Recipe, workspace_limit: int, l
     )
 
 
-def tile_convolution(problem: ContractionProblem, index: int, load: Load) -> TileConvolution:
-    """A kernel of ours with tile ``index``."""
-    tile = TILES[index]
-    launch = launch_of(problem, tile, multiprocessors())
-    return TileConvolution(load([launch])[0], sizes_of(problem, tile))
+def own_convolution(
+    problem: ContractionProblem, core: str, choice: int, load: Load
+) -> OwnConvolution:
+    """A kernel of ours, of those that :func:`own_choices` gives."""
+    if core == TILE:
+        sizes = sizes_of(problem, TILES[choice])
+    else:
+        sizes = halo.sizes_of(problem, choice, multiprocessors())
+    return OwnConvolution(load([own_launch(problem, core, choice)])[0], sizes)
+
+
+def own_launch(problem: ContractionProblem, core: str, choice: int) -> Launch:
+    """A kernel of ours: ``choice`` is one of :func:`own_choices`."""
+    if core == TILE:
+        return launch_of(problem, TILES[choice], multiprocessors())
+    return halo.launch_of(problem, choice, multiprocessors())
+
+
+def own_choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
+    """Kernels of ours that are worth measuring, the most promising first: indices of tiles, or
+    how many filters a block makes."""
+    return tiles_for(problem) if core == TILE else halo.widths(problem, arch)
 
 
 def multiprocessors() -> int:
@@ -200,7 +223,7 @@ def prepare_of(problem: ContractionProblem, form: Form) -> Launch | None:
     """The kernel that goes before the core, if any."""
     if problem.gather is not None:
         return print_gather(problem.batch, problem.x, problem.gathered, problem.gather)
-    if not problem.before or form.core == TILE:
+    if not problem.before or form.core in OWN:
         return None
     return print_pointwise(
         problem.batch,
@@ -255,7 +278,7 @@ def finish_of(problem: ContractionProblem, form: Form) -> Launch | None:
 def room(problem: ContractionProblem, form: Form, workspace: int) -> int:
     """Bytes that a recipe takes beside the tensors, when its core takes ``workspace``."""
     prepared = 0
-    if problem.gather is not None or (problem.before and form.core != TILE):
+    if problem.gather is not None or (problem.before and form.core not in OWN):
         prepared = problem.batch * problem.input.strides[0] * problem.x.itemsize
     return sum(map(_up, (workspace, _packed_bytes(problem, form), prepared)))
 
@@ -273,6 +296,8 @@ def _up(size: int) -> int:
 __all__ = [
     "CONVOLUTION",
     "FIXED",
+    "HALO",
+    "OWN",
     "PRODUCT",
     "TILE",
     "Addresses",
@@ -284,8 +309,10 @@ __all__ = [
     "core_of",
     "finish_of",
     "multiprocessors",
+    "own_choices",
+    "own_convolution",
+    "own_launch",
     "prepare_of",
     "room",
     "target",
-    "tile_convolution",
 ]

@@ -71,21 +71,21 @@ def why_not_tiled(problem: ContractionProblem) -> str | None:
     if problem.planar or problem.groups != 1:
         return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
     tensors = (problem.gathered, problem.y, *problem.others)
-    if any(not _is_aligned(t, problem.batch) for t in tensors):
+    if any(not is_aligned(t, problem.batch) for t in tensors):
         return "its tensors are no whole chunks of 8 channels"
     if problem.before and not (problem.is_pointwise or prod(problem.w.shape[2:]) == 1):
         return "every tap would compute what comes before"
-    if any(not _is_regular(t) for t in (problem.y, *problem.others)):
+    if any(not is_regular(t) for t in (problem.y, *problem.others)):
         return "pixels of its result do not follow each other"
     return None
 
 
-def _is_aligned(t: Tensor, batch: int) -> bool:
+def is_aligned(t: Tensor, batch: int) -> bool:
     steps = (t.channels, t.offset, t.pixel, *((t.image,) if batch > 1 else ()))
     return t.channel == 1 and all(step % LANES == 0 for step in steps)
 
 
-def _is_regular(t: Tensor) -> bool:
+def is_regular(t: Tensor) -> bool:
     return t.rows * t.columns == 1 or (t.row == t.columns * t.pixel and t.image == t.rows * t.row)
 
 
@@ -132,12 +132,12 @@ def sizes_of(problem: ContractionProblem, tile: Tile) -> list[int]:
         x.image,
         x.row,
         x.pixel,
-        _step(y),
-        *map(_step, problem.others),
+        step_of(y),
+        *map(step_of, problem.others),
     ]
 
 
-def _step(t: Tensor) -> int:
+def step_of(t: Tensor) -> int:
     """From one pixel to the next, through all images."""
     return t.image if t.rows * t.columns == 1 else t.pixel
 
@@ -204,7 +204,7 @@ def _template() -> str:
 
 def _is_simple(problem: ContractionProblem) -> bool:
     """Whether row m of the product is pixel m of the image."""
-    return problem.is_pointwise and _is_regular(problem.gathered)
+    return problem.is_pointwise and is_regular(problem.gathered)
 
 
 _SIMPLE_ROWS = """\

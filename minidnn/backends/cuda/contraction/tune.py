@@ -31,7 +31,7 @@ from .memory import scratch_addresses
 from .problem import ContractionProblem
 from .recipe import (
     FIXED,
-    TILE,
+    OWN,
     Addresses,
     Built,
     Core,
@@ -40,16 +40,16 @@ from .recipe import (
     Recipe,
     build,
     core_of,
+    own_choices,
+    own_convolution,
     room,
     target,
-    tile_convolution,
 )
-from .tile import candidates as tiles_for
 
 log = logging.getLogger(__name__)
 
 _KEPT = 6
-_VERSION = 7
+_VERSION = 8
 _AT_ONCE = 16
 """So many problems' candidates exist at once while they are built and measured."""
 _TRIED = 3
@@ -61,8 +61,10 @@ _store = Store("cuda_contraction", ".json", 64 << 20)
 
 @dataclass(frozen=True)
 class Tuning:
-    """How recipes are chosen on the current device: ``tune``, and bytes of workspace."""
+    """How recipes are chosen on the current device, of architecture ``arch`` ("sm_90"): ``tune``,
+    and bytes of workspace."""
 
+    arch: str
     tune: str
     workspace_limit: int
     load: Load
@@ -131,7 +133,7 @@ def _key(problem: ContractionProblem, tuning: Tuning) -> str:
 
 
 def _first(problem: ContractionProblem, tuning: Tuning) -> Built:
-    for form in (*forms_of(problem), *last_resort(problem)):
+    for form in (*forms_of(problem, tuning.arch), *last_resort(problem)):
         for recipe, core in _candidates(problem, form, _TRIED, tuning):
             built = build(problem, recipe, core, tuning.load)
             if _runs(built):
@@ -154,7 +156,7 @@ def _runs(built: Built) -> bool:
 
 def _everything(problem: ContractionProblem, tuning: Tuning) -> list[Built]:
     """All that is to be measured."""
-    for forms in (forms_of(problem), last_resort(problem)):
+    for forms in (forms_of(problem, tuning.arch), last_resort(problem)):
         found = [
             build(problem, recipe, core, tuning.load)
             for form in forms
@@ -222,10 +224,11 @@ def _candidates(
     if form.core == FIXED:
         yield from _fixed(problem, form, most, workspace_limit)
         return
-    if form.core == TILE:
+    if form.core in OWN:
         size = room(problem, form, 0)
-        for index in tiles_for(problem)[:most]:
-            yield Recipe(form, index, (), size), tile_convolution(problem, index, tuning.load)
+        for choice in own_choices(problem, form.core, tuning.arch)[:most]:
+            core = own_convolution(problem, form.core, choice, tuning.load)
+            yield Recipe(form, choice, (), size), core
         return
     graph = graph_of(problem, form.core, form.stages, target(problem, form))
     # The fastest of exact float32 are among those that no heuristic proposes, and few.

@@ -1,0 +1,224 @@
+"""Convolutions of stride 1 by ``wgmma``, each pixel read once: few channels, or few filters.
+
+An implicit matrix product reads every pixel once for each tap of the window.  Here all filters of
+a block, and the pixels around those that it computes, stay in shared memory, so both must fit
+there: :func:`why_not_halo`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from ....cache import digest
+from ...cpu.code import Code
+from ..dialect import TYPES
+from ..kernels import KernelSource, Launch
+from ..pointwise import print_chain
+from ..sequence.mapping import shared_limit
+from .problem import ContractionProblem
+from .tile import LANES, is_aligned, is_regular, step_of
+
+ARCH = "sm_90"
+"""The one architecture that has ``wgmma``."""
+
+TILE = 64
+"""Pixels that one ``wgmma`` makes."""
+
+WIDTHS = (128, 64, 32, 16, 8)
+"""Filters that a block may make."""
+
+_THREADS = 384
+_MOST_SLABS_AHEAD = 3
+_LEAST_SLABS_AHEAD = 1
+_REGISTERS = 65536
+_NAMES = ("filters", "line", "plane", "tiles", "each", "PY", "PX", "batch", "H", "W")
+_STRIDES = ("image", "row", "pixel", "rows", "columns", "y")
+
+
+def why_not_halo(problem: ContractionProblem, arch: str) -> str | None:
+    """Why this kernel does not compute a problem; None if it does."""
+    if arch != ARCH:
+        return f"{arch} has no wgmma"
+    if problem.x.dtype not in ("float16", "bfloat16"):
+        return f"it is in {problem.x.dtype}"
+    if problem.planar or problem.groups != 1:
+        return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
+    tensors = (problem.gathered, problem.y, *problem.others)
+    if any(not is_aligned(t, problem.batch) for t in tensors):
+        return "its tensors are no whole chunks of 8 channels"
+    if problem.before:
+        return "every tap would compute what comes before"
+    if any(not is_regular(t) for t in (problem.y, *problem.others)):
+        return "pixels of its result do not follow each other"
+    _, _, rows, columns = problem.w.shape
+    if problem.stride != (1, 1) or rows * columns == 1:
+        return "no two windows overlap"
+    x, y = problem.gathered, problem.y
+    line, lines = _pitches(problem)
+    if y.columns > line or y.rows > lines:
+        return "its padding is wider than its window"
+    if x.channels // LANES % 2 and problem.dilation[1] > 1:
+        return "an odd number of chunks of 8 channels, dilated"
+    if (problem.batch + 1) * line * lines >= 1 << 31 or problem.w.span >= 1 << 31:
+        return "its pixels do not fit 32 bits"
+    if not widths(problem, arch):
+        return f"filters and rows do not fit the shared memory of {arch}"
+    return None
+
+
+def widths(problem: ContractionProblem, arch: str) -> list[int]:
+    """How many filters a block makes: as many as fit, no more than there are."""
+    filters = problem.w.shape[0]
+    least = next((n for n in reversed(WIDTHS) if n >= filters), WIDTHS[0])
+    limit = shared_limit(arch)
+    fitting = [n for n in WIDTHS if n <= least and _shared(problem, n, _slabs(problem)[0]) <= limit]
+    return fitting[:1]
+
+
+def _pitches(problem: ContractionProblem) -> tuple[int, int]:
+    """Pixels from a row to the next, and rows from an image to the next: the padding on both
+    sides is the same zeros."""
+    x = problem.gathered
+    (top, bottom), (left, right) = problem.padding
+    return x.columns + max(left, right), x.rows + max(top, bottom)
+
+
+def _taps(problem: ContractionProblem) -> tuple[int, int]:
+    """Rows and columns of the window; an even number of columns if chunks of channels are odd."""
+    _, channels, rows, columns = problem.w.shape
+    return rows, columns + columns % 2 * (channels // LANES % 2)
+
+
+def _slabs(problem: ContractionProblem) -> tuple[int, int]:
+    """Slabs of :data:`TILE` pixels in the ring: at least, and so many as are of use."""
+    rows, columns = _taps(problem)
+    reach = (rows - 1) * problem.dilation[0] * _pitches(problem)[0]
+    reach += (columns - 1) * problem.dilation[1]
+    needed = 1 + -(-reach // TILE)
+    return needed + _LEAST_SLABS_AHEAD, needed + _MOST_SLABS_AHEAD
+
+
+def _shared(problem: ContractionProblem, width: int, slabs: int) -> int:
+    """Bytes of shared memory: filters, the ring, results being turned, barriers."""
+    rows, columns = _taps(problem)
+    chunks = problem.w.shape[1] // LANES
+    ring = chunks * ((slabs + 1) * TILE + 1) * 16
+    return rows * columns * chunks * width * 16 + ring + 8 * 16 * (width + 8) * 4 + slabs * 16
+
+
+def _most_slabs(problem: ContractionProblem, width: int, limit: int) -> int:
+    least, most = _slabs(problem)
+    fitting = [n for n in range(least, most + 1) if _shared(problem, width, n) <= limit]
+    return max(fitting, default=0)
+
+
+def _side_by_side(problem: ContractionProblem, width: int) -> int:
+    """Blocks of a multiprocessor: two where both have rings of full length."""
+    _, most = _slabs(problem)
+    room = shared_limit(ARCH) // 2 - 1024  # of which each block takes 1 KiB
+    return 2 if width <= 64 and _shared(problem, width, most) <= room else 1
+
+
+def sizes_of(problem: ContractionProblem, width: int, multiprocessors: int) -> list[int]:
+    """The numbers that the kernel takes."""
+    x, y = problem.gathered, problem.y
+    line, lines = _pitches(problem)
+    tiles, each, _ = _split(problem, width, multiprocessors)
+    return [
+        problem.w.shape[0],
+        line,
+        line * lines,
+        tiles,
+        each,
+        problem.padding[0][0],
+        problem.padding[1][0],
+        problem.batch,
+        *(x.rows, x.columns, x.image, x.row, x.pixel),
+        *(y.rows, y.columns, step_of(y)),
+        *map(step_of, problem.others),
+    ]
+
+
+def _split(problem: ContractionProblem, width: int, multiprocessors: int) -> tuple[int, int, int]:
+    """Tiles of the line, tiles of a block, blocks along the line."""
+    line, lines = _pitches(problem)
+    tiles = -(-problem.batch * line * lines // TILE)
+    groups = -(-problem.w.shape[0] // width)
+    blocks = max(1, multiprocessors * _side_by_side(problem, width) // groups)
+    each = -(-tiles // blocks)
+    return tiles, each, -(-tiles // each)
+
+
+def launch_of(problem: ContractionProblem, width: int, multiprocessors: int) -> Launch:
+    """The kernel of a problem with ``width`` filters for each block.
+
+    Arguments: image, filter, the others, the vectors of what comes after, the result; then the
+    numbers of :func:`sizes_of`.
+    """
+    element = TYPES[problem.x.dtype]
+    pointers = ["x", "w"]
+    pointers += [f"x{1 + i}" for i in range(len(problem.others))]
+    pointers += [f"v{i}" for i in range(len(problem.vectors))]
+    parameters = [f"const {element} *__restrict__ {name}" for name in pointers]
+    parameters.append(f"{element} *__restrict__ y")
+    parameters += [f"const long long P_{name}" for name in (*_NAMES, *_STRIDES)]
+    parameters += [f"const long long P_other{i}" for i in range(len(problem.others))]
+    blocks = _side_by_side(problem, width)
+    slabs = _most_slabs(problem, width, shared_limit(ARCH) // blocks - 1024 * (blocks - 1))
+    results = [f"c[{i}]" for i in range(width // 2)]
+    _, channels, rows, columns = problem.w.shape
+    parts = {
+        "T": element,
+        "N": width,
+        "C8": channels // LANES,
+        "KH": rows,
+        "KW": columns,
+        "DY": problem.dilation[0],
+        "DX": problem.dilation[1],
+        "SLABS": slabs,
+        "BLOCKS": blocks,
+        "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
+        "PARAMETERS": ", ".join(parameters),
+        "RESULTS": ", ".join(f"%{i}" for i in range(len(results))),
+        "A": len(results),
+        "B": len(results) + 1,
+        "ADD": len(results) + 2,
+        "OPERANDS": ", ".join(f'"+f"({one})' for one in results),
+        "VECTORS": _vectors(problem),
+        "EPILOGUE": _epilogue(problem),
+    }
+    text = _template()
+    for key, value in parts.items():
+        text = text.replace(f"${key}$", str(value))
+    name = f"halo_{digest(text)[:20]}"
+    _, _, across = _split(problem, width, multiprocessors)
+    source = KernelSource(name, text.replace("$NAME$", name), specific=True)
+    grid = (across, -(-problem.w.shape[0] // width), 1)
+    return Launch(source, grid, (_THREADS, 1, 1), _shared(problem, width, slabs))
+
+
+@cache
+def _template() -> str:
+    return Path(__file__).with_name("halo.cu").read_text()
+
+
+def _vectors(problem: ContractionProblem) -> str:
+    """The vectors of what comes after, for the filters whose results a thread writes."""
+    code = Code()
+    for i in range(len(problem.vectors)):
+        code.line(f"float b{i}[8];")
+        code.line(f"md_load<8>(b{i}, v{i} + (some ? n : 0));")
+    return str(code).rstrip("\n")
+
+
+def _epilogue(problem: ContractionProblem) -> str:
+    code = Code()
+    for i in range(len(problem.others)):
+        code.line(f"float a{1 + i}[8];")
+        code.line(f"md_load<8>(a{1 + i}, x{1 + i} + m * P_other{i} + n);")
+    code.line("#pragma unroll")
+    with code.block("for (int j = 0; j < 8; j++)"):
+        steps = [stage.step for stage in problem.stages]
+        code.line(f"r[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
+    return str(code).rstrip("\n")

@@ -1,0 +1,113 @@
+"""Our convolution that reads each pixel once: windows, padding, slices, residuals, long lines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cuda.contraction import tune
+from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.halo import why_not_halo
+from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.recipe import HALO, Form
+from minidnn.backends.cuda.machine import machine_of
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.types import rounded_to
+from minidnn.layers.build import to_graph
+
+pytestmark = pytest.mark.gpu
+EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+@pytest.fixture
+def only_halo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows are computed by this kernel or not at all; 1x1 convolutions as always."""
+    if machine_of(0).arch != "sm_90":
+        pytest.skip("this GPU has no wgmma")
+
+    def forms(problem: ContractionProblem, arch: str) -> list[Form]:
+        if problem.w.shape[2:] == (1, 1):
+            return forms_of(problem, arch)
+        reason = why_not_halo(problem, arch)
+        assert reason is None, reason
+        return [Form(HALO, len(problem.stages))]
+
+    monkeypatch.setattr(tune, "forms_of", forms)
+
+
+def residual(c: int) -> md.Layer:
+    x = md.Input((c, 14, 14))
+    return md.Model(x, L.ReLU()(L.Conv2d(c, c, 3, padding=1)(x) + x))
+
+
+def dense(c: int) -> md.Layer:
+    x = md.Input((c, 14, 14))
+    y = x
+    for count in range(c, c + 48, 16):
+        z = L.ReLU()(L.BatchNorm2d(count)(y))
+        z = L.ReLU()(L.BatchNorm2d(24)(L.Conv2d(count, 24, 1, bias=False)(z)))
+        y = L.Concat()(y, L.Conv2d(24, 16, 3, padding=1, bias=False)(z))
+    return md.Model(x, L.Conv2d(c + 48, 8, 1)(L.ReLU()(L.BatchNorm2d(c + 48)(y))))
+
+
+NETS = {
+    "one-tile": (lambda: L.Conv2d(16, 8, 3, padding=1), (1, 16, 3, 5)),
+    "3x3": (lambda: L.Sequential(L.Conv2d(48, 64, 3, padding=1), L.SiLU()), (2, 48, 11, 17)),
+    "no-padding": (lambda: L.Conv2d(32, 40, 3), (3, 32, 12, 19)),
+    "uneven-padding": (lambda: L.Conv2d(16, 16, (3, 5), padding=(0, 2)), (2, 16, 9, 13)),
+    "5x5-dilated": (lambda: L.Conv2d(16, 24, 5, padding=4, dilation=2), (2, 16, 16, 16)),
+    "odd-chunks": (lambda: L.Conv2d(24, 32, 3, padding=1), (2, 24, 13, 10)),
+    "one-chunk": (lambda: L.Conv2d(8, 16, 3, padding=1), (2, 8, 21, 10)),
+    "1x7": (lambda: L.Conv2d(32, 32, (1, 7), padding=(0, 3)), (2, 32, 12, 12)),
+    "7x1": (lambda: L.Conv2d(32, 32, (7, 1), padding=(3, 0)), (2, 32, 12, 12)),
+    "stem-7x7": (lambda: L.Sequential(L.Conv2d(3, 64, 7, 2, 3), L.ReLU()), (2, 3, 45, 51)),
+    "stem-3x3": (lambda: L.Conv2d(3, 64, 3, padding=1), (2, 3, 20, 22)),
+    "many-filters": (lambda: L.Conv2d(32, 328, 3, padding=1), (2, 32, 15, 15)),
+    "residual": (lambda: residual(64), (3, 64, 14, 14)),
+    "dense": (lambda: dense(32), (3, 32, 14, 14)),
+    "long-line": (lambda: L.Conv2d(128, 32, 3, padding=1), (24, 128, 56, 56)),
+    "wide-rows": (lambda: L.Conv2d(16, 32, 3, padding=1), (5, 16, 40, 224)),
+    "two-blocks-each": (lambda: L.Conv2d(16, 64, 4), (16, 16, 115, 115)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", NETS)
+def test_numbers(name: str, dtype: str, only_halo: None) -> None:
+    make, shape = NETS[name]
+    net = make()
+    random = np.random.default_rng(0)
+    state = {
+        key: random.uniform(0.5, 2.0, array.shape).astype(np.float32)
+        if key.endswith("running_var")
+        else (random.standard_normal(array.shape) / np.sqrt(max(1, array[0].size))).astype(
+            array.dtype
+        )
+        for key, array in net.state_dict().items()
+        if array.ndim
+    }
+    net.load_state_dict(state, strict=False)
+    x = rounded_to(dtype, random.standard_normal(shape).astype(np.float32)).astype(np.float32)
+    # The first and the last images are compared: the reference takes its time.
+    few = np.unique([0, 1, shape[0] - 1]) if shape[0] > 4 else np.arange(shape[0])
+    graph = to_graph(net, (len(few), *shape[1:]))
+    (expected,) = evaluate(graph, [x[few]], "float64")
+    exe = md.compile(net, shape, device="cuda", precision=dtype)
+    assert "halo of" in exe.explain(measure=True)
+    result = np.asarray(exe(x), np.float64)
+    assert np.isfinite(result).all()
+    scale = np.abs(expected).max()
+    assert np.abs(result[few] - expected).max() <= 6 * EPSILON[dtype] * scale
+    np.testing.assert_array_equal(np.asarray(exe(x), np.float64), result)
+
+
+@pytest.mark.parametrize("channels", [16, 24])
+def test_nan_is_never_lost(channels: int, only_halo: None) -> None:
+    net = L.Sequential(L.Conv2d(channels, 16, 3, padding=1), L.ReLU())
+    x = np.ones((1, channels, 8, 8), np.float16)
+    x[0, 3, 4, 4] = np.nan
+    y = md.compile(net, x.shape, device="cuda", precision="float16")(x)
+    assert np.isnan(y[0, :, 3:6, 3:6]).all()
+    assert np.isfinite(y[0, :, 0, 0]).all()
