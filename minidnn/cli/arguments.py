@@ -36,6 +36,11 @@ def positive(text: str) -> float:
     return number
 
 
+def shape(text: str) -> tuple[int, ...]:
+    """Sizes like 1x3x224x224."""
+    return tuple(count(size) for size in text.split("x"))
+
+
 def add_network(parser: argparse.ArgumentParser) -> None:
     """The positional argument NET and what belongs to its size."""
     parser.add_argument("network", metavar="NET", help=NETWORK_HELP)

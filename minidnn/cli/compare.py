@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
+from importlib import import_module
 from typing import Any
 
-from minidnn.cli.arguments import count, count_from_0, positive
+from minidnn.cli.arguments import count, count_from_0, positive, shape
+from minidnn.errors import GraphError, MiniDNNError
 
-HELP = "compare an ONNX model with ONNX Runtime, layer by layer"
+HELP = "compare an ONNX model or a PyTorch module with its own engine, layer by layer"
 DESCRIPTION = """\
-Runs an ONNX model in ONNX Runtime, without rewrites, and in minidnn on random numbers, and reports
-the first layer that differs by more than the tolerance, with figures.  A deviation is the largest
-difference as a part of the layer's largest number.
+Runs an ONNX model in ONNX Runtime, without rewrites, or a PyTorch module in PyTorch, and in
+minidnn on random numbers, and reports the first layer that differs by more than the tolerance,
+with figures.  A deviation is the largest difference as a part of the layer's largest number.
+
+MODEL is an ONNX file, or package.module:name, where that name of a Python module (looked for in
+the working folder, too) is a PyTorch module or a function without arguments that makes one.  It
+is set to evaluation mode, and needs --shape.
 
 To be seen, all layers are written, so that less is fused than usual; the results of the network as
-it is usually compiled are compared, too.  PyTorch modules: minidnn.compare(module, inputs).
+it is usually compiled are compared, too.
 
 Exit code: 0 if nothing differs, 1 if something does, 2 for errors."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="an ONNX file")
-    add("--batch", type=count, help="of inputs whose first axis the model leaves open (1)")
-    add("--size", type=count, help="rows and columns, where the model leaves them open")
+    add("model", metavar="MODEL", help="an ONNX file, or package.module:name")
+    add("--batch", type=count, help="of inputs whose first axis an ONNX file leaves open (1)")
+    add("--size", type=count, help="rows and columns, where an ONNX file leaves them open")
+    add(
+        "--shape",
+        type=shape,
+        nargs="+",
+        metavar="NxN...",
+        help="of each input of a PyTorch module: 1x3x224x224",
+    )
     add("--device", help="reference, cpu or cuda (the best that works here)")
     add("--precision", help="one of the device's precisions (its first)")
     add("--tolerance", type=positive, default=1e-3, help="the largest deviation (0.001)")
@@ -34,13 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from minidnn.cli.networks import onnx_graph
     from minidnn.comparison import compare
 
-    graph = onnx_graph(options.model, options.batch, options.size)
+    model, shapes = _model_and_shapes(options)
     found = compare(
-        options.model,
-        shape={value.name: value.shape for value in graph.inputs},
+        model,
+        shape=shapes,
         tolerance=options.tolerance,
         seed=options.seed,
         device=options.device,
@@ -53,6 +67,40 @@ def run(options: argparse.Namespace) -> int:
             print("\n".join(map(str, found.layers)))
         print(found)
     return 0 if found.equal else 1
+
+
+def _model_and_shapes(options: argparse.Namespace) -> tuple[Any, Any]:
+    path, colon, name = options.model.rpartition(":")
+    if colon and name.isidentifier() and all(part.isidentifier() for part in path.split(".")):
+        if options.shape is None or options.batch is not None or options.size is not None:
+            raise GraphError("a PyTorch module needs --shape, and takes no --batch and no --size")
+        return _module(path, name), options.shape
+    if options.shape is not None:
+        raise GraphError("--shape is for PyTorch modules; an ONNX file has --batch and --size")
+    from minidnn.cli.networks import onnx_graph
+
+    graph = onnx_graph(options.model, options.batch, options.size)
+    return options.model, {value.name: value.shape for value in graph.inputs}
+
+
+def _module(path: str, name: str) -> Any:
+    """The PyTorch module that ``path:name`` is or makes, in evaluation mode."""
+    from minidnn.frontends.torch.library import require_torch
+
+    require_torch()
+    from torch import nn
+
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(import_module(path), name)
+    except (ImportError, AttributeError) as error:
+        raise MiniDNNError(f"{path}:{name} cannot be had: {error}") from error
+    finally:
+        sys.path.pop(0)
+    made = found if isinstance(found, nn.Module) or not callable(found) else found()
+    if not isinstance(made, nn.Module):
+        raise MiniDNNError(f"{path}:{name} is a {type(made).__name__}; valid is a torch.nn.Module")
+    return made.eval()
 
 
 def _document(found: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from minidnn.errors import DeviceError, GraphError
 from minidnn.frontends.onnx.convert import load_model
 from minidnn.frontends.onnx.library import import_onnx
 from minidnn.frontends.onnx.model import Model, read_model
+from minidnn.frontends.onnx.tensors import read_tensor
 from minidnn.graph.ir import Value
 from minidnn.graph.types import numpy_dtype
 
@@ -68,10 +69,11 @@ def _run(
     onnx = import_onnx()
     proto = onnx.ModelProto()
     proto.CopyFrom(parsed.proto)
-    for tensor in proto.graph.initializer:  # external data stand in the model itself then
-        if tensor.data_location:
-            array = parsed.initializers[tensor.name]
-            tensor.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(array), tensor.name))
+    attributes = [each.t for node in proto.graph.node for each in node.attribute]
+    for tensor in (*proto.graph.initializer, *attributes):
+        if tensor.data_location:  # external data stand in the model itself then
+            array = np.ascontiguousarray(read_tensor(tensor, parsed.folder, tensor.name))
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     there = {output.name for output in proto.graph.output}
     for name in names:
         if name not in there:

@@ -20,16 +20,19 @@ def original(
     require_torch()
     import torch
 
+    if constants:
+        raise GraphError("a PyTorch module is compared without constants; valid are inputs")
+    if model.training:
+        raise GraphError(
+            f"{type(model).__name__} is in training mode; valid is a module in evaluation mode: "
+            "call module.eval() first"
+        )
     from minidnn.frontends.torch.capture import capture
     from minidnn.frontends.torch.convert import as_numpy, convert, judge_operations, label_of
 
-    if shape is not None or constants or inputs is None:
-        raise GraphError(
-            "a PyTorch module is compared on the tensors that it is called with: inputs is an "
-            "array or a sequence of them, without shape and constants"
-        )
-    given = [inputs] if isinstance(inputs, (np.ndarray, torch.Tensor)) else list(inputs)
-    tensors = [torch.as_tensor(array) for array in given]
+    given = _given(inputs, shape, seed)
+    weights = [*model.parameters(), *model.buffers()]
+    tensors = [torch.as_tensor(a, device=weights[0].device if weights else None) for a in given]
     captured = capture(model, tensors)
     left: dict[Any, str] = {}
     operations = captured.operations
@@ -72,3 +75,19 @@ def original(
     arrays = [as_numpy(leaves[node]) for node in part.inputs]
     outputs = [names[node] for node in ends]
     return Original(f"PyTorch {torch.__version__}", graph, layers, outputs, arrays, results)
+
+
+def _given(inputs: Any, shape: Any, seed: int) -> list[Any]:
+    """The arrays or tensors that the module is called with; random ones of the shapes if none."""
+    if (inputs is None) == (shape is None):
+        raise GraphError(
+            "a PyTorch module is compared on inputs, an array or a sequence of them, or on random "
+            "numbers of the shape that shape= gives, or of a sequence of shapes; valid is one of "
+            "both"
+        )
+    if inputs is not None:
+        single = isinstance(inputs, np.ndarray) or hasattr(inputs, "detach")
+        return [inputs] if single else list(inputs)
+    shapes = [shape] if all(isinstance(size, int) for size in shape) else list(shape)
+    random = np.random.default_rng(seed)
+    return [random.standard_normal(each, np.float32) for each in shapes]

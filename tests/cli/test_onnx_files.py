@@ -55,6 +55,40 @@ def test_compare(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the first layer that differs is c1 (Conv, (1, 4, 8, 8)): " in out
 
 
+def test_compare_modules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_nets.py").write_text(
+        "from torch import nn\n"
+        "def small(): return nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.ReLU())\n"
+        "ready = nn.Softmax(1)\n"
+        "number = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    common = ("--device", "reference")
+    out, _ = run(capsys, "compare", "my_nets:small", "--shape", "2x3x8x9", *common)
+    assert out.startswith("3 layers in PyTorch ") and "(output, (2, 2, 6, 7))" in out
+    out, _ = run(capsys, "compare", "my_nets:ready", "--shape", "2x3", *common, "--json")
+    assert json.loads(out)["equal"]
+    out, _ = run(
+        *(capsys, "compare", "my_nets:small", "--shape", "1x3x8x8", *common),
+        *("--tolerance", 1e-12),
+        code=1,
+    )
+    assert "the first layer that differs is 0:conv2d (conv2d.default, (1, 2, 6, 6)): " in out
+    for named, text in (
+        ("my_nets:none", "my_nets:none cannot be had: module 'my_nets' has no attribute 'none'"),
+        ("other_nets:small", "other_nets:small cannot be had: No module named 'other_nets'"),
+        ("my_nets:number", "my_nets:number is a int; valid is a torch.nn.Module"),
+    ):
+        _, err = run(capsys, "compare", named, "--shape", "1x3", *common, code=2)
+        assert text in err
+    _, err = run(capsys, "compare", "my_nets:small", *common, code=2)
+    assert "a PyTorch module needs --shape" in err
+    _, err = run(capsys, "compare", "net.onnx", "--shape", "1x3", *common, code=2)
+    assert "--shape is for PyTorch modules" in err
+
+
 def test_classify(net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for i in range(3):
         pixels = np.random.default_rng(i).integers(0, 256, (20, 18, 3), np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,15 @@ import pytest
 import torch
 
 import minidnn as md
+from minidnn.backends.backend import get_backend
 from minidnn.comparison.report import compared
 from minidnn.errors import GraphError, UnsupportedError
-from minidnn.frontends.onnx.operators import pooling
 from minidnn.graph import operators as ops
 
 from .models import moves, network
+
+#: The module, whose name its one function has, too.
+folding = import_module("minidnn.passes.fold_batch_norm")
 
 SHAPE = {"x": (2, 3, 16, 16)}
 
@@ -28,22 +32,81 @@ def test_equal() -> None:
     assert md.compare(moves(), device="reference").equal
 
 
-def test_the_first_wrong_layer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A converter that pools over windows of another stride."""
-    right = pooling._operator
+DEVICES = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
-    def wrong(window: Any) -> Any:
-        op = right(window)
-        return ops.AvgPool2d((2, 2), (2, 2)) if isinstance(op, ops.MaxPool2d) else op
 
-    monkeypatch.setattr(pooling, "_operator", wrong)
-    found = md.compare(network(), shape=SHAPE, device="reference")
-    assert not found.equal and found.first is not None
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if (reason := get_backend(name).unavailable()) is not None:
+        pytest.skip(reason)
+    return name
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a front end means the largest number of a window, it takes the average."""
+
+    def wrong(kernel: Any, stride: Any, *_: Any) -> Any:
+        return ops.AvgPool2d(kernel, stride)
+
+    monkeypatch.setattr(ops, "MaxPool2d", wrong)
+
+
+def test_the_first_wrong_layer_is_named(device: str, fault: None) -> None:
+    found = md.compare(network(), shape=SHAPE, device=device)
+    assert not found.equal and found.first is not None and found.device == device
     assert (found.first.name, found.first.kind) == ("p1", "MaxPool")
-    assert found.first.deviation > 0.1
+    first = found.first
+    assert first.deviation > 0.1 and first.original > first.ours
     text = str(found)
     assert "the first layer that differs is p1 (MaxPool, (2, 4, 4, 4)): " in text
+    assert f"{first.deviation:.3g}, at {first.place} {first.original:.6g} became" in text
     assert "\n  > p1 (MaxPool" in text and "\n    r1 (Relu" in text
+
+
+def test_the_first_wrong_layer_of_a_module(device: str, fault: None) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(4, 2, 1)
+    ).eval()
+    found = md.compare(module, shape=(2, 3, 10, 10), device=device)
+    assert not found.equal and found.first is not None
+    assert found.first.name.startswith("2:") and "max_pool2d" in found.first.kind
+    assert found.first.shape == (2, 4, 4, 4) and found.first.deviation > 0.1
+    assert [layer.deviation < 1e-5 for layer in found.layers] == [True, True, False, False]
+
+
+def test_what_only_fusion_makes_wrong(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, a normalization is not folded into the convolution before it."""
+    fold, factors = folding._fold, folding._factors
+
+    def wrong_factors(norm: Any) -> Any:
+        scale, shift = factors(norm)
+        return scale, lambda: shift() + 1.0
+
+    def wrong_fold(*arguments: Any) -> None:
+        with monkeypatch.context() as within:
+            within.setattr(folding, "_factors", wrong_factors)
+            fold(*arguments)
+
+    monkeypatch.setattr(folding, "_fold", wrong_fold)
+    found = md.compare(network(), shape=SHAPE, device=device)
+    assert not found.equal and found.first is None
+    assert "it differs only when it is fused: minidnn bisect finds the rewrite" in str(found)
+
+
+@pytest.mark.gpu
+def test_modules_on_the_gpu() -> None:
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval().cuda()
+    with exact_products():
+        found = md.compare(module, np.ones((1, 3, 8, 8), np.float32), device="cuda")
+    assert found.equal and found.device == "cuda"
+
+
+def exact_products() -> Any:
+    """PyTorch in float32, too, and not in TF32."""
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 def test_figures() -> None:
@@ -69,7 +132,7 @@ def test_pytorch_modules() -> None:
     assert found.equal and found.engine.startswith("PyTorch ")
     assert [layer.name.partition(":")[0] for layer in found.layers] == ["0", "1", "2", "3"]
     with pytest.raises(UnsupportedError, match="are not known, so that it cannot be compared"):
-        md.compare(Sorted(), torch.ones(2, 3), device="reference")
+        md.compare(Sorted().eval(), torch.ones(2, 3), device="reference")
 
 
 def test_errors() -> None:
@@ -79,5 +142,11 @@ def test_errors() -> None:
         md.compare([])
     with pytest.raises(GraphError, match=r"input 'x' is float64\[1\]; valid is float32\[2, 3, "):
         md.compare(network(), np.zeros(1), shape=SHAPE)
-    with pytest.raises(GraphError, match=r"without shape and constants$"):
-        md.compare(torch.nn.ReLU())
+    module = torch.nn.ReLU().eval()
+    for given in ({}, {"inputs": torch.ones(2), "shape": (2,)}):
+        with pytest.raises(GraphError, match=r"that shape= gives, or .* valid is one of both$"):
+            md.compare(module, **given)
+    with pytest.raises(GraphError, match=r"^a PyTorch module is compared without constants"):
+        md.compare(module, torch.ones(2), constants={"x": 1})
+    with pytest.raises(GraphError, match=r"^ReLU is in training mode; .* module\.eval\(\) first$"):
+        md.compare(torch.nn.ReLU(), torch.ones(2))

@@ -1,7 +1,10 @@
-"""ONNX's own backend tests by CUDA's kernels, run by the emulator: those that take no cuDNN."""
+"""ONNX's own backend tests and random models by CUDA's kernels, run by the emulator: those that
+take no cuDNN."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +20,11 @@ from minidnn.runtime.plan import Plan, make_plan
 from tests.cuda.emulator.run import Emulated
 from tests.cuda.test_operators import run
 
-from .backend_cases import BackendCase, chosen_cases
+from .backend_cases import chosen_cases
 from .test_backend import compare, loaded
+from .test_random_models import compare as compare_random
+from .test_random_models import inputs as inputs_of
+from .test_random_models import models
 
 #: Kernels that are compiled together.
 PART = 60
@@ -30,22 +36,48 @@ def lowered(graph: Graph) -> tuple[Plan, list[Task]]:
     return plan, lower_plan(plan, "sm_90", False)
 
 
+Run = tuple[Plan, list[Task], list[np.ndarray], Callable[[list[np.ndarray]], None]]
+
+
+def emulate(runs: Sequence[Run], folder: Path) -> None:
+    """Runs plans and hands over what they give."""
+    for first in range(0, len(runs), PART):
+        part = runs[first : first + PART]
+        works = [task.work for _, tasks, _, _ in part for task in tasks]
+        kernels = Emulated([work.source for work in works if isinstance(work, Launch)], folder)
+        for plan, tasks, inputs, judge in part:
+            judge(run(plan, tasks, kernels, [np.ascontiguousarray(array) for array in inputs]))
+
+
 @pytest.mark.full
 def test_cuda_kernels(tmp_path: Path) -> None:
-    runs: list[tuple[BackendCase, Plan, list[Task], list[np.ndarray], list[np.ndarray]]] = []
+    runs: list[Run] = []
     contractions = 0
     for case in chosen_cases():
         for graph, inputs, expected in loaded(case):
             plan, tasks = lowered(graph)
             if all(isinstance(task.work, Launch) for task in tasks):
-                runs.append((case, plan, tasks, inputs, expected))
+                runs.append((plan, tasks, inputs, partial(compare, case, expected=expected)))
             else:
                 contractions += 1
     assert len(runs) > 900 and contractions < 40
-    for first in range(0, len(runs), PART):
-        part = runs[first : first + PART]
-        works = [task.work for _, _, tasks, _, _ in part for task in tasks]
-        kernels = Emulated([work.source for work in works if isinstance(work, Launch)], tmp_path)
-        for case, plan, tasks, inputs, expected in part:
-            given = [np.ascontiguousarray(array) for array in inputs]
-            compare(case, run(plan, tasks, kernels, given), expected)
+    emulate(runs, tmp_path)
+
+
+def random_runs(first: int, count: int) -> list[Run]:
+    runs: list[Run] = []
+    for seed, made, graph in models(first, count):
+        plan, tasks = lowered(graph)
+        if all(isinstance(task.work, Launch) for task in tasks):
+            judge = partial(compare_random, seed, made)
+            runs.append((plan, tasks, inputs_of(made, graph), judge))
+    return runs
+
+
+def test_random_models(tmp_path: Path) -> None:
+    emulate(random_runs(40_000, 60), tmp_path)
+
+
+@pytest.mark.full
+def test_many_random_models(tmp_path: Path) -> None:
+    emulate(random_runs(40_100, 1000), tmp_path)

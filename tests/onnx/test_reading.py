@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import minidnn as md
 from minidnn.errors import GraphError, UnsupportedError
@@ -133,6 +133,34 @@ def test_small_models_must_not_take_much_memory() -> None:
     fails(huge, "valid are sizes from 0 to ")
 
 
+def test_going_back_begins_within_the_axis() -> None:
+    """As "clamped [...] into the range [0, dims[axes[i]]-1] for negative stepping" has it."""
+    bounds = {"s": np.array([-99]), "e": np.array([-(2**40)]), "a": np.array([0])}
+    made = model([node("Slice", "x s e a t")], [("x", [4])], arrays={**bounds, "t": np.array([-1])})
+    x = np.arange(4, dtype=np.float32)
+    np.testing.assert_array_equal(evaluate(load_onnx(made), [x])[0], [0])
+
+
+def test_padding_with_whole_numbers_is_exact() -> None:
+    def padded(value: np.ndarray) -> Any:
+        arrays = {"p": np.array([0, 1]), "v": value}
+        return model([node("Pad", "x p v")], [("x", [2])], arrays=arrays, dtype=TensorProto.INT64)
+
+    value = 2**62 + 1  # which is no float64
+    (found,) = evaluate(load_onnx(padded(np.array(value))), [np.array([3, 4])])
+    assert found.tolist() == [3, 4, value]
+    fails(padded(np.array(1.5, np.float32)), "constant_value is float32; valid is int64")
+    older = model([node("Pad", "x", pads=[0, 1], value=1e30)], [("x", [2])], opset=10)
+    older.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    fails(older, "value=1.0000000150474662e+30 of an input int64[2]; valid are numbers of int64")
+
+
+def test_tables_of_what_stands_between_have_an_end() -> None:
+    made = model([node("ConvTranspose", "x w", strides=[1 << 25])], [("x", [1, 1, 9])])
+    made.graph.initializer.append(numpy_helper.from_array(np.ones((1, 1, 1), np.float32), "w"))
+    fails(made, "with its zeros, an axis has 268435457 elements", UnsupportedError)
+
+
 def test_external_data(tmp_path: Path) -> None:
     data = with_external_data(tmp_path)
     (tmp_path / "net.onnx").write_bytes(data)
@@ -141,6 +169,9 @@ def test_external_data(tmp_path: Path) -> None:
     (found,) = evaluate(load_onnx(tmp_path / "net.onnx", x.shape), [x])
     np.testing.assert_array_equal(found, expected)
     fails(data, "which are looked for in the model's folder; give the model's path", shape=x.shape)
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(data.replace(b"weights.bin", b"weights.b\xff\xfe"))
+    fails(broken, "says where its external data are in bytes that are no text", shape=x.shape)
     (tmp_path / "weights.bin").write_bytes(b"\0" * 100)
     fails(tmp_path / "net.onnx", "takes bytes 64 to 496 of 'weights.bin', which has 100")
 

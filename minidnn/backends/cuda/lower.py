@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -128,11 +129,11 @@ class _Lowering:
         table: list[Pointer] = []
         if isinstance(op, Indexed):
             launch, make = print_move(op.index_map(x.shape), x.shape, lies)
-            table.append(Data(make, "int64", (launch, "table")))
+            table.append(_table(make()))
         elif isinstance(op, MatMul):
             self._check_dense(node)
             launch, make = print_matmul(x.type, node.inputs[1].type, node.output.type)
-            table.append(Data(make, "int64", (launch, "table")))
+            table.append(_table(make()))
         elif isinstance(op, Gather):
             launch = print_gather(op, x.type, lies, node.inputs[1].type)
         elif isinstance(op, Reduce):
@@ -233,6 +234,11 @@ def _window_alone(node: Node) -> SequenceRegion:
 def data_of(constant: Constant) -> Data:
     """A constant as it is."""
     return Data(lambda: constant.data, constant.dtype, (id(constant), "as it is"))
+
+
+def _table(numbers: np.ndarray) -> Data:
+    """Whole numbers that a kernel reads; kernels of one text may read different ones."""
+    return Data(lambda: numbers, "int64", ("table", hashlib.sha256(numbers.tobytes()).digest()))
 
 
 def _pointer(value: Value) -> Pointer:

@@ -88,6 +88,8 @@ def _external(
     tensor: Any, folder: Path | None, dtype: np.dtype, count: int, what: str
 ) -> np.ndarray:
     entries = {entry.key: entry.value for entry in tensor.external_data}
+    if not all(isinstance(text, str) for pair in entries.items() for text in pair):
+        raise GraphError(f"{what} says where its external data are in bytes that are no text")
     path = external_path(entries.get("location", ""), folder, what)
     offset, length = (_whole(entries, key, what) for key in ("offset", "length"))
     needed = count * dtype.itemsize

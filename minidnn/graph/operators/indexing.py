@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 
@@ -125,6 +126,10 @@ class Pad(Indexed):
         self.require(self.mode in modes, f"mode={self.mode!r}; valid are {', '.join(modes)}")
         self.require_number("value", self.value)
 
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        _require_value_of(self, self.value, inputs)
+        return super().infer(*inputs)
+
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         self.require(
             len(shape) == len(self.before),
@@ -153,6 +158,17 @@ class Pad(Indexed):
         return IndexMap(tuple(offsets), fill=self.value)
 
 
+def _require_value_of(op: Pad | Take, value: float, inputs: tuple[TensorType, ...]) -> None:
+    """Whether an input's dtype has the value; NaN and infinities are floating-point numbers."""
+    (x,) = op.operands(inputs)
+    if x.dtype in INTEGERS:
+        bounds = np.iinfo(x.dtype)
+        op.require(
+            isfinite(value) and int(value) == value and bounds.min <= int(value) <= bounds.max,
+            f"value={value!r} of an input {x}; valid are numbers of {x.dtype}",
+        )
+
+
 def _wrapped(place: np.ndarray, size: int, mode: str) -> np.ndarray:
     """Positions beyond an axis brought inside."""
     if mode == "edge" or size <= 1:
@@ -178,6 +194,10 @@ class Take(Indexed):
                 "valid are tuples of ints of at least -1, and None",
             )
         self.require_number("value", self.value)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        _require_value_of(self, self.value, inputs)
+        return super().infer(*inputs)
 
     def __str__(self) -> str:
         sizes = ", ".join("all" if axis is None else str(len(axis)) for axis in self.indices)

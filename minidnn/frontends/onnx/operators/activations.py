@@ -184,7 +184,8 @@ def _dropout(call: Call) -> tuple[Value, ...]:
         raise call.refuse("training_mode is set; dropout is known at inference alone")
     if not call.wants(1):
         return (x,)
-    return (x, call.build.filled(x.shape, True, "bool"))
+    # Before opset 10 the mask has the dtype of what it masks.
+    return (x, call.build.filled(x.shape, True, "bool" if call.opset >= 10 else x.dtype))
 
 
 def _may_drop(call: Call, ratio: Value | None) -> bool:

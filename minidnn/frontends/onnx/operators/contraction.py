@@ -9,14 +9,19 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Builder
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import Call, Refused
+from minidnn.frontends.onnx.limits import LONGEST_TABLE
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.frontends.onnx.operators.windows import Pads, SpatialAxes, spatial_axes
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Value
+from minidnn.graph.types import INTEGERS
 
 _family = Family("contractions")
 CONVERTERS = _family.converters
+
+#: Products of whole numbers that may stand side by side.
+_MOST_WHOLE_PRODUCTS = 1 << 26
 
 
 @_family("Conv")
@@ -86,7 +91,7 @@ def _biased(build: Builder, x: Value, bias: Value | None) -> Value:
 
 @_family("ConvTranspose")
 def _conv_transpose(call: Call) -> Value:
-    """Of one and two dimensions."""
+    """Of one and two dimensions of at most 2^20 outputs and taps."""
     x, weight, bias = call.operand(0), call.operand(1), call.optional(2)
     spatial = _spatial(call, x, weight)
     groups = call.integer("group", 1)
@@ -117,6 +122,8 @@ def transposed_convolution(
         first, last = pads[0] - reach, (size - 1) * stride + reach - pads[1]
         if last + 1 - first < reach + 1:
             raise GraphError(f"pads {pads} cut off all of an axis of size {size}")
+        if last + 1 - first > LONGEST_TABLE:
+            raise Refused(f"with its zeros, an axis has {last + 1 - first} elements")
         places = range(first, last + 1)
         inside = range((size - 1) * stride + 1)
         spread.append(tuple(p // stride if p in inside and p % stride == 0 else -1 for p in places))
@@ -134,7 +141,7 @@ def transposed_convolution(
 
 @_family("MatMul")
 def _matmul(call: Call) -> Value:
-    """Of floating-point numbers."""
+    """Of whole numbers with at most 2^26 products, which are all made before they are added."""
     a, b = call.operand(0), call.operand(1)
     if a.type.rank == 0 or b.type.rank == 0:
         raise GraphError(f"operands have shapes {a.shape} and {b.shape}; valid is rank 1 or more")
@@ -152,13 +159,29 @@ def _matmul(call: Call) -> Value:
 
 def product(build: Builder, a: Value, b: Value) -> Value:
     """``a @ b``; by a matrix that is known it is a linear layer."""
+    if a.dtype in INTEGERS:
+        return _whole_product(build, a, b)
     if isinstance(b, Constant) and b.type.rank == 2 and not isinstance(a, Constant):
         return build.apply(ops.Linear(), a, build.transpose(b, (1, 0)))
     return build.apply(ops.MatMul(), a, b)
 
 
+def _whole_product(build: Builder, a: Value, b: Value) -> Value:
+    """``a @ b`` of whole numbers, for which there are no contractions: all products, then sums."""
+    left = build.view(a, (*a.shape, 1))
+    right = build.view(b, (*b.shape[:-2], 1, *b.shape[-2:]))
+    shape = np.broadcast_shapes(left.shape, right.shape)
+    if a.shape[-1] != b.shape[-2]:
+        raise GraphError(f"operands have shapes {a.shape} and {b.shape}, which do not fit")
+    if prod(shape) > _MOST_WHOLE_PRODUCTS:
+        raise Refused(f"its operands are {a.dtype} and make {prod(shape)} products")
+    products = build.pointwise("Mul", lambda x, y: x * y, left, right, op=ops.Mul())
+    return build.apply(ops.Reduce("sum", (len(shape) - 2,)), products)
+
+
 @_family("Gemm")
 def _gemm(call: Call) -> Value:
+    """Of whole numbers as MatMul, with alpha and beta that are whole numbers, too."""
     build, a, b, c = call.build, call.operand(0), call.operand(1), call.optional(2)
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
     if call.opset < 7:
@@ -169,15 +192,17 @@ def _gemm(call: Call) -> Value:
         b = build.transpose(b, (1, 0))
     if a.type.rank != 2 or b.type.rank != 2 or a.shape[1] != b.shape[0]:
         raise GraphError(f"operands have shapes {a.shape} and {b.shape}; valid are matrices")
+    if a.dtype in INTEGERS and not (alpha.is_integer() and beta.is_integer()):
+        raise call.refuse(f"its operands are {a.dtype} with alpha={alpha}, beta={beta}")
     bias = _scaled(build, c, beta)
-    if isinstance(b, Constant) and not isinstance(a, Constant):
+    if isinstance(b, Constant) and not isinstance(a, Constant) and a.dtype not in INTEGERS:
         weight = build.transpose(_scaled(build, b, alpha) or b, (1, 0))
         vector = _as_bias(bias, b.shape[1])
         if vector is not None:
             return build.apply(ops.Linear(), a, weight, build.constant(vector))
         out = build.apply(ops.Linear(), a, weight)
     else:
-        out = build.apply(ops.MatMul(), a, b)
+        out = product(build, a, b)
         out = _scaled(build, out, alpha) or out
     if bias is None:
         return out

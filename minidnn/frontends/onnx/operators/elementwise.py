@@ -6,12 +6,13 @@ import functools
 import math
 from collections.abc import Callable
 
+from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Body
 from minidnn.frontends.onnx.call import Call
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.frontends.onnx.tensors import dtype_of
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import Expression, apply, floor, fma, maximum, minimum, where
+from minidnn.graph.expression import Expression, apply, exp, floor, fma, maximum, minimum, where
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import FLOATS, INTEGERS
@@ -64,6 +65,15 @@ def _prelu(call: Call) -> Value:
     if call.opset < 7 and slope.type.rank == 1 and slope.type.size > 1:  # one for each channel
         slope = call.build.view(slope, (*slope.shape, *(1,) * (x.type.rank - 2)))
     return call.build.pointwise("PRelu", lambda x, a: where(x > 0.0, x, x * a), x, slope)
+
+
+@_family("SwiGLU")
+def _swiglu(call: Call) -> Value:
+    gate, x = call.operand(0), call.operand(1)
+    if gate.shape != x.shape:
+        raise GraphError(f"operands have shapes {gate.shape} and {x.shape}; valid are equal ones")
+    alpha = call.number("alpha", 1.0)
+    return call.build.pointwise("SwiGLU", lambda a, b: a / (1.0 + exp(-alpha * a)) * b, gate, x)
 
 
 @_family("Not")

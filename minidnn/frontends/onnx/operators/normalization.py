@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Builder
 from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.limits import LONGEST_TABLE
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import apply, fma, sqrt
@@ -25,17 +28,18 @@ def _batch_norm(call: Call) -> Value | tuple[Value, ...]:
     training = call.flag("training_mode")
     if call.opset < 7 and not call.flag("is_test"):
         raise call.refuse("it computes statistics (is_test=0); they must be stored")
-    if call.opset < 9 and not call.flag("spatial", True):
-        raise call.refuse("it normalizes each element by itself (spatial=0)")
+    # Before opset 9 each element of an image may have statistics of its own.
+    spatial = call.opset >= 9 or call.flag("spatial", True)
     if x.type.rank < 2:
         raise GraphError(f"input has shape {x.shape}; valid is (N, C, ...)")
     vectors = [call.operand(i) for i in range(1, 5)]
+    valid = x.shape[1:2] if spatial else x.shape[1:]
     for name, vector in zip(("scale", "B", "mean", "var"), vectors, strict=True):
-        if vector.shape != x.shape[1:2]:
-            raise GraphError(f"{name} has shape {vector.shape}; valid is {x.shape[1:2]}")
+        if vector.shape != valid:
+            raise GraphError(f"{name} has shape {vector.shape}; valid is {valid}")
     if training:
         return _by_own_statistics(call, x, vectors, eps, momentum)
-    if all(isinstance(vector, Constant) for vector in vectors):
+    if spatial and all(isinstance(vector, Constant) for vector in vectors):
         return build.apply(ops.BatchNorm(eps), x, *vectors)
     return _normalized_by(build, x, vectors, eps)
 
@@ -68,7 +72,8 @@ def _by_own_statistics(
 
 
 def _per_channel(build: Builder, vector: Value, x: Value) -> Value:
-    return build.view(vector, (*vector.shape, *(1,) * (x.type.rank - 2)))
+    """One number for each channel of ``x``, or for each of an image's elements, to broadcast."""
+    return build.view(vector, (*vector.shape, *(1,) * (x.type.rank - 1 - vector.type.rank)))
 
 
 @_family("LayerNormalization")
@@ -148,17 +153,30 @@ def _lrn(call: Call) -> Value:
     return build.pointwise("LRN", lambda a, m: a / apply("pow", bias + alpha * m, beta), x, mean)
 
 
-@_family("Softmax", "LogSoftmax")
+@_family("Softmax", "LogSoftmax", "Hardmax")
 def _softmax(call: Call) -> Value:
     x = call.operand(0)
-    kind = ops.Softmax if call.kind == "Softmax" else ops.LogSoftmax
     rank = x.type.rank
     if call.opset >= 13:
-        return call.build.apply(kind(call.axis(call.integer("axis", -1), rank)), x)
+        return _along(call, x, call.axis(call.integer("axis", -1), rank))
     axis = call.integer("axis", 1)
     if not -rank <= axis <= rank:
         raise GraphError(f"axis={axis} of an input {x.shape}")
     axis += rank * (axis < 0)
     # Before opset 13 all axes from that one on are taken together.
     flat = call.build.view(x, (prod(x.shape[:axis]), prod(x.shape[axis:])))
-    return call.build.view(call.build.apply(kind(-1), flat), x.shape)
+    return call.build.view(_along(call, flat, 1), x.shape)
+
+
+def _along(call: Call, x: Value, axis: int) -> Value:
+    build = call.build
+    if call.kind != "Hardmax":
+        kind = ops.Softmax if call.kind == "Softmax" else ops.LogSoftmax
+        return build.apply(kind(axis), x)
+    if x.shape[axis] > LONGEST_TABLE:
+        raise call.refuse(f"axis {axis} of its input {x.shape} is longer than {LONGEST_TABLE}")
+    largest = build.apply(ops.ArgMax(axis, True), x)
+    shape = [size if d == axis else 1 for d, size in enumerate(x.shape)]
+    places = build.constant(np.arange(x.shape[axis]).reshape(shape))
+    same = build.pointwise("Equal", lambda a, b: (a <= b) * (a >= b), largest, places, dtype="bool")
+    return build.cast(same, x.dtype)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
+from math import inf, prod
 from typing import Literal, cast
 
 import numpy as np
 
+from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Body
 from minidnn.frontends.onnx.call import Call
 from minidnn.frontends.onnx.operators.registry import Family
@@ -22,6 +23,7 @@ CONVERTERS = _family.converters
 How = Literal["sum", "mean", "max", "min", "prod"]
 #: From which opset on the axes are an operand.
 _OPERAND_SINCE = {"ReduceSum": 13}
+_OF_FLOATS = "Of floating-point numbers."
 
 
 def _axes(call: Call, x: Value) -> tuple[tuple[int, ...], bool]:
@@ -43,10 +45,17 @@ def _joined(call: Call, x: Value, how: How, axes: tuple[int, ...], keep: bool) -
     if x.dtype == "bool" and how in ("max", "min"):
         found = _joined(call, build.cast(x, "int32"), how, axes, keep)
         return build.pointwise("Any", lambda a: a > 0, found, dtype="bool")
-    if x.dtype == "bool" or (x.dtype not in FLOATS and how == "mean"):
+    if x.dtype == "bool":
         raise call.refuse(f"its operand is {x.dtype}")
     if not axes:
         return x
+    if x.dtype not in FLOATS and how == "mean":
+        count = prod(x.shape[axis] for axis in axes)
+        if not count:
+            raise GraphError(f"the mean of an input {x.shape}, of whole numbers, is none")
+        found = _joined(call, x, "sum", axes, keep)
+        # Towards zero, as casts of the quotient do.
+        return build.pointwise("Mean", lambda a: a / count, found)
     if not x.type.size:
         whole = np.iinfo(np.dtype(x.dtype)) if x.dtype not in FLOATS else None
         bounds = (inf, -inf) if whole is None else (int(whole.max), int(whole.min))
@@ -56,16 +65,24 @@ def _joined(call: Call, x: Value, how: How, axes: tuple[int, ...], keep: bool) -
     return build.apply(ops.Reduce(how, axes, keep), x)
 
 
-def _reduction(name: str, how: How, before: Body | None = None, after: Body | None = None) -> None:
+def _reduction(
+    name: str,
+    how: How,
+    before: Body | None = None,
+    after: Body | None = None,
+    note: str = "",
+) -> None:
     def convert(call: Call) -> Value:
         x = call.operand(0)
+        if note and x.dtype not in FLOATS:
+            raise call.refuse(f"its operand is {x.dtype}")
         axes, keep = _axes(call, x)
         if before is not None:
             x = call.build.pointwise(call.kind, before, x)
         out = _joined(call, x, how, axes, keep)
         return out if after is None else call.build.pointwise(call.kind, after, out)
 
-    _family.add(name, convert)
+    _family.add(name, convert, note)
 
 
 _reduction("ReduceSum", "sum")
@@ -74,14 +91,17 @@ _reduction("ReduceMax", "max")
 _reduction("ReduceMin", "min")
 _reduction("ReduceProd", "prod")
 _reduction("ReduceL1", "sum", abs)
-_reduction("ReduceL2", "sum", lambda a: a * a, sqrt)
+_reduction("ReduceL2", "sum", lambda a: a * a, sqrt, _OF_FLOATS)
 _reduction("ReduceSumSquare", "sum", lambda a: a * a)
-_reduction("ReduceLogSum", "sum", None, log)
+_reduction("ReduceLogSum", "sum", None, log, _OF_FLOATS)
 
 
 @_family("ReduceLogSumExp")
 def _log_sum_exp(call: Call) -> Value:
+    """Of floating-point numbers."""
     build, x = call.build, call.operand(0)
+    if x.dtype not in FLOATS:
+        raise call.refuse(f"its operand is {x.dtype}")
     axes, keep = _axes(call, x)
     if not x.type.size or not axes:
         out = _joined(call, build.pointwise("Exp", exp, x), "sum", axes, keep)

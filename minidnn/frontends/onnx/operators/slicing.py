@@ -48,10 +48,12 @@ def _slice(call: Call) -> Value:
 
 
 def _as_slice(start: int, end: int, step: int, size: int) -> slice:
-    """The same in Python, where an end before the first element has no number."""
-    if step < 0 and end < -size:
-        return slice(start, None, step)
-    return slice(start, end, step)
+    """The same in Python, where an end before the first element has no number, and where going
+    back from before the first element takes nothing.  ONNX begins at the first one then: a start
+    "is clamped [...] into the range [0, dims[axes[i]]-1] for negative stepping"."""
+    if step > 0:
+        return slice(start, end, step)
+    return slice(max(start, -size), None if end < -size else end, step)
 
 
 @_family("Split")
@@ -63,6 +65,8 @@ def _split(call: Call) -> tuple[Value, ...]:
     if call.opset >= 18 and call.integer("num_outputs", count) != count:
         raise GraphError(f"num_outputs={call.integer('num_outputs', 0)}, but it has {count}")
     if sizes is None:
+        if call.opset < 18 and x.shape[axis] % count:
+            raise GraphError(f"axis {axis} of an input {x.shape} has no {count} equal parts")
         each = -(-x.shape[axis] // count)
         sizes = [min(each, max(0, x.shape[axis] - i * each)) for i in range(count)]
     if min(sizes, default=0) < 0 or sum(sizes) != x.shape[axis] or len(sizes) != count:
@@ -108,7 +112,9 @@ def _pad(call: Call) -> Value:
         axes = list(range(rank))
     else:
         pads, given = call.known_ints(1, "pads"), call.maybe_known(2, "constant_value")
-        value = 0.0 if given is None or not given.size else float(given.reshape(-1)[0])
+        if given is not None and str(given.dtype) != x.dtype:
+            raise GraphError(f"constant_value is {given.dtype}; valid is {x.dtype}")
+        value = 0.0 if given is None or not given.size else given.reshape(-1)[0].item()
         listed = call.known_ints(3, "axes")
         axes = list(range(rank)) if listed is None else call.axes(listed, rank)
     if pads is None or len(pads) != 2 * len(axes):
