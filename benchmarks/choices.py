@@ -29,7 +29,7 @@ from minidnn.bench.networks import case_of
 
 
 def measure(
-    network: str, batch: int, threads: int, isa: str, most: int, budget: float
+    network: str, batch: int, threads: int, isa: str, most: int, budget: float, seconds: float
 ) -> dict[str, Any]:
     """The contractions of a network; see :func:`row_of`."""
     shape = case_of(network, batch).shape
@@ -40,7 +40,9 @@ def measure(
     plan, tasks = executable.plan, program.tasks
     questions = list(dict.fromkeys(t.question for t in tasks if t.question is not None))
     build = builder(plan, program.isa, threads)
-    tuning = Tuning(plan, program.isa, threads, "normal", tasks, questions, build)
+    tuning = Tuning(
+        plan, program.isa, threads, "normal", tasks, questions, build, race_seconds=seconds
+    )
     found = tuning.measure(most, budget)
     nodes = {question: set[str]() for question in questions}
     for task in tasks:
@@ -119,6 +121,7 @@ def main() -> None:
     parser.add_argument("--isa", help="avx512 or avx2 (the best)")
     parser.add_argument("--most", type=int, default=8, help="candidates for a problem (8)")
     parser.add_argument("--budget", type=float, default=110, help="seconds for a network (110)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of two programs in turn (1)")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--merge", type=Path, nargs="+", default=[], help="figures to begin with")
     options = parser.parse_args()
@@ -126,9 +129,8 @@ def main() -> None:
     isa = options.isa or best_isa().name
     for network in options.networks:
         for batch in options.batch:
-            results.append(
-                measure(network, batch, options.threads, isa, options.most, options.budget)
-            )
+            effort = options.most, options.budget, options.seconds
+            results.append(measure(network, batch, options.threads, isa, *effort))
             if options.json:
                 options.json.write_text(json.dumps(results, indent=1) + "\n")
     if options.json:

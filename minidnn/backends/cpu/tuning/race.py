@@ -15,7 +15,7 @@ import numpy as np
 from ..contraction import Question
 from ..lower import Task
 
-LEAST_ROUNDS = 3
+LEAST_ROUNDS = 5
 MOST_ROUNDS = 25
 SHORT_SECONDS = 0.05
 """After another program, a run that is shorter than this is made once more before it counts: what
@@ -42,7 +42,8 @@ def race(
     outputs: Sequence[np.ndarray],
     seconds: float,
 ) -> list[Times]:
-    """What the contractions of each program take: the lower quartile of runs in turn.
+    """What the contractions of each program take: the least of several runs in turn, since
+    whatever else the machine does only makes them longer.
 
     ``seconds``: how long to go on, if that gives at least :data:`LEAST_ROUNDS`.
     """
@@ -58,7 +59,7 @@ def race(
         if len(samples[0]) >= LEAST_ROUNDS and time.perf_counter() > end:
             break
     return [
-        {question: float(np.quantile([t[question] for t in taken], 0.25)) for question in taken[0]}
+        {question: min(times[question] for times in taken) for question in taken[0]}
         for taken in samples
     ]
 

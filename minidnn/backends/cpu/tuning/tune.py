@@ -35,6 +35,8 @@ BUDGET_SECONDS = 110.0
 """A quick tuning ends within about two minutes; what was not measured by then is told."""
 
 RACE_SECONDS = 1.0
+"""So long two programs run in turn, if that gives a few rounds."""
+
 MOST_CANDIDATES = {"quick": 8, "exhaustive": 24}
 SHARES = ((0.02, 1.0), (0.005, 0.5), (0.0, 0.25))
 """A contraction with at least that share of the predicted time gets that part of the candidates."""
@@ -137,6 +139,7 @@ class Tuning(Generic[P]):
         questions: Sequence[Question],
         build: Build[P],
         watch: Watch | None = None,
+        race_seconds: float = RACE_SECONDS,
     ) -> None:
         self._plan = plan
         self._isa = isa
@@ -146,6 +149,7 @@ class Tuning(Generic[P]):
         self._questions = questions
         self._build = build
         self._watch = watch or terminal_progress()
+        self._race_seconds = race_seconds
         #: What the network takes by price, and with the fastest choices; None before.
         self.totals: tuple[float, float] | None = None
 
@@ -227,7 +231,7 @@ class Tuning(Generic[P]):
         outputs: Sequence[np.ndarray],
     ) -> list[Times]:
         other = self._build(self.tasks_with(chosen), first)
-        return race([first, other], inputs, outputs, RACE_SECONDS)
+        return race([first, other], inputs, outputs, self._race_seconds)
 
     def _confirm(
         self,

@@ -22,6 +22,14 @@ EDGE_CYCLES = 2.0
 REGION_CYCLES = 2500.0
 """Cycles to begin and end a kernel on all threads."""
 
+FIRST_BYTES = 32.0
+"""Bytes a cycle of weights from the second-level cache, for the first register tile of a product:
+those after it find them in the first level."""
+
+FAR_BYTES = 16.0
+"""Bytes a cycle of weights from beyond it; they are asked for ahead, but the first level holds few
+of them."""
+
 MOST_CHUNK = 112
 CHUNKS = (4, 7, 8, 12, 14, 16, 21, 24, 28, 36, 42, 56, 70, 84, 112)
 
@@ -128,8 +136,8 @@ def _local_cycles(scheme: WinogradScheme, threads: int) -> float:
         task += 2 * scheme.product_bytes * scheme.tile.groups / INPUT_BYTES
     # Every chunk reads the inputs and all weights anew.
     task += 4 * count * problem.inputs * scheme.transform.outputs**2 / INPUT_BYTES
-    if near + scheme.weight_bytes > CACHE_BYTES:
-        task += scheme.weight_bytes / WEIGHT_BYTES
+    far = near + scheme.weight_bytes > CACHE_BYTES
+    task += scheme.weight_bytes / (FAR_BYTES if far else FIRST_BYTES)
     turns = -(-scheme.chunks // threads)
     return task * (turns + UNEVEN * (scheme.chunks > 1)) + REGION_CYCLES
 
