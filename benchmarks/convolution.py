@@ -139,6 +139,16 @@ def ready(
     pool: Pool,
     n: int,
 ) -> Ready:
+    program, buffers, moved = bind(printed, sizes, kernels, pool)
+    out = -(-layer.size // layer.stride)
+    operations = 2 * n * out * out * layer.outputs * layer.inputs * layer.kernel**2
+    return Ready(layer, printed, program, buffers, operations, moved)
+
+
+def bind(
+    printed: ContractionKernel, sizes: list[int], kernels: Sequence[Kernel], pool: Pool
+) -> tuple[Program, list[Buffer], int]:
+    """The program of a contraction, its buffers (random inputs), and the bytes of its operands."""
     rng = np.random.default_rng(1)
     buffers = [Buffer(size) for size in sizes]
     for buffer in buffers[:-1]:
@@ -163,10 +173,7 @@ def ready(
                 buffers[-1].array("f4", packed.shape)[:] = packed
         regions.append(Region(kernel, tuple(operands), stage.tasks, stage.grain))
     scratch = max(stage.scratch_bytes for stage in printed.stages)
-    program = Program(regions, len(buffers), scratch, pool)
-    out = -(-layer.size // layer.stride)
-    operations = 2 * n * out * out * layer.outputs * layer.inputs * layer.kernel**2
-    return Ready(layer, printed, program, buffers, operations, moved)
+    return Program(regions, len(buffers), scratch, pool), buffers, moved
 
 
 class Peak:

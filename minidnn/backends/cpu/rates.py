@@ -123,7 +123,7 @@ def measure(machine: Machine, threads: int) -> Rates:
         flops.append((name, _fma_rate(kernel, ISAS[name], pool, timer)))
         flops_one.append((name, _fma_rate(kernel, ISAS[name], single, timer)))
     best = ISAS[machine.isas[0]]
-    copy, read, again = compile_kernels([_copy(), _read(), _read_again()], best)
+    copy, read, again = compile_kernels([_copy(), read_kernel(), _read_again()], best)
     rates = Rates(
         threads,
         tuple(flops),
@@ -180,7 +180,8 @@ def _sum(passes: int) -> str:
 """
 
 
-def _read() -> KernelSource:
+def read_kernel() -> KernelSource:
+    """Sums of tasks of STREAM_FLOATS numbers: as fast as memory can be read."""
     text = f"""MD_KERNEL(md_rate_read) {{
   const uniform float * uniform x = MD_IN(float, 0) + (uniform int64)md_begin * {STREAM_FLOATS};
   uniform float * uniform y = MD_OUT(float, 1) + md_begin * 64;

@@ -134,7 +134,7 @@ def test_shapes_share_a_kernel(isa: Isa) -> None:
     base = Case("3x3", (2, 64, 28, 28), 128, (3, 3), conv(pad=1), after=(ReLU(),))
     others = (
         replace(base, shape=(5, 48, 14, 28)),
-        replace(base, shape=(1, 32, 56, 28), outputs=32),
+        replace(base, shape=(1, 96, 56, 28), outputs=32),
         replace(base, kernel=(5, 3), op=conv(pad=((2, 2), (1, 1)))),
         replace(base, op=conv(pad=((3, 1), (2, 2)), dilation=(2, 2))),
         replace(base, slack=64),

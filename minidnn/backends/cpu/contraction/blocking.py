@@ -9,8 +9,10 @@ from __future__ import annotations
 from .scheme import Scheme
 from .tiling import cycles_of
 
-CACHE_BYTES = 768 << 10
-"""What a core's second-level cache holds of inputs and weights (of 1 MiB; others need some)."""
+CACHE_BYTES = {8: 384 << 10, 16: 768 << 10}
+"""By lanes: what a core's second-level cache holds of inputs and weights; others need some.
+
+Processors without AVX-512 have 512 KiB or more, those with it 1 MiB or more."""
 
 INPUT_BYTES = 16.0
 """Bytes a cycle of inputs from beyond that cache."""
@@ -36,13 +38,13 @@ def block_cycles(scheme: Scheme, threads: int) -> float:
 def _cycles(scheme: Scheme, threads: int, grain: int) -> float:
     problem = scheme.problem
     blocks = problem.batch * scheme.blocks * scheme.groups
-    rows, columns = scheme.touched
-    inputs = 4 * rows * columns * problem.inputs * (scheme.lanes if scheme.spread else 1)
+    inputs = scheme.touched_bytes
+    cache = CACHE_BYTES[scheme.lanes]
     weights = 4 * scheme.slots * problem.depth
     part = 8 * scheme.part_terms * scheme.tile.vectors * scheme.lanes
     groups = scheme.tile.groups
-    total = blocks * inputs * (1 if inputs + part <= CACHE_BYTES else groups) / INPUT_BYTES
-    if inputs + weights > CACHE_BYTES:
+    total = blocks * inputs * (1 if inputs + part <= cache else groups) / INPUT_BYTES
+    if inputs + weights > cache:
         total += blocks * weights / WEIGHT_BYTES
     calls = -(-scheme.tasks // grain)
     total += calls * pack_cycles(scheme) + scheme.tasks * TASK_CYCLES

@@ -12,10 +12,12 @@ from .problem import Problem
 from .scheme import Packing, Scheme
 from .tiling import Tile, choose_tile, cycles_of, tiles_for
 
-CHUNK_TERMS = 768
-"""A longer sum is added up in parts of about this length.  That keeps rounding errors small (they
-grow with the square root of a part's length and of the number of parts), and the weights of a
-part stay in the second-level cache while all pixels of a block use them."""
+CHUNK_TERMS = {8: 256, 16: 768}
+"""By lanes: a longer sum is added up in parts of about this length.  That keeps rounding errors
+small (they grow with the square root of a part's length and of the number of parts), and the
+weights of a part stay near while all pixels of a block use them.  With AVX-512 the second-level
+cache is near enough; AVX2's tiles are smaller and read weights twice as often for the same
+arithmetic, so there a part should fit the first level."""
 
 MOST_UNROLLED_PLANES = 8
 
@@ -66,7 +68,8 @@ def _shape(problem: Problem, has_prologue: bool, isa: Isa) -> _Shape:
     packing = "lanes" if spread else _packing(problem, has_prologue, lanes)
     unit = _unit(problem, packing, lanes)
     outputs = problem.outputs * (problem.groups if spread else 1)
-    return _Shape(lanes, packing, unit, _chunk(problem, unit), -(-outputs // lanes))
+    chunk = _chunk(problem, unit, CHUNK_TERMS[lanes])
+    return _Shape(lanes, packing, unit, chunk, -(-outputs // lanes))
 
 
 def _blocked(problem: Problem, shape: _Shape, tile: Tile) -> list[Scheme]:
@@ -81,8 +84,8 @@ def _blocked(problem: Problem, shape: _Shape, tile: Tile) -> list[Scheme]:
     ]
 
 
-def _chunk(problem: Problem, unit: int) -> int:
-    parts = max(1, round(problem.depth / CHUNK_TERMS))
+def _chunk(problem: Problem, unit: int, terms: int) -> int:
+    parts = max(1, round(problem.depth / terms))
     steps = -(-problem.inputs // unit)
     return 0 if parts == 1 else -(-steps // parts)
 

@@ -12,12 +12,10 @@ from ..code import Code
 from ..scalar import print_code
 from .numbers import Numbers
 from .problem import View
-from .scheme import Scheme
+from .scheme import LINE_BYTES, Scheme
 
 MOST_UNROLLED = 12
 """Scalar operations of an epilogue that is printed for each pixel; a longer one is a loop."""
-
-LINE_BYTES = 64
 
 #: Where a pixel of a tensor of that name lies behind the tile's first one.
 Where = Callable[[str, View], str]

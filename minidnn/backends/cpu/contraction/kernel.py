@@ -193,6 +193,7 @@ class _Kernel:
         width = vectors * lanes
         if not scheme.chunk:
             code.line(f"const uniform float * uniform ahead = ws + {depth} * {width};")
+            code.line(f"const uniform float * uniform asked = ahead + {depth} * {width};")
             self._pixels(vectors, "ws")
             return
         steps, chunk = number("steps", scheme.steps), number("chunk", scheme.chunk)
@@ -206,6 +207,7 @@ class _Kernel:
             )
             next_part = f"min(end * {terms}, {depth}) * (uniform int64){width}"
             code.line(f"const uniform float * uniform ahead = ws + {next_part};")
+            code.line("const uniform float * uniform asked = ahead + (ahead - wc);")
             self._pixels(vectors, "wc")
 
     def _pixels(self, vectors: int, weights: str) -> None:
@@ -239,10 +241,11 @@ class _Kernel:
             row_in, column_in, base = row, column, "xn"
         x_row = number("tile_row", down * read.row)
         x = f"{base} + {row_in} * {x_row} + {column_in} * {across * read.column}"
-        # A block of one tile has nobody to share the asking with.
+        # A block of one tile has nobody to share the asking with; of many tiles, the last ones
+        # have nothing left to ask for.
         code.line(
             f"const uniform float * uniform later = {number('one_tile', int(scheme.tiles == 1))}"
-            f" ? {weights} + {AHEAD_FLOATS} : ahead;"
+            f" ? {weights} + {AHEAD_FLOATS} : ahead < asked ? ahead : {weights};"
         )
         arguments = ["numbers", x, weights, "later", "bs"]
         if scheme.chunk:

@@ -17,6 +17,7 @@ from .tiling import Tile, step_cycles
 Packing = Literal["none", "blocks", "pixels", "features", "lanes"]
 
 LINE_FLOATS = 16
+LINE_BYTES = 4 * LINE_FLOATS
 AHEAD_CYCLES = 2000
 INPUT_GROUPS = 8
 STREAMED_BYTES = 16 << 20
@@ -111,12 +112,23 @@ class Scheme:
 
     @property
     def touched(self) -> Pair:
-        """How many rows and columns of input one block reads, those between taps not counted."""
+        """Rows and columns of input that one block reads, those between taps not counted."""
         rows, columns = (
             min(size, n * k)
             for size, n, k in zip(self.window, self.pixels, self.problem.kernel, strict=True)
         )
         return rows, columns
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes of the cache lines that one block reads of its inputs."""
+        source, problem = self.problem.source, self.problem
+        channels = problem.inputs * (self.lanes if self.spread else 1)
+        own = min(source.block, channels)
+        span = (self.window[1] - 1) * source.column + own
+        apart = (problem.kernel[1] - 1) * source.column + own
+        row = min(4 * span, self.pixels[1] * _up(4 * apart, LINE_BYTES))
+        return self.touched[0] * row * -(-channels // source.block)
 
     @property
     def window(self) -> Pair:
@@ -179,11 +191,11 @@ class Scheme:
     def lines_ahead(self) -> int:
         """Cache lines of later weights that a tile asks for in each turn of its inner loop.
 
-        Together the tiles of a block ask for the weights of the next part of the sum, or of
-        the next channels.  None where so many tiles use weights that waiting once is nothing.
+        Together the first tiles of a block ask for the weights of the next part of the sum, or
+        of the next channels.
         """
         lines = self.unit * self.tile.vectors * self.lanes // LINE_FLOATS
-        return 0 if self.tiles > lines else -(-lines // self.tiles)
+        return max(1, -(-lines // self.tiles))
 
     @property
     def inputs_ahead(self) -> bool:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from ..isa import Isa
 
 LATENCY = 4.7
+LOAD = 0.6
+"""Cycles of a load where loads are what a tile waits for; two a cycle are reached by nobody."""
+
 OVERHEAD = 24.0
 """Cycles to begin and end a tile, beside its sums."""
 
@@ -51,7 +54,7 @@ def split_vectors(blocks: int, vectors: int) -> tuple[int, int]:
 
 def step_cycles(pixels: int, vectors: int) -> float:
     """Cycles of one step of the sums of a tile."""
-    return max(pixels * vectors / 2, (pixels + vectors) / 2, LATENCY) + WEIGHTS * vectors
+    return max(pixels * vectors / 2, (pixels + vectors) * LOAD, LATENCY) + WEIGHTS * vectors
 
 
 def choose_tile(

@@ -153,12 +153,14 @@ class _Printer:
         width = vectors * scheme.lanes
         depth = self.numbers("depth", scheme.problem.inputs)
         code.line(f"{_POINTER} ahead = ws + {depth} * {width};")
+        code.line(f"{_POINTER} asked = ahead + {depth} * {width};")
         turns = scheme.product.steps * scheme.product.lines_ahead * 16
         shift = self.numbers("ahead_shift", turns if scheme.product.tiles > 1 else 0)
         with code.block(f"for (uniform int c = 0; c < {count}; c += {columns})"):
             at = f"c * {scheme.lanes}"
             name = tile_name(1, columns, vectors)
-            code.line(f"{name}(numbers, vx + {at}, ws, ahead, mx + {at}, {first}, 0);")
+            code.line(f"{_POINTER} later = ahead < asked ? ahead : ws;")
+            code.line(f"{name}(numbers, vx + {at}, ws, later, mx + {at}, {first}, 0);")
             code.line(f"ahead += {shift};")
 
 

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ...isa import Isa
-from ..blocking import CACHE_BYTES, INPUT_BYTES, TASK_CYCLES, UNEVEN, WEIGHT_BYTES
+from ..blocking import INPUT_BYTES, TASK_CYCLES, UNEVEN, WEIGHT_BYTES
 from ..price import Speed, nominal_speed, overlapped
 from ..problem import Problem
 from ..tiling import OVERHEAD, Tile, split_vectors, step_cycles
 from .scheme import WinogradScheme
 from .transform import Transform
+
+CACHE_BYTES = 768 << 10
+"""What lies near enough: with 512 KiB in the second level too, smaller chunks lose more by reading
+all weights again than they win."""
 
 VECTOR_CYCLES = 1.9
 """Cycles a vector of a tile that is transformed: loads, stores, and the arithmetic between."""
