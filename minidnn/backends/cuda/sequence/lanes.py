@@ -11,6 +11,7 @@ class Lanes:
 
     Planar: neighbouring threads compute neighbouring pixels, else neighbouring channels.
     ``full``: every block has all channels of its group; else ``channels`` is a variable.
+    ``aligned``: numbers of vectors over channels lie at multiples of 16 bytes for each pack.
     """
 
     planar: bool
@@ -18,3 +19,4 @@ class Lanes:
     pack: int
     threads: int
     full: bool
+    aligned: bool

@@ -319,7 +319,11 @@ class _Printer:
     @property
     def _lanes(self) -> Lanes:
         mapping = self.mapping
-        return Lanes(mapping.planar, mapping.group, mapping.pack, mapping.threads, self.full)
+        begins = [number for segment in self.binding.segments for number in segment]
+        steps = (mapping.pack, mapping.group, self.frame, *begins)
+        aligned = not mapping.planar and all(step % 4 == 0 for step in steps)
+        threads = mapping.threads
+        return Lanes(mapping.planar, mapping.group, mapping.pack, threads, self.full, aligned)
 
     def _local(
         self, function: Function, operation: PlanOperation, local: dict[int, int]

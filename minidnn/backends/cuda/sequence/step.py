@@ -112,6 +112,10 @@ class StepPrinter:
 
     def _tile(self) -> None:
         for number in dict.fromkeys(n for o in self.operations for n in o.vectors):
+            if self.lanes.aligned:
+                self.code.line(f"float v{number}[{self.lanes.pack}];")
+                self.code.line(f"md_load_floats(v{number}, a{number} + c);")
+                continue
             channel = "c" if self.lanes.pack == 1 else "c + v"
             self.pack.declare(f"v{number}", f"a{number}[{channel}]")
         at = next((i for i, o in enumerate(self.operations) if o.window is not None), None)

@@ -60,15 +60,17 @@ def print_region(region: Region, lies: Callable[[Value], Tensor], arch: str) -> 
 
 def _schedule(region: Region, sequence: Sequence, planar: bool, arch: str) -> Schedule:
     _, _, rows, columns = sequence.anchor.type.plane
-    lone = len(sequence.steps) <= 2 and len(absorb_prologues(region.kernel[0]).steps) == 1
+    # The cost model's choice may be to copy what a lone window reads; here caches do better.
+    schedule = replace(region.schedule, stage=False)
+    direct = region if schedule == region.schedule else replace(region, schedule=schedule)
+    lone = len(sequence.steps) <= 2 and len(absorb_prologues(direct.kernel[0]).steps) == 1
     if lone and not (planar and sequence.stays_in_registers):
         if planar or sequence.is_whole:
             return Schedule(rows, columns)
         pixels = PIXELS
-        if _itemsize(sequence) == 2 and any(
-            o.window is not None and moves_by_one(o.window) for o in sequence.operations
-        ):
-            pixels *= 2  # as its tiles
+        windows = [o.window for o in sequence.operations if o.window is not None]
+        if any(map(moves_by_one, windows)):
+            pixels *= 2  # its rows are read again by the patches above and below
         return Schedule(max(1, min(rows, pixels // columns)), columns)
     choice = cheapest(sequence, _device(sequence, planar, arch))
     if choice is None:
