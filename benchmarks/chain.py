@@ -1,6 +1,6 @@
 """The paper's chain on the CPU, against other engines and under the paper's strategies.
 
-    python -m benchmarks.chain prepare
+    python -m benchmarks.chain prepare    [--only TEXT]
     python -m benchmarks.chain compare    [--seconds 90] [--only TEXT]
     python -m benchmarks.chain strategies [--seconds 90] [--only TEXT]
     python -m benchmarks.chain report
@@ -42,8 +42,9 @@ FAST, SLOW = PACES = ("fast", "slow")
 """Peers by what they take: PyTorch's runs last up to seconds each."""
 
 STRATEGIES = ("layers", "one", "five", "unrestricted", "model")
-BLOCKS = (1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 36, 40)
-STRATEGY_CASES = [Case("paper", n, size) for size in ("56x56", "224x224") for n in BLOCKS]
+BLOCKS = (1, 4, 16, 40, 8, 24, 32, 12, 2, 20, 28, 36, 6, 10, 14)
+"""In the order in which they are measured: a plot of the first few is a plot already."""
+STRATEGY_CASES = [Case("paper", n, size) for n in BLOCKS for size in ("56x56", "224x224")]
 
 Target = tuple[str, dict[str, Any]]
 Job = Callable[[Path, int], dict[str, Any]]
@@ -144,22 +145,22 @@ def measure_strategies(case: Case, folder: Path, threads: int) -> dict[str, Any]
 def jobs(command: str) -> dict[str, Job]:
     """What a command measures, by name."""
     if command == "strategies":
-        return {case.key: partial(measure_strategies, case) for case in STRATEGY_CASES}
+        return {f"{c.key}, strategies": partial(measure_strategies, c) for c in STRATEGY_CASES}
     return {f"{c.key}, {pace} peers": partial(compare, c, pace) for pace in PACES for c in CASES}
 
 
 def prepare(folder: Path, threads: int, only: str) -> None:
     """Makes every engine once."""
-    makers: list[Callable[[Case, Path, int], dict[str, Target]]]
-    makers = [partial(own_and, pace) for pace in PACES]
-    todo = [(make, case) for make in makers for case in CASES]
-    todo += [(strategies, case) for case in STRATEGY_CASES]
-    for make, case in todo:
-        if only in case.key:
+    Make = Callable[[Case, Path, int], dict[str, Target]]
+    todo: dict[str, tuple[Make, Case]] = {}
+    for pace in PACES:
+        todo |= {f"{c.key}, {pace} peers": (partial(own_and, pace), c) for c in CASES}
+    todo |= {f"{case.key}, strategies": (strategies, case) for case in STRATEGY_CASES}
+    for key, (make, case) in todo.items():
+        if only in key:
             with ExitStack() as stack:
-                targets = make(case, folder, threads)
-                start(targets, stack)
-            print(f"{case.key}: {', '.join(targets)}", flush=True)
+                start(make(case, folder, threads), stack)
+            print(key, flush=True)
 
 
 def measure(options: argparse.Namespace, results: Results) -> None:
