@@ -26,6 +26,7 @@ from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.tuning import Measured, Tuning
 from minidnn.bench.networks import case_of
+from minidnn.bench.results import commit
 
 
 def measure(
@@ -34,7 +35,9 @@ def measure(
     """The contractions of a network; see :func:`row_of`."""
     shape = case_of(network, batch).shape
     layer = getattr(models, network)()
-    executable = md.compile(layer, shape, device="cpu", threads=threads, isa=isa)
+    # Who observes the passes keeps the graph's constants, of which variants are packed.
+    keep: dict[str, Any] = {"observe": lambda *_: None}
+    executable = md.compile(layer, shape, device="cpu", threads=threads, isa=isa, **keep)
     program = executable.program
     assert isinstance(program, CpuProgram)
     plan, tasks = executable.plan, program.tasks
@@ -57,6 +60,7 @@ def measure(
         "threads": threads,
         "isa": isa,
         "machine": describe_machine().line(),
+        "commit": commit(),
         "by_price": by_price,
         "best": best,
         "problems": rows,
@@ -93,6 +97,16 @@ def _candidate(choice: Choice, question: Question) -> dict[str, Any]:
         "scheme": choice.algorithm.describe(choice.scheme),
         "predicted": choice.algorithm.seconds(choice.scheme, speed),
     }
+
+
+def text_of(results: list[dict[str, Any]]) -> str:
+    """JSON with a line for each problem."""
+    parts = []
+    for result in results:
+        rows = ",\n".join(json.dumps(row) for row in result["problems"])
+        head = json.dumps({key: value for key, value in result.items() if key != "problems"})
+        parts.append(f'{head[:-1]}, "problems": [\n{rows}\n]}}')
+    return "[\n" + ",\n".join(parts) + "\n]\n"
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -132,9 +146,9 @@ def main() -> None:
             effort = options.most, options.budget, options.seconds
             results.append(measure(network, batch, options.threads, isa, *effort))
             if options.json:
-                options.json.write_text(json.dumps(results, indent=1) + "\n")
+                options.json.write_text(text_of(results))
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(text_of(results))
     print(table(results))
 
 

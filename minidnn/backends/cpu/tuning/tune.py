@@ -150,8 +150,6 @@ class Tuning(Generic[P]):
         self._build = build
         self._watch = watch or terminal_progress()
         self._race_seconds = race_seconds
-        #: What the network takes by price, and with the fastest choices; None before.
-        self.totals: tuple[float, float] | None = None
 
     def measure(self, most: int, budget: float | None) -> dict[Question, Measured]:
         """The candidates of all questions, at most so many for each, within that many seconds."""
@@ -247,12 +245,11 @@ class Tuning(Generic[P]):
         chosen = {q: result.choice for q, result in results.items() if result.chosen}
         before, after = self._race(first, chosen, inputs, outputs)
         for question, result in results.items():
-            result.first_seconds = before[question]
-            result.chosen_seconds = after[question]
-            if result.chosen and after[question] > (1 - GAIN / 2) * before[question]:
+            result.first_seconds = result.chosen_seconds = before[question]
+            if result.chosen and after[question] < (1 - GAIN / 2) * before[question]:
+                result.chosen_seconds = after[question]
+            else:
                 result.chosen = 0
-                result.chosen_seconds = before[question]
-        self.totals = sum(before.values()), sum(after.values())
         log.info(
             "tuned %d contractions: %.3f ms by price, %.3f ms now",
             len(results),
