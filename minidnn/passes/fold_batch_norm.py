@@ -64,8 +64,10 @@ def _fold(rewriter: Rewriter, contraction: Node, norm: Node) -> None:
     def new_weight() -> np.ndarray:
         data = _data(weight)
         factor = scale().reshape(-1, *(1,) * (data.ndim - 1))
-        with np.errstate(all="ignore"):
-            return (data.astype(np.float64) * factor).astype(data.dtype)
+        folded = np.empty_like(data, order="C")
+        with np.errstate(all="ignore"):  # products in float64, of a few thousand at a time
+            np.multiply(data, factor, out=folded, dtype=np.float64, casting="same_kind")
+        return folded
 
     def new_bias() -> np.ndarray:
         before = _data(bias[0]).astype(np.float64) if bias else 0.0

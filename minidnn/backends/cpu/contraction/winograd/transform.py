@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ...buffers import Array
 from ...code import Code
 from ...scalar import literal
 
-Term = tuple[Fraction, str]
+Term = tuple[float, str]
 #: The name of the i-th number of a column or row.
 Named = Callable[[int], str]
 
@@ -83,18 +83,19 @@ class Transform:
             return [_sum(code, [(c, d(2 * k)) for k, c in enumerate(whole)])]
         if part > len(self.pairs):
             return [_sum(code, [(c, d(2 * k + 1)) for k, c in enumerate(whole)])]
-        p = self.pairs[part - 1]
-        others = _product([q for q in self.pairs if q != p])
+        p = float(self.pairs[part - 1])
+        others = _product(self.pairs[: part - 1] + self.pairs[part:])
         even = _sum(code, [(c, d(2 * k + 2)) for k, c in enumerate(others)])
         odd = _sum(code, [(c, d(2 * k + 1)) for k, c in enumerate(others)])
-        return [_sum(code, [(Fraction(1), even), (sign * p, odd)]) for sign in (1, -1)]
+        return [_sum(code, [(1.0, even), (sign * p, odd)]) for sign in (1, -1)]
 
     def print_outputs(self, code: Code, rows: Sequence[int], d: Named) -> list[str]:
         """Lines for these rows of A' d; the names of their results.
 
         Even rows need the sums of what belongs to p and -p, odd rows the differences.
         """
-        one = Fraction(1)
+        one = 1.0
+        points = [float(p) for p in self.pairs]
         parts = {
             odd: [
                 _sum(code, [(one, d(2 * i + 1)), (-one if odd else one, d(2 * i + 2))])
@@ -104,7 +105,7 @@ class Transform:
         }
         results = []
         for k in rows:
-            pairs = zip(self.pairs, parts[k % 2], strict=True)
+            pairs = zip(points, parts[k % 2], strict=True)
             terms = [(p**k, part) for p, part in pairs]
             if k == 0:
                 terms.insert(0, (one, d(0)))
@@ -118,15 +119,18 @@ F2 = Transform((Fraction(1),))
 F4 = Transform((Fraction(3, 4), Fraction(3, 2)))
 
 
-def _product(pairs: Sequence[Fraction]) -> list[Fraction]:
-    """The coefficients of the product of (x - p^2), lowest first."""
+@cache
+def _product(pairs: tuple[Fraction, ...]) -> tuple[float, ...]:
+    """The coefficients of the product of (x - p^2), lowest first, which floats hold exactly."""
     whole = [Fraction(1)]
     for p in pairs:
         longer = [Fraction(0), *whole]
         for k, c in enumerate(whole):
             longer[k] -= c * p * p
         whole = longer
-    return whole
+    exact = tuple(map(float, whole))
+    assert list(exact) == whole, f"{whole} are no floats"
+    return exact
 
 
 def _sum(code: Code, terms: Sequence[Term]) -> str:
@@ -146,6 +150,6 @@ def _sum(code: Code, terms: Sequence[Term]) -> str:
     return result
 
 
-def _number(value: Fraction) -> str:
-    assert Fraction(float(np.float32(float(value)))) == value, f"{value} is no float32"
-    return literal(float(value))
+def _number(value: float) -> str:
+    assert float(np.float32(value)) == value, f"{value} is no float32"
+    return literal(value)
