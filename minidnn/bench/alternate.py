@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -33,19 +34,26 @@ def alternate(
     rest_seconds: float = 0.05,
     progress: Progress = lambda number, name: None,
     least_runs: int = LEAST_RUNS,
+    end: float = math.inf,
+    first: int = 0,
 ) -> dict[str, list[float]]:
-    """Seconds of a run of each engine in each of ``rounds`` rounds.
+    """Seconds of a run of each engine in each of ``rounds`` rounds, from number ``first`` on.
 
     A round gives every engine one burst of runs, about ``burst_seconds`` long and at least
-    ``least_runs`` runs, of which the median counts; one run before is not counted.  Before each
-    burst lies a rest, in which threads of the engine before it stop spinning.  A burst that other
-    processes disturb is taken again; if that does not help, it is logged.  The order of a round is
-    that of the round before, turned by one.
+    ``least_runs`` runs (one, where that is longer by itself), of which the median counts; one run
+    before is not counted.  Before each burst lies a rest, in which threads of the engine before it
+    stop spinning.  A burst that other processes disturb is taken again; if that does not help, it
+    is logged.  The order of a round is that of the round before, turned by one.  No round but the
+    first begins if it would probably end after ``end`` (of ``time.monotonic``).
     """
     names = list(engines)
     found: dict[str, list[float]] = {name: [] for name in names}
     counts = {name: _runs_in(engine, burst_seconds, least_runs) for name, engine in engines.items()}
-    for number in range(rounds):
+    begin = time.monotonic()
+    for number in range(first, first + rounds):
+        done, now = number - first, time.monotonic()
+        if done and now + (now - begin) / done > end:
+            break
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             progress(number, name)
@@ -73,5 +81,7 @@ def _burst(engine: EngineProcess, count: int) -> float:
 
 def _runs_in(engine: EngineProcess, burst_seconds: float, least: int) -> int:
     """How many runs fill a burst, once the engine has warmed up."""
+    if engine.run(1)[0] > burst_seconds:
+        return 1
     engine.run(least)
     return max(least, round(burst_seconds / min(engine.run(least))))

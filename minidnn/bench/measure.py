@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,16 +25,37 @@ Step = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """Rounds in which every engine has a burst, and about how many seconds a burst lasts."""
+    """Rounds in which every engine has a burst, about how many seconds a burst lasts, and the time
+    (of ``time.monotonic``) after which no further round begins."""
 
     rounds: int = 9
     burst: float = 0.3
+    end: float = math.inf
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Rounds that were run before, in all of which the same engines took part.
+
+    Attributes:
+        begun: when the first of them was.
+        rounds: seconds by engine.
+    """
+
+    begun: str
+    rounds: Mapping[str, Sequence[float]]
 
 
 def measure(
-    prepared: Prepared, kinds: Sequence[Kind], effort: Effort, step: Step
+    prepared: Prepared,
+    kinds: Sequence[Kind],
+    effort: Effort,
+    step: Step,
+    earlier: Earlier | None = None,
 ) -> dict[str, Record]:
     """A record for each kind, of which the first is minidnn's own: others are compared with it.
+
+    ``earlier``: rounds of all these kinds, which count too.
 
     An engine that fails has a record with its error, and does not stop the others.
 
@@ -41,6 +63,8 @@ def measure(
         EngineError: minidnn itself failed.
     """
     total = len(kinds) * (effort.rounds + 1)
+    done = len(earlier.rounds[OWN]) if earlier else 0
+    begun = earlier.begun if earlier else _now()
     records: dict[str, Record] = {}
     engines: dict[str, EngineProcess] = {}
     expected = np.load(prepared.expected)
@@ -62,26 +86,40 @@ def measure(
                 give_up(error)
         while engines:
             try:
-                times = _alternate(engines, effort, step, len(kinds), total)
+                times = _alternate(engines, effort, step, len(kinds), total, done)
                 break
             except EngineError as error:
                 give_up(error)
+        if earlier:
+            times = {name: [*earlier.rounds[name], *found] for name, found in times.items()}
         for name, seconds in times.items():
-            records[name] |= _times(seconds, times[OWN], name)
+            records[name] |= {"begun": begun, **_times(seconds, times[OWN], name)}
             records[name]["memory_bytes"] = engines[name].memory()
             records[name]["peak_memory_bytes"] = engines[name].peak_memory()
     return records
 
 
 def _alternate(
-    engines: dict[str, EngineProcess], effort: Effort, step: Step, done: int, total: int
+    engines: dict[str, EngineProcess],
+    effort: Effort,
+    step: Step,
+    started: int,
+    total: int,
+    first: int,
 ) -> dict[str, list[float]]:
     order = list(engines)
 
     def progress(number: int, name: str) -> None:
-        step(f"running {name}", done + number * len(engines) + order.index(name), total)
+        step(f"running {name}", started + number * len(engines) + order.index(name), total)
 
-    return alternate(engines, effort.rounds, effort.burst, progress=progress)
+    return alternate(
+        engines,
+        effort.rounds - first,
+        effort.burst,
+        progress=progress,
+        end=effort.end,
+        first=first,
+    )
 
 
 def _about(engine: EngineProcess, expected: np.ndarray) -> Record:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +18,7 @@ from minidnn.errors import MiniDNNError, UnsupportedError
 
 if TYPE_CHECKING:
     from minidnn.bench.engines import Kind
-    from minidnn.bench.measure import Step
+    from minidnn.bench.measure import Earlier, Step
     from minidnn.bench.networks import Case
     from minidnn.bench.results import Record, Results
 
@@ -28,7 +30,8 @@ confidence intervals. The weights are random (normalizations calibrated on data)
 all; PyTorch's outputs are what all are compared with.
 
 With --json, results are added to a file, by commit and machine; what it has for this commit and
-machine is not measured again (--again does)."""
+machine is not measured again (--again does). With --seconds, a run that ends early leaves the
+rounds so far there, and the next one goes on with them."""
 
 DTYPES = ("float32",)
 
@@ -58,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     effort = parser.add_argument_group("effort")
     effort.add_argument("--rounds", type=count, default=9, help="bursts of each engine (9)")
     effort.add_argument("--burst", type=positive, default=0.3, help="seconds of a burst (0.3)")
+    effort.add_argument(
+        "--seconds", type=positive, help="begin no round that would end later than that"
+    )
     effort.add_argument(
         "--folder", type=Path, help="keep the prepared networks here (a temporary folder)"
     )
@@ -95,6 +101,7 @@ def run(options: argparse.Namespace) -> int:
             raise MiniDNNError(f"--merge {path}: there is no such file")
         results.merge(Results.read(path))
     where = commit(), describe_machine().line()
+    end, measured = time.monotonic() + (options.seconds or math.inf), False
     with ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for number, case in enumerate(cases):
@@ -106,14 +113,18 @@ def run(options: argparse.Namespace) -> int:
                     kind.prepare(prepared)
                 continue
             records = results.records(*where, case)
-            missing = kinds if options.again else _unmeasured(kinds, records)
-            if missing:
+            missing = kinds if options.again else _unmeasured(kinds, records, options.rounds)
+            if missing and (time.monotonic() < end or not measured):
+                measured = True  # at least one round, or nothing would ever be done
                 step("preparing", 0, 1)
-                effort = Effort(options.rounds, options.burst)
-                records |= measure(prepare(case, folder), missing, effort, step)
-            if options.json:
+                effort = Effort(options.rounds, options.burst, end)
+                earlier = None if options.again else _earlier(missing, records)
+                records |= measure(prepare(case, folder), missing, effort, step, earlier)
+            if options.json and records:
                 results.write(options.json)
-            _print(text(case.name, {kind.name: records[kind.name] for kind in kinds}))
+            shown = {kind.name: records[kind.name] for kind in kinds if kind.name in records}
+            if OWN in shown:
+                _print(text(case.name, shown))
     if options.json and options.merge:
         results.write(options.json)
     return _conclude(options, results, where, [] if options.prepare else cases)
@@ -137,13 +148,30 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     ]
 
 
-def _unmeasured(kinds: Sequence[Kind], records: dict[str, Record]) -> list[Kind]:
-    """minidnn's own kind and those without a result, or nothing when all have one."""
+def _unmeasured(kinds: Sequence[Kind], records: dict[str, Record], rounds: int) -> list[Kind]:
+    """minidnn's own kind and those without so many rounds, or nothing when all have them."""
     own, *peers = kinds
-    without = [kind for kind in peers if "seconds" not in records.get(kind.name, {})]
-    if not without and "seconds" in records.get(own.name, {}):
+    without = [kind for kind in peers if _rounds(kind, records) < rounds]
+    if not without and _rounds(own, records) >= rounds:
         return []
     return [own, *without]  # a ratio needs both in the same rounds
+
+
+def _rounds(kind: Kind, records: dict[str, Record]) -> int:
+    return len(records.get(kind.name, {}).get("rounds", ()))
+
+
+def _earlier(kinds: Sequence[Kind], records: dict[str, Record]) -> Earlier | None:
+    """The rounds of an earlier run in which all of these took part; None if there was none."""
+    from minidnn.bench.measure import Earlier
+
+    found = {kind.name: records.get(kind.name, {}) for kind in kinds}
+    ((begun, count), *others) = {
+        (record.get("begun"), len(record.get("rounds", ()))) for record in found.values()
+    }
+    if others or begun is None or not count:
+        return None
+    return Earlier(begun, {name: record["rounds"] for name, record in found.items()})
 
 
 def _step(case: Case, number: int, count: int) -> Step:

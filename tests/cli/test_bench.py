@@ -121,6 +121,46 @@ def test_what_is_there_is_not_measured_again(
     assert started(log) == [OWN, "openvino"]
 
 
+def test_a_run_that_must_end_goes_on_with_its_rounds(
+    capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.json"
+    arguments = ["alexnet", "--json", path, "--burst", "0.004", "--seconds", "0.001"]
+    arguments += ["--rounds", 3, "--against", "openvino"]
+    kept: list[float] = []
+    for count in (1, 2, 3):
+        bench(capsys, *arguments)
+        assert started(log) == [OWN, "openvino"]
+        (case,) = entries(path).values()
+        own, openvino = (case["engines"][name] for name in (OWN, "openvino"))
+        assert len(own["rounds"]) == len(openvino["rounds"]) == count
+        assert own["rounds"][:-1] == kept
+        ratio = np.median(np.array(openvino["rounds"]) / own["rounds"])
+        assert openvino["ratio"]["value"] == pytest.approx(ratio)
+        kept = own["rounds"]
+    bench(capsys, *arguments)
+    assert started(log) == []
+    bench(capsys, *arguments, "--seconds", 60, "--rounds", 5)
+    assert started(log) == [OWN, "openvino"]
+    (case,) = entries(path).values()
+    assert case["engines"][OWN]["rounds"][:3] == kept and len(case["engines"][OWN]["rounds"]) == 5
+
+
+def test_rounds_of_different_runs_are_not_mixed(
+    capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.json"
+    arguments = ["alexnet", "--json", path, "--burst", "0.004", "--rounds", 3]
+    bench(capsys, *arguments, "--seconds", 0.001, "--against", "openvino")
+    (case,) = entries(path).values()
+    first = case["engines"][OWN]["rounds"]
+    bench(capsys, *arguments, "--against", "openvino,torch")
+    (case,) = entries(path).values()
+    for name in (OWN, "openvino", "torch"):
+        assert len(case["engines"][name]["rounds"]) == 3
+    assert case["engines"][OWN]["rounds"][:1] != first
+
+
 def test_an_engine_that_fails_does_not_stop_the_others(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
