@@ -9,6 +9,10 @@ from ..scheme import LINE_FLOATS
 from .scheme import WinogradScheme
 from .transform import Named, Transform
 
+TILES_AHEAD = 4
+"""How many tiles ahead products are asked for: they lie in as many places as there are matrices,
+more than processors foresee."""
+
 _POINTER = "const uniform float * uniform"
 
 
@@ -133,6 +137,8 @@ def _transform_outputs(code: Code, transform: Transform, matrix: str, lanes: int
             for _ in range(n):
                 row.append(code.fresh())
                 code.line(f"const float {row[-1]} = from[programIndex];")
+                if columns[0] == 0:
+                    code.line(f"prefetch_l1((void * uniform)(from + {TILES_AHEAD * lanes}));")
                 code.line(f"from += {matrix};")
             rows.append(transform.print_outputs(code, columns, row.__getitem__))
         for i, c in enumerate(columns):

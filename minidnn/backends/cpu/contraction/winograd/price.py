@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ...isa import Isa
@@ -13,26 +14,52 @@ from ..tiling import OVERHEAD, Tile, split_vectors, step_cycles
 from .scheme import WinogradScheme
 from .transform import Transform
 
-CACHE_BYTES = 768 << 10
-"""What lies near enough: with 512 KiB in the second level too, smaller chunks lose more by reading
-all weights again than they win."""
 
-VECTOR_CYCLES = 1.9
-"""Cycles a vector of a tile that is transformed: loads, stores, and the arithmetic between."""
+@dataclass(frozen=True, slots=True)
+class Core:
+    """Figures of a processor's core.
+
+    Attributes:
+        cache: what lies near enough of inputs, products and weights, in bytes.
+        vector: cycles a vector of a tile that is transformed: loads, stores, and the arithmetic
+            between.
+        call: cycles to begin and end a register tile of the products.
+        first: bytes a cycle of weights from the second-level cache, for the first register tile of
+            a product: those after it find them in the first level.
+        far: bytes a cycle of weights from beyond it; they are asked for ahead.
+        again: bytes a cycle of a chunk's transformed inputs from there, for each group of channels.
+        moved: bytes a cycle of what one thread writes and perhaps another one reads.
+    """
+
+    cache: int
+    vector: float
+    call: float
+    first: float
+    far: float
+    again: float
+    moved: float
+
+
+CORES = {
+    8: Core(384 << 10, vector=4.0, call=48.0, first=64.0, far=46.0, again=190.0, moved=7.5),
+    16: Core(
+        *(768 << 10, 1.9, OVERHEAD),
+        first=32.0,
+        far=16.0,
+        again=INPUT_BYTES,
+        moved=INPUT_BYTES,
+    ),
+}
+"""By lanes.  AVX2: least squares over chunks of 4 to 114 tiles of four layers on Zen 3, which the
+result predicts to 13 % (most to 6 %); it has registers for a third of a tile, and takes twice the
+time for as many weights and inputs, so that these are waited for less.  AVX-512: Zen 5 and Sapphire
+Rapids."""
 
 EDGE_CYCLES = 2.0
 """Cycles a vector more where zeros lie around a tile, or only a part of it is stored."""
 
 REGION_CYCLES = 2500.0
 """Cycles to begin and end a kernel on all threads."""
-
-FIRST_BYTES = 32.0
-"""Bytes a cycle of weights from the second-level cache, for the first register tile of a product:
-those after it find them in the first level."""
-
-FAR_BYTES = 16.0
-"""Bytes a cycle of weights from beyond it; they are asked for ahead, but the first level holds few
-of them."""
 
 MOST_CHUNK = 112
 CHUNKS = (4, 7, 8, 12, 14, 16, 21, 24, 28, 36, 42, 56, 70, 84, 112)
@@ -79,7 +106,7 @@ def product_tile(count: int, blocks: int, depth: int, isa: Isa) -> Tile:
         for columns in range(1, min(most, count) + 1):
             turns = -(-count // columns)
             each = [
-                groups * (step_cycles(columns, width) * depth + OVERHEAD)
+                groups * (step_cycles(columns, width) * depth + CORES[isa.lanes].call)
                 for groups, width in ((wide, vectors), (narrow, vectors - 1))
                 if groups
             ]
@@ -104,11 +131,11 @@ def cycles_of(scheme: WinogradScheme, threads: int) -> float:
 
 def _product_cycles(scheme: WinogradScheme, count: int) -> float:
     """Cycles of one matrix product of ``count`` tiles and all outputs."""
-    tile, depth = scheme.tile, scheme.problem.inputs
+    tile, depth, call = scheme.tile, scheme.problem.inputs, CORES[scheme.lanes].call
     total = 0.0
     for groups, vectors in ((tile.wide, tile.vectors), (tile.narrow, tile.vectors - 1)):
         if groups:
-            total += groups * (step_cycles(tile.columns, vectors) * depth + OVERHEAD)
+            total += groups * (step_cycles(tile.columns, vectors) * depth + call)
     return total * -(-count // tile.columns)
 
 
@@ -123,37 +150,39 @@ def _transform_cycles(scheme: WinogradScheme) -> tuple[float, float]:
     tiles = scheme.tiles[0] * scheme.tiles[1]
     edges = 1 - min(1.0, inner[0] * inner[1] / tiles)
     whole = (problem.out[0] // m) * (problem.out[1] // m) / tiles
-    into = n * n * (VECTOR_CYCLES + EDGE_CYCLES * edges)
-    out = n * n * VECTOR_CYCLES + m * m * (1 + EDGE_CYCLES * (1 - whole))
+    vector = CORES[scheme.lanes].vector
+    into = n * n * (vector + EDGE_CYCLES * edges)
+    out = n * n * vector + m * m * (1 + EDGE_CYCLES * (1 - whole))
     return into, out
 
 
 def _local_cycles(scheme: WinogradScheme, threads: int) -> float:
-    problem = scheme.problem
+    problem, core = scheme.problem, CORES[scheme.lanes]
     into, out = _transform_cycles(scheme)
     count = min(scheme.chunk, scheme.count)
     task = TASK_CYCLES + count * (scheme.input_blocks * into + scheme.output_blocks * out)
     task += scheme.matrices * _product_cycles(scheme, count)
     near = scheme.source_bytes + scheme.product_bytes + 8 * problem.inputs * scheme.lanes * 2
-    if near > CACHE_BYTES:
-        task += scheme.source_bytes * scheme.tile.groups / INPUT_BYTES
-        task += 2 * scheme.product_bytes * scheme.tile.groups / INPUT_BYTES
+    if near > core.cache:
+        task += scheme.source_bytes * scheme.tile.groups / core.again
+        task += 2 * scheme.product_bytes * scheme.tile.groups / core.again
     # Every chunk reads the inputs and all weights anew.
     task += 4 * count * problem.inputs * scheme.transform.outputs**2 / INPUT_BYTES
-    far = near + scheme.weight_bytes > CACHE_BYTES
-    task += scheme.weight_bytes / (FAR_BYTES if far else FIRST_BYTES)
+    far = near + scheme.weight_bytes > core.cache
+    task += scheme.weight_bytes / (core.far if far else core.first)
     turns = -(-scheme.chunks // threads)
     return task * (turns + UNEVEN * (scheme.chunks > 1)) + REGION_CYCLES
 
 
 def _spread_cycles(scheme: WinogradScheme, threads: int) -> float:
+    core = CORES[scheme.lanes]
     into, out = _transform_cycles(scheme)
     transforms = scheme.count * (scheme.input_blocks * into + scheme.output_blocks * out)
     # Both are written by one thread and read by another.
-    moved = 2 * (scheme.source_bytes + scheme.product_bytes) / INPUT_BYTES
+    moved = 2 * (scheme.source_bytes + scheme.product_bytes) / core.moved
     inputs = scheme.source_bytes / scheme.matrices
     product = _product_cycles(scheme, scheme.count)
-    if inputs > CACHE_BYTES / 2:
+    if inputs > core.cache / 2:
         product += inputs * scheme.tile.groups / INPUT_BYTES
     product += scheme.weight_bytes / scheme.matrices / WEIGHT_BYTES
     tasks = scheme.matrices * scheme.parts
