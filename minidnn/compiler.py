@@ -10,14 +10,16 @@ from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.frontends.frontend import frontend_for, frontends
 from minidnn.fusion.collapse import check_strategy
+from minidnn.fusion.region import constants
 from minidnn.graph.checker import check
-from minidnn.graph.ir import Graph
+from minidnn.graph.ir import Constant, Graph
 from minidnn.layers.build import to_graph
 from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.passes.infrastructure import Context, Observer
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
+from minidnn.runtime.program import PackedProgram
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,12 @@ def compile(
     graph = _graph(network, shape)
     plan = make_plan(optimize(graph, context, observe), context)
     _check_supported(backend, plan, chosen)
-    return Executable(plan, backend.compile(plan, chosen, options), device, chosen)
+    program = backend.compile(plan, chosen, options)
+    if isinstance(program, PackedProgram):
+        if observe is None:
+            _forget_constants(plan.graph, graph, kept=isinstance(network, Graph))
+        program.release_memory()
+    return Executable(plan, program, device, chosen)
 
 
 def unsupported_nodes(
@@ -150,6 +157,22 @@ def _check_fuel(fuel: int | None) -> int | None:
     if fuel is not None and (type(fuel) is not int or fuel < 0):
         raise GraphError(f"fuel={fuel!r}; valid is a number of rewrites of at least 0, or None")
     return fuel
+
+
+def _forget_constants(optimized: Graph, original: Graph, kept: bool) -> None:
+    """Lets go of the arrays of an optimized graph: the program has them packed.
+
+    Those that are outputs stay, and if the original graph is ``kept`` by the caller, its own.
+    Else these are forgotten too: values and their nodes refer to each other, so that a graph that
+    nobody needs lives on until Python looks for cycles.
+    """
+    held = {*optimized.outputs, *(constants(original) if kept else ())}
+    for value in optimized.outputs:
+        if isinstance(value, Constant):
+            _ = value.data  # perhaps to be computed from others
+    for constant in (*constants(optimized), *constants(original)):
+        if constant not in held:
+            constant.forget()
 
 
 def _check_supported(backend: Backend, plan: Plan, precision: str) -> None:

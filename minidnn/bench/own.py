@@ -33,6 +33,7 @@ def minidnn(
     except md.CompileError:
         compiled = md.compile(layer, shape, **settings)
         cache = "cold"
+    del layer  # its weights, which the program has packed
     out = compiled(*arrays)
     several = isinstance(out, tuple)
 

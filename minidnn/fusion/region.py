@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,7 +17,7 @@ from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import TensorType
 
-__all__ = ["FusedContraction", "Region", "Sequence"]
+__all__ = ["FusedContraction", "Region", "Sequence", "constants"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,3 +106,12 @@ class Sequence(Region):
 @dataclass(frozen=True, eq=False)
 class FusedContraction(Region):
     """A contraction with the point-wise operators before and after it that it absorbed."""
+
+
+def constants(graph: Graph) -> Iterator[Constant]:
+    """The constants of a graph and of its regions; some perhaps several times."""
+    for node in graph.nodes:
+        yield from (value for value in node.inputs if isinstance(value, Constant))
+        if isinstance(node.op, Region):
+            yield from constants(node.op.body)
+    yield from (value for value in graph.outputs if isinstance(value, Constant))

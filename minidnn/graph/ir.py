@@ -52,7 +52,8 @@ class Constant(Value):
     """A value known before the graph runs: a weight, or what passes made of weights.
 
     ``data`` may be given as a function.  It is then computed when it is first asked for, so
-    that building and rewriting graphs costs no time over large weights.
+    that building and rewriting graphs costs no time over large weights.  :meth:`forget` lets go
+    of it.
     """
 
     __slots__ = ("_data",)
@@ -61,11 +62,20 @@ class Constant(Value):
         self, type: TensorType, name: str, data: np.ndarray | Callable[[], np.ndarray]
     ) -> None:
         super().__init__(type, name)
-        self._data = data
+        self._data: np.ndarray | Callable[[], np.ndarray] | None = data
 
     @property
     def data(self) -> np.ndarray:
-        """The array, of this value's shape and dtype."""
+        """The array, of this value's shape and dtype.
+
+        GraphError if it is another, or was forgotten.
+        """
+        if self._data is None:
+            raise GraphError(
+                f"constant {self.name}: a compiled program has it in its own form, and the array "
+                f"was let go; the graph that a network is compiled from "
+                f"(minidnn.layers.build.to_graph) has the arrays"
+            )
         if callable(self._data):
             self._data = self._data()
         expected = (self.type.shape, numpy_dtype(self.type.dtype))
@@ -75,6 +85,10 @@ class Constant(Value):
                 f"but its type is {self.type}"
             )
         return self._data
+
+    def forget(self) -> None:
+        """Lets go of the array, and of what would compute it."""
+        self._data = None
 
 
 class Node:

@@ -28,6 +28,22 @@ class TimedProgram(Program, Protocol):
 
 
 @runtime_checkable
+class PackedProgram(Program, Protocol):
+    """A program that has copies of all constants in its own form, and none of the graph's."""
+
+    @property
+    def constant_bytes(self) -> int:
+        """The packed constants."""
+
+    @property
+    def run_bytes(self) -> int:
+        """What a run needs beside them and the arrays of inputs and outputs."""
+
+    def release_memory(self) -> None:
+        """Gives back what compiling needed to the system."""
+
+
+@runtime_checkable
 class DeviceProgram(Program, Protocol):
     """A program that takes arrays of its own device, and decides how results are given back."""
 

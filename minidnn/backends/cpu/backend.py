@@ -30,6 +30,7 @@ from .kernels import compile_kernels
 from .library import Kernel
 from .lower import Pointer, Task, lower_plan
 from .machine import describe_machine
+from .native import runner
 from .program import Group, Operand, Program, Region, shared_pool
 from .rates import measured_rates
 from .target import CpuTarget, device_for
@@ -37,6 +38,7 @@ from .toolchain import why_unusable
 from .tuning import Build, tuned_tasks
 
 _ALIGNMENT = 64
+_CHUNK_BYTES = 32 << 20
 #: What computes in float32 alone, and what takes every dtype of which values may be.
 _FLOAT: tuple[type, ...] = (
     *(FusedRegion, Contraction, Windowed, ops.Softmax, ops.LogSoftmax, ops.AdaptiveAvgPool2d),
@@ -131,7 +133,10 @@ class CpuProgram:
     """A plan as a table of regions.
 
     Slot 0 is the arena, slot 1 that of groups of nodes that are computed image after image (each
-    thread has its part of it), slot 2 the constants; then come the graph's inputs and outputs.
+    thread has its part of it), slot 2 the workspace; then come the graph's inputs and outputs, and
+    the constants.
+
+    The constants are packed when it is made; it has no further use for those of the graph.
 
     When ``guarded`` (the debug mode) each value's storage has a slot of its own instead of the
     arena, and every run has fresh buffers between guard pages, those of inputs and outputs
@@ -139,7 +144,7 @@ class CpuProgram:
     GraphError names a buffer beside which something was written, or an input that was.
 
     A program may share the constants of another one for the same plan, as far as they are packed
-    by the same functions; they lie in slot 3 then.
+    by the same functions.
     """
 
     def __init__(
@@ -158,9 +163,9 @@ class CpuProgram:
         self.threads = threads
         self.guarded = guarded
         workspace = max((task.workspace_bytes for task in tasks), default=0)
-        self._slots = _Slots(plan, threads, workspace, guarded, 1 if shared is None else 2)
-        self._constants = _Constants()
-        self._shared = None if shared is None else shared._constants
+        self._slots = _Slots(plan, threads, workspace, guarded)
+        others = None if shared is None else shared._constants
+        self._constants = _Constants(self._slots.count, guarded, others)
         rows = [
             Region(
                 kernel,
@@ -173,10 +178,24 @@ class CpuProgram:
         ]
         regions = _grouped(rows, [task.group for task in tasks], plan)
         scratch = max((task.scratch_bytes for task in tasks), default=0)
-        self._program = Program(regions, self._slots.count, scratch, shared_pool(threads), guarded)
-        packed = self._constants.pack(Guard.END if guarded else Guard.NONE)
-        self._weights: list[Buffer] = [packed] if shared is None else [packed, shared._weights[0]]
+        count = self._slots.count + len(self._constants.buffers)
+        self._program = Program(regions, count, scratch, shared_pool(threads), guarded)
         self._idle: collections.deque[list[Buffer]] = collections.deque()
+
+    @property
+    def constant_bytes(self) -> int:
+        """Its packed constants."""
+        return self._constants.bytes
+
+    @property
+    def run_bytes(self) -> int:
+        """What a run needs beside them: arenas, workspace, and the threads' scratch."""
+        scratch = max((task.scratch_bytes for task in self.tasks), default=0)
+        return self._slots.bytes + self.threads * scratch
+
+    def release_memory(self) -> None:
+        """Gives what was freed since back to the system, as far as its allocator can."""
+        runner().md_memory_release()
 
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         """Computes the outputs; several threads may call at once."""
@@ -222,10 +241,12 @@ class CpuProgram:
             try:
                 memory = self._idle.pop()
             except IndexError:
+                self.release_memory()  # perhaps of a network that was dropped once compiled
                 memory = self._slots.allocate()
             try:
-                bases = [buffer.address for buffer in (*memory, *self._weights)]
-                run(bases + [array.ctypes.data for array in (*inputs, *outputs)])
+                bases = [buffer.address for buffer in memory]
+                bases += [array.ctypes.data for array in (*inputs, *outputs)]
+                run(bases + self._constants.addresses)
             finally:
                 self._idle.append(memory)
         self._finish(inputs, outputs)
@@ -244,9 +265,10 @@ class CpuProgram:
         ]
         for own, array in zip(arrays, inputs, strict=False):
             own[...] = array
-        buffers = [*self._slots.allocate(), *self._weights, *given, *made]
+        buffers = [*self._slots.allocate(), *given, *made, *self._constants.buffers]
         run([buffer.address for buffer in buffers])
-        for name, buffer in zip(self._slots.names, buffers, strict=True):
+        names = self._slots.names + ["the constants"] * len(self._constants.buffers)
+        for name, buffer in zip(names, buffers, strict=True):
             if (at := buffer.stray_write()) is not None:
                 raise GraphError(
                     f"a kernel wrote beside the {buffer.size} bytes of {name}, at {at}"
@@ -278,9 +300,7 @@ class CpuProgram:
             own = 0 if group is None else self._slots.workspace_bytes
             return Operand(self._slots.workspace, pointer.offset, thread_stride=own)
         if not isinstance(pointer, Value):
-            if self._shared is not None and pointer in self._shared.offsets:
-                return Operand(self._slots.constants + 1, self._shared.offsets[pointer])
-            return Operand(self._slots.constants, self._constants.add(pointer))
+            return self._constants.add(pointer)
         root = self.plan.roots.get(pointer, pointer)
         slot, offset, stride = self._slots.place(root)
         placement = self.plan.graph.placements.get(pointer)
@@ -314,9 +334,7 @@ def _grouped(
 class _Slots:
     """Which slot each storage lies in."""
 
-    def __init__(
-        self, plan: Plan, threads: int, workspace_bytes: int, guarded: bool, constants: int
-    ) -> None:
+    def __init__(self, plan: Plan, threads: int, workspace_bytes: int, guarded: bool) -> None:
         graph = plan.graph
         self._guard = guarded
         self._plan = plan
@@ -339,11 +357,10 @@ class _Slots:
         self.workspace = len(self._sizes)
         self.workspace_bytes = workspace_bytes
         self._sizes.append(threads * workspace_bytes if graph.groups else workspace_bytes)
-        self.names += ["the workspace", *["the weights", "the shared weights"][:constants]]
+        self.names.append("the workspace")
         self.names += [f"the input {value.name!r}" for value in graph.inputs]
         self.names += [f"the output {value.name!r}" for value in graph.outputs]
-        self.constants = len(self._sizes)
-        first = self.constants + constants
+        first = len(self._sizes)
         for i, value in enumerate(graph.inputs):
             self._places[value] = (first + i, 0, 0)
         first += len(graph.inputs)
@@ -367,34 +384,51 @@ class _Slots:
         of a batch lie there)."""
         return self._places[root]
 
+    @property
+    def bytes(self) -> int:
+        return sum(self._sizes)
+
     def allocate(self) -> list[Buffer]:
         guard = Guard.END if self._guard else Guard.NONE
         return [Buffer(size, guard) for size in self._sizes]
 
 
 class _Constants:
-    """Packed weights, one after another in one buffer."""
+    """Packed weights, one after another in large buffers, which are the last slots.
 
-    def __init__(self) -> None:
-        self._arrays: list[tuple[int, np.ndarray]] = []
-        self._size = 0
-        #: Where what each function packed lies.
-        self.offsets: dict[Callable[[], np.ndarray], int] = {}
+    Each is packed and stored before the next is made, so that never two copies of all exist.
+    """
 
-    def add(self, make: Callable[[], np.ndarray]) -> int:
-        """Takes a constant; returns its offset."""
-        if make in self.offsets:
-            return self.offsets[make]
-        array = np.ascontiguousarray(make())
-        offset = self.offsets[make] = self._size
-        self._arrays.append((offset, array))
-        self._size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        return offset
+    def __init__(self, slot: int, guarded: bool, shared: _Constants | None) -> None:
+        self.buffers: list[Buffer] = [] if shared is None else list(shared.buffers)
+        self.bytes = 0 if shared is None else shared.bytes
+        self._first = slot
+        self._guarded = guarded
+        #: Where what each function packed lies: which buffer, and the offset.
+        self._places = {} if shared is None else dict(shared._places)
+        self._used: int | None = None
 
-    def pack(self, guard: Guard) -> Buffer:
-        """The buffer with all of them."""
-        buffer = Buffer(self._size, guard)
-        for offset, array in self._arrays:
-            buffer.array(array.dtype, (array.size,), offset)[...] = array.ravel()
-        self._arrays.clear()
-        return buffer
+    @property
+    def addresses(self) -> list[int]:
+        return [buffer.address for buffer in self.buffers]
+
+    def add(self, make: Callable[[], np.ndarray]) -> Operand:
+        """Takes a constant; returns where it lies."""
+        if make not in self._places:
+            self._places[make] = self._store(np.ascontiguousarray(make()))
+        number, offset = self._places[make]
+        return Operand(self._first + number, offset)
+
+    def _store(self, array: np.ndarray) -> tuple[int, int]:
+        offset = self._used
+        if self._guarded:
+            self.buffers.append(Buffer(array.nbytes, Guard.END))
+            offset = 0
+        elif offset is None or offset + array.nbytes > self.buffers[-1].size:
+            # Pages that nothing is written to take no memory.
+            self.buffers.append(Buffer(max(array.nbytes, _CHUNK_BYTES)))
+            offset = 0
+        self.buffers[-1].array(array.dtype, (array.size,), offset)[...] = array.ravel()
+        self._used = offset + -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self.bytes += array.nbytes
+        return len(self.buffers) - 1, offset

@@ -85,6 +85,7 @@ _SIGNATURES = {
     "md_memory_new": (c_int, [POINTER(MemoryStruct), c_size_t, c_size_t, c_int]),
     "md_memory_check": (c_int64, [POINTER(MemoryStruct)]),
     "md_memory_free": (None, [POINTER(MemoryStruct)]),
+    "md_memory_release": (None, []),
 }
 
 _lock = ForkLock()

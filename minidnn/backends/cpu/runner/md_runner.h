@@ -80,5 +80,6 @@ enum { MD_PLAIN = 0, MD_GUARD_END = 1, MD_GUARD_START = 2 };
 int md_memory_new(md_memory *memory, size_t size, size_t alignment, int mode); /* errno or 0 */
 int64_t md_memory_check(const md_memory *memory); /* offset from data of a stray write, or MIN */
 void md_memory_free(md_memory *memory);
+void md_memory_release(void);
 
 #endif

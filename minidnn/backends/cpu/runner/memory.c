@@ -1,6 +1,9 @@
 /* Buffers: large pages for large ones, guard pages for finding stray accesses. */
 #define _GNU_SOURCE
 #include <errno.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -58,4 +61,11 @@ int64_t md_memory_check(const md_memory *memory) {
 void md_memory_free(md_memory *memory) {
   if (memory->mapping) munmap(memory->mapping, memory->mapped);
   memory->mapping = NULL;
+}
+
+/* Gives pages of the C library's heap that hold nothing back to the system. */
+void md_memory_release(void) {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
