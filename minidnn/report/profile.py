@@ -9,6 +9,7 @@ from typing import Any
 
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph.ir import Node
+from minidnn.graph.operator import Contraction
 from minidnn.report.explain import (
     contracts,
     describe,
@@ -19,7 +20,7 @@ from minidnn.report.explain import (
     work,
 )
 from minidnn.runtime.plan import Plan
-from minidnn.runtime.program import DescribedProgram, Program, TimedProgram
+from minidnn.runtime.program import CountedProgram, DescribedProgram, Program, TimedProgram
 
 __all__ = ["Profile", "RegionTime", "profile"]
 
@@ -34,7 +35,8 @@ class RegionTime:
         bytes: read and written once, weights included.
         seconds: measured, on all threads.
         predicted_seconds: by the cost model that chose how to fuse.
-        bound_seconds: what the machine's measured rates allow at least.
+        executed: the operations that its algorithm takes, which may be fewer.
+        bound_seconds: what the machine's measured rates allow at least for these.
     """
 
     name: str
@@ -45,6 +47,7 @@ class RegionTime:
     seconds: float
     predicted_seconds: float
     bound_seconds: float
+    executed: int
 
     @property
     def roofline(self) -> float:
@@ -110,7 +113,8 @@ def profile(
     for node in measured[0]:
         operations, moved = work(node)
         seconds = statistics.median(times[node] for times in measured)
-        bound = program.bound_seconds(operations, moved, contracts(node))
+        executed = _executed(program, node, operations)
+        bound = program.bound_seconds(executed, moved, contracts(node))
         regions.append(
             RegionTime(
                 node.name,
@@ -121,10 +125,24 @@ def profile(
                 seconds,
                 predicted_seconds(plan, node),
                 bound,
+                executed,
             )
         )
         descriptions.append(describe(node) + _details(program, node))
     return Profile(tuple(regions), tuple(descriptions), runs)
+
+
+def _executed(program: Program, node: Node, operations: int) -> int:
+    """The operations of a node as its algorithm takes them: fewer products, the rest as it is."""
+    found = program.executed_operations(node) if isinstance(program, CountedProgram) else None
+    if found is None:
+        return operations
+    products = sum(
+        inner.op.operations(tuple(v.type for v in inner.inputs), (inner.output.type,))
+        for inner in inner_nodes(node)
+        if isinstance(inner.op, Contraction)
+    )
+    return operations - products + found
 
 
 def _details(program: Program, node: Node) -> str:

@@ -61,3 +61,12 @@ class DescribedProgram(Program, Protocol):
 
     def details(self, node: Node) -> str:
         """Algorithm, memory, occupancy, in a few words; empty if there is nothing to say."""
+
+
+@runtime_checkable
+class CountedProgram(Program, Protocol):
+    """A program that knows how many operations its algorithms take."""
+
+    def executed_operations(self, node: Node) -> int | None:
+        """Those of a node, without what an algorithm transforms; None if as many as the node's
+        definition takes."""

@@ -95,3 +95,16 @@ def test_cuts_have_reasons() -> None:
     for note in cuts("model"):
         apart, together = map(float, re.findall(r"([\d.]+) us", note))
         assert apart <= together
+
+
+def test_winograds_products_are_counted_as_they_are() -> None:
+    """F(4x4) takes 36 products for 16 results of 9 taps: a quarter."""
+    net = L.Sequential(L.Conv2d(64, 64, 3, padding=1), L.ReLU(), L.Conv2d(64, 64, 1))
+    shape = (1, 64, 56, 56)
+    exe = md.compile(net, shape, device="cpu", threads=2)
+    regions = exe.profile(np.ones(shape, np.float32), runs=1).regions
+    winograd, direct = (region for region in regions if region.kind == "contraction")
+    assert 0.25 <= winograd.executed / winograd.operations < 0.27
+    assert direct.executed == direct.operations
+    text = str(exe.explain(measure=True))
+    assert "[F(4x4, 3x3)]" in text and "[direct]" in text

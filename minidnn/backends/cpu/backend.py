@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -164,8 +165,8 @@ class CpuProgram:
         self.guarded = guarded
         workspace = max((task.workspace_bytes for task in tasks), default=0)
         self._slots = _Slots(plan, threads, workspace, guarded)
-        others = None if shared is None else shared._constants
-        self._constants = _Constants(self._slots.count, guarded, others)
+        others: _Constants | None = None if shared is None else shared._constants
+        self._constants: _Constants = _Constants(self._slots.count, guarded, others)
         rows = [
             Region(
                 kernel,
@@ -215,6 +216,23 @@ class CpuProgram:
         for task, seconds in zip(self.tasks, self.seconds(inputs, outputs), strict=True):
             total[task.node] = total.get(task.node, 0.0) + float(seconds)
         return total
+
+    def details(self, node: Node) -> str:
+        """The algorithm of a contraction."""
+        task = self._contractions.get(node)
+        return "" if task is None or task.choice is None else task.choice.algorithm.name
+
+    def executed_operations(self, node: Node) -> int | None:
+        """The operations of a contraction as its algorithm counts them."""
+        task = self._contractions.get(node)
+        if task is None or task.choice is None or task.question is None:
+            return None
+        return task.question.images * task.choice.algorithm.operations(task.choice.scheme)
+
+    @cached_property
+    def _contractions(self) -> dict[Node, Task]:
+        """The first kernel of each contraction."""
+        return {task.node: task for task in reversed(self.tasks) if task.choice is not None}
 
     def bound_seconds(self, operations: int, bytes: int, contraction: bool) -> float:
         """The least time that this machine's measured rates allow, on this program's threads.
@@ -401,11 +419,13 @@ class _Constants:
 
     def __init__(self, slot: int, guarded: bool, shared: _Constants | None) -> None:
         self.buffers: list[Buffer] = [] if shared is None else list(shared.buffers)
-        self.bytes = 0 if shared is None else shared.bytes
+        self.bytes: int = 0 if shared is None else shared.bytes
         self._first = slot
         self._guarded = guarded
         #: Where what each function packed lies: which buffer, and the offset.
-        self._places = {} if shared is None else dict(shared._places)
+        self._places: dict[Callable[[], np.ndarray], tuple[int, int]] = (
+            {} if shared is None else dict(shared._places)
+        )
         self._used: int | None = None
 
     @property

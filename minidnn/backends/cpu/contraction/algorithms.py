@@ -64,6 +64,10 @@ class Algorithm(ABC):
         """The predicted time."""
 
     @abstractmethod
+    def operations(self, scheme: Any) -> int:
+        """Its products and their sums, with two for a multiply-add; transforms do not count."""
+
+    @abstractmethod
     def weight_bytes(self, scheme: Any) -> int:
         """Packed weights."""
 
@@ -100,6 +104,9 @@ class Direct(Algorithm):
 
     def seconds(self, scheme: Scheme, speed: Speed) -> float:
         return predict_seconds(scheme, speed)
+
+    def operations(self, scheme: Scheme) -> int:
+        return scheme.problem.operations
 
     def weight_bytes(self, scheme: Scheme) -> int:
         return 4 * scheme.groups * scheme.slots * scheme.problem.depth
@@ -150,6 +157,9 @@ class Winograd(Algorithm):
 
     def seconds(self, scheme: WinogradScheme, speed: Speed) -> float:
         return seconds_of(scheme, speed)
+
+    def operations(self, scheme: WinogradScheme) -> int:
+        return scheme.operations
 
     def weight_bytes(self, scheme: WinogradScheme) -> int:
         return scheme.weight_bytes

@@ -88,6 +88,11 @@ class WinogradScheme:
         return 4 * self.matrices * self.product_matrix
 
     @property
+    def operations(self) -> int:
+        """Of the matrix products, two for a multiply-add."""
+        return 2 * self.matrices * self.count * self.problem.inputs * self.problem.outputs
+
+    @property
     def weight_bytes(self) -> int:
         return 4 * self.matrices * self.problem.inputs * self.output_blocks * self.lanes
 
