@@ -10,7 +10,7 @@ from ...isa import Isa
 from ..blocking import INPUT_BYTES, TASK_CYCLES, UNEVEN, WEIGHT_BYTES
 from ..price import Speed, nominal_speed, overlapped
 from ..problem import Problem
-from ..tiling import OVERHEAD, Tile, split_vectors, step_cycles
+from ..tiling import Tile, split_vectors, step_cycles
 from .scheme import WinogradScheme
 from .transform import Transform
 
@@ -42,13 +42,7 @@ class Core:
 
 CORES = {
     8: Core(384 << 10, vector=4.0, call=48.0, first=64.0, far=46.0, again=190.0, moved=7.5),
-    16: Core(
-        *(768 << 10, 1.9, OVERHEAD),
-        first=32.0,
-        far=16.0,
-        again=INPUT_BYTES,
-        moved=INPUT_BYTES,
-    ),
+    16: Core(768 << 10, vector=1.9, call=24.0, first=32.0, far=16.0, again=16.0, moved=16.0),
 }
 """By lanes.  AVX2: least squares over chunks of 4 to 114 tiles of four layers on Zen 3, which the
 result predicts to 13 % (most to 6 %); it has registers for a third of a tile, and takes twice the
