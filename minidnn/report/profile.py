@@ -9,7 +9,6 @@ from typing import Any
 
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph.ir import Node
-from minidnn.graph.operator import Contraction
 from minidnn.report.explain import (
     contracts,
     describe,
@@ -113,7 +112,9 @@ def profile(
     for node in measured[0]:
         operations, moved = work(node)
         seconds = statistics.median(times[node] for times in measured)
-        executed = _executed(program, node, operations)
+        executed = operations
+        if isinstance(program, CountedProgram):
+            executed -= program.spared_operations(node)
         bound = program.bound_seconds(executed, moved, contracts(node))
         regions.append(
             RegionTime(
@@ -130,19 +131,6 @@ def profile(
         )
         descriptions.append(describe(node) + _details(program, node))
     return Profile(tuple(regions), tuple(descriptions), runs)
-
-
-def _executed(program: Program, node: Node, operations: int) -> int:
-    """The operations of a node as its algorithm takes them: fewer products, the rest as it is."""
-    found = program.executed_operations(node) if isinstance(program, CountedProgram) else None
-    if found is None:
-        return operations
-    products = sum(
-        inner.op.operations(tuple(v.type for v in inner.inputs), (inner.output.type,))
-        for inner in inner_nodes(node)
-        if isinstance(inner.op, Contraction)
-    )
-    return operations - products + found
 
 
 def _details(program: Program, node: Node) -> str:

@@ -67,6 +67,5 @@ class DescribedProgram(Program, Protocol):
 class CountedProgram(Program, Protocol):
     """A program that knows how many operations its algorithms take."""
 
-    def executed_operations(self, node: Node) -> int | None:
-        """Those of a node, without what an algorithm transforms; None if as many as the node's
-        definition takes."""
+    def spared_operations(self, node: Node) -> int:
+        """How many less than the node's definition; what an algorithm transforms does not count."""

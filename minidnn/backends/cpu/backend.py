@@ -222,12 +222,13 @@ class CpuProgram:
         task = self._contractions.get(node)
         return "" if task is None or task.choice is None else task.choice.algorithm.name
 
-    def executed_operations(self, node: Node) -> int | None:
-        """The operations of a contraction as its algorithm counts them."""
+    def spared_operations(self, node: Node) -> int:
+        """How many operations less than its definition a contraction's algorithm takes."""
         task = self._contractions.get(node)
         if task is None or task.choice is None or task.question is None:
-            return None
-        return task.question.images * task.choice.algorithm.operations(task.choice.scheme)
+            return 0
+        taken = task.choice.algorithm.operations(task.choice.scheme)
+        return task.question.images * (task.question.problem.operations - taken)
 
     @cached_property
     def _contractions(self) -> dict[Node, Task]:
