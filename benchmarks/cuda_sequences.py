@@ -195,7 +195,6 @@ def chain(variant: str, blocks: int, shape: tuple[int, ...]) -> dict[str, Any]:
     torch._dynamo.reset()
     x = torch.randn(shape, device="cuda")
     fast = torch.compile(with_torch(variant, blocks, shape[1]).cuda(), mode="reduce-overhead")
-    torch._dynamo.mark_static_address(x)
 
     def peer() -> Any:
         with torch.inference_mode():

@@ -279,7 +279,6 @@ def by_inductor(mode: str, network: Any, x: Any, last: bool) -> tuple[Run, Any]:
     fast = torch.compile(moved(network, x, last), mode=mode)
     if last:
         x = x.to(memory_format=torch.channels_last)
-    torch._dynamo.mark_static_address(x)  # else every call copies it
 
     def run() -> Any:
         with torch.inference_mode(), torch.no_grad():
