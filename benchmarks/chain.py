@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,18 +25,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from timeit import repeat, timeit
 from typing import Any
 
 import numpy as np
 
-from benchmarks.chain_cases import CASES, Case, export_onnx, inputs_of
+import minidnn as md
+from benchmarks.chain_cases import CASES, Case, export_onnx, inputs_of, with_minidnn
 from benchmarks.chain_report import OWN, print_tables, write_plot
 from benchmarks.figures import Results
 from minidnn.bench.alternate import alternate
 from minidnn.bench.process import EngineError, EngineProcess
 
 ROUNDS = 9
-SLOW_ROUNDS = 7
+SLOW_ROUNDS = STRATEGY_ROUNDS = 7
 BURST_SECONDS = 0.12
 
 FAST, SLOW = PACES = ("fast", "slow")
@@ -79,12 +82,6 @@ def _exported(case: Case, folder: Path) -> Path:
         if job.exitcode:
             raise SystemExit(f"{case.key}: exporting it failed")
     return path
-
-
-def strategies(case: Case, folder: Path, threads: int) -> dict[str, Target]:
-    """minidnn under each strategy."""
-    shared = _shared(case, folder, threads) | _own(case)
-    return {name: ("own:minidnn", shared | {"strategy": name}) for name in STRATEGIES}
 
 
 def _shared(case: Case, folder: Path, threads: int) -> dict[str, Any]:
@@ -140,16 +137,27 @@ def compare(case: Case, pace: str, folder: Path, threads: int) -> dict[str, Any]
 
 
 def measure_strategies(case: Case, folder: Path, threads: int) -> dict[str, Any]:
-    """Measures all strategies on one case."""
-    with ExitStack() as stack:
-        engines = start(strategies(case, folder, threads), stack)
-        once = {name: engine.run(1) for name, engine in engines.items()}
-        quick = {name: engine for name, engine in engines.items() if once[name][0] < LONG_SECONDS}
-        times = once | alternate(quick, 7, 0.03, 0.01, least_runs=1)
-        rows = {
-            name: {"seconds": times[name], "kernels": engine.about["kernels"]}
-            for name, engine in engines.items()
-        }
+    """Measures all strategies on one case, in turn, in this process: they share their threads."""
+    x = inputs_of(case)
+    runs, kernels = {}, {}
+    for name in STRATEGIES:
+        compiled = md.compile(
+            with_minidnn(**case.options), case.shape, device="cpu", threads=threads, strategy=name
+        )
+        runs[name] = partial(compiled, x, out=compiled(x))
+        kernels[name] = len(compiled.plan.graph.nodes)
+    times = {name: [timeit(run, number=1)] for name, run in runs.items()}
+    counts = {name: max(1, round(0.03 / once)) for name, (once,) in times.items()}
+    quick = [name for name, (once,) in times.items() if once < LONG_SECONDS]
+    for name in quick:
+        times[name] = []
+    for number in range(STRATEGY_ROUNDS):
+        turn = number % len(quick)
+        for name in quick[turn:] + quick[:turn]:
+            runs[name]()
+            seconds = repeat(runs[name], number=1, repeat=counts[name])
+            times[name].append(statistics.median(seconds))
+    rows = {name: {"seconds": times[name], "kernels": kernels[name]} for name in STRATEGIES}
     return {**case.describe(), "threads": threads, "strategies": rows}
 
 
@@ -166,12 +174,17 @@ def prepare(folder: Path, threads: int, only: str) -> None:
     todo: dict[str, tuple[Make, Case]] = {}
     for pace in PACES:
         todo |= {f"{c.key}, {pace} peers": (partial(own_and, pace), c) for c in CASES}
-    todo |= {f"{case.key}, strategies": (strategies, case) for case in STRATEGY_CASES}
     for key, (make, case) in todo.items():
         if only in key:
             with ExitStack() as stack:
                 start(make(case, folder, threads), stack)
             print(key, flush=True)
+    for case in STRATEGY_CASES:
+        if only in f"{case.key}, strategies":
+            for name in STRATEGIES:
+                network = with_minidnn(**case.options)
+                md.compile(network, case.shape, device="cpu", threads=threads, strategy=name)
+            print(f"{case.key}, strategies", flush=True)
 
 
 def measure(options: argparse.Namespace, results: Results) -> None:

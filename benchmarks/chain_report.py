@@ -42,8 +42,8 @@ def print_tables(results: Results) -> None:
         kernels = " / ".join(str(row["about"].get("kernels")) for row in rows)
         print(f"{_begin(record)} {own:.2f} | {peer} | {other:.2f} | {gain:.2f} | {kernels} |")
     print("\nTimes as long as minidnn, and the largest deviation from its output\n")
-    names = list(dict.fromkeys(n for rs in cases.values() for r in rs for n in r["engines"]))
-    names.remove(OWN)
+    engines = (n for records in cases.values() for r in records for n in r["engines"])
+    names = [name for name in dict.fromkeys(engines) if name != OWN]
     print(f"| chain | blocks | size | {' | '.join(names)} | deviation |")
     print("|---" * (4 + len(names)) + "|")
     for records in cases.values():
