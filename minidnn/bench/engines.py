@@ -52,6 +52,11 @@ class Kind:
         needed = dict.fromkeys((*self.packages, *(NEEDED if self.name != OWN else ())))
         return [name for name in needed if importlib.util.find_spec(name) is None]
 
+    @property
+    def needs_module(self) -> bool:
+        """Whether it takes PyTorch's module and no ONNX file; pnnx, which makes ncnn's, does."""
+        return self.takes == "module" or self.convert.endswith(":convert_to_ncnn")
+
     def prepare(self, prepared: Prepared) -> None:
         """Converts the network for an engine that reads files of its own, if that is not done.
 
@@ -62,8 +67,10 @@ class Kind:
         if self.takes != "file" or target.exists():
             return
         shape = prepared.case.shape
-        files = {"onnx": str(prepared.onnx), "target": str(target), "shape": shape}
-        options = {**_network(prepared, "theirs"), **files}
+        options: dict[str, Any] = {"onnx": str(prepared.onnx), "target": str(target)}
+        options |= {"shape": shape}
+        if not prepared.case.file:
+            options |= _network(prepared, "theirs")
         EngineProcess(self.name, self.convert, options).close()
 
     def _file(self, prepared: Prepared) -> Path:
@@ -98,6 +105,9 @@ class Kind:
 
 def _network(prepared: Prepared, function: str) -> dict[str, Any]:
     """The arguments by which an engine makes the network."""
+    if prepared.case.file:
+        made = {"path": str(prepared.onnx)}
+        return {"network": "minidnn.bench.files:path_of", "options": made}
     made = {"name": prepared.case.network, "weights": str(prepared.weights)}
     return {"network": f"minidnn.bench.networks:{function}", "options": made}
 

@@ -127,7 +127,7 @@ def _about(engine: EngineProcess, expected: np.ndarray) -> Record:
     (output,) = engine.outputs()
     if output.shape != expected.shape:
         raise EngineError(
-            f"engine {engine.name!r}: its output has shape {output.shape}, PyTorch's has "
+            f"engine {engine.name!r}: its output has shape {output.shape}, valid is "
             f"{expected.shape}",
             engine.name,
         )

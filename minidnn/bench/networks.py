@@ -30,7 +30,8 @@ class Case:
     """What is measured: a network of the zoo, a batch, a size and a dtype, on so many threads.
 
     ``isa`` limits minidnn, and the peers that can be limited; None is the processor's best.
-    ``tune`` lets minidnn measure what is fastest.
+    ``tune`` lets minidnn measure what is fastest.  ``file`` is the path of an ONNX file, which
+    ``network`` is the name of then.
     """
 
     network: str
@@ -41,6 +42,8 @@ class Case:
     threads: int = 1
     isa: str | None = None
     tune: bool = False
+    channels: int = 3
+    file: str = ""
 
     @property
     def name(self) -> str:
@@ -51,12 +54,12 @@ class Case:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.batch, 3, self.rows, self.columns)
+        return (self.batch, self.channels, self.rows, self.columns)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The files of a case: weights, inputs, PyTorch's outputs, and the network as ONNX."""
+    """The files of a case: weights, inputs, expected outputs, and the network as ONNX."""
 
     case: Case
     folder: Path
@@ -112,11 +115,11 @@ def prepare(case: Case, folder: Path) -> Prepared:
         net = models.get_model(case.network)
         # Half the rows and columns suffice for statistics, and are four times faster.
         own = [side // 2 for side in net.input_shape[1:]]
-        md.calibrate(net, _noise((4, 3, *own), SEED))
-        _write(prepared.weights, lambda path: md.save_weights(path, net.state_dict()))
+        md.calibrate(net, noise((4, 3, *own), SEED))
+        write_whole(prepared.weights, lambda path: md.save_weights(path, net.state_dict()))
     if not prepared.inputs.exists():
-        x = _noise(case.shape, SEED + 1)
-        _write(prepared.inputs, lambda path: np.savez(path, x=x))
+        x = noise(case.shape, SEED + 1)
+        write_whole(prepared.inputs, lambda path: np.savez(path, x=x))
     if not (prepared.expected.exists() and prepared.onnx.exists()):
         options = {"name": case.network, "weights": str(prepared.weights)}
         files = {key: str(getattr(prepared, key)) for key in ("inputs", "expected", "onnx")}
@@ -125,11 +128,12 @@ def prepare(case: Case, folder: Path) -> Prepared:
     return prepared
 
 
-def _noise(shape: tuple[int, ...], seed: int) -> np.ndarray:
+def noise(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Normally distributed numbers, the same for the same seed."""
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def _write(path: Path, fill: Any) -> None:
+def write_whole(path: Path, fill: Any) -> None:
     """Gives a file its name once it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     work = path.with_name(f".{os.getpid()}-{path.name}")  # NumPy looks at the extension
@@ -181,6 +185,6 @@ def from_torch(options: Mapping[str, Any], inputs: str, expected: str, onnx: str
             names = {"input_names": ["x"], "output_names": ["y"]}
             torch.onnx.export(module, (x,), str(path), dynamo=False, opset_version=17, **names)
 
-    _write(Path(onnx), export)
-    _write(Path(expected), lambda path: np.save(path, y))
+    write_whole(Path(onnx), export)
+    write_whole(Path(expected), lambda path: np.save(path, y))
     return Engine(lambda: None, about={"version": torch.__version__})

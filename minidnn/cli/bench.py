@@ -19,7 +19,7 @@ from minidnn.errors import MiniDNNError, UnsupportedError
 if TYPE_CHECKING:
     from minidnn.bench.engines import Kind
     from minidnn.bench.measure import Earlier, Step
-    from minidnn.bench.networks import Case
+    from minidnn.bench.networks import Case, Prepared
     from minidnn.bench.results import Record, Results
 
 HELP = "measure networks against other engines"
@@ -29,6 +29,10 @@ best exact float32 setting, one after another in short bursts, and prints median
 confidence intervals. The weights are random (normalizations calibrated on data) and the same for
 all; PyTorch's outputs are what all are compared with.
 
+NET may be an ONNX file with one input of images and one output: then its weights are those that it
+has, ONNX Runtime's outputs, without rewrites, are what all are compared with, and engines that take
+PyTorch's modules are left out.
+
 With --json, results are added to a file, by commit and machine; what it has for this commit and
 machine is not measured again (--again does). With --seconds, a run that ends early leaves the
 rounds so far there, and the next one goes on with them."""
@@ -37,7 +41,9 @@ DTYPES = ("float32",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("networks", metavar="NET", nargs="*", help="networks of the zoo (resnet18)")
+    parser.add_argument(
+        "networks", metavar="NET", nargs="*", help="networks of the zoo (resnet18), or ONNX files"
+    )
     parser.add_argument(
         "--batch", type=_counts, default=[1], metavar="N,...", help="images a run (1)"
     )
@@ -89,11 +95,10 @@ def run(options: argparse.Namespace) -> int:
     from minidnn.backends.cpu.machine import describe_machine
     from minidnn.bench.engines import KINDS, OWN, chosen
     from minidnn.bench.measure import Effort, measure
-    from minidnn.bench.networks import prepare
     from minidnn.bench.results import Results, commit
     from minidnn.bench.table import text
 
-    kinds = [KINDS[OWN], *chosen(options.against, "--against")]
+    every = [KINDS[OWN], *chosen(options.against, "--against")]
     cases = _cases(options)
     results = Results.read(options.json) if options.json else Results({})
     for path in options.merge:
@@ -105,10 +110,11 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for number, case in enumerate(cases):
+            kinds = _suited(case, every, options.against)
             step = _step(case, number, len(cases))
             if options.prepare:
                 step("preparing", 0, 1)
-                prepared = prepare(case, folder)
+                prepared = _prepared(case, folder)
                 for kind in kinds:
                     kind.prepare(prepared)
                 continue
@@ -119,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
                 step("preparing", 0, 1)
                 effort = Effort(options.rounds, options.burst, end)
                 earlier = None if options.again else _earlier(missing, records)
-                records |= measure(prepare(case, folder), missing, effort, step, earlier)
+                records |= measure(_prepared(case, folder), missing, effort, step, earlier)
             if options.json and records:
                 results.write(options.json)
             shown = {kind.name: records[kind.name] for kind in kinds if kind.name in records}
@@ -133,7 +139,9 @@ def run(options: argparse.Namespace) -> int:
 def _cases(options: argparse.Namespace) -> list[Case]:
     from minidnn.backends.cpu.cores import usable_cores
     from minidnn.backends.cpu.isa import isa_named
+    from minidnn.bench.files import file_case
     from minidnn.bench.networks import case_of
+    from minidnn.cli.networks import is_onnx
 
     if not options.networks and not options.merge:
         raise MiniDNNError("NET: name a network of the zoo, or results with --merge")
@@ -142,10 +150,29 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     isa = isa_named(options.isa).name if options.isa else None
     threads = options.threads or usable_cores()
     return [
-        case_of(network, batch, options.size, threads, isa, options.tune)
+        (file_case if is_onnx(network) else case_of)(
+            network, batch, options.size, threads, isa, options.tune
+        )
         for network in dict.fromkeys(options.networks)
         for batch in dict.fromkeys(options.batch)
     ]
+
+
+def _suited(case: Case, kinds: Sequence[Kind], asked: Sequence[str] | None) -> list[Kind]:
+    """The engines that can have the case: an ONNX file is no module of PyTorch."""
+    unsuited = [kind.name for kind in kinds if case.file and kind.needs_module]
+    if unsuited and asked is not None:
+        raise UnsupportedError(
+            f"--against {unsuited[0]!r}: it takes modules of PyTorch, and {case.network} is an "
+            "ONNX file"
+        )
+    return [kind for kind in kinds if kind.name not in unsuited]
+
+
+def _prepared(case: Case, folder: Path) -> Prepared:
+    from minidnn.bench import files, networks
+
+    return (files.prepare_file if case.file else networks.prepare)(case, folder)
 
 
 def _unmeasured(kinds: Sequence[Kind], records: dict[str, Record], rounds: int) -> list[Kind]:

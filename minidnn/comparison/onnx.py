@@ -11,8 +11,7 @@ from minidnn.comparison.original import Original
 from minidnn.errors import DeviceError, GraphError
 from minidnn.frontends.onnx.convert import load_model
 from minidnn.frontends.onnx.library import import_onnx
-from minidnn.frontends.onnx.model import Model, read_model
-from minidnn.frontends.onnx.tensors import read_tensor
+from minidnn.frontends.onnx.model import Model, read_model, with_data_inside
 from minidnn.graph.ir import Value
 from minidnn.graph.types import numpy_dtype
 
@@ -67,13 +66,7 @@ def _run(
             "pip install onnxruntime"
         ) from error
     onnx = import_onnx()
-    proto = onnx.ModelProto()
-    proto.CopyFrom(parsed.proto)
-    attributes = [each.t for node in proto.graph.node for each in node.attribute]
-    for tensor in (*proto.graph.initializer, *attributes):
-        if tensor.data_location:  # external data stand in the model itself then
-            array = np.ascontiguousarray(read_tensor(tensor, parsed.folder, tensor.name))
-            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    proto = with_data_inside(parsed)
     there = {output.name for output in proto.graph.output}
     for name in names:
         if name not in there:

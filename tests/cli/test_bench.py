@@ -302,3 +302,42 @@ def test_real_engines_agree(
         assert record["deviation"] < (0.05 if engine.endswith("bf16") else 1e-5), engine
         assert record["precision"] == ("bf16" if engine.endswith("bf16") else "f32")
         assert record["version"] and record["memory_bytes"] > 1e7
+
+
+def test_an_onnx_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its open sizes bound, on the real engines that read such files."""
+    from minidnn.backends.cpu.toolchain import why_unusable
+    from tests.onnx.models import network, save
+
+    monkeypatch.delenv("MINIDNN_CACHE")  # where ISPC is
+    if (reason := why_unusable()) is not None:
+        pytest.skip(reason)
+    file, results = save(network(), tmp_path / "net.onnx"), tmp_path / "r.json"
+    common = ("--against", "onnxruntime", "--rounds", 2, "--burst", 0.02, "--json", results)
+    lines, _ = bench(capsys, file, "--batch", 3, "--threads", 1, *common)
+    ((name, case),) = entries(results).items()
+    assert lines[0] == name and name.startswith("net.onnx@")
+    assert name.endswith(", batch 3, 16x16, float32, 1 thread")
+    for record in case["engines"].values():
+        assert record["deviation"] < 1e-6 and record["seconds"]["value"] > 0
+
+
+def test_onnx_files_that_cannot_be_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.onnx.models import model, network, node, save
+
+    monkeypatch.setattr(engines, "NEEDED", ())
+    monkeypatch.setitem(KINDS, "torch", replace(KINDS["torch"], packages=()))  # type: ignore[index]
+    net = save(network(), tmp_path / "net.onnx")
+    flat = save(model([node("Relu", "x")], [("x", [2, 3])]), tmp_path / "flat.onnx")
+    for arguments, text in (
+        ((net, "--against", "torch"), "it takes modules of PyTorch, and net.onnx@"),
+        ((net, "--size", 9), "shape (1, 3, 9, 9) for input 'x'; valid is (N, 3, 16, 16)"),
+        ((flat,), "has inputs float32[2, 3] and 1 outputs; valid are one input of images"),
+        ((tmp_path / "missing.onnx",), "missing.onnx"),
+    ):
+        _, err = bench(capsys, *arguments, code=2)
+        assert text in err

@@ -161,6 +161,17 @@ def test_tables_of_what_stands_between_have_an_end() -> None:
     fails(made, "with its zeros, an axis has 268435457 elements", UnsupportedError)
 
 
+def test_padding_has_an_end() -> None:
+    def pooled(**attributes: Any) -> Any:
+        return model(
+            [node("AveragePool", "x", kernel_shape=[2, 2], **attributes)], [("x", [1, 1, 4, 4])]
+        )
+
+    fails(pooled(pads=[600] * 4), "padding makes [4, 4] to [1204, 1204]; valid are 1048832")
+    same = pooled(auto_pad="SAME_UPPER", dilations=[1 << 40, 1])
+    fails(same, f"padding makes [4, 4] to [{(1 << 40) + 4}, 5]; valid are 1048832 elements")
+
+
 def test_external_data(tmp_path: Path) -> None:
     data = with_external_data(tmp_path)
     (tmp_path / "net.onnx").write_bytes(data)

@@ -21,6 +21,9 @@ MOST_NODES = 1 << 18
 MOST_OUTPUTS = 1 << 14
 #: Taps of a window along an axis, and padding before and behind it.
 LARGEST_WINDOW = 1 << 16
+#: Elements of a padded plane: these, and so many for each that is not padded.
+PADDED_ELEMENTS = 1 << 20
+PADDED_TIMES = 16
 #: Indices along an axis that are made to a table, as Resize does.
 LONGEST_TABLE = 1 << 20
 

@@ -81,6 +81,19 @@ def read_model(network: Any) -> Model:
     return _checked(proto, size, folder, title)
 
 
+def with_data_inside(model: Model) -> Any:
+    """A copy of the ``ModelProto`` in which external data stand in the model itself."""
+    onnx = import_onnx()
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    attributes = [each.t for node in proto.graph.node for each in node.attribute]
+    for tensor in (*proto.graph.initializer, *attributes):
+        if tensor.data_location:
+            array = np.ascontiguousarray(read_tensor(tensor, model.folder, tensor.name))
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    return proto
+
+
 def _parsed(onnx: Any, data: bytes, title: str) -> Any:
     from google.protobuf.message import DecodeError
 

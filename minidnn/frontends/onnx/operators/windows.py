@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.call import Call
-from minidnn.frontends.onnx.limits import LARGEST_WINDOW, check_shape
+from minidnn.frontends.onnx.limits import (
+    LARGEST_WINDOW,
+    PADDED_ELEMENTS,
+    PADDED_TIMES,
+    check_shape,
+)
 
 Pair = tuple[int, int]
 Pads = tuple[Pair, Pair]
@@ -80,12 +86,20 @@ def window_pads(
             outputs = -(-size // stride)
             total = max((outputs - 1) * stride + dilation * (k - 1) + 1 - size, 0)
             pads.append(_halves(total, auto == "SAME_UPPER"))
-        return pads
+        return _moderate(sizes, pads)
     values = [0] * 2 * count if given is None else given
     if len(values) != 2 * count or min(values) < 0:
         raise GraphError(f"pads={values}; valid are {2 * count} of at least 0")
     pads = list(zip(values[:count], values[count:], strict=True))
-    check_shape("the padded input", [n + sum(p) for n, p in zip(sizes, pads, strict=True)])
+    return _moderate(sizes, pads)
+
+
+def _moderate(sizes: Sequence[int], pads: list[Pair]) -> list[Pair]:
+    """The padding, unless it makes a small plane, or a small file's, a great one."""
+    padded = [size + sum(pad) for size, pad in zip(sizes, pads, strict=True)]
+    most = PADDED_ELEMENTS + PADDED_TIMES * prod(sizes)
+    if prod(padded) > most:
+        raise GraphError(f"padding makes {list(sizes)} to {padded}; valid are {most} elements")
     return pads
 
 
