@@ -24,7 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "cudnn": {"cache"},
     "weights": {"cache"},
     "pictures": set(),
-    "bench": {FACE, "models", "cache"},
+    # ONNX files are measured, too.
+    "bench": {FACE, "models", "cache", "graph", "frontends"},
     "storage": {"graph", "fusion", "weights"},
     "executable": {"graph", "report", "runtime"},
     "compiler": {
