@@ -13,6 +13,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.cli import main
 from minidnn.errors import GraphError, UnsupportedError
 
 HERE = Path(__file__).parent
@@ -54,6 +55,13 @@ def test_a_third_partys_backend(installed: Path) -> None:
     assert exe.program.count == len(exe.graph.nodes)  # type: ignore[attr-defined]
     notes = exe.plan.notes.values()
     assert "not absorbed into 0: its contractions compute nothing else" in notes
+
+
+def test_the_commands_run_on_it(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "digits", "--device", "counting"]) == 0
+    assert "Conv2d" in capsys.readouterr().out
+    assert main(["bisect", "digits", "--device", "counting"]) == 0
+    assert "rewrites the result deviates by" in capsys.readouterr().out
 
 
 def test_its_refusals(installed: Path) -> None:

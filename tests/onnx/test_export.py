@@ -13,6 +13,9 @@ import pytest
 
 import minidnn as md
 from minidnn import models
+from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.backends.cpu.isa import isa_named
+from minidnn.backends.cpu.lower import lower_plan
 from minidnn.cli.networks import calibrated
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.export import to_onnx
@@ -21,7 +24,9 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
+from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
+from minidnn.runtime.plan import make_plan
 from tests.cases import CASES, Case
 
 #: Small images; what networks need at least.
@@ -105,6 +110,23 @@ def check_network(name: str, tmp_path: Path) -> None:
     assert len(again.nodes) <= len(graph.nodes)
     read = evaluate(again, [x], "float64")[0]
     np.testing.assert_allclose(read, expected, rtol=0, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "densenet121"])
+def test_a_file_becomes_the_regions_of_its_network(name: str, tmp_path: Path) -> None:
+    """What is exported and read again runs by the same kernels, and so at the same speed."""
+    net = models.get_model(name)
+    shape = (1, 3, SIZE, SIZE)
+    md.save_onnx(to_graph(net, shape), tmp_path / "net.onnx")
+    target = CpuBackend().target("float32", {"isa": "avx2", "threads": 2})
+
+    def kernels(graph: Graph) -> list[str]:
+        context = Context(target)
+        plan = make_plan(optimize(graph, context), context)
+        sources = [task.source for task in lower_plan(plan, isa_named("avx2"), 2)]
+        return [source.text.replace(source.name, "") for source in sources]
+
+    assert kernels(md.load_onnx(tmp_path / "net.onnx")) == kernels(to_graph(net, shape))
 
 
 def test_optimized_graphs() -> None:

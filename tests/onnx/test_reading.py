@@ -211,6 +211,12 @@ def test_importing_needs_no_onnx(root: Path) -> None:
     code = (
         "import sys, minidnn as md\n"
         "md.load_onnx, md.save_onnx, md.compare\n"
+        "net = md.Sequential(md.layers.Conv2d(1, 2, 3), md.layers.ReLU())\n"
+        "exe = md.compile(net, (1, 1, 5, 5), device='reference')\n"
+        "exe(*exe.random_inputs())\n"
+        "md.optimize, md.compile\n"
+        "try: md.compile('no model', (1, 2), device='reference')\n"
+        "except md.GraphError: pass\n"
         "assert not {'onnx', 'onnxruntime', 'google.protobuf', 'torch'} & set(sys.modules)\n"
         "sys.modules['onnx'] = None\n"
         "try: md.load_onnx(b'')\n"

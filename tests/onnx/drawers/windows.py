@@ -103,6 +103,10 @@ def pooling(m: RandomModel) -> None:
     attributes = _window(m, sizes, kernel) | {"kernel_shape": list(kernel)}
     same = attributes.get("auto_pad", "").startswith("SAME")
     # ONNX Runtime leaves dilations out of SAME's "((kernel_shape[i] - 1) * dilations[i] + 1)".
+    if same and "strides" in attributes:  # with longer ones it takes elements off in front
+        attributes["strides"] = [
+            min(s, k) for s, k in zip(attributes["strides"], kernel, strict=True)
+        ]
     if same or m.opset < (10 if kind == "MaxPool" else 19):
         attributes.pop("dilations", None)
     if attributes.get("auto_pad"):
