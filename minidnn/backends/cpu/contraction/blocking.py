@@ -56,7 +56,7 @@ def _cycles(scheme: Scheme, threads: int, grain: int) -> float:
 def task_cycles(scheme: Scheme) -> float:
     """Cycles of the sums of one task, on average."""
     whole = cycles_of(scheme.tile, scheme.problem.out, scheme.problem.depth)
-    return whole / (scheme.blocks * scheme.tile.groups)
+    return whole * scheme.taken_rows / (scheme.blocks * scheme.tile.groups)
 
 
 def pack_cycles(scheme: Scheme) -> float:

@@ -68,6 +68,8 @@ class _Kernel:
         self.numbers = Numbers()
         self.epilogue = Epilogue(parts, scheme, self.numbers)
         self.packer = Packer(parts, scheme, self.numbers)
+        weight = _data(parts.node.inputs[1])
+        self.finite = lambda: int(np.isfinite(weight()).all())
 
     def print(self) -> None:
         scheme, tile, code = self.scheme, self.scheme.tile, self.code
@@ -250,6 +252,9 @@ class _Kernel:
         arguments = ["numbers", x, weights, "later", "bs"]
         if scheme.chunk:
             arguments += ["begin", "end", "kept"]
+        if scheme.skips:
+            self._tap_rows(rows, row)
+            arguments += ["ky0", "ky1"]
         views = [("y", "yn", problem.result)]
         views += [(f"z{i}", f"zn{i}", view) for i, view in enumerate(problem.others)]
         arguments += [
@@ -264,3 +269,17 @@ class _Kernel:
         turns = (scheme.chunk or scheme.steps) * problem.kernel[0] * problem.kernel[1]
         shift = turns * scheme.lines_ahead * LINE_FLOATS
         code.line(f"ahead += {number('ahead_shift', shift if scheme.tiles > 1 else 0)};")
+
+    def _tap_rows(self, rows: int, row: str) -> None:
+        """The rows of taps from ``ky0`` to ``ky1`` that a tile needs; see Problem.tap_rows."""
+        problem, code, number = self.problem, self.code, self.numbers
+        taps = number("kernel_rows", problem.kernel[0])
+        apart = number("tap_rows_apart", problem.dilation[0])
+        down = number("rows_down", problem.stride[0])
+        before = number("rows_before", problem.padding[0][0])
+        height = number("rows_of_input", problem.size[0])
+        finite = number("finite", self.finite)
+        first = f"max(0, {before} - ({row} + {rows - 1}) * {down} + {apart} - 1) / {apart}"
+        last = f"max(0, {height} + {before} - {row} * {down} + {apart} - 1) / {apart}"
+        code.line(f"const uniform int ky0 = {finite} ? min({first}, {taps}) : 0;")
+        code.line(f"const uniform int ky1 = {finite} ? max(ky0, min({last}, {taps})) : {taps};")

@@ -7,7 +7,7 @@ it is read from memory, and compiling costs a tenth of a second for each text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -26,11 +26,14 @@ class Numbers:
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, int] = {}
+        self._values: dict[str, int | Callable[[], int]] = {}
         self._used: dict[str, None] = {}
 
-    def __call__(self, name: str, value: int) -> str:
-        """The name, for use within :meth:`declared`."""
+    def __call__(self, name: str, value: int | Callable[[], int]) -> str:
+        """The name, for use within :meth:`declared`.
+
+        A number that follows from weights is a function, called when constants are packed.
+        """
         assert self._values.setdefault(name, value) == value, f"{name} has two values"
         self._used[name] = None
         return name
@@ -47,4 +50,5 @@ class Numbers:
 
     def pack(self) -> Array:
         """The numbers as int32, seen as float32, which packed constants are."""
-        return np.array(list(self._values.values()), np.int32).view(np.float32)
+        values = [value() if callable(value) else value for value in self._values.values()]
+        return np.array(values, np.int32).view(np.float32)

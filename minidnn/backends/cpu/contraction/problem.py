@@ -94,6 +94,16 @@ class Problem:
                 return True
         return False
 
+    def tap_rows(self, first: int, rows: int) -> tuple[int, int]:
+        """The first row of taps that meets an input for one of some rows of results, and the one
+        behind the last: the others meet padding only."""
+        (down, _), (apart, _) = self.stride, self.dilation
+        before, taps = self.padding[0][0], self.kernel[0]
+        begin = max(0, -((first + rows - 1) * down - before) + apart - 1) // apart
+        end = max(0, self.size[0] + before - first * down + apart - 1) // apart
+        begin = min(begin, taps)
+        return begin, max(begin, min(end, taps))
+
     @property
     def operations(self) -> int:
         pixels = self.batch * self.out[0] * self.out[1]

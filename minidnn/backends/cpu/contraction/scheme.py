@@ -106,6 +106,28 @@ class Scheme:
         return min(self.problem.depth, (self.chunk or self.steps) * self.unit * taps)
 
     @property
+    def skips(self) -> bool:
+        """Whether some tiles leave out rows of taps that meet only padding.
+
+        Zeros times weights change no sum (the sign of a zero aside) as long as weights are
+        finite, which a kernel is told when it runs.
+        """
+        return self.taken_rows < 1
+
+    @cached_property
+    def taken_rows(self) -> float:
+        """The part of the rows of taps that tiles do not leave out, on average over pixels."""
+        problem, step = self.problem, self.tile.rows
+        if problem.kernel[0] == 1 or self.by_columns:
+            return 1.0
+        taken = 0
+        for first in range(0, problem.out[0], step):
+            rows = min(step, problem.out[0] - first)
+            begin, end = problem.tap_rows(first, rows)
+            taken += rows * (end - begin)
+        return taken / (problem.out[0] * problem.kernel[0])
+
+    @property
     def pixels(self) -> Pair:
         """Rows and columns of output of one block."""
         return (1, self.block) if self.by_columns else (self.block, self.problem.out[1])

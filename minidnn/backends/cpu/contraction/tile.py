@@ -26,7 +26,8 @@ def print_tile(
 
     It is given the first pixel's inputs ``x``, weights ``w``, later weights to ask for
     (``ahead``), initial values ``bias`` (or zeros); with chunks the steps from ``begin`` to
-    ``end``, and where unfinished sums are kept.
+    ``end``, and where unfinished sums are kept; where rows of taps are left out, those from
+    ``ky0`` to ``ky1`` that are not.
     """
     lanes = scheme.lanes
     parameters = [PARAMETER]
@@ -35,6 +36,8 @@ def print_tile(
         parameters.append("const uniform float * uniform bias")
     if scheme.chunk:
         parameters += ["uniform int begin", "uniform int end", "uniform float * uniform kept"]
+    if scheme.skips:
+        parameters += ["uniform int ky0", "uniform int ky1"]
     parameters += epilogue.parameters
     head = f"static noinline unmasked void {tile_name(rows, columns, vectors)}("
     with code.block(head + ", ".join(parameters) + ")"), numbers.declared(code):
@@ -105,22 +108,31 @@ class _Sums:
         read, problem, code = self.scheme.read, self.scheme.problem, self.code
         down, across = (k > 1 for k in problem.kernel)
         code.line("const uniform float * uniform xr = x;")
+        loop = "for (uniform int {0} = {1}; {0} < {2}; {0}++)"
+        begin, end = "0", self.numbers("kernel_rows", problem.kernel[0]) if down else ""
+        if self.scheme.skips:
+            row = self.numbers("row_terms", problem.kernel[1])
+            row = f"{row} * {channels * self.vectors * self.scheme.lanes}"
+            code.line(f"xr += ky0 * {self.numbers('tap_row', problem.dilation[0] * read.row)};")
+            code.line(f"const uniform float * uniform w_end = w + {end} * {row};")
+            code.line(f"w += ky0 * {row};")
+            begin, end = "ky0", "ky1"
         if down:
             code.line("#pragma nounroll")
-        loop = "for (uniform int {0} = 0; {0} < {1}; {0}++)"
-        count = self.numbers("kernel_rows", problem.kernel[0]) if down else ""
-        with code.block(loop.format("ky", count) if down else ""):
+        with code.block(loop.format("ky", begin, end) if down else ""):
             code.line("const uniform float * uniform xi = xr;")
             if across:
                 code.line("#pragma nounroll")
             count = self.numbers("kernel_columns", problem.kernel[1]) if across else ""
-            with code.block(loop.format("kx", count) if across else ""):
+            with code.block(loop.format("kx", "0", count) if across else ""):
                 self._products(channels)
                 if across:
                     shift = self.numbers("tap_column", problem.dilation[1] * read.column)
                     code.line(f"xi += {shift};")
             if down:
                 code.line(f"xr += {self.numbers('tap_row', problem.dilation[0] * read.row)};")
+        if self.scheme.skips:
+            code.line("w = w_end;")
 
     def _products(self, channels: int) -> None:
         """One tap: each channel of each pixel times the weights of all vectors."""
