@@ -22,7 +22,7 @@ from .harness import Built, Case, build, compile_all, inputs_of, largest_error, 
 def generated(count: int) -> list[Case]:
     """Padded convolutions on small maps, with strides, dilations, and a prologue now and then."""
     rng = np.random.default_rng(5)
-    cases = []
+    cases: list[Case] = []
     while len(cases) < count:
         kernel = (int(rng.integers(2, 8)), int(rng.integers(1, 6)))
         pads = tuple((int(rng.integers(0, k + 1)), int(rng.integers(0, k + 1))) for k in kernel)
