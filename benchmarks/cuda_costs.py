@@ -177,26 +177,22 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def record_problems(tune: Any) -> dict[str, list[Any]]:
-    """What each recipe was measured at, by problem; filled while problems are measured."""
+    """What each recipe was measured at, by problem, in the order in which they were tried: our
+    kernels first, then those that raced with cuDNN's; filled while problems are measured."""
     found: dict[str, list[Any]] = {}
-    inner, race = tune._measured, tune.race
-    times: list[float | None] = []
+    inner = tune._raced
 
-    def raced(contestants: Any) -> list[float | None]:
-        times[:] = race(contestants)
-        return list(times)
-
-    def measured(problem: Any, built: Any, tuning: Any) -> Any:
+    def raced(problem: Any, built: Any, tuning: Any) -> Any:
         ranked = inner(problem, built, tuning)
-        if len(times) == len(built):
-            rows = [
-                [str(one.recipe.form), one.recipe.algorithm, one.workspace, ms]
-                for one, ms in zip(built, times, strict=True)
-            ]
-            found[problem.describe()] = rows
+        times = {id(one.core): one.recipe.milliseconds for one in ranked}
+        rows = [
+            [str(one.recipe.form), one.recipe.algorithm, one.workspace, times.get(id(one.core))]
+            for one in built
+        ]
+        found.setdefault(problem.describe(), []).append(rows)
         return ranked
 
-    tune._measured, tune.race = measured, raced
+    tune._raced = raced
     return found
 
 

@@ -16,6 +16,7 @@ from minidnn.backends.cuda.machine import machine_of
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
+from tests.cuda.test_gpu_tiles import Forgetful
 
 pytestmark = pytest.mark.gpu
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -35,6 +36,7 @@ def only_halo(monkeypatch: pytest.MonkeyPatch) -> None:
         return [Form(HALO, len(problem.stages))]
 
     monkeypatch.setattr(tune, "forms_of", forms)
+    monkeypatch.setattr(tune, "_store", Forgetful())
 
 
 def residual(c: int) -> md.Layer:

@@ -18,6 +18,16 @@ pytestmark = pytest.mark.gpu
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
+class Forgetful:
+    """A store without entries: else a choice would be remembered from another test's kernels."""
+
+    def read(self, key: str) -> None:
+        return None
+
+    def put(self, key: str, data: bytes, *, label: str) -> None:
+        pass
+
+
 @pytest.fixture(params=range(len(TILES)), ids=lambda i: str(TILES[i]))
 def only_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contractions are computed by this tile or not at all."""
@@ -28,6 +38,7 @@ def only_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         return [Form(TILE, len(problem.stages))]  # type: ignore[attr-defined]
 
     monkeypatch.setattr(tune, "forms_of", forms)
+    monkeypatch.setattr(tune, "_store", Forgetful())
     monkeypatch.setattr(tune, "own_choices", lambda problem, core, arch: [request.param])
 
 

@@ -20,6 +20,7 @@ from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import halo
+from minidnn.backends.cuda.contraction.bound import Memory, least_milliseconds
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.graphs import graph_of
 from minidnn.backends.cuda.contraction.halo import why_not_halo
@@ -30,6 +31,7 @@ from minidnn.backends.cuda.contraction.recipe import (
     OWN,
     PRODUCT,
     TILE,
+    Form,
     finish_of,
     target,
     used,
@@ -292,3 +294,24 @@ def test_bits_of_bfloat16() -> None:
     bits = to_bits(numbers, "bfloat16")
     assert bits.dtype == np.uint16 and bits[0] == 0x3F80
     np.testing.assert_allclose(from_bits(bits, "bfloat16"), numbers, rtol=2**-8)
+
+
+def test_forms_that_move_too_much_are_not_tried() -> None:
+    """A kernel before the convolution reads and writes its image once more, one behind it its
+    result; what fits the cache may be three times as fast."""
+    net = L.Sequential(L.BatchNorm2d(224), L.ReLU(), L.Conv2d(224, 128, 1, bias=False))
+    (problem,) = of(net, (128, 224, 56, 56), "float16")
+    assert problem.before
+    memory = Memory(4e12, 50 << 20)
+    pixels = 128 * 56 * 56
+    own, direct, packed = (
+        least_milliseconds(problem, form, memory)
+        for form in (Form(TILE, 0), Form("convolution", 0), Form("convolution", 0, packed=True))
+    )
+    filters = 224 * 128 * 2
+    assert own == pytest.approx((pixels * 352 * 2 + filters) / 4e9)
+    assert direct - own == pytest.approx(pixels * 448 * 2 / 4e9)
+    assert packed - direct == pytest.approx(pixels * 256 * 2 / 4e9)
+    (small,) = of(net, (1, 224, 56, 56), "float16")
+    once = (3136 * 352 * 2 + filters) / 12e9
+    assert least_milliseconds(small, Form(TILE, 0), memory) == pytest.approx(once)

@@ -412,3 +412,12 @@ def test_bound_plan_keeps_its_arrays(fake: Install) -> None:
     assert alive() is not None
     del bound
     assert alive() is None
+
+
+def test_few_of_those_that_compile_may_be_asked_for(fake: Install) -> None:
+    compiles = FakeEngine(behavior=(COMPILES,))
+    fake(compiles, FakeEngine(), compiles, FakeEngine())
+    found = graph("float16").plans(most=3, most_compiled=1)
+    assert [plan.config.engine for plan in found] == [0, 1, 3]
+    found = graph("float16").plans(most=3)
+    assert [plan.config.engine for plan in found] == [0, 1, 2]

@@ -190,14 +190,16 @@ class Graph(Operations):
         target: Target | None = None,
         defaults: bool = True,
         most: int | None = None,
+        most_compiled: int | None = None,
         constraints: Constraints | None = None,
         **constraint: Any,
     ) -> list[Plan]:
         """All plans that can be built, in cuDNN's order: those of heuristics A, B and fallback,
         and with ``defaults`` every other engine with its default knobs.
 
-        ``most``: no more than the first so many that may be used are tried.  ``target`` is the
-        current device, or one that is only described (:func:`.described`).
+        ``most``: no more than the first so many that may be used are tried, ``most_compiled``: of
+        those that compile their kernels, which takes up to seconds.  ``target`` is the current
+        device, or one that is only described (:func:`.described`).
         Raises as :meth:`build`, but an empty list is possible.
         """
         wanted = constraints_from(constraints, constraint)
@@ -209,6 +211,7 @@ class Graph(Operations):
             device.current() if target is None else target,
             defaults=defaults,
             most=most,
+            most_compiled=most_compiled,
             scalars=scalars,
             names=names,
         )

@@ -115,13 +115,15 @@ def all_plans(
     *,
     defaults: bool = True,
     most: int | None = None,
+    most_compiled: int | None = None,
     scalars: Sequence[float] = (),
     names: Sequence[str] = (),
 ) -> list[Plan]:
     """Like :func:`candidates`, built on several threads, since some engines compile for long.
 
     Those that :func:`.is_last_resort` names are built only when there are no others.  With
-    ``most`` only the first so many that may be used are tried.
+    ``most`` only the first so many that may be used are tried, with ``most_compiled`` so many of
+    those whose engines compile.
     """
     with _explained(spec, constraints):
         graph = lower.operation_graph(spec, target.handle)
@@ -134,7 +136,8 @@ def all_plans(
 
     first: list[Proposal] = []
     last: list[Proposal] = []
-    for proposal in islice(_allowed(spec, constraints, proposed), most):
+    allowed = _few_compiled(_allowed(spec, constraints, proposed), most_compiled)
+    for proposal in islice(allowed, most):
         (last if engines.is_last_resort(proposal, spec) else first).append(proposal)
     for some in (first, last):
         with ThreadPoolExecutor(min(_THREADS, len(some) or 1)) as pool:
@@ -165,6 +168,15 @@ def _allowed(
             yield proposal
         else:
             log.debug("%s is not used: %s", proposal.config, reason)
+
+
+def _few_compiled(proposals: Iterable[Proposal], most: int | None) -> Iterator[Proposal]:
+    """The proposals without those that compile after the first so many that do."""
+    count = 0
+    for proposal in proposals:
+        count += proposal.compiles
+        if not proposal.compiles or most is None or count <= most:
+            yield proposal
 
 
 def _fits(plan: Plan, constraints: Constraints) -> bool:
