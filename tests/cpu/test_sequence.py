@@ -226,10 +226,11 @@ def test_chains(name: str, size: str, isa: Isa) -> None:
     layered = md.compile(graph, device="cpu", strategy="layers", **options)
     if name != "wide":
         assert [type(node.op) for node in fused.plan.graph.nodes] == [SequenceRegion]
+    meant = planned(graph, isa).graph  # the program's own has let go of its constants
     for special in (False, True):
         (x,) = inputs_for(graph, 3, special)
         y = fused(x)
-        assert same(y, evaluate(fused.plan.graph, [x])[0])
+        assert same(y, evaluate(meant, [x])[0])
         expected = layered(x)
         nan = np.isnan(y) & np.isnan(expected)
         assert (nan | (y.view(np.int32) == expected.view(np.int32))).all()
