@@ -6,7 +6,8 @@
 
 A cell is a network, a precision and a batch size.  Engines are
 
-- ``minidnn``: compiled with the default tuning, bound to its arrays (a CUDA graph);
+- ``minidnn``: compiled with the default tuning, bound to its arrays (a CUDA graph); networks
+  beyond the zoo are taken from torchvision's modules;
 - ``eager``, ``eager-last``: PyTorch's modules in NCHW and channels_last with cudnn.benchmark,
   captured as a CUDA graph;
 - ``compile``: torch.compile(mode="reduce-overhead") with freezing, on weights and images in the
@@ -40,6 +41,7 @@ import torchvision
 
 import minidnn as md
 from minidnn import models
+from minidnn.bench.networks import BEYOND
 
 Run = Callable[[], object]
 PRECISIONS = ("float16", "bfloat16", "tf32", "float32")
@@ -93,7 +95,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", type=Path)
-    parser.add_argument("--networks", nargs="+", default=NETWORKS, choices=NETWORKS)
+    parser.add_argument("--networks", nargs="+", default=NETWORKS, choices=[*NETWORKS, *BEYOND])
     usual = ["float16", "float32", "tf32"]
     parser.add_argument("--precisions", nargs="+", default=usual, choices=PRECISIONS)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 128])
@@ -198,15 +200,18 @@ def is_faster(runs: dict[str, Run], one: str, other: str) -> bool:
 
 
 def peer(name: str) -> Any:
-    extra = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
+    extra = {"init_weights": False} if name in ("inception_v3", "googlenet") else {}
+    extra |= {"aux_logits": False} if extra else {}
     return getattr(torchvision.models, name)(weights=None, **extra).eval()
 
 
 def ours(
     name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
 ) -> tuple[Run, Any]:
-    net = models.get_model(name)
-    net.load_state_dict({key: value.numpy() for key, value in network.state_dict().items()})
+    net = network
+    if name in NETWORKS:
+        net = models.get_model(name)
+        net.load_state_dict({key: value.numpy() for key, value in network.state_dict().items()})
     exe = md.compile(
         net,
         tuple(x.shape),

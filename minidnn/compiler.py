@@ -13,6 +13,7 @@ from minidnn.fusion.collapse import check_strategy
 from minidnn.fusion.region import constants
 from minidnn.graph.checker import check
 from minidnn.graph.ir import Constant, Graph
+from minidnn.graph.types import FLOATS
 from minidnn.layers.build import to_graph
 from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
@@ -41,7 +42,8 @@ def compile(
     shape: the input's shape with the batch, (16, 3, 224, 224); a sequence or a dict of shapes
         for several inputs.
     device: "cuda", "cpu", "reference"; by default the first of these that can be used here.
-    precision: one of the backend's precisions; by default its first, "float32".
+    precision: one of the backend's precisions; by default the dtype of all floating-point values
+        of the network, if that is one of them, else its first, "float32".
     strategy: how stacks are collapsed: "model" (by predicted time), or the paper's "one",
         "five" and "unrestricted"; "contractions" lets only convolutions and linear layers take
         what is point-wise around them, "layers" computes layer by layer.
@@ -56,9 +58,9 @@ def compile(
     if device is None:
         device = _default_device()
     backend = get_backend(device)
-    chosen = _precision(backend, precision)
-    context = Context(backend.target(chosen, options), method, limit)
     graph = _graph(network, shape)
+    chosen = _precision(backend, precision, graph)
+    context = Context(backend.target(chosen, options), method, limit)
     plan = make_plan(optimize(graph, context, observe), context)
     _check_supported(backend, plan, chosen)
     program = backend.compile(plan, chosen, options)
@@ -82,7 +84,7 @@ def unsupported_nodes(
     Takes arguments of :func:`compile` and raises what it raises for those.
     """
     backend = get_backend(device)
-    chosen = _precision(backend, precision)
+    chosen = _precision(backend, precision, graph)
     context = Context(backend.target(chosen, options), check_strategy(strategy))
     return _reasons(backend, optimize(_checked(graph), context), chosen)
 
@@ -141,10 +143,12 @@ def _check_own_shape(graph: Graph, shape: Shapes) -> None:
         raise GraphError(f"shape={shape!r}, but the graph's inputs have shapes {own}")
 
 
-def _precision(backend: Backend, precision: str | None) -> str:
+def _precision(backend: Backend, precision: str | None, graph: Graph) -> str:
     valid = backend.precisions()
     if precision is None:
-        return valid[0]
+        dtypes = {value.dtype for value in graph.values if value.dtype in FLOATS}
+        own = dtypes.pop() if len(dtypes) == 1 else None
+        return own if own is not None and own in valid else valid[0]
     if precision not in valid:
         raise UnsupportedError(
             f"precision={precision!r} on device {backend.name!r}; valid are "

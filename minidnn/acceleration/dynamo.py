@@ -96,9 +96,9 @@ class Piece:
             for place in self._weights:
                 self._now[place] = args[place]
             with torch.no_grad():
-                program = self._program(args)
-                if program is not None:
-                    return program.run(args)
+                done, results = self._run(args)
+                if done:
+                    return results
         else:
             self._leave(reason, reason)
         return self.module(*args)
@@ -108,19 +108,20 @@ class Piece:
         left = [f"left to PyTorch: {reason}" for reason in self._refused.values()]
         return "\n\n".join([*map(explain_program, self.programs), *left])
 
-    def _program(self, args: Sequence[Any]) -> Program | None:
-        """The program for such arguments; None if the piece is left."""
+    def _run(self, args: Sequence[Any]) -> tuple[bool, Any]:
+        """Whether the piece was taken, and what it then gives."""
         inputs = [arg for place, arg in enumerate(args) if place not in self._weights]
         key = describe(inputs)
         if key in self._refused:
-            return None
+            return False, None
         try:
-            return self.programs.program_for(inputs, len(args), lambda: self._made(args, inputs))
+            made = self.programs.run(inputs, len(args), lambda: self._made(args, inputs), args)
+            return True, made
         except UnsupportedError as error:
             if self._strict:
                 raise
             self._leave(key, str(error))
-            return None
+            return False, None
 
     def _made(self, args: Sequence[Any], inputs: Sequence[Any]) -> Program:
         memory = next((memory_of(a) for a in args if isinstance(a, torch.Tensor)), "cpu")

@@ -66,14 +66,18 @@ class OptimizedModule(nn.Module):
                 self._warn_of_gradients()
                 return self.original(*args, **kwargs)
             with torch.no_grad():
-                return self._program(leaves, arranged, args, kwargs).run(leaves)
-        return self._program(leaves, arranged, args, kwargs).run(leaves)
+                return self._run(leaves, arranged, args, kwargs)
+        return self._run(leaves, arranged, args, kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compiles for arguments of these sizes, without running."""
         leaves, arranged = arrangement(args, kwargs)
+        memory = self._memory(leaves)
+        self._refuse_autocast(memory)
         with torch.no_grad():
-            self._program(leaves, arranged, args, kwargs)
+            self._programs.program_for(
+                leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
+            )
 
     def explain(self) -> str:
         """What was taken, what was left to PyTorch and why, for every size compiled so far."""
@@ -93,15 +97,10 @@ class OptimizedModule(nn.Module):
         for program in self._programs:
             program.compile()
 
-    def _program(self, leaves: Any, arranged: Any, args: Any, kwargs: Any) -> Program:
+    def _run(self, leaves: Any, arranged: Any, args: Any, kwargs: Any) -> Any:
         memory = self._memory(leaves)
-        kind = memory.partition(":")[0]
-        if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
-            raise UnsupportedError(
-                f"{type(self.original).__name__} was called under autocast, which an optimized "
-                "module does not follow; leave the autocast block, or optimize with precision="
-            )
-        return self._programs.program_for(
+        self._refuse_autocast(memory)
+        return self._programs.run(
             leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
         )
 
@@ -118,6 +117,14 @@ class OptimizedModule(nn.Module):
                 stacklevel=2,
             )
         return program
+
+    def _refuse_autocast(self, memory: str) -> None:
+        kind = memory.partition(":")[0]
+        if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+            raise UnsupportedError(
+                f"{type(self.original).__name__} was called under autocast, which an optimized "
+                "module does not follow; leave the autocast block, or optimize with precision="
+            )
 
     def _memory(self, leaves: Any) -> str:
         """The device on which this call computes."""

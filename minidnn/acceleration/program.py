@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from minidnn.acceleration.engine import Engine, memory_of
+from minidnn.acceleration.threads import rest
 from minidnn.acceleration.weights import Watch
 from minidnn.errors import UnsupportedError
 from minidnn.executable import Executable
@@ -34,6 +35,7 @@ class TakenPart(nn.Module):
         super().__init__()
         self.part = part
         self.executable = executable
+        self._on_cores = executable.device == "cpu"
 
         # A precision may be that of the results, too, which here are what PyTorch's would be.
         expected = [getattr(torch, value.dtype) for value in part.graph.outputs]
@@ -41,6 +43,8 @@ class TakenPart(nn.Module):
         self._dtypes = expected if expected != found else None
 
     def forward(self, *tensors: torch.Tensor) -> Any:
+        if self._on_cores:
+            rest()
         result = self.executable(*tensors)
         if self._dtypes is None:
             return result
@@ -91,6 +95,14 @@ class Program:
         self._runner, self._held, self._places = self._build()
         whole = len(self.levels) == 1 and self.levels[0].taken and not self._held
         self._direct = self.parts[0] if whole and self._is_direct() else None
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether it can be started before its weights are looked at, and the result be thrown
+        away: a GPU has weights of its own and goes on by itself, PyTorch runs none of it, and
+        nothing is written back."""
+        on_gpu = self.engine.memory != "cpu"
+        return on_gpu and self._direct is not None and not self.captured.writes
 
     def _is_direct(self) -> bool:
         """Whether the one part takes the arguments and gives the results as they are."""

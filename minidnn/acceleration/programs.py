@@ -34,6 +34,31 @@ class Programs:
         """The programs, the one used last at the end."""
         return iter(list(self._found.values()))
 
+    def run(
+        self,
+        leaves: Sequence[Any],
+        arranged: Any,
+        make: Make,
+        arguments: Sequence[Any] | None = None,
+    ) -> Any:
+        """The result of the program for these arguments, see :meth:`program_for`, which is run on
+        ``arguments`` if weights are among them.
+
+        A GPU is at work already while weights are looked at; if they turn out to have changed, its
+        result is thrown away.
+        """
+        key = (arranged, *map(_key, leaves))
+        with self._lock:
+            program = self._found.get(key)
+            if program is not None:
+                self._found.move_to_end(key)
+        arguments = leaves if arguments is None else arguments
+        if program is not None and program.starts_early:
+            result = program.run(arguments)
+            if program.watch.is_as_it_was():
+                return result
+        return self.program_for(leaves, arranged, make).run(arguments)
+
     def program_for(self, leaves: Sequence[Any], arranged: Any, make: Make) -> Program:
         """The program for such arguments, made if there is none yet, and compiled again if weights
         have changed since; both are logged."""

@@ -47,6 +47,10 @@ class Watch:
             if holder.get(name) is not None
         ]
 
+    def is_as_it_was(self) -> bool:
+        """Whether weights and modules are those that were compiled in."""
+        return not self.restructured() and self.changed() is None
+
     def changed(self) -> str | None:
         """The name of a weight that is not what it was, or None.
 

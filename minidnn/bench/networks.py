@@ -24,6 +24,20 @@ from minidnn.errors import GraphError
 
 SEED = 0
 
+#: torchvision's networks beyond the zoo, which ``minidnn.optimize`` takes whole.
+BEYOND = (
+    "convnext_tiny",
+    "efficientnet_b0",
+    "googlenet",
+    "mnasnet1_0",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "regnet_y_400mf",
+    "resnext50_32x4d",
+    "shufflenet_v2_x1_0",
+    "wide_resnet50_2",
+)
+
 
 @dataclass(frozen=True)
 class Case:

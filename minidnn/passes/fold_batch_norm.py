@@ -15,7 +15,7 @@ import numpy as np
 
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operators import BatchNorm, Conv2d, Linear, ScaleShift
-from minidnn.graph.types import numpy_dtype
+from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -67,12 +67,13 @@ def _fold(rewriter: Rewriter, contraction: Node, norm: Node) -> None:
         folded = np.empty_like(data, order="C")
         with np.errstate(all="ignore"):  # products in float64, of a few thousand at a time
             np.multiply(data, factor, out=folded, dtype=np.float64, casting="same_kind")
-        return folded
+        # NumPy has no bfloat16: such weights are float32 to it, and rounded.
+        return rounded_to(weight.dtype, folded) if weight.dtype == "bfloat16" else folded
 
     def new_bias() -> np.ndarray:
         before = _data(bias[0]).astype(np.float64) if bias else 0.0
         with np.errstate(all="ignore"):
-            return (before * scale() + shift()).astype(numpy_dtype(channels.dtype))
+            return rounded_to(channels.dtype, before * scale() + shift())
 
     constants = (
         # Not named after the weight, which several contractions may share.
@@ -87,11 +88,10 @@ def _fold(rewriter: Rewriter, contraction: Node, norm: Node) -> None:
 def _scale_and_shift(rewriter: Rewriter, norm: Node) -> None:
     scale, shift = _factors(norm)
     channels = norm.inputs[1].type
-    dtype = numpy_dtype(channels.dtype)
 
     def rounded(factor: Callable[[], np.ndarray]) -> np.ndarray:
         with np.errstate(all="ignore"):
-            return factor().astype(dtype)
+            return rounded_to(channels.dtype, factor())
 
     constants = (
         Constant(channels, f"{norm.name}.scale", partial(rounded, scale)),

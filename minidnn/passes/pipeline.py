@@ -13,10 +13,12 @@ from minidnn.passes.place_concat import PLACE_CONCAT
 from minidnn.passes.pool_first import POOL_FIRST
 from minidnn.passes.reduce_precision import REDUCE_PRECISION
 from minidnn.passes.schedule import SCHEDULE
+from minidnn.passes.share_joins import SHARE_JOINS
 from minidnn.passes.simplify import SIMPLIFY
 
 PIPELINE: tuple[Pass, ...] = (
     SIMPLIFY,
+    SHARE_JOINS,
     FOLD_BATCH_NORM,
     POOL_FIRST,
     REDUCE_PRECISION,

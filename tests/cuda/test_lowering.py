@@ -47,6 +47,7 @@ from minidnn.errors import DeviceError, GraphError, UnsupportedError
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
+from minidnn.passes.reduce_precision import reduce_precision
 from minidnn.runtime.plan import Plan, make_plan
 
 MACHINE = Machine("a GPU", (9, 0), 132, 4.3e12)
@@ -113,6 +114,22 @@ def test_layouts_follow_the_precision() -> None:
         found = of(net, (1, 8, 20, 20), precision)
         assert [p.planar for p in found] == [precision == "float32"] * 2
         assert [p.is_exact for p in found] == [precision == "float32"] * 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("asked", ["float32", "tf32"])
+def test_networks_in_half_precision_are_computed_so_whatever_is_asked(
+    dtype: str, asked: str
+) -> None:
+    """A graph may be of another dtype than the precision's; images of few channels, too."""
+    net = L.Sequential(L.Conv2d(3, 16, 3), L.ReLU(), L.Conv2d(16, 16, 3), L.MaxPool2d(2))
+    graph = reduce_precision(to_graph(net, (1, 3, 20, 20)), Context(CudaTarget(precision=dtype)))
+    context = Context(CudaTarget(MACHINE.device(asked), asked))
+    plan = make_plan(optimize(graph, context, verify=True), context)
+    found = problems(lower_plan(plan, "sm_90", asked == "tf32"))
+    assert [(p.x.dtype, p.y.dtype, p.planar, p.y.channel) for p in found] == [
+        (dtype, dtype, False, 1)
+    ] * 2
 
 
 def test_only_exact_float32_is_left_to_fixed_functions_and_only_products_are_products() -> None:

@@ -136,11 +136,11 @@ def test_a_join_that_lies_in_another_stays_there() -> None:
         a, b, c, d = (conv(t, x, 2, 3) for _ in range(4))
         inner = join(a, b)
         j = join(inner, d)
-        return conv(t, j, 3, 3), conv(t, join(a, b, c), 3, 3), conv(t, inner, 3, 3)
+        return conv(t, j, 3, 3), conv(t, join(c, a, b), 3, 3), conv(t, inner, 3, 3)
 
     places, context = check(build, X)
     assert places["concat"] == ("concat.1", 0)
-    assert places["conv2d"] == ("concat.2", 0)
+    assert places["conv2d"] == ("concat.2", 2)
     assert context.notes["conv2d"] == "copied into concat: it lies in concat.2 already"
 
 

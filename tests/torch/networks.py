@@ -9,20 +9,6 @@ from torch import nn
 
 from tests.oracles.torchvision_models import models
 
-#: Networks beyond the zoo that are taken whole.
-BEYOND = (
-    "convnext_tiny",
-    "efficientnet_b0",
-    "googlenet",
-    "mnasnet1_0",
-    "mobilenet_v2",
-    "mobilenet_v3_large",
-    "regnet_y_400mf",
-    "resnext50_32x4d",
-    "shufflenet_v2_x1_0",
-    "wide_resnet50_2",
-)
-
 
 def torchvision(name: str) -> Any:
     """A network with random weights; statistics are such that values neither vanish nor explode."""

@@ -11,8 +11,9 @@ import torch
 
 import minidnn as md
 from minidnn import models as zoo
+from minidnn.bench.networks import BEYOND
 from minidnn.frontends.torch.capture import capture
-from tests.torch.networks import BEYOND, errors, example, torchvision
+from tests.torch.networks import errors, example, torchvision
 
 ZOO = sorted(set(zoo.list_models()) - {"digits"})
 CI = ("resnet18", "squeezenet1_1")

@@ -253,7 +253,7 @@ def _filter(weight: Constant, problem: ContractionProblem) -> Data:
     """A filter in the order in which the problem has it."""
     gather = problem.gather
     if gather is not None:
-        key = (id(weight), gather.stride)
+        key = (id(weight), gather)
         return Data(lambda: gather.filter(weight.data, weight.dtype), weight.dtype, key)
     if problem.planar or weight.type.rank == 2:
         return data_of(weight)

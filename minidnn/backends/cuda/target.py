@@ -32,6 +32,8 @@ STORAGE = {
 }
 """In which dtype values lie in memory at each precision."""
 
+HALVES = ("float16", "bfloat16")
+
 
 @dataclass(frozen=True)
 class CudaTarget(Target):
@@ -43,9 +45,10 @@ class CudaTarget(Target):
     def storage(self) -> str:
         return STORAGE[self.precision]
 
-    @property
-    def is_exact(self) -> bool:
-        return self.precision == "float32"
+    def is_exact(self, node: Node) -> bool:
+        """Whether a node's products are float32 products: of values that are in half precision
+        they never are, whatever was asked for."""
+        return self.precision != "tf32" and node.inputs[0].dtype not in HALVES
 
     def layouts(self, node: Node) -> tuple[Layout, ...]:
         op = node.op
@@ -54,21 +57,22 @@ class CudaTarget(Target):
             return _BOTH if rows * columns == 1 else (PLANAR,)
         if not _takes_layouts(node):
             return (PLANAR,)
-        if isinstance(op, (Contraction, FusedContraction)) and not self.is_exact:
+        exact = self.is_exact(node)
+        if isinstance(op, (Contraction, FusedContraction)) and not exact:
             return (CHANNELS_LAST,)
-        return (PLANAR, CHANNELS_LAST) if self.is_exact else _BOTH
+        return (PLANAR, CHANNELS_LAST) if exact else _BOTH
 
     def reads_any(self, node: Node, value: Value) -> bool:
         """An image of few channels is gathered, wherever its pixels lie."""
         inner = node.op.body.nodes[0] if isinstance(node.op, FusedContraction) else node
-        if not isinstance(inner.op, Conv2d) or value is not node.inputs[0] or self.is_exact:
+        if not isinstance(inner.op, Conv2d) or value is not node.inputs[0] or self.is_exact(node):
             return False
         precision = "tf32" if self.precision == "tf32" else value.dtype
         return wants_gather(inner.op, inner.inputs[1].shape, precision)
 
     def layout_seconds(self, node: Node, layout: Layout) -> float:
         op = node.op
-        if layout == PLANAR or not self.is_exact:
+        if layout == PLANAR or not self.is_exact(node):
             return 0.0
         if not isinstance(op, (Contraction, FusedContraction)) or _is_linear(node):
             return 0.0
@@ -76,7 +80,7 @@ class CudaTarget(Target):
         return _EXACT_LAST * self.seconds(op.operations(*types), 0, contraction=True)
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
-        if contraction.output.dtype not in ("float16", "bfloat16"):
+        if contraction.output.dtype not in HALVES:
             return f"no kernel does so in {contraction.output.dtype}"
         op, weight = contraction.op, contraction.inputs[1]
         if not isinstance(op, Conv2d) or op.groups != 1:

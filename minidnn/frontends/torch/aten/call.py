@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 
 from minidnn.graph.ir import Constant, Value
-from minidnn.graph.types import ITEMSIZE, TensorType
+from minidnn.graph.types import ITEMSIZE, TensorType, numpy_dtype
 
 #: Begins the reason to leave an operation that computes something else while a network is trained.
 TRAINING = "it is in training mode"
@@ -86,7 +86,8 @@ class Call:
 
     def filled(self, name: str, type: TensorType, value: float) -> Constant:
         """A constant for an operand that is absent, of one number throughout."""
-        return Constant(type, f"{self.node.name}.{name}", lambda: np.full(type.shape, value, "f4"))
+        dtype = numpy_dtype(type.dtype)
+        return Constant(type, f"{self.node.name}.{name}", lambda: np.full(type.shape, value, dtype))
 
     @property
     def result(self) -> TensorType:

@@ -1,0 +1,234 @@
+"""What ``md.optimize`` adds to a network: beside the zoo's own, and with an unknown layer in it.
+
+    python benchmarks/optimize.py [--device cuda --precision float16 --batch 32] --json FILE
+    python benchmarks/optimize.py --json FILE --table
+
+All run in one process, in turn, on the same weights and input:
+
+- zoo: the zoo's own network, compiled by ``md.compile``, called with an array.
+- optimize: torchvision's module through ``md.optimize``, called with a tensor.
+- split: the same with a layer in the middle that only PyTorch knows.
+- layer: that layer by itself, in PyTorch, on what it is given there.
+
+The first two are compared with each other, then ``split`` with ``optimize`` and ``layer`` together.
+In half precision the module itself is, and its input.  On a GPU a call is timed twice: with those
+after it already under way (by events around many), and until its result is there.  What the file
+has already is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import minidnn as md
+from benchmarks.figures import Results
+from minidnn import models
+from minidnn.bench.load import Watch
+from minidnn.bench.statistics import Estimate, median, ratio
+from minidnn.bench.torchvision_models import models as torchvision
+
+NETWORKS = [name for name in models.list_models() if name != "digits"]
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+REST_SECONDS = 0.05  # in which threads of PyTorch stop spinning
+
+Run = Callable[[], object]
+Times = dict[str, list[float]]
+
+
+class Unknown(nn.Module):
+    """A user's own layer of an operation that minidnn does not know."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x)
+
+
+def network(name: str) -> nn.Module:
+    """torchvision's, with random weights whose statistics keep values neither tiny nor huge."""
+    torch.manual_seed(0)
+    unset = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
+    net = getattr(torchvision, name)(weights=None, **unset).eval().requires_grad_(False)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.uniform_(-0.1, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    return net
+
+
+def split(net: nn.Module) -> tuple[nn.Module, str]:
+    """A copy with an unknown layer behind the block, or pool, that ends nearest to the middle of
+    all convolutions; and the name of that block."""
+    net = copy.deepcopy(net)
+    trunk: Any = getattr(net, "features", net)
+    convolutions, ends = 0, {}
+    for name, child in trunk.named_children():
+        convolutions += sum(isinstance(module, nn.Conv2d) for module in child.modules())
+        if any(child.children()) or isinstance(child, nn.MaxPool2d):
+            ends[name] = convolutions
+    place = min(ends, key=lambda name: abs(2 * ends[name] - convolutions))
+    trunk._modules[place] = nn.Sequential(trunk._modules[place], Unknown())
+    return net, place
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The record of one network."""
+    device, precision = options.device, options.precision
+    size = 299 if name == "inception_v3" else 224
+    shape = (options.batch, 3, size, size)
+    net = network(name)
+    own = models.get_model(name)
+    own.load_state_dict({key: value.numpy() for key, value in net.state_dict().items()})
+    how: dict[str, Any] = {"device": device, "precision": precision}
+    zoos = md.compile(own, shape, **how)
+    dtype = DTYPES.get(precision, torch.float32)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    halves, place = split(net.to(device, dtype))
+    fast = md.optimize(net, x, strict=True, **how)
+    broken = md.optimize(halves, x, **how)
+    unknown, between = Unknown(), _given_to_unknown(halves, x)
+    given = x if device == "cuda" else x.numpy()
+    with torch.inference_mode():
+        runs: dict[str, Run] = {"zoo": lambda: zoos(given), "optimize": lambda: fast(x)}
+        agree = bool((torch.as_tensor(zoos(given)) == fast(x)).all())
+        found: dict[str, Any] = {"split behind": place, "parts": len(broken.programs[0].parts)}
+        found["same bits"] = agree
+        found["whole"] = timed(runs, options)
+        runs = {"optimize": runs["optimize"], "split": lambda: broken(x)}
+        runs["layer"] = lambda: unknown(between)
+        found["split"] = timed(runs, options)
+    return found
+
+
+def _given_to_unknown(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A tensor like that which the unknown layer is given."""
+    shapes = []
+    layer = next(module for module in net.modules() if isinstance(module, Unknown))
+    hook = layer.register_forward_hook(lambda module, args, result: shapes.append(result.shape))
+    with torch.no_grad():
+        net(x[:1])
+    hook.remove()
+    return torch.randn(len(x), *shapes[0][1:], device=x.device, dtype=x.dtype)
+
+
+def timed(runs: Mapping[str, Run], options: argparse.Namespace) -> dict[str, Times]:
+    """Seconds of a call, of each in each round, by the way of measuring."""
+    ways: dict[str, Callable[[Run, int], float]] = {"call": _until_done}
+    if options.device == "cuda":
+        ways = {"call": _under_way, "latency": _until_done}
+    found: dict[str, Times] = {}
+    for way, clock in ways.items():
+        counts = {engine: _calls(run, options.seconds) for engine, run in runs.items()}
+        times: Times = {engine: [] for engine in runs}
+        order = list(runs)
+        for number in range(options.rounds):
+            for engine in order[number % len(order) :] + order[: number % len(order)]:
+                times[engine].append(_burst(clock, runs[engine], counts[engine]))
+        found[way] = times
+    return found
+
+
+def _burst(clock: Callable[[Run, int], float], run: Run, count: int) -> float:
+    """The time of a call; taken again, three times at most, while others have the cores."""
+    tried: list[tuple[float, float]] = []
+    while len(tried) < 3:
+        time.sleep(REST_SECONDS)
+        run()
+        watch = Watch(os.getpid())
+        seconds = clock(run, count)
+        tried.append((watch.others(), seconds))
+        if tried[-1][0] < 0.1:
+            break
+    return min(tried)[1]
+
+
+def _calls(run: Run, seconds: float) -> int:
+    return max(3, round(seconds / max(_until_done(run, 3), 1e-6)))
+
+
+def _until_done(run: Run, count: int) -> float:
+    """The median time of a call until its result is there."""
+    cuda = torch.cuda.is_available()
+    found = []
+    for _ in range(count):
+        start = time.perf_counter()
+        run()
+        if cuda:
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+    return median(found).value
+
+
+def _under_way(run: Run, count: int) -> float:
+    """The time of one of ``count`` calls on the GPU that do not wait for each other."""
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    before.record()
+    for _ in range(count):
+        run()
+    after.record()
+    after.synchronize()
+    return float(before.elapsed_time(after)) / 1e3 / count
+
+
+def row(name: str, record: Mapping[str, Any], way: str) -> str:
+    """A row of the table, as Markdown."""
+    whole, halves = record["whole"][way], record["split"][way]
+    together = [a + b for a, b in zip(halves["optimize"], halves["layer"], strict=True)]
+    cells = [name, _ms(whole["zoo"]), _ms(whole["optimize"])]
+    cells += [_shown(ratio(whole["optimize"], whole["zoo"]))]
+    cells += [_ms(halves["layer"]), _ms(halves["split"]), _shown(ratio(halves["split"], together))]
+    return f"| {' | '.join(cells)} |"
+
+
+def _ms(times: list[float]) -> str:
+    return f"{1e3 * median(times).value:.3g}"
+
+
+def _shown(estimate: Estimate) -> str:
+    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
+
+
+def table(results: Results, part: str) -> str:
+    titles = ("network", "zoo, ms", "optimize, ms", "ratio", "layer, ms", "split, ms", "ratio")
+    head = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    records = results.part(part)
+    lines = []
+    for way in ("call", "latency"):
+        rows = [row(name, one, way) for name, one in records.items() if way in one["whole"]]
+        lines += [f"{part}, {way}:", "", *head, *rows, ""] if rows else []
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--networks", nargs="+", default=NETWORKS, choices=NETWORKS, metavar="NET")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=9, help="alternations (9)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="a burst's length (0.3)")
+    parser.add_argument("--limit", type=float, default=math.inf, help="begin none after so long")
+    parser.add_argument("--json", type=Path, required=True, help="where figures are written")
+    parser.add_argument("--table", action="store_true", help="only print what the file has")
+    options = parser.parse_args()
+    results = Results(options.json, measures=not options.table)
+    part = f"{options.device}, {options.precision}, batch {options.batch}"
+    begin = time.monotonic()
+    for name in options.networks if not options.table else ():
+        if time.monotonic() - begin < options.limit and name not in results.part(part):
+            results.add(part, name, measure(name, options))
+            print(row(name, results.part(part)[name], "call"), flush=True)
+    print(table(results, part))
+
+
+if __name__ == "__main__":
+    main()
