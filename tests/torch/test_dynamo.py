@@ -19,6 +19,10 @@ from minidnn.acceleration import dynamo
 from minidnn.errors import DeviceError, GraphError, MiniDNNWarning, UnsupportedError
 
 
+# PyTorch 2.11 uses this itself while it is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+
+
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """PyTorch forgets what it compiled, so that each test has its own pieces."""
