@@ -18,7 +18,6 @@ from torch import nn
 from minidnn.acceleration import dynamo
 from minidnn.errors import DeviceError, GraphError, MiniDNNWarning, UnsupportedError
 
-
 # PyTorch 2.11 uses this itself while it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 
