@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...cudnn._cupy import cupy
+from ...cudnn.capture import capture
 from ...errors import OutOfMemoryError
 from ...graph.ir import Constant, Value
 from ...runtime.plan import Plan
@@ -100,11 +101,7 @@ class Instance:
         with self.stream:
             self._enqueue()  # loads what is loaded late, and shows failures
             self.stream.synchronize()
-            self.stream.begin_capture()
-            try:
-                self._enqueue()
-            finally:
-                self._graph = self.stream.end_capture()
+            self._graph = capture(self.stream, self._enqueue)
         self._graph.upload(self.stream)
         self.stream.synchronize()
         self.executable = int(self._graph.graphExec)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import packed_strides
+from minidnn.cudnn.capture import no_capture
 from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.cudnn.graph.spec import TensorSpec
 from minidnn.errors import DeviceError, GraphError
@@ -153,17 +154,19 @@ def random_like(spec: TensorSpec, seed: int) -> Any:
     integers for the others.  Returns an object that owns the memory; its address is ``.ptr``.
     """
     cp = cupy()
-    generator = cp.random.RandomState(seed)
     count = spec.span
     if spec.dtype in ("float32", "float64", "float16", "bfloat16"):
-        values = generator.standard_normal(count, dtype=cp.float32)
+        with no_capture():
+            values = cp.random.RandomState(seed).standard_normal(count, dtype=cp.float32)
         values *= cp.float32(0.1)
         if spec.dtype == "bfloat16":
             values = (values.view(cp.uint32) >> 16).astype(cp.uint16)
         else:
             values = values.astype(spec.dtype, copy=False)
     else:
-        values = generator.randint(0, 3, count).astype(cp.dtype(spec.dtype))
+        with no_capture():
+            values = cp.random.RandomState(seed).randint(0, 3, count)
+        values = values.astype(cp.dtype(spec.dtype))
     return values.data
 
 

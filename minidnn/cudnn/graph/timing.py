@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.capture import capture
 from minidnn.cudnn.errors import CuDNNError
 
 log = logging.getLogger(__name__)
@@ -157,12 +158,11 @@ def _repeated(run: Run, count: int, stream: Any) -> Run:
 
 
 def _captured(run: Run, count: int, stream: Any) -> Run:
-    stream.begin_capture()
-    try:
+    def enqueue() -> None:
         for _ in range(count):
             run()
-    finally:
-        graph = stream.end_capture()
+
+    graph = capture(stream, enqueue)
 
     def start() -> None:
         graph.launch(stream)
