@@ -14,10 +14,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 POLL_SECONDS = 0.002
@@ -102,7 +104,8 @@ def run_all(
         while waiting or running:
             while waiting and len(running) < max(1, jobs):
                 index, command = waiting.pop()
-                running[index] = _Process(command)
+                with _ctrl_c_afterwards():
+                    running[index] = _Process(command)
             for index in list(running):
                 finished = running[index].check()
                 if finished is None:
@@ -122,6 +125,24 @@ def run_all(
             process.kill()
             process.close()
     return [done[i] for i in sorted(done)]
+
+
+@contextlib.contextmanager
+def _ctrl_c_afterwards() -> Iterator[None]:
+    """Ctrl-C waits until the body is done: in the middle of ``Popen`` it would leave a process
+    behind that nobody knows."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # no exception can come, or it is ignored
+        return
+    struck: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: struck.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if struck:
+        handler(*struck[0])
 
 
 class _Process:
