@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
+from minidnn._cached_property import cached_property
 from minidnn.fusion.stacks import channel_frame, is_tensor_operand
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Instruction, argument, linearize

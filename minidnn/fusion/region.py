@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
+from minidnn._cached_property import cached_property
 from minidnn.fusion.interpret import interpret
 from minidnn.fusion.plan import Binding, KernelPlan
 from minidnn.fusion.planning import build_plan

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from math import ceil
 
+from minidnn._cached_property import cached_property
 from minidnn.fusion.buffers import most_kept, peak, stays_in_registers, tasks_at_once
 from minidnn.fusion.device import Device
 from minidnn.fusion.geometry import Extent, extents, owned, scales

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
+from minidnn._cached_property import cached_property
 from minidnn.errors import GraphError
 from minidnn.graph.arithmetic import Arithmetic
 from minidnn.graph.layout import Layout

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
+from minidnn._cached_property import cached_property
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.layout import PLANAR, Layout

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import pickle
-import time
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,6 @@ import torch
 from torch import nn
 
 import minidnn as md
-from minidnn.acceleration import threads
 from minidnn.errors import DeviceError, GraphError, MiniDNNWarning, UnsupportedError
 
 
@@ -477,27 +474,6 @@ def test_optimizing_twice_is_optimizing_once() -> None:
 def test_only_a_gpu_is_started_before_weights_are_looked_at() -> None:
     fast = md.optimize(make(), examples(1, 3, 8, 8), device="reference")
     assert not fast.programs[0].starts_early
-
-
-def test_threads_of_pytorch_are_ended_before_ours_begin() -> None:
-    """They would poll for milliseconds on cores that the next part needs."""
-    if not threads._pauses():
-        pytest.skip("no OpenMP library with omp_pause_resource_all is loaded")
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        torch.sin(examples(1 << 20))
-        running = len(os.listdir("/proc/self/task"))
-        threads.rest()
-        end = time.monotonic() + 5
-        while len(os.listdir("/proc/self/task")) > running - 2 and time.monotonic() < end:
-            time.sleep(0.01)  # the system takes them off its list a little later
-        assert len(os.listdir("/proc/self/task")) <= running - 2
-        torch.testing.assert_close(
-            torch.sin(torch.ones(1 << 20)).sum() / (1 << 20), torch.tensor(1.0).sin()
-        )
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [("float64", "float64"), ("float16", "float32")])

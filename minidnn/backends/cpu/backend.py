@@ -5,10 +5,11 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
+
+from minidnn._cached_property import cached_property
 
 from ...errors import DeviceError, GraphError, UnsupportedError
 from ...fusion.contraction import parts_of

@@ -14,9 +14,11 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from minidnn._cached_property import cached_property
 
 from ...errors import CompileError, DeviceError
 

@@ -8,8 +8,9 @@ blocks changes that order, so no bit of a result does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
+
+from minidnn._cached_property import cached_property
 
 from .problem import Pair, Problem
 from .tiling import Tile, step_cycles

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+
+from minidnn._cached_property import cached_property
 
 from ..problem import Pair, Problem, View
 from ..scheme import LINE_FLOATS, Scheme
