@@ -231,8 +231,11 @@ def _conclude(
 
     shown = {case.name: results.records(*where, case) for case in cases}
     if not cases:
-        entries = {case: entry["engines"] for *_, case, entry in results.cases()}
-        shown = {case: engines for case, engines in entries.items() if OWN in engines}
+        places = {(commit, machine) for commit, machine, *_ in results.cases()}
+        for commit, machine, case, entry in results.cases():
+            name = case if len(places) == 1 else f"{case}; {machine}; {commit}"
+            if OWN in entry["engines"]:
+                shown[name] = entry["engines"]
     if options.markdown:
         print(markdown(list(shown.items())))
     if options.plot:

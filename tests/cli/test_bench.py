@@ -203,6 +203,20 @@ def test_files_merge_and_are_drawn(
     assert len(boxes) == 3 and all(0 < x < float(root.get("width", "0")) for x in boxes)
 
 
+def test_cases_of_two_machines_stand_side_by_side(
+    capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "1.json", tmp_path / "2.json"
+    bench(capsys, "alexnet", "--against", "torch", "--json", one, *LITTLE)
+    document = json.loads(one.read_text())
+    ((commit, ((machine, cases),)),) = [(c, m.items()) for c, m in document["runs"].items()]
+    two.write_text(json.dumps(document | {"runs": {commit: {"another": cases}}}))
+    lines, _ = bench(capsys, "--merge", one, two, "--markdown")
+    names = [line.split(" | ")[0] for line in lines[2:]]
+    assert len(names) == 2
+    assert names[0].endswith(f"; {machine}; {commit}") and names[1].endswith(f"; another; {commit}")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -107,13 +107,9 @@ def build() -> Build:
 
 
 def run_python(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Starts a Python process on ``code`` with this process's environment.
-
-    It takes Ctrl-C even where these tests were started in the background, which ignores it.
-    """
-    head = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    """Starts a Python process on ``code`` with this process's environment."""
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", head + textwrap.dedent(code), *arguments],
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -16,10 +16,9 @@ from minidnn.backends.cuda.machine import machine_of
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
-from tests.cuda.test_gpu_tiles import Forgetful
+from tests.cuda.contractions import EPSILON, Forgetful, dense, draw_weights, residual
 
 pytestmark = pytest.mark.gpu
-EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 @pytest.fixture
@@ -39,21 +38,6 @@ def only_halo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "_store", Forgetful())
 
 
-def residual(c: int) -> md.Layer:
-    x = md.Input((c, 14, 14))
-    return md.Model(x, L.ReLU()(L.Conv2d(c, c, 3, padding=1)(x) + x))
-
-
-def dense(c: int) -> md.Layer:
-    x = md.Input((c, 14, 14))
-    y = x
-    for count in range(c, c + 48, 16):
-        z = L.ReLU()(L.BatchNorm2d(count)(y))
-        z = L.ReLU()(L.BatchNorm2d(24)(L.Conv2d(count, 24, 1, bias=False)(z)))
-        y = L.Concat()(y, L.Conv2d(24, 16, 3, padding=1, bias=False)(z))
-    return md.Model(x, L.Conv2d(c + 48, 8, 1)(L.ReLU()(L.BatchNorm2d(c + 48)(y))))
-
-
 NETS = {
     "one-tile": (lambda: L.Conv2d(16, 8, 3, padding=1), (1, 16, 3, 5)),
     "3x3": (lambda: L.Sequential(L.Conv2d(48, 64, 3, padding=1), L.SiLU()), (2, 48, 11, 17)),
@@ -67,7 +51,7 @@ NETS = {
     "stem-7x7": (lambda: L.Sequential(L.Conv2d(3, 64, 7, 2, 3), L.ReLU()), (2, 3, 45, 51)),
     "stem-3x3": (lambda: L.Conv2d(3, 64, 3, padding=1), (2, 3, 20, 22)),
     "many-filters": (lambda: L.Conv2d(32, 328, 3, padding=1), (2, 32, 15, 15)),
-    "residual": (lambda: residual(64), (3, 64, 14, 14)),
+    "residual": (lambda: residual(64, 3), (3, 64, 14, 14)),
     "dense": (lambda: dense(32), (3, 32, 14, 14)),
     "long-line": (lambda: L.Conv2d(128, 32, 3, padding=1), (24, 128, 56, 56)),
     "wide-rows": (lambda: L.Conv2d(16, 32, 3, padding=1), (5, 16, 40, 224)),
@@ -81,16 +65,7 @@ def test_numbers(name: str, dtype: str, only_halo: None) -> None:
     make, shape = NETS[name]
     net = make()
     random = np.random.default_rng(0)
-    state = {
-        key: random.uniform(0.5, 2.0, array.shape).astype(np.float32)
-        if key.endswith("running_var")
-        else (random.standard_normal(array.shape) / np.sqrt(max(1, array[0].size))).astype(
-            array.dtype
-        )
-        for key, array in net.state_dict().items()
-        if array.ndim
-    }
-    net.load_state_dict(state, strict=False)
+    draw_weights(net, random)
     x = rounded_to(dtype, random.standard_normal(shape).astype(np.float32)).astype(np.float32)
     # The first and the last images are compared: the reference takes its time.
     few = np.unique([0, 1, shape[0] - 1]) if shape[0] > 4 else np.arange(shape[0])

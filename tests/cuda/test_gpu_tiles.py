@@ -13,19 +13,9 @@ from minidnn.backends.cuda.contraction.tile import TILES, why_not_tiled
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
+from tests.cuda.contractions import EPSILON, Forgetful, dense, draw_weights, residual
 
 pytestmark = pytest.mark.gpu
-EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-
-
-class Forgetful:
-    """A store without entries: else a choice would be remembered from another test's kernels."""
-
-    def read(self, key: str) -> None:
-        return None
-
-    def put(self, key: str, data: bytes, *, label: str) -> None:
-        pass
 
 
 @pytest.fixture(params=range(len(TILES)), ids=lambda i: str(TILES[i]))
@@ -42,21 +32,6 @@ def only_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tune, "own_choices", lambda problem, core, arch: [request.param])
 
 
-def residual(c: int) -> md.Layer:
-    x = md.Input((c, 14, 14))
-    return md.Model(x, L.ReLU()(L.Conv2d(c, c, 1)(x) + x))
-
-
-def dense(c: int) -> md.Layer:
-    x = md.Input((c, 14, 14))
-    y = x
-    for count in range(c, c + 48, 16):
-        z = L.ReLU()(L.BatchNorm2d(count)(y))
-        z = L.ReLU()(L.BatchNorm2d(24)(L.Conv2d(count, 24, 1, bias=False)(z)))
-        y = L.Concat()(y, L.Conv2d(24, 16, 3, padding=1, bias=False)(z))
-    return md.Model(x, L.Conv2d(c + 48, 8, 1)(L.ReLU()(L.BatchNorm2d(c + 48)(y))))
-
-
 NETS = {
     "1x1": (lambda: L.Sequential(L.Conv2d(72, 136, 1), L.ReLU()), (3, 72, 13, 9)),
     "1x1-stride": (lambda: L.Conv2d(64, 40, 1, stride=2), (2, 64, 15, 15)),
@@ -67,7 +42,7 @@ NETS = {
     "stem-7x7": (lambda: L.Sequential(L.Conv2d(3, 64, 7, 2, 3), L.ReLU()), (2, 3, 45, 51)),
     "stem-3x3": (lambda: L.Conv2d(3, 64, 3, padding=1), (2, 3, 20, 22)),
     "stem-11x11": (lambda: L.Conv2d(3, 64, 11, 4, 2), (2, 3, 63, 65)),
-    "residual": (lambda: residual(72), (3, 72, 14, 14)),
+    "residual": (lambda: residual(72, 1), (3, 72, 14, 14)),
     "dense": (lambda: dense(32), (3, 32, 14, 14)),
     "large": (lambda: L.Sequential(L.Conv2d(256, 256, 1), L.ReLU()), (16, 256, 28, 28)),
 }
@@ -79,16 +54,7 @@ def test_numbers(name: str, dtype: str, only_tiles: None) -> None:
     make, shape = NETS[name]
     net = make()
     random = np.random.default_rng(0)
-    state = {
-        key: random.uniform(0.5, 2.0, array.shape).astype(np.float32)
-        if key.endswith("running_var")
-        else (random.standard_normal(array.shape) / np.sqrt(max(1, array[0].size))).astype(
-            array.dtype
-        )
-        for key, array in net.state_dict().items()
-        if array.ndim
-    }
-    net.load_state_dict(state, strict=False)
+    draw_weights(net, random)
     x = rounded_to(dtype, random.standard_normal(shape).astype(np.float32)).astype(np.float32)
     (expected,) = evaluate(to_graph(net, shape), [x], "float64")
     exe = md.compile(net, shape, device="cuda", precision=dtype)
