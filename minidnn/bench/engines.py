@@ -58,11 +58,14 @@ class Kind:
         return self.takes == "module" or self.convert.endswith(":convert_to_ncnn")
 
     def prepare(self, prepared: Prepared) -> None:
-        """Converts the network for an engine that reads files of its own, if that is not done.
+        """Converts the network for an engine that reads files of its own, if that is not done;
+        minidnn's own compiles it once, so that its cache has the kernels.
 
         Raises:
-            EngineError: it cannot be converted.
+            EngineError: it cannot be converted, or minidnn cannot compile it.
         """
+        if self.name == OWN:
+            self.start(prepared).close()
         target = self._file(prepared)
         if self.takes != "file" or target.exists():
             return

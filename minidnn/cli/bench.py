@@ -73,7 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     effort.add_argument(
         "--folder", type=Path, help="keep the prepared networks here (a temporary folder)"
     )
-    effort.add_argument("--prepare", action="store_true", help="prepare them, and nothing more")
+    effort.add_argument(
+        "--prepare", action="store_true", help="prepare them and minidnn's kernels, and nothing more"
+    )
 
 
 def _counts(text: str) -> list[int]:

@@ -121,6 +121,16 @@ def test_what_is_there_is_not_measured_again(
     assert started(log) == [OWN, "openvino"]
 
 
+def test_preparing_compiles_and_measures_nothing(
+    capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
+) -> None:
+    path, folder = tmp_path / "r.json", tmp_path / "prepared"
+    options = ["--batch", "1,2", "--folder", folder, "--against", "openvino", "--json", path]
+    assert bench(capsys, "alexnet", *options, "--prepare") == ([], "")
+    assert started(log) == [OWN, OWN] and len(list(folder.glob("*-inputs.npz"))) == 2
+    assert not path.exists()
+
+
 def test_a_run_that_must_end_goes_on_with_its_rounds(
     capsys: pytest.CaptureFixture[str], log: Path, tmp_path: Path
 ) -> None:
