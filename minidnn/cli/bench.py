@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder", type=Path, help="keep the prepared networks here (a temporary folder)"
     )
     effort.add_argument(
-        "--prepare", action="store_true", help="prepare them and minidnn's kernels, and nothing more"
+        "--prepare", action="store_true", help="prepare them and minidnn's kernels, nothing more"
     )
 
 
