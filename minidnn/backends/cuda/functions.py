@@ -52,14 +52,19 @@ class Loaded:
 def load_launches(launches: Sequence[Launch], arch: str) -> list[Loaded]:
     """The launches on the current device, their kernels compiled where no cache has them."""
     kernels = compile_kernels([launch.source for launch in launches], arch)
+    most: dict[str, int] = {}  # the limit is a function's, which several launches may share
+    for launch in launches:
+        name = launch.source.name
+        most[name] = max(most.get(name, 0), launch.shared_bytes)
     modules: dict[Path, Any] = {}
     loaded = []
     for launch, kernel in zip(launches, kernels, strict=True):
         if kernel.cubin not in modules:
             modules[kernel.cubin] = _module(kernel.cubin)
         function = modules[kernel.cubin].get_function(kernel.name)
-        if launch.shared_bytes > _PLENTY:
-            cupy().cuda.driver.funcSetAttribute(function.ptr, _MOST_SHARED, launch.shared_bytes)
+        shared_bytes = most[kernel.name]
+        if shared_bytes > _PLENTY:
+            cupy().cuda.driver.funcSetAttribute(function.ptr, _MOST_SHARED, shared_bytes)
         loaded.append(Loaded(launch, kernel, function))
     return loaded
 
