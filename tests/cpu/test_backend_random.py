@@ -105,8 +105,9 @@ def test_random_graphs(isa: Isa) -> None:
 
 
 @pytest.mark.full
-def test_many_random_graphs(isa: Isa) -> None:
-    drawn = draw(400, most=40, derandomize=False)
+@pytest.mark.parametrize("part", range(10))
+def test_many_random_graphs(isa: Isa, part: int) -> None:
+    drawn = draw(40, most=40, derandomize=False)
     warm(((example.graph, example.strategy) for example in drawn), isa)
     for seed, example in enumerate(drawn):
         check(example, seed, isa)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from minidnn.fusion.collapse import STRATEGIES, Strategy
@@ -87,42 +88,31 @@ SETTINGS = settings(
 )
 
 
-@given(
-    graph=graphs(),
-    strategy=st.sampled_from(STRATEGIES),
-    device=st.sampled_from(DEVICES),
-    seed=st.integers(0, 1000),
-    special=st.booleans(),
-    data=st.data(),
-)
+DRAWN: dict[str, Any] = {
+    "graph": graphs(),
+    "strategy": st.sampled_from(STRATEGIES),
+    "device": st.sampled_from(DEVICES),
+    "seed": st.integers(0, 1000),
+    "special": st.booleans(),
+    "data": st.data(),
+}
+
+
+@given(**DRAWN)
 @settings(SETTINGS, max_examples=1000)
-def test_plans_of_random_graphs(
-    graph: Graph,
-    strategy: Strategy,
-    device: Device,
-    seed: int,
-    special: bool,
-    data: st.DataObject,
-) -> None:
-    check_strategy(graph, strategy, device, seed, special, data)
+def test_plans_of_random_graphs(**drawn: Any) -> None:
+    check_strategy(**drawn)
 
 
 @pytest.mark.full
-@given(
-    graph=graphs(),
-    strategy=st.sampled_from(STRATEGIES),
-    device=st.sampled_from(DEVICES),
-    seed=st.integers(0, 1000),
-    special=st.booleans(),
-    data=st.data(),
-)
-@settings(SETTINGS, max_examples=10_000)
-def test_plans_of_many_random_graphs(
-    graph: Graph,
-    strategy: Strategy,
-    device: Device,
-    seed: int,
-    special: bool,
-    data: st.DataObject,
-) -> None:
-    check_strategy(graph, strategy, device, seed, special, data)
+@pytest.mark.parametrize("part", range(10))
+def test_plans_of_many_random_graphs(part: int) -> None:
+    """In parts, which may run at the same time."""
+
+    @seed(part)
+    @given(**DRAWN)
+    @settings(SETTINGS, max_examples=1000)
+    def check(**drawn: Any) -> None:
+        check_strategy(**drawn)
+
+    check()

@@ -44,5 +44,6 @@ def test_mutated_models(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_many_mutated_models(root: Path, tmp_path: Path) -> None:
-    read_mutated(root, tmp_path, 500, 10_000)
+@pytest.mark.parametrize("first", range(500, 10_500, 1000))
+def test_many_mutated_models(first: int, root: Path, tmp_path: Path) -> None:
+    read_mutated(root, tmp_path, first, 1000)
