@@ -16,6 +16,7 @@ from typing import Any
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.capture import capture
 from minidnn.cudnn.errors import CuDNNError
+from minidnn.cudnn.turn import turn
 
 log = logging.getLogger(__name__)
 Run = Callable[[], object]
@@ -52,10 +53,11 @@ def race(
 
     All are run once and timed roughly; those within ``margin`` of the best, at most
     ``finalists``, are then timed in turn for ``rounds`` rounds, and their least time counts.
-    The others keep their rough time, which is never below that of the best.
+    The others keep their rough time, which is never below that of the best.  Meanwhile no other
+    process races on this GPU.
     """
     cupy().cuda.get_current_stream().synchronize()  # the inputs may still be on their way
-    with timing_stream() as stream:
+    with turn(cupy().cuda.runtime.getDevice()), timing_stream() as stream:
         replays = [_prepare(contestant, stream) for contestant in contestants]
         rough = [None if r is None else _roughly(r, stream) for r in replays]
         times: list[float | None] = list(rough)

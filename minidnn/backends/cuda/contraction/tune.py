@@ -24,6 +24,7 @@ from ....cudnn.enums import ConvolutionFwdAlgo
 from ....cudnn.errors import CuDNNError
 from ....cudnn.graph import EngineConfig
 from ....cudnn.graph.timing import Contestant, race
+from ....cudnn.turn import turn
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from ..machine import machine_of
 from .bound import Memory, least_milliseconds
@@ -108,14 +109,14 @@ def choose_all(
         candidates = _side_by_side(lambda p: _everything(p, own[p], tuning), some)
         count = sum(len(built) for _, built in candidates)
         log.info("built %d candidates in %.2f s", count, time.perf_counter() - begin)
-        for problem, built in candidates:
-            ranked = _measured(problem, built, tuning)
-            chosen[problem] = ranked[0]
-            rows = [asdict(one.recipe) for one in ranked]
-            entry = {"problem": problem.describe(), "ranked": rows}
-            text = json.dumps(entry, indent=1).encode()
-            _store.put(_key(problem, tuning), text, label="contraction")
-
+        with turn(cupy().cuda.runtime.getDevice()):
+            for problem, built in candidates:
+                ranked = _measured(problem, built, tuning)
+                chosen[problem] = ranked[0]
+                rows = [asdict(one.recipe) for one in ranked]
+                entry = {"problem": problem.describe(), "ranked": rows}
+                text = json.dumps(entry, indent=1).encode()
+                _store.put(_key(problem, tuning), text, label="contraction")
         log.info("built and measured in %.2f s", time.perf_counter() - begin)
 
     def remembered(problem: ContractionProblem) -> Built:
@@ -214,9 +215,10 @@ def _measured(problem: ContractionProblem, found: Sequence[Built], tuning: Tunin
 
 def _raced(problem: ContractionProblem, found: Sequence[Built], tuning: Tuning) -> list[Built]:
     """Those within the limit of the workspace that could run, from fast to slow."""
-    built, (at, workspace, kept) = _fitting(problem, found, tuning.workspace_limit)
-    times = race([Contestant(one.bind(at, workspace)) for one in built])
-    del kept
+    with turn(cupy().cuda.runtime.getDevice()):  # filling memory would disturb others too
+        built, (at, workspace, kept) = _fitting(problem, found, tuning.workspace_limit)
+        times = race([Contestant(one.bind(at, workspace)) for one in built])
+        del kept
     order = sorted((ms, i) for i, ms in enumerate(times) if ms is not None)
     return [replace(built[i], recipe=replace(built[i].recipe, milliseconds=ms)) for ms, i in order]
 
