@@ -189,7 +189,7 @@ def chain(variant: str, blocks: int, shape: tuple[int, ...]) -> dict[str, Any]:
     import torch
     import torch._inductor.config
 
-    from benchmarks.cuda_zoo import in_turn, interval, median
+    from benchmarks.cuda_zoo_cell import in_turn, interval, median
 
     torch._inductor.config.freezing = True
     torch._dynamo.reset()
@@ -239,7 +239,7 @@ def strategy_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
 def strategies(blocks: int) -> dict[str, Any]:
     import torch
 
-    from benchmarks.cuda_zoo import in_turn, median
+    from benchmarks.cuda_zoo_cell import in_turn, median
 
     x = torch.randn(PAPER, device="cuda")
     exes = {s: _bound("paper", blocks, x, s) for s in STRATEGIES}

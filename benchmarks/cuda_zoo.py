@@ -1,13 +1,15 @@
-"""The zoo on one GPU: minidnn beside PyTorch, every cell's engines in turn in one process.
+"""The zoo on GPUs: minidnn beside PyTorch, every cell's engines in turn in one process.
 
-    python benchmarks/cuda_zoo.py results.jsonl --seconds 500
-    python benchmarks/cuda_zoo.py results.jsonl --networks resnet50 --batches 1 128
-    python benchmarks/cuda_zoo_report.py results.jsonl
+    python -m benchmarks.cuda_zoo results.jsonl --seconds 500
+    python -m benchmarks.cuda_zoo results.jsonl --networks resnet50 --batches 1 128
+    python -m benchmarks.cuda_zoo results.jsonl --gpus 0 1 --workers 6
+    python -m benchmarks.cuda_zoo_report results.jsonl
 
 A cell is a network, a precision and a batch size.  Engines are
 
 - ``minidnn``: compiled with the default tuning, bound to its arrays (a CUDA graph); networks
-  beyond the zoo are taken from torchvision's modules;
+  beyond the zoo are taken from torchvision's modules.  ``minidnn-contractions`` and
+  ``minidnn-layers`` fuse less, by the strategies of these names (``--regions`` times regions too);
 - ``eager``, ``eager-last``: PyTorch's modules in NCHW and channels_last with cudnn.benchmark,
   captured as a CUDA graph;
 - ``compile``: torch.compile(mode="reduce-overhead") with freezing, on weights and images in the
@@ -16,71 +18,71 @@ A cell is a network, a precision and a batch size.  Engines are
 All of them read one input on the GPU and are timed in turn, round after round, by events around
 several calls; the median over the rounds counts, and its 95 % interval from order statistics.
 
+Compiling takes processor time above all, so several workers a GPU prepare cells side by side; what
+is measured, by the engines' own tuning too, is measured by one worker a GPU at a time.  Where there
+are enough cores, two for each GPU are kept for that.
+
 Cells come in the order of ``STAGES``, all networks of a stage before the next, so that what there
-is so far is of use.  Finished cells of this commit are skipped.  No cell begins after ``--seconds``
-less what the longest cell has taken; starting the command again goes on.  An engine that fails
-stands in its cell with its error; should it leave the GPU unusable, the process ends with status 3.
+is so far is of use.  Finished cells of this commit are skipped, those in which something failed
+come again.  After ``--seconds`` all is ended, and starting the command again goes on.  An engine
+that fails stands in its cell with its error; a worker that dies, or leaves the GPU unusable, is
+started again, and its cell tried once more.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import gc
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
-import torchvision
-
-import minidnn as md
+from benchmarks.cuda_zoo_queue import Cell, Pool, Setting
 from minidnn import models
 from minidnn.bench.networks import BEYOND
 
-Run = Callable[[], object]
 PRECISIONS = ("float16", "bfloat16", "tf32", "float32")
-ENGINES = ("minidnn", "eager", "eager-last", "compile", "max-autotune")
-USUAL = ENGINES[:4]
+OWN = "minidnn"
+COMPILED = ("compile", "max-autotune")
+USUAL = (OWN, "eager", "eager-last", "compile")
+ENGINES = (*USUAL, "max-autotune", f"{OWN}-contractions", f"{OWN}-layers")
 NETWORKS = [name for name in models.list_models() if name != "digits"]
 STAGES = (
     *(("float16", 128), ("float16", 1), ("float32", 128), ("tf32", 128), ("float16", 32)),
     *(("float32", 1), ("tf32", 1), ("float32", 32), ("tf32", 32)),
 )
-ROUND_MS = 12.0
+KEY = ("commit", "network", "precision", "batch")
 UNUSABLE = 3
+GIGABYTES = 125.0
+"""Of a GPU's memory, for what its workers hold at once."""
+MEASURING_CORES = 2
 
 
 def main() -> None:
     options = arguments()
-    done = finished(options.results)
-    begin, longest = time.perf_counter(), 0.0
-    for name, precision, batch in cells(options):
-        key = (options.commit, name, precision, batch)
-        if (*key, tuple(options.engines)) in done:
-            continue
-        before = time.perf_counter()
-        if before - begin + longest > options.seconds:
-            print(f"{options.seconds} seconds are over; start again to go on", flush=True)
-            return
-        cell = dict(zip(("commit", "network", "precision", "batch"), key, strict=True))
-        cell["engines"] = list(options.engines)
-        cell |= measured(name, precision, batch, options)
-        with options.results.open("a") as file:
-            file.write(json.dumps(cell) + "\n")
-        print(line(cell), flush=True)
-        longest = max(longest, time.perf_counter() - before)
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            print(f"the GPU cannot be used any more in this process: {error}", flush=True)
-            sys.exit(UNUSABLE)
-    print("all cells are measured", flush=True)
+    signal.signal(signal.SIGTERM, _exit)
+    found = list(missing(cells(options), options))
+    pool = Pool(
+        found,
+        [setting(options, index, gpu) for index, gpu in enumerate(options.gpus)],
+        gigabytes=GIGABYTES,
+        cell_seconds=options.cell_seconds,
+        report=lambda cell: report(cell, options.results),
+    )
+    left = pool.run(options.seconds)
+    if left:
+        print(f"{left} cells are left; start again to go on", flush=True)
+    else:
+        print("all cells are measured", flush=True)
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def cells(options: argparse.Namespace) -> list[tuple[str, str, int]]:
@@ -88,6 +90,56 @@ def cells(options: argparse.Namespace) -> list[tuple[str, str, int]]:
     asked = [(p, b) for p in options.precisions for b in options.batches]
     stages = [one for one in STAGES if one in asked] + [one for one in asked if one not in STAGES]
     return [(name, *stage) for stage in stages for name in options.networks]
+
+
+def missing(asked: Iterable[tuple[str, str, int]], options: argparse.Namespace) -> list[Cell]:
+    """Those without a result, then those in which something failed."""
+    done = finished(options.results, options.any_commit)
+    found: list[Cell] = []
+    again: list[Cell] = []
+    for name, precision, batch in asked:
+        key = (None if options.any_commit else options.commit, name, precision, batch)
+        failed = done.get((*key, tuple(options.engines)))
+        if failed is False:
+            continue
+        cell = dict(zip(KEY, (options.commit, *key[1:]), strict=True))
+        cell["engines"] = list(options.engines)
+        cell["workers"] = options.workers
+        (again if failed else found).append(Cell(cell, gigabytes(precision, batch)))
+    return found + again
+
+
+def gigabytes(precision: str, batch: int) -> float:
+    """What a worker may hold, all engines together; an estimate for the largest networks."""
+    each = 0.08 if precision in ("float16", "bfloat16") else 0.16
+    return 3.0 + each * batch
+
+
+def setting(options: argparse.Namespace, index: int, gpu: int) -> Setting:
+    """How the workers of one GPU are started."""
+    cores = sorted(os.sched_getaffinity(0))
+    workers = options.workers * len(options.gpus)
+    kept: list[int] = []
+    if len(cores) >= 2 * MEASURING_CORES * len(options.gpus) + workers:
+        kept = cores[: MEASURING_CORES * len(options.gpus)]
+    own = kept[index * MEASURING_CORES : (index + 1) * MEASURING_CORES]
+    command = [sys.executable, "-m", "benchmarks.cuda_zoo_cell", "--engines", *options.engines]
+    command += ["--rounds", str(options.rounds), "--tune", options.tune]
+    command += ["--regions"] if options.regions else []
+    command += ["--cores", *map(str, own)]
+    threads = str(max(1, (len(cores) - len(kept)) // workers))
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": visible(gpu),
+        "OMP_NUM_THREADS": threads,
+        "TORCHINDUCTOR_COMPILE_THREADS": threads,
+    }
+    return Setting(tuple(command), environment, frozenset(cores) - set(kept), options.workers)
+
+
+def visible(gpu: int) -> str:
+    """The GPU of that number among those that this process may see."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return given.split(",")[gpu] if given else str(gpu)
 
 
 def arguments() -> argparse.Namespace:
@@ -101,11 +153,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 128])
     parser.add_argument("--engines", nargs="+", default=list(USUAL), choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--gpus", nargs="+", type=int, default=[0])
+    parser.add_argument("--workers", type=int, default=1, help="of each GPU")
     parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--cell-seconds", type=float, default=600.0, help="at most for one cell")
     parser.add_argument("--commit", default=commit(), help="where there is no git repository")
+    parser.add_argument("--any-commit", action="store_true", help="skip other commits' cells too")
     parser.add_argument("--tune", default="quick")
-    parser.add_argument("--strategy", default="model")
-    parser.add_argument("--profile", action="store_true", help="print the regions of minidnn")
+    parser.add_argument("--regions", action="store_true", help="minidnn's regions one by one")
     return parser.parse_args()
 
 
@@ -117,245 +172,52 @@ def commit() -> str:
         return "unknown"
 
 
-def finished(results: Path) -> set[tuple[Any, ...]]:
+def finished(results: Path, any_commit: bool = False) -> dict[tuple[Any, ...], bool]:
+    """Of the cells that were measured last under each key: whether something failed."""
+    found: dict[tuple[Any, ...], bool] = {}
+    for cell in read(results):
+        commit = None if any_commit else cell["commit"]
+        key = (commit, *(cell[name] for name in KEY[1:]), tuple(cell["engines"]))
+        found[key] = bool(cell["failed"])
+    return found
+
+
+def read(results: Path) -> list[dict[str, Any]]:
+    """The cells of a file; a line that was not written to its end is none."""
     if not results.exists():
-        return set()
-    cells = [json.loads(text) for text in results.read_text().splitlines()]
-    names = ("commit", "network", "precision", "batch")
-    return {(*(cell[n] for n in names), tuple(cell["engines"])) for cell in cells}
-
-
-def measured(name: str, precision: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Times of one cell in milliseconds, and what was needed to get there."""
-    dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision, torch.float32)
-    tf32 = precision == "tf32"
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
-    torch.manual_seed(0)
-    network = peer(name)
-    size = 299 if name == "inception_v3" else 224
-    x = torch.randn(batch, 3, size, size, device="cuda", dtype=dtype)
-    runs: dict[str, Run] = {}
-    seconds: dict[str, float] = {}
-    errors: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    reference = None
-    for engine in options.engines:
-        begin = time.perf_counter()
+        return []
+    found = []
+    for text in results.read_text().splitlines():
         try:
-            last = is_faster(runs, "eager-last", "eager")
-            runs[engine], output = ENGINE[engine](name, network, x, precision, last, options)
-            torch.cuda.synchronize()
-            output = output.float()
-            if reference is None:
-                reference = output
-            errors[engine] = float((output - reference).abs().max() / reference.abs().max())
-        except Exception as error:
-            runs.pop(engine, None)
-            failed[engine] = f"{type(error).__name__}: {error}"[:300]
-            print(name, precision, batch, engine, "failed:", failed[engine], flush=True)
-            continue
-        seconds[engine] = round(time.perf_counter() - begin, 2)
-    times: dict[str, list[float]] = {}
-    try:
-        times = in_turn(runs, options.rounds)
-    except Exception as error:
-        failed["timing"] = f"{type(error).__name__}: {error}"[:300]
-        print(name, precision, batch, "timing failed:", failed["timing"], flush=True)
-    runs.clear()
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-    return {
-        "device": torch.cuda.get_device_name(),
-        "versions": versions(),
-        "ms": {engine: median(ts) for engine, ts in times.items()},
-        "interval": {engine: interval(ts) for engine, ts in times.items()},
-        "compile_seconds": seconds,
-        "errors": errors,
-        "failed": failed,
-    }
+            found.append(json.loads(text))
+        except json.JSONDecodeError:
+            print(f"{results}: a line of {len(text)} characters is broken and left out")
+    return found
 
 
-def versions() -> dict[str, str]:
-    """Of what a time depends on."""
-    from minidnn.cudnn import machine
-
-    return {
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "minidnn's cuDNN": machine.library_name(),
-        "torch's cuDNN": str(torch.backends.cudnn.version()),
-        "device": machine.device_name(0),
-    }
-
-
-def is_faster(runs: dict[str, Run], one: str, other: str) -> bool:
-    """Whether an engine is faster than another; if the other is not there, it is."""
-    if one not in runs or other not in runs:
-        return one in runs
-    times = in_turn({name: runs[name] for name in (one, other)}, 3)
-    return median(times[one]) < median(times[other])
-
-
-def peer(name: str) -> Any:
-    extra = {"init_weights": False} if name in ("inception_v3", "googlenet") else {}
-    extra |= {"aux_logits": False} if extra else {}
-    return getattr(torchvision.models, name)(weights=None, **extra).eval()
-
-
-def ours(
-    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
-) -> tuple[Run, Any]:
-    net = network
-    if name in NETWORKS:
-        net = models.get_model(name)
-        net.load_state_dict({key: value.numpy() for key, value in network.state_dict().items()})
-    exe = md.compile(
-        net,
-        tuple(x.shape),
-        device="cuda",
-        precision=precision,
-        tune=options.tune,
-        strategy=options.strategy,
-    )
-    if options.profile:
-        print(exe.explain(measure=True))
-    run = exe.bind(x)
-    run()
-    return run, run.outputs[0]
-
-
-def eager(
-    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
-) -> tuple[Run, Any]:
-    return captured(moved(network, x, False), x)
-
-
-def eager_last(
-    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
-) -> tuple[Run, Any]:
-    return captured(moved(network, x, True), x.to(memory_format=torch.channels_last))
-
-
-def moved(network: Any, x: Any, last: bool) -> Any:
-    """A copy of the network where the image is, of its type, its weights in either layout."""
-    layout = torch.channels_last if last else torch.contiguous_format
-    return copy.deepcopy(network).to("cuda", x.dtype).to(memory_format=layout)
-
-
-def captured(network: Any, x: Any) -> tuple[Run, Any]:
-    with torch.inference_mode():
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                network(x)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = network(x)
-    graph.replay()
-
-    def run() -> Any:
-        graph.replay()
-        return network, x  # which the graph reads, and which must stay
-
-    return run, y
-
-
-def compiled(
-    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
-) -> tuple[Run, Any]:
-    return by_inductor("reduce-overhead", network, x, last)
-
-
-def autotuned(
-    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
-) -> tuple[Run, Any]:
-    return by_inductor("max-autotune", network, x, last)
-
-
-def by_inductor(mode: str, network: Any, x: Any, last: bool) -> tuple[Run, Any]:
-    import torch._inductor.config
-
-    torch._inductor.config.freezing = True
-    torch._dynamo.reset()
-    fast = torch.compile(moved(network, x, last), mode=mode)
-    if last:
-        x = x.to(memory_format=torch.channels_last)
-
-    def run() -> Any:
-        with torch.inference_mode(), torch.no_grad():
-            return fast(x)
-
-    for _ in range(4):
-        y = run()
-    return run, y.clone()
-
-
-ENGINE: dict[str, Callable[..., tuple[Run, Any]]] = {
-    "minidnn": ours,
-    "eager": eager,
-    "eager-last": eager_last,
-    "compile": compiled,
-    "max-autotune": autotuned,
-}
-
-
-def in_turn(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of one call, for each round."""
-    counts = {}
-    for engine, run in runs.items():
-        run()
-        counts[engine] = max(2, min(200, math.ceil(ROUND_MS / max(timed(run, 2), 1e-3))))
-    times: dict[str, list[float]] = {engine: [] for engine in runs}
-    for _ in range(rounds):
-        for engine, run in runs.items():
-            times[engine].append(timed(run, counts[engine]))
-    return times
-
-
-def timed(run: Run, count: int) -> float:
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(200_000)  # the GPU does not wait for the first launch
-    before.record()
-    for _ in range(count):
-        run()
-    after.record()
-    after.synchronize()
-    return float(before.elapsed_time(after)) / count
-
-
-def median(times: list[float]) -> float:
-    return sorted(times)[len(times) // 2]
-
-
-def interval(times: list[float]) -> tuple[float, float]:
-    """Order statistics between which the median lies with at least 95 % probability."""
-    ordered, count = sorted(times), len(times)
-    below = 0
-    tail = 0.0
-    while below < count // 2:
-        tail += math.comb(count, below) / 2**count
-        if tail > 0.025:
-            break
-        below += 1
-    low = max(0, below - 1)
-    return ordered[low], ordered[count - 1 - low]
+def report(cell: dict[str, Any], results: Path) -> None:
+    """Appends a cell to the file, and says what was found."""
+    with results.open("a+b") as file:
+        file.seek(0, os.SEEK_END)
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":  # a line that was not written to its end
+                file.write(b"\n")
+        file.write(json.dumps(cell).encode() + b"\n")
+    print(line(cell), flush=True)
 
 
 def line(cell: dict[str, Any]) -> str:
     ms = cell["ms"]
-    own = ms.get("minidnn")
-    peers = [value for engine, value in ms.items() if engine != "minidnn"]
+    own = ms.get(OWN)
+    peers = [value for engine, value in ms.items() if engine != OWN]
     ratio = f"{min(peers) / own:5.2f}x" if own and peers else "     -"
     texts = " ".join(f"{engine} {value:8.3f}" for engine, value in ms.items())
-    seconds = cell["compile_seconds"]
     worst = max(cell["errors"].values(), default=math.nan)
+    failed = "".join(f"; {engine} failed: {text}" for engine, text in cell["failed"].items())
     return (
         f"{cell['network']:<14} {cell['precision']:<8} {cell['batch']:>4} {ratio} {texts} ms; "
-        f"compiled in {seconds} s; differ by {worst:.1e}"
+        f"ready after {cell['compile_seconds']} s; differ by {worst:.1e}{failed}"
     )
 
 

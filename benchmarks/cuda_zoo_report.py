@@ -1,35 +1,41 @@
 """Tables of what ``cuda_zoo.py`` measured: every cell, what failed, what is missing.
 
-    python benchmarks/cuda_zoo_report.py results.jsonl [--commit COMMIT]
+    python -m benchmarks.cuda_zoo_report results.jsonl [--commit COMMIT]
+    python -m benchmarks.cuda_zoo_report fusion.jsonl --fusion
 
 A row's ratio is the time of the fastest peer by minidnn's.  The last cell of a name counts, of the
 commit asked for, else of any.
+
+``--fusion`` is about cells with the engines minidnn-layers and minidnn-contractions: the gain of
+the whole network (t0 / t1 - 1, and the share of time saved), and of its optimisable layers, that
+is, of all regions without a convolution or linear layer (with ``--regions``; kernels one by one,
+so their sum is more than the whole).  What contractions take over leaves these regions; what it
+costs there is seen beside them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cuda_zoo import OWN, read
+
 Cell = dict[str, Any]
-OWN = "minidnn"
+FAMILIES = ("alexnet", "vgg", "resnet", "squeezenet", "densenet", "inception")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--commit")
+    parser.add_argument("--fusion", action="store_true")
     options = parser.parse_args()
-    lines = [text for path in options.results for text in path.read_text().splitlines()]
-    print(report(json.loads(text) for text in lines if options.commit in (None, _commit(text))))
-
-
-def _commit(text: str) -> str:
-    return str(json.loads(text)["commit"])
+    cells = [cell for path in options.results for cell in read(path)]
+    found = [cell for cell in cells if options.commit in (None, cell["commit"])]
+    print(fusion(found) if options.fusion else report(found))
 
 
 def report(cells: Iterable[Cell]) -> str:
@@ -44,6 +50,15 @@ def report(cells: Iterable[Cell]) -> str:
         rows.append(f"| {precision} | {batch} | {summary(found)} |")
     every = [cell for found in stages.values() for cell in found]
     rows.append(f"| all | | {summary(every)} |")
+    rows += [
+        "",
+        "| family | precision | batch | cells | geometric mean | least | under 1 | failed |",
+    ]
+    rows.append("|" + "---|" * 8)
+    for family in FAMILIES:
+        for (precision, batch), found in stages.items():
+            some = [cell for cell in found if str(cell["network"]).startswith(family)]
+            rows += [f"| {family} | {precision} | {batch} | {summary(some)} |"] if some else []
     engines = list(dict.fromkeys(e for c in every for e in c["ms"]))
     rows += ["", "| network | precision | batch | " + " | ".join(engines) + " | ratio |"]
     rows.append("|" + "---|" * (len(engines) + 4))
@@ -57,7 +72,7 @@ def report(cells: Iterable[Cell]) -> str:
 
 def ratio(cell: Cell) -> float | None:
     """How many times as long the fastest peer takes; None where either is missing."""
-    peers = [ms for engine, ms in cell["ms"].items() if engine != OWN]
+    peers = [ms for engine, ms in cell["ms"].items() if not engine.startswith(OWN)]
     return min(peers) / cell["ms"][OWN] if OWN in cell["ms"] and peers else None
 
 
@@ -86,6 +101,39 @@ def _ms(cell: Cell, engine: str) -> str:
 def _ratio_text(cell: Cell) -> str:
     found = ratio(cell)
     return "-" if found is None else f"{found:.2f}"
+
+
+def fusion(cells: Iterable[Cell]) -> str:
+    """Markdown: what fusion alone gains, a row for each cell."""
+    before, between = f"{OWN}-layers", f"{OWN}-contractions"
+    titles = ["network", "precision", "batch", "layers, ms", "contractions, ms", "depth-first, ms"]
+    titles += ["total gain", "time saved", "gain over contractions"]
+    titles += ["optimisable before, ms", "after, ms", "gain", "contracting before, ms", "after, ms"]
+    rows = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for cell in {(c["precision"], c["batch"], c["network"]): c for c in cells}.values():
+        ms = cell["ms"]
+        names = f"{cell['network']} | {cell['precision']} | {cell['batch']}"
+        if not {before, between, OWN} <= set(ms):
+            rows.append(f"| {names} | {_failures([cell])} |" + " |" * (len(titles) - 4))
+            continue
+        whole, apart, own = ms[before], ms[between], ms[OWN]
+        texts = [f"{whole:.3f}", f"{apart:.3f}", f"{own:.3f}", f"{whole / own - 1:.1%}"]
+        texts += [f"{1 - own / whole:.1%}", f"{apart / own - 1:.1%}"]
+        if {before, OWN} <= set(cell.get("regions", {})):
+            (first, first_rest), (last, last_rest) = (_parts(cell, e) for e in (before, OWN))
+            gain = f"{first / last - 1:.0%}" if last else "all"
+            texts += [f"{first:.3f}", f"{last:.3f}", gain, f"{first_rest:.3f}", f"{last_rest:.3f}"]
+        else:
+            texts += ["-"] * 5
+        rows.append(f"| {names} | " + " | ".join(texts) + " |")
+    return "\n".join(rows)
+
+
+def _parts(cell: Cell, engine: str) -> tuple[float, float]:
+    """Milliseconds of regions without a convolution or linear layer, and of the others."""
+    regions = cell["regions"][engine]
+    others = sum(row[3] for row in regions if not row[2])
+    return others / 1e3, sum(row[3] for row in regions) / 1e3 - others / 1e3
 
 
 if __name__ == "__main__":

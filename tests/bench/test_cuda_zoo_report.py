@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.cuda_zoo_report import ratio, report
+from benchmarks.cuda_zoo_report import fusion, ratio, report
 
 
 def cell(network: str, own: float | None, *peers: float, batch: int = 128) -> dict[str, Any]:
@@ -36,3 +36,25 @@ def test_failures_and_cells_under_one_are_shown() -> None:
 def test_the_last_measurement_of_a_cell_counts() -> None:
     text = report([cell("alexnet", 1.0, 4.0), cell("alexnet", 2.0, 4.0)])
     assert "| float16 | 128 | 1 | 2.00 |" in text and "4.00 |\n" not in text.split("\n\n")[0]
+
+
+def test_our_other_strategies_are_no_peers() -> None:
+    one = cell("alexnet", 2.0, 6.0)
+    one["ms"]["minidnn-layers"] = 3.0
+    assert ratio(one) == 3.0
+
+
+def test_families_have_rows_of_their_own() -> None:
+    text = report([cell("vgg11", 1.0, 2.0), cell("vgg19_bn", 1.0, 8.0), cell("alexnet", 1.0, 1.0)])
+    assert "| vgg | float16 | 128 | 2 | 4.00 | 2.00 (vgg11) | 0 | none |" in text
+
+
+def test_what_fusion_gains() -> None:
+    one = cell("vgg11", 2.0)
+    one["ms"] |= {"minidnn-layers": 3.0, "minidnn-contractions": 2.5}
+    conv = ["c", "contraction", True, 1500.0, 0.0, 0, 0]
+    before = [conv, ["r", "ReLU", False, 1000.0, 0.0, 0, 0], ["p", "Pool", False, 500.0, 0.0, 0, 0]]
+    one["regions"] = {"minidnn-layers": before, "minidnn": [conv, before[2]]}
+    row = "2.500 | 2.000 | 50.0% | 33.3% | 25.0% | 1.500 | 0.500 | 200% | 1.500 | 1.500 |"
+    assert f"| vgg11 | float16 | 128 | 3.000 | {row}" in fusion([one])
+    assert "vgg13 | float16 | 128 | vgg13: minidnn |" in fusion([cell("vgg13", None)])
