@@ -1,0 +1,48 @@
+"""Documents lead to each other: nothing named in them is missing, README.md names all of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+def links(document: str) -> list[str]:
+    """Targets of links that stay in the tree."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+
+
+def anchors(path: Path) -> set[str]:
+    """What a heading can be reached by, as hosts of Markdown call it."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    for link in links(document):
+        name, _, anchor = link.partition("#")
+        path = (ROOT / document).parent / name if name else ROOT / document
+        assert path.is_file(), f"{document} links to {link}, which is missing"
+        assert not anchor or anchor in anchors(path), f"{document}: {name} has no heading #{anchor}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_are_named_exist(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    tops = "benchmarks|demo|docs|minidnn|models|tests|tools"
+    named = re.findall(rf"\b((?:{tops})/[\w/.-]+\.(?:py|md|json|svg|cu|cuh|c|h|sh))\b", text)
+    # NAME stands for any; the tests of CuPy are CuPy's.
+    ours = [name for name in named if "NAME" not in name and not name.startswith("tests/cupy")]
+    missing = [name for name in ours if not (ROOT / name).exists()]
+    assert missing == [], f"{document} names files that are not there"
+
+
+def test_the_readme_names_every_document() -> None:
+    named = {link.partition("#")[0] for link in links("README.md")}
+    assert set(DOCUMENTS[1:]) <= named
