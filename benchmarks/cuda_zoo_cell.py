@@ -191,14 +191,27 @@ class Own:
     def __call__(self) -> None:
         self._run()
 
-    def regions(self) -> list[list[Any]]:
-        """Of each region: name, kind, whether it contracts, microseconds, the least by the
-        roofline, operations, bytes."""
-        nodes = {node.name: node for node in self._exe.graph.nodes}
-        found: list[list[Any]] = []
-        for r in self._exe.profile(self._x, runs=5).regions:
-            times = (1e6 * r.seconds, 1e6 * r.bound_seconds)
-            found.append([r.name, r.kind, contracts(nodes[r.name]), *times, r.operations, r.bytes])
+    def regions(self) -> list[dict[str, Any]]:
+        """What each region takes, and what it takes at least, by its bytes and its operations."""
+        graph, device = self._exe.graph, self._exe.plan.target.device
+        nodes = {node.name: node for node in graph.nodes}
+        found = []
+        profile = self._exe.profile(self._x, runs=5)
+        for region, what in zip(profile.regions, profile.descriptions, strict=True):
+            is_contraction = contracts(nodes[region.name])
+            peak = device.contraction_operations if is_contraction else device.operations
+            found.append(
+                {
+                    "name": region.name,
+                    "kind": region.kind,
+                    "contracts": is_contraction,
+                    "shape": list(nodes[region.name].outputs[0].shape),
+                    "us": 1e6 * region.seconds,
+                    "bytes_us": 1e6 * region.bytes / device.bandwidth,
+                    "operations_us": 1e6 * region.operations / peak,
+                    "what": what,
+                }
+            )
         return found
 
 

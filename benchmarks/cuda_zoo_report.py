@@ -11,6 +11,9 @@ the whole network (t0 / t1 - 1, and the share of time saved), and of its optimis
 is, of all regions without a convolution or linear layer (with ``--regions``; kernels one by one,
 so their sum is more than the whole).  What contractions take over leaves these regions; what it
 costs there is seen beside them.
+
+``--regions 10`` shows the slowest regions of each cell beside their floors, by bytes at the rate of
+copies and by operations at that of large products.
 """
 
 from __future__ import annotations
@@ -32,10 +35,14 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--commit")
     parser.add_argument("--fusion", action="store_true")
+    parser.add_argument("--regions", type=int, default=0, help="so many slowest of each cell")
     options = parser.parse_args()
     cells = [cell for path in options.results for cell in read(path)]
     found = [cell for cell in cells if options.commit in (None, cell["commit"])]
-    print(fusion(found) if options.fusion else report(found))
+    if options.regions:
+        print(slowest(found, options.regions))
+    else:
+        print(fusion(found) if options.fusion else report(found))
 
 
 def report(cells: Iterable[Cell]) -> str:
@@ -132,8 +139,30 @@ def fusion(cells: Iterable[Cell]) -> str:
 def _parts(cell: Cell, engine: str) -> tuple[float, float]:
     """Milliseconds of regions without a convolution or linear layer, and of the others."""
     regions = cell["regions"][engine]
-    others = sum(row[3] for row in regions if not row[2])
-    return others / 1e3, sum(row[3] for row in regions) / 1e3 - others / 1e3
+    others = sum(region["us"] for region in regions if not region["contracts"]) / 1e3
+    return others, sum(region["us"] for region in regions) / 1e3 - others
+
+
+def slowest(cells: Iterable[Cell], most: int) -> str:
+    """Markdown: the slowest regions of each cell, beside their floors."""
+    rows: list[str] = []
+    for cell in cells:
+        regions = cell.get("regions", {}).get(OWN, [])
+        whole = sum(region["us"] for region in regions)
+        rows.append(
+            f"{cell['network']}, {cell['precision']}, batch {cell['batch']}: "
+            f"{len(regions)} regions, {whole:.0f} us one by one"
+        )
+        rows += ["", "| region | output | us | share | by bytes | by operations | reached | how |"]
+        rows.append("|" + "---|" * 8)
+        for region in sorted(regions, key=lambda r: -float(r["us"]))[:most]:
+            floors = (region["bytes_us"], region["operations_us"])
+            texts = [region["name"], "x".join(map(str, region["shape"])), f"{region['us']:.1f}"]
+            texts += [f"{region['us'] / whole:.1%}", *(f"{floor:.1f}" for floor in floors)]
+            texts += [f"{max(floors) / region['us']:.0%}", region["what"].replace("|", "/")]
+            rows.append("| " + " | ".join(texts) + " |")
+        rows.append("")
+    return "\n".join(rows)
 
 
 if __name__ == "__main__":

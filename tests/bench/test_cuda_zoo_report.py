@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.cuda_zoo_report import fusion, ratio, report
+from benchmarks.cuda_zoo_report import fusion, ratio, report, slowest
 
 
 def cell(network: str, own: float | None, *peers: float, batch: int = 128) -> dict[str, Any]:
@@ -18,6 +18,17 @@ def cell(network: str, own: float | None, *peers: float, batch: int = 128) -> di
         "batch": batch,
         "ms": times,
         "failed": failed,
+    }
+
+
+def region(name: str, contracts: bool, us: float) -> dict[str, Any]:
+    floors = {"bytes_us": us / 4, "operations_us": us / 2}
+    return floors | {
+        "name": name,
+        "contracts": contracts,
+        "us": us,
+        "shape": [1, 2],
+        "what": "conv",
     }
 
 
@@ -52,9 +63,20 @@ def test_families_have_rows_of_their_own() -> None:
 def test_what_fusion_gains() -> None:
     one = cell("vgg11", 2.0)
     one["ms"] |= {"minidnn-layers": 3.0, "minidnn-contractions": 2.5}
-    conv = ["c", "contraction", True, 1500.0, 0.0, 0, 0]
-    before = [conv, ["r", "ReLU", False, 1000.0, 0.0, 0, 0], ["p", "Pool", False, 500.0, 0.0, 0, 0]]
-    one["regions"] = {"minidnn-layers": before, "minidnn": [conv, before[2]]}
+    conv, pool = region("c", True, 1500.0), region("p", False, 500.0)
+    before = [conv, region("r", False, 1000.0), pool]
+    one["regions"] = {"minidnn-layers": before, "minidnn": [conv, pool]}
     row = "2.500 | 2.000 | 50.0% | 33.3% | 25.0% | 1.500 | 0.500 | 200% | 1.500 | 1.500 |"
     assert f"| vgg11 | float16 | 128 | 3.000 | {row}" in fusion([one])
     assert "vgg13 | float16 | 128 | vgg13: minidnn |" in fusion([cell("vgg13", None)])
+
+
+def test_the_slowest_regions_stand_beside_their_floors() -> None:
+    one = cell("vgg11", 2.0)
+    one["regions"] = {
+        "minidnn": [region(n, True, us) for n, us in zip("abc", (1, 8, 7), strict=True)]
+    }
+    text = slowest([one], 2)
+    assert "vgg11, float16, batch 128: 3 regions, 16 us one by one" in text
+    assert "| b | 1x2 | 8.0 | 50.0% | 2.0 | 4.0 | 50% | conv |\n| c |" in text
+    assert "| a |" not in text
