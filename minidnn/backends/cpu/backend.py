@@ -33,6 +33,7 @@ from .library import Kernel
 from .lower import Pointer, Task, lower_plan
 from .machine import describe_machine
 from .native import runner
+from .packing import Packed
 from .program import Group, Operand, Program, Region, shared_pool
 from .rates import measured_rates
 from .target import CpuTarget, device_for
@@ -167,7 +168,7 @@ class CpuProgram:
         workspace = max((task.workspace_bytes for task in tasks), default=0)
         self._slots = _Slots(plan, threads, workspace, guarded)
         others: _Constants | None = None if shared is None else shared._constants
-        self._constants: _Constants = _Constants(self._slots.count, guarded, others)
+        self._constants: _Constants = _Constants(self._slots.count, threads, guarded, others)
         rows = [
             Region(
                 kernel,
@@ -419,10 +420,11 @@ class _Constants:
     Each is packed and stored before the next is made, so that never two copies of all exist.
     """
 
-    def __init__(self, slot: int, guarded: bool, shared: _Constants | None) -> None:
+    def __init__(self, slot: int, threads: int, guarded: bool, shared: _Constants | None) -> None:
         self.buffers: list[Buffer] = [] if shared is None else list(shared.buffers)
         self.bytes: int = 0 if shared is None else shared.bytes
         self._first = slot
+        self._threads = threads
         self._guarded = guarded
         #: Where what each function packed lies: which buffer, and the offset.
         self._places: dict[Callable[[], np.ndarray], tuple[int, int]] = (
@@ -437,20 +439,27 @@ class _Constants:
     def add(self, make: Callable[[], np.ndarray]) -> Operand:
         """Takes a constant; returns where it lies."""
         if make not in self._places:
-            self._places[make] = self._store(np.ascontiguousarray(make()))
+            if isinstance(make, Packed):
+                offset = self._reserve(4 * make.size)
+                make.write(self.buffers[-1].array("f4", (make.size,), offset), self._threads)
+            else:
+                array = np.ascontiguousarray(make())
+                offset = self._reserve(array.nbytes)
+                self.buffers[-1].array(array.dtype, (array.size,), offset)[...] = array.ravel()
+            self._places[make] = len(self.buffers) - 1, offset
         number, offset = self._places[make]
         return Operand(self._first + number, offset)
 
-    def _store(self, array: np.ndarray) -> tuple[int, int]:
+    def _reserve(self, size: int) -> int:
+        """Takes that many bytes of the last buffer; where they begin."""
         offset = self._used
         if self._guarded:
-            self.buffers.append(Buffer(array.nbytes, Guard.END))
+            self.buffers.append(Buffer(size, Guard.END))
             offset = 0
-        elif offset is None or offset + array.nbytes > self.buffers[-1].size:
+        elif offset is None or offset + size > self.buffers[-1].size:
             # Pages that nothing is written to take no memory.
-            self.buffers.append(Buffer(max(array.nbytes, _CHUNK_BYTES)))
+            self.buffers.append(Buffer(max(size, _CHUNK_BYTES)))
             offset = 0
-        self.buffers[-1].array(array.dtype, (array.size,), offset)[...] = array.ravel()
-        self._used = offset + -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self.bytes += array.nbytes
-        return len(self.buffers) - 1, offset
+        self._used = offset + -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.bytes += size
+        return offset

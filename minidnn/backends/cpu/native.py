@@ -11,12 +11,12 @@ from pathlib import Path
 from ...cache import ForkLock, Store, building_allowed, digest
 from ...errors import CompileError
 from .build_lock import one_builder
-from .library import load
+from .library import Kernel, Library, load
 from .process import Command, run
 from .toolchain import find_cc
 
 SOURCES = Path(__file__).parent / "runner"
-FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread")
+FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 BUILD_SECONDS = 60.0
 ABI = 1
 MAX_OPERANDS = 64
@@ -89,7 +89,7 @@ _SIGNATURES = {
 }
 
 _lock = ForkLock()
-_runners: dict[tuple[str, ...], ctypes.CDLL] = {}
+_runners: dict[tuple[str, ...], Library] = {}
 
 
 def runner(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
@@ -102,9 +102,20 @@ def runner(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
         CompileError: it does not compile or load, or compiling is forbidden.
         DeviceError: there is no C compiler.
     """
+    return _library(extra_flags).handle
+
+
+def runner_kernel(name: str) -> Kernel:
+    """A function of the runner that is a kernel; raises what :func:`runner` raises."""
+    return _library(()).kernel(name)
+
+
+def _library(extra_flags: tuple[str, ...]) -> Library:
     with _lock:
         if extra_flags not in _runners:
-            _runners[extra_flags] = _declare(load(_built(extra_flags)).handle)
+            library = load(_built(extra_flags))
+            _declare(library.handle)
+            _runners[extra_flags] = library
         return _runners[extra_flags]
 
 
@@ -134,7 +145,7 @@ def _built(extra_flags: tuple[str, ...]) -> Path:
             return store.put_file(key, target, label="runner")
 
 
-def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+def _declare(library: ctypes.CDLL) -> None:
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -146,4 +157,3 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
             f"the native runner has ABI {abi} and structures of {list(sizes)} bytes; "
             f"native.py has {ABI} and {mine}"
         )
-    return library

@@ -19,7 +19,7 @@ from .problem import View
 from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
 from .stage import ContractionKernel, Pointer, Stage
 from .tile import print_tile, tile_name
-from .weights import pack_inputs, pack_outputs, pack_weights
+from .weights import pack_inputs, pack_outputs, packed_weights
 
 
 def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> ContractionKernel:
@@ -33,7 +33,7 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> ContractionK
     others = len(parts.others)
     pointers: list[Pointer] = [
         *range(others + 2),
-        lambda: pack_weights(weight(), scheme),
+        packed_weights(weight, scheme),
         lambda: pack_outputs(bias[0]() if bias else None, scheme),
     ]
     pointers += [_packed(pack_inputs, v, scheme) for v in printer.packer.vectors]

@@ -2,50 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ..buffers import Array
+from ..packing import Packed
 from .scheme import Scheme
+from .tiling import Tile
 
-_SLAB = 1 << 9
-"""Terms of a sum that are transposed at a time, so that both sides stay in the cache."""
+_TASK_FLOATS = 1 << 14
+"""Weights that one task packs, if inputs can be divided so."""
+_UNIT = 64
+"""Inputs that are transposed at a time where their order is that of the weights."""
 
 
-def pack_weights(weight: Array, scheme: Scheme) -> Array:
-    """``weight`` (O, I, KH, KW) or (O, I) as [group][tile group][term of the sum][lanes].
+def packed_weights(weight: Callable[[], Array], scheme: Scheme) -> Packed:
+    """Weights (O, I, KH, KW) or (O, I) as [group][tile group][term of the sum][lanes].
 
-    Terms are in the order of the sum; channels beyond the last are zero.
+    Terms are in the order of the sum: blocks of ``unit`` channels, in each the taps, then channels.
+    Outputs beyond the last are zero.
     """
     problem = scheme.problem
-    depth, count = problem.depth, scheme.tile.groups
-    terms = weight.reshape(scheme.groups, scheme.outputs, problem.inputs, -1)
-    whole = np.zeros(scheme.groups * scheme.slots * depth, np.float32)
-    at = 0
-    for group in range(scheme.groups):
-        flat = _in_order(terms[group], scheme)
-        channel = 0
-        for number in range(count):
-            vectors = scheme.tile.vectors - (number >= scheme.tile.wide)
-            width = vectors * scheme.lanes
-            rows = flat[channel : channel + width]
-            target = whole[at : at + width * depth].reshape(depth, width)
-            for begin in range(0, depth, _SLAB):
-                part = slice(begin, begin + _SLAB)
-                target[part, : len(rows)] = rows[:, part].T
-            channel += width
-            at += width * depth
-    return whole
+    taps = problem.depth // problem.inputs
+    unit = _UNIT if taps == 1 else scheme.unit
+    step = input_step(scheme.tile, scheme.lanes, problem.inputs, taps, unit)
+    numbers = [*outputs_numbers(scheme.outputs, problem.inputs, scheme.lanes, scheme.tile), step]
+    numbers += [taps, unit, 0]
+    return Packed(
+        "md_pack_weights",
+        weight,
+        [np.array(numbers, np.int64)],
+        scheme.groups * scheme.slots * problem.depth,
+        scheme.groups * scheme.tile.groups * -(-problem.inputs // step),
+    )
 
 
-def _in_order(terms: Array, scheme: Scheme) -> Array:
-    """(O, I, taps) as (O, terms): blocks of ``unit`` channels, in each the taps, then channels."""
-    outputs, inputs, taps = terms.shape
-    if taps == 1 or scheme.unit == 1:
-        return terms.reshape(outputs, -1)
-    full = inputs // scheme.unit * scheme.unit
-    head = terms[:, :full].reshape(outputs, -1, scheme.unit, taps).swapaxes(2, 3)
-    tail = terms[:, full:].swapaxes(1, 2)
-    return np.concatenate([head.reshape(outputs, -1), tail.reshape(outputs, -1)], axis=1)
+def outputs_numbers(outputs: int, inputs: int, lanes: int, tile: Tile) -> list[int]:
+    """The first numbers of ``shape`` in runner/weights.c."""
+    return [outputs, inputs, lanes, tile.vectors, tile.wide, tile.groups]
+
+
+def input_step(tile: Tile, lanes: int, inputs: int, floats: int, unit: int) -> int:
+    """Inputs of one task, a multiple of ``unit``, where each has ``floats`` for every output."""
+    units = max(1, _TASK_FLOATS // (tile.vectors * lanes * floats * unit))
+    return min(units * unit, -(-inputs // unit) * unit)
 
 
 def pack_outputs(vector: Array | None, scheme: Scheme) -> Array:

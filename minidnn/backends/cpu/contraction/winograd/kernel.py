@@ -22,7 +22,7 @@ from .functions import (
     print_store,
 )
 from .scheme import WinogradScheme
-from .weights import pack_transformed
+from .weights import transformed_weights
 
 _POINTER = "const uniform float * uniform"
 GRAIN = 4
@@ -117,8 +117,7 @@ class _Printer:
         return made
 
     def weights(self) -> Pointer:
-        weight, scheme = _data(self.parts.node.inputs[1]), self.scheme
-        return lambda: pack_transformed(weight(), scheme)
+        return transformed_weights(_data(self.parts.node.inputs[1]), self.scheme)
 
     def clear(self) -> None:
         """Fills the row of zeros."""

@@ -62,12 +62,6 @@ class Transform:
             rows.append([1 / scale, p / scale, p * p / scale])
         return np.array([*rows, [0, 0, 1]], np.float64)
 
-    def transform_weights(self, weight: Array) -> Array:
-        """(O, I, 3, 3) as (O, I, n, n), computed and returned in float64."""
-        whole = np.kron(self.weights, self.weights)
-        flat = weight.reshape(-1, 9).astype(np.float64) @ whole.T
-        return flat.reshape(*weight.shape[:2], self.inputs, self.inputs)
-
     @property
     def input_parts(self) -> list[range]:
         """The rows of B' that share their arithmetic: of point 0, of each pair, of infinity."""

@@ -1,0 +1,55 @@
+"""Large constants that the runner's threads write to where they shall lie (runner/weights.c)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .buffers import Array
+from .library import Kernel
+from .native import runner_kernel
+from .program import Operand, Program, Region, shared_pool
+
+
+class Packed:
+    """``size`` floats that a function of the runner makes of weights.
+
+    Calling it gives a new array; :meth:`write` writes to one that is there.
+
+    Args:
+        function: of the runner.
+        weight: gives the weights, when they are needed.
+        numbers: what the function reads besides, arrays of int64 and float64.
+        tasks: into how many parts the work is divided.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        weight: Callable[[], Array],
+        numbers: Sequence[Array],
+        size: int,
+        tasks: int,
+    ) -> None:
+        self.size = size
+        self._function = function
+        self._weight = weight
+        self._numbers = numbers
+        self._tasks = tasks
+
+    def write(self, target: Array, threads: int) -> None:
+        """Writes the floats to a contiguous array of ``size`` of them."""
+        weight = np.ascontiguousarray(self._weight(), np.float32)
+        arrays = (target, weight, *self._numbers)
+        kernel: Kernel = runner_kernel(self._function)
+        operands = tuple(map(Operand, range(len(arrays))))
+        region = Region(kernel, operands, self._tasks)
+        Program([region], len(arrays), pool=shared_pool(threads)).run(
+            [array.ctypes.data for array in arrays]
+        )
+
+    def __call__(self) -> Array:
+        made = np.empty(self.size, np.float32)
+        self.write(made, 1)
+        return made

@@ -1,0 +1,127 @@
+"""Weights are packed as kernels read them: the runner's functions against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from minidnn.backends.cpu.buffers import Buffer, Guard
+from minidnn.backends.cpu.contraction.problem import Problem, View
+from minidnn.backends.cpu.contraction.scheme import Scheme
+from minidnn.backends.cpu.contraction.tiling import Tile, split_vectors
+from minidnn.backends.cpu.contraction.weights import packed_weights
+from minidnn.backends.cpu.contraction.winograd.scheme import WinogradScheme
+from minidnn.backends.cpu.contraction.winograd.transform import F2, F4, Transform
+from minidnn.backends.cpu.contraction.winograd.weights import transformed_weights
+from minidnn.backends.cpu.packing import Packed
+
+Widths = list[tuple[int, int]]
+
+
+def problem(groups: int, outputs: int, inputs: int, kernel: int) -> Problem:
+    view = View(inputs, 0, 1, 1, 1, 1)
+    pair, none = (kernel, kernel), (0, 0)
+    ones = (1, 1)
+    return Problem(
+        *(1, groups, inputs, outputs, pair, ones, pair, ones, ones, (none, none), view, view, ()),
+    )
+
+
+def tile_of(outputs: int, lanes: int, vectors: int) -> tuple[Tile, Widths]:
+    """A tile, and the first output and the outputs of each of its groups."""
+    blocks = -(-outputs // lanes)
+    wide, narrow = split_vectors(blocks, vectors)
+    counts = [vectors] * wide + [vectors - 1] * narrow
+    firsts = np.cumsum([0, *counts]) * lanes
+    widths = [(int(first), count * lanes) for first, count in zip(firsts, counts, strict=False)]
+    return Tile(1, 4, vectors, wide, narrow), widths
+
+
+def written(packed: Packed, threads: int) -> np.ndarray:
+    """What is written between guard pages, where memory is NaN at first."""
+    buffer = Buffer(4 * packed.size, Guard.END)
+    array = buffer.array("f4", (packed.size,))
+    packed.write(array, threads)
+    assert buffer.stray_write() is None
+    return np.array(array)
+
+
+def in_order(terms: np.ndarray, unit: int) -> Iterator[np.ndarray]:
+    """(O, I, taps), by term of the sum: blocks of ``unit`` inputs, in each taps, then inputs."""
+    for begin in range(0, terms.shape[1], unit):
+        block = terms[:, begin : begin + unit]
+        for tap in range(terms.shape[2]):
+            yield from block[:, :, tap].T
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize(
+    ("groups", "outputs", "inputs", "kernel", "unit", "vectors"),
+    [
+        (1, 64, 64, 3, 16, 2),
+        (1, 33, 21, 3, 8, 2),
+        (1, 100, 700, 1, 16, 4),
+        (1, 1000, 130, 1, 8, 4),
+        (1, 5, 3, 11, 1, 1),
+        (3, 20, 17, 3, 16, 2),
+        (2, 7, 9, 5, 3, 1),
+        (1, 1, 1, 1, 1, 1),
+    ],
+)
+def test_weights_in_the_order_of_the_sum(
+    groups: int, outputs: int, inputs: int, kernel: int, unit: int, vectors: int, lanes: int,
+    threads: int,
+) -> None:  # fmt: skip
+    tile, widths = tile_of(outputs, lanes, vectors)
+    scheme = Scheme(problem(groups, outputs, inputs, kernel), lanes, tile, "blocks", unit, 1, 0)
+    shape = (groups * outputs, inputs, kernel, kernel)
+    weight = np.random.default_rng(0).standard_normal(shape, np.float32)
+
+    expected: list[np.ndarray] = []
+    for terms in weight.reshape(groups, outputs, inputs, -1):
+        for first, width in widths:
+            rows = np.zeros((width, inputs, kernel**2), np.float32)
+            rows[: max(0, outputs - first)] = terms[first : first + width]
+            expected += in_order(rows, inputs if kernel == 1 else unit)
+    packed = packed_weights(lambda: weight, scheme)
+    np.testing.assert_array_equal(written(packed, threads), np.concatenate(expected))
+    np.testing.assert_array_equal(packed(), np.concatenate(expected))
+
+
+def test_weights_that_do_not_lie_as_they_are_counted() -> None:
+    tile, _ = tile_of(32, 8, 2)
+    scheme = Scheme(problem(1, 32, 24, 1), 8, tile, "none", 8, 1, 0)
+    weight = np.random.default_rng(0).standard_normal((24, 64), np.float32).T[::2]
+    found = packed_weights(lambda: weight, scheme)()
+    np.testing.assert_array_equal(
+        found, packed_weights(lambda: np.ascontiguousarray(weight), scheme)()
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("local", [True, False], ids=["local", "spread"])
+@pytest.mark.parametrize("transform", [F2, F4], ids=lambda transform: transform.name)
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (35, 21), (257, 40), (3, 130), (48, 1)])
+def test_transformed_weights(
+    outputs: int, inputs: int, transform: Transform, local: bool, lanes: int, threads: int
+) -> None:
+    tile, widths = tile_of(outputs, lanes, 2)
+    scheme = WinogradScheme(problem(1, outputs, inputs, 3), lanes, transform, tile, 4, local)
+    weight = np.random.default_rng(0).standard_normal((outputs, inputs, 3, 3), np.float32)
+
+    g = transform.weights
+    parts = []
+    for first, width in widths:
+        rows = np.zeros((width, inputs, 3, 3))
+        rows[: max(0, outputs - first)] = weight[first : first + width]
+        made = np.einsum("ar,oirs,bs->abio", g, rows, g)
+        parts.append(made.reshape(scheme.matrices, -1))
+    expected = np.concatenate([p.ravel() for p in parts] if local else parts, axis=-1).ravel()
+    found = written(transformed_weights(lambda: weight, scheme), threads)
+    # Sums in float64 in another order: at most the last bit of a float32 differs.
+    np.testing.assert_allclose(found, expected, rtol=2e-7, atol=1e-12)
+    assert np.count_nonzero(found != expected.astype(np.float32)) <= 1 + found.size // 1000
