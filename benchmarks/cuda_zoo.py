@@ -11,7 +11,7 @@ A cell is a network, a precision and a batch size.  Engines are
   beyond the zoo are taken from torchvision's modules.  ``minidnn-contractions`` and
   ``minidnn-layers`` fuse less, by the strategies of these names (``--regions`` times regions too);
 - ``eager``, ``eager-last``: PyTorch's modules in NCHW and channels_last with cudnn.benchmark,
-  captured as a CUDA graph;
+  captured as a CUDA graph; ``eager-calls`` is NCHW without a graph, every kernel launched by Python;
 - ``compile``: torch.compile(mode="reduce-overhead") with freezing, on weights and images in the
   layout in which eager was faster; ``max-autotune`` likewise, where it is asked for.
 
@@ -50,7 +50,7 @@ PRECISIONS = ("float16", "bfloat16", "tf32", "float32")
 OWN = "minidnn"
 COMPILED = ("compile", "max-autotune")
 USUAL = (OWN, "eager", "eager-last", "compile")
-ENGINES = (*USUAL, "max-autotune", f"{OWN}-contractions", f"{OWN}-layers")
+ENGINES = (*USUAL, "eager-calls", "max-autotune", f"{OWN}-contractions", f"{OWN}-layers")
 NETWORKS = [name for name in models.list_models() if name != "digits"]
 STAGES = (
     *(("float16", 128), ("float16", 1), ("float32", 128), ("tf32", 128), ("float16", 32)),
