@@ -11,7 +11,7 @@ A cell is a network, a precision and a batch size.  Engines are
   beyond the zoo are taken from torchvision's modules.  ``minidnn-contractions`` and
   ``minidnn-layers`` fuse less, by the strategies of these names (``--regions`` times regions too);
 - ``eager``, ``eager-last``: PyTorch's modules in NCHW and channels_last with cudnn.benchmark,
-  captured as a CUDA graph; ``eager-calls`` is NCHW without a graph, every kernel launched by Python;
+  captured as a CUDA graph; ``eager-calls`` is NCHW with every kernel launched by Python;
 - ``compile``: torch.compile(mode="reduce-overhead") with freezing, on weights and images in the
   layout in which eager was faster; ``max-autotune`` likewise, where it is asked for.
 
