@@ -175,7 +175,9 @@ def peer(name: str) -> Any:
     """torchvision's network, with random weights."""
     extra = {"init_weights": False} if name in ("inception_v3", "googlenet") else {}
     extra |= {"aux_logits": False} if extra else {}
-    with torch.device("cuda"):  # random numbers of the large ones take the processor seconds
+    # Random numbers of the large ones take the processor seconds; minidnn reads modules beyond the
+    # zoo itself, from where they are.
+    with torch.device("cuda" if name in NETWORKS else "cpu"):
         return getattr(torchvision.models, name)(weights=None, **extra).eval()
 
 
