@@ -193,6 +193,8 @@ def from_torch(options: Mapping[str, Any], inputs: str, expected: str, onnx: str
     with torch.inference_mode():
         y = module(x).numpy()
 
+    _replace_uneven_pooling(module, x)
+
     def export(path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporter that needs no further package is old
@@ -202,3 +204,50 @@ def from_torch(options: Mapping[str, Any], inputs: str, expected: str, onnx: str
     write_whole(Path(onnx), export)
     write_whole(Path(expected), lambda path: np.save(path, y))
     return Engine(lambda: None, about={"version": torch.__version__})
+
+
+def _replace_uneven_pooling(module: Any, x: Any) -> None:
+    """Writes adaptive average poolings whose windows differ, which ONNX has no operator for, as
+    products with constant matrices of rows and columns (of few numbers: AlexNet's and VGG's)."""
+    import torch
+
+    class Averages(torch.nn.Module):
+        def __init__(self, rows: torch.Tensor, columns: torch.Tensor) -> None:
+            super().__init__()
+            self.register_buffer("rows", rows)
+            self.register_buffer("columns", columns)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.matmul(torch.matmul(self.rows, x), self.columns)
+
+    sizes: dict[str, tuple[int, ...]] = {}
+    named = dict(module.named_modules())
+    pools = {k: m for k, m in named.items() if isinstance(m, torch.nn.AdaptiveAvgPool2d)}
+    hooks = [
+        pool.register_forward_pre_hook(
+            lambda _, given, name=name: sizes.__setitem__(name, tuple(given[0].shape[2:]))
+        )
+        for name, pool in pools.items()
+    ]
+    with torch.inference_mode():
+        module(x[:1])
+    for hook in hooks:
+        hook.remove()
+    for name, size in sizes.items():
+        out = pools[name].output_size
+        targets = out if isinstance(out, tuple) else (out, out)
+        targets = tuple(t or side for t, side in zip(targets, size, strict=True))
+        if any(side % target for side, target in zip(size, targets, strict=True)):
+            rows, columns = (_averaging(*pair) for pair in zip(size, targets, strict=True))
+            parent, _, last = name.rpartition(".")
+            columns = torch.from_numpy(columns.T.copy())
+            setattr(named[parent], last, Averages(torch.from_numpy(rows), columns))
+
+
+def _averaging(size: int, target: int) -> np.ndarray:
+    """(target, size): each row averages the window of an adaptive pooling."""
+    matrix = np.zeros((target, size), np.float32)
+    for i in range(target):
+        begin, end = i * size // target, -(-(i + 1) * size // target)
+        matrix[i, begin:end] = 1 / (end - begin)
+    return matrix
