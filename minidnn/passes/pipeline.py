@@ -11,6 +11,7 @@ from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.layout import LAYOUT
 from minidnn.passes.place_concat import PLACE_CONCAT
 from minidnn.passes.pool_first import POOL_FIRST
+from minidnn.passes.pool_last import POOL_LAST
 from minidnn.passes.reduce_precision import REDUCE_PRECISION
 from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.share_joins import SHARE_JOINS
@@ -21,6 +22,7 @@ PIPELINE: tuple[Pass, ...] = (
     SHARE_JOINS,
     FOLD_BATCH_NORM,
     POOL_FIRST,
+    POOL_LAST,
     REDUCE_PRECISION,
     ABSORB,
     DEPTH_FIRST,
