@@ -19,11 +19,14 @@
 #define MD_SHARED unsigned char *const md_shared = emulator.shared
 
 struct uint2 { unsigned int x, y; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+static inline float2 make_float2(float x, float y) { return {x, y}; }
 struct alignas(16) uint4 { unsigned int x, y, z, w; };
 struct Index { unsigned int x, y, z; };
 static Index threadIdx, blockIdx, blockDim, gridDim;
 
-enum State { RUNNING, AT_WARP, AT_BLOCK, DONE };
+enum State { RUNNING, AT_WARP, AT_BLOCK, SPINNING, DONE };
 
 struct Fiber {
   ucontext_t context;
@@ -39,6 +42,7 @@ struct Emulator {
   void (*kernel)(void **) = nullptr;
   void **arguments = nullptr;
   unsigned int exchanged[1024];
+  bool progress = false;  // whether something was done that a waiting thread may wait for
 };
 static Emulator emulator;
 
@@ -47,6 +51,8 @@ static void yield_as(State state) {
   fiber.state = state;
   swapcontext(&fiber.context, &emulator.main);
 }
+// A thread that waits for what others will write: it looks again when they have run.
+static inline void spin() { yield_as(SPINNING); }
 static inline void __syncthreads() { yield_as(AT_BLOCK); }
 static inline void __syncwarp(unsigned int = 0xffffffffu) { yield_as(AT_WARP); }
 template <class T> static inline T emulated_exchange(T x, unsigned int lane) {
@@ -90,7 +96,7 @@ static bool run_warp(unsigned int first, unsigned int past, bool backwards) {
   return any;
 }
 
-// 0, or what is wrong: 1 a thread ended while others wait at a barrier.
+// 0, or what is wrong: 1 a thread ended while others wait at a barrier, 3 all wait for ever.
 static int run_block(unsigned int threads, bool backwards) {
   for (unsigned int i = 0; i < threads; i++) {
     Fiber &fiber = emulator.fibers[i];
@@ -102,18 +108,31 @@ static int run_block(unsigned int threads, bool backwards) {
     makecontext(&fiber.context, fiber_main, 0);
   }
   const unsigned int warps = (threads + 31) / 32;
-  for (;;) {
+  for (unsigned int idle = 0; idle < 1000;) {
     for (unsigned int i = 0; i < warps; i++) {
       const unsigned int warp = backwards ? warps - 1 - i : i;
       const unsigned int first = warp * 32, past = first + 32 < threads ? first + 32 : threads;
       for (;;) {
         run_warp(first, past, backwards);
-        unsigned int waiting = 0;
-        for (unsigned int k = first; k < past; k++) waiting += emulator.fibers[k].state == AT_WARP;
-        if (!waiting) break;
+        unsigned int waiting = 0, spinning = 0;
+        for (unsigned int k = first; k < past; k++) {
+          waiting += emulator.fibers[k].state == AT_WARP;
+          spinning += emulator.fibers[k].state == SPINNING;
+        }
+        if (!waiting || spinning) break;
         if (waiting != past - first) return 1;
         for (unsigned int k = first; k < past; k++) emulator.fibers[k].state = RUNNING;
       }
+    }
+    unsigned int spinning = 0;
+    for (unsigned int i = 0; i < threads; i++) spinning += emulator.fibers[i].state == SPINNING;
+    if (spinning) {
+      for (unsigned int i = 0; i < threads; i++)
+        if (emulator.fibers[i].state == SPINNING) emulator.fibers[i].state = RUNNING;
+      idle = emulator.progress ? 0 : idle + 1;
+      emulator.progress = false;
+      backwards = !backwards;
+      continue;
     }
     unsigned int at_block = 0;
     for (unsigned int i = 0; i < threads; i++) at_block += emulator.fibers[i].state == AT_BLOCK;
@@ -122,6 +141,7 @@ static int run_block(unsigned int threads, bool backwards) {
     for (unsigned int i = 0; i < threads; i++) emulator.fibers[i].state = RUNNING;
     backwards = !backwards;
   }
+  return 3;
 }
 
 // Runs a kernel; shared memory holds NaN before each block, and nothing may be written behind it.

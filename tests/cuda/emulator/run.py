@@ -17,8 +17,10 @@ from minidnn.backends.cuda.kernels import KernelSource, Launch
 
 COMPILERS = ("g++", "c++", "clang++")
 HEADER = Path(__file__).with_name("emulator.h")
+HOPPER = Path(__file__).with_name("hopper.h")
 FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing")
 _WRONG = {1: "a thread ended, or left its warp, while others wait at a barrier"}
+_WRONG |= {3: "its threads wait for each other for ever"}
 _WRONG |= {2: "something was written beside shared memory"}
 MARGIN = 64
 """Elements of NaN on both sides of every buffer."""
@@ -29,10 +31,13 @@ class Emulated:
 
     def __init__(self, sources: Sequence[KernelSource], folder: Path) -> None:
         unique = {source.name: source for source in sources}
-        parts = [f'#include "{HEADER}"', prelude(), *(s.text for s in unique.values())]
+        headers = [f'#include "{header}"' for header in (HEADER, HOPPER)]
+        parts = [headers[0], prelude(), headers[1], *(s.text for s in unique.values())]
         parts += [_entry(source) for source in unique.values()]
         text = "\n".join(parts)
-        digest = hashlib.sha256((text + HEADER.read_text()).encode()).hexdigest()[:24]
+        digest = hashlib.sha256(
+            (text + HEADER.read_text() + HOPPER.read_text()).encode()
+        ).hexdigest()[:24]
         library = folder / f"{digest}.so"
         if not library.exists():
             source_file = library.with_suffix(".cpp")
@@ -47,12 +52,14 @@ class Emulated:
     def launch(
         self,
         launch: Launch,
-        arguments: Sequence[np.ndarray],
+        arguments: Sequence[np.ndarray | int],
         backwards: bool = False,
     ) -> None:
-        """Runs a kernel on arrays, whose memory it reads and writes as it lies."""
+        """Runs a kernel on arrays, whose memory it reads and writes as it lies; a number that it
+        takes is an array of one.  An argument may also be an address."""
         kernel = getattr(self._dll, f"enter_{launch.source.name}")
-        pointers = (ctypes.c_void_p * len(arguments))(*(a.ctypes.data for a in arguments))
+        given = [a if isinstance(a, int) else a.ctypes.data for a in arguments]
+        pointers = (ctypes.c_void_p * len(given))(*given)
         grid = (ctypes.c_uint * 3)(*launch.grid)
         status = self._dll.emulate(
             kernel, pointers, grid, launch.block[0], launch.shared_bytes, int(backwards)
@@ -64,9 +71,13 @@ def _entry(source: KernelSource) -> str:
     """A function of one type that calls a kernel with its pointers."""
     match = re.search(rf"\b{source.name}\((.*?)\)\s*{{", source.text, re.DOTALL)
     assert match is not None
-    types = [part.rsplit("*", 1)[0] for part in match[1].split(",")]
-    given = ", ".join(f"({type}*)p[{i}]" for i, type in enumerate(types))
-    return f'extern "C" void enter_{source.name}(void **p) {{ {source.name}({given}); }}'
+    given = []
+    for i, part in enumerate(match[1].split(",")):
+        type, star, _ = part.rpartition("*")
+        given.append(f"({type}*)p[{i}]" if star else f"*({part.rsplit(' ', 1)[0]} *)p[{i}]")
+    space = re.match(r"(?:.*\n)*namespace (\w+) {\n", source.text)
+    call = f"{f'{space[1]}::' if space else ''}{source.name}({', '.join(given)})"
+    return f'extern "C" void enter_{source.name}(void **p) {{ {call}; }}'
 
 
 def guarded(size: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:

@@ -9,48 +9,28 @@
 // places; places 0 to 63 lie once more behind the end, so that 64 pixels in a row never wrap.
 //
 // One warp group loads (cp.async), two multiply (wgmma), each every other 64 results; barriers
-// in shared memory say what is there (full) and what has been read (empty).  Operands lie
-// unswizzled: 8 pixels or filters by 16 bytes are a core matrix of 128 bytes, and shifting by a
-// pixel is shifting by 16 bytes.
+// in shared memory say what is there (full) and what has been read (empty).
+//
+// A pixel's channels lie in panels of CHUNKS times 16 bytes, swizzled by their addresses: shifting
+// by a pixel is shifting the address, and eight pixels in a row never share a bank.  Panels of one
+// chunk are not swizzled: eight pixels in a row are then a core matrix of 128 bytes, two of them
+// where the shift is no multiple of eight.
 namespace halo_$NAME$ {
 typedef $T$ T;
 enum { N = $N$, C8 = $C8$, KH = $KH$, KW = $KW$, DY = $DY$, DX = $DX$, SLABS = $SLABS$ };
 // Products go by 16 channels; a last 8 go with the next tap's, so then there is an even number.
-enum { TAPS = C8 % 2 ? (KW + 1) / 2 * 2 : KW, CHUNKS = KH * TAPS * C8 };
-enum { RING = SLABS * 64, PITCH = (RING + 64) * 16 + 16, TURN = N + 8, LANES = C8 < 8 ? C8 : 8 };
-enum { WEIGHTS = CHUNKS * N * 16, PIXELS = C8 * PITCH, TURNED = 8 * 16 * TURN * 4 };
+enum { TAPS = C8 % 2 ? (KW + 1) / 2 * 2 : KW, PRODUCTS = KH * TAPS * C8 };
+enum { CHUNKS = $CHUNKS$, PANELS = C8 / CHUNKS, TURN = N + 8, LANES = C8 < 8 ? C8 : 8 };
+enum { RING = SLABS * 64, PITCH = (RING + 64) * 16 * CHUNKS + (CHUNKS == 1) * 16 };
+enum { WEIGHTS = PRODUCTS * N * 16, PIXELS = PANELS * PITCH, TURNED = 8 * 16 * TURN * 4 };
 
-MD_FUNCTION void copy(unsigned int to, const T *from, bool inside) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
-               : : "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-
-MD_FUNCTION void wait(unsigned int barrier, int round) {
-  int done = 0;
-  while (!done)
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
-                 "selp.b32 %0, 1, 0, p; }"
-                 : "=r"(done) : "r"(barrier), "r"(round & 1) : "memory");
-}
-
-// A matrix of core matrices: 8 rows lie at once, 8 rows on is 128 bytes, 8 columns on is `next`.
-MD_FUNCTION unsigned long long matrix(unsigned int at, unsigned int next) {
-  return (unsigned long long)(at >> 4) | (unsigned long long)(next >> 4) << 16 | 8ull << 32;
-}
-
-MD_FUNCTION void multiply(float (&c)[N / 2], unsigned long long a, unsigned long long b, int add) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %$ADD$, 0; "
-               "wgmma.mma_async.sync.aligned.m64n$N$k16.f32.$PTX$.$PTX$ "
-               "{$RESULTS$}, %$A$, %$B$, p, 1, 1, 0, 0; }"
-               : $OPERANDS$
-               : "l"(a), "l"(b), "r"(add));
-}
-
+$HOPPER$
 extern "C" __global__ void __launch_bounds__(384, $BLOCKS$) $NAME$($PARAMETERS$) {
   MD_SHARED;
-  const unsigned int shared = (unsigned int)__cvta_generic_to_shared(md_shared);
-  const unsigned int ring = shared + WEIGHTS;
-  const unsigned int full = shared + WEIGHTS + PIXELS + TURNED, empty = full + SLABS * 8;
+  const unsigned int begins = (unsigned int)__cvta_generic_to_shared(md_shared);
+  const unsigned int ring = begins + 1023 & ~1023u;  // the swizzle's pattern begins there
+  const unsigned int shared = ring + PIXELS;
+  const unsigned int full = shared + WEIGHTS + TURNED, empty = full + SLABS * 8;
   const int thread = threadIdx.x & 127, group = threadIdx.x >> 7;
   const int filters = (int)P_filters, line = (int)P_line, plane = (int)P_plane;
   // This block's part of the line: results from `begin` on, 64 for each of its tiles.
@@ -62,8 +42,8 @@ extern "C" __global__ void __launch_bounds__(384, $BLOCKS$) $NAME$($PARAMETERS$)
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < SLABS; i++) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 128;" : : "r"(full + i * 8) : "memory");
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 4;" : : "r"(empty + i * 8) : "memory");
+      expect(full + i * 8, 128);
+      expect(empty + i * 8, 4);
     }
   }
   __syncthreads();
@@ -79,35 +59,36 @@ extern "C" __global__ void __launch_bounds__(384, $BLOCKS$) $NAME$($PARAMETERS$)
         const int row = in_image / line, column = in_image - row * line;
         const bool inside = at >= 0 && image < (int)P_batch && row < (int)P_H && column < (int)P_W;
         const T *from = inside ? x + image * P_image + row * P_row + column * P_pixel : x;
-        const unsigned int to = ring + (place * 64 + i) * 16;
+        const unsigned int to = ring + (place * 64 + i) * 16 * CHUNKS;
         #pragma unroll
         for (int j = lane; j < C8; j += LANES) {
-          copy(to + j * PITCH, from + j * 8, inside);
-          if (place == 0) copy(to + j * PITCH + RING * 16, from + j * 8, inside);
+          const unsigned int chunk = to + j / CHUNKS * PITCH + j % CHUNKS * 16;
+          copy(swizzled<CHUNKS>(chunk), from + j * 8, inside);
+          if (place == 0)
+            copy(swizzled<CHUNKS>(chunk + RING * 16 * CHUNKS), from + j * 8, inside);
         }
       }
-      asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
-                   : : "r"(full + place * 8) : "memory");
+      arrive_with_copies(full + place * 8);
       if (++place == SLABS) place = 0, round++;
     }
-    asm volatile("cp.async.wait_all;" : : : "memory");
+    copies_end();
     return;
   }
 
   // Filters: all taps and channels of N of them, 8 filters by 8 channels after the other.
-  for (int i = threadIdx.x; i < CHUNKS * N; i += 256) {
-    const int q = i % CHUNKS, n = i / CHUNKS, across = q / C8 % TAPS;
+  for (int i = threadIdx.x; i < PRODUCTS * N; i += 256) {
+    const int q = i % PRODUCTS, n = i / PRODUCTS, across = q / C8 % TAPS;
     const int tap = q / C8 / TAPS * KW + across;
     const bool inside = across < KW && n0 + n < filters;
     const T *from = inside ? w + (((n0 + n) * KH * KW + tap) * C8 + q % C8) * 8 : w;
     copy(shared + (q * N + n) * 16, from, inside);
   }
-  asm volatile("cp.async.wait_all;" : : : "memory");
-  asm volatile("fence.proxy.async;" : : : "memory");
-  asm volatile("bar.sync 1, 256;" : : : "memory");
+  copies_end();
+  written();
+  meet(1, 256);
 
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  float *turned = (float *)(md_shared + WEIGHTS + PIXELS) + warp * 16 * TURN;
+  float *turned = (float *)(md_shared + (shared - begins) + WEIGHTS) + warp * 16 * TURN;
   const int n = n0 + lane % (N / 8) * 8;
   const bool some = n < filters;
 $VECTORS$
@@ -117,30 +98,30 @@ $VECTORS$
       wait(full + place * 8, round);
       if (++place == SLABS) place = 0, round++;
     }
-    asm volatile("fence.proxy.async;" : : : "memory");
+    written();
     float c[N / 2];
     #pragma unroll
     for (int i = 0; i < N / 2; i++) c[i] = 0.0f;
     const int start = tile % SLABS * 64;
-    asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+    products_begin();
     #pragma unroll
     for (int tap = 0; tap < KH * TAPS; tap++) {
       int slot = start + tap / TAPS * DY * line + tap % TAPS * DX;
       if (slot >= RING) slot -= RING;
-      const unsigned int pixels = ring + slot * 16, taps = shared + tap * C8 * N * 16;
+      const unsigned int pixels = ring + slot * 16 * CHUNKS, taps = shared + tap * C8 * N * 16;
       #pragma unroll
-      for (int j = 0; j < C8 - 1; j += 2)
-        multiply(c, matrix(pixels + j * PITCH, PITCH), matrix(taps + j * N * 16, N * 16),
-                 tap + j > 0);
+      for (int j = 0; j < C8 - 1; j += 2) {
+        const unsigned int at = pixels + j / CHUNKS * PITCH + j % CHUNKS * 16;
+        const unsigned long long a = CHUNKS == 1 ? matrix(at, PITCH) : rows<CHUNKS>(at);
+        multiply<T>(c, a, matrix(taps + j * N * 16, N * 16), tap + j > 0);
+      }
       if (C8 % 2 && tap % 2 == 0)
-        multiply(c, matrix(pixels + (C8 - 1) * PITCH, DX * 16),
-                 matrix(taps + (C8 - 1) * N * 16, C8 * N * 16), tap + C8 > 1);
+        multiply<T>(c, matrix(pixels + (C8 - 1) * PITCH, DX * 16),
+                    matrix(taps + (C8 - 1) * N * 16, C8 * N * 16), tap + C8 > 1);
     }
-    asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" : $OPERANDS$ : : "memory");
-    if (lane == 0)
-      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
-                   : : "r"(empty + tile % SLABS * 8) : "memory");
+    products_commit();
+    products_end(c);
+    if (lane == 0) arrive(empty + tile % SLABS * 8);
 
     // Each warp turns its sixteen results, so that threads write whole chunks of 16 bytes.
     #pragma unroll

@@ -16,6 +16,7 @@ from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
 from ..pointwise import print_chain
 from ..sequence.mapping import shared_limit
+from .hopper import hopper_text
 from .problem import ContractionProblem
 from .tile import LANES, is_aligned, is_regular, step_of
 
@@ -31,7 +32,8 @@ WIDTHS = (128, 64, 32, 16, 8)
 _THREADS = 384
 _MOST_SLABS_AHEAD = 3
 _LEAST_SLABS_AHEAD = 1
-_REGISTERS = 65536
+_ALIGNED = 1024
+"""Bytes at which the pattern of a swizzle begins anew."""
 _NAMES = ("filters", "line", "plane", "tiles", "each", "PY", "PX", "batch", "H", "W")
 _STRIDES = ("image", "row", "pixel", "rows", "columns", "y")
 
@@ -103,7 +105,7 @@ def _shared(problem: ContractionProblem, width: int, slabs: int) -> int:
     """Bytes of shared memory: filters, the ring, results being turned, barriers."""
     rows, columns = _taps(problem)
     chunks = problem.w.shape[1] // LANES
-    ring = chunks * ((slabs + 1) * TILE + 1) * 16
+    ring = chunks * ((slabs + 1) * TILE + 1) * 16 + _ALIGNED
     return rows * columns * chunks * width * 16 + ring + 8 * 16 * (width + 8) * 4 + slabs * 16
 
 
@@ -166,7 +168,6 @@ def launch_of(problem: ContractionProblem, width: int, multiprocessors: int) -> 
     parameters += [f"const long long P_other{i}" for i in range(len(problem.others))]
     blocks = _side_by_side(problem, width)
     slabs = _most_slabs(problem, width, shared_limit(ARCH) // blocks - 1024 * (blocks - 1))
-    results = [f"c[{i}]" for i in range(width // 2)]
     _, channels, rows, columns = problem.w.shape
     parts = {
         "T": element,
@@ -178,13 +179,9 @@ def launch_of(problem: ContractionProblem, width: int, multiprocessors: int) -> 
         "DX": problem.dilation[1],
         "SLABS": slabs,
         "BLOCKS": blocks,
-        "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
+        "CHUNKS": _panel(channels // LANES),
         "PARAMETERS": ", ".join(parameters),
-        "RESULTS": ", ".join(f"%{i}" for i in range(len(results))),
-        "A": len(results),
-        "B": len(results) + 1,
-        "ADD": len(results) + 2,
-        "OPERANDS": ", ".join(f'"+f"({one})' for one in results),
+        "HOPPER": hopper_text(problem.x.dtype, width),
         "VECTORS": _vectors(problem),
         "EPILOGUE": _epilogue(problem),
     }
@@ -196,6 +193,11 @@ def launch_of(problem: ContractionProblem, width: int, multiprocessors: int) -> 
     source = KernelSource(name, text.replace("$NAME$", name), specific=True)
     grid = (across, -(-problem.w.shape[0] // width), 1)
     return Launch(source, grid, (_THREADS, 1, 1), _shared(problem, width, slabs))
+
+
+def _panel(chunks: int) -> int:
+    """Chunks of 16 bytes of a pixel that lie side by side: what one of the swizzles spreads."""
+    return next((n for n in (8, 4, 2) if chunks % n == 0), 1)
 
 
 @cache

@@ -15,7 +15,7 @@ from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
-from . import halo
+from . import halo, stream
 from .fixed import FixedConvolution, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
@@ -26,7 +26,8 @@ from .tile import candidates as tiles_for
 FIXED = "fixed"
 TILE = "tile"
 HALO = "halo"
-OWN = (TILE, HALO)
+STREAM = "stream"
+OWN = (TILE, HALO, STREAM)
 _ALIGNMENT = 256
 
 Load = Callable[[Sequence[Launch]], list[Loaded]]
@@ -65,6 +66,8 @@ class Recipe:
             return f"tile {TILES[self.engine]}"
         if self.form.core == HALO:
             return f"halo of {self.engine} filters"
+        if self.form.core == STREAM:
+            return f"stream {stream.STREAMS[self.engine]}"
         name = "" if self.form.core == CONVOLUTION else f"{self.form.core} "
         return f"{name}{EngineConfig(self.engine, self.knobs)}"
 
@@ -196,6 +199,8 @@ def own_convolution(
     """A kernel of ours, of those that :func:`own_choices` gives."""
     if core == TILE:
         sizes = sizes_of(problem, TILES[choice])
+    elif core == STREAM:
+        sizes = stream.sizes_of(problem, stream.STREAMS[choice])
     else:
         sizes = halo.sizes_of(problem, choice, multiprocessors())
     return OwnConvolution(load([own_launch(problem, core, choice)])[0], sizes)
@@ -205,13 +210,17 @@ def own_launch(problem: ContractionProblem, core: str, choice: int) -> Launch:
     """A kernel of ours: ``choice`` is one of :func:`own_choices`."""
     if core == TILE:
         return launch_of(problem, TILES[choice], multiprocessors())
+    if core == STREAM:
+        return stream.launch_of(problem, stream.STREAMS[choice], multiprocessors())
     return halo.launch_of(problem, choice, multiprocessors())
 
 
 def own_choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
-    """Kernels of ours that are worth measuring, the most promising first: indices of tiles, or
-    how many filters a block makes."""
-    return tiles_for(problem) if core == TILE else halo.widths(problem, arch)
+    """Kernels of ours that are worth measuring, the most promising first: indices of tiles or
+    streams, or how many filters a block makes."""
+    if core == TILE:
+        return tiles_for(problem)
+    return stream.candidates(problem, arch) if core == STREAM else halo.widths(problem, arch)
 
 
 def multiprocessors() -> int:
@@ -299,6 +308,7 @@ __all__ = [
     "HALO",
     "OWN",
     "PRODUCT",
+    "STREAM",
     "TILE",
     "Addresses",
     "Built",

@@ -259,7 +259,7 @@ _WINDOW_NEXT = """\
 _SCALE_SHIFT, _RELU = (linearize(op.expression()) for op in (ScaleShift(), ReLU()))
 
 
-def _is_packed(problem: ContractionProblem) -> bool:
+def is_packed(problem: ContractionProblem) -> bool:
     """Whether what comes before is scale, shift and ReLU: one instruction for two numbers."""
     return [step.code for step in problem.before] == [_SCALE_SHIFT, _RELU]
 
@@ -272,7 +272,7 @@ def _prologue_loads(problem: ContractionProblem) -> str:
     code = Code()
     code.line("const int q = step * CHUNKS + column < products ? (step * CHUNKS + column) * 8 : 0;")
     for i in range(count):
-        if _is_packed(problem):
+        if is_packed(problem):
             code.line(f"const uint4 s{i} = *(const uint4 *)(u{i} + q);")
         else:
             code.line(f"float s{i}[8];")
@@ -289,7 +289,7 @@ def _prologue(problem: ContractionProblem) -> str:
     code.line("#pragma unroll")
     with code.block("for (int i = 0; i < TURNS_A; i++)"):
         code.line("T *chunk = (T *)(loaded + place(first + i * ROWS, column));")
-        if _is_packed(problem):
+        if is_packed(problem):
             scale, shift = (a.index for a in problem.before[0].arguments[1:])
             code.line("uint4 x = *(const uint4 *)chunk;")
             for part in "xyzw":

@@ -1,0 +1,34 @@
+"""Hopper's instructions as functions, for kernels with ``wgmma``."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+
+def hopper_text(dtype: str, width: int) -> str:
+    """The functions of ``hopper.cu`` for products of ``dtype`` by ``width`` columns at once."""
+    count = width // 2
+    parts = {
+        "N": width,
+        "PTX": "f16" if dtype == "float16" else "bf16",
+        "RESULTS": ", ".join(f"%{i}" for i in range(count)),
+        "OPERANDS": ", ".join(f'"+f"(c[{i}])' for i in range(count)),
+        "A": count,
+        "A1": count + 1,
+        "A2": count + 2,
+        "A3": count + 3,
+        "B": count + 1,
+        "B4": count + 4,
+        "ADD": count + 2,
+        "ADD4": count + 5,
+    }
+    text = _text()
+    for key, value in parts.items():
+        text = text.replace(f"${key}$", str(value))
+    return text
+
+
+@cache
+def _text() -> str:
+    return Path(__file__).with_name("hopper.cu").read_text()

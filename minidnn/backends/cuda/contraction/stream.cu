@@ -1,0 +1,158 @@
+// A 1x1 convolution as a matrix product on tensor cores: all filters of a block lie in shared
+// memory, pixels stream past them.  Printed by stream.py, which says what the names in dollars
+// stand for.
+//
+// A block makes PIXELS results at a time, one such tile after another.  Their channels go through
+// a ring of slabs in shared memory, 64 channels each: one warp group loads (cp.async), two multiply
+// (wgmma), and barriers say what is there (full) and what has been read (empty).  Each warp takes
+// its sixteen rows into registers (ldmatrix), where what comes before the product is computed, so
+// a slab is free again at once.  The two groups share a slab's pixels, or, HALVES, each takes all
+// of them and half of the filters.
+namespace stream_$NAME$ {
+typedef $T$ T;
+enum { N = $N$, HALVES = $HALVES$, FILTERS = HALVES ? 2 * N : N, PIXELS = HALVES ? 64 : 128 };
+enum { SLAB = PIXELS * 128, PART = N % 32 ? 16 : 32, LANES = PART / 8, TURN = PART + 8 };
+enum { ROWS = 32 / LANES, TURNS = 16 / ROWS, TURNED = 8 * 16 * TURN * 4 };
+
+$HOPPER$
+extern "C" __global__ void __launch_bounds__(384, 1) $NAME$($PARAMETERS$) {
+  MD_SHARED;
+  const int thread = threadIdx.x & 127, group = threadIdx.x >> 7;
+  const int filters = (int)P_filters, chunks = (int)P_chunks, slabs = (int)P_slabs;
+  const int tiles = (int)P_tiles, n0 = blockIdx.y * FILTERS;
+  const int steps = (chunks + 1) / 2, each = (steps + 3) / 4;  // of 16 and of 64 channels
+  const unsigned int begins = (unsigned int)__cvta_generic_to_shared(md_shared);
+  const unsigned int ring = begins + 1023 & ~1023u;
+  const unsigned int weights = ring + slabs * SLAB;
+  const unsigned int turns = weights + steps * FILTERS * 32, vectors = turns + TURNED;
+  const unsigned int full = vectors + $BEFORE$ * steps * 64, empty = full + slabs * 8;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < slabs; i++) {
+      expect(full + i * 8, 128);
+      expect(empty + i * 8, 8);
+    }
+  }
+  __syncthreads();
+
+  int place = 0, round = 0;  // of the slab that comes next
+  if (group == 2) {
+    const int lane = thread & 7, first = thread >> 3;
+    int loaded = 0;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const long long m0 = (long long)tile * PIXELS;
+      for (int slab = 0; slab < each; slab++, loaded++) {
+        if (loaded >= slabs) wait(empty + place * 8, round - 1);
+        const int q = slab * 8 + lane;
+        const T *from = x + (m0 + first) * P_x + q * 8;
+        const unsigned int to = ring + place * SLAB + first * 128 + lane * 16;
+        if (q < 2 * steps) {
+          #pragma unroll
+          for (int i = 0; i < PIXELS / 16; i++) {
+            const bool inside = q < chunks && m0 + first + i * 16 < P_pixels;
+            copy(swizzled<8>(to + i * 2048), inside ? from + i * 16 * P_x : x, inside);
+          }
+        }
+        arrive_with_copies(full + place * 8);
+        if (++place == slabs) place = 0, round++;
+      }
+    }
+    copies_end();
+    return;
+  }
+
+  // Filters: a warp takes 8 of them by 4 chunks at a time, which lie on different banks.
+  const int across = (2 * steps + 3) / 4;
+  for (int i = threadIdx.x; i < across * FILTERS * 4; i += 256) {
+    const int q = (i >> 5) % across * 4 + (i >> 3 & 3), n = (i >> 5) / across * 8 + (i & 7);
+    const bool inside = q < chunks && n0 + n < filters;
+    const T *from = inside ? w + ((n0 + n) * chunks + q) * 8 : w;
+    if (q < 2 * steps) copy(weights + (q * FILTERS + n) * 16, from, inside);
+  }
+$BEFORE_VECTORS$
+  copies_end();
+  written();
+  meet(1, 256);
+
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  float *turned = (float *)(md_shared + (turns - begins)) + warp * 16 * TURN;
+  const int part_row = (HALVES ? 0 : group * 64) + (warp & 3) * 16;
+  const unsigned int taken = weights + (HALVES ? group * N * 16 : 0);
+  const int n1 = n0 + (HALVES ? group * N : 0) + lane % LANES * 8;
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const long long m1 = (long long)tile * PIXELS + part_row + lane / LANES;
+$OTHERS$
+    float c[N / 2];
+    #pragma unroll
+    for (int i = 0; i < N / 2; i++) c[i] = 0.0f;
+    for (int slab = 0; slab < each; slab++) {
+      wait(full + place * 8, round);
+      const unsigned int at = ring + place * SLAB + (part_row + (lane & 15)) * 128
+                              + (lane >> 4) * 16;
+      const unsigned int b = taken + slab * 8 * FILTERS * 16;
+      if (slab * 4 + 4 <= steps) {
+        unsigned int a[4][4];
+        #pragma unroll
+        for (int k = 0; k < 4; k++) {
+          fragments(a[k], swizzled<8>(at + k * 32));
+$SCALE4$
+        }
+        __syncwarp();
+        if (lane == 0) arrive(empty + place * 8);
+        products_begin();
+        #pragma unroll
+        for (int k = 0; k < 4; k++)
+          multiply<T>(c, a[k], matrix(b + k * FILTERS * 32, FILTERS * 16), 1);
+        products_commit();
+        products_end(c);
+      } else {
+        for (int k = 0; k < steps - slab * 4; k++) {
+          unsigned int a[1][4];
+          fragments(a[0], swizzled<8>(at + k * 32));
+$SCALE1$
+          products_begin();
+          multiply<T>(c, a[0], matrix(b + k * FILTERS * 32, FILTERS * 16), 1);
+          products_commit();
+          products_end(c);
+        }
+        __syncwarp();
+        if (lane == 0) arrive(empty + place * 8);
+      }
+      if (++place == slabs) place = 0, round++;
+    }
+
+    // Each warp turns its results, PART columns at a time, so that threads write whole chunks.
+    #pragma unroll
+    for (int part = 0; part < N / PART; part++) {
+      #pragma unroll
+      for (int j = 0; j < PART / 8; j++) {
+        float *at = turned + (lane >> 2) * TURN + j * 8 + (lane & 3) * 2;
+        const int i = 4 * (part * (PART / 8) + j);
+        *(float2 *)at = make_float2(c[i], c[i + 1]);
+        *(float2 *)(at + 8 * TURN) = make_float2(c[i + 2], c[i + 3]);
+      }
+      __syncwarp();
+      const int n = n1 + part * PART;
+      const bool some = n < filters;
+$VECTORS$
+      #pragma unroll
+      for (int k = 0; k < TURNS; k++) {
+        const int row = lane / LANES + k * ROWS;
+        const long long m = m1 + k * ROWS;
+        if (some && m < P_pixels) {
+          const float *from = turned + row * TURN + lane % LANES * 8;
+          // Odd rows read their halves in the other order: then no two rows share a bank.
+          const int turn = (row & 1) * 4;
+          const float4 one = *(const float4 *)(from + turn);
+          const float4 two = *(const float4 *)(from + 4 - turn);
+          const float4 low = turn ? two : one, high = turn ? one : two;
+          float a0[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, r[8];
+$EPILOGUE$
+          md_store<8>(y + m * P_y + n, r);
+        }
+      }
+      __syncwarp();
+    }
+  }
+}
+}  // namespace stream_$NAME$

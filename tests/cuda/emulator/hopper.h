@@ -1,0 +1,140 @@
+// Hopper's instructions: the functions of contraction/hopper.cu on the emulator's shared memory.
+//
+// Copies are there at once, and products are made when they are asked for: what must wait for
+// them is not tested so, but who waits at which barrier is, and where everything lies.
+
+// Where shared memory begins for those who see addresses: not where a swizzle's pattern does.
+static const unsigned int SHARED_BEGINS = 1040;
+
+static inline unsigned int __cvta_generic_to_shared(const void *p) {
+  return (unsigned int)((const unsigned char *)p - emulator.shared) + SHARED_BEGINS;
+}
+static inline unsigned char *emulated_shared(unsigned int at) {
+  return emulator.shared + (at - SHARED_BEGINS);
+}
+
+template <class T> static inline void copy(unsigned int to, const T *from, bool inside) {
+  unsigned char *at = emulated_shared(to);
+  if ((size_t)at % 16 || (size_t)from % 16) abort();
+  if (inside) memcpy(at, from, 16);
+  else memset(at, 0, 16);
+}
+static inline void copies_end() {}
+
+// Arrivals that are expected, those still missing, and how often all were there.
+struct Barrier { unsigned short expected, missing; unsigned int rounds; };
+static inline Barrier *emulated_barrier(unsigned int at) {
+  if (at % 8) abort();
+  return (Barrier *)emulated_shared(at);
+}
+static inline void expect(unsigned int barrier, int arrivals) {
+  *emulated_barrier(barrier) = {(unsigned short)arrivals, (unsigned short)arrivals, 0};
+}
+static inline void arrive(unsigned int barrier) {
+  Barrier *b = emulated_barrier(barrier);
+  if (b->missing == 0 || b->missing > b->expected) abort();
+  emulator.progress = true;
+  if (--b->missing == 0) b->missing = b->expected, b->rounds++;
+}
+static inline void arrive_with_copies(unsigned int barrier) { arrive(barrier); }
+static inline void wait(unsigned int barrier, int round) {
+  while ((emulated_barrier(barrier)->rounds & 1) == (round & 1)) spin();
+  // A barrier that went on twice looks as if nobody had come.
+  if ((int)emulated_barrier(barrier)->rounds > round + 2) abort();
+  emulator.progress = true;
+}
+
+struct Meeting { int came = 0; unsigned int rounds = 0; };
+static Meeting emulated_meetings[16];
+static inline void meet(int barrier, int threads) {
+  Meeting &m = emulated_meetings[barrier];
+  const unsigned int round = m.rounds;
+  emulator.progress = true;
+  if (++m.came == threads) m.came = 0, m.rounds++;
+  while (m.rounds == round) spin();
+}
+
+static inline void written() {}
+static inline void products_begin() {}
+static inline void products_commit() {}
+template <int N> static inline void products_end(float (&)[N]) {}
+
+static inline void fragments(unsigned int (&r)[4], unsigned int at) {
+  const unsigned int me = emulator.current;
+  emulator.exchanged[me] = at;
+  __syncwarp();
+  for (int i = 0; i < 4; i++) {
+    const unsigned int row = emulator.exchanged[(me & ~31u) + i * 8 + (me & 31) / 4];
+    if (row % 16) abort();
+    memcpy(&r[i], emulated_shared(row + me % 4 * 4), 4);
+  }
+  __syncwarp();
+}
+
+// Element (row, k) of a matrix in shared memory, by its descriptor.
+static inline unsigned short emulated_element(unsigned long long matrix, int row, int k) {
+  const unsigned int start = (matrix & 0x3fff) << 4, mode = (unsigned int)(matrix >> 62);
+  const unsigned int lead = (matrix >> 16 & 0x3fff) << 4, stride = (matrix >> 32 & 0x3fff) << 4;
+  unsigned int at = start + row / 8 * stride;
+  if (mode == 0) {
+    at += row % 8 * 16 + k / 8 * lead + k % 8 * 2;
+  } else {
+    at += row % 8 * (256 >> mode) + k * 2;
+    at ^= (at >> 7 & (8 >> (mode - 1)) - 1) << 4;
+  }
+  unsigned short bits;
+  memcpy(&bits, emulated_shared(at), 2);
+  return bits;
+}
+template <class T> static inline float emulated_value(unsigned short bits) {
+  T x;
+  x.bits = bits;
+  return md_value(x);
+}
+template <class T, int N, class Row>
+static inline void emulated_products(float (&c)[N], Row row_of, unsigned long long b, int add) {
+  const int lane = emulator.current & 31, warp = emulator.current >> 5 & 3;
+  for (int i = 0; i < N; i++) {
+    const int row = lane / 4 + (i >> 1 & 1) * 8, column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
+    float sum = add ? c[i] : 0.0f;
+    for (int k = 0; k < 16; k++)
+      sum += emulated_value<T>(row_of(warp, row, k))
+             * emulated_value<T>(emulated_element(b, column, k));
+    c[i] = sum;
+  }
+}
+template <class T, int N>
+static inline void multiply(float (&c)[N], unsigned long long a, unsigned long long b, int add) {
+  emulated_products<T>(
+      c, [&](int warp, int row, int k) { return emulated_element(a, warp * 16 + row, k); }, b, add);
+}
+template <class T, int N>
+static inline void multiply(float (&c)[N], const unsigned int (&a)[4], unsigned long long b,
+                            int add) {
+  static unsigned int all[1024][4];
+  const unsigned int first = emulator.current & ~31u;
+  memcpy(all[emulator.current], a, 16);
+  __syncwarp();
+  emulated_products<T>(
+      c,
+      [&](int, int row, int k) {
+        const unsigned int *one = all[first + row % 8 * 4 + k % 8 / 2];
+        return (unsigned short)(one[row / 8 + k / 8 * 2] >> k % 2 * 16);
+      },
+      b, add);
+  __syncwarp();
+}
+
+template <class T>
+static inline unsigned int scaled(unsigned int x, unsigned int scale, unsigned int shift) {
+  unsigned int y = 0;
+  for (int i = 0; i < 32; i += 16) {
+    const auto value = [&](unsigned int word) {
+      return emulated_value<T>((unsigned short)(word >> i));
+    };
+    T one;
+    md_set(one, md_max(fmaf(value(x), value(scale), value(shift)), 0.0f));
+    y |= (unsigned int)one.bits << i;
+  }
+  return y;
+}

@@ -1,0 +1,138 @@
+"""Plans for a GPU, run by the emulator: every contraction by one of our kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import minidnn as md
+from minidnn.backends.cuda.bits import from_bits, to_bits
+from minidnn.backends.cuda.contraction import halo, stream
+from minidnn.backends.cuda.contraction.problem import ContractionProblem, Place
+from minidnn.backends.cuda.contraction.recipe import HALO, STREAM, Form, prepare_of
+from minidnn.backends.cuda.instance import Places
+from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.lower import Data, Pointer, Task, lower_plan
+from minidnn.backends.cuda.machine import Machine
+from minidnn.backends.cuda.target import CudaTarget
+from minidnn.graph.ir import Constant
+from minidnn.layers.build import to_graph
+from minidnn.passes.infrastructure import Context
+from minidnn.passes.pipeline import optimize
+from minidnn.runtime.plan import Plan, make_plan
+
+from .arrays import STORED
+from .emulator.run import Emulated
+
+MACHINE = Machine("a GPU", (9, 0), 132, 4.3e12)
+ARCH = "sm_90"
+WORKERS = 3
+"""Multiprocessors: few, so that a block makes several tiles."""
+
+Kernel = tuple[str, Launch, list[int]]
+"""The form's core, a launch, and the numbers that it takes."""
+
+
+def planned(network: md.Layer, shape: tuple[int, ...], precision: str) -> Plan:
+    context = Context(CudaTarget(MACHINE.device(precision), precision))
+    return make_plan(optimize(to_graph(network, shape), context, verify=True), context)
+
+
+def problems_of(
+    network: md.Layer, shape: tuple[int, ...], precision: str
+) -> list[ContractionProblem]:
+    tasks = lower_plan(planned(network, shape, precision), ARCH, precision == "tf32")
+    return [task.work for task in tasks if isinstance(task.work, ContractionProblem)]
+
+
+def by_halo(problem: ContractionProblem) -> Kernel:
+    assert halo.why_not_halo(problem, ARCH) is None
+    width = halo.widths(problem, ARCH)[0]
+    launch = halo.launch_of(problem, width, WORKERS)
+    return HALO, launch, halo.sizes_of(problem, width, WORKERS)
+
+
+def by_stream(problem: ContractionProblem, choice: int = 0) -> Kernel:
+    assert stream.why_not_stream(problem, ARCH) is None
+    shape = stream.STREAMS[stream.candidates(problem, ARCH)[choice]]
+    return STREAM, stream.launch_of(problem, shape, WORKERS), stream.sizes_of(problem, shape)
+
+
+class EmulatedProgram:
+    """A plan of one input and one output, its memory full of NaN before each run."""
+
+    def __init__(
+        self,
+        network: md.Layer,
+        shape: tuple[int, ...],
+        precision: str,
+        kernel: Callable[[ContractionProblem], Kernel],
+        folder: Path,
+    ) -> None:
+        self.plan = planned(network, shape, precision)
+        self.tasks = lower_plan(self.plan, ARCH, precision == "tf32")
+        self.kernels: dict[ContractionProblem, tuple[Kernel, Launch | None]] = {}
+        launches = [task.work for task in self.tasks if isinstance(task.work, Launch)]
+        for task in self.tasks:
+            if isinstance(task.work, ContractionProblem):
+                own = kernel(task.work)
+                before = prepare_of(task.work, Form(own[0], len(task.work.stages)))
+                self.kernels[task.work] = own, before
+                launches += [one for one in (own[1], before) if one is not None]
+        self._emulated = Emulated([launch.source for launch in launches], folder)
+        self._constants: dict[tuple[object, ...], np.ndarray] = {}
+
+    def __call__(self, x: np.ndarray, backwards: bool = False) -> np.ndarray:
+        plan = self.plan
+        (given,), (out,) = plan.graph.inputs, plan.graph.outputs
+        arena = _memory(plan.arena.bytes)
+        source = _aligned(to_bits(x, given.dtype))
+        result = _memory(out.type.bytes)
+        addresses = [a.ctypes.data for a in (source, result)]
+        places = Places(plan, arena.ctypes.data, 0, addresses[:1], addresses[1:])
+        for task in self.tasks:
+            self._run(task, places, backwards)
+        assert not places.copies
+        values = result.view(STORED[out.dtype])[: out.type.size].reshape(out.shape)
+        return from_bits(values, out.dtype)
+
+    def _run(self, task: Task, places: Places, backwards: bool) -> None:
+        pointers = [self._address(p, places) for p in task.pointers]
+        if isinstance(task.work, Launch):
+            self._emulated.launch(task.work, pointers, backwards)
+            return
+        problem = task.work
+        (_, launch, sizes), before = self.kernels[problem]
+        x, w, y, *rest = pointers
+        if before is not None:
+            prepared = _memory(problem.batch * problem.gathered.image * problem.x.itemsize)
+            self._emulated.launch(before, [x, prepared.ctypes.data], backwards)
+            x = prepared.ctypes.data
+        numbers = [np.array([size]) for size in sizes]
+        arguments = [x, w, *rest, y, *(n.ctypes.data for n in numbers)]
+        self._emulated.launch(launch, arguments, backwards)
+
+    def _address(self, pointer: Pointer, places: Places) -> int:
+        if isinstance(pointer, Place):
+            return places.address(pointer.value) + pointer.bytes
+        if not isinstance(pointer, Data):
+            assert not isinstance(pointer, Constant)
+            return places.address(pointer)
+        if pointer.key not in self._constants:
+            self._constants[pointer.key] = _aligned(to_bits(pointer.make(), pointer.dtype))
+        return self._constants[pointer.key].ctypes.data
+
+
+def _memory(size: int) -> np.ndarray:
+    """Bytes of NaN, aligned to 256."""
+    whole = np.full(size + 512, 0xFF, np.uint8)
+    shift = -whole.ctypes.data % 256
+    return whole[shift : shift + size + 256]
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    memory = _memory(array.nbytes)
+    memory[: array.nbytes] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    return memory

@@ -1,0 +1,159 @@
+"""Our kernels of contractions with Hopper's instructions, run by the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.contraction import stream
+from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.recipe import STREAM
+from minidnn.backends.cuda.sequence.mapping import shared_limit
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.types import rounded_to
+from minidnn.layers.build import to_graph
+
+from .contractions import EPSILON, dense, draw_weights, residual
+from .lowered import ARCH, EmulatedProgram, Kernel, by_halo, by_stream, problems_of
+
+WINDOWS = {
+    "3x3": (lambda: L.Sequential(L.Conv2d(48, 64, 3, padding=1), L.SiLU()), (2, 48, 7, 9)),
+    "128-channels": (lambda: L.Conv2d(128, 32, 3, padding=1), (1, 128, 9, 13)),
+    "64-channels": (lambda: L.Conv2d(64, 24, 3), (3, 64, 8, 11)),
+    "32-channels-1x7": (lambda: L.Conv2d(32, 16, (1, 7), padding=(0, 3)), (2, 32, 6, 9)),
+    "16-channels-5x3": (lambda: L.Conv2d(16, 40, (5, 3), padding=(2, 0)), (2, 16, 9, 8)),
+    "dilated": (lambda: L.Conv2d(16, 8, 3, padding=2, dilation=2), (1, 16, 10, 10)),
+    "8-channels": (lambda: L.Conv2d(8, 16, 3, padding=1), (2, 8, 9, 10)),
+    "24-channels": (lambda: L.Conv2d(24, 32, 3, padding=1), (2, 24, 8, 10)),
+    "stem": (lambda: L.Sequential(L.Conv2d(3, 16, 7, 2, 3), L.ReLU()), (1, 3, 21, 25)),
+    "residual": (lambda: residual(32, 3), (1, 32, 14, 14)),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_that_read_each_pixel_once(name: str, tmp_path: Path) -> None:
+    dtype = "bfloat16" if list(WINDOWS).index(name) % 2 else "float16"
+    check(*WINDOWS[name], dtype, by_halo, tmp_path)
+
+
+def bottleneck(channels: int, filters: int) -> md.Layer:
+    """A 1x1 convolution whose result a residual is added to."""
+    x = md.Input((channels, 9, 15))
+    wide = L.ReLU()(L.Conv2d(channels, filters, 1)(x))
+    return md.Model(x, L.ReLU()(L.Conv2d(filters, filters, 1)(wide) + wide))
+
+
+POINTWISE = {
+    "one-slab": (lambda: L.Sequential(L.Conv2d(64, 48, 1), L.SiLU()), (2, 64, 9, 20)),
+    "odd-chunks": (lambda: L.Sequential(L.Conv2d(72, 136, 1), L.ReLU()), (3, 72, 13, 11)),
+    "few-channels": (lambda: L.Conv2d(8, 16, 1), (1, 8, 12, 12)),
+    "many-slabs": (lambda: L.Conv2d(336, 96, 1), (4, 336, 12, 20)),
+    "residual": (lambda: bottleneck(32, 256), (2, 32, 9, 15)),
+    "many-filters": (lambda: L.Conv2d(64, 328, 1), (2, 64, 9, 15)),
+}
+
+
+@pytest.mark.parametrize("choice", [0, 1])
+@pytest.mark.parametrize("name", POINTWISE)
+def test_pixels_that_stream_past_filters(name: str, choice: int, tmp_path: Path) -> None:
+    dtype = "bfloat16" if (list(POINTWISE).index(name) + choice) % 2 else "float16"
+
+    def kernel(problem: ContractionProblem) -> Kernel:
+        return by_stream(problem, choice)
+
+    check(*POINTWISE[name], dtype, kernel, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_slices_and_what_comes_before(dtype: str, tmp_path: Path) -> None:
+    """A block of a DenseNet: 1x1 convolutions normalize slices, 3x3 write them."""
+
+    def kernel(problem: ContractionProblem) -> Kernel:
+        pointwise = problem.w.shape[2:] == (1, 1)
+        return by_stream(problem) if pointwise else by_halo(problem)
+
+    check(lambda: dense(32), (2, 32, 14, 14), dtype, kernel, tmp_path)
+
+
+def first_of(layer: md.Layer, shape: tuple[int, ...], dtype: str = "float16") -> ContractionProblem:
+    return problems_of(layer, shape, dtype)[0]
+
+
+def test_what_streams() -> None:
+    wide = first_of(L.Conv2d(64, 256, 1), (32, 64, 28, 28))
+    assert stream.why_not_stream(wide, ARCH) is None and forms_of(wide, ARCH)[0].core == STREAM
+    chosen = [stream.STREAMS[i] for i in stream.candidates(wide, ARCH)]
+    assert [(one.filters, one.pixels) for one in chosen] == [(256, 64), (128, 128)]
+    few = first_of(L.Conv2d(64, 256, 1), (1, 64, 28, 28))
+    assert STREAM not in {form.core for form in forms_of(few, ARCH)}
+    assert STREAM not in {form.core for form in forms_of(wide, "sm_80")}
+    for problem, arch, reason in (
+        (wide, "sm_80", "sm_80 has no wgmma"),
+        (first_of(L.Conv2d(64, 8, 1), (2, 64, 9, 9), "tf32"), ARCH, "it is in float32"),
+        (first_of(L.Conv2d(64, 8, 3), (2, 64, 9, 9)), ARCH, "it is no product of pixels and fil"),
+        (first_of(L.Conv2d(64, 8, 1, 2), (2, 64, 9, 9)), ARCH, "it is no product of pixels and"),
+        (first_of(L.Conv2d(64, 12, 1), (2, 64, 9, 9)), ARCH, "its tensors are no whole chunks of"),
+        (first_of(L.Conv2d(8192, 64, 1), (2, 8192, 9, 9)), ARCH, "its filters do not fit the sha"),
+    ):
+        assert (stream.why_not_stream(problem, arch) or "").startswith(reason), problem.describe()
+
+
+def test_streams_differ_in_shared_memory_alone() -> None:
+    """Launches of one kernel, of which each has a limit of its own."""
+    problems = [first_of(L.Conv2d(c, 128, 1), (32, c, 28, 28)) for c in (64, 256, 480)]
+    launches = [stream.launch_of(problem, stream.STREAMS[5], 132) for problem in problems]
+    assert len({launch.source for launch in launches}) == 1
+    assert len({launch.shared_bytes for launch in launches}) == 3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_streams_keep_to_the_budget(dtype: str) -> None:
+    """They compile without spills, with registers for all threads of a block."""
+    problems = [
+        problem
+        for net, shape in (
+            (bottleneck(64, 256), (64, 64, 9, 15)),
+            (dense(32), (64, 32, 14, 14)),
+            (L.Conv2d(64, 64, 1), (64, 64, 14, 14)),
+        )
+        for problem in problems_of(net, shape, dtype)
+        if problem.is_pointwise
+    ]
+    launches = {
+        launch.source: launch
+        for problem in problems
+        for i in stream.candidates(problem, ARCH)
+        for launch in (stream.launch_of(problem, stream.STREAMS[i], 132),)
+    }
+    for launch, kernel in zip(
+        launches.values(), compile_kernels(list(launches), ARCH), strict=True
+    ):
+        taken = kernel.resources
+        assert taken.spill_bytes == 0 and taken.stack_bytes == 0
+        assert taken.registers * launch.block[0] <= 65536
+        assert launch.shared_bytes + taken.shared_bytes <= shared_limit(ARCH)
+
+
+def check(
+    make: Callable[[], md.Layer],
+    shape: tuple[int, ...],
+    dtype: str,
+    kernel: Callable[[ContractionProblem], Kernel],
+    folder: Path,
+) -> None:
+    net, random = make(), np.random.default_rng(0)
+    draw_weights(net, random)
+    x = rounded_to(dtype, random.standard_normal(shape).astype(np.float32)).astype(np.float32)
+    (expected,) = evaluate(to_graph(net, shape), [x], "float64")
+    run = EmulatedProgram(net, shape, dtype, kernel, folder)
+    y = run(x)
+    scale = np.abs(expected).max()
+    assert np.abs(y - expected).max() <= 4 * EPSILON[dtype] * scale
+    np.testing.assert_array_equal(run(x, backwards=True), y)

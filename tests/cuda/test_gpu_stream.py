@@ -1,0 +1,87 @@
+"""Our 1x1 convolution that keeps its filters: slices, residuals, what comes before, many pixels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cuda.contraction import stream, tune
+from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.recipe import STREAM, Form, own_choices
+from minidnn.backends.cuda.machine import machine_of
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.types import rounded_to
+from minidnn.layers.build import to_graph
+from tests.cuda.contractions import EPSILON, Forgetful, dense, draw_weights, residual
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(params=[0, 1])
+def only_stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1x1 convolutions are computed by this kernel or not at all; windows as always."""
+    if machine_of(0).arch != "sm_90":
+        pytest.skip("this GPU has no wgmma")
+
+    def forms(problem: ContractionProblem, arch: str) -> list[Form]:
+        if problem.w.shape[2:] != (1, 1):
+            return forms_of(problem, arch)
+        reason = stream.why_not_stream(problem, arch)
+        assert reason is None, reason
+        return [Form(STREAM, len(problem.stages))]
+
+    def choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
+        found = own_choices(problem, core, arch)
+        return found[request.param :] or found[:1] if core == STREAM else found
+
+    monkeypatch.setattr(tune, "forms_of", forms)
+    monkeypatch.setattr(tune, "own_choices", choices)
+    monkeypatch.setattr(tune, "_store", Forgetful())
+
+
+NETS = {
+    "one-tile": (lambda: L.Conv2d(16, 8, 1), (1, 16, 3, 5)),
+    "one-slab": (lambda: L.Sequential(L.Conv2d(64, 48, 1), L.SiLU()), (2, 64, 9, 20)),
+    "odd-chunks": (lambda: L.Sequential(L.Conv2d(72, 136, 1), L.ReLU()), (3, 72, 13, 11)),
+    "many-slabs": (lambda: L.Conv2d(336, 96, 1), (4, 336, 28, 28)),
+    "many-filters": (lambda: L.Conv2d(64, 328, 1), (20, 64, 15, 15)),
+    "narrow": (lambda: L.Sequential(L.Conv2d(128, 16, 1), L.ReLU()), (64, 128, 55, 55)),
+    "few-filters-fit": (lambda: L.Conv2d(800, 128, 1), (16, 800, 14, 14)),
+    "residual": (lambda: residual(256, 1), (128, 256, 14, 14)),
+    "dense": (lambda: dense(32), (3, 32, 14, 14)),
+    "dense-long": (lambda: dense(160), (128, 160, 14, 14)),
+    "large": (lambda: L.Sequential(L.Conv2d(256, 256, 1), L.ReLU()), (16, 256, 56, 56)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", NETS)
+def test_numbers(name: str, dtype: str, only_stream: None) -> None:
+    make, shape = NETS[name]
+    net = make()
+    random = np.random.default_rng(0)
+    draw_weights(net, random)
+    x = rounded_to(dtype, random.standard_normal(shape).astype(np.float32)).astype(np.float32)
+    # The first and the last images are compared: the reference takes its time.
+    few = np.unique([0, 1, shape[0] - 1]) if shape[0] > 4 else np.arange(shape[0])
+    graph = to_graph(net, (len(few), *shape[1:]))
+    (expected,) = evaluate(graph, [x[few]], "float64")
+    exe = md.compile(net, shape, device="cuda", precision=dtype)
+    assert "stream of" in exe.explain(measure=True)
+    result = np.asarray(exe(x), np.float64)
+    assert np.isfinite(result).all()
+    scale = np.abs(expected).max()
+    assert np.abs(result[few] - expected).max() <= 6 * EPSILON[dtype] * scale
+    np.testing.assert_array_equal(np.asarray(exe(x), np.float64), result)
+
+
+def test_nan_is_never_lost(only_stream: None) -> None:
+    net = L.Sequential(L.BatchNorm2d(16), L.ReLU(), L.Conv2d(16, 16, 1), L.ReLU())
+    x = np.ones((1, 16, 8, 8), np.float16)
+    x[0, 3, 4, 4] = np.nan
+    y = md.compile(net, x.shape, device="cuda", precision="float16")(x)
+    assert np.isnan(y[0, :, 4, 4]).all()
+    assert np.isfinite(y[0, :, 4, 5]).all() and np.isfinite(y[0, :, 0, 0]).all()
