@@ -41,7 +41,9 @@ class Constants:
             raise OutOfMemoryError(f"no room for {self.bytes} bytes of weights: {error}") from error
         for offset, array in self._pending:
             (self._memory + offset).copy_from_host(array.ctypes.data, array.nbytes)
-        cuda.runtime.deviceSynchronize()  # from pageable memory a copy may still be on its way
+        # From pageable memory a copy may still be on its way.  All of the device cannot be waited
+        # for while another thread captures.
+        cuda.Stream.null.synchronize()
         self._pending.clear()
 
     def address(self, data: Data) -> int:

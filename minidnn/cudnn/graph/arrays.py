@@ -6,12 +6,14 @@ without importing their libraries.
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import packed_strides
-from minidnn.cudnn.capture import no_capture
 from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.cudnn.graph.spec import TensorSpec
 from minidnn.errors import DeviceError, GraphError
@@ -147,27 +149,45 @@ def _cupy_dtype(name: str) -> Any:
     return cp.dtype(name)
 
 
+_BLOCK = 128 * 7817
+"""Elements of random numbers, which larger tensors repeat: a prime number of 128, so that hardly
+any row of a tensor meets the numbers of another."""
+
+
 def random_like(spec: TensorSpec, seed: int) -> Any:
     """Device memory for one tensor, filled with values as they occur: timings on zeros lie.
 
     Normal numbers for floating-point types (small ones, so that sums stay finite), small
     integers for the others.  Returns an object that owns the memory; its address is ``.ptr``.
+    They come from NumPy, and are enqueued on the current stream: cuRAND, which need not be
+    installed, cannot be used by several threads that compile.
     """
-    cp = cupy()
-    count = spec.span
-    if spec.dtype in ("float32", "float64", "float16", "bfloat16"):
-        with no_capture():
-            values = cp.random.RandomState(seed).standard_normal(count, dtype=cp.float32)
-        values *= cp.float32(0.1)
-        if spec.dtype == "bfloat16":
-            values = (values.view(cp.uint32) >> 16).astype(cp.uint16)
-        else:
-            values = values.astype(spec.dtype, copy=False)
-    else:
-        with no_capture():
-            values = cp.random.RandomState(seed).randint(0, 3, count)
-        values = values.astype(cp.dtype(spec.dtype))
-    return values.data
+    size = spec.span * element_type(spec.dtype).size
+    memory = allocate(size)
+    block = _random_block(spec.dtype)
+    begin = 4099 * seed % len(block)
+    first = np.concatenate([block[begin:], block[:begin]])[: spec.span]
+    stream = cupy().cuda.get_current_stream()
+    memory.copy_from_host_async(first.ctypes.data, first.nbytes, stream)
+    stream.synchronize()  # the numbers on the host may go
+    done = first.nbytes
+    while done < size:
+        length = min(done, size - done)
+        (memory + done).copy_from_device_async(memory, length, stream)
+        done += length
+    return memory
+
+
+@cache
+def _random_block(dtype: str) -> np.ndarray:
+    """``_BLOCK`` random elements as they lie in memory; bfloat16 as uint16."""
+    rng = np.random.default_rng(0)
+    if dtype not in ("float32", "float64", "float16", "bfloat16"):
+        return rng.integers(0, 3, _BLOCK).astype(dtype)
+    values = rng.standard_normal(_BLOCK, np.float32) * np.float32(0.1)
+    if dtype == "bfloat16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(dtype)
 
 
 def allocate(nbytes: int) -> Any:

@@ -8,7 +8,6 @@ from ....cudnn._cupy import cupy
 from ....cudnn.graph import arrays
 from ....cudnn.graph.spec import TensorSpec
 from ....errors import OutOfMemoryError
-from ....graph.types import ITEMSIZE
 from .problem import ContractionProblem, spec_of
 from .recipe import Addresses
 
@@ -21,8 +20,8 @@ def scratch_addresses(problem: ContractionProblem, workspace: int) -> tuple[Addr
     kept: list[Any] = []
 
     def tensor(spec: TensorSpec, offset: int) -> int:
-        size = (spec.span + offset) * ITEMSIZE[spec.dtype]
-        kept.append(_random(size, spec.dtype))
+        flat = TensorSpec((spec.span + offset,), (1,), spec.dtype)
+        kept.append(arrays.random_like(flat, seed=len(kept)))
         return int(kept[-1].ptr)
 
     batch = problem.batch
@@ -47,19 +46,3 @@ def scratch_addresses(problem: ContractionProblem, workspace: int) -> tuple[Addr
 
 def _vector(channels: int, dtype: str) -> TensorSpec:
     return TensorSpec((channels,), (1,), dtype)
-
-
-_BLOCK = 4 << 20
-
-
-def _random(size: int, dtype: str) -> Any:
-    """Memory of that many bytes, filled with a block of random numbers again and again."""
-    itemsize = ITEMSIZE[dtype]
-    count = max(1, min(size, _BLOCK) // itemsize)
-    first = arrays.random_like(TensorSpec((count,), (1,), dtype), seed=0)
-    memory = arrays.allocate(size)
-    stream = cupy().cuda.get_current_stream()
-    for begin in range(0, size, count * itemsize):
-        length = min(count * itemsize, size - begin)
-        (memory + begin).copy_from_device_async(first, length, stream)
-    return memory
