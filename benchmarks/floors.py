@@ -1,85 +1,267 @@
 """How far networks are from their floors on the CPU, and in which regions the time goes.
 
-    python benchmarks/floors.py resnet50 densenet121 --batch 1 16
+    python -m benchmarks.floors resnet50 densenet121 --batch 1 16 [--json FILE]
 
-The floor of a region is what the machine's measured rates allow at least: operations over the peak
-or bytes (each input, weight and output once) over the bandwidth, whichever takes longer; of a
-network, the sum.  Operations are those of the algorithm that was chosen, without its transforms.
+The floor of a region is what the machine allows at least, whichever of these takes longest:
+
+- multiply-adds that its algorithm takes (without transforms, and without the rows of taps that it
+  leaves out) at the rate of a loop of multiply-adds on registers, which runs before and after
+  every run of the network: the faster one counts, since clocks drift;
+- bytes that must come from memory at the rate of a loop that reads, measured beside the network:
+  packed weights if the network's do not fit the last cache, values that do not fit it;
+- all bytes, each once, at the rate at which second-level caches are read.
+
+A region's share is the median over runs of its floor over its time; a network's floor is the sum.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import minidnn as md
+from benchmarks.convolution import Peak, timed
+from benchmarks.linear import READ_BYTES, Read
 from minidnn import models
+from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.backends.cpu.cores import usable_cores
+from minidnn.backends.cpu.isa import best_isa, isa_named
+from minidnn.backends.cpu.lower import Task
 from minidnn.backends.cpu.machine import describe_machine
-from minidnn.report.profile import Profile, RegionTime
+from minidnn.backends.cpu.program import shared_pool
+from minidnn.backends.cpu.rates import measured_rates
+from minidnn.bench.networks import case_of
+from minidnn.bench.results import commit
+from minidnn.bench.statistics import median, ratio
+from minidnn.fusion.region import Region
+from minidnn.graph.ir import Constant, Node, Value
+from minidnn.graph.types import ITEMSIZE
+from minidnn.report.explain import contracts, describe, work
 
 
-def profile(name: str, batch: int, runs: int, options: dict[str, Any]) -> Profile:
-    network = models.get_model(name)
-    shape = (batch, *network.input_shape)
-    exe = md.compile(network, shape, device="cpu", **options)
-    found = exe.profile(np.random.default_rng(0).standard_normal(shape, np.float32), runs=runs)
-    assert isinstance(found, Profile)
+@dataclass(frozen=True)
+class Work:
+    """What a region must do.
+
+    Attributes:
+        operations: in multiply-adds' time; those that are none take twice that.
+        far: bytes that come from memory or go there.
+        bytes: all of them, each once.
+    """
+
+    operations: int
+    far: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """A region: seconds and floor are medians over runs, ``share`` that of their ratio."""
+
+    name: str
+    kind: str
+    text: str
+    algorithm: str
+    operations: int
+    far: int
+    bytes: int
+    seconds: float
+    floor: float
+    share: float
+    bound: str
+
+
+def measure(name: str, batch: int, isa: str, threads: int, runs: int) -> dict[str, Any]:
+    """A network's regions and the rates beside them."""
+    case = case_of(name, batch)
+    layer = getattr(models, name)()
+    options: dict[str, Any] = {"device": "cpu", "threads": threads, "isa": isa}
+    program = md.compile(layer, case.shape, **options).program
+    assert isinstance(program, CpuProgram)
+    graph = program.plan.graph
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(value.shape, np.float32) for value in graph.inputs]
+    outputs = [np.empty(value.shape, np.float32) for value in graph.outputs]
+    pool = shared_pool(threads)
+    peak, read = Peak(isa_named(isa), pool), Read(isa_named(isa), pool)
+    reads = [timed(read.program, read.bases, threads)[0] for _ in range(4)]
+    program.run(inputs, outputs)
+    flops, times = [], []
+    for _ in range(runs):
+        before = timed(peak.program, peak.bases, threads)[0]
+        program.run(inputs, outputs)
+        times.append(program.seconds_of_nodes(inputs, outputs))
+        after = timed(peak.program, peak.bases, threads)[0]
+        flops.append(peak.operations / min(before, after))
+    reads += [timed(read.program, read.bases, threads)[0] for _ in range(4)]
+    reading = READ_BYTES / min(reads)
+    works = works_of(program)
+    rows = [
+        row_of(program, node, works[node], [each[node] for each in times], flops, reading)
+        for node in times[0]
+    ]
+    return {
+        "network": name,
+        "batch": batch,
+        "threads": threads,
+        "isa": isa,
+        "machine": describe_machine().line(),
+        "commit": commit(),
+        "peak": median(flops).value,
+        "read": reading,
+        "seconds": sum(row.seconds for row in rows),
+        "floor": sum(row.floor for row in rows),
+        "regions": [asdict(row) for row in rows],
+    }
+
+
+def works_of(program: CpuProgram) -> dict[Node, Work]:
+    """What each region of a program must do."""
+    found: dict[Node, Work] = {}
+    cache = describe_machine().caches.l3
+    cold = program.constant_bytes > cache
+    for task in program.tasks:
+        if task.node in found:
+            continue
+        weights = weights_of(task)
+        images = 1 if task.group is None else task.node.outputs[0].shape[0]
+        values = [_bytes(value) for value in _values(task.node)]
+        far = weights if cold else 0
+        # Image after image, each thread has one; of a batch at once, all are in use.
+        far += sum(size for size in values if size * program.threads // images > cache)
+        operations = work(task.node)[0] - program.spared_operations(task.node)
+        operations *= 1 if contracts(task.node) else 2
+        found[task.node] = Work(operations, far, weights + sum(values))
     return found
 
 
-def row(name: str, batch: int, found: Profile) -> str:
-    floor = sum(region.bound_seconds for region in found.regions)
-    by_kind: defaultdict[str, float] = defaultdict(float)
-    for region in found.regions:
-        by_kind[region.kind] += region.seconds
-    parts = sorted(by_kind.items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{kind} {100 * seconds / found.seconds:.0f} %" for kind, seconds in parts)
+def weights_of(task: Task) -> int:
+    """Bytes of packed weights that a region reads, or of its constants."""
+    if task.choice is not None:
+        return task.choice.algorithm.weight_bytes(task.choice.scheme)
+    op = task.node.op
+    return op.constant_bytes if isinstance(op, Region) else 0
+
+
+def _values(node: Node) -> Iterator[Value]:
+    yield from (v for v in dict.fromkeys(node.inputs) if not isinstance(v, Constant))
+    yield from node.outputs
+
+
+def _bytes(value: Value) -> int:
+    return int(np.prod(value.shape, dtype=np.int64)) * ITEMSIZE[value.dtype]
+
+
+def row_of(
+    program: CpuProgram,
+    node: Node,
+    work: Work,
+    seconds: Sequence[float],
+    flops: Sequence[float],
+    reading: float,
+) -> Row:
+    near = measured_rates().l2 * program.threads / describe_machine().cores
+    moved = {"memory": work.far / reading, "cache": work.bytes / near}
+    bound = max(moved, key=moved.__getitem__)
+    floors = [max(work.operations / rate, moved[bound]) for rate in flops]
+    floor = median(floors).value
+    if floor > moved[bound]:
+        bound = "arithmetic"
+    return Row(
+        node.name,
+        "contraction" if contracts(node) else "other",
+        describe(node),
+        program.details(node),
+        work.operations,
+        work.far,
+        work.bytes,
+        median(seconds).value,
+        floor,
+        ratio(floors, seconds).value,
+        bound,
+    )
+
+
+def line(found: dict[str, Any]) -> str:
+    """A network's row of the table."""
+    lost: defaultdict[str, float] = defaultdict(float)
+    for row in found["regions"]:
+        kind = row["algorithm"] or row["kind"]
+        lost[kind] += row["seconds"] - row["floor"]
+    parts = sorted(lost.items(), key=lambda item: -item[1])
     cells = (
-        name,
-        str(batch),
-        f"{1e3 * found.seconds:.2f}",
-        f"{1e3 * floor:.2f}",
-        f"{floor / found.seconds:.2f}",
-        shares,
+        found["network"],
+        str(found["batch"]),
+        f"{found['peak'] / 1e9:.0f}",
+        f"{found['read'] / 1e9:.0f}",
+        f"{1e3 * found['seconds']:.2f}",
+        f"{1e3 * found['floor']:.2f}",
+        f"{found['floor'] / found['seconds']:.2f}",
+        ", ".join(f"{kind} {1e3 * seconds:.2f}" for kind, seconds in parts),
     )
     return f"| {' | '.join(cells)} |"
 
 
-def far(regions: list[tuple[str, RegionTime]], count: int) -> list[str]:
-    """The regions that lose most time against their floors."""
-    worst = sorted(regions, key=lambda pair: pair[1].bound_seconds - pair[1].seconds)[:count]
+def far(results: Sequence[dict[str, Any]], count: int) -> list[str]:
+    """The regions that lose most time against their floors, as a part of their network's."""
+    regions = [(found, row) for found in results for row in found["regions"]]
+
+    def lost(pair: tuple[dict[str, Any], dict[str, Any]]) -> float:
+        found, row = pair
+        return float((row["seconds"] - row["floor"]) / found["seconds"])
+
+    worst = sorted(regions, key=lost, reverse=True)[:count]
     return [
-        f"| {case} | {region.name} | {region.kind} | {1e6 * region.seconds:.0f} | "
-        f"{1e6 * region.bound_seconds:.0f} |"
-        for case, region in worst
+        f"| {found['network']}, {found['batch']} | {row['name']} | {row['text']} | "
+        f"{row['algorithm']} | {1e6 * row['seconds']:.0f} | {1e6 * row['floor']:.0f} | "
+        f"{row['bound']} | {100 * row['share']:.0f} % | {100 * lost((found, row)):.1f} % |"
+        for found, row in worst
     ]
 
 
+def tables(results: Sequence[dict[str, Any]], count: int) -> str:
+    lines = [
+        "| network | batch | peak, GFLOP/s | reading, GB/s | regions, ms | floor, ms | "
+        "floor / ms | lost, ms |",
+        "|---|---|---|---|---|---|---|---|",
+        *(line(found) for found in results),
+        "",
+        "| network, batch | region | what | algorithm | us | floor, us | bound | share | "
+        "lost of the network |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *far(results, count),
+    ]
+    return "\n".join(lines)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("networks", nargs="+")
+    parser = argparse.ArgumentParser(description="Networks and regions against their floors.")
+    parser.add_argument("networks", nargs="*")
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--isa", help="avx512 or avx2 (the best that the machine has)")
+    parser.add_argument("--isa", default=best_isa().name, help="avx512 or avx2 (the best)")
     parser.add_argument("--far", type=int, default=10, help="regions to name (10)")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="figures to begin with")
     options = parser.parse_args()
-    print(f"{describe_machine().line()}; {options.threads} threads\n")
-    print("| network | batch | regions, ms | floor, ms | floor / ms | where |")
-    print("|---|---|---|---|---|---|")
-    regions = []
-    settings = {"threads": options.threads, "isa": options.isa}
+    results = [found for path in options.merge for found in json.loads(path.read_text())]
     for name in options.networks:
         for batch in options.batch:
-            found = profile(name, batch, options.runs, settings)
-            print(row(name, batch, found), flush=True)
-            regions += [(f"{name}, {batch}", region) for region in found.regions]
-    print("\n| case | region | kind | us | floor, us |\n|---|---|---|---|---|")
-    print("\n".join(far(regions, options.far)))
+            found = measure(name, batch, options.isa, options.threads, options.runs)
+            results.append(found)
+            if options.json:
+                options.json.write_text(json.dumps(results, indent=1) + "\n")
+    print(
+        f"{describe_machine().line()}; {options.threads} threads\n\n{tables(results, options.far)}"
+    )
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class Direct(Algorithm):
         return predict_seconds(scheme, speed)
 
     def operations(self, scheme: Scheme) -> int:
-        return scheme.problem.operations
+        return round(scheme.problem.operations * scheme.taken_rows)
 
     def weight_bytes(self, scheme: Scheme) -> int:
         return 4 * scheme.groups * scheme.slots * scheme.problem.depth

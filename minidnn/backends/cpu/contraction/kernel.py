@@ -267,7 +267,7 @@ class _Kernel:
         if scheme.chunk:
             code.line(f"kept += {rows * columns * vectors * scheme.lanes};")
         turns = (scheme.chunk or scheme.steps) * problem.kernel[0] * problem.kernel[1]
-        shift = turns * scheme.lines_ahead * LINE_FLOATS
+        shift = turns * scheme.lines_of_turn * LINE_FLOATS
         code.line(f"ahead += {number('ahead_shift', shift if scheme.tiles > 1 else 0)};")
 
     def _tap_rows(self, rows: int, row: str) -> None:

@@ -24,6 +24,9 @@ INPUT_GROUPS = 8
 STREAMED_BYTES = 16 << 20
 """Results of this size do not stay in a last cache until they are read."""
 
+OFTEN = 2
+"""Channels after which tiles ask for weights again that are used by few tiles."""
+
 AHEAD_FLOATS = 2048
 """How far ahead weights are asked for that are used only once."""
 
@@ -211,14 +214,40 @@ class Scheme:
         return -(-self.block // self.tile.rows) * -(-self.problem.out[1] // self.tile.columns)
 
     @property
+    def asks_often(self) -> bool:
+        """Whether a tile asks for later weights again and again within a turn of its inner loop.
+
+        Where few tiles share weights, these must come nearly as fast as memory can be read.  Then
+        it matters that they are asked for evenly, and up to the first-level cache: a burst for
+        each turn leaves the memory idle between bursts.
+        """
+        if self.read.channel > 1 or self.spread or self.unit % OFTEN:
+            return False
+        return self._lines_used * OFTEN >= self.unit * self.tiles
+
+    @property
     def lines_ahead(self) -> int:
-        """Cache lines of later weights that a tile asks for in each turn of its inner loop.
+        """Cache lines of later weights that a tile asks for at a time.
 
         Together the first tiles of a block ask for the weights of the next part of the sum, or
         of the next channels.
         """
-        lines = self.unit * self.tile.vectors * self.lanes // LINE_FLOATS
-        return max(1, -(-lines // self.tiles))
+        return max(1, -(-self._lines_used // (self.tiles * self._asking)))
+
+    @property
+    def lines_of_turn(self) -> int:
+        """Cache lines that a tile asks for in each turn of its inner loop."""
+        return self.lines_ahead * self._asking
+
+    @property
+    def _lines_used(self) -> int:
+        """Cache lines of weights that a tile uses in each turn of its inner loop."""
+        return self.unit * self.tile.vectors * self.lanes // LINE_FLOATS
+
+    @property
+    def _asking(self) -> int:
+        """How often a tile asks in each turn of its inner loop."""
+        return self.unit // OFTEN if self.asks_often else 1
 
     @property
     def inputs_ahead(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..code import Code
 from .epilogue import Epilogue
 from .numbers import PARAMETER, Numbers
-from .scheme import LINE_FLOATS, Scheme
+from .scheme import LINE_FLOATS, OFTEN, Scheme
 
 
 def tile_name(rows: int, columns: int, vectors: int) -> str:
@@ -136,18 +136,32 @@ class _Sums:
 
     def _products(self, channels: int) -> None:
         """One tap: each channel of each pixel times the weights of all vectors."""
+        code, scheme = self.code, self.scheme
+        self._ask_inputs()
+        if not scheme.asks_often or channels % OFTEN:
+            self._ask_weights("l2")
+            self._channels(channels, "xi")
+            return
+        code.line("const uniform float * uniform xs = xi;")
+        code.line("#pragma nounroll")
+        with code.block(f"for (uniform int some = 0; some < {channels // OFTEN}; some++)"):
+            self._ask_weights("l1")
+            self._channels(OFTEN, "xs")
+            code.line(f"xs += {OFTEN};")
+
+    def _channels(self, channels: int, first: str) -> None:
+        """Products of some channels, unrolled; the first one's inputs are at ``first``."""
         scheme, code = self.scheme, self.code
         lanes, vectors = scheme.lanes, self.vectors
-        self._ahead()
         for channel in range(channels):
             with code.block(""):
                 for v in range(vectors):
                     at = (channel * vectors + v) * lanes
                     code.line(f"float w{v} = w[{at} + programIndex];")
-                base = "xi"
+                base = first
                 if channel and scheme.read.channel > 1:
                     stride = self.numbers("x_channel", scheme.read.channel)
-                    code.line(f"const uniform float * uniform xc = xi + {channel} * {stride};")
+                    code.line(f"const uniform float * uniform xc = {first} + {channel} * {stride};")
                     base = "xc"
                 shift = channel if scheme.read.channel == 1 else 0
                 for p in range(self.rows * self.columns):
@@ -158,14 +172,18 @@ class _Sums:
                     code.line(f"{{ float x0 = {base}[{at}{lane}]; {sums} }}")
         code.line(f"w += {channels * vectors * lanes};")
 
-    def _ahead(self) -> None:
-        """Asks for later weights and inputs."""
-        scheme, code = self.scheme, self.code
-        lines = self.numbers("lines_ahead", scheme.lines_ahead)
+    def _ask_weights(self, level: str) -> None:
+        """Asks for later weights."""
+        code = self.code
+        lines = self.numbers("lines_ahead", self.scheme.lines_ahead)
         code.line("#pragma nounroll")
         with code.block(f"for (uniform int line = 0; line < {lines}; line++)"):
-            code.line("prefetch_l2((void * uniform)ahead);")
+            code.line(f"prefetch_{level}((void * uniform)ahead);")
             code.line(f"ahead += {LINE_FLOATS};")
+
+    def _ask_inputs(self) -> None:
+        """Asks for the next tile's inputs."""
+        scheme, code = self.scheme, self.code
         if scheme.inputs_ahead:
             size = self.rows * self.columns
             shift = size * scheme.problem.stride[1] * scheme.read.column

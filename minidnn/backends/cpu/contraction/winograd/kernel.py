@@ -12,6 +12,7 @@ from ...code import Code
 from ...kernels import KernelSource
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, Numbers
+from ..scheme import LINE_FLOATS
 from ..stage import ContractionKernel, Pointer, Stage, Workspace
 from ..tile import print_tile, tile_name
 from ..weights import pack_outputs
@@ -153,7 +154,7 @@ class _Printer:
         depth = self.numbers("depth", scheme.problem.inputs)
         code.line(f"{_POINTER} ahead = ws + {depth} * {width};")
         code.line(f"{_POINTER} asked = ahead + {depth} * {width};")
-        turns = scheme.product.steps * scheme.product.lines_ahead * 16
+        turns = scheme.product.steps * scheme.product.lines_of_turn * LINE_FLOATS
         shift = self.numbers("ahead_shift", turns if scheme.product.tiles > 1 else 0)
         with code.block(f"for (uniform int c = 0; c < {count}; c += {columns})"):
             at = f"c * {scheme.lanes}"
