@@ -8,6 +8,7 @@ blocks changes that order, so no bit of a result does.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from minidnn._cached_property import cached_property
@@ -121,15 +122,9 @@ class Scheme:
     @cached_property
     def taken_rows(self) -> float:
         """The part of the rows of taps that tiles do not leave out, on average over pixels."""
-        problem, step = self.problem, self.tile.rows
-        if problem.kernel[0] == 1 or self.by_columns:
+        if self.problem.kernel[0] == 1 or self.by_columns:
             return 1.0
-        taken = 0
-        for first in range(0, problem.out[0], step):
-            rows = min(step, problem.out[0] - first)
-            begin, end = problem.tap_rows(first, rows)
-            taken += rows * (end - begin)
-        return taken / (problem.out[0] * problem.kernel[0])
+        return _taken_rows(self.problem, self.tile.rows)
 
     @property
     def pixels(self) -> Pair:
@@ -286,3 +281,15 @@ class Scheme:
 
 def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+@lru_cache(4096)
+def _taken_rows(problem: Problem, step: int) -> float:
+    """:attr:`Scheme.taken_rows` of tiles of ``step`` rows, whatever else the scheme is."""
+    rows, taps = problem.out[0], problem.kernel[0]
+    taken = 0
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        begin, end = problem.tap_rows(first, count)
+        taken += count * (end - begin)
+    return taken / (rows * taps)
