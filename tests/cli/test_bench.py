@@ -236,7 +236,7 @@ def test_cases_of_two_machines_stand_side_by_side(
         ),
         (["alexnet", "--against", "ncnn"], "--against 'ncnn' needs no_such_package, which is not "),
         (["alexnet", "--dtype", "int8"], "--dtype 'int8': valid are float32"),
-        (["alexnet", "--isa", "mmx"], "isa 'mmx' is unknown; valid: avx512, avx2"),
+        (["alexnet", "--isa", "mmx"], "isa='mmx'; valid are 'avx512', 'avx2'"),
         (["resnet19"], "resnet19"),
         (["digits"], "network 'digits' is minidnn's own; valid are those that torchvision has"),
         ([], "NET: name a network of the zoo, or results with --merge"),

@@ -189,7 +189,8 @@ def test_empty_batch_is_refused() -> None:
     [
         ({"threads": 0}, GraphError, "threads=0; valid is an int from 1 to 1024"),
         ({"threads": 2.0}, GraphError, r"threads=2\.0; valid is an int"),
-        ({"isa": "mmx"}, DeviceError, "isa 'mmx' is unknown; valid: avx512, avx2"),
+        ({"isa": "mmx"}, DeviceError, "isa='mmx'; valid are 'avx512', 'avx2'"),
+        ({"isa": ["avx2"]}, DeviceError, r"isa=\['avx2'\]; valid are 'avx512', 'avx2'"),
         ({"guarded": 1}, GraphError, r"guarded=1; valid are True \(the debug mode\) and False"),
         ({"tread": 2}, UnsupportedError, "option 'tread' of device 'cpu'; valid are 'threads'"),
         ({"precision": "float64"}, UnsupportedError, "precision='float64' on device 'cpu'; valid"),

@@ -49,8 +49,8 @@ def isa_named(name: str) -> Isa:
     Raises:
         DeviceError: there is none of that name.
     """
-    if name not in ISAS:
-        raise DeviceError(f"isa {name!r} is unknown; valid: {', '.join(ISAS)}")
+    if not isinstance(name, str) or name not in ISAS:
+        raise DeviceError(f"isa={name!r}; valid are {', '.join(map(repr, ISAS))}")
     return ISAS[name]
 
 
