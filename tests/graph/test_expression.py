@@ -75,7 +75,10 @@ MORE = (
 )
 
 
-@pytest.mark.parametrize(("expression", "meaning"), [*MEANING.values(), *MORE], ids=str)
+@pytest.mark.parametrize(
+    ("expression", "meaning"),
+    [pytest.param(*pair, id=str(pair[0])) for pair in (*MEANING.values(), *MORE)],
+)
 def test_meaning(expression: Expression, meaning: Callable[..., float]) -> None:
     a, b = (v.ravel() for v in np.meshgrid(POINTS, POINTS))
     expected = [float(meaning(p, q)) for p, q in zip(a.tolist(), b.tolist(), strict=True)]

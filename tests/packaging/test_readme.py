@@ -24,7 +24,7 @@ def test_examples_run(root: Path, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

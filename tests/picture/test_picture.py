@@ -258,9 +258,9 @@ def test_an_empty_graph() -> None:
 def test_a_large_graph_takes_less_than_two_seconds() -> None:
     graph = to_graph(models.densenet201(), (1, 3, 224, 224))
     assert len(graph.nodes) > 700
-    start = time.perf_counter()
+    start = time.process_time()
     svg = to_svg(graph)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert len(svg) < 2_000_000
 
 

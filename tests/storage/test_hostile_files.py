@@ -281,9 +281,9 @@ def test_a_large_graph_loads_quickly(tmp_path: Path) -> None:
     nodes = [{"name": f"n{i}", "operator": {"ReLU": {}}, "inputs": [i]} for i in range(20_000)]
     graph = {"name": "g", "inputs": [["x", type]], "nodes": nodes, "outputs": [20_000]}
     document = {"version": 1, "constants": {}, "graph": {**graph, "output_names": None}}
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(load_document(tmp_path / "g", json.dumps(document), {}).nodes) == 20_000
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 # Mutations

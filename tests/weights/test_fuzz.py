@@ -89,7 +89,7 @@ def run(path: Path, data: bytes) -> tuple[Arrays | None, str]:
     """What a file holds, or the text of a WeightsError; anything else fails the test."""
     path.write_bytes(data)
     tracemalloc.reset_peak()
-    began = time.monotonic()
+    began = time.process_time()
     found, text = None, ""
     try:
         found = load_weights(path)
@@ -101,7 +101,7 @@ def run(path: Path, data: bytes) -> tuple[Arrays | None, str]:
         for array in found.values():
             array.tobytes()  # every element can be reached
     assert tracemalloc.get_traced_memory()[1] < PEAK
-    assert time.monotonic() - began < SECONDS
+    assert time.process_time() - began < SECONDS
     return found, text
 
 

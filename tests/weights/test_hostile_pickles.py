@@ -312,13 +312,13 @@ def bombs() -> dict[str, tuple[bytes, str]]:
 def test_bombs(write_zip: Write, name: str) -> None:
     program, message = bombs()[name]
     path = write_zip(b"\x80\x02" + program)
-    start = time.monotonic()
+    start = time.process_time()
     tracemalloc.start()
     with pytest.raises(WeightsError, match=message) as caught:
         load_weights(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert time.monotonic() - start < 60
+    assert time.process_time() - start < 60
     assert peak < 256 << 20
     assert len(str(caught.value)) < 1200
 
