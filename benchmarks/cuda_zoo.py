@@ -23,22 +23,23 @@ is measured, by the engines' own tuning too, is measured by one worker a GPU at 
 are enough cores, two for each GPU are kept for that.
 
 Cells come in the order of ``STAGES``, all networks of a stage before the next, so that what there
-is so far is of use.  Finished cells of this commit are skipped, those in which something failed
-come again.  After ``--seconds`` all is ended, and starting the command again goes on.  An engine
-that fails stands in its cell with its error; a worker that dies, or leaves the GPU unusable, is
-started again, and its cell tried once more.
+is so far is of use; ``--beyond`` puts networks beyond the zoo among them.  Finished cells of this
+commit are skipped, those in which something failed come again.  After ``--seconds`` all is ended,
+and starting the command again goes on.  An engine that fails stands in its cell with its error; a
+worker that dies, or leaves the GPU unusable, is started again, and its cell tried once more.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,6 +53,8 @@ COMPILED = ("compile", "max-autotune")
 USUAL = (OWN, "eager", "eager-last", "compile")
 ENGINES = (*USUAL, "eager-calls", "max-autotune", f"{OWN}-contractions", f"{OWN}-layers")
 NETWORKS = [name for name in models.list_models() if name != "digits"]
+BEYOND_AFTER = ("float16", 32)
+BEYOND_STAGES = (("float16", 1), ("float16", 32), ("float32", 1), ("float32", 32))
 STAGES = (
     *(("float16", 128), ("float16", 1), ("float32", 128), ("tf32", 128), ("float16", 32)),
     *(("float32", 1), ("tf32", 1), ("float32", 32), ("tf32", 32)),
@@ -89,7 +92,28 @@ def cells(options: argparse.Namespace) -> list[tuple[str, str, int]]:
     """What is to be measured: STAGES in their order, then what else was asked for."""
     asked = [(p, b) for p in options.precisions for b in options.batches]
     stages = [one for one in STAGES if one in asked] + [one for one in asked if one not in STAGES]
-    return [(name, *stage) for stage in stages for name in options.networks]
+    networks = mixed(options.networks)
+    found = []
+    for stage in stages:
+        found += [(name, *stage) for name in networks]
+        if options.beyond and stage == BEYOND_AFTER:
+            found += [(name, *one) for one in BEYOND_STAGES for name in BEYOND]
+    return found
+
+
+def mixed(networks: Sequence[str]) -> list[str]:
+    """Networks of one family far apart: much of them is equal, and what workers tune side by side
+    they tune twice."""
+    families: dict[str, list[str]] = {}
+    for name in networks:
+        families.setdefault(name.rstrip("bn0123456789_"), []).append(name)
+    turns = itertools.zip_longest(*families.values())
+    return [name for turn in turns for name in turn if name is not None]
+
+
+def engines(precision: str, options: argparse.Namespace) -> list[str]:
+    """Those of a cell."""
+    return [e for e in options.engines if f"{e}:{precision}" not in options.leave_out]
 
 
 def missing(asked: Iterable[tuple[str, str, int]], options: argparse.Namespace) -> list[Cell]:
@@ -99,11 +123,11 @@ def missing(asked: Iterable[tuple[str, str, int]], options: argparse.Namespace) 
     again: list[Cell] = []
     for name, precision, batch in asked:
         key = (None if options.any_commit else options.commit, name, precision, batch)
-        failed = done.get((*key, tuple(options.engines)))
+        failed = done.get((*key, tuple(engines(precision, options))))
         if failed is False:
             continue
         cell = dict(zip(KEY, (options.commit, *key[1:]), strict=True))
-        cell["engines"] = list(options.engines)
+        cell["engines"] = engines(precision, options)
         cell["workers"] = options.workers
         (again if failed else found).append(Cell(cell, gigabytes(precision, batch)))
     return found + again
@@ -111,7 +135,7 @@ def missing(asked: Iterable[tuple[str, str, int]], options: argparse.Namespace) 
 
 def gigabytes(precision: str, batch: int) -> float:
     """What a worker may hold, all engines together; an estimate for the largest networks."""
-    each = 0.08 if precision in ("float16", "bfloat16") else 0.16
+    each = 0.08 if precision in ("float16", "bfloat16") else 0.13
     return 3.0 + each * batch
 
 
@@ -123,7 +147,7 @@ def setting(options: argparse.Namespace, index: int, gpu: int) -> Setting:
     if len(cores) >= 2 * MEASURING_CORES * len(options.gpus) + workers:
         kept = cores[: MEASURING_CORES * len(options.gpus)]
     own = kept[index * MEASURING_CORES : (index + 1) * MEASURING_CORES]
-    command = [sys.executable, "-m", "benchmarks.cuda_zoo_cell", "--engines", *options.engines]
+    command = [sys.executable, "-m", "benchmarks.cuda_zoo_cell"]
     command += ["--rounds", str(options.rounds), "--tune", options.tune]
     command += ["--regions"] if options.regions else []
     command += ["--cores", *map(str, own)]
@@ -152,6 +176,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precisions", nargs="+", default=usual, choices=PRECISIONS)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 128])
     parser.add_argument("--engines", nargs="+", default=list(USUAL), choices=ENGINES)
+    parser.add_argument("--leave-out", nargs="+", default=[], help="such as eager-last:float32")
+    parser.add_argument("--beyond", action="store_true", help=f"also {', '.join(BEYOND)}")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--gpus", nargs="+", type=int, default=[0])
     parser.add_argument("--workers", type=int, default=1, help="of each GPU")

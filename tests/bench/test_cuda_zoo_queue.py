@@ -127,6 +127,8 @@ def options(results: Path, **others: Any) -> Namespace:
         "commit": "abc",
         "any_commit": False,
         "workers": 1,
+        "beyond": False,
+        "leave_out": [],
     }
     return Namespace(**given | others)
 
@@ -154,6 +156,27 @@ def test_stages_come_in_their_order(tmp_path: Path) -> None:
     found = named(cuda_zoo.missing(cuda_zoo.cells(asked), asked))
     stages = [("float16", 128), ("float16", 1), ("tf32", 128), ("tf32", 1)]
     assert found == [(name, *stage) for stage in stages for name in ("alexnet", "vgg11")]
+
+
+def test_networks_beyond_the_zoo_are_a_stage_too(tmp_path: Path) -> None:
+    given = {"precisions": ["float16", "tf32"], "batches": [32], "networks": ["alexnet"]}
+    asked = options(tmp_path / "none", beyond=True, **given)
+    found = cuda_zoo.cells(asked)
+    beyond = len(cuda_zoo.BEYOND)
+    assert found[:2] == [("alexnet", "float16", 32), (cuda_zoo.BEYOND[0], "float16", 1)]
+    assert len(found) == 2 + 4 * beyond and found[-1] == ("alexnet", "tf32", 32)
+
+
+def test_networks_of_a_family_do_not_follow_each_other() -> None:
+    found = cuda_zoo.mixed(["vgg11", "vgg11_bn", "vgg13", "resnet18", "resnet34", "alexnet"])
+    assert found == ["vgg11", "resnet18", "alexnet", "vgg11_bn", "resnet34", "vgg13"]
+
+
+def test_engines_are_left_out_of_a_precision(tmp_path: Path) -> None:
+    asked = options(tmp_path / "none", leave_out=["eager:tf32"], networks=["alexnet"])
+    found = cuda_zoo.missing(cuda_zoo.cells(asked), asked)
+    engines = {cell.content["precision"]: cell.content["engines"] for cell in found}
+    assert engines == {"float16": ["minidnn", "eager"], "tf32": ["minidnn"]}
 
 
 def test_finished_cells_are_skipped_and_failed_ones_come_last(tmp_path: Path) -> None:
