@@ -20,7 +20,7 @@ from .contraction.recipe import (
     Built,
     finish_of,
     own_choices,
-    own_launch,
+    own_launches,
     prepare_of,
 )
 from .contraction.tune import Tuning, choose_all
@@ -167,7 +167,8 @@ def _load(tasks: Sequence[Task], arch: str) -> Callable[[Sequence[Launch]], list
             launches += [launch for launch in around if launch is not None]
             if form.core in OWN:
                 choices = own_choices(problem, form.core, arch)
-                launches += [own_launch(problem, form.core, choice) for choice in choices]
+                for choice in choices:
+                    launches += own_launches(problem, form.core, choice)
     load(launches)
     return load
 

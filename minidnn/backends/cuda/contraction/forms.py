@@ -5,7 +5,8 @@ from __future__ import annotations
 from .graphs import can_be_product, fusable_stages
 from .halo import why_not_halo
 from .problem import ContractionProblem
-from .recipe import CONVOLUTION, FIXED, HALO, PRODUCT, STREAM, TILE, Form
+from .recipe import CONVOLUTION, FIXED, HALO, PRODUCT, ROWS, STREAM, TILE, Form
+from .rows import why_not_rows
 from .stream import is_worth, why_not_stream
 from .tile import why_not_tiled
 
@@ -33,6 +34,8 @@ def forms_of(problem: ContractionProblem, arch: str) -> list[Form]:
         # Without a kernel before it, or a residual that cuDNN has few engines for, rather first.
         own = Form(TILE, len(problem.stages))
         forms.insert(0 if problem.before else 1, own)
+    if why_not_rows(problem) is None:
+        forms.insert(0, Form(ROWS, len(problem.stages)))
     if why_not_stream(problem, arch) is None and is_worth(problem):
         forms.insert(0, Form(STREAM, len(problem.stages)))
     if why_not_halo(problem, arch) is None:

@@ -15,7 +15,7 @@ from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
-from . import halo, stream
+from . import halo, rows, stream
 from .fixed import FixedConvolution, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
@@ -27,7 +27,8 @@ FIXED = "fixed"
 TILE = "tile"
 HALO = "halo"
 STREAM = "stream"
-OWN = (TILE, HALO, STREAM)
+ROWS = "rows"
+OWN = (TILE, HALO, STREAM, ROWS)
 _ALIGNMENT = 256
 
 Load = Callable[[Sequence[Launch]], list[Loaded]]
@@ -68,6 +69,8 @@ class Recipe:
             return f"halo of {self.engine} filters"
         if self.form.core == STREAM:
             return f"stream {stream.STREAMS[self.engine]}"
+        if self.form.core == ROWS:
+            return f"rows in {self.engine} parts"
         name = "" if self.form.core == CONVOLUTION else f"{self.form.core} "
         return f"{name}{EngineConfig(self.engine, self.knobs)}"
 
@@ -98,7 +101,7 @@ class OwnConvolution:
         return self.loaded.bind([*reads, at.y, *self.sizes])
 
 
-Core = Plan | FixedConvolution | OwnConvolution
+Core = Plan | FixedConvolution | OwnConvolution | rows.SplitRows
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,8 @@ class Built:
         problem = self.problem
         if isinstance(self.core, OwnConvolution):
             return self.core.bind(at, x)
+        if isinstance(self.core, rows.SplitRows):
+            return self.core.bind(x, at.w, at.others, at.vectors, at.y, workspace)
         reads = []
         residual = 0
         for stage in problem.stages[: self.recipe.form.stages]:
@@ -195,31 +200,38 @@ def core_of(problem: ContractionProblem, recipe: Recipe, workspace_limit: int, l
 
 def own_convolution(
     problem: ContractionProblem, core: str, choice: int, load: Load
-) -> OwnConvolution:
+) -> OwnConvolution | rows.SplitRows:
     """A kernel of ours, of those that :func:`own_choices` gives."""
+    loaded = load(own_launches(problem, core, choice))
+    if core == ROWS:
+        return rows.SplitRows(loaded[0], loaded[1], choice, rows.part_bytes(problem))
     if core == TILE:
         sizes = sizes_of(problem, TILES[choice])
     elif core == STREAM:
         sizes = stream.sizes_of(problem, stream.STREAMS[choice])
     else:
         sizes = halo.sizes_of(problem, choice, multiprocessors())
-    return OwnConvolution(load([own_launch(problem, core, choice)])[0], sizes)
+    return OwnConvolution(loaded[0], sizes)
 
 
-def own_launch(problem: ContractionProblem, core: str, choice: int) -> Launch:
-    """A kernel of ours: ``choice`` is one of :func:`own_choices`."""
+def own_launches(problem: ContractionProblem, core: str, choice: int) -> Sequence[Launch]:
+    """The kernels of one of :func:`own_choices`."""
+    if core == ROWS:
+        return rows.launches_of(problem, choice)
     if core == TILE:
-        return launch_of(problem, TILES[choice], multiprocessors())
+        return [launch_of(problem, TILES[choice], multiprocessors())]
     if core == STREAM:
-        return stream.launch_of(problem, stream.STREAMS[choice], multiprocessors())
-    return halo.launch_of(problem, choice, multiprocessors())
+        return [stream.launch_of(problem, stream.STREAMS[choice], multiprocessors())]
+    return [halo.launch_of(problem, choice, multiprocessors())]
 
 
 def own_choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
     """Kernels of ours that are worth measuring, the most promising first: indices of tiles or
-    streams, or how many filters a block makes."""
+    streams, how many filters a block makes, or into how many parts sums are divided."""
     if core == TILE:
         return tiles_for(problem)
+    if core == ROWS:
+        return rows.parts_for(problem)
     return stream.candidates(problem, arch) if core == STREAM else halo.widths(problem, arch)
 
 
@@ -308,6 +320,7 @@ __all__ = [
     "HALO",
     "OWN",
     "PRODUCT",
+    "ROWS",
     "STREAM",
     "TILE",
     "Addresses",
@@ -321,7 +334,7 @@ __all__ = [
     "multiprocessors",
     "own_choices",
     "own_convolution",
-    "own_launch",
+    "own_launches",
     "prepare_of",
     "room",
     "target",

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 _KEPT = 6
 _OWN_KEPT = 2
 """So many of our kernels race with cuDNN's, once they were timed among themselves."""
-_VERSION = 8
+_VERSION = 9
 _COMPILED = 1
 """So many of cuDNN's engines that compile are measured for a form: building one takes a second of a
 core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
@@ -264,10 +264,11 @@ def _candidates(
         yield from _fixed(problem, form, most, workspace_limit)
         return
     if form.core in OWN:
-        size = room(problem, form, 0)
         for choice in own_choices(problem, form.core, tuning.arch)[:most]:
             core = own_convolution(problem, form.core, choice, tuning.load)
-            yield Recipe(form, choice, (), size), core
+            size = room(problem, form, core.workspace)
+            if size <= workspace_limit:
+                yield Recipe(form, choice, (), size), core
         return
     graph = graph_of(problem, form.core, form.stages, target(problem, form))
     # The fastest of exact float32 are among those that no heuristic proposes, and few.

@@ -1,0 +1,159 @@
+"""Linear layers in exact float32 by kernels of ours, which share out the sum over the inputs too.
+
+cuDNN gives each block all inputs of some outputs; a classifier of few rows then has work for a
+quarter of an H200's multiprocessors.  Here parts of the sum are computed side by side into the
+workspace, and a second kernel adds them, always in the same order, with what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+from pathlib import Path
+
+from ....cache import digest
+from ....graph.expression import argument, linearize
+from ..functions import Loaded, Run
+from ..kernels import KernelSource, Launch
+from ..pointwise import CHAIN, Argument, PointStep, print_pointwise
+from .problem import ContractionProblem, dense
+
+FEW = 4
+"""Rows, up to which the filters are read straight into registers."""
+MOST = 512
+"""Rows; with more there is work for all multiprocessors without dividing sums."""
+_SLAB = 16
+_FILTERS = 128
+_WARPS = 8
+_ENOUGH_BLOCKS = 128
+_MOST_PARTS = 32
+_LEAST_DEPTH = 128
+
+
+def why_not_rows(problem: ContractionProblem) -> str | None:
+    """Why these kernels do not compute a problem; None if they do."""
+    x, y = problem.x, problem.y
+    if not problem.is_exact:
+        return "its products need not be exact float32"
+    if not problem.is_pointwise or x.rows * x.columns != 1 or problem.before:
+        return "it is no linear layer"
+    if problem.batch > MOST:
+        return f"it has {problem.batch} rows"
+    if x.channel != 1 or any(step % 4 for step in (x.channels, x.offset, x.image)):
+        return "its rows are no whole chunks of 4 inputs"
+    return None if y.channel == 1 else "its results lie apart"
+
+
+def parts_for(problem: ContractionProblem) -> list[int]:
+    """Into how many parts the sum is worth dividing, the most promising first: as many as give all
+    multiprocessors work, and twice as many."""
+    blocks = prod(_grid(problem))
+    most = min(_MOST_PARTS, max(1, problem.x.channels // _LEAST_DEPTH))
+    least = min(most, -(-_ENOUGH_BLOCKS // blocks))
+    return list(dict.fromkeys(min(most, least * times) for times in (2, 1, 4)))
+
+
+def launches_of(problem: ContractionProblem, parts: int) -> tuple[Launch, Launch]:
+    """The products of each part, and their sum with all stages.
+
+    Arguments of the first: image, filter, parts; of the second: each part, the others, the vectors,
+    the result.
+    """
+    return _product(problem, parts), _total(problem, parts)
+
+
+def part_bytes(problem: ContractionProblem) -> int:
+    """Of the results of one part."""
+    return problem.batch * problem.w.shape[0] * 4
+
+
+def _rows(problem: ContractionProblem) -> int:
+    """Rows of a block; 0 where each warp takes them all."""
+    if problem.batch <= FEW:
+        return 0
+    return next((rows for rows in (32, 64) if problem.batch <= rows), 128)
+
+
+def _grid(problem: ContractionProblem) -> tuple[int, int]:
+    """Blocks across the filters and down the rows."""
+    filters, rows = problem.w.shape[0], _rows(problem)
+    if not rows:
+        return -(-filters // _WARPS), 1
+    return -(-filters // _FILTERS), -(-problem.batch // rows)
+
+
+def _product(problem: ContractionProblem, parts: int) -> Launch:
+    rows = _rows(problem)
+    inputs = problem.x.channels
+    slabs = -(-inputs // _SLAB)
+    numbers = {
+        "M": problem.batch,
+        "N": problem.w.shape[0],
+        "K": inputs,
+        "DEPTH": -(-slabs // parts) * _SLAB,
+        "STEP": problem.x.image,
+    }
+    threads, shared = _WARPS * 32, 0
+    if rows:
+        each = 4 if rows == 32 else 8
+        threads = rows // each * (_FILTERS // 8)
+        shared = 2 * _SLAB * (rows + 4 + _FILTERS + 4) * 4
+        numbers |= {"BM": rows, "BN": _FILTERS, "RM": each, "RN": 8}
+    text = _template("rows.cu" if rows else "rows_few.cu")
+    for key, value in (numbers | {"THREADS": threads}).items():
+        text = text.replace(f"${key}$", str(value))
+    name = f"rows_{digest(text)[:20]}"
+    source = KernelSource(name, text.replace("$NAME$", name))
+    return Launch(source, (*_grid(problem), parts), (threads, 1, 1), shared)
+
+
+@cache
+def _template(name: str) -> str:
+    return Path(__file__).with_name(name).read_text()
+
+
+def _total(problem: ContractionProblem, parts: int) -> Launch:
+    whole = argument(0)
+    for i in range(1, parts):
+        whole = whole + argument(i)
+    reads = (CHAIN, *(Argument("tensor", i) for i in range(1, parts)))
+    steps = [PointStep(linearize(whole), reads)] if parts > 1 else []
+    steps += [_shifted(stage.step, parts - 1) for stage in problem.stages]
+    inputs = [dense(problem.y)] * parts + list(problem.others)
+    return print_pointwise(problem.batch, inputs, problem.y, problem.vectors, steps)
+
+
+def _shifted(step: PointStep, by: int) -> PointStep:
+    """A step whose tensors stand behind so many others."""
+    moved = (replace(a, index=a.index + by) if a.kind == "tensor" else a for a in step.arguments)
+    return replace(step, arguments=tuple(moved))
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """Both kernels on the device; ``workspace`` is the bytes of all parts."""
+
+    product: Loaded
+    total: Loaded
+    parts: int
+    part_bytes: int
+
+    @property
+    def workspace(self) -> int:
+        return self.parts * self.part_bytes
+
+    def bind(
+        self, x: int, w: int, others: Sequence[int], vectors: Sequence[int], y: int, workspace: int
+    ) -> Run:
+        """Runs on those addresses, on CuPy's current stream; the last is that of the parts."""
+        parts = [workspace + i * self.part_bytes for i in range(self.parts)]
+        first = self.product.bind([x, w, workspace])
+        second = self.total.bind([*parts, *others, *vectors, y])
+
+        def run() -> None:
+            first()
+            second()
+
+        return run
