@@ -123,5 +123,6 @@ def test_only_exact_linear_layers_have_this_form() -> None:
         problem_of(8, 16, 64, tf32=True),
         problem_of(8, 16, 66),
         problem_of(8, 16, 64, 65),
+        problem_of(1000, 16, 64),
     ):
         assert ROWS not in [form.core for form in forms_of(other, "sm_90")]
