@@ -24,7 +24,7 @@ def test_numbers(batch: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> Non
     random = np.random.default_rng(0)
     draw_weights(net, random)
     exe = md.compile(net, (batch, 516), device="cuda", tune="heuristic")
-    assert f"{ROWS} in {parts} parts" in exe.explain()
+    assert f"{ROWS} in {parts} parts" in exe.explain(measure=True)
     x = random.standard_normal((batch, 516)).astype(np.float32)
     y = x.astype(np.float64)
     for layer in (net[0], net[2]):
