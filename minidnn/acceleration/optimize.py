@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from minidnn.backends.backend import get_backend
 from minidnn.errors import GraphError
 from minidnn.frontends.torch.library import require_torch
 
@@ -61,6 +62,14 @@ def optimize(
             f"optimize: example is a {type(example).__name__}; valid is a tensor, or a tuple of "
             "the arguments"
         )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise GraphError(
+            f"optimize: kwargs is a {type(kwargs).__name__}; valid is a dict of arguments by name"
+        )
+    if type(strict) is not bool:
+        raise GraphError(f"optimize: strict={strict!r}; valid are True and False")
+    if device is not None:
+        get_backend(device)  # before the first call, which may be far away
     if module.training:
         raise GraphError(
             f"optimize: {type(module).__name__} is in training mode; valid is a module in "

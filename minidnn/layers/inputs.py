@@ -26,24 +26,24 @@ def named_types(
     if isinstance(shapes, Mapping):
         if declared is None or any(name is None for name, _, _ in declared):
             raise GraphError(
-                f"shapes={shapes!r} names inputs, but {network} has no named "
-                "inputs; give shapes in the order of forward's arguments"
+                f"shape={shapes!r} names inputs, but {network} has no named "
+                "inputs; give them in the order of forward's arguments"
             )
         names = [str(name) for name, _, _ in declared]
         if sorted(names) != sorted(shapes):
-            raise GraphError(f"shapes names {sorted(shapes)}; valid is exactly {sorted(names)}")
+            raise GraphError(f"shape names {sorted(shapes)}; valid is exactly {sorted(names)}")
         listed: list[Any] = [shapes[name] for name in names]
     elif not isinstance(shapes, (tuple, list)):
         raise GraphError(
-            f"shapes={shapes!r:.100} ({type(shapes).__name__}); valid is a shape, the batch "
+            f"shape={shapes!r:.100} ({type(shapes).__name__}); valid is a shape, the batch "
             "included, a sequence of shapes, or a dict of them by input name"
         )
-    elif len(shapes) and all(isinstance(size, int) for size in shapes):
-        listed = [shapes]
+    elif len(shapes) and not any(isinstance(each, (Sequence, Mapping)) for each in shapes):
+        listed = [shapes]  # one shape; whether its sizes are numbers is checked below
     else:
         listed = list(shapes)
     if declared is not None and len(declared) != len(listed):
-        raise GraphError(f"shapes gives {len(listed)} inputs; the model has {len(declared)}")
+        raise GraphError(f"shape gives {len(listed)} inputs; the model has {len(declared)}")
     types = []
     for i, shape in enumerate(listed):
         _check_shape(i, shape)

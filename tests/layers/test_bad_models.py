@@ -135,9 +135,9 @@ MODELS: list[tuple[Callable[[], Any], str]] = [
     (two_named_alike, "Model: the name 'fc' is given to two layers or reserved"),
     (
         graph(model(), {"a": (1, 2), "c": (1, 3)}),
-        "shapes names ['a', 'c']; valid is exactly ['a', 'b']",
+        "shape names ['a', 'c']; valid is exactly ['a', 'b']",
     ),
-    (graph(model(), (1, 2)), "shapes gives 1 inputs; the model has 2"),
+    (graph(model(), (1, 2)), "shape gives 1 inputs; the model has 2"),
     (
         graph(model(), (1, 2), (1, 4)),
         "Model: input 1 is float32[1, 4], but it was declared as float32[batch, 3]",

@@ -123,9 +123,9 @@ SHAPES: list[tuple[Callable[[], Any], str]] = [
     ),
     (graph(L.ReLU(), (-1, 3)), "input 0: shape=(-1, 3); valid is a sequence of ints of at least 1"),
     (graph(L.Add(), (1, 3), (0, 3)), "input 1: shape=(0, 3); valid is a sequence of ints"),
-    (graph(L.ReLU(), (1, 2.5)), "input 0: shape=1; valid is a sequence of ints of at least 1"),
-    (graph(L.ReLU(), "12"), "shapes='12' (str); valid is a shape, the batch included, a sequence"),
-    (graph(L.ReLU(), 7), "shapes=7 (int); valid is a shape, the batch included, a sequence"),
+    (graph(L.ReLU(), (1, 2.5)), "input 0: shape=(1, 2.5); valid is a sequence of ints of"),
+    (graph(L.ReLU(), "12"), "shape='12' (str); valid is a shape, the batch included, a sequence"),
+    (graph(L.ReLU(), 7), "shape=7 (int); valid is a shape, the batch included, a sequence"),
     (graph(L.ReLU(), (1, 2), dtype="int7"), "dtype='int7' is not one of float16, bfloat16,"),
     (
         graph(L.Sequential(L.ReLU()), (1, 2), (1, 2)),
@@ -139,7 +139,7 @@ SHAPES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         graph(L.ReLU(), {"x": (1, 2)}),
-        "shapes={'x': (1, 2)} names inputs, but ReLU has no named inputs; give shapes in the "
+        "shape={'x': (1, 2)} names inputs, but ReLU has no named inputs; give them in the "
         "order of forward's arguments",
     ),
     (lambda: to_graph(np.maximum, (1, 2)), "network=<ufunc 'maximum'> (ufunc) is not a Layer"),  # type: ignore[arg-type]

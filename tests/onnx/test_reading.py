@@ -119,7 +119,17 @@ def test_malformed_models(tmp_path: Path) -> None:
     fails(twice, "computes 'y', which is there already")
     fails(model([node("Relu", "x", "z")], X), "nothing computes its output 'y'")
     fails(model([node("Relu", "x")], [("x", [2, -3])]), "has an axis of size -3")
-    fails(model([node("Add", "x")], X), "node 'Add_0' (Add): operand 1 is missing")
+    fails(model([node("Add", "x")], X), "node 'Add_0' (Add): operand 1 is missing; it has 1")
+    fails(
+        model([node("Softmax", "x", axis=1.5)], X),
+        "node 'Softmax_0' (Softmax): attribute 'axis' is a number; valid is a whole number",
+    )
+    twice = model([node("Softmax", "x", axis=1)], X)
+    twice.graph.node[0].attribute.append(twice.graph.node[0].attribute[0])
+    fails(twice, "node 'Softmax_0' (Softmax): attribute 'axis' stands there twice")
+    referring = model([node("Softmax", "x", axis=1)], X)
+    referring.graph.node[0].attribute[0].ref_attr_name = "way"
+    fails(referring, "attribute 'axis' refers to 'way' of a function; valid is a whole number")
     fails(model([node("Conv", "x x")], X), "it is of 0 dimensions", UnsupportedError)
     typed = model([node("Relu", "x")], X, dtype=TensorProto.BFLOAT16)
     fails(typed, "has element type BFLOAT16; valid are float32", UnsupportedError)
@@ -199,6 +209,13 @@ def test_external_data_outside_of_the_folder(tmp_path: Path, location: str) -> N
     (folder / "folder" / "link").symlink_to("/etc/passwd")
     with pytest.raises(GraphError, match="external data in"):
         external_path(location, folder, "tensor")
+
+
+def test_arguments_that_are_not_legal() -> None:
+    with pytest.raises(GraphError, match="model=5 is a int; valid are a path, the bytes of a mod"):
+        load_onnx(5)
+    with pytest.raises(GraphError, match="the ONNX model: constants is a list; valid is a dict of"):
+        load_onnx(network(), (1, 3, 16, 16), constants=[1])  # type: ignore[arg-type]
 
 
 def test_links_within_the_folder_are_followed(tmp_path: Path) -> None:

@@ -450,8 +450,13 @@ def test_arguments_that_are_not_legal() -> None:
         "module.eval() first"
     )
     refused(GraphError, text, make().train(), x)
-    with pytest.raises(DeviceError, match="device='tpu'; valid are "):
-        md.optimize(net, x, device="tpu")
+    text = "optimize: kwargs is a list; valid is a dict of arguments by name"
+    refused(GraphError, text, net, kwargs=[1])
+    text = "optimize: strict='no'; valid are True and False"
+    refused(GraphError, text, net, x, strict="no")
+    for example in (x, None):  # at once, not at the first call
+        with pytest.raises(DeviceError, match="device='tpu'; valid are "):
+            md.optimize(net, example, device="tpu")
     with pytest.raises(UnsupportedError, match="precision='int8' on device 'reference'"):
         md.optimize(net, x, device="reference", precision="int8")
     with pytest.raises(UnsupportedError, match="option 'speed' of device 'reference'"):

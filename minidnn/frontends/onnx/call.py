@@ -15,6 +15,15 @@ from minidnn.graph.ir import Constant, Value
 
 # ``AttributeProto.AttributeType`` and the field in which the value stands.
 _FIELDS = {1: "f", 2: "i", 3: "s", 4: "t", 6: "floats", 7: "ints", 8: "strings"}
+_KINDS = {
+    1: "a number",
+    2: "a whole number",
+    3: "a text",
+    4: "a tensor",
+    6: "numbers",
+    7: "whole numbers",
+    8: "texts",
+}
 
 
 class Refused(Exception):
@@ -45,7 +54,9 @@ class Call:
         self._attributes = {attribute.name: attribute for attribute in proto.attribute}
         self._read: set[str] = set()
         if len(self._attributes) < len(proto.attribute):
-            raise GraphError("an attribute stands there twice")
+            names = [attribute.name for attribute in proto.attribute]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise GraphError(f"attribute {twice!r:.50} stands there twice")
 
     def __len__(self) -> int:
         return len(self._operands)
@@ -67,7 +78,7 @@ class Call:
     def operand(self, index: int) -> Value:
         value = self.optional(index)
         if value is None:
-            raise GraphError(f"operand {index} is missing")
+            raise GraphError(f"operand {index} is missing; it has {len(self._operands)}")
         return value
 
     def optional(self, index: int) -> Value | None:
@@ -97,19 +108,28 @@ class Call:
         if array is None:
             return None
         if array.dtype.kind != "i" or array.ndim > 1:
-            raise GraphError(f"its {what} is {array.dtype}{list(array.shape)}; valid is a list")
+            raise GraphError(
+                f"its {what} is {array.dtype}{list(array.shape)}; valid is a list of whole numbers"
+            )
         return [int(number) for number in array.reshape(-1)]
 
     # Attributes
 
-    def _value(self, name: str, *types: int) -> Any:
+    def _value(self, name: str, type: int) -> Any:
+        """An attribute of that ``AttributeProto.AttributeType``; None if it is absent."""
         self._read.add(name)
         attribute = self._attributes.get(name)
         if attribute is None:
             return None
-        if attribute.ref_attr_name or attribute.type not in types:
-            raise GraphError(f"attribute {name!r} is of the wrong type {attribute.type}")
-        return getattr(attribute, _FIELDS[attribute.type])
+        if attribute.ref_attr_name:
+            raise GraphError(
+                f"attribute {name!r} refers to {attribute.ref_attr_name!r:.50} of a function; "
+                f"valid is {_KINDS[type]}"
+            )
+        if attribute.type != type:
+            given = _KINDS.get(attribute.type, f"type {attribute.type}")
+            raise GraphError(f"attribute {name!r} is {given}; valid is {_KINDS[type]}")
+        return getattr(attribute, _FIELDS[type])
 
     def has(self, name: str) -> bool:
         return name in self._attributes

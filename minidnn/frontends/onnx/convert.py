@@ -51,6 +51,11 @@ def load_model(
     model: Model, shape: Any = None, constants: Mapping[str, Any] | None = None
 ) -> tuple[Graph, dict[str, Value | None]]:
     """The graph of a model that was read, and what each name of the model stands for in it."""
+    if constants is not None and not isinstance(constants, Mapping):
+        raise GraphError(
+            f"{model.title}: constants is a {type(constants).__name__}; valid is a dict of values "
+            "by the input's name"
+        )
     with tracing(str(model.proto.graph.name) or "onnx") as trace:
         conversion = _Conversion(model, trace, shape, constants or {})
         return conversion.graph(), conversion.values

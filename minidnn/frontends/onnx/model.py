@@ -76,8 +76,13 @@ def read_model(network: Any) -> Model:
     if isinstance(network, (bytes, bytearray, memoryview)):
         size = len(network)
         proto = _parsed(onnx, bytes(network), title)
-    else:
+    elif isinstance(network, onnx.ModelProto):
         proto, size = network, int(network.ByteSize())
+    else:
+        raise GraphError(
+            f"model={network!r:.80} is a {type(network).__name__}; valid are a path, the bytes of "
+            "a model and an onnx.ModelProto"
+        )
     return _checked(proto, size, folder, title)
 
 
