@@ -50,6 +50,11 @@ def calibrate(network: Layer, *inputs: np.ndarray) -> Layer:
         GraphError: the data does not fit the network, a layer gets one value per channel only,
             or what reaches it is not finite.
     """
+    for index, array in enumerate(inputs):
+        if not isinstance(array, np.ndarray):
+            raise GraphError(
+                f"calibrate: input {index} is a {type(array).__name__}; valid is a NumPy array"
+            )
     graph = to_graph(network, [array.shape for array in inputs])
     layers = {path: layer for path, layer in network.named_layers()}
     if isinstance(network, BatchNorm2d):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..errors import WeightsError
 from . import pytorch, safetensors
 from ._file import Array, MappedFile
 from ._zip import looks_like_zip
@@ -43,9 +44,15 @@ def load_weights(
         of DenseNet's parameters are replaced by torchvision's.
 
     Raises:
-        WeightsError: an unknown name; a file that is missing, damaged, hostile or of another kind.
+        WeightsError: neither a path nor a known name; a file that is missing, damaged, hostile
+            or of another kind.
         DownloadError: the file could not be fetched, or is not what was announced.
     """
+    if not isinstance(source, (str, os.PathLike)):
+        raise WeightsError(
+            f"source={source!r:.80} is a {type(source).__name__}; valid are a path and a name of "
+            "published weights"
+        )
     path = Path(source)
     known = find_known(source) if isinstance(source, str) else None
     if known is not None:

@@ -146,3 +146,5 @@ def test_bad_data_names_the_layer() -> None:
         calibrate(net, x)
     with pytest.raises(GraphError, match="has 4 channels"):
         calibrate(net, images((2, 4, 32, 32)))
+    with pytest.raises(GraphError, match="calibrate: input 0 is a list; valid is a NumPy array"):
+        calibrate(net, [[1.0]])  # type: ignore[arg-type]

@@ -107,6 +107,11 @@ def test_unknown_names(name: str, message: str) -> None:
         load_weights(name)
 
 
+def test_what_is_no_name() -> None:
+    with pytest.raises(WeightsError, match="source=5 is a int; valid are a path and a name of pub"):
+        load_weights(5)  # type: ignore[arg-type]
+
+
 def test_densenet_keys_are_renamed_as_in_torchvision(tmp_path: Path) -> None:
     with torch.device("meta"):
         new = list(models.densenet121().state_dict())
