@@ -41,6 +41,8 @@ class Engine:
 
 def memory_of(tensor: Any) -> str:
     """The device that a PyTorch tensor lies on: "cpu", "cuda:0"."""
+    if tensor.is_cpu:
+        return "cpu"
     device = tensor.device
     return f"{_CUDA}:{device.index or 0}" if device.type == _CUDA else str(device.type)
 

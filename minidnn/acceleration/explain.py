@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from minidnn.acceleration.program import Program, TakenPart
+from minidnn.acceleration.part import TakenPart
+from minidnn.acceleration.program import Program
 
 
 def explain_program(program: Program) -> str:

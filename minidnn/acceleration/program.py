@@ -12,13 +12,12 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from minidnn.acceleration.engine import Engine, memory_of
-from minidnn.acceleration.threads import rest
+from minidnn.acceleration.part import TakenPart
 from minidnn.acceleration.weights import Watch
 from minidnn.errors import UnsupportedError
-from minidnn.executable import Executable
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.capture import Captured
-from minidnn.frontends.torch.convert import Part, convert, judge_operations, label_of
+from minidnn.frontends.torch.convert import convert, judge_operations, label_of
 from minidnn.frontends.torch.opaque import OpaqueModule
 from minidnn.frontends.torch.partition import Level, levels
 from minidnn.graph.operators import Dropout, Identity
@@ -28,31 +27,6 @@ log = logging.getLogger(__name__)
 _MOVES = "it only moves elements, which PyTorch does without a kernel"
 
 
-class TakenPart(nn.Module):
-    """A part as a module: tensors in, tensors out."""
-
-    def __init__(self, part: Part, executable: Executable) -> None:
-        super().__init__()
-        self.part = part
-        self.executable = executable
-        self._on_cores = executable.device == "cpu"
-
-        # A precision may be that of the results, too, which here are what PyTorch's would be.
-        expected = [getattr(torch, value.dtype) for value in part.graph.outputs]
-        found = [getattr(torch, value.dtype) for value in executable.graph.outputs]
-        self._dtypes = expected if expected != found else None
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        if self._on_cores:
-            rest()
-        result = self.executable(*tensors)
-        if self._dtypes is None:
-            return result
-        results = result if isinstance(result, tuple) else (result,)
-        cast = tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
-        return cast if isinstance(result, tuple) else cast[0]
-
-
 class Program:
     """A network for arguments of one size.
 
@@ -60,6 +34,9 @@ class Program:
         sizes: the types of the arguments, as text.
         left: why each operation that PyTorch runs is left to it.
         parts: what was taken, in order.
+        starts_early: whether it can be started before its weights are looked at, and the result be
+            thrown away: a GPU has weights of its own and goes on by itself, PyTorch runs none of
+            it, and nothing is written back.
     """
 
     def __init__(
@@ -80,29 +57,27 @@ class Program:
             raise UnsupportedError(f"strict=True, and not all of {name} is taken:\n{self.rest()}")
         graph = captured.module.graph
         self._results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
-        self.watch = Watch((h for node, h in captured.held.items() if node.users), root)
+        held = (h for node, h in captured.held.items() if node.users)
+        self.watch = Watch(held, root, fetches=engine.device == "cpu")
         self.compile()
 
     def compile(self) -> None:
         """Compiles the parts with the weights as they are now."""
         self.watch.renew()
         self.parts: list[TakenPart] = []
-        for level in self.levels:
+        for place, level in enumerate(self.levels):
             if level.taken:
                 name = f"{self.name}.{len(self.parts)}"
                 part = convert(level.nodes, self.captured.constants, self.captured.tensor, name)
-                self.parts.append(TakenPart(part, self.engine.compile(part.graph)))
+                followed = any(not later.taken for later in self.levels[place + 1 :])
+                self.parts.append(TakenPart(part, self.engine.compile(part.graph), followed))
         self._runner, self._held, self._places = self._build()
         whole = len(self.levels) == 1 and self.levels[0].taken and not self._held
         self._direct = self.parts[0] if whole and self._is_direct() else None
-
-    @property
-    def starts_early(self) -> bool:
-        """Whether it can be started before its weights are looked at, and the result be thrown
-        away: a GPU has weights of its own and goes on by itself, PyTorch runs none of it, and
-        nothing is written back."""
         on_gpu = self.engine.memory != "cpu"
-        return on_gpu and self._direct is not None and not self.captured.writes
+        self.starts_early = on_gpu and self._direct is not None and not self.captured.writes
+        one = len(self._results) == 1 and not self.captured.writes
+        self._is_bare = one and self.captured.arranged == pytree.tree_structure(0)
 
     def _is_direct(self) -> bool:
         """Whether the one part takes the arguments and gives the results as they are."""
@@ -117,7 +92,9 @@ class Program:
         PyTorch's gradients must be off.
         """
         if self._direct is not None:
-            result = self._direct(*(leaves[place] for place in self._places))
+            result = self._direct.forward(*[leaves[place] for place in self._places])
+            if self._is_bare:
+                return result
             results: Sequence[Any] = result if isinstance(result, tuple) else (result,)
         else:
             tensors = (*(held.tensor for held in self._held), *(leaves[p] for p in self._places))

@@ -7,19 +7,43 @@ that cannot see is a write past PyTorch (to ``tensor.data``, or to a NumPy view)
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
+from torch import nn
 
+from minidnn.acceleration.nearby import fetcher
 from minidnn.frontends.torch.capture import Held
+
+_ADDRESS = torch.Tensor.data_ptr
+_VERSION = attrgetter("_version")
+_TRAINING = attrgetter("training")
+_END = object()
+
+#: Modules that compute the same in training: their mode need not be looked at.
+_WITHOUT_MODES = {
+    *(nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Conv2d, nn.Flatten, nn.GELU, nn.Hardsigmoid),
+    *(nn.Hardswish, nn.Identity, nn.LayerNorm, nn.Linear, nn.MaxPool2d, nn.ReLU, nn.ReLU6),
+    *(nn.Sequential, nn.Sigmoid, nn.SiLU),
+}
 
 
 class Watch:
-    """The weights of a program as they were when it was compiled."""
+    """The weights of a program as they were when it was compiled.
 
-    def __init__(self, held: Iterable[Held], root: torch.nn.Module | None = None) -> None:
+    ``fetches``: whether what is looked at is fetched from memory first; the CPU engine must be
+    there.
+    """
+
+    def __init__(
+        self, held: Iterable[Held], root: torch.nn.Module | None = None, fetches: bool = False
+    ) -> None:
         self._held = list(held)
+        self._fetches = fetches
         #: Where each module stands in the one around it.
         self._places = [
             (parent._modules, name)
@@ -46,16 +70,16 @@ class Watch:
             for holder, name in self._places
             if holder.get(name) is not None
         ]
+        self._glance = _Glance(self, self._fetches)
 
     def is_as_it_was(self) -> bool:
         """Whether weights and modules are those that were compiled in."""
+        if self._glance.is_as_it_was():
+            return True
         return not self.restructured() and self.changed() is None
 
     def changed(self) -> str | None:
-        """The name of a weight that is not what it was, or None.
-
-        This runs at every call of a network, over hundreds of weights.
-        """
+        """The name of a weight that is not what it was, or None."""
         for holder, key, tensor, version, address in self._seen:
             now = holder.get(key)
             if now is not tensor or now._version != version or now.data_ptr() != address:
@@ -68,7 +92,8 @@ class Watch:
     def refitted(self) -> str | None:
         """The name of a weight that now has another type, so that nothing fits it."""
         for each, before in zip(self._held, self._types, strict=True):
-            if each.key not in each.holder or _type(each.tensor) != before:
+            now = each.holder.get(each.key)
+            if now is None or _type(now) != before:
                 return each.name
         return None
 
@@ -78,6 +103,46 @@ class Watch:
             if holder.get(name) is not module or module.training != training:
                 return True
         return False
+
+
+class _Glance:
+    """Whether all is as it was, at one glance, before every call of a network.
+
+    By then the network has taken the caches, and hundreds of weights lie somewhere in memory.  So
+    each thing is looked at in a pass over all weights, which only C walks: the processor then waits
+    for many of them at a time, where a loop of Python's waits for one after the other.  Before,
+    they are fetched all at a time.
+    """
+
+    def __init__(self, watch: Watch, fetches: bool) -> None:
+        holders = {id(holder): holder for holder, *_ in watch._seen}
+        parents = {id(parent): parent for parent, *_ in watch._modules}
+        self._dicts = [each.values() for each in (*holders.values(), *parents.values())]
+        self._objects = [*chain.from_iterable(self._dicts), _END]
+        self._tensors = [tensor for _, _, tensor, _, _ in watch._seen]
+        self._versions = [version for *_, version, _ in watch._seen]
+        self._addresses = array("Q", (address for *_, address in watch._seen))
+        self._modules = [
+            module for _, _, module, _ in watch._modules if type(module) not in _WITHOUT_MODES
+        ]
+        self._modes = [module.training for module in self._modules]
+        self._sees_all = not watch._uncounted
+        self._fetch = None
+        if fetches:
+            dicts = [*holders.values(), *parents.values(), *map(vars, self._modules)]
+            self._fetch = fetcher(dicts, self._objects, self._tensors)
+
+    def is_as_it_was(self) -> bool:
+        """True only if nothing at all has changed; a longer look may find it in order, too."""
+        if self._fetch is not None:
+            self._fetch()
+        return (
+            self._sees_all
+            and all(map(is_, chain(chain.from_iterable(self._dicts), (_END,)), self._objects))
+            and list(map(_VERSION, self._tensors)) == self._versions
+            and array("Q", map(_ADDRESS, self._tensors)) == self._addresses
+            and list(map(_TRAINING, self._modules)) == self._modes
+        )
 
 
 def _type(tensor: Any) -> Any:

@@ -49,7 +49,7 @@ def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
             raise GraphError(f"{what} has layout {array.layout}; valid is torch.strided, dense")
         if array.dtype == torch.bfloat16:
             array = array.float()  # NumPy has no bfloat16
-        return array.detach().numpy(), torch.from_numpy
+        return array.detach().resolve_neg().numpy(), torch.from_numpy
     if hasattr(array, "__dlpack__"):
         device = array.__dlpack_device__()[0]
         if int(device) not in _CPU_DEVICES:

@@ -56,6 +56,22 @@ class DeviceProgram(Program, Protocol):
 
 
 @runtime_checkable
+class AddressedProgram(Program, Protocol):
+    """A program that computes on memory of the CPU, on threads of its own."""
+
+    @property
+    def takes_addresses(self) -> bool:
+        """Whether :meth:`run_at` can be used."""
+
+    def run_at(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Computes the outputs; all are addresses of contiguous arrays of the right types, which
+        nobody checks."""
+
+    def rest(self) -> None:
+        """Has its threads sleep until the next run."""
+
+
+@runtime_checkable
 class DescribedProgram(Program, Protocol):
     """A program that can say how a node is computed."""
 

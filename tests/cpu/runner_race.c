@@ -39,6 +39,7 @@ static void *caller(void *unused) {
       back(expected, 0, 0, tasks);
     }
     md_pool_release(pool);
+    if (round % 3 == 0) md_pool_rest(pool);
     if (round % 20 == 0) usleep(1000);
   }
   if (memcmp(own, expected, sizeof *own)) failed = 1;

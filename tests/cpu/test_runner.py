@@ -229,6 +229,23 @@ def test_idle_threads_sleep() -> None:
     assert time.process_time() - before < 0.02
 
 
+@pytest.mark.parametrize("flags", [(), ("-DMD_NO_FUTEX",)])
+def test_threads_rest_when_asked_to(flags: tuple[str, ...]) -> None:
+    """They would poll for ten seconds."""
+    pool = Pool(3, spin_microseconds=1e7, build_flags=flags)
+    counts = np.zeros(64, np.int32)
+    program = Program([Region(_kernels()["count"], (Operand(0),), 64)], 1, pool=pool)
+    for round_number in range(1, 6):
+        program.run([address(counts)])
+        pool.rest()
+        assert (counts == round_number).all()
+        time.sleep(0.02)
+        before = time.process_time()
+        time.sleep(0.1)
+        assert time.process_time() - before < 0.05
+    pool.stop()
+
+
 @pytest.mark.parametrize("flags", ["()", "('-DMD_NO_FUTEX',)"])
 def test_fork_after_use(flags: str) -> None:
     code = f"""

@@ -204,6 +204,21 @@ class CpuProgram:
         """Computes the outputs; several threads may call at once."""
         self._run(inputs, outputs, self._program.run)
 
+    @cached_property
+    def takes_addresses(self) -> bool:
+        """Whether :meth:`run_at` can be used: kernels write all outputs, and none is guarded."""
+        roots = [self.plan.roots.get(value, value) for value in self.plan.graph.outputs]
+        written = [self._slots.written.get(root) for root in roots]
+        return not self.guarded and written == list(range(len(roots)))
+
+    def run_at(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Computes from and to contiguous arrays of the right types at these addresses."""
+        self._run_on([*inputs, *outputs], self._program.run)
+
+    def rest(self) -> None:
+        """Has the threads sleep until the next run: something else needs the cores."""
+        self._program.pool.rest()
+
     def seconds(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> np.ndarray:
         """Computes the outputs and tells the seconds of each of :attr:`tasks`."""
         found: list[np.ndarray] = []
@@ -259,18 +274,20 @@ class CpuProgram:
         if self.guarded:
             self._run_guarded(inputs, outputs, run)
         else:
-            try:
-                memory = self._idle.pop()
-            except IndexError:
-                self.release_memory()  # perhaps of a network that was dropped once compiled
-                memory = self._slots.allocate()
-            try:
-                bases = [buffer.address for buffer in memory]
-                bases += [array.ctypes.data for array in (*inputs, *outputs)]
-                run(bases + self._constants.addresses)
-            finally:
-                self._idle.append(memory)
+            self._run_on([array.ctypes.data for array in (*inputs, *outputs)], run)
         self._finish(inputs, outputs)
+
+    def _run_on(self, addresses: list[int], run: Callable[[list[int]], Any]) -> None:
+        """Runs on inputs and outputs at these addresses, with buffers that no other run has."""
+        try:
+            memory = self._idle.pop()
+        except IndexError:
+            self.release_memory()  # perhaps of a network that was dropped once compiled
+            memory = self._slots.allocate()
+        try:
+            run([buffer.address for buffer in memory] + addresses + self._constants.addresses)
+        finally:
+            self._idle.append(memory)
 
     def _run_guarded(
         self,

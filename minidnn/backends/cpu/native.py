@@ -79,6 +79,7 @@ _SIGNATURES = {
     "md_pool_stop": (None, [c_void_p]),
     "md_pool_free": (None, [c_void_p]),
     "md_pool_alive": (c_int, [c_void_p]),
+    "md_pool_rest": (None, [c_void_p]),
     "md_context_new": (c_void_p, [POINTER(ProgramStruct), c_int, c_int]),
     "md_context_free": (None, [c_void_p]),
     "md_run": (None, [c_void_p, POINTER(ProgramStruct), c_void_p, c_void_p, POINTER(c_double)]),
@@ -86,6 +87,7 @@ _SIGNATURES = {
     "md_memory_check": (c_int64, [POINTER(MemoryStruct)]),
     "md_memory_free": (None, [POINTER(MemoryStruct)]),
     "md_memory_release": (None, []),
+    "md_fetch": (None, [c_void_p, c_int32]),
 }
 
 _lock = ForkLock()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import ctypes
 import weakref
 from collections.abc import Sequence
@@ -61,6 +60,10 @@ class Pool:
     def stop(self) -> None:
         """Ends the threads after the run under way; the next run starts them again."""
         self._library.md_pool_stop(self.handle)
+
+    def rest(self) -> None:
+        """Has threads sleep until the next run: something else needs their cores at once."""
+        self._library.md_pool_rest(self.handle)
 
     def __repr__(self) -> str:
         return f"Pool(threads={self.threads})"
@@ -202,15 +205,16 @@ class Program:
     def _run(self, bases: Sequence[int], times: ctypes.Array[ctypes.c_double] | None) -> None:
         if len(bases) != self.slots:
             raise ValueError(f"Program.run: {len(bases)} addresses for {self.slots} slots")
-        with contextlib.ExitStack() as stack:
-            try:
-                context = self._idle.pop()
-            except IndexError:
-                context = _Context(self)
-            stack.callback(self._idle.append, context)
+        try:
+            context = self._idle.pop()
+        except IndexError:
+            context = _Context(self)
+        try:
             self._library.md_run(
                 self.pool.handle, self._struct, context.handle, self._bases(*bases), times
             )
+        finally:
+            self._idle.append(context)
 
 
 class _Context:

@@ -60,6 +60,7 @@ int md_pool_threads(const md_pool *pool);
 int md_pool_alive(md_pool *pool); /* threads that exist now, the caller's not counted */
 void md_pool_acquire(md_pool *pool);
 void md_pool_release(md_pool *pool);
+void md_pool_rest(md_pool *pool); /* its threads sleep until the next run */
 void md_pool_parallel(md_pool *pool, md_work work, void *argument, int32_t tasks, int32_t grain);
 
 /* program.c */
@@ -81,5 +82,6 @@ int md_memory_new(md_memory *memory, size_t size, size_t alignment, int mode); /
 int64_t md_memory_check(const md_memory *memory); /* offset from data of a stray write, or MIN */
 void md_memory_free(md_memory *memory);
 void md_memory_release(void);
+void md_fetch(const void *const *addresses, int32_t count);
 
 #endif

@@ -69,3 +69,9 @@ void md_memory_release(void) {
   malloc_trim(0);
 #endif
 }
+
+/* Has the processor fetch these lines, all of them at a time; an address where nothing is does no
+ * harm. */
+void md_fetch(const void *const *addresses, int32_t count) {
+  for (int32_t i = 0; i < count; i++) __builtin_prefetch(addresses[i]);
+}

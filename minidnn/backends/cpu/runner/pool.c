@@ -45,6 +45,7 @@ typedef struct {
 struct md_pool {
   _Alignas(LINE) atomic_ullong round;
   atomic_int stop;
+  atomic_ullong rested; /* the round after which threads sleep at once */
   /* What the round is about; written before `round`, read after entering. */
   md_work work;
   void *argument;
@@ -138,7 +139,7 @@ static uint64_t next_round(md_pool *pool, uint64_t seen) {
     if (spins % 16) continue;
     const int64_t now = md_now_ns();
     if (!until) until = now + pool->spin_ns;
-    if (now < until) continue;
+    if (now < until && atomic_load_explicit(&pool->rested, memory_order_relaxed) != seen) continue;
     const unsigned bell = atomic_load(&pool->bell);
     atomic_fetch_add(&pool->sleepers, 1);
     if (atomic_load(&pool->round) == seen && !atomic_load(&pool->stop)) md_wait(&pool->bell, bell);
@@ -249,6 +250,9 @@ void md_pool_acquire(md_pool *pool) {
   pthread_mutex_lock(&pool->turn);
   if (pool->alive < pool->threads - 1) start_threads(pool);
 }
+
+/* Lets threads sleep that wait for the next round: others need their cores now. */
+void md_pool_rest(md_pool *pool) { atomic_store(&pool->rested, atomic_load(&pool->round)); }
 
 void md_pool_release(md_pool *pool) { pthread_mutex_unlock(&pool->turn); }
 

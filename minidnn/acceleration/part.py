@@ -1,0 +1,85 @@
+"""A compiled part of a network as a PyTorch module: tensors in, tensors out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from minidnn.acceleration.threads import rest
+from minidnn.executable import Executable
+from minidnn.frontends.torch.convert import Part
+from minidnn.runtime.program import AddressedProgram
+
+#: What lies in memory as it seems to; other classes may look at a tensor in their own way.
+_PLAIN = (torch.Tensor, nn.Parameter)
+
+
+class TakenPart(nn.Module):
+    """A part as a module.
+
+    Attributes:
+        before_pytorch: whether an operation of PyTorch's comes next, which needs the cores.
+    """
+
+    def __init__(self, part: Part, executable: Executable, before_pytorch: bool = False) -> None:
+        super().__init__()
+        self.part = part
+        self.executable = executable
+        self.before_pytorch = before_pytorch
+        self._on_cores = executable.device == "cpu"
+
+        # A precision may be that of the results, too, which here are what PyTorch's would be.
+        expected = [getattr(torch, value.dtype) for value in part.graph.outputs]
+        found = [getattr(torch, value.dtype) for value in executable.graph.outputs]
+        self._dtypes = expected if expected != found else None
+        self._program: Any = executable.program
+        self._addressed = (
+            isinstance(executable.program, AddressedProgram)
+            and executable.program.takes_addresses
+            and executable.graph.output_names is None
+            and [value.type for value in part.graph.inputs]
+            == [value.type for value in executable.graph.inputs]
+            and self._dtypes is None
+        )
+        self._takes = [(v.shape, getattr(torch, v.dtype)) for v in part.graph.inputs]
+        self._gives = [(v.shape, getattr(torch, v.dtype)) for v in part.graph.outputs]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        if self._on_cores:
+            rest()
+        fit = self._addressed and len(tensors) == len(self._takes)
+        if fit and all(map(_lies_there, tensors, self._takes)):
+            return self._run_at(tensors)
+        result = self.executable(*tensors)
+        if self.before_pytorch and self._on_cores:
+            self._program.rest()
+        if self._dtypes is None:
+            return result
+        results = result if isinstance(result, tuple) else (result,)
+        cast = tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
+        return cast if isinstance(result, tuple) else cast[0]
+
+    def _run_at(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        """The results for tensors that lie there as the program takes them: between the networks'
+        regions nothing of Python is in the caches, so every step less counts."""
+        results = [torch.empty(shape, dtype=dtype) for shape, dtype in self._gives]
+        program = self._program
+        program.run_at([t.data_ptr() for t in tensors], [r.data_ptr() for r in results])
+        if self.before_pytorch:
+            program.rest()
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+def _lies_there(tensor: torch.Tensor, expected: tuple[tuple[int, ...], torch.dtype]) -> bool:
+    """Whether a tensor's memory is an array of the type expected."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and tensor.shape == expected[0]
+        and tensor.dtype is expected[1]
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )

@@ -1,0 +1,131 @@
+"""What a call of an optimized module on the CPU engine does beside computing: little, and right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import minidnn as md
+from minidnn.acceleration import nearby
+from minidnn.acceleration.weights import Watch
+from minidnn.backends.backend import PREFERENCE, default_device
+from minidnn.frontends.torch.capture import Held
+
+
+class Strange(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.ifft(torch.fft.fft(x)).real
+
+
+class Marked(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+def examples(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(scope="module")
+def net() -> nn.Module:
+    if default_device([name for name in PREFERENCE if name != "cuda"])[0] != "cpu":
+        pytest.skip("the CPU engine is not there")
+    torch.manual_seed(0)
+    body = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), Strange(), nn.Conv2d(8, 4, 1))
+    return nn.Sequential(*body).eval()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        examples(2, 3, 8, 8),
+        examples(2, 3, 8, 8).requires_grad_(),
+        nn.Parameter(examples(2, 3, 8, 8), requires_grad=False),
+        examples(2, 3, 8, 8).transpose(2, 3),
+        examples(4, 3, 8, 8)[::2],
+        torch._neg_view(examples(2, 3, 8, 8)),
+        examples(2, 3, 8, 8).as_subclass(Marked),
+    ],
+    ids=["plain", "grad", "parameter", "transposed", "strided", "negative", "subclass"],
+)
+def test_tensors_of_many_kinds(net: nn.Module, given: torch.Tensor) -> None:
+    fast = md.optimize(net, examples(2, 3, 8, 8), device="cpu")
+    assert [part._addressed for part in fast.programs[0].parts] == [True, True]
+    with torch.no_grad():
+        found, expected = (each(given).as_subclass(torch.Tensor) for each in (fast, net))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_threads_sleep_while_pytorch_computes(
+    net: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = examples(2, 3, 8, 8)
+    fast = md.optimize(net, x, device="cpu")
+    first, last = fast.programs[0].parts
+    assert (first.before_pytorch, last.before_pytorch) == (True, False)
+    rested: list[Any] = []
+    monkeypatch.setattr(type(first._program), "rest", lambda self: rested.append(self))
+    with torch.no_grad():
+        fast(x)
+        fast(x.transpose(2, 3))
+    assert rested == [first._program] * 2
+
+
+def test_changes_are_noticed_by_the_engine(net: nn.Module) -> None:
+    x = examples(2, 3, 8, 8)
+    fast = md.optimize(net, x, device="cpu")
+
+    def close() -> None:
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+        assert fast.programs[-1].watch._glance.is_as_it_was()
+
+    close()
+    with torch.no_grad():
+        net[0].weight.mul_(2)
+        close()
+        net[1].running_var.mul_(2)
+        close()
+    net[4].weight = nn.Parameter(examples(4, 8, 1, 1))
+    close()
+    net[4].bias.data = examples(4)
+    close()
+    net[2] = nn.Sigmoid()
+    close()
+    net[4].bias = None
+    close()
+
+
+def test_a_weight_that_is_gone_is_noticed() -> None:
+    holder = {"weight": examples(3), "bias": examples(3)}
+    watch = Watch([Held(holder, "weight", "weight")])
+    assert watch.is_as_it_was()
+    bias = holder.pop("bias")
+    assert not watch._glance.is_as_it_was() and watch.is_as_it_was()  # at a longer look
+    holder["bias"] = bias
+    assert watch._glance.is_as_it_was()
+    del holder["weight"]
+    assert watch.changed() == "weight"
+
+
+def test_weights_of_inference_mode_take_the_longer_look() -> None:
+    with torch.inference_mode():
+        holder = {"weight": examples(3)}
+    watch = Watch([Held(holder, "weight", "weight")])
+    assert not watch._glance.is_as_it_was() and watch.is_as_it_was()
+
+
+def test_what_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(
+        nearby, "runner", lambda: type("R", (), {"md_fetch": lambda *a: calls.append(a)})
+    )
+    holder, tensor, module = {"weight": 1}, examples(3), nn.ReLU()
+    nearby.fetcher([holder], [module], [tensor])()
+    ((array, count),) = calls
+    assert count == len(array) == len(set(array))
+    for address in (id(holder), id(module), id(tensor), tensor._cdata, tensor._cdata + 200):
+        assert address // 64 * 64 in list(array)
+    assert tensor.untyped_storage()._cdata // 64 * 64 in list(array)
