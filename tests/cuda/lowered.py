@@ -9,15 +9,16 @@ import numpy as np
 
 import minidnn as md
 from minidnn.backends.cuda.bits import from_bits, to_bits
+from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.contraction import halo, stream
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, Place
-from minidnn.backends.cuda.contraction.recipe import HALO, STREAM, Form, prepare_of
+from minidnn.backends.cuda.contraction.recipe import HALO, STREAM, Form, prepare_of, room
 from minidnn.backends.cuda.instance import Places
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Data, Pointer, Task, lower_plan
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.target import CudaTarget
-from minidnn.graph.ir import Constant
+from minidnn.graph.ir import Constant, Node
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
@@ -61,7 +62,8 @@ def by_stream(problem: ContractionProblem, choice: int = 0) -> Kernel:
 
 
 class EmulatedProgram:
-    """A plan of one input and one output, its memory full of NaN before each run."""
+    """A plan of one input and one output, its memory full of NaN before each run, laid out as
+    that of an instance."""
 
     def __init__(
         self,
@@ -75,30 +77,35 @@ class EmulatedProgram:
         self.tasks = lower_plan(self.plan, ARCH, precision == "tf32")
         self.kernels: dict[ContractionProblem, tuple[Kernel, Launch | None]] = {}
         launches = [task.work for task in self.tasks if isinstance(task.work, Launch)]
+        workspaces: dict[Node, int] = {}
         for task in self.tasks:
             if isinstance(task.work, ContractionProblem):
                 own = kernel(task.work)
-                before = prepare_of(task.work, Form(own[0], len(task.work.stages)))
+                form = Form(own[0], len(task.work.stages))
+                before = prepare_of(task.work, form)
+                workspaces[task.node] = room(task.work, form, 0)
                 self.kernels[task.work] = own, before
                 launches += [one for one in (own[1], before) if one is not None]
+        self.block = lay_out(self.plan, workspaces)
         self._emulated = Emulated([launch.source for launch in launches], folder)
         self._constants: dict[tuple[object, ...], np.ndarray] = {}
 
     def __call__(self, x: np.ndarray, backwards: bool = False) -> np.ndarray:
-        plan = self.plan
+        plan, block = self.plan, self.block
         (given,), (out,) = plan.graph.inputs, plan.graph.outputs
-        arena = _memory(plan.arena.bytes)
-        source = _aligned(to_bits(x, given.dtype))
-        result = _memory(out.type.bytes)
-        addresses = [a.ctypes.data for a in (source, result)]
-        places = Places(plan, arena.ctypes.data, 0, addresses[:1], addresses[1:])
+        memory = _memory(block.own_bytes)
+        begin = memory.ctypes.data
+        (source,), (result,) = block.inputs, block.outputs
+        bits = np.frombuffer(to_bits(x, given.dtype).tobytes(), np.uint8)
+        memory[source : source + bits.size] = bits
+        places = Places(plan, begin, [begin + source], [begin + result])
         for task in self.tasks:
-            self._run(task, places, backwards)
+            self._run(task, places, begin + block.workspaces.get(task.node, 0), backwards)
         assert not places.copies
-        values = result.view(STORED[out.dtype])[: out.type.size].reshape(out.shape)
-        return from_bits(values, out.dtype)
+        values = memory[result : result + out.type.bytes].view(STORED[out.dtype])
+        return from_bits(values.reshape(out.shape), out.dtype).copy()
 
-    def _run(self, task: Task, places: Places, backwards: bool) -> None:
+    def _run(self, task: Task, places: Places, workspace: int, backwards: bool) -> None:
         pointers = [self._address(p, places) for p in task.pointers]
         if isinstance(task.work, Launch):
             self._emulated.launch(task.work, pointers, backwards)
@@ -107,9 +114,8 @@ class EmulatedProgram:
         (_, launch, sizes), before = self.kernels[problem]
         x, w, y, *rest = pointers
         if before is not None:
-            prepared = _memory(problem.batch * problem.gathered.image * problem.x.itemsize)
-            self._emulated.launch(before, [x, prepared.ctypes.data], backwards)
-            x = prepared.ctypes.data
+            self._emulated.launch(before, [x, workspace], backwards)
+            x = workspace
         numbers = [np.array([size]) for size in sizes]
         arguments = [x, w, *rest, y, *(n.ctypes.data for n in numbers)]
         self._emulated.launch(launch, arguments, backwards)

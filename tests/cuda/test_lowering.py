@@ -245,7 +245,7 @@ def test_outputs_that_no_kernel_writes_are_copied() -> None:
     x = md.Input((3, 4, 4))
     y = L.ReLU()(x)
     plan = planned(md.Model(x, (y, x, y)), (2, 3, 4, 4), "float32")
-    places = Places(plan, 1000, 2000, [3000], [4000, 5000, 6000])
+    places = Places(plan, 1000, [3000], [4000, 5000, 6000])
     first, given, _ = plan.graph.outputs
     assert places.address(first) == 4000 and places.address(given) == 3000
     assert [(to, value, size) for to, value, size in places.copies] == [

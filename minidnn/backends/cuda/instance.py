@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...cudnn._cupy import cupy
@@ -13,9 +12,8 @@ from ...errors import OutOfMemoryError
 from ...graph.ir import Constant, Value
 from ...runtime.plan import Plan
 from .arrays import DEVICE_TO_DEVICE
+from .block import Block
 from .functions import Run
-
-_ALIGNMENT = 256
 
 
 class Work(Protocol):
@@ -25,35 +23,16 @@ class Work(Protocol):
         """What launches it on CuPy's current stream."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Bytes of the blocks of an instance; inputs and outputs are its own or a caller's."""
-
-    arena: int
-    workspace: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-    def own(self, with_inputs: bool, with_outputs: bool) -> list[int]:
-        blocks = [self.arena, self.workspace]
-        blocks += self.inputs if with_inputs else ()
-        blocks += self.outputs if with_outputs else ()
-        return blocks
-
-    def total(self) -> int:
-        """Bytes that an instance with inputs and outputs of its own takes."""
-        return sum(map(_up, self.own(True, True)))
-
-
 class Places:
     """Where the values of a plan lie in one instance."""
 
     def __init__(
-        self, plan: Plan, arena: int, workspace: int, inputs: Sequence[int], outputs: Sequence[int]
+        self, plan: Plan, block: int, inputs: Sequence[int], outputs: Sequence[int]
     ) -> None:
-        self.workspace = workspace
+        #: Where the instance's memory begins, and in it the arena.
+        self.block = block
         self._plan = plan
-        self._roots = {value: arena + offset for value, offset in plan.arena.offsets.items()}
+        self._roots = {value: block + offset for value, offset in plan.arena.offsets.items()}
         self._roots |= dict(zip(plan.graph.inputs, inputs, strict=True))
         #: What must be copied at the end: to, from (a value's root), bytes.
         self.copies: list[tuple[int, Value, int]] = []
@@ -75,20 +54,19 @@ class Instance:
     def __init__(
         self,
         plan: Plan,
-        sizes: Sizes,
+        block: Block,
         works: Sequence[Work],
         constant: Callable[[Constant], int],
         inputs: Sequence[int] | None = None,
         outputs: Sequence[int] | None = None,
     ) -> None:
         cuda = cupy().cuda
-        blocks = sizes.own(inputs is None, outputs is None)
-        self._memory, addresses = _allocate(blocks)
-        arena, workspace, *rest = addresses
-        count = len(sizes.inputs) if inputs is None else 0
-        self.inputs = tuple(rest[:count] if inputs is None else inputs)
-        self.outputs = tuple(rest[count:] if outputs is None else outputs)
-        self.places = Places(plan, arena, workspace, self.inputs, self.outputs)
+        own = inputs is None or outputs is None
+        self._memory = _allocate(block.own_bytes if own else block.bytes)
+        begin = int(self._memory.ptr)
+        self.inputs = tuple(inputs or (begin + offset for offset in block.inputs))
+        self.outputs = tuple(outputs or (begin + offset for offset in block.outputs))
+        self.places = Places(plan, begin, self.inputs, self.outputs)
         self.lock = threading.Lock()
         self.last: object = None
         self.done = cuda.Event(disable_timing=True)
@@ -122,21 +100,11 @@ class Instance:
         return bool(self.done.done)
 
 
-def _allocate(blocks: Sequence[int]) -> tuple[Any, list[int]]:
+def _allocate(size: int) -> Any:
     cuda = cupy().cuda
-    total = sum(map(_up, blocks))
     try:
-        memory = cuda.alloc(max(1, total))
+        return cuda.alloc(max(1, size))
     except cuda.memory.OutOfMemoryError as error:
         raise OutOfMemoryError(
-            f"no room for {total} bytes of activations and workspace: {error}"
+            f"no room for {size} bytes of activations and workspace: {error}"
         ) from error
-    addresses, offset = [], 0
-    for size in blocks:
-        addresses.append(int(memory.ptr) + offset)
-        offset += _up(size)
-    return memory, addresses
-
-
-def _up(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import OutOfMemoryError
 from ...graph.ir import Constant, Node, Value
 from ...runtime.plan import Plan
 from .arrays import Given
+from .block import Block, lay_out
 from .constants import Constants
 from .contraction.forms import forms_of
 from .contraction.problem import ContractionProblem, Place
@@ -25,7 +26,7 @@ from .contraction.recipe import (
 )
 from .contraction.tune import Tuning, choose_all
 from .functions import Loaded, Run, load_launches
-from .instance import Places, Sizes
+from .instance import Places
 from .kernels import Launch
 from .lower import Data, Pointer, Task, data_of
 
@@ -54,11 +55,13 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class ContractionWork:
-    """A contraction by its recipe, on its operands."""
+    """A contraction by its recipe, on its operands, its workspace so many bytes behind where the
+    instance's memory begins."""
 
     built: Built
     pointers: tuple[Pointer, ...]
     constants: Constants
+    workspace: int
 
     def bind(self, places: Places) -> Run:
         x, w, y, *rest = (_address(p, places, self.constants) for p in self.pointers)
@@ -68,7 +71,7 @@ class ContractionWork:
         at = Addresses(
             x, w, y, tuple(rest[:first]), tuple(rest[first:second]), tuple(rest[second:])
         )
-        return self.built.bind(at, places.workspace)
+        return self.built.bind(at, places.block + self.workspace)
 
     def describe(self) -> str:
         recipe, problem = self.built.recipe, self.built.problem
@@ -91,10 +94,10 @@ class Done:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The tasks in order, the sizes of an instance, and constants that are outputs."""
+    """The tasks in order, the memory of an instance, and constants that are outputs."""
 
     tasks: tuple[Done, ...]
-    sizes: Sizes
+    block: Block
     outputs: dict[Value, Data]
 
 
@@ -104,7 +107,6 @@ def prepare(
     arch: str,
     tune: str,
     memory_limit: int | None,
-    sizes: Sizes,
     constants: Constants,
 ) -> Prepared:
     """Everything that is done once, on the current device.
@@ -118,31 +120,37 @@ def prepare(
     for data in (*outputs.values(), *(p for t in tasks for p in t.pointers)):
         if isinstance(data, Data):
             constants.add(data)
-    workspace_limit = _workspace_limit(memory_limit, sizes, constants)
+    workspace_limit = _workspace_limit(memory_limit, lay_out(plan, {}), constants)
     constants.lay_down()
     loaded = _load(tasks, arch)
     tuning = Tuning(arch, tune, workspace_limit, loaded)
     problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
     built = choose_all(list(problems), tuning)
+    workspaces: dict[Node, int] = {}
+    for task in tasks:
+        if isinstance(task.work, ContractionProblem):
+            most = workspaces.get(task.node, 0)
+            workspaces[task.node] = max(most, built[task.work].workspace)
+    block = lay_out(plan, workspaces)
     done = []
     for task in tasks:
         if isinstance(task.work, Launch):
             work: Any = KernelWork(loaded([task.work])[0], task.pointers, constants)
         else:
-            work = ContractionWork(built[task.work], task.pointers, constants)
+            room = block.workspaces.get(task.node, 0)
+            work = ContractionWork(built[task.work], task.pointers, constants, room)
         done.append(Done(task.node, work))
-    workspace = max((one.workspace for one in built.values()), default=0)
-    return Prepared(tuple(done), replace(sizes, workspace=workspace), outputs)
+    return Prepared(tuple(done), block, outputs)
 
 
-def _workspace_limit(memory_limit: int | None, sizes: Sizes, constants: Constants) -> int:
+def _workspace_limit(memory_limit: int | None, least: Block, constants: Constants) -> int:
     if memory_limit is None:
         return MOST_WORKSPACE
-    left = memory_limit - constants.bytes - sizes.total()
+    left = memory_limit - constants.bytes - least.own_bytes
     if left < 0:
         raise OutOfMemoryError(
             f"memory_limit={memory_limit} bytes; weights take {constants.bytes} and values "
-            f"{sizes.total()}, so at least {constants.bytes + sizes.total()} are needed"
+            f"{least.own_bytes}, so at least {constants.bytes + least.own_bytes} are needed"
         )
     return min(left, MOST_WORKSPACE)
 

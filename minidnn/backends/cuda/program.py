@@ -13,7 +13,7 @@ from ...graph.ir import Constant, Node
 from ...runtime.plan import Plan
 from .arrays import CUPY, NUMPY, Given, Library, Slot, check_apart, outputs_of, read
 from .constants import Constants
-from .instance import Instance, Sizes
+from .instance import Instance
 from .lower import Task
 from .prepare import as_it_is, prepare
 from .target import CudaTarget
@@ -60,14 +60,8 @@ class CudaProgram:
         self._instances: dict[object, Instance] = {}
         with on_device(device):
             self._constants = Constants()
-            sizes = Sizes(
-                plan.arena.bytes,
-                0,
-                tuple(slot.bytes for slot in self._inputs),
-                tuple(slot.bytes for slot in self._outputs),
-            )
-            self.prepared = prepare(plan, tasks, arch, tune, memory_limit, sizes, self._constants)
-            self._sizes = self.prepared.sizes
+            self.prepared = prepare(plan, tasks, arch, tune, memory_limit, self._constants)
+            self._block = self.prepared.block
             self._instances[None] = self._instance()
 
     # Calls
@@ -157,7 +151,7 @@ class CudaProgram:
         self, inputs: Sequence[int] | None = None, outputs: Sequence[int] | None = None
     ) -> Instance:
         works = [done.work for done in self.prepared.tasks]
-        return Instance(self.plan, self._sizes, works, self._constant, inputs, outputs)
+        return Instance(self.plan, self._block, works, self._constant, inputs, outputs)
 
     def _constant(self, value: Constant) -> int:
         return self._constants.address(self.prepared.outputs[value])
@@ -180,7 +174,7 @@ class CudaProgram:
             if instance.is_idle():
                 del self._instances[key]
                 return instance
-        within = self._limit is None or self._limit >= self.bytes + self._sizes.total()
+        within = self._limit is None or self._limit >= self.bytes + self._block.own_bytes
         if len(self._instances) < _MOST_INSTANCES and within:
             try:
                 return self._instance()
@@ -192,7 +186,7 @@ class CudaProgram:
     def bytes(self) -> int:
         """Device memory that the program holds now."""
         distinct = {id(instance) for instance in self._instances.values()}
-        return self._constants.bytes + len(distinct) * self._sizes.total()
+        return self._constants.bytes + len(distinct) * self._block.own_bytes
 
     # Reports
 

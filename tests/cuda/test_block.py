@@ -1,0 +1,95 @@
+"""The memory of an instance: nothing lies where something else is in use."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn import models
+from minidnn.backends.cuda.block import Block, lay_out
+from minidnn.graph.ir import Constant, Node, Value
+from minidnn.graph.liveness import touched
+from minidnn.runtime.plan import Plan
+
+from .lowered import planned
+
+
+def in_use(plan: Plan, block: Block, sizes: dict[Node, int]) -> list[tuple[int, int, int, int]]:
+    """First and last node, first byte and the byte behind the last, for all that has a place."""
+    graph = plan.graph
+    index = {node: i for i, node in enumerate(graph.nodes)}
+    found = []
+    for root, (first, last) in touched(graph).items():
+        begin = plan.arena.offsets[root]
+        found.append((first, last, begin, begin + root.type.bytes))
+    for node, size in sizes.items():
+        if size:
+            begin = block.workspaces[node]
+            found.append((index[node], index[node], begin, begin + size))
+
+    def lies_in(root: Value) -> list[int]:
+        return [
+            i
+            for i, node in enumerate(graph.nodes)
+            if any(plan.roots.get(v, v) is root for v in (*node.inputs, *node.outputs))
+        ]
+
+    end = len(graph.nodes)
+    kept = {plan.roots.get(value, value) for value in graph.outputs}
+    for value, begin in zip(graph.inputs, block.inputs, strict=True):
+        last = end if value in kept else max(lies_in(value), default=0)
+        found.append((0, last, begin, begin + value.type.bytes))
+    for value, begin in zip(graph.outputs, block.outputs, strict=True):
+        root = plan.roots.get(value, value)
+        given = isinstance(root, Constant) or root in graph.inputs
+        first = end if given else min(lies_in(root))
+        found.append((first, end, begin, begin + value.type.bytes))
+    return found
+
+
+def check(plan: Plan, sizes: dict[Node, int]) -> Block:
+    block = lay_out(plan, sizes)
+    found = in_use(plan, block, sizes)
+    for i, (first, last, begin, past) in enumerate(found):
+        assert past <= block.own_bytes
+        for other in found[:i]:
+            together = first <= other[1] and other[0] <= last
+            assert not together or past <= other[2] or other[3] <= begin, (found[i], other)
+    for node, begin in block.workspaces.items():
+        assert begin % 256 == 0 and begin + sizes[node] <= block.bytes <= block.own_bytes
+    assert all(begin % 256 == 0 for begin in (*block.inputs, *block.outputs))
+    return block
+
+
+@pytest.mark.parametrize("name", ["alexnet", "resnet18", "densenet121", "inception_v3"])
+def test_networks(name: str) -> None:
+    net = models.get_model(name)
+    plan = planned(net, (4, *net.input_shape), "float16")
+    random = np.random.default_rng(0)
+    for most in (0, 1 << 10, 1 << 22, 1 << 26):
+        check(plan, {node: int(random.integers(most + 1)) for node in plan.graph.nodes})
+
+
+def test_resnet50_needs_no_memory_beside_its_values() -> None:
+    """Its gathered input, 54 MB, and the input itself lie where values come later."""
+    plan = planned(models.resnet50(), (128, 3, 224, 224), "float16")
+    block = check(plan, {plan.graph.nodes[0]: 128 * 115 * 115 * 16 * 2})
+    assert block.own_bytes == block.bytes == plan.arena.bytes
+
+
+def test_inputs_that_are_outputs_or_indices_stay() -> None:
+    x = md.Input((3, 8, 8))
+    y = L.ReLU()(L.Conv2d(3, 3, 3, padding=1)(L.Conv2d(3, 3, 3, padding=1)(x)))
+    plan = planned(md.Model(x, (y, x, y)), (2, 3, 8, 8), "float16")
+    block = check(plan, {})
+    (given,), outputs = block.inputs, block.outputs
+    assert len({given, *outputs}) == 4
+
+
+def test_a_workspace_that_fits_nowhere_lies_behind_the_values() -> None:
+    plan = planned(L.Conv2d(3, 8, 3), (2, 3, 20, 20), "float16")
+    (node,) = plan.graph.nodes[:1]
+    block = check(plan, {node: 1 << 20})
+    assert block.bytes >= 1 << 20 and block.own_bytes < (1 << 20) + 100_000
