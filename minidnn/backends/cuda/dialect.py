@@ -95,8 +95,10 @@ MD_FUNCTION float md_quotient(float x, float d, float r) {
   const float a = fabsf(x);
   return a < 0x1p+120f && (a > 0x1p-100f || a == 0.0f) ? y : x / d;
 }
-// The same for sums of float16, which are never so small that the remainder is not exact.
-MD_FUNCTION float md_quotient_of_halves(float x, float d, float r) {
+// The same without a division, where the quotient of a tiny number is no tie between two others:
+// for odd d, for which it was compared with the quotient for every number so small, and for sums
+// of float16, which never are.
+MD_FUNCTION float md_short_quotient(float x, float d, float r) {
   const float q = x * r;
   const float y = md_fma(md_fma(-q, d, x), r, q);
   return y == y ? y : q;
