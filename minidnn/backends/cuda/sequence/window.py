@@ -148,7 +148,8 @@ def average_text(
             return f"({total} + 0.0f) * {1.0 / constant!r}f"
         if 3 <= constant <= 64:
             inverse = literal(float(np.float32(1.0) / np.float32(constant)))
-            short = dtype == "float16" or constant % 2 == 1
+            # float32 keeps the branch: without it the compiler reads fewer numbers ahead.
+            short = dtype == "float16" or (dtype == "bfloat16" and constant % 2 == 1)
             function = "md_short_quotient" if short else "md_quotient"
             return f"{function}({total} + 0.0f, {constant}.0f, {inverse})"
         return f"({total} + 0.0f) / {constant}.0f"
