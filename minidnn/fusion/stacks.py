@@ -54,6 +54,16 @@ def is_tensor_operand(node: Node, index: int) -> bool:
     return True
 
 
+def reads_otherwise(node: Node) -> str | None:
+    """Why a node's tensors cannot be read where its result is written; None if they can."""
+    tensors = [value for i, value in enumerate(node.inputs) if is_tensor_operand(node, i)]
+    if any(isinstance(value, Constant) for value in tensors):
+        return "it reads a constant tensor"
+    if any(value.shape != node.output.shape for value in tensors):
+        return "it broadcasts a tensor"
+    return None
+
+
 def channel_frame(nodes: Sequence[Node]) -> dict[Value, int] | None:
     """Where the channels of each value computed by ``nodes`` lie on one common channel axis.
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from minidnn.backends.cpu.target import CpuTarget
+from minidnn.backends.cuda.target import CudaTarget
 from minidnn.fusion.region import FusedContraction
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
@@ -149,6 +151,18 @@ def test_an_epilogue_that_broadcasts_the_result_is_refused() -> None:
     before = graph_of(build, (2, 4, 1, 1), X)
     assert run(before, ABSORB, context=context) is before
     assert context.notes == {"add": "not absorbed into conv2d: it changes the shape"}
+
+
+@pytest.mark.parametrize("target", [CpuTarget(), CudaTarget()])
+@pytest.mark.parametrize("shape", [(8, 6, 6), (2, 1, 6, 1), (2, 8, 6, 6)])
+def test_an_epilogue_with_a_constant_tensor_stays_outside(
+    target: Target, shape: tuple[int, ...]
+) -> None:
+    """ONNX's BatchNormalization before opset 9 and PRelu read such; kernels take vectors only."""
+    context = Context(target=target)
+    before = graph_of(lambda t, x: add(conv(t, x, 8), constant(t, shape)), X)
+    assert run(before, ABSORB, context=context) is before
+    assert context.notes == {"add": "not absorbed into conv2d: it reads a constant tensor"}
 
 
 def test_an_epilogue_that_broadcasts_its_other_operand() -> None:

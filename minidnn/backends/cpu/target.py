@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...fusion.device import Device
 from ...fusion.region import FusedContraction, Region, Sequence
+from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
 from ...graph.ir import Constant, Node, Value
 from ...graph.layout import PLANAR, Layout, blocked
@@ -66,9 +67,7 @@ class CpuTarget(Target):
     def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
         if isinstance(contraction.op, Linear) and contraction.output.type.rank != 2:
             return f"its values have rank {contraction.output.type.rank}"
-        if any(value.shape != node.output.shape for value in node.tensors):
-            return "it broadcasts a tensor"
-        return super().refuse_epilogue(contraction, node)
+        return reads_otherwise(node) or super().refuse_epilogue(contraction, node)
 
     def compute_seconds(self, node: Node) -> float:
         """By the algorithms that are chosen for convolutions."""

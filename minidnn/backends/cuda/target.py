@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...fusion.region import FusedContraction, Sequence
+from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
-from ...graph.ir import Constant, Node, Value
+from ...graph.ir import Node, Value
 from ...graph.layout import CHANNELS_LAST, PLANAR, Layout
 from ...graph.operator import Contraction, Reshaping, Windowed
 from ...graph.operators import (
@@ -92,12 +93,7 @@ class CudaTarget(Target):
     def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
         if isinstance(contraction.op, Linear) and contraction.output.type.rank != 2:
             return f"its values have rank {contraction.output.type.rank}"
-        tensors = node.inputs[: len(node.inputs) - getattr(node.op, "channel_count", 0)]
-        if any(isinstance(value, Constant) for value in tensors):
-            return "it reads a constant tensor"
-        if any(value.shape != node.output.shape for value in node.tensors):
-            return "it broadcasts a tensor"
-        return super().refuse_epilogue(contraction, node)
+        return reads_otherwise(node) or super().refuse_epilogue(contraction, node)
 
     def refuse_slice(self, node: Node, value: Value) -> str | None:
         if isinstance(node.op, Reorder) or not _takes_layouts(node):
