@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <ucontext.h>
 #include <vector>
 
@@ -42,6 +43,7 @@ struct Emulator {
   void (*kernel)(void **) = nullptr;
   void **arguments = nullptr;
   unsigned int exchanged[1024];
+  std::map<unsigned char *, unsigned int> copiers;  // who copied to a place of shared memory
   bool progress = false;  // whether something was done that a waiting thread may wait for
 };
 static Emulator emulator;
@@ -161,6 +163,7 @@ extern "C" int emulate(void (*kernel)(void **), void **arguments, const unsigned
     for (unsigned int y = 0; y < grid[1]; y++)
       for (unsigned int x = 0; x < grid[0]; x++) {
         memset(memory.data(), 0xff, memory.size());
+        emulator.copiers.clear();
         blockIdx = {x, y, z};
         if (run_block(threads, backwards)) return 1;
         for (const unsigned char *p = memory.data(); p < emulator.shared; p++)

@@ -13,9 +13,11 @@ static inline unsigned char *emulated_shared(unsigned int at) {
   return emulator.shared + (at - SHARED_BEGINS);
 }
 
+// One thread alone copies to a place: others would write there without waiting for each other.
 template <class T> static inline void copy(unsigned int to, const T *from, bool inside) {
   unsigned char *at = emulated_shared(to);
   if ((size_t)at % 16 || (size_t)from % 16) abort();
+  if (emulator.copiers.emplace(at, emulator.current).first->second != emulator.current) abort();
   if (inside) memcpy(at, from, 16);
   else memset(at, 0, 16);
 }

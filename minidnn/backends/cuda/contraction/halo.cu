@@ -49,11 +49,13 @@ extern "C" __global__ void __launch_bounds__(384, $BLOCKS$) $NAME$($PARAMETERS$)
   __syncthreads();
 
   if (group == 2) {
-    const int first = thread / LANES, lane = thread % LANES;
+    // A pixel for each LANES threads; those that are left over have none, and arrive only.
+    enum { AT_ONCE = 128 / LANES };
+    const int first = thread < AT_ONCE * LANES ? thread / LANES : 64, lane = thread % LANES;
     for (int slab = 0, place = 0, round = 0; slab < tiles + more; slab++) {
       if (slab >= SLABS) wait(empty + place * 8, round - 1);
       #pragma unroll 2
-      for (int i = first; i < 64; i += 128 / LANES) {
+      for (int i = first; i < 64; i += AT_ONCE) {
         const int at = begin - before + slab * 64 + i;
         const int image = at / plane, in_image = at - image * plane;
         const int row = in_image / line, column = in_image - row * line;
