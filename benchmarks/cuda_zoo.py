@@ -22,6 +22,9 @@ Compiling takes processor time above all, so several workers a GPU prepare cells
 is measured, by the engines' own tuning too, is measured by one worker a GPU at a time.  Where there
 are enough cores, two for each GPU are kept for that.
 
+Errors are those of an engine's output beside PyTorch's in float32 (without TF32): the largest
+deviation by the largest value, and the root of the mean of squares by that of the values.
+
 Cells come in the order of ``STAGES``, all networks of a stage before the next, so that what there
 is so far is of use; ``--beyond`` puts networks beyond the zoo among them.  Finished cells of this
 commit are skipped, those in which something failed come again.  After ``--seconds`` all is ended,
@@ -90,9 +93,16 @@ def _exit(number: int, frame: object) -> NoReturn:
 
 def cells(options: argparse.Namespace) -> list[tuple[str, str, int]]:
     """What is to be measured: STAGES in their order, then what else was asked for."""
+    networks = mixed(options.networks)
+    if options.stages:
+        found = []
+        for stage in options.stages:
+            *beyond, precision, batch = stage.split(":")
+            names = BEYOND if beyond == ["beyond"] else networks
+            found += [(name, precision, int(batch)) for name in names]
+        return found
     asked = [(p, b) for p in options.precisions for b in options.batches]
     stages = [one for one in STAGES if one in asked] + [one for one in asked if one not in STAGES]
-    networks = mixed(options.networks)
     found = []
     for stage in stages:
         found += [(name, *stage) for name in networks]
@@ -178,6 +188,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engines", nargs="+", default=list(USUAL), choices=ENGINES)
     parser.add_argument("--leave-out", nargs="+", default=[], help="such as eager-last:float32")
     parser.add_argument("--beyond", action="store_true", help=f"also {', '.join(BEYOND)}")
+    parser.add_argument("--stages", nargs="+", help="such as tf32:128 beyond:float16:1, in order")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--gpus", nargs="+", type=int, default=[0])
     parser.add_argument("--workers", type=int, default=1, help="of each GPU")
@@ -239,11 +250,11 @@ def line(cell: dict[str, Any]) -> str:
     peers = [value for engine, value in ms.items() if engine != OWN]
     ratio = f"{min(peers) / own:5.2f}x" if own and peers else "     -"
     texts = " ".join(f"{engine} {value:8.3f}" for engine, value in ms.items())
-    worst = max(cell["errors"].values(), default=math.nan)
+    errors = ", ".join(f"{engine} {most:.1e}" for engine, (most, _) in cell["errors"].items())
     failed = "".join(f"; {engine} failed: {text}" for engine, text in cell["failed"].items())
     return (
         f"{cell['network']:<14} {cell['precision']:<8} {cell['batch']:>4} {ratio} {texts} ms; "
-        f"ready after {cell['compile_seconds']} s; differ by {worst:.1e}{failed}"
+        f"ready after {cell['compile_seconds']} s; errors {errors}{failed}"
     )
 
 

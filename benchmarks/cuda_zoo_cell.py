@@ -86,7 +86,7 @@ def measured(name: str, precision: str, batch: int, options: argparse.Namespace)
     torch.manual_seed(0)
     runs: dict[str, Run] = {}
     seconds: dict[str, float] = {}
-    errors: dict[str, float] = {}
+    errors: dict[str, list[float]] = {}
     failed: dict[str, str] = {}
     regions: dict[str, Any] = {}
     times: dict[str, list[float]] = {}
@@ -110,7 +110,7 @@ def measured(name: str, precision: str, batch: int, options: argparse.Namespace)
                 continue
             seconds[engine] = round(time.perf_counter() - begin, 2)
         with alone(options):
-            errors = deviations(outputs)
+            errors = deviations(outputs, exact(network, x))
             times = in_turn(runs, options.rounds)
             if options.regions:
                 regions = {e: run.regions() for e, run in runs.items() if isinstance(run, Own)}
@@ -138,14 +138,30 @@ def said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
-def deviations(outputs: dict[str, Any]) -> dict[str, float]:
-    """How far the outputs lie from those of the first, relative to its largest value."""
-    found: dict[str, float] = {}
-    reference = None
+def exact(network: Any, x: Any) -> Any:
+    """What PyTorch computes in float32 without TF32, a few images at a time."""
+    backends = torch.backends
+    flags = (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark)
+    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = False
+    backends.cudnn.benchmark = False
+    try:
+        net = copy.deepcopy(network).to("cuda", torch.float32)
+        with torch.inference_mode():
+            return torch.cat([net(part.float()) for part in x.split(16)])
+    finally:
+        backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark = flags
+
+
+def deviations(outputs: dict[str, Any], reference: Any) -> dict[str, list[float]]:
+    """How far outputs lie from the reference: at most by its largest value, and the root of the
+    mean of squares by that of the reference."""
+    found: dict[str, list[float]] = {}
     for engine, output in outputs.items():
-        values = output.float()
-        reference = values if reference is None else reference
-        found[engine] = float((values - reference).abs().max() / reference.abs().max())
+        off = output.float() - reference
+        found[engine] = [
+            float(off.abs().max() / reference.abs().max()),
+            float(off.square().mean().sqrt() / reference.square().mean().sqrt()),
+        ]
     return found
 
 

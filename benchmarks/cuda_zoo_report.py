@@ -3,7 +3,8 @@
     python -m benchmarks.cuda_zoo_report results.jsonl [--commit COMMIT]
     python -m benchmarks.cuda_zoo_report fusion.jsonl --fusion
 
-A row's ratio is the time of the fastest peer by minidnn's.  The last cell of a name counts, of the
+A row's ratio is the time of the fastest peer by minidnn's, its errors the largest deviations from
+PyTorch's float32, by the largest value.  The last cell of a name counts, of the
 commit asked for, else of any.
 
 ``--fusion`` is about cells with the engines minidnn-layers and minidnn-contractions: the gain of
@@ -67,13 +68,14 @@ def report(cells: Iterable[Cell]) -> str:
             some = [cell for cell in found if str(cell["network"]).startswith(family)]
             rows += [f"| {family} | {precision} | {batch} | {summary(some)} |"] if some else []
     engines = list(dict.fromkeys(e for c in every for e in c["ms"]))
-    rows += ["", "| network | precision | batch | " + " | ".join(engines) + " | ratio |"]
-    rows.append("|" + "---|" * (len(engines) + 4))
+    titles = ["network", "precision", "batch", *engines, "ratio", "error", "peers' error"]
+    rows += ["", "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for found in stages.values():
         for cell in sorted(found, key=lambda c: str(c["network"])):
             times = [_ms(cell, engine) for engine in engines]
             names = [cell["network"], cell["precision"], str(cell["batch"])]
-            rows.append("| " + " | ".join((*names, *times, _ratio_text(cell))) + " |")
+            texts = (*names, *times, _ratio_text(cell), *_errors(cell))
+            rows.append("| " + " | ".join(texts) + " |")
     return "\n".join(rows)
 
 
@@ -108,6 +110,15 @@ def _ms(cell: Cell, engine: str) -> str:
 def _ratio_text(cell: Cell) -> str:
     found = ratio(cell)
     return "-" if found is None else f"{found:.2f}"
+
+
+def _errors(cell: Cell) -> tuple[str, str]:
+    """minidnn's largest deviation from float32 and the largest of the peers', of cells that say
+    it: older ones have numbers, which are deviations from minidnn."""
+    errors = {e: found[0] for e, found in cell.get("errors", {}).items() if isinstance(found, list)}
+    peers = [error for engine, error in errors.items() if not engine.startswith(OWN)]
+    own = f"{errors[OWN]:.1e}" if OWN in errors else "-"
+    return own, f"{max(peers):.1e}" if peers else "-"
 
 
 def fusion(cells: Iterable[Cell]) -> str:

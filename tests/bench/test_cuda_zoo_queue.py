@@ -129,6 +129,7 @@ def options(results: Path, **others: Any) -> Namespace:
         "workers": 1,
         "beyond": False,
         "leave_out": [],
+        "stages": None,
     }
     return Namespace(**given | others)
 
@@ -142,7 +143,7 @@ def result(commit: str, network: str, batch: int, **failed: str) -> dict[str, An
         "engines": ["minidnn", "eager"],
         "ms": {"minidnn": 1.0, "eager": 2.0},
         "compile_seconds": {},
-        "errors": {"minidnn": 0.0},
+        "errors": {"minidnn": [0.0, 0.0]},
         "failed": failed,
     }
 
@@ -165,6 +166,17 @@ def test_networks_beyond_the_zoo_are_a_stage_too(tmp_path: Path) -> None:
     beyond = len(cuda_zoo.BEYOND)
     assert found[:2] == [("alexnet", "float16", 32), (cuda_zoo.BEYOND[0], "float16", 1)]
     assert len(found) == 2 + 4 * beyond and found[-1] == ("alexnet", "tf32", 32)
+
+
+def test_stages_that_are_asked_for(tmp_path: Path) -> None:
+    asked = options(tmp_path / "none", stages=["tf32:32", "beyond:float16:1"])
+    found = cuda_zoo.cells(asked)
+    assert found[:3] == [
+        ("alexnet", "tf32", 32),
+        ("vgg11", "tf32", 32),
+        (cuda_zoo.BEYOND[0], "float16", 1),
+    ]
+    assert len(found) == 2 + len(cuda_zoo.BEYOND)
 
 
 def test_networks_of_a_family_do_not_follow_each_other() -> None:

@@ -41,7 +41,14 @@ def test_the_fastest_peer_counts() -> None:
 def test_failures_and_cells_under_one_are_shown() -> None:
     text = report([cell("alexnet", 1.0, 4.0), cell("vgg16", 2.0, 1.0), cell("vgg19", None, 1.0)])
     assert "| float16 | 128 | 3 | 1.41 | 0.50 (vgg16) | 1 | vgg19: minidnn |" in text
-    assert "| vgg19 | float16 | 128 | 1.000 | failed | - |" in text
+    assert "| vgg19 | float16 | 128 | 1.000 | failed | - | - | - |" in text
+
+
+def test_errors_are_those_to_float32() -> None:
+    one = cell("alexnet", 1.0, 4.0) | {"errors": {"minidnn": [1e-3, 5e-4], "eager": [2e-3, 1e-3]}}
+    older = cell("vgg16", 1.0, 4.0) | {"errors": {"minidnn": 0.0, "eager": 1e-3}}
+    text = report([one, older])
+    assert "| 4.00 | 1.0e-03 | 2.0e-03 |" in text and "| 4.00 | - | - |" in text
 
 
 def test_the_last_measurement_of_a_cell_counts() -> None:
