@@ -5,12 +5,17 @@
 #
 # Each target sets up what it needs in .venv, once, and sees to ISPC, the CPU engine's compiler: one
 # in PATH or named by MINIDNN_ISPC, or a private copy in minidnn's cache folder.  PYTHON=... chooses
-# the interpreter.
+# the interpreter, WORKERS=... how many tests run at once (2; 0: all in one process; those that measure
+# time run alone).
 
 VENV := .venv
 PY := $(VENV)/bin/python
 SOURCES := $(wildcard minidnn models tests tools demo benchmarks)
-PYTEST := $(PY) -W error -m pytest -W error --timeout 900
+WORKERS := 2
+# A file's tests run in one worker, so that what its fixtures make is made once; libraries whose
+# threads spin would keep the other workers from the cores.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -W error -m pytest -W error --timeout 900 --durations 25 \
+	-n $(WORKERS) --dist loadfile
 
 export PYTHON
 

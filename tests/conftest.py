@@ -1,14 +1,20 @@
-"""What all tests share: GPU tests skip with the reason, hypothesis has two profiles."""
+"""What all tests share: GPU tests skip with the reason, hypothesis has two profiles, workers take
+turns."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import signal
+import tempfile
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.turns import Turns
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,6 +53,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu_items and (reason := why_no_gpu()) is not None:
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+TURNS = pytest.StashKey[Turns]()
+FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells each of pytest-xdist's workers, in the process that starts them, what they share."""
+    stash = node.config.stash
+    if FOLDER not in stash:
+        stash[FOLDER] = tempfile.TemporaryDirectory(prefix="minidnn-turns-")
+        node.config.add_cleanup(stash[FOLDER].cleanup)
+    node.workerinput["turns"] = stash[FOLDER].name
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (folder := getattr(config, "workerinput", {}).get("turns")) is not None:
+        config.stash[TURNS] = Turns(Path(folder))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Before a test's time begins to count."""
+    if TURNS not in item.config.stash:
+        return (yield)
+    with item.config.stash[TURNS].taken(item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def warm_cache(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder for the session, which its workers share: kernels are compiled once."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if hasattr(pytestconfig, "workerinput") else own) / "warm_cache"
 
 
 @pytest.fixture(scope="session")

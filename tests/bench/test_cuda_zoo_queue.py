@@ -82,6 +82,7 @@ def test_the_cell_of_a_worker_that_died_is_tried_once_more(tmp_path: Path) -> No
     assert (tmp_path / "b").read_text().count("begin") == 2
 
 
+@pytest.mark.alone
 def test_a_worker_that_does_not_answer_is_replaced(tmp_path: Path) -> None:
     ran = Ran(tmp_path, [cell("a", seconds=60), cell("b")], cell_seconds=1.0)
     assert ran.names == ["a", "b"]
@@ -95,6 +96,7 @@ def test_a_worker_that_cannot_be_started_leaves_its_cells_failed() -> None:
     assert "/nowhere/worker" in found[0]["failed"]["worker"]
 
 
+@pytest.mark.alone
 def test_when_the_time_is_over_workers_are_ended(tmp_path: Path) -> None:
     before = threading.active_count()
     cells = [cell("a"), cell("b", seconds=60), cell("c")]
@@ -105,6 +107,7 @@ def test_when_the_time_is_over_workers_are_ended(tmp_path: Path) -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.alone
 def test_cells_with_one_gpu_fit_its_memory(tmp_path: Path) -> None:
     cells = [cell("a", 6, seconds=0.4), cell("b", 6, seconds=0.4), cell("c", 20, seconds=0.1)]
     ran = Ran(tmp_path, [*cells, cell("d", 2)], (3,), gigabytes=10.0)

@@ -48,11 +48,6 @@ def real_ispc() -> str:
     return found.path
 
 
-@pytest.fixture(scope="session")
-def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture(autouse=True)
 def own_cache(real_ispc: str, warm_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One cache for the session, so that the runner and common kernels are compiled once."""

@@ -110,6 +110,7 @@ def test_full_disk(monkeypatch: pytest.MonkeyPatch, cold_cache: Path) -> None:
     assert works(compiled())
 
 
+@pytest.mark.alone
 def test_sixteen_processes(
     make_fake: MakeFake, cold_cache: Path, tmp_path: Path, real_ispc: str
 ) -> None:

@@ -174,6 +174,7 @@ def test_full_temporary_folder(monkeypatch: pytest.MonkeyPatch, cold_cache: Path
         compile_units([unit()])
 
 
+@pytest.mark.alone
 def test_sixteen_processes_compile_once(
     make_fake: MakeFake, cold_cache: Path, tmp_path: Path, real_ispc: str
 ) -> None:

@@ -207,6 +207,7 @@ def test_threads_start_stop_and_start_again() -> None:
         assert pool.alive() == 0
 
 
+@pytest.mark.alone
 def test_two_threads_really_share_the_work() -> None:
     """Two tasks of 20 ms that each note their thread's processor time."""
     counts = np.zeros(64, np.int32)
@@ -220,6 +221,7 @@ def test_two_threads_really_share_the_work() -> None:
     pytest.fail("the second thread did nothing in 20 runs")
 
 
+@pytest.mark.alone
 def test_idle_threads_sleep() -> None:
     program, arena, _ = chain(4)
     program.run([address(arena)])
@@ -229,6 +231,7 @@ def test_idle_threads_sleep() -> None:
     assert time.process_time() - before < 0.02
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("flags", [(), ("-DMD_NO_FUTEX",)])
 def test_threads_rest_when_asked_to(flags: tuple[str, ...]) -> None:
     """They would poll for ten seconds."""
@@ -290,6 +293,7 @@ def test_fork_after_use(flags: str) -> None:
     assert (out, child.returncode) == ("good\n", 0), err
 
 
+@pytest.mark.alone
 def test_exit_while_threads_exist_is_clean_and_quick() -> None:
     code = f"""
         import time
@@ -362,6 +366,7 @@ def test_shared_pool_is_one_per_thread_count() -> None:
     assert shared_pool(1).threads == 1 and shared_pool().threads >= 1
 
 
+@pytest.mark.alone
 def test_cost_of_runs_and_regions() -> None:
     """Far under a microsecond and a few microseconds; the best of many, for machines are busy."""
     nothing = Region(_kernels()["count"], (Operand(0),), 2)

@@ -268,6 +268,7 @@ def in_tiles(blocks: int, padding: int, isa: Isa) -> Case:
     return Case(graph, plan, 3, True)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "padding, blocks, most",
     [(1, 40, 1800), (0, 20, 20_000)],

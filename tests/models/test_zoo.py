@@ -58,6 +58,7 @@ def test_defining_a_network_and_its_graph_draws_nothing(name: str) -> None:
     assert drawn(net) == []
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("name", "limit"), [("resnet50", 0.2), ("densenet201", 1.0)])
 def test_building_and_all_passes_are_quick(name: str, limit: float) -> None:
     """In seconds of the processor, which other processes do not lengthen."""

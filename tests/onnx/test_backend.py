@@ -67,8 +67,8 @@ def test_reference(case: BackendCase) -> None:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """All kernels of all cases, compiled in one go into a cache of their own."""
+def engine(warm_cache: Path) -> Iterator[None]:
+    """All kernels of all cases, compiled in one go."""
     found = os.environ.get("MINIDNN_ISPC")
     try:
         ispc = toolchain.find_ispc().path
@@ -76,7 +76,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         pytest.skip(str(error))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIDNN_ISPC", found or ispc)
-        patch.setenv("MINIDNN_CACHE", str(tmp_path_factory.mktemp("onnx_cache")))
+        patch.setenv("MINIDNN_CACHE", str(warm_cache))
         if (reason := CpuBackend().unavailable()) is not None:
             pytest.skip(reason)
         graphs = [graph for case in chosen_cases() for graph, _, _ in loaded(case)]

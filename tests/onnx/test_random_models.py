@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,15 +73,15 @@ def test_many_on_the_reference() -> None:
 
 
 @pytest.fixture(scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The CPU engine with a cache of its own."""
+def own_cache(warm_cache: Path) -> Iterator[None]:
+    """The CPU engine with the session's cache."""
     try:
         ispc = toolchain.find_ispc().path
     except md.DeviceError as error:
         pytest.skip(str(error))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIDNN_ISPC", ispc)
-        patch.setenv("MINIDNN_CACHE", str(tmp_path_factory.mktemp("random_models")))
+        patch.setenv("MINIDNN_CACHE", str(warm_cache))
         if (reason := CpuBackend().unavailable()) is not None:
             pytest.skip(reason)
         yield

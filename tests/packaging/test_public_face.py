@@ -98,6 +98,7 @@ def test_the_guard_of_the_test_above_bites(root: Path) -> None:
     assert run_python(code, root).strip() == "minidnn must not import pytest"
 
 
+@pytest.mark.alone
 def test_import_takes_under_200_ms_over_numpy(root: Path) -> None:
     code = (
         "import numpy, time; t = time.perf_counter(); import minidnn\n"
@@ -107,6 +108,7 @@ def test_import_takes_under_200_ms_over_numpy(root: Path) -> None:
     assert min(float(run_python(code, root)) for _ in range(3)) < 0.2
 
 
+@pytest.mark.alone
 def test_all_public_names_load_in_a_second(root: Path) -> None:
     code = (
         "import numpy, time; t = time.perf_counter(); import minidnn\n"
