@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from functools import cache
 from math import prod
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.arrays import packed_strides
 from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.cudnn.graph.spec import TensorSpec
 from minidnn.errors import DeviceError, GraphError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class View(NamedTuple):
@@ -162,6 +163,8 @@ def random_like(spec: TensorSpec, seed: int) -> Any:
     They come from NumPy, and are enqueued on the current stream: cuRAND, which need not be
     installed, cannot be used by several threads that compile.
     """
+    import numpy as np
+
     size = spec.span * element_type(spec.dtype).size
     memory = allocate(size)
     block = _random_block(spec.dtype)
@@ -181,6 +184,8 @@ def random_like(spec: TensorSpec, seed: int) -> Any:
 @cache
 def _random_block(dtype: str) -> np.ndarray:
     """``_BLOCK`` random elements as they lie in memory; bfloat16 as uint16."""
+    import numpy as np
+
     rng = np.random.default_rng(0)
     if dtype not in ("float32", "float64", "float16", "bfloat16"):
         return rng.integers(0, 3, _BLOCK).astype(dtype)
