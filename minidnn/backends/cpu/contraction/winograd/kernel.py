@@ -160,8 +160,25 @@ class _Printer:
             at = f"c * {scheme.lanes}"
             name = tile_name(1, columns, vectors)
             code.line(f"{_POINTER} later = ahead < asked ? ahead : ws;")
-            code.line(f"{name}(numbers, vx + {at}, ws, later, mx + {at}, {first}, 0);")
+            if scheme.product.chunk:
+                self._parts(name, at, width, first)
+            else:
+                code.line(f"{name}(numbers, vx + {at}, ws, later, mx + {at}, {first}, 0);")
             code.line(f"ahead += {shift};")
+
+    def _parts(self, name: str, at: str, width: int, first: str) -> None:
+        """A tile's products, whose sums are added up in parts."""
+        code, product = self.code, self.scheme.product
+        steps, part = self.numbers("steps", product.steps), product.chunk
+        asked = product.lines_of_turn * LINE_FLOATS
+        with code.block(f"for (uniform int begin = 0; begin < {steps}; begin += {part})"):
+            code.line(f"const uniform int end = min(begin + {part}, {steps});")
+            weights = f"ws + (uniform int64)begin * {product.unit * width}"
+            ahead = f"later + begin * {self.numbers('asked_lines', asked)}"
+            code.line(
+                f"{name}(numbers, vx + {at}, {weights}, {ahead}, begin, end, kept, "
+                f"mx + {at}, {first}, 0);"
+            )
 
 
 class _Local(_Printer):
@@ -197,7 +214,7 @@ class _Local(_Printer):
         scheme, code = self.scheme, self.code
         at = 0
         pieces = (("vs", scheme.source_bytes), ("ms", scheme.product_bytes))
-        for name, size in (*pieces, ("zeros", scheme.zeros_bytes)):
+        for name, size in (*pieces, ("zeros", scheme.zeros_bytes), ("kept", scheme.kept_bytes)):
             offset = self.numbers(f"{name}_offset", at // 4)
             code.line(
                 f"uniform float * uniform {name} = (uniform float * uniform)md_scratch + {offset};"
@@ -322,7 +339,7 @@ class _Products(_Printer):
     written = "ms"
 
     def counts(self) -> tuple[int, int, int]:
-        return self.scheme.matrices * self.scheme.parts, 1, 0
+        return self.scheme.matrices * self.scheme.parts, 1, self.scheme.kept_bytes
 
     def pointers(self) -> dict[str, Pointer]:
         return {
@@ -337,6 +354,7 @@ class _Products(_Printer):
     def task(self) -> None:
         code, scheme, numbers = self.code, self.scheme, self.numbers
         tile, lanes = scheme.tile, scheme.lanes
+        code.line("uniform float * uniform kept = (uniform float * uniform)md_scratch;")
         parts = numbers("parts", scheme.parts)
         groups = numbers("groups", tile.groups)
         depth = numbers("depth", scheme.problem.inputs)
