@@ -31,8 +31,8 @@ class _Follower:
         self.shifts = shifts
         self.held = [1] * len(storages)
         home = {number: i for i, members in enumerate(storages) for number in members}
-        #: For each plane the steps that read it, with their windows.
-        self.readers: dict[int, dict[int, Window | None]] = {number: {} for number in home}
+        #: For each plane the steps that read it, once for each operation there with its window.
+        self.readers: dict[int, list[tuple[int, Window | None]]] = {number: [] for number in home}
         #: For each step the planes that it writes, and the storages that it touches.
         self.results: list[list[int]] = []
         self.touched: list[list[int]] = []
@@ -44,7 +44,7 @@ class _Follower:
             for operation in operations:
                 for number in operation.operands:
                     if number in reads:
-                        self.readers[number][i] = operation.window
+                        self.readers[number].append((i, operation.window))
             self.results.append(results)
             self.touched.append(list(dict.fromkeys(home[n] for n in (*results, *reads))))
 
@@ -81,7 +81,7 @@ class _Follower:
             end = ends.get(number, 0)
             needs = [
                 self._first_read(number, window, done[reader])
-                for reader, window in self.readers[number].items()
+                for reader, window in self.readers[number]
                 if done[reader] < stop[reader]
             ]
             if number in self.results[step]:

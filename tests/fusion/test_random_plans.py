@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+import minidnn as md
+from minidnn import layers as L
 from minidnn.fusion.collapse import STRATEGIES, Strategy
 from minidnn.fusion.device import H200, TWO_CORES, Device
 from minidnn.fusion.region import Sequence
@@ -17,6 +19,7 @@ from minidnn.fusion.sequence import Schedule
 from minidnn.fusion.target import Target
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
+from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from tests.fusion.graphs import graphs, inputs_for
@@ -116,3 +119,28 @@ def test_plans_of_many_random_graphs(part: int) -> None:
         check_strategy(**drawn)
 
     check()
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+@pytest.mark.parametrize("strips", [1, 4])
+def test_a_step_reads_a_plane_by_a_window_and_as_it_is(rows: int, strips: int) -> None:
+    """The window's rows must be kept although the last operation of the step reads fewer."""
+    network = md.Sequential(L.ReLU(), _LessMean())
+    optimized = optimize(to_graph(network, (2, 4, 8, 5)), Context(Target(H200)))
+    (node,) = optimized.nodes
+    assert isinstance(node.op, Sequence)
+    x = np.random.default_rng(rows).standard_normal((2, 4, 8, 5), np.float32)
+    (expected,) = evaluate(optimized, [x])
+    for stage in (False, True):
+        region = Sequence(node.op.body, Schedule(rows, 3, strips, stage, False))
+        (found,) = region.interpret(x)
+        assert same_bits(found, expected)
+
+
+class _LessMean(md.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = L.AvgPool2d((3, 1), stride=1, padding=(1, 0))
+
+    def forward(self, x: Any) -> Any:
+        return x - self.mean(x)
