@@ -85,9 +85,11 @@ def _blocked(problem: Problem, shape: _Shape, tile: Tile) -> list[Scheme]:
 
 
 def _chunk(problem: Problem, unit: int, terms: int) -> int:
+    """Steps of a part of the sum; 0 for sums in one part, but for 1x1, where they are one part of
+    all steps: networks have short and long sums of 1x1, which then share a text."""
     parts = max(1, round(problem.depth / terms))
     steps = -(-problem.inputs // unit)
-    return 0 if parts == 1 else -(-steps // parts)
+    return 0 if parts == 1 and problem.kernel != (1, 1) else -(-steps // parts)
 
 
 def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
