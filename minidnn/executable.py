@@ -14,7 +14,7 @@ from minidnn.report.explain import explain
 from minidnn.report.profile import Profile, profile
 from minidnn.runtime.arrays import Wrap, empty, to_numpy
 from minidnn.runtime.plan import Plan
-from minidnn.runtime.program import DeviceProgram, Program
+from minidnn.runtime.program import AddressedProgram, DeviceProgram, Program
 
 
 class Executable:
@@ -38,6 +38,14 @@ class Executable:
     def graph(self) -> Graph:
         """The optimized graph."""
         return self.plan.graph
+
+    @property
+    def addressed(self) -> AddressedProgram | None:
+        """The program, if it can be run on memory of the CPU by address, without arrays."""
+        program = self.program
+        if isinstance(program, AddressedProgram) and program.takes_addresses:
+            return program
+        return None
 
     def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
         """Computes the outputs for inputs of the compiled shapes.

@@ -10,7 +10,6 @@ from torch import nn
 from minidnn.acceleration.threads import rest
 from minidnn.executable import Executable
 from minidnn.frontends.torch.convert import Part
-from minidnn.runtime.program import AddressedProgram
 
 #: What lies in memory as it seems to; other classes may look at a tensor in their own way.
 _PLAIN = (torch.Tensor, nn.Parameter)
@@ -36,8 +35,7 @@ class TakenPart(nn.Module):
         self._dtypes = expected if expected != found else None
         self._program: Any = executable.program
         self._addressed = (
-            isinstance(executable.program, AddressedProgram)
-            and executable.program.takes_addresses
+            executable.addressed is not None
             and executable.graph.output_names is None
             and [value.type for value in part.graph.inputs]
             == [value.type for value in executable.graph.inputs]

@@ -6,6 +6,9 @@ import numpy as np
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.types import rounded_to
+from minidnn.layers.build import to_graph
 
 #: The distance of neighbouring numbers at 1.
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -52,3 +55,22 @@ def draw_weights(net: md.Layer, random: np.random.Generator) -> None:
         if array.ndim
     }
     net.load_state_dict(state, strict=False)
+
+
+def check_numbers(net: md.Layer, shape: tuple[int, ...], dtype: str, algorithm: str) -> None:
+    """Draws weights and images; holds the network on the GPU, where it must be computed by that
+    algorithm, to float64, and a second call to the bits of the first."""
+    random = np.random.default_rng(0)
+    draw_weights(net, random)
+    x = rounded_to(dtype, random.standard_normal(shape).astype(np.float32)).astype(np.float32)
+    # The first and the last images are compared: the reference takes its time.
+    few = np.unique([0, 1, shape[0] - 1]) if shape[0] > 4 else np.arange(shape[0])
+    graph = to_graph(net, (len(few), *shape[1:]))
+    (expected,) = evaluate(graph, [x[few]], "float64")
+    exe = md.compile(net, shape, device="cuda", precision=dtype)
+    assert algorithm in exe.explain(measure=True)
+    result = np.asarray(exe(x), np.float64)
+    assert np.isfinite(result).all()
+    scale = np.abs(expected).max()
+    assert np.abs(result[few] - expected).max() <= 6 * EPSILON[dtype] * scale
+    np.testing.assert_array_equal(np.asarray(exe(x), np.float64), result)

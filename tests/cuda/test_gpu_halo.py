@@ -13,10 +13,7 @@ from minidnn.backends.cuda.contraction.halo import why_not_halo
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import HALO, Form
 from minidnn.backends.cuda.machine import machine_of
-from minidnn.graph.evaluate import evaluate
-from minidnn.graph.types import rounded_to
-from minidnn.layers.build import to_graph
-from tests.cuda.contractions import EPSILON, Forgetful, dense, draw_weights, residual
+from tests.cuda.contractions import Forgetful, check_numbers, dense, residual
 
 pytestmark = pytest.mark.gpu
 
@@ -63,21 +60,7 @@ NETS = {
 @pytest.mark.parametrize("name", NETS)
 def test_numbers(name: str, dtype: str, only_halo: None) -> None:
     make, shape = NETS[name]
-    net = make()
-    random = np.random.default_rng(0)
-    draw_weights(net, random)
-    x = rounded_to(dtype, random.standard_normal(shape).astype(np.float32)).astype(np.float32)
-    # The first and the last images are compared: the reference takes its time.
-    few = np.unique([0, 1, shape[0] - 1]) if shape[0] > 4 else np.arange(shape[0])
-    graph = to_graph(net, (len(few), *shape[1:]))
-    (expected,) = evaluate(graph, [x[few]], "float64")
-    exe = md.compile(net, shape, device="cuda", precision=dtype)
-    assert "halo of" in exe.explain(measure=True)
-    result = np.asarray(exe(x), np.float64)
-    assert np.isfinite(result).all()
-    scale = np.abs(expected).max()
-    assert np.abs(result[few] - expected).max() <= 6 * EPSILON[dtype] * scale
-    np.testing.assert_array_equal(np.asarray(exe(x), np.float64), result)
+    check_numbers(make(), shape, dtype, "halo of")
 
 
 @pytest.mark.parametrize("channels", [16, 24])

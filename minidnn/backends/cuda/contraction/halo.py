@@ -7,17 +7,14 @@ there: :func:`why_not_halo`.
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-
 from ....cache import digest
 from ...cpu.code import Code
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
-from ..pointwise import print_chain
 from ..sequence.mapping import shared_limit
 from .hopper import hopper_text
 from .problem import ContractionProblem
+from .text import compute_stages, fill, load_vectors, parameters_of, template
 from .tile import LANES, is_aligned, is_regular, step_of
 
 ARCH = "sm_90"
@@ -159,13 +156,6 @@ def launch_of(problem: ContractionProblem, width: int, multiprocessors: int) -> 
     numbers of :func:`sizes_of`.
     """
     element = TYPES[problem.x.dtype]
-    pointers = ["x", "w"]
-    pointers += [f"x{1 + i}" for i in range(len(problem.others))]
-    pointers += [f"v{i}" for i in range(len(problem.vectors))]
-    parameters = [f"const {element} *__restrict__ {name}" for name in pointers]
-    parameters.append(f"{element} *__restrict__ y")
-    parameters += [f"const long long P_{name}" for name in (*_NAMES, *_STRIDES)]
-    parameters += [f"const long long P_other{i}" for i in range(len(problem.others))]
     blocks = _side_by_side(problem, width)
     slabs = _most_slabs(problem, width, shared_limit(ARCH) // blocks - 1024 * (blocks - 1))
     _, channels, rows, columns = problem.w.shape
@@ -180,14 +170,12 @@ def launch_of(problem: ContractionProblem, width: int, multiprocessors: int) -> 
         "SLABS": slabs,
         "BLOCKS": blocks,
         "CHUNKS": _panel(channels // LANES),
-        "PARAMETERS": ", ".join(parameters),
+        "PARAMETERS": parameters_of(problem, (*_NAMES, *_STRIDES)),
         "HOPPER": hopper_text(problem.x.dtype, width),
         "VECTORS": _vectors(problem),
         "EPILOGUE": _epilogue(problem),
     }
-    text = _template()
-    for key, value in parts.items():
-        text = text.replace(f"${key}$", str(value))
+    text = fill(template("halo.cu"), parts)
     name = f"halo_{digest(text)[:20]}"
     _, _, across = _split(problem, width, multiprocessors)
     source = KernelSource(name, text.replace("$NAME$", name), specific=True)
@@ -200,17 +188,10 @@ def _panel(chunks: int) -> int:
     return next((n for n in (8, 4, 2) if chunks % n == 0), 1)
 
 
-@cache
-def _template() -> str:
-    return Path(__file__).with_name("halo.cu").read_text()
-
-
 def _vectors(problem: ContractionProblem) -> str:
     """The vectors of what comes after, for the filters whose results a thread writes."""
     code = Code()
-    for i in range(len(problem.vectors)):
-        code.line(f"float b{i}[8];")
-        code.line(f"md_load<8>(b{i}, v{i} + (some ? n : 0));")
+    load_vectors(code, problem, "some")
     return str(code).rstrip("\n")
 
 
@@ -219,8 +200,5 @@ def _epilogue(problem: ContractionProblem) -> str:
     for i in range(len(problem.others)):
         code.line(f"float a{1 + i}[8];")
         code.line(f"md_load<8>(a{1 + i}, x{1 + i} + m * P_other{i} + n);")
-    code.line("#pragma unroll")
-    with code.block("for (int j = 0; j < 8; j++)"):
-        steps = [stage.step for stage in problem.stages]
-        code.line(f"r[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
+    compute_stages(code, problem)
     return str(code).rstrip("\n")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
+from .text import fill, template
 
 
 def hopper_text(dtype: str, width: int) -> str:
@@ -23,12 +22,4 @@ def hopper_text(dtype: str, width: int) -> str:
         "ADD": count + 2,
         "ADD4": count + 5,
     }
-    text = _text()
-    for key, value in parts.items():
-        text = text.replace(f"${key}$", str(value))
-    return text
-
-
-@cache
-def _text() -> str:
-    return Path(__file__).with_name("hopper.cu").read_text()
+    return fill(template("hopper.cu"), parts)

@@ -7,18 +7,16 @@ block, and a few slabs of pixels, must fit shared memory: :func:`why_not_stream`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from ....cache import digest
 from ...cpu.code import Code
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
-from ..pointwise import print_chain
 from ..sequence.mapping import shared_limit
 from .halo import ARCH
 from .hopper import hopper_text
 from .problem import ContractionProblem
+from .text import compute_stages, fill, load_vectors, parameters_of, template, unpack_others
 from .tile import LANES, is_aligned, is_packed, is_regular, step_of
 
 
@@ -144,20 +142,12 @@ def launch_of(problem: ContractionProblem, stream: Stream, multiprocessors: int)
     before, the result; then the numbers of :func:`sizes_of`.
     """
     element = TYPES[problem.x.dtype]
-    pointers = ["x", "w"]
-    pointers += [f"x{1 + i}" for i in range(len(problem.others))]
-    pointers += [f"v{i}" for i in range(len(problem.vectors))]
-    pointers += [f"u{i}" for i in range(len(problem.before_vectors))]
-    parameters = [f"const {element} *__restrict__ {name}" for name in pointers]
-    parameters.append(f"{element} *__restrict__ y")
-    parameters += [f"const long long P_{name}" for name in _NAMES]
-    parameters += [f"const long long P_other{i}" for i in range(len(problem.others))]
     parts = {
         "T": element,
         "N": stream.columns,
         "HALVES": int(stream.halves),
         "HOPPER": hopper_text(problem.x.dtype, stream.columns),
-        "PARAMETERS": ", ".join(parameters),
+        "PARAMETERS": parameters_of(problem, _NAMES),
         "BEFORE": int(bool(problem.before)),
         "BEFORE_VECTORS": _before_vectors(problem),
         "SCALE4": _scale(problem, "k", "slab * 4 + k"),
@@ -166,9 +156,7 @@ def launch_of(problem: ContractionProblem, stream: Stream, multiprocessors: int)
         "VECTORS": _vectors(problem),
         "EPILOGUE": _epilogue(problem),
     }
-    text = _template()
-    for key, value in parts.items():
-        text = text.replace(f"${key}$", str(value))
+    text = fill(template("stream.cu"), parts)
     name = f"stream_{digest(text)[:20]}"
     source = KernelSource(name, text.replace("$NAME$", name), specific=True)
     slabs = _slabs(problem, stream, shared_limit(ARCH))
@@ -177,11 +165,6 @@ def launch_of(problem: ContractionProblem, stream: Stream, multiprocessors: int)
     tiles = -(-_pixels(problem) // stream.pixels)
     blocks = min(tiles, max(1, multiprocessors // groups))
     return Launch(source, (blocks, groups, 1), (_THREADS, 1, 1), shared)
-
-
-@cache
-def _template() -> str:
-    return Path(__file__).with_name("stream.cu").read_text()
 
 
 def _before_vectors(problem: ContractionProblem) -> str:
@@ -234,22 +217,12 @@ def _others(problem: ContractionProblem) -> str:
 def _vectors(problem: ContractionProblem) -> str:
     """The vectors of what comes after, for the filters whose results a thread writes."""
     code = Code()
-    for i in range(len(problem.vectors)):
-        code.line(f"float b{i}[8];")
-        code.line(f"md_load<8>(b{i}, v{i} + (some ? n : 0));")
+    load_vectors(code, problem, "some")
     return str(code).rstrip("\n")
 
 
 def _epilogue(problem: ContractionProblem) -> str:
     code = Code()
-    for i in range(len(problem.others)):
-        code.line(f"float a{1 + i}[8];")
-        code.line(f"md_pack<8, T> q{i};")
-        code.line(f"q{i}.word = p{i}[part][k];")
-        code.line("#pragma unroll")
-        code.line(f"for (int j = 0; j < 8; j++) a{1 + i}[j] = md_value(q{i}.items[j]);")
-    code.line("#pragma unroll")
-    with code.block("for (int j = 0; j < 8; j++)"):
-        steps = [stage.step for stage in problem.stages]
-        code.line(f"r[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
+    unpack_others(code, problem, "[part][k]")
+    compute_stages(code, problem)
     return str(code).rstrip("\n")

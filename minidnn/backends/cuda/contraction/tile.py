@@ -7,11 +7,8 @@ kernel serves all shapes; what is computed around the product stands in its text
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
-from pathlib import Path
 
 from ....cache import digest
 from ....graph.expression import linearize
@@ -19,9 +16,10 @@ from ....graph.operators import ReLU, ScaleShift
 from ...cpu.code import Code
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
-from ..pointwise import PointStep, print_chain
+from ..pointwise import print_chain
 from ..tensor import Tensor
 from .problem import ContractionProblem
+from .text import compute_stages, fill, load_vectors, parameters_of, template, unpack_others
 
 LANES = 8
 """Elements of one access of 16 bytes."""
@@ -149,14 +147,6 @@ def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> 
     before, the result; then the numbers of :func:`sizes_of`.
     """
     element = TYPES[problem.x.dtype]
-    pointers = ["x", "w"]
-    pointers += [f"x{1 + i}" for i in range(len(problem.others))]
-    pointers += [f"v{i}" for i in range(len(problem.vectors))]
-    pointers += [f"u{i}" for i in range(len(problem.before_vectors))]
-    parameters = [f"const {element} *__restrict__ {name}" for name in pointers]
-    parameters.append(f"{element} *__restrict__ y")
-    parameters += [f"const long long P_{name}" for name in _NAMES]
-    parameters += [f"const long long P_other{i}" for i in range(len(problem.others))]
     simple = _is_simple(problem)
     x = problem.gathered
     parts = {
@@ -169,7 +159,7 @@ def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> 
         "STAGES": tile.stages,
         "BLOCKS": tile.blocks,
         "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
-        "PARAMETERS": ", ".join(parameters),
+        "PARAMETERS": parameters_of(problem, _NAMES),
         "STATE": "" if simple else _WINDOW_STATE,
         "ROWS": _SIMPLE_ROWS if simple else _WINDOW_ROWS,
         "TAP": "" if simple else _WINDOW_TAP,
@@ -182,9 +172,7 @@ def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> 
         "VECTORS": _vectors(problem),
         "EPILOGUE": _epilogue(problem),
     }
-    text = _template()
-    for key, value in parts.items():
-        text = text.replace(f"${key}$", str(value))
+    text = fill(template("tile.cu"), parts)
     x = problem.gathered
     text = text.replace("$image_or_pixel$", "P_image" if x.rows * x.columns == 1 else "P_pixel")
     for i, name in enumerate(_NAMES):
@@ -195,11 +183,6 @@ def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> 
     blocks = min(tiles, multiprocessors * tile.blocks)
     source = KernelSource(name, text.replace("$NAME$", name))
     return Launch(source, (blocks, 1, 1), (tile.threads, 1, 1), tile.shared_bytes)
-
-
-@cache
-def _template() -> str:
-    return Path(__file__).with_name("tile.cu").read_text()
 
 
 def _is_simple(problem: ContractionProblem) -> bool:
@@ -309,9 +292,7 @@ def _prologue(problem: ContractionProblem) -> str:
 def _vectors(problem: ContractionProblem) -> str:
     """The vectors of what comes after, for the filters whose results a thread writes."""
     code = Code()
-    for i in range(len(problem.vectors)):
-        code.line(f"float b{i}[8];")
-        code.line(f"md_load<8>(b{i}, v{i} + (inside ? n : 0));")
+    load_vectors(code, problem, "inside")
     for i in range(len(problem.others)):
         code.line(f"uint4 p{i}[WM / 16][WN / 16];  // asked for at once, long before they are used")
         code.line("#pragma unroll")
@@ -327,14 +308,6 @@ def _vectors(problem: ContractionProblem) -> str:
 
 def _epilogue(problem: ContractionProblem) -> str:
     code = Code()
-    steps: Sequence[PointStep] = [stage.step for stage in problem.stages]
-    for i in range(len(problem.others)):
-        code.line(f"float a{1 + i}[8];")
-        code.line(f"md_pack<8, T> q{i};")
-        code.line(f"q{i}.word = p{i}[i][k];")
-        code.line("#pragma unroll")
-        code.line(f"for (int j = 0; j < 8; j++) a{1 + i}[j] = md_value(q{i}.items[j]);")
-    code.line("#pragma unroll")
-    with code.block("for (int j = 0; j < 8; j++)"):
-        code.line(f"r[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
+    unpack_others(code, problem, "[i][k]")
+    compute_stages(code, problem)
     return str(code).rstrip("\n")

@@ -1,0 +1,66 @@
+"""What the texts of our kernels of contractions share: parameters, filling in, vectors, stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from ...cpu.code import Code
+from ..dialect import TYPES
+from ..pointwise import print_chain
+from .problem import ContractionProblem
+
+
+@cache
+def template(name: str) -> str:
+    """A file beside this one."""
+    return Path(__file__).with_name(name).read_text()
+
+
+def fill(text: str, parts: Mapping[str, object]) -> str:
+    """The text with what the names in dollars stand for, one name after the other."""
+    for key, value in parts.items():
+        text = text.replace(f"${key}$", str(value))
+    return text
+
+
+def parameters_of(problem: ContractionProblem, names: Sequence[str]) -> str:
+    """Image, filter, the other tensors, the vectors of what comes after, those of what comes
+    before, the result; then the numbers of those names, and the others' distances."""
+    element = TYPES[problem.x.dtype]
+    pointers = ["x", "w"]
+    pointers += [f"x{1 + i}" for i in range(len(problem.others))]
+    pointers += [f"v{i}" for i in range(len(problem.vectors))]
+    pointers += [f"u{i}" for i in range(len(problem.before_vectors))]
+    parameters = [f"const {element} *__restrict__ {name}" for name in pointers]
+    parameters.append(f"{element} *__restrict__ y")
+    parameters += [f"const long long P_{name}" for name in names]
+    parameters += [f"const long long P_other{i}" for i in range(len(problem.others))]
+    return ", ".join(parameters)
+
+
+def load_vectors(code: Code, problem: ContractionProblem, some: str) -> None:
+    """The vectors of what comes after, for the filters whose results a thread writes, if
+    ``some`` says that there are any."""
+    for i in range(len(problem.vectors)):
+        code.line(f"float b{i}[8];")
+        code.line(f"md_load<8>(b{i}, v{i} + ({some} ? n : 0));")
+
+
+def unpack_others(code: Code, problem: ContractionProblem, index: str) -> None:
+    """The other tensors' eight numbers that were asked for early, into ``a1`` and on."""
+    for i in range(len(problem.others)):
+        code.line(f"float a{1 + i}[8];")
+        code.line(f"md_pack<8, T> q{i};")
+        code.line(f"q{i}.word = p{i}{index};")
+        code.line("#pragma unroll")
+        code.line(f"for (int j = 0; j < 8; j++) a{1 + i}[j] = md_value(q{i}.items[j]);")
+
+
+def compute_stages(code: Code, problem: ContractionProblem) -> None:
+    """What comes after, on eight results in ``a0`` and the others in ``a1`` and on."""
+    code.line("#pragma unroll")
+    with code.block("for (int j = 0; j < 8; j++)"):
+        steps = [stage.step for stage in problem.stages]
+        code.line(f"r[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
