@@ -46,7 +46,10 @@ class Results:
             raise MiniDNNError(f"{path} cannot be read as results of bench: {error}") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise MiniDNNError(f"{path} has no results of bench (no 'format': {FORMAT!r})")
-        return cls(document["runs"])
+        runs = document.get("runs")
+        if not isinstance(runs, dict):
+            raise MiniDNNError(f"{path} is damaged: its 'runs' are {type(runs).__name__}, no dict")
+        return cls(runs)
 
     def write(self, path: Path) -> None:
         """Replaces the file in one step.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from minidnn._cached_property import cached_property
+from minidnn.errors import OutOfMemoryError
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.layout import PLANAR, Layout
@@ -34,6 +35,20 @@ class Plan:
 
     def layout(self, value: Value) -> Layout:
         return self.graph.layouts.get(value, PLANAR)
+
+    def check_fits(self, memory: int, where: str) -> None:
+        """OutOfMemoryError if ``memory`` bytes, which are those of ``where``, cannot hold the
+        values.
+
+        Backends ask before they lower the plan, which takes longer the larger its images are.
+        """
+        largest = max(self.graph.values, key=lambda value: value.type.bytes)
+        needed = max(self.arena.bytes, largest.type.bytes)
+        if needed > memory:
+            raise OutOfMemoryError(
+                f"{largest!r} takes {largest.type.bytes} bytes, and values that are needed at "
+                f"once {needed}; {where} has {memory}"
+            )
 
 
 def make_plan(graph: Graph, context: Context) -> Plan:

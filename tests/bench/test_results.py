@@ -64,6 +64,14 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
         Results.read(path)
 
 
+@pytest.mark.parametrize(("rest", "found"), [("", "NoneType"), (', "runs": [1]', "list")])
+def test_results_without_runs_are_refused(tmp_path: Path, rest: str, found: str) -> None:
+    path = tmp_path / "half.json"
+    path.write_text(f'{{"format": "{FORMAT}"{rest}}}')
+    with pytest.raises(MiniDNNError, match=rf"half\.json is damaged: its 'runs' are {found}, no"):
+        Results.read(path)
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(MiniDNNError, match=r"missing/r\.json cannot be written: No such file"):
         Results({}).write(tmp_path / "missing" / "r.json")

@@ -16,7 +16,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cpu.backend import CpuProgram
-from minidnn.errors import DeviceError, GraphError, UnsupportedError
+from minidnn.errors import DeviceError, GraphError, OutOfMemoryError, UnsupportedError
 
 from .conftest import run_python
 
@@ -182,6 +182,13 @@ def test_other_sizes_are_refused() -> None:
 def test_empty_batch_is_refused() -> None:
     with pytest.raises(GraphError, match="0"):
         md.compile(network(), (0, *SHAPE[1:]), device="cpu")
+
+
+@pytest.mark.parametrize("net", [L.ReLU(), L.Conv2d(3, 4, 3)])
+def test_images_that_no_memory_holds_are_refused(net: L.Layer) -> None:
+    """At once: lowering takes longer the more rows there are."""
+    with pytest.raises(OutOfMemoryError, match=r"takes 1\d{14} bytes, .*; this machine has \d+$"):
+        md.compile(net, (1, 3, 1 << 40, 8), device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.backend import get_backend
-from minidnn.backends.cuda import backend
+from minidnn.backends.cuda import backend, program
 from minidnn.backends.cuda.arrays import Slot, read
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.bits import from_bits, to_bits
@@ -43,7 +44,7 @@ from minidnn.backends.cuda.lower import Task, lower_plan
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.sequence.mapping import shared_limit
 from minidnn.backends.cuda.target import CudaTarget
-from minidnn.errors import DeviceError, GraphError, UnsupportedError
+from minidnn.errors import DeviceError, GraphError, OutOfMemoryError, UnsupportedError
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
@@ -269,6 +270,18 @@ def test_options_are_checked() -> None:
     ):
         with pytest.raises(error, match=text):
             cuda.compile(plan, "float32", options)
+
+
+def test_images_that_no_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before they are lowered, which takes longer the more rows there are."""
+    plan = planned(L.ReLU(), (1, 3, 1 << 40, 8), "float32")
+    memory = SimpleNamespace(getDevice=lambda: 0, memGetInfo=lambda: (100 << 30, 140 << 30))
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=memory))
+    for module in (backend, program):
+        monkeypatch.setattr(module, "cupy", lambda: cupy)
+    monkeypatch.setattr(backend, "machine_of", lambda index: MACHINE)
+    with pytest.raises(OutOfMemoryError, match=rf"takes 105553116266496 .*a GPU has {140 << 30}$"):
+        CudaBackend().compile(plan, "float32", {})
 
 
 def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

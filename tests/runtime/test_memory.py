@@ -7,6 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from minidnn.errors import OutOfMemoryError
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
 from minidnn.graph.layout import CHANNELS_LAST, blocked
@@ -179,3 +180,15 @@ def test_a_plan_carries_what_explains_it() -> None:
     assert plan.notes == context.notes and plan.notes is not context.notes
     assert plan.layout(graph.inputs[0]).name == "NCHW"
     assert plan.roots == storage_roots(graph)
+
+
+def test_what_memory_cannot_hold_is_refused() -> None:
+    context = Context()
+    graph = optimize(graph_of(lambda t, x: relu(conv(t, relu(x), 2)), (1, 3, 8, 8)), context)
+    plan = make_plan(graph, context)
+    largest = 3 * 8 * 8 * 4
+    needed = max(plan.arena.bytes, largest)
+    plan.check_fits(needed, "a device")
+    text = rf"%x0: float32\[1, 3, 8, 8\] takes {largest} bytes, and values that are needed at once "
+    with pytest.raises(OutOfMemoryError, match=rf"{text}{needed}; a device has {needed - 1}$"):
+        plan.check_fits(needed - 1, "a device")

@@ -31,7 +31,7 @@ from .isa import Isa, best_isa, isa_named
 from .kernels import compile_kernels
 from .library import Kernel
 from .lower import Pointer, Task, lower_plan
-from .machine import describe_machine
+from .machine import describe_machine, memory_bytes
 from .native import runner
 from .packing import Packed
 from .program import Group, Operand, Program, Region, shared_pool
@@ -93,6 +93,7 @@ class CpuBackend:
         accuracy = _accuracy(options)
         isa, threads = _isa(options), _threads(options)
         tune = tune_option(options, "heuristic")
+        plan.check_fits(memory_bytes(), "this machine")
 
         if tune == "heuristic":
             tasks = lower_plan(plan, isa, threads, accuracy)

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...cudnn._cupy import cupy
 from ...errors import DeviceError, GraphError, UnsupportedError
 from ...fusion.contraction import parts_of
 from ...fusion.region import FusedContraction
@@ -96,6 +97,8 @@ class CudaBackend:
         limit = _memory_limit(options)
         machine = machine_of(self.index)
         with on_device(self.index):
+            _, memory = cupy().cuda.runtime.memGetInfo()
+            plan.check_fits(memory, machine.name)
             tasks = lower_plan(plan, machine.arch, precision == "tf32", accuracy)
             return CudaProgram(plan, tasks, self.index, machine.arch, tune, limit)
 
