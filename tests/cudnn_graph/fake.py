@@ -49,6 +49,7 @@ class FakeLibrary:
         self.alive: dict[int, Record] = {}
         self.created = 0
         self.executed: list[tuple[int, list[int], int]] = []
+        self.asked: list[str] = []
         self.refuse_graphs = False
         self.execute_status = 0
         self.message = ""
@@ -111,6 +112,7 @@ class FakeLibrary:
         if name == A.CUDNN_ATTR_ENGINEHEUR_RESULTS:
             mode = HeuristicMode(record.values[A.CUDNN_ATTR_ENGINEHEUR_MODE][0])
             short = mode.name.removeprefix("CUDNN_HEUR_MODE_").replace("FALLBACK", "fallback")
+            self.asked.append(short)
             found = [i for i, engine in enumerate(self.engines) if short in engine.lists]
             for slot, index in zip(array, found, strict=False):
                 self.alive[slot].values[A.CUDNN_ATTR_ENGINECFG_ENGINE] = [index]

@@ -421,3 +421,22 @@ def test_few_of_those_that_compile_may_be_asked_for(fake: Install) -> None:
     assert [plan.config.engine for plan in found] == [0, 1, 3]
     found = graph("float16").plans(most=3)
     assert [plan.config.engine for plan in found] == [0, 1, 2]
+
+
+def test_no_more_heuristics_are_asked_than_have_what_is_tried(fake: Install) -> None:
+    compiles = FakeEngine(behavior=(COMPILES,))
+    both, fallback = FakeEngine(lists=("A", "B")), FakeEngine(lists=("fallback",))
+    library = fake(compiles, compiles, both, fallback)
+    for most, expected, asked in (
+        (2, [0, 1], ["A"]),
+        (3, [0, 1, 2], ["A"]),
+        (4, [0, 1, 2, 3], ["A", "B", "fallback"]),
+    ):
+        library.asked.clear()
+        plans = graph("float16").plans(most=most, defaults=False)
+        assert [plan.config.engine for plan in plans] == expected
+        assert library.asked == asked
+    library.asked.clear()
+    few = graph("float16").plans(most=3, most_compiled=1, defaults=False)
+    assert [plan.config.engine for plan in few] == [0, 2, 3]
+    assert library.asked == ["A", "B", "fallback"]

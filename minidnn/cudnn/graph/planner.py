@@ -127,7 +127,10 @@ def all_plans(
     """
     with _explained(spec, constraints):
         graph = lower.operation_graph(spec, target.handle)
-        proposed = list(engines.proposals(graph, target, defaults=defaults))
+        # Each list of proposals costs a heuristic's time: no more are asked for than are tried.
+        proposed = engines.proposals(graph, target, defaults=defaults)
+        allowed = _few_compiled(_allowed(spec, constraints, proposed), most_compiled)
+        tried = list(islice(allowed, most))
 
     def make(proposal: Proposal) -> Plan | None:
         if target.index is not None:
@@ -136,8 +139,7 @@ def all_plans(
 
     first: list[Proposal] = []
     last: list[Proposal] = []
-    allowed = _few_compiled(_allowed(spec, constraints, proposed), most_compiled)
-    for proposal in islice(allowed, most):
+    for proposal in tried:
         (last if engines.is_last_resort(proposal, spec) else first).append(proposal)
     for some in (first, last):
         with ThreadPoolExecutor(min(_THREADS, len(some) or 1)) as pool:
