@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._cached_property import cached_property
 from ...cudnn._cupy import cupy
 from ...errors import DeviceError, GraphError
 from ...graph.ir import Value
@@ -36,6 +37,18 @@ class Slot:
     def of(what: str, value: Value) -> Slot:
         return Slot(what, value.shape, value.dtype, value.type.bytes)
 
+    @cached_property
+    def stored(self) -> np.dtype:
+        """The dtype in which NumPy and CuPy hold it: bfloat16 as its bits."""
+        return np.dtype(np.uint16) if self.dtype == "bfloat16" else np.dtype(self.dtype)
+
+    def is_held(self, dtype: np.dtype) -> bool:
+        """Whether an array of that dtype needs no conversion.  (A dtype's name is made anew each
+        time, which takes longer than a launch.)"""
+        if self.dtype == "bfloat16":
+            return dtype.name == "bfloat16"
+        return dtype == self.stored
+
     def check_shape(self, shape: Sequence[int]) -> None:
         if tuple(shape) != self.shape:
             raise GraphError(
@@ -51,10 +64,13 @@ class Slot:
         return f"{self.dtype}{list(self.shape)}"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Given:
     """An array of a caller: its address, the library that results are made by, and what must
-    stay alive until the copy is under way; ``kind`` is how it is copied to the device."""
+    stay alive until the copy is under way; ``kind`` is how it is copied to the device.
+
+    (Not frozen: calls make them, and a frozen one takes eight times as long to make.)
+    """
 
     pointer: int
     library: Library
@@ -84,9 +100,7 @@ class Library:
 
 class _Cupy(Library):
     def empty(self, slot: Slot, device: int) -> Any:
-        if slot.dtype == "bfloat16":
-            return cupy().empty(slot.shape, cupy().uint16)
-        return cupy().empty(slot.shape, slot.dtype)
+        return cupy().empty(slot.shape, slot.stored)
 
     def finished(self, array: Any, slot: Slot) -> Any:
         if slot.dtype != "bfloat16":
@@ -111,7 +125,7 @@ class _Numpy(Library):
     is_host = True
 
     def empty(self, slot: Slot, device: int) -> Any:
-        return np.empty(slot.shape, np.uint16 if slot.dtype == "bfloat16" else slot.dtype)
+        return np.empty(slot.shape, slot.stored)
 
     def pointer(self, array: Any) -> int:
         return int(array.ctypes.data)
@@ -140,13 +154,13 @@ def read(slot: Slot, array: Any, device: int) -> Given:
 
     GraphError if it does not fit the slot, DeviceError if it lies on another device.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
+    modules = sys.modules
+    if (module := modules.get("cupy")) is not None and isinstance(array, module.ndarray):
+        return _cupy(slot, array, device, CUPY)
+    if (module := modules.get("torch")) is not None and isinstance(array, module.Tensor):
         return _torch(slot, array, device)
     if isinstance(array, (np.ndarray, np.generic, list, tuple, int, float)):
         return _numpy(slot, array)
-    if isinstance(array, cupy().ndarray):
-        return _cupy(slot, array, device, CUPY)
     if hasattr(array, "__dlpack_device__") or hasattr(array, "__cuda_array_interface__"):
         return _other(slot, array, device)
     raise GraphError(
@@ -163,13 +177,14 @@ def _torch(slot: Slot, tensor: Any, device: int) -> Given:
         )
     if tensor.shape != slot.shape:
         slot.check_shape(tensor.shape)
-    if not tensor.is_contiguous() or str(tensor.dtype) != f"torch.{slot.dtype}":
+    torch = sys.modules["torch"]
+    own = getattr(torch, slot.dtype)
+    if tensor.dtype != own or not tensor.is_contiguous():
         slot.check_dtype(str(tensor.dtype).removeprefix("torch."))
-        if tensor.layout != sys.modules["torch"].strided:
+        if tensor.layout != torch.strided:
             raise GraphError(
                 f"{slot.what} has layout {tensor.layout}; valid is torch.strided, dense"
             )
-        own = getattr(sys.modules["torch"], slot.dtype)
         tensor = tensor.detach().to(own).contiguous()
     return Given(tensor.data_ptr(), TORCH, tensor)
 
@@ -190,13 +205,15 @@ def _numpy(slot: Slot, given: Any) -> Given:
 
 
 def _cupy(slot: Slot, array: Any, device: int, library: Library) -> Given:
-    if array.device.id != device:
+    data = array.data
+    if data.device_id != device:
         raise DeviceError(
-            f"{slot.what} lies on device cuda:{array.device.id}; valid is cuda:{device}"
+            f"{slot.what} lies on device cuda:{data.device_id}; valid is cuda:{device}"
         )
-    slot.check_shape(array.shape)
-    name = array.dtype.name
-    if name != slot.dtype:
+    if array.shape != slot.shape:
+        slot.check_shape(array.shape)
+    if not slot.is_held(array.dtype):
+        name = array.dtype.name
         slot.check_dtype(name)
         array = _converted(array, name, slot.dtype)
     if not array.flags.c_contiguous:
