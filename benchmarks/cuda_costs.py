@@ -1,14 +1,15 @@
 """What minidnn costs on a GPU beside the kernels' time: compiling, memory, the host's part.
 
-    python benchmarks/cuda_costs.py compile results.json --networks resnet50 densenet121
+    python benchmarks/cuda_costs.py compile results.json --networks resnet50 densenet121 --runs 3
     python benchmarks/cuda_costs.py memory results.json
     python benchmarks/cuda_costs.py host results.json
 
-``compile`` compiles with an empty cache, then with what that has left there, each in a process of
-its own: seconds from the call of ``md.compile`` to an executable that runs, the CUDA context made
-before.  Parts are seconds in which at least one thread was in that part, so they may overlap; in
-``engines`` stand the seconds of all threads in building cuDNN's plans, engine by engine, and in
-``problems`` what each recipe of each problem was measured at, in the order in which it was tried.
+``compile`` compiles with an empty cache, then ``--runs`` times with what that has left there, each
+in a process of its own: seconds from the call of ``md.compile`` to an executable that runs, the
+CUDA context made and the weights drawn before. Parts are seconds in which at least one thread was
+in that part, so they may overlap; in ``engines`` stand the seconds of all threads in building
+cuDNN's plans, engine by engine, and in ``problems`` what each recipe of each problem was measured
+at, in the order in which it was tried.
 
 ``memory`` compares device memory with PyTorch's eager mode in both layouts: while running, and the
 most at any time (for minidnn: with and without compiling).  ``host`` times the enqueueing of a
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--precision", default="float16")
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--tune", default="quick")
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--as", dest="part", default="")
     options = parser.parse_args()
     if options.what == "child":
@@ -86,9 +88,11 @@ def child(part: str, name: str, options: argparse.Namespace, cache: str | None =
 def compile_times(name: str, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as cache:
         cold = child("compile", name, options, cache)
-        warm = child("compile", name, options, cache)
-    del warm["problems"]
-    return {"cold": cold, "warm": warm}
+        warm = [child("compile", name, options, cache) for _ in range(options.runs)]
+    for found in warm:
+        del found["problems"]
+    middle = sorted(warm, key=lambda found: float(found["seconds"]))[len(warm) // 2]
+    return {"cold": cold, "warm": middle, "warm seconds": [found["seconds"] for found in warm]}
 
 
 class Stopwatch:
@@ -132,14 +136,15 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
 
     import minidnn as md
     from minidnn import compiler
-    from minidnn.backends.cuda import backend, build, functions, instance, prepare, program
-    from minidnn.backends.cuda.constants import Constants
-    from minidnn.backends.cuda.contraction import tune
+    from minidnn.backends.cuda import backend, build, constants, functions, program
+    from minidnn.backends.cuda.contraction import choice, tune
+    from minidnn.cudnn import handle
     from minidnn.cudnn.graph import engines, plan, planner
 
     cupy.zeros(1)
     cupy.cuda.get_current_stream().synchronize()
     net, shape = network(options)
+    net.state_dict()  # draws the weights
     watch = Stopwatch()
     watch.wrap(compiler, "get_backend", "is there a device")
     watch.wrap(compiler, "_graph", "graph")
@@ -149,16 +154,20 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
     watch.wrap(compiler, "_check_supported", "what is supported")
     watch.wrap(compiler, "optimize", "passes")
     watch.wrap(backend, "lower_plan", "lowering")
-    watch.wrap(Constants, "lay_down", "weights")
+    watch.wrap(constants, "_bits", "weights: folding, rounding, turning")
+    watch.wrap(constants.Constants, "lay_down", "weights: waiting, copying")
     watch.wrap(functions, "compile_kernels", "NVRTC")
     watch.wrap(build, "load", "loading NVRTC")
     watch.wrap(functions, "_module", "loading modules")
-    watch.wrap(prepare, "_load", "kernels")
-    watch.wrap(prepare, "forms_of", "forms")
-    watch.wrap(prepare, "own_launches", "texts of contractions")
+    watch.wrap(functions, "load_launches", "kernels")
+    watch.wrap(choice.Choice, "launches", "texts of contractions")
     watch.wrap(backend, "CudaProgram", "program")
     watch.wrap(program, "prepare", "preparing")
-    watch.wrap(prepare, "choose_all", "choosing")
+    watch.wrap(choice.Choice, "made", "choosing")
+    watch.wrap(choice, "certain", "building ahead")
+    watch.wrap(choice, "own", "measuring our kernels")
+    watch.wrap(choice, "core_of", "building what is remembered")
+    watch.wrap(handle, "Handle", "handles")
     watch.wrap(planner, "_try", "building plans")
     watch.wrap(plan, "execution_plan", lambda *given: f"engine {given[2].engine}")
     watch.wrap(engines, "_configs", "heuristics")
@@ -177,7 +186,7 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
         for label, spans in watch.spans.items()
         if label.startswith("engine ")
     }
-    del exe, instance
+    del exe
     return {
         "seconds": total,
         "parts": {label: watch.seconds(label) for label in labels},

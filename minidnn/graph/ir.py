@@ -70,21 +70,22 @@ class Constant(Value):
 
         GraphError if it is another, or was forgotten.
         """
-        if self._data is None:
+        data = self._data  # read once: other threads may ask for it too
+        if data is None:
             raise GraphError(
                 f"constant {self.name}: a compiled program has it in its own form, and the array "
                 f"was let go; the graph that a network is compiled from "
                 f"(minidnn.layers.build.to_graph) has the arrays"
             )
-        if callable(self._data):
-            self._data = self._data()
+        if callable(data):
+            data = self._data = data()
         expected = (self.type.shape, numpy_dtype(self.type.dtype))
-        if (self._data.shape, self._data.dtype) != expected:
+        if (data.shape, data.dtype) != expected:
             raise GraphError(
-                f"constant {self.name}: data is {self._data.dtype}{list(self._data.shape)}, "
+                f"constant {self.name}: data is {data.dtype}{list(data.shape)}, "
                 f"but its type is {self.type}"
             )
-        return self._data
+        return data
 
     def forget(self) -> None:
         """Lets go of the array, and of what would compute it."""

@@ -25,9 +25,10 @@ class LazyArray:
         self._array: np.ndarray | None = None
 
     def __call__(self) -> np.ndarray:
+        make = self._make  # another thread lets go of it once the array is there
         if self._array is None:
-            assert self._make is not None
-            self._array = self._make()
+            assert make is not None
+            self._array = make()
             self._make = None
         return self._array
 

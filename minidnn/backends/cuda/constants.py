@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import numpy as np
@@ -15,22 +17,29 @@ _ALIGNMENT = 256
 
 
 class Constants:
-    """All data of a program in one block of device memory."""
+    """All data of a program in one block of device memory, equal data once.
 
-    def __init__(self) -> None:
+    A pool's threads make them (NumPy lets go of the interpreter in large operations) while the
+    caller does something else; :meth:`lay_down` waits.
+    """
+
+    def __init__(self, data: Iterable[Data], pool: Executor) -> None:
+        self._making: dict[tuple[object, ...], Future[np.ndarray]] = {}
+        for one in data:
+            if one.key not in self._making:
+                self._making[one.key] = pool.submit(_bits, one)
         self._offsets: dict[tuple[object, ...], int] = {}
-        self._pending: list[tuple[int, np.ndarray]] = []
         self._memory: Any = None
-        self.bytes = 0
+        self._bytes = 0
 
-    def add(self, data: Data) -> None:
-        """Takes data, unless equal data was taken before."""
-        if data.key in self._offsets:
-            return
-        array = to_bits(data.make(), data.dtype)
-        self._offsets[data.key] = self.bytes
-        self._pending.append((self.bytes, array))
-        self.bytes += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    @property
+    def bytes(self) -> int:
+        """Device memory that they take, once they are made."""
+        for key, made in self._making.items():
+            if key not in self._offsets:
+                self._offsets[key] = self._bytes
+                self._bytes += -(-made.result().nbytes // _ALIGNMENT) * _ALIGNMENT
+        return self._bytes
 
     def lay_down(self) -> None:
         """Copies everything to the device; OutOfMemoryError if it does not fit."""
@@ -39,12 +48,18 @@ class Constants:
             self._memory = cuda.alloc(max(1, self.bytes))
         except cuda.memory.OutOfMemoryError as error:
             raise OutOfMemoryError(f"no room for {self.bytes} bytes of weights: {error}") from error
-        for offset, array in self._pending:
-            (self._memory + offset).copy_from_host(array.ctypes.data, array.nbytes)
+        for key, made in self._making.items():
+            array = made.result()
+            place = self._memory + self._offsets[key]
+            place.copy_from_host(array.ctypes.data, array.nbytes)
         # From pageable memory a copy may still be on its way.  All of the device cannot be waited
         # for while another thread captures.
         cuda.Stream.null.synchronize()
-        self._pending.clear()
+        self._making.clear()
 
     def address(self, data: Data) -> int:
         return int(self._memory.ptr) + self._offsets[data.key]
+
+
+def _bits(data: Data) -> np.ndarray:
+    return to_bits(data.make(), data.dtype)

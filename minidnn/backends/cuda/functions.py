@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,23 @@ class Loaded:
         device = cupy().cuda.Device()
         most = device.attributes["MaxThreadsPerMultiProcessor"]
         return float(blocks * threads / most)
+
+
+class Loader:
+    """Gives loaded launches, those that are asked for at once compiled together."""
+
+    def __init__(self, arch: str) -> None:
+        self._arch = arch
+        self._known: dict[Launch, Loaded] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, launches: Sequence[Launch]) -> list[Loaded]:
+        with self._lock:
+            missing = list(dict.fromkeys(one for one in launches if one not in self._known))
+            if missing:
+                loaded = load_launches(missing, self._arch)
+                self._known.update(zip(missing, loaded, strict=True))
+            return [self._known[one] for one in launches]
 
 
 def load_launches(launches: Sequence[Launch], arch: str) -> list[Loaded]:

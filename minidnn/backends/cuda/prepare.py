@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +12,11 @@ from ...runtime.plan import Plan
 from .arrays import Given
 from .block import Block, lay_out
 from .constants import Constants
-from .contraction.forms import forms_of
+from .contraction.choice import Choice, threads
 from .contraction.problem import ContractionProblem, Place
-from .contraction.recipe import (
-    OWN,
-    Addresses,
-    Built,
-    finish_of,
-    own_choices,
-    own_launches,
-    prepare_of,
-)
-from .contraction.tune import Tuning, choose_all
-from .functions import Loaded, Run, load_launches
+from .contraction.recipe import Addresses, Built
+from .contraction.tune import Tuning
+from .functions import Loaded, Loader, Run
 from .instance import Places
 from .kernels import Launch
 from .lower import Data, Pointer, Task, data_of
@@ -94,10 +85,12 @@ class Done:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The tasks in order, the memory of an instance, and constants that are outputs."""
+    """The tasks in order, the memory of an instance, the numbers on the device, and those of them
+    that are outputs."""
 
     tasks: tuple[Done, ...]
     block: Block
+    constants: Constants
     outputs: dict[Value, Data]
 
 
@@ -107,7 +100,6 @@ def prepare(
     arch: str,
     tune: str,
     memory_limit: int | None,
-    constants: Constants,
 ) -> Prepared:
     """Everything that is done once, on the current device.
 
@@ -117,15 +109,17 @@ def prepare(
     for value in plan.graph.outputs:
         if isinstance(value, Constant):
             outputs[value] = data_of(value)
-    for data in (*outputs.values(), *(p for t in tasks for p in t.pointers)):
-        if isinstance(data, Data):
-            constants.add(data)
-    workspace_limit = _workspace_limit(memory_limit, lay_out(plan, {}), constants)
-    constants.lay_down()
-    loaded = _load(tasks, arch)
-    tuning = Tuning(arch, tune, workspace_limit, loaded)
+    pointers = (*outputs.values(), *(p for task in tasks for p in task.pointers))
     problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
-    built = choose_all(list(problems), tuning)
+    launches = [task.work for task in tasks if isinstance(task.work, Launch)]
+    load = Loader(arch)
+    with threads() as making, threads() as building:
+        constants = Constants((p for p in pointers if isinstance(p, Data)), making)
+        workspace_limit = _workspace_limit(memory_limit, lay_out(plan, {}), constants)
+        choice = Choice(list(problems), Tuning(arch, tune, workspace_limit, load), building)
+        load([*launches, *choice.launches()])
+        constants.lay_down()  # before anything is measured, which nothing shall disturb
+        built = choice.made()
     workspaces: dict[Node, int] = {}
     for task in tasks:
         if isinstance(task.work, ContractionProblem):
@@ -135,12 +129,12 @@ def prepare(
     done = []
     for task in tasks:
         if isinstance(task.work, Launch):
-            work: Any = KernelWork(loaded([task.work])[0], task.pointers, constants)
+            work: Any = KernelWork(load([task.work])[0], task.pointers, constants)
         else:
             room = block.workspaces.get(task.node, 0)
             work = ContractionWork(built[task.work], task.pointers, constants, room)
         done.append(Done(task.node, work))
-    return Prepared(tuple(done), block, outputs)
+    return Prepared(tuple(done), block, constants, outputs)
 
 
 def _workspace_limit(memory_limit: int | None, least: Block, constants: Constants) -> int:
@@ -153,32 +147,6 @@ def _workspace_limit(memory_limit: int | None, least: Block, constants: Constant
             f"{least.own_bytes}, so at least {constants.bytes + least.own_bytes} are needed"
         )
     return min(left, MOST_WORKSPACE)
-
-
-def _load(tasks: Sequence[Task], arch: str) -> Callable[[Sequence[Launch]], list[Loaded]]:
-    """A function that gives loaded launches; those of all tasks are compiled together."""
-    known: dict[Launch, Loaded] = {}
-    lock = threading.Lock()
-
-    def load(launches: Sequence[Launch]) -> list[Loaded]:
-        with lock:
-            missing = list(dict.fromkeys(one for one in launches if one not in known))
-            if missing:
-                known.update(zip(missing, load_launches(missing, arch), strict=True))
-            return [known[one] for one in launches]
-
-    launches = [task.work for task in tasks if isinstance(task.work, Launch)]
-    problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
-    for problem in problems:
-        for form in forms_of(problem, arch):
-            around = (prepare_of(problem, form), finish_of(problem, form))
-            launches += [launch for launch in around if launch is not None]
-            if form.core in OWN:
-                choices = own_choices(problem, form.core, arch)
-                for choice in choices:
-                    launches += own_launches(problem, form.core, choice)
-    load(launches)
-    return load
 
 
 def _address(pointer: Pointer, places: Places, constants: Constants) -> int:

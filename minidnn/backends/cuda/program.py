@@ -11,8 +11,18 @@ from ...cudnn._cupy import cupy
 from ...errors import GraphError, OutOfMemoryError
 from ...graph.ir import Constant, Node
 from ...runtime.plan import Plan
-from .arrays import CUPY, NUMPY, Given, Library, Slot, check_apart, outputs_of, read
-from .constants import Constants
+from .arrays import (
+    CUPY,
+    DEVICE_TO_DEVICE,
+    DEVICE_TO_HOST,
+    NUMPY,
+    Given,
+    Library,
+    Slot,
+    check_apart,
+    outputs_of,
+    read,
+)
 from .instance import Instance
 from .lower import Task
 from .prepare import as_it_is, prepare
@@ -59,8 +69,7 @@ class CudaProgram:
         self._lock = threading.Lock()
         self._instances: dict[object, Instance] = {}
         with on_device(device):
-            self._constants = Constants()
-            self.prepared = prepare(plan, tasks, arch, tune, memory_limit, self._constants)
+            self.prepared = prepare(plan, tasks, arch, tune, memory_limit)
             self._block = self.prepared.block
             self._instances[None] = self._instance()
 
@@ -84,9 +93,10 @@ class CudaProgram:
         library = given[0].library if given else NUMPY
         stream = _stream_of(given, self.device)
         results = self._results(library, out)
-        instance = self._take(stream)
+        key = _key(stream)
+        instance = self._take(key)
         with instance.lock:
-            if instance.last is not None and instance.last != _key(stream):
+            if instance.last is not None and instance.last != key:
                 runtime.streamWaitEvent(stream, instance.done.ptr)
             copy = runtime.memcpyAsync
             for address, one, slot in zip(instance.inputs, given, self._inputs, strict=True):
@@ -96,9 +106,11 @@ class CudaProgram:
             for address, one, slot in written:
                 copy(one.pointer, address, slot.bytes, one.kind, stream)
             runtime.eventRecord(instance.done.ptr, stream)
-            instance.last = _key(stream)
-        if any(one.library.is_host for one in results):
-            runtime.streamSynchronize(stream)
+            instance.last = key
+        for one in results:
+            if one.library.is_host:
+                runtime.streamSynchronize(stream)
+                break
         if out is not None:
             return ()
         return self._finished(results)
@@ -141,7 +153,7 @@ class CudaProgram:
         found = []
         for slot in self._outputs:
             array = library.empty(slot, self.device)
-            kind = 2 if library.is_host else 3
+            kind = DEVICE_TO_HOST if library.is_host else DEVICE_TO_DEVICE
             found.append(Given(library.pointer(array), library, array, kind))
         return found
 
@@ -154,11 +166,10 @@ class CudaProgram:
         return Instance(self.plan, self._block, works, self._constant, inputs, outputs)
 
     def _constant(self, value: Constant) -> int:
-        return self._constants.address(self.prepared.outputs[value])
+        return self.prepared.constants.address(self.prepared.outputs[value])
 
-    def _take(self, stream: int) -> Instance:
+    def _take(self, key: object) -> Instance:
         """The instance of a stream, an idle one, a new one, or the one that was made first."""
-        key = _key(stream)
         found = self._instances.get(key)
         if found is not None:
             return found
@@ -186,7 +197,7 @@ class CudaProgram:
     def bytes(self) -> int:
         """Device memory that the program holds now."""
         distinct = {id(instance) for instance in self._instances.values()}
-        return self._constants.bytes + len(distinct) * self._block.own_bytes
+        return self.prepared.constants.bytes + len(distinct) * self._block.own_bytes
 
     # Reports
 

@@ -13,6 +13,7 @@ from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
 from ..functions import Loaded, Run
 from ..kernels import Launch
+from ..machine import machine_of
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
 from . import halo, rows, stream
@@ -237,7 +238,7 @@ def own_choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
 
 def multiprocessors() -> int:
     """Of the current device."""
-    return int(cupy().cuda.Device().attributes["MultiProcessorCount"])
+    return machine_of(cupy().cuda.runtime.getDevice()).multiprocessors
 
 
 def prepare_of(problem: ContractionProblem, form: Form) -> Launch | None:

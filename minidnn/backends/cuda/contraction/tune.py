@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TypeVar
 
 from ....cache import Store, digest
 from ....cudnn import machine
@@ -26,6 +22,7 @@ from ....cudnn.graph import EngineConfig
 from ....cudnn.graph.timing import Contestant, race
 from ....cudnn.turn import turn
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
+from ..kernels import Launch
 from ..machine import machine_of
 from .bound import Memory, least_milliseconds
 from .fixed import FixedConvolution, fixed_convolution
@@ -43,9 +40,11 @@ from .recipe import (
     Load,
     Recipe,
     build,
-    core_of,
+    finish_of,
     own_choices,
     own_convolution,
+    own_launches,
+    prepare_of,
     room,
     target,
 )
@@ -59,13 +58,12 @@ _VERSION = 9
 _COMPILED = 1
 """So many of cuDNN's engines that compile are measured for a form: building one takes a second of a
 core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
-_AT_ONCE = 16
-"""So many problems' candidates exist at once while they are built and measured."""
 _TRIED = 3
 """So many proposals for a form are built when nothing is measured, should the first not run."""
-_THREADS = min(8, os.cpu_count() or 1)
-T = TypeVar("T")
 _store = Store("cuda_contraction", ".json", 64 << 20)
+
+Ahead = dict[Form, list[tuple[Recipe, Core]]]
+"""What was built of forms before anything was measured."""
 
 
 @dataclass(frozen=True)
@@ -89,69 +87,23 @@ class Tuning:
         return machine.device_name(cupy().cuda.runtime.getDevice())
 
 
-def choose_all(
-    problems: Sequence[ContractionProblem], tuning: Tuning
-) -> dict[ContractionProblem, Built]:
-    """The fastest way to compute each contraction within the limit of the workspace.
-
-    UnsupportedError if cuDNN has no way, OutOfMemoryError if all take too much workspace.
-    """
-    if tuning.tune == "heuristic":
-        return dict(_side_by_side(lambda problem: _first(problem, tuning), problems))
-    known = {problem: _decode(_store.read(_key(problem, tuning))) for problem in problems}
-    missing = [problem for problem, ranked in known.items() if ranked is None]
-    chosen: dict[ContractionProblem, Built] = {}
-    own = {problem: _own(problem, tuning) for problem in missing}
-    for first in range(0, len(missing), _AT_ONCE):
-        some = missing[first : first + _AT_ONCE]
-        # Building takes processor time, measuring the GPU alone.
-        begin = time.perf_counter()
-        candidates = _side_by_side(lambda p: _everything(p, own[p], tuning), some)
-        count = sum(len(built) for _, built in candidates)
-        log.info("built %d candidates in %.2f s", count, time.perf_counter() - begin)
-        with turn(cupy().cuda.runtime.getDevice()):
-            for problem, built in candidates:
-                ranked = _measured(problem, built, tuning)
-                chosen[problem] = ranked[0]
-                rows = [asdict(one.recipe) for one in ranked]
-                entry = {"problem": problem.describe(), "ranked": rows}
-                text = json.dumps(entry, indent=1).encode()
-                _store.put(_key(problem, tuning), text, label="contraction")
-        log.info("built and measured in %.2f s", time.perf_counter() - begin)
-
-    def remembered(problem: ContractionProblem) -> Built:
-        ranked = known[problem]
-        assert ranked is not None
-        core = core_of(problem, ranked[0], tuning.workspace_limit, tuning.load)
-        return build(problem, ranked[0], core, tuning.load)
-
-    there = [problem for problem in problems if problem not in chosen]
-    return chosen | dict(_side_by_side(remembered, there))
+def launches_of(
+    problem: ContractionProblem, arch: str, known: Recipe | None = None
+) -> list[Launch]:
+    """The kernels of ours that may be chosen, and those around cuDNN's; only those of a recipe
+    that is known."""
+    found: list[Launch | None] = []
+    for form in forms_of(problem, arch) if known is None else [known.form]:
+        found += [prepare_of(problem, form), finish_of(problem, form)]
+        if form.core in OWN:
+            choices = own_choices(problem, form.core, arch)
+            for choice in choices if known is None else [known.engine]:
+                found += own_launches(problem, form.core, choice)
+    return [launch for launch in found if launch is not None]
 
 
-def _side_by_side(
-    make: Callable[[ContractionProblem], T], problems: Sequence[ContractionProblem]
-) -> list[tuple[ContractionProblem, T]]:
-    """What is made of each problem, on several threads on the current device."""
-    runtime = cupy().cuda.runtime
-    device = runtime.getDevice()
-
-    def on_thread(problem: ContractionProblem) -> T:
-        runtime.setDevice(device)
-        return make(problem)
-
-    with ThreadPoolExecutor(min(_THREADS, len(problems) or 1)) as pool:
-        return list(zip(problems, pool.map(on_thread, problems), strict=True))
-
-
-def _key(problem: ContractionProblem, tuning: Tuning) -> str:
-    limit = tuning.workspace_limit
-    return digest(
-        "contraction", _VERSION, problem, tuning.tune, limit, tuning.device, machine.library_name()
-    )
-
-
-def _first(problem: ContractionProblem, tuning: Tuning) -> Built:
+def first(problem: ContractionProblem, tuning: Tuning) -> Built:
+    """The first that runs; nothing is measured."""
     for form in (*forms_of(problem, tuning.arch), *last_resort(problem)):
         for recipe, core in _candidates(problem, form, _TRIED, tuning):
             built = build(problem, recipe, core, tuning.load)
@@ -173,35 +125,60 @@ def _runs(built: Built) -> bool:
     return True
 
 
-def _own(problem: ContractionProblem, tuning: Tuning) -> list[Built]:
+def own(problem: ContractionProblem, tuning: Tuning) -> list[Built]:
     """Our kernels within the limit of the workspace, from fast to slow."""
     forms = [form for form in forms_of(problem, tuning.arch) if form.core in OWN]
     return _raced(problem, _built(problem, forms, tuning), tuning)
 
 
-def _everything(problem: ContractionProblem, own: Sequence[Built], tuning: Tuning) -> list[Built]:
-    """All that is to be measured in one race: the fastest of our own, and cuDNN's."""
-    forms = [form for form in forms_of(problem, tuning.arch) if form.core not in OWN]
+def certain(problem: ContractionProblem, tuning: Tuning) -> Ahead:
+    """Those of cuDNN's forms that :func:`everything` has, however fast our kernels are."""
+    forms = _others(problem, tuning)
+    ours = [form for form in forms_of(problem, tuning.arch) if form.core in OWN]
+    if ours and tuning.tune == "quick":
+        memory = tuning.memory
+        least = min(least_milliseconds(problem, form, memory) for form in ours)
+        forms = [form for form in forms if least_milliseconds(problem, form, memory) <= least]
+    return {form: _made(problem, form, tuning) for form in forms}
+
+
+def everything(
+    problem: ContractionProblem, own: Sequence[Built], ahead: Ahead, tuning: Tuning
+) -> list[Built]:
+    """All that is to be measured in one race: the fastest of our own, and cuDNN's, of which some
+    were built ahead."""
+    forms = _others(problem, tuning)
     if own and tuning.tune == "quick":
         fastest = own[0].recipe.milliseconds or 0.0
         memory = tuning.memory
         forms = [form for form in forms if least_milliseconds(problem, form, memory) < fastest]
-    found = [*own[:_OWN_KEPT], *_built(problem, forms, tuning)]
+    found = [*own[:_OWN_KEPT], *_built(problem, forms, tuning, ahead)]
     found = found or _built(problem, last_resort(problem), tuning)
     if not found:
         raise _nothing(problem, tuning)
     return found
 
 
-def _built(problem: ContractionProblem, forms: Sequence[Form], tuning: Tuning) -> list[Built]:
+def _others(problem: ContractionProblem, tuning: Tuning) -> list[Form]:
+    return [form for form in forms_of(problem, tuning.arch) if form.core not in OWN]
+
+
+def _built(
+    problem: ContractionProblem, forms: Sequence[Form], tuning: Tuning, ahead: Ahead | None = None
+) -> list[Built]:
+    there = ahead or {}
     return [
         build(problem, recipe, core, tuning.load)
         for form in forms
-        for recipe, core in _candidates(problem, form, _most(form, tuning.tune), tuning)
+        for recipe, core in (there[form] if form in there else _made(problem, form, tuning))
     ]
 
 
-def _measured(problem: ContractionProblem, found: Sequence[Built], tuning: Tuning) -> list[Built]:
+def _made(problem: ContractionProblem, form: Form, tuning: Tuning) -> list[tuple[Recipe, Core]]:
+    return list(_candidates(problem, form, _most(form, tuning.tune), tuning))
+
+
+def measured(problem: ContractionProblem, found: Sequence[Built], tuning: Tuning) -> list[Built]:
     """Those that could run, from fast to slow, and what needs least workspace among them."""
     if all(one.recipe.milliseconds is not None for one in found):
         return list(found)  # nothing of cuDNN's races
@@ -309,6 +286,25 @@ def _nothing(problem: ContractionProblem, tuning: Tuning) -> UnsupportedError:
     )
 
 
+def _key(problem: ContractionProblem, tuning: Tuning) -> str:
+    limit = tuning.workspace_limit
+    return digest(
+        "contraction", _VERSION, problem, tuning.tune, limit, tuning.device, machine.library_name()
+    )
+
+
+def recall(problem: ContractionProblem, tuning: Tuning) -> tuple[Recipe, ...] | None:
+    """What was remembered, from fast to slow, if anything."""
+    return _decode(_store.read(_key(problem, tuning)))
+
+
+def remember(problem: ContractionProblem, tuning: Tuning, ranked: Sequence[Built]) -> None:
+    """Keeps what was measured on disk."""
+    entry = {"problem": problem.describe(), "ranked": [asdict(one.recipe) for one in ranked]}
+    text = json.dumps(entry, indent=1).encode()
+    _store.put(_key(problem, tuning), text, label="contraction")
+
+
 def _decode(data: bytes | None) -> tuple[Recipe, ...] | None:
     """None for what is missing or of another shape; the caller then measures."""
     if data is None:
@@ -330,6 +326,3 @@ def _decode(data: bytes | None) -> tuple[Recipe, ...] | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
-
-
-__all__ = ["Tuning", "choose_all"]

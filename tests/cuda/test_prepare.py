@@ -1,0 +1,313 @@
+"""What is done once before a plan runs, without a GPU: constants, and what is built when."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minidnn import layers as L
+from minidnn.backends.cuda import constants
+from minidnn.backends.cuda.bits import to_bits
+from minidnn.backends.cuda.constants import Constants
+from minidnn.backends.cuda.contraction import choice, recipe, tune
+from minidnn.backends.cuda.contraction.bound import Memory, least_milliseconds
+from minidnn.backends.cuda.contraction.choice import Choice
+from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.recipe import OWN, TILE, Built, Form, Recipe
+from minidnn.backends.cuda.contraction.tune import Tuning
+from minidnn.backends.cuda.lower import Data
+from minidnn.graph.ir import Constant
+from minidnn.graph.types import TensorType
+from minidnn.layers.parameter import LazyArray
+
+from .lowered import ARCH, problems_of
+
+
+class _HostMemory:
+    """Host memory that takes copies as a device's would."""
+
+    def __init__(self, size: int) -> None:
+        self._bytes = np.zeros(size, np.uint8)
+        self.ptr = self._bytes.ctypes.data
+
+    def __add__(self, offset: int) -> Any:
+        def copy(source: int, size: int) -> None:
+            assert offset + size <= self._bytes.size
+            ctypes.memmove(self.ptr + offset, source, size)
+
+        return SimpleNamespace(copy_from_host=copy)
+
+    def read(self, address: int, size: int) -> bytes:
+        return self._bytes[address - self.ptr :][:size].tobytes()
+
+
+@pytest.fixture
+def device_memory(monkeypatch: pytest.MonkeyPatch) -> list[_HostMemory]:
+    made: list[_HostMemory] = []
+
+    def alloc(size: int) -> _HostMemory:
+        made.append(_HostMemory(size))
+        return made[-1]
+
+    stream = SimpleNamespace(null=SimpleNamespace(synchronize=lambda: None))
+    memory = SimpleNamespace(OutOfMemoryError=MemoryError)
+    cuda = SimpleNamespace(alloc=alloc, Stream=stream, memory=memory)
+    monkeypatch.setattr(constants, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    return made
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(3) as made:
+        yield made
+
+
+def numbers(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(5 + 100 * seed, np.float32)
+
+
+def test_constants_are_made_side_by_side_and_lie_apart(
+    device_memory: list[_HostMemory], pool: ThreadPoolExecutor
+) -> None:
+    together = threading.Barrier(3, timeout=20)
+
+    def make(seed: int) -> np.ndarray:
+        if seed < 3:
+            together.wait()
+        return numbers(seed)
+
+    dtypes = ("float16", "bfloat16", "float32")
+    data = [Data(partial(make, i), dtypes[i % 3], (i,)) for i in range(9)]
+    again = Data(lambda: pytest.fail("equal data are made twice"), "float32", (8,))
+    laid = Constants([*data, again], pool)
+    laid.lay_down()
+    (memory,) = device_memory
+    sizes = []
+    for i, one in enumerate(data):
+        expected = to_bits(numbers(i), dtypes[i % 3])
+        assert memory.read(laid.address(one), expected.nbytes) == expected.tobytes()
+        assert (laid.address(one) - memory.ptr) % 256 == 0
+        sizes.append(-(-expected.nbytes // 256) * 256)
+    assert laid.bytes == sum(sizes) and laid.address(again) == laid.address(data[8])
+
+
+def test_an_error_in_a_constant_is_the_callers(
+    device_memory: list[_HostMemory], pool: ThreadPoolExecutor
+) -> None:
+    def broken() -> np.ndarray:
+        raise ValueError("no such weight")
+
+    laid = Constants([Data(broken, "float32", (0,))], pool)
+    with pytest.raises(ValueError, match="no such weight"):
+        laid.lay_down()
+    assert not device_memory
+
+
+def test_threads_may_ask_for_one_constant_at_once() -> None:
+    """While one computes it another may, too; both get it."""
+    for _ in range(20):
+        together = threading.Barrier(4, timeout=20)
+
+        def draw() -> np.ndarray:
+            time.sleep(0.001)
+            return np.ones(3, np.float32)
+
+        lazy = LazyArray(draw)
+        value = Constant(TensorType((3,)), "w", lazy)
+
+        def ask(_: int, value: Constant = value, together: Any = together) -> float:
+            together.wait()
+            return float(value.data.sum())
+
+        with ThreadPoolExecutor(4) as asking:
+            assert list(asking.map(ask, range(4))) == [3.0] * 4
+
+
+# Choices: the names in ``choice`` that need a GPU are replaced.
+
+
+class _Book:
+    """What was done, in which order, and that nothing goes on beside a measurement."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, ContractionProblem]] = []
+        self.busy = 0
+        self._lock = threading.Lock()
+
+    def builds(self, what: str, problem: ContractionProblem) -> None:
+        with self._lock:
+            self.busy += 1
+        time.sleep(0.002)
+        with self._lock:
+            self.busy -= 1
+            self.lines.append((what, problem))
+
+    def measures(self, what: str, problem: ContractionProblem) -> None:
+        assert self.busy == 0, f"something is built while {what} {problem.describe()}"
+        self.lines.append((what, problem))
+
+    def of(self, what: str) -> list[ContractionProblem]:
+        return [problem for text, problem in self.lines if text == what]
+
+
+def best(problem: ContractionProblem) -> Recipe:
+    """The form that the fakes find the fastest."""
+    form = forms_of(problem, ARCH)[0]
+    engine = recipe.own_choices(problem, form.core, ARCH)[0] if form.core in OWN else 7
+    return Recipe(form, engine, ((1, 2),), 0, 0.5)
+
+
+@pytest.fixture
+def book(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Book:
+    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    made = _Book()
+
+    def built(problem: ContractionProblem, recipe: Recipe) -> Built:
+        return Built(problem, recipe, None, None, None)  # type: ignore[arg-type]
+
+    def certain(problem: ContractionProblem, tuning: Tuning) -> dict[Form, Any]:
+        made.builds("ahead", problem)
+        return {Form("convolution", 0): []}
+
+    def everything(problem: ContractionProblem, own: Any, ahead: Any, tuning: Any) -> list[Built]:
+        made.builds("with ahead" if ahead else "everything", problem)
+        return [built(problem, best(problem))]
+
+    def own(problem: ContractionProblem, tuning: Tuning) -> list[Built]:
+        made.measures("own", problem)
+        return []
+
+    def measured(problem: ContractionProblem, found: Any, tuning: Tuning) -> Sequence[Built]:
+        made.measures("measured", problem)
+        return list(found)
+
+    def core_of(problem: ContractionProblem, recipe: Recipe, limit: int, load: Any) -> Any:
+        made.builds("core", problem)
+
+    runtime = SimpleNamespace(getDevice=lambda: 0, setDevice=lambda index: None)
+    for name, value in {
+        "certain": certain,
+        "everything": everything,
+        "own": own,
+        "measured": measured,
+        "core_of": core_of,
+        "build": lambda problem, recipe, core, load: built(problem, recipe),
+        "turn": lambda device: nullcontext(),
+        "cupy": lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)),
+    }.items():
+        monkeypatch.setattr(choice, name, value)
+    monkeypatch.setattr(tune.machine, "library_name", lambda: "cuDNN")
+    monkeypatch.setattr(tune.machine, "device_name", lambda index: "a GPU")
+    monkeypatch.setattr(tune, "cupy", choice.cupy)
+    monkeypatch.setattr(recipe, "multiprocessors", lambda: 132)
+    return made
+
+
+def problems(count: int) -> list[ContractionProblem]:
+    layers = [L.Conv2d(64, 64, 1), L.ReLU()]
+    for i in range(count - 1):
+        layers += [L.Conv2d(64, 64, 3, padding=1, dilation=1 + i % 2), L.ReLU(), L.MaxPool2d(2)]
+    found = []
+    for size in (64, 48, 40, 36, 33):
+        found += problems_of(L.Sequential(*layers[:8]), (8, 64, size, size), "float16")
+    assert len(set(found)) >= count
+    return list(dict.fromkeys(found))[:count]
+
+
+def chosen(some: Sequence[ContractionProblem], tuned: str = "quick") -> tuple[Choice, Any]:
+    tuning = Tuning(ARCH, tuned, 1 << 30, lambda launches: [])
+    with choice.threads() as pool:
+        made = Choice(some, tuning, pool)
+        return made, made.made()
+
+
+def test_nothing_is_built_while_something_is_measured(
+    book: _Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN's engines for the first problems are built at once, all others once our kernels are
+    measured, some at a time."""
+    monkeypatch.setattr(choice, "_AT_ONCE", 4)
+    some = problems(10)
+    _, built = chosen(some)
+    assert list(built) == some
+    assert set(book.of("ahead")) == set(book.of("with ahead")) == set(some[:4])
+    assert book.of("own") == book.of("measured") == some
+    what = [text for text, _ in book.lines]
+    assert what[:14] == ["ahead"] * 4 + ["own"] * 10
+    assert what[14:22] == ["with ahead"] * 4 + ["measured"] * 4
+    assert (
+        what[22:] == (["everything"] * 4 + ["measured"] * 4) + ["everything"] * 2 + ["measured"] * 2
+    )
+
+
+def test_what_is_remembered_is_not_measured_again(book: _Book) -> None:
+    some = problems(6)
+    chosen(some[:4])
+    book.lines.clear()
+    made, built = chosen(some)
+    assert {problem: one.recipe for problem, one in built.items()} == {p: best(p) for p in some}
+    assert set(book.of("core")) == set(some[:4])
+    assert book.of("measured") == some[4:]
+    # Kernels of recipes that are not taken need not be there.
+    few = set(chosen(some)[0].launches())
+    assert few < set(made.launches())
+
+
+def test_another_tuning_is_another_choice(book: _Book) -> None:
+    some = problems(2)
+    chosen(some)
+    chosen(some, "exhaustive")
+    assert book.of("measured") == some * 2
+
+
+def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (problem,) = problems_of(
+        L.Sequential(L.BatchNorm2d(224), L.ReLU(), L.Conv2d(224, 128, 1, bias=False)),
+        (128, 224, 56, 56),
+        "float16",
+    )
+    tuning = Tuning(ARCH, "quick", 1 << 30, lambda launches: [])
+    memory = Memory(4e12, 50 << 20)
+    monkeypatch.setattr(Tuning, "memory", memory)
+    asked: list[Form] = []
+
+    def candidates(problem: Any, form: Form, most: Any, tuning: Any) -> Iterator[Any]:
+        asked.append(form)
+        yield Recipe(form, 3, (), 0, None), None
+
+    monkeypatch.setattr(tune, "_candidates", candidates)
+    monkeypatch.setattr(
+        tune, "build", lambda problem, recipe, core, load: Built(problem, recipe, core, None, None)
+    )
+    forms = [form for form in forms_of(problem, ARCH) if form.core not in OWN]
+    ahead = tune.certain(problem, tuning)
+    assert ahead == {} == dict.fromkeys(asked)  # each needs a kernel before it
+    floor = least_milliseconds(problem, Form(TILE, len(problem.stages)), memory)
+    slow = Recipe(Form(TILE, len(problem.stages)), 0, (), 0, 10 * floor)
+    ours = Built(problem, slow, None, None, None)  # type: ignore[arg-type]
+    found = tune.everything(problem, [ours], ahead, tuning)
+    assert [one.recipe.form for one in found[1:]] == forms == asked
+
+    plain = replace(problem, before=(), before_vectors=())
+    asked.clear()
+    ahead = tune.certain(plain, tuning)
+    assert list(ahead) == asked == [f for f in forms_of(plain, ARCH) if f.core not in OWN]
+    asked.clear()
+    found = tune.everything(plain, [ours], ahead, tuning)
+    assert [one.recipe.form for one in found[1:]] == list(ahead)
+    assert not asked  # nothing is built twice
