@@ -20,6 +20,16 @@ from minidnn.frontends.torch.capture import capture
 
 log = logging.getLogger(__name__)
 
+#: What makes a call of a module more than one of ``forward``, as long as none of it is empty.
+_ASIDE = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    "_compiled_call_impl",
+)
+_GLOBAL_HOOKS = tuple(
+    getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+)
+
 
 class OptimizedModule(nn.Module):
     """What :func:`minidnn.optimize` gives.
@@ -53,11 +63,23 @@ class OptimizedModule(nn.Module):
         own["_programs"] = Programs(type(original).__name__, sizes)
         own["_warned"] = False
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As of every module, with its hooks.  Without any, the way is the shortest: the network
+        has driven PyTorch's and Python's code out of the caches since the call before."""
+        own = self.__dict__
+        if any(map(own.get, _ASIDE)) or any(_GLOBAL_HOOKS):
+            return super().__call__(*args, **kwargs)
+        return self.forward(*args, **kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original gives, without gradients.
 
         UnsupportedError under autocast, or when not all is taken and ``strict`` was asked for.
         """
+        if not kwargs and self._is_plain(args):
+            result = self._programs.at_once(args)
+            if result is not None:
+                return result
         if self.training:
             return self.original(*args, **kwargs)
         leaves, arranged = arrangement(args, kwargs)
@@ -68,6 +90,14 @@ class OptimizedModule(nn.Module):
             with torch.no_grad():
                 return self._run(leaves, arranged, args, kwargs)
         return self._run(leaves, arranged, args, kwargs)
+
+    def _is_plain(self, args: tuple[Any, ...]) -> bool:
+        """Whether a call for tensors on the CPU is inference, without gradients or autocast."""
+        if self.__dict__["training"] or torch.is_autocast_enabled("cpu"):
+            return False
+        return not torch.is_grad_enabled() or not any(
+            isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
+        )
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compiles for arguments of these sizes, without running."""

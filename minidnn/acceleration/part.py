@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ class TakenPart(nn.Module):
 
     Attributes:
         before_pytorch: whether an operation of PyTorch's comes next, which needs the cores.
+        is_addressed: whether it computes on memory of the CPU by address, see :meth:`run_at`.
     """
 
     def __init__(self, part: Part, executable: Executable, before_pytorch: bool = False) -> None:
@@ -34,7 +37,7 @@ class TakenPart(nn.Module):
         found = [getattr(torch, value.dtype) for value in executable.graph.outputs]
         self._dtypes = expected if expected != found else None
         self._program: Any = executable.program
-        self._addressed = (
+        self.is_addressed = (
             executable.addressed is not None
             and executable.graph.output_names is None
             and [value.type for value in part.graph.inputs]
@@ -42,14 +45,15 @@ class TakenPart(nn.Module):
             and self._dtypes is None
         )
         self._takes = [(v.shape, getattr(torch, v.dtype)) for v in part.graph.inputs]
-        self._gives = [(v.shape, getattr(torch, v.dtype)) for v in part.graph.outputs]
+        self._gives = [
+            (v.shape, _strides(v.shape), getattr(torch, v.dtype)) for v in part.graph.outputs
+        ]
 
     def forward(self, *tensors: torch.Tensor) -> Any:
+        if self.is_addressed and self.takes(tensors):
+            return self.run_at(tensors)
         if self._on_cores:
             rest()
-        fit = self._addressed and len(tensors) == len(self._takes)
-        if fit and all(map(_lies_there, tensors, self._takes)):
-            return self._run_at(tensors)
         result = self.executable(*tensors)
         if self.before_pytorch and self._on_cores:
             self._program.rest()
@@ -59,15 +63,26 @@ class TakenPart(nn.Module):
         cast = tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
         return cast if isinstance(result, tuple) else cast[0]
 
-    def _run_at(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        """The results for tensors that lie there as the program takes them: between the networks'
-        regions nothing of Python is in the caches, so every step less counts."""
-        results = [torch.empty(shape, dtype=dtype) for shape, dtype in self._gives]
+    def takes(self, tensors: Sequence[Any]) -> bool:
+        """Whether these tensors lie there as the program takes them."""
+        return len(tensors) == len(self._takes) and all(map(_lies_there, tensors, self._takes))
+
+    def run_at(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The results for such tensors: between the networks' regions nothing of Python is in the
+        caches, so every step less counts."""
+        rest()
+        # Strides are the shortest way to an array: without them PyTorch looks for a memory format.
+        results = [torch.empty_strided(*type_, dtype=dtype) for *type_, dtype in self._gives]
         program = self._program
         program.run_at([t.data_ptr() for t in tensors], [r.data_ptr() for r in results])
         if self.before_pytorch:
             program.rest()
         return results[0] if len(results) == 1 else tuple(results)
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous array."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _lies_there(tensor: torch.Tensor, expected: tuple[tuple[int, ...], torch.dtype]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ class Program:
         starts_early: whether it can be started before its weights are looked at, and the result be
             thrown away: a GPU has weights of its own and goes on by itself, PyTorch runs none of
             it, and nothing is written back.
+        at_once: the one part, if it takes the arguments as they are from memory of the CPU, and
+            what it gives is the result.
     """
 
     def __init__(
@@ -78,6 +80,9 @@ class Program:
         self.starts_early = on_gpu and self._direct is not None and not self.captured.writes
         one = len(self._results) == 1 and not self.captured.writes
         self._is_bare = one and self.captured.arranged == pytree.tree_structure(0)
+        in_order = self._places == list(range(len(self._places)))
+        plain = self._direct if self._is_bare and in_order else None
+        self.at_once = plain if plain is not None and plain.is_addressed else None
 
     def _is_direct(self) -> bool:
         """Whether the one part takes the arguments and gives the results as they are."""
@@ -129,9 +134,9 @@ class Program:
             lines.append(f"  {shown}: {text}{times}")
         return "\n".join(lines)
 
-    def _build(self) -> tuple[fx.GraphModule, list[Any], list[int]]:
-        """The whole as one PyTorch module of parts and operations that are left; the held
-        tensors and the places of the arguments that it takes."""
+    def _build(self) -> tuple[Callable[..., Any], list[Any], list[int]]:
+        """The whole as one function of parts and operations that are left; the held tensors and
+        the places of the arguments that it takes."""
         builder = _Builder(self.captured)
         parts = iter(self.parts)
         for level in self.levels:
@@ -147,6 +152,7 @@ class _Builder:
         self._captured = captured
         self._graph = fx.Graph()
         self._modules: dict[str, Any] = {}
+        self._parts: dict[str, Callable[..., Any]] = {}
         self._found: dict[fx.Node, fx.Node] = {}
         self._held: list[fx.Node] = []
         self._given: list[fx.Node] = []
@@ -154,6 +160,7 @@ class _Builder:
     def part(self, part: TakenPart) -> None:
         name = f"part{len(self._modules)}"
         self._modules[name] = part
+        self._parts[name] = part.forward
         given = tuple(self.value(node) for node in part.part.inputs)
         result = self._graph.call_module(name, given)
         outputs = part.part.outputs
@@ -190,13 +197,15 @@ class _Builder:
                 self._found[node] = self._graph.node_copy(node, self.value)
         return self._found[node]
 
-    def finish(self, results: Any) -> tuple[fx.GraphModule, list[Any], list[int]]:
+    def finish(self, results: Any) -> tuple[Callable[..., Any], list[Any], list[int]]:
         self._graph.output(fx.map_arg(results, self.value))
         order = [*self._held, *self._given]
         self._placeholders_first([self._found[node] for node in order])
         module = fx.GraphModule(self._modules, self._graph)
+        # Parts have no hooks: their calls need not be those of modules.
+        vars(module).update(self._parts)
         held = [self._captured.held[node] for node in self._held]
-        return module, held, [self._captured.given[node] for node in self._given]
+        return module.forward, held, [self._captured.given[node] for node in self._given]
 
     def _placeholders_first(self, placeholders: Sequence[fx.Node]) -> None:
         first = next(iter(self._graph.nodes))

@@ -35,6 +35,17 @@ class Programs:
         """The programs, the one used last at the end."""
         return iter(list(self._found.values()))
 
+    def at_once(self, tensors: Sequence[Any]) -> Any:
+        """What the program used last gives for these arguments, if they lie there as it takes
+        them and its weights are as they were; None says nothing."""
+        last = self._last
+        if last is None or not last.is_plain:
+            return None
+        part = last.program.at_once
+        if part is None or not part.takes(tensors) or not last.program.watch.is_as_it_was():
+            return None
+        return part.run_at(tensors)
+
     def run(
         self,
         leaves: Sequence[Any],
@@ -124,6 +135,8 @@ class _Last:
     def __init__(self, program: Program, arranged: Any, leaves: Sequence[Any]) -> None:
         self.program = program
         self.arranged = arranged
+        #: Whether arguments are just these tensors, on the CPU.
+        self.is_plain = arranged == (len(leaves), "cpu")
         self.types = [
             (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else None
             for leaf in leaves

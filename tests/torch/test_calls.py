@@ -52,10 +52,71 @@ def net() -> nn.Module:
 )
 def test_tensors_of_many_kinds(net: nn.Module, given: torch.Tensor) -> None:
     fast = md.optimize(net, examples(2, 3, 8, 8), device="cpu")
-    assert [part._addressed for part in fast.programs[0].parts] == [True, True]
+    assert [part.is_addressed for part in fast.programs[0].parts] == [True, True]
     with torch.no_grad():
         found, expected = (each(given).as_subclass(torch.Tensor) for each in (fast, net))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_shortest_way_is_left_where_a_call_is_more() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    x = examples(2, 3, 8, 8)
+    fast = md.optimize(net, x, device="cpu")
+    at_once: list[bool] = []
+    programs = fast._programs
+    known = programs.at_once
+
+    def seen(tensors: Any) -> Any:
+        result = known(tensors)
+        at_once.append(result is not None)
+        return result
+
+    programs.at_once = seen  # type: ignore[method-assign]
+
+    def calls(expected: list[bool], *args: Any, **kwargs: Any) -> Any:
+        at_once.clear()
+        result = fast(*args, **kwargs)
+        assert at_once == expected
+        torch.testing.assert_close(result, net(*args, **kwargs), rtol=1e-4, atol=1e-4)
+        return result
+
+    calls([True], x)  # gradients may be on, if no argument requires them
+    with torch.inference_mode():
+        assert calls([True], x).is_inference()
+    calls([], input=x)
+    calls([False], x.transpose(2, 3))
+    calls([False], examples(1, 3, 8, 8))
+    calls([False], x)  # the program used last is another one
+    calls([True], x)
+    with pytest.warns(md.MiniDNNWarning, match="requires a gradient"):
+        assert calls([], x.clone().requires_grad_()).requires_grad
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(md.UnsupportedError, match="under autocast"),
+    ):
+        fast(x)
+    net[0].weight.data.mul_(2)
+    with torch.no_grad():
+        net[0].bias.zero_()
+    calls([False], x)
+    calls([True], x)
+    fast.train()
+    assert calls([], x).requires_grad
+    fast.eval()
+    calls([True], x)
+
+    ran: list[str] = []
+    own = fast.register_forward_hook(lambda *_: ran.append("own"))
+    every = nn.modules.module.register_module_forward_pre_hook(
+        lambda module, _: ran.append("every") if module is fast else None
+    )
+    calls([True], x)
+    assert ran == ["every", "own"]
+    own.remove()
+    calls([True], x)
+    every.remove()
+    calls([True], x)
+    assert ran == ["every", "own", "every"]
 
 
 def test_threads_sleep_while_pytorch_computes(
