@@ -8,7 +8,7 @@ that cannot see is a write past PyTorch (to ``tensor.data``, or to a NumPy view)
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from minidnn.acceleration.layout import unchanged_words
 from minidnn.acceleration.nearby import fetcher
 from minidnn.frontends.torch.capture import Held
 
@@ -111,7 +112,8 @@ class _Glance:
     By then the network has taken the caches, and hundreds of weights lie somewhere in memory.  So
     each thing is looked at in a pass over all weights, which only C walks: the processor then waits
     for many of them at a time, where a loop of Python's waits for one after the other.  Before,
-    they are fetched all at a time.
+    they are fetched all at a time.  Counts and addresses are read where PyTorch keeps them, if that
+    place is known (:mod:`.layout`), else asked for.
     """
 
     def __init__(self, watch: Watch, fetches: bool) -> None:
@@ -119,9 +121,14 @@ class _Glance:
         parents = {id(parent): parent for parent, *_ in watch._modules}
         self._dicts = [each.values() for each in (*holders.values(), *parents.values())]
         self._objects = [*chain.from_iterable(self._dicts), _END]
-        self._tensors = [tensor for _, _, tensor, _, _ in watch._seen]
-        self._versions = [version for *_, version, _ in watch._seen]
-        self._addresses = array("Q", (address for *_, address in watch._seen))
+        tensors = [tensor for _, _, tensor, _, _ in watch._seen]
+        self._alive = tensors
+        self._words: Callable[[], int] = lambda: True
+        if fetches:
+            self._words, tensors = unchanged_words(tensors)
+        self._tensors = tensors
+        self._versions = list(map(_VERSION, tensors))
+        self._addresses = array("Q", map(_ADDRESS, tensors))
         self._modules = [
             module for _, _, module, _ in watch._modules if type(module) not in _WITHOUT_MODES
         ]
@@ -136,12 +143,19 @@ class _Glance:
         """True only if nothing at all has changed; a longer look may find it in order, too."""
         if self._fetch is not None:
             self._fetch()
-        return (
+        return bool(
             self._sees_all
             and all(map(is_, chain(chain.from_iterable(self._dicts), (_END,)), self._objects))
-            and list(map(_VERSION, self._tensors)) == self._versions
-            and array("Q", map(_ADDRESS, self._tensors)) == self._addresses
+            and self._words()
+            and (not self._tensors or self._says_the_same())
             and list(map(_TRAINING, self._modules)) == self._modes
+        )
+
+    def _says_the_same(self) -> bool:
+        """Whether PyTorch says of those tensors what it said."""
+        return (
+            list(map(_VERSION, self._tensors)) == self._versions
+            and array("Q", map(_ADDRESS, self._tensors)) == self._addresses
         )
 
 

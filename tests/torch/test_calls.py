@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import minidnn as md
+from minidnn.acceleration import layout as words
 from minidnn.acceleration import nearby
 from minidnn.acceleration.weights import Watch
 from minidnn.backends.backend import PREFERENCE, default_device
@@ -134,14 +136,21 @@ def test_threads_sleep_while_pytorch_computes(
     assert rested == [first._program] * 2
 
 
-def test_changes_are_noticed_by_the_engine(net: nn.Module) -> None:
+@pytest.mark.parametrize("known", [True, False], ids=["words", "getters"])
+def test_changes_are_noticed_by_the_engine(
+    net: nn.Module, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not known:
+        monkeypatch.setattr(words, "layout", lambda: None)
+    net = copy.deepcopy(net)
     x = examples(2, 3, 8, 8)
     fast = md.optimize(net, x, device="cpu")
 
     def close() -> None:
         with torch.no_grad():
             torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
-        assert fast.programs[-1].watch._glance.is_as_it_was()
+        glance = fast.programs[-1].watch._glance
+        assert glance.is_as_it_was() and bool(glance._tensors) is not known
 
     close()
     with torch.no_grad():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import platform
 import tempfile
-from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
 from ...cache import ForkLock, Store, building_allowed, digest
 from ...errors import CompileError
@@ -73,6 +74,33 @@ class MemoryStruct(ctypes.Structure):
     )
 
 
+class TensorStruct(ctypes.Structure):
+    """``md_tensor``."""
+
+    _fields_ = (
+        ("object", c_void_p),
+        ("body", c_void_p),
+        ("counter", c_void_p),
+        ("storage", c_void_p),
+        ("version", c_uint64),
+        ("data", c_uint64),
+        ("offset", c_uint64),
+    )
+
+
+class TensorLayoutStruct(ctypes.Structure):
+    """``md_tensor_layout``."""
+
+    _fields_ = (
+        ("body", c_int64),
+        ("counter", c_int64),
+        ("storage", c_int64),
+        ("offset", c_int64),
+        ("version", c_int64),
+        ("data", c_int64),
+    )
+
+
 _SIGNATURES = {
     "md_abi": (c_int, [c_int64 * 3]),
     "md_pool_new": (c_void_p, [c_int, c_int64]),
@@ -90,6 +118,9 @@ _SIGNATURES = {
     "md_fetch": (None, [c_void_p, c_int32]),
 }
 
+#: Called with the global interpreter lock held.
+_UNCHANGED = ctypes.PYFUNCTYPE(c_int, c_void_p, c_int32, POINTER(TensorLayoutStruct))
+
 _lock = ForkLock()
 _runners: dict[tuple[str, ...], Library] = {}
 
@@ -105,6 +136,11 @@ def runner(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
         DeviceError: there is no C compiler.
     """
     return _library(extra_flags).handle
+
+
+def tensors_unchanged() -> Any:
+    """``md_tensors_unchanged``, which is called with the global interpreter lock held."""
+    return _UNCHANGED(("md_tensors_unchanged", runner()))
 
 
 def runner_kernel(name: str) -> Kernel:

@@ -84,4 +84,18 @@ void md_memory_free(md_memory *memory);
 void md_memory_release(void);
 void md_fetch(const void *const *addresses, int32_t count);
 
+/* What PyTorch says of a tensor, and where that stands. */
+typedef struct {
+  const char *object, *body, *counter, *storage;
+  uint64_t version, data, offset;
+} md_tensor;
+
+typedef struct {
+  int64_t body;                     /* within the Python object: where the tensor itself is */
+  int64_t counter, storage, offset; /* within that: of writes, of memory; where it begins there */
+  int64_t version, data;            /* within those */
+} md_tensor_layout;
+
+int md_tensors_unchanged(const md_tensor *seen, int32_t count, const md_tensor_layout *at);
+
 #endif

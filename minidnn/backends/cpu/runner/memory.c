@@ -75,3 +75,32 @@ void md_memory_release(void) {
 void md_fetch(const void *const *addresses, int32_t count) {
   for (int32_t i = 0; i < count; i++) __builtin_prefetch(addresses[i]);
 }
+
+/* Whether all these tensors are as they were: each word is reached again from the tensor's Python
+ * object, by offsets that md_tensor_layout has.  The global interpreter lock must be held, and
+ * the objects be alive. */
+int md_tensors_unchanged(const md_tensor *seen, int32_t count, const md_tensor_layout *at) {
+  enum { AHEAD = 8 };
+  uint64_t changed = 0;
+  for (int32_t i = 0; i < count; i++) {
+    if (i + AHEAD < count) {
+      const md_tensor *later = &seen[i + AHEAD];
+      __builtin_prefetch(later->object + at->body);
+      __builtin_prefetch(later->body + at->storage);
+      __builtin_prefetch(later->body + at->counter);
+      __builtin_prefetch(later->body + at->offset);
+      __builtin_prefetch(later->counter + at->version);
+      __builtin_prefetch(later->storage + at->data);
+    }
+    const md_tensor *tensor = &seen[i];
+    const char *body = *(char *const *)(tensor->object + at->body);
+    if (body != tensor->body) return 0; /* the rest would be another tensor's */
+    const char *counter = *(char *const *)(body + at->counter);
+    const char *storage = *(char *const *)(body + at->storage);
+    if (counter != tensor->counter || storage != tensor->storage) return 0;
+    changed |= *(const uint32_t *)(counter + at->version) ^ tensor->version;
+    changed |= *(const uint64_t *)(storage + at->data) ^ tensor->data;
+    changed |= *(const uint64_t *)(body + at->offset) ^ tensor->offset;
+  }
+  return !changed;
+}
