@@ -1,0 +1,71 @@
+"""Arrays that callers give, as far as no GPU is needed: a stand-in for CuPy's."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minidnn.backends.cuda.arrays import CUPY, DEVICE_TO_DEVICE, NUMPY, Slot, read
+from minidnn.errors import DeviceError, GraphError
+
+SLOT = Slot("input 'x'", (2, 3), "float16", 12)
+
+
+class Array:
+    """What is read of an array on a GPU."""
+
+    def __init__(
+        self, shape: tuple[int, ...] = (2, 3), dtype: str = "float16", device: int = 1
+    ) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.data = SimpleNamespace(device_id=device, ptr=0x5000)
+        self.flags = SimpleNamespace(c_contiguous=True)
+
+    def astype(self, dtype: Any, copy: bool) -> Array:
+        made = Array(self.shape, np.dtype(dtype).name)
+        made.data.ptr = 0x9000
+        return made
+
+
+@pytest.fixture(autouse=True)
+def _cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(ndarray=Array)
+    monkeypatch.setitem(sys.modules, "cupy", module)  # type: ignore[arg-type]
+    monkeypatch.setattr("minidnn.backends.cuda.arrays.cupy", lambda: module)
+
+
+def test_what_fits_is_taken_as_it_is() -> None:
+    array = Array()
+    given = read(SLOT, array, 1)
+    assert (given.pointer, given.library, given.kind) == (0x5000, CUPY, DEVICE_TO_DEVICE)
+    assert given.kept is array
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", ">f2"])
+def test_other_floats_are_converted(dtype: str) -> None:
+    given = read(SLOT, Array(dtype=dtype), 1)
+    assert given.pointer == 0x9000 and given.kept.dtype == np.float16
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(DeviceError, match=r"input 'x' lies on device cuda:2; valid is cuda:1"):
+        read(SLOT, Array(device=2), 1)
+    with pytest.raises(GraphError, match=r"input 'x' has shape \(3, 2\), but the network was comp"):
+        read(SLOT, Array((3, 2)), 1)
+    for dtype in ("int32", "bool", "uint16"):
+        with pytest.raises(GraphError, match=f"input 'x' has dtype {dtype}; valid is float16"):
+            read(SLOT, Array(dtype=dtype), 1)
+    bits = Slot("input 'x'", (2, 3), "bfloat16", 12)
+    with pytest.raises(GraphError, match="input 'x' has dtype uint16; valid is bfloat16"):
+        read(bits, Array(dtype="uint16"), 1)  # numbers, not another's bits
+
+
+def test_results_have_the_dtype_in_which_they_lie() -> None:
+    for dtype, stored in (("float16", np.float16), ("bfloat16", np.uint16), ("bool", np.bool_)):
+        made = NUMPY.empty(Slot("out[0]", (2, 3), dtype, 12), 0)
+        assert made.dtype == stored and made.shape == (2, 3)
