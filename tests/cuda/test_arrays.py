@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidnn.backends.cuda.arrays import CUPY, DEVICE_TO_DEVICE, NUMPY, Slot, read
+from minidnn.backends.cuda.arrays import (
+    CUPY,
+    DEVICE_TO_DEVICE,
+    DEVICE_TO_HOST,
+    NUMPY,
+    Slot,
+    outputs_of,
+    read,
+)
 from minidnn.errors import DeviceError, GraphError
 
 SLOT = Slot("input 'x'", (2, 3), "float16", 12)
@@ -24,6 +32,7 @@ class Array:
         self.shape = shape
         self.dtype = np.dtype(dtype)
         self.data = SimpleNamespace(device_id=device, ptr=0x5000)
+        self.device = f"<CUDA Device {device}>"
         self.flags = SimpleNamespace(c_contiguous=True)
 
     def astype(self, dtype: Any, copy: bool) -> Array:
@@ -63,6 +72,38 @@ def test_what_does_not_fit_is_refused() -> None:
     bits = Slot("input 'x'", (2, 3), "bfloat16", 12)
     with pytest.raises(GraphError, match="input 'x' has dtype uint16; valid is bfloat16"):
         read(bits, Array(dtype="uint16"), 1)  # numbers, not another's bits
+
+
+def test_out_may_be_what_fits() -> None:
+    (given,) = outputs_of(Array(), [SLOT], 1)
+    assert (given.pointer, given.library, given.kind) == (0x5000, CUPY, DEVICE_TO_DEVICE)
+    host = np.empty((2, 3), np.float16)
+    (given,) = outputs_of([host], [SLOT], 1)
+    assert given.pointer == host.ctypes.data and given.library is NUMPY
+    assert given.kind == DEVICE_TO_HOST
+
+
+def test_out_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(DeviceError, match=r"input 'x' lies on device <CUDA Device 2>; valid is cu"):
+        outputs_of(Array(device=2), [SLOT], 1)
+    strided = Array()
+    strided.flags.c_contiguous = False
+    for array, found in (
+        (Array((3, 2)), r"float16\[3, 2\]"),
+        (Array(dtype="float32"), r"float32\[2, 3\]"),
+        (strided, r"float16\[2, 3\], not contiguous"),
+        (np.empty((2, 3), np.float32), r"float32\[2, 3\]"),
+        (np.broadcast_to(np.float16(1), (2, 3)), r"float16\[2, 3\], not contiguous"),
+    ):
+        text = rf"input 'x' is {found}; valid is a contiguous, writable array float16\[2, 3\]"
+        with pytest.raises(GraphError, match=text):
+            outputs_of(array, [SLOT], 1)
+    bits = Slot("out[0]", (2, 3), "bfloat16", 12)
+    for dtype, text in (("float32", "NumPy has no bfloat16"), ("uint16", r"is uint16\[2, 3\]")):
+        with pytest.raises(GraphError, match=text):
+            outputs_of(np.empty((2, 3), dtype), [bits], 1)
+    with pytest.raises(GraphError, match="share memory"):
+        outputs_of([Array(), Array()], [SLOT, SLOT], 1)
 
 
 def test_results_have_the_dtype_in_which_they_lie() -> None:

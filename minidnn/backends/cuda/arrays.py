@@ -271,22 +271,26 @@ def check_apart(slot: Slot, one: Given, other: Slot, two: Given) -> None:
 
 
 def _output(slot: Slot, array: Any, device: int) -> Given:
-    torch = sys.modules.get("torch")
+    modules = sys.modules
     library: Library
-    if torch is not None and isinstance(array, torch.Tensor):
-        dtype, dense = str(array.dtype).removeprefix("torch."), array.is_contiguous()
+    if (module := modules.get("cupy")) is not None and isinstance(array, module.ndarray):
+        held, dense, place = (
+            slot.is_held(array.dtype),
+            array.flags.c_contiguous,
+            array.data.device_id,
+        )
+        library, writable = CUPY, True
+    elif (module := modules.get("torch")) is not None and isinstance(array, module.Tensor):
+        held, dense = array.dtype == getattr(module, slot.dtype), array.is_contiguous()
         place, library = (array.device.index if array.is_cuda else None), TORCH
         writable = not array.requires_grad
     elif isinstance(array, np.ndarray):
-        dtype, dense, place = array.dtype.name, array.flags.c_contiguous, device
+        held, dense, place = slot.is_held(array.dtype), array.flags.c_contiguous, device
         library, writable = NUMPY, array.flags.writeable
-        if slot.dtype == "bfloat16" and dtype == "float32":
+        if slot.dtype == "bfloat16" and array.dtype == np.float32:
             raise GraphError(
                 f"{slot.what} is a float32 NumPy array; NumPy has no bfloat16: leave out= away"
             )
-    elif isinstance(array, cupy().ndarray):
-        dtype, dense, place = array.dtype.name, array.flags.c_contiguous, array.device.id
-        library, writable = CUPY, True
     else:
         raise GraphError(
             f"{slot.what} is a {type(array).__name__}; valid is a CuPy or NumPy array or a "
@@ -294,8 +298,11 @@ def _output(slot: Slot, array: Any, device: int) -> Given:
         )
     if place != device:
         raise DeviceError(f"{slot.what} lies on device {array.device}; valid is cuda:{device}")
-    if dtype != slot.dtype or tuple(array.shape) != slot.shape or not dense or not writable:
-        dense_text = "" if dense else ", not contiguous"
+    if not held or tuple(array.shape) != slot.shape or not dense or not writable:
+        dtype, dense_text = (
+            str(array.dtype).removeprefix("torch."),
+            "" if dense else ", not contiguous",
+        )
         raise GraphError(
             f"{slot.what} is {dtype}{list(array.shape)}{dense_text}; valid is a contiguous, "
             f"writable array {slot.described()}"
