@@ -52,7 +52,8 @@ def compile(
     options: what the backend takes besides.
 
     GraphError if the network or an argument is not legal, UnsupportedError if the backend
-    cannot run it, with all reasons at once, DeviceError if the device cannot be used.
+    cannot run it, with all reasons at once, DeviceError if the device cannot be used,
+    OutOfMemoryError if its memory cannot hold the network's values.
     """
     method, limit = check_strategy(strategy), _check_fuel(fuel)
     if device is None:
