@@ -36,13 +36,15 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
 """So many problems' candidates exist at once while they are built and measured."""
-_MOST_THREADS = 16
+_MOST_THREADS = 8
+"""Each may have a handle of cuDNN's and scratch memory on the device."""
 T = TypeVar("T")
 
 
 @contextmanager
 def threads() -> Iterator[Executor]:
-    """As many as there are cores; what has not begun when an error ends this never begins."""
+    """As many as there are cores, or a few; what has not begun when an error ends this never
+    begins."""
     pool = ThreadPoolExecutor(min(_MOST_THREADS, usable_cores()))
     try:
         yield pool
