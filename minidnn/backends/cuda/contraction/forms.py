@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from .depthwise import why_not_depthwise
 from .graphs import can_be_product, fusable_stages
 from .halo import why_not_halo
 from .problem import ContractionProblem
-from .recipe import CONVOLUTION, FIXED, HALO, PRODUCT, ROWS, STREAM, TILE, Form
+from .recipe import CONVOLUTION, DEPTHWISE, FIXED, HALO, PRODUCT, ROWS, STREAM, TILE, Form
 from .rows import why_not_rows
 from .stream import is_worth, why_not_stream
 from .tile import why_not_tiled
@@ -36,6 +37,8 @@ def forms_of(problem: ContractionProblem, arch: str) -> list[Form]:
         forms.insert(0 if problem.before else 1, own)
     if why_not_rows(problem) is None:
         forms.insert(0, Form(ROWS, len(problem.stages)))
+    if why_not_depthwise(problem, arch) is None:
+        forms.insert(0, Form(DEPTHWISE, len(problem.stages)))
     if why_not_stream(problem, arch) is None and is_worth(problem):
         forms.insert(0, Form(STREAM, len(problem.stages)))
     if why_not_halo(problem, arch) is None:

@@ -301,6 +301,8 @@ def _stage(op: Operator, step: PointStep) -> Stage:
         return Stage("relu", step, (("relu_upper_clip", 6.0),))
     if isinstance(op, ops.ELU):
         return Stage("elu", step, (("elu_alpha", float(op.alpha)),))
+    if isinstance(op, ops.GELU):
+        return Stage("gelu" if op.approximate == "none" else "gelu_approx_tanh", step)
     names: dict[type[Operator], str] = {
         ops.ReLU: "relu",
         ops.Sigmoid: "sigmoid",

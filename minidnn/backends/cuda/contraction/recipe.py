@@ -16,7 +16,7 @@ from ..kernels import Launch
 from ..machine import machine_of
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
-from . import halo, rows, stream
+from . import depthwise, halo, rows, stream
 from .fixed import FixedConvolution, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
@@ -29,7 +29,8 @@ TILE = "tile"
 HALO = "halo"
 STREAM = "stream"
 ROWS = "rows"
-OWN = (TILE, HALO, STREAM, ROWS)
+DEPTHWISE = "depthwise"
+OWN = (TILE, HALO, STREAM, ROWS, DEPTHWISE)
 _ALIGNMENT = 256
 
 Load = Callable[[Sequence[Launch]], list[Loaded]]
@@ -72,6 +73,8 @@ class Recipe:
             return f"stream {stream.STREAMS[self.engine]}"
         if self.form.core == ROWS:
             return f"rows in {self.engine} parts"
+        if self.form.core == DEPTHWISE:
+            return f"depthwise {depthwise.STRIPS[self.engine]}"
         name = "" if self.form.core == CONVOLUTION else f"{self.form.core} "
         return f"{name}{EngineConfig(self.engine, self.knobs)}"
 
@@ -210,6 +213,8 @@ def own_convolution(
         sizes = sizes_of(problem, TILES[choice])
     elif core == STREAM:
         sizes = stream.sizes_of(problem, stream.STREAMS[choice])
+    elif core == DEPTHWISE:
+        sizes = depthwise.sizes_of(problem, depthwise.STRIPS[choice])
     else:
         sizes = halo.sizes_of(problem, choice, multiprocessors())
     return OwnConvolution(loaded[0], sizes)
@@ -223,16 +228,20 @@ def own_launches(problem: ContractionProblem, core: str, choice: int) -> Sequenc
         return [launch_of(problem, TILES[choice], multiprocessors())]
     if core == STREAM:
         return [stream.launch_of(problem, stream.STREAMS[choice], multiprocessors())]
+    if core == DEPTHWISE:
+        return [depthwise.launch_of(problem, depthwise.STRIPS[choice])]
     return [halo.launch_of(problem, choice, multiprocessors())]
 
 
 def own_choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
-    """Kernels of ours that are worth measuring, the most promising first: indices of tiles or
-    streams, how many filters a block makes, or into how many parts sums are divided."""
+    """Kernels of ours that are worth measuring, the most promising first: indices of tiles, streams
+    or strips, how many filters a block makes, or into how many parts sums are divided."""
     if core == TILE:
         return tiles_for(problem)
     if core == ROWS:
         return rows.parts_for(problem)
+    if core == DEPTHWISE:
+        return depthwise.candidates(problem, arch)
     return stream.candidates(problem, arch) if core == STREAM else halo.widths(problem, arch)
 
 
@@ -317,6 +326,7 @@ def _up(size: int) -> int:
 
 __all__ = [
     "CONVOLUTION",
+    "DEPTHWISE",
     "FIXED",
     "HALO",
     "OWN",

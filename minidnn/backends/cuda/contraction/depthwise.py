@@ -1,0 +1,334 @@
+"""Depthwise convolutions: each group of channels has one input, so nothing is left for tensor
+cores, and moving the image is most of the work.
+
+Threads take channels that lie side by side, in accesses of up to 16 bytes, and a strip of pixels,
+so that what is read once serves several results.  How wide, how many rows and how many columns is
+a :class:`Strip`; a price orders those that fit registers.  Results are the same for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from ....cache import digest
+from ...cpu.code import Code
+from ..dialect import TYPES
+from ..kernels import KernelSource, Launch
+from ..pointwise import print_chain
+from ..sequence.mapping import shared_limit
+from ..tensor import Tensor
+from .problem import ContractionProblem
+from .text import fill, parameters_of, template
+from .tile import is_regular, step_of
+
+_ACCESS = 16  # bytes
+_FEW_TAPS = 16
+"""With more, a block's filters are worth more threads."""
+_CHANNELS = 64
+"""Of a block: filters of more take room, pixels of fewer are no whole lines of the cache."""
+_REGISTERS = 176
+_BESIDE = 40
+"""Registers for addresses and all that is no pixel, filter or sum."""
+_SPARE = 24
+"""Registers that the compiler should have beside those that are counted."""
+_FILE = 65536
+"""Registers of a multiprocessor."""
+_UNROLLED = 1700
+"""Multiply-adds of a thread, whose instructions still fit the cache for them."""
+_UNROLLED_ROWS = 5
+"""Of a filter: with more, a thread makes one row."""
+_FEW_ROWS = 3
+"""Of a filter: with more, they are a loop where a thread makes one row."""
+_MOST = 1 << 31
+_MEASURED = 8
+"""Strips of a problem: one of each kind, and a few more."""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """What a thread makes: so many rows and columns of so many channels."""
+
+    lanes: int
+    rows: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns} pixels of {self.lanes} channels"
+
+
+STRIPS = tuple(
+    Strip(lanes, rows, columns)
+    for lanes, rows, columns in product((8, 4, 2, 1), (1, 2, 4, 7, 8), (1, 2, 4, 7, 8))
+)
+
+
+def why_not_depthwise(problem: ContractionProblem, arch: str) -> str | None:
+    """Why this kernel does not compute a problem; None if it does."""
+    if problem.w.shape[1] != 1 or problem.gather is not None:
+        return "its groups have more than one input channel"
+    if problem.planar or problem.x.channel != 1:
+        return "its images are planar"
+    if problem.before:
+        return "something comes before it"
+    results = (problem.y, *problem.others)
+    if any(t.channel != 1 or not is_regular(t) for t in results):
+        return "pixels of its result do not follow each other"
+    if any(t.offset for t in (problem.x, *results)):
+        return "its tensors begin beside a whole chunk"
+    x = problem.x
+    if max(x.rows * x.row, problem.batch * problem.y.rows * problem.y.columns) >= _MOST:
+        return "its sizes do not fit 32 bits"
+    if not strips_for(problem, arch):
+        return "its windows do not fit registers and shared memory"
+    return None
+
+
+def candidates(problem: ContractionProblem, arch: str) -> list[int]:
+    """Which of :data:`STRIPS` are worth measuring, the most promising first."""
+    return strips_for(problem, arch)[:_MEASURED]
+
+
+def strips_for(problem: ContractionProblem, arch: str) -> list[int]:
+    """Those of :data:`STRIPS` that fit, the most promising first: the cheapest of each kind, of
+    whose difference the price knows least, then the others."""
+    possible = [i for i, strip in enumerate(STRIPS) if _is_possible(problem, strip, arch)]
+    order = sorted(possible, key=lambda i: (_price(problem, STRIPS[i]), i))
+    kinds = [(STRIPS[i].lanes, _is_loop(problem, STRIPS[i])) for i in order]
+    first = {order[kinds.index(kind)] for kind in kinds}
+    return sorted(order, key=lambda i: i not in first)
+
+
+def _is_possible(problem: ContractionProblem, strip: Strip, arch: str) -> bool:
+    lanes, multiplier = strip.lanes, _multiplier(problem)
+    size = problem.x.itemsize
+    if lanes * size > _ACCESS or problem.w.shape[0] % lanes:
+        return False
+    if lanes % multiplier and multiplier % lanes:
+        return False
+    results = (problem.y, *problem.others)
+    if not _is_aligned(problem.x, problem.batch, max(1, lanes // multiplier)):
+        return False
+    if not all(_is_aligned(t, problem.batch, lanes) for t in results):
+        return False
+    if strip.rows > max(1, problem.y.rows) or strip.columns > max(1, problem.y.columns):
+        return False
+    kernel_rows = problem.w.shape[2]
+    if strip.rows > 1 and (
+        kernel_rows > _UNROLLED_ROWS or _multiply_adds(problem, strip) > _UNROLLED
+    ):
+        return False
+    shared = prod(problem.w.shape[2:]) * _pitch(problem, strip) * 4
+    return _registers(problem, strip) <= _REGISTERS and shared <= shared_limit(arch)
+
+
+def _is_aligned(t: Tensor, batch: int, lanes: int) -> bool:
+    steps = (t.pixel, t.row, *((t.image,) if batch > 1 else ()))
+    return all(step % lanes == 0 for step in steps)
+
+
+def _multiplier(problem: ContractionProblem) -> int:
+    return problem.w.shape[0] // problem.groups
+
+
+def _reach(problem: ContractionProblem, strip: Strip) -> tuple[int, int]:
+    """Rows and columns of the image that a thread reads."""
+    _, _, *kernel = problem.w.shape
+    sides = zip((strip.rows, strip.columns), problem.stride, kernel, problem.dilation, strict=True)
+    rows, columns = ((made - 1) * s + (k - 1) * d + 1 for made, s, k, d in sides)
+    return rows, columns
+
+
+def _multiply_adds(problem: ContractionProblem, strip: Strip) -> int:
+    return prod(problem.w.shape[2:]) * strip.rows * strip.columns * strip.lanes
+
+
+def _registers(problem: ContractionProblem, strip: Strip) -> int:
+    """About how many a thread needs: open sums, filters, a row of the image and where it lies."""
+    reach = (problem.w.shape[2] - 1) * problem.dilation[0]
+    open_rows = min(strip.rows, reach // problem.stride[0] + 1)
+    read = max(1, strip.lanes // _multiplier(problem))
+    _, columns = _reach(problem, strip)
+    asked = max(1, read * problem.x.itemsize // 4)
+    row = columns * (read + asked + 1)
+    return _BESIDE + (open_rows * strip.columns + 1) * strip.lanes + row
+
+
+def _blocks(problem: ContractionProblem, strip: Strip) -> int:
+    """Blocks of a multiprocessor at once, to which the compiler keeps."""
+    threads = _most_threads(problem)
+    registers = _registers(problem, strip) + _SPARE
+    return max(1, min(1024 // threads, _FILE // (threads * registers)))
+
+
+def _packs(problem: ContractionProblem, strip: Strip) -> int:
+    """Packs of channels of a block: about equally many in each."""
+    packs = problem.w.shape[0] // strip.lanes
+    blocks = -(-packs * strip.lanes // _CHANNELS)
+    return -(-packs // blocks)
+
+
+def _pitch(problem: ContractionProblem, strip: Strip) -> int:
+    """Floats from one tap of a block's filters to the next."""
+    return _packs(problem, strip) * strip.lanes + 4
+
+
+def _strips(problem: ContractionProblem, strip: Strip) -> tuple[int, int]:
+    """Down and across one image."""
+    y = problem.y
+    return -(-y.rows // strip.rows), -(-y.columns // strip.columns)
+
+
+_MULTIPROCESSORS = 132
+_BYTES = 32.0
+"""That a multiprocessor gets from the last cache in a cycle."""
+_START = 1500.0
+"""Cycles until a thread has its filters and its first row."""
+_ROW = 250.0
+"""Cycles that a thread waits for one row more."""
+_EACH = 1.5
+"""Cycles of an instruction, where few warps run side by side."""
+_WAVES = 2
+_FETCHED = 2.0
+"""Cycles to get an instruction that has not run yet."""
+
+
+def _price(problem: ContractionProblem, strip: Strip) -> float:
+    """Cycles that a kernel takes about, on a GPU as large as an H200: of the busiest of its parts,
+    and at least as long as its threads wait."""
+    tall, wide = _reach(problem, strip)
+    size, pixels = problem.x.itemsize, strip.rows * strip.columns
+    read = max(1, strip.lanes // _multiplier(problem))
+    loads = tall * wide
+    filters = strip.rows * prod(problem.w.shape[2:]) * -(-strip.lanes // 4)
+    converted = 0 if size == 4 else loads * read
+    instructions = _multiply_adds(problem, strip) + converted + 2 * loads + filters
+    instructions += pixels * strip.lanes * 4 + 150
+    passed = loads * max(1, read * size / 4) + filters * 2 + pixels * strip.lanes * size / 4
+    # Neighbours across share what they read in the first cache, those below do not.
+    fetched = 32 * (tall * strip.columns * problem.stride[1] * read + pixels * strip.lanes) * size
+    blocks = _grid(problem, strip)
+    warps = blocks[0] * blocks[1] * -(-_threads(problem, strip) // 32)
+    each = max(instructions / 4, passed, fetched / _BYTES)
+    together = _blocks(problem, strip) * _most_threads(problem) // 32
+    waves = -(-warps // (_MULTIPROCESSORS * together))
+    text = instructions / (problem.w.shape[2] if _is_loop(problem, strip) else 1)
+    waiting = waves * (_START + tall * _ROW + instructions * _EACH) + text * _FETCHED
+    return max(each * warps / _MULTIPROCESSORS, waiting)
+
+
+def _is_loop(problem: ContractionProblem, strip: Strip) -> bool:
+    """Whether rows are a loop: it takes few registers and little text, but makes one row."""
+    return strip.rows == 1 and problem.w.shape[2] > _FEW_ROWS
+
+
+def _most_threads(problem: ContractionProblem) -> int:
+    return 128 if prod(problem.w.shape[2:]) <= _FEW_TAPS else 256
+
+
+def _threads(problem: ContractionProblem, strip: Strip) -> int:
+    packs = _packs(problem, strip)
+    return _most_threads(problem) // packs * packs
+
+
+def _grid(problem: ContractionProblem, strip: Strip) -> tuple[int, int]:
+    """Blocks over strips, if each makes one of each thread, and over channels."""
+    down, across = _strips(problem, strip)
+    packs = _packs(problem, strip)
+    together = _threads(problem, strip) // packs
+    groups = -(-problem.w.shape[0] // (packs * strip.lanes))
+    return -(-problem.batch * down * across // together), groups
+
+
+def _rounds(problem: ContractionProblem, strip: Strip) -> int:
+    """Strips that each thread makes one after the other, for which its block keeps the filters:
+    so many that blocks fill the GPU about twice."""
+    blocks, groups = _grid(problem, strip)
+    room = _WAVES * _MULTIPROCESSORS * _blocks(problem, strip)
+    return -(-blocks * groups // room)
+
+
+_NAMES = (
+    *("packs", "channels", "strips", "rounds", "count", "across", "down", "top", "left"),
+    *("height", "width", "image", "row", "pixel", "rows", "columns", "y"),
+)
+
+
+def sizes_of(problem: ContractionProblem, strip: Strip) -> list[int]:
+    """The numbers that the kernel takes."""
+    x, y = problem.x, problem.y
+    down, across = _strips(problem, strip)
+    packs = _packs(problem, strip)
+    return [
+        packs,
+        problem.w.shape[0],
+        _threads(problem, strip) // packs,
+        _rounds(problem, strip),
+        problem.batch * down * across,
+        across,
+        down,
+        *(before for before, _ in problem.padding),
+        x.rows,
+        x.columns,
+        x.image,
+        x.row,
+        x.pixel,
+        y.rows,
+        y.columns,
+        step_of(y),
+        *map(step_of, problem.others),
+    ]
+
+
+def launch_of(problem: ContractionProblem, strip: Strip) -> Launch:
+    """The kernel of a problem.
+
+    Arguments: image, filter, the others, the vectors of what comes after, the result; then the
+    numbers of :func:`sizes_of`.
+    """
+    _, _, *kernel = problem.w.shape
+    parts = {
+        "T": TYPES[problem.x.dtype],
+        "THREADS": _most_threads(problem),
+        "BLOCKS": _blocks(problem, strip),
+        "LANES": strip.lanes,
+        "MULTIPLIER": _multiplier(problem),
+        "ROWS": strip.rows,
+        "COLUMNS": strip.columns,
+        **dict(zip(("KR", "KC"), kernel, strict=True)),
+        **dict(zip(("SR", "SC"), problem.stride, strict=True)),
+        **dict(zip(("DR", "DC"), problem.dilation, strict=True)),
+        "UNROLL": "1" if _is_loop(problem, strip) else "",
+        "PARAMETERS": parameters_of(problem, _NAMES),
+        "VECTORS": _vectors(problem),
+        "EPILOGUE": _epilogue(problem),
+    }
+    text = fill(template("depthwise.cu"), parts)
+    name = f"depthwise_{digest(text)[:20]}"
+    source = KernelSource(name, text.replace("$NAME$", name))
+    blocks, groups = _grid(problem, strip)
+    shared = prod(kernel) * _pitch(problem, strip) * 4
+    grid = (-(-blocks // _rounds(problem, strip)), groups, 1)
+    return Launch(source, grid, (_threads(problem, strip), 1, 1), shared)
+
+
+def _vectors(problem: ContractionProblem) -> str:
+    """The vectors of what comes after, of a thread's channels."""
+    code = Code()
+    for i in range(len(problem.vectors)):
+        code.line(f"float b{i}[L];")
+        code.line(f"md_load<L>(b{i}, v{i} + k);")
+    return str(code).rstrip("\n")
+
+
+def _epilogue(problem: ContractionProblem) -> str:
+    code = Code()
+    for i in range(len(problem.others)):
+        code.line(f"float a{1 + i}[L];")
+        code.line(f"md_load<L>(a{1 + i}, x{1 + i} + m * P_other{i} + k);")
+    code.line("#pragma unroll")
+    with code.block("for (int j = 0; j < L; j++)"):
+        steps = [stage.step for stage in problem.stages]
+        code.line(f"result[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
+    return str(code).rstrip("\n")
