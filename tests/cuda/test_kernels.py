@@ -12,7 +12,11 @@ from minidnn.backends.cuda.contraction.gather import Gather, print_gather
 from minidnn.backends.cuda.copy import print_copy
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep, print_pointwise
-from minidnn.backends.cuda.reduction import print_adaptive
+from minidnn.backends.cuda.reduction import (
+    averages_planes,
+    print_adaptive,
+    print_plane_average,
+)
 from minidnn.backends.cuda.softmax import print_softmax
 from minidnn.backends.cuda.strided import print_broadcast, print_join, strided_of
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
@@ -121,6 +125,26 @@ def test_adaptive_pooling(layout: Layout, tmp_path: Path) -> None:
     memory = memory_of(target, None, 2)
     run(print_adaptive(2, source, target), [memory_of(source, x, 2), memory], tmp_path)
     np.testing.assert_array_equal(read(memory, target, 2), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 24, 37, 9), (1, 33, 3, 5), (3, 136, 2, 1)], ids=str)
+def test_averages_of_whole_planes(shape: tuple[int, ...], dtype: str, tmp_path: Path) -> None:
+    """The same bits as the reference, which adds row after row."""
+    x = numbers_of(shape, dtype)
+    op = ops.AvgPool2d(shape[2:], shape[2:])
+    expected = rounded_to(dtype, op.reference(x)[0]).astype(np.float32)
+    for source, target in (
+        [tensor_of(TensorType(s, dtype), CHANNELS_LAST) for s in (x.shape, expected.shape)],
+        [slices(s, dtype, CHANNELS_LAST)[1] for s in (x.shape, expected.shape)],
+    ):
+        assert averages_planes(shape[0], source)
+        memory = memory_of(target, None, shape[0])
+        launch = print_plane_average(shape[0], source, target)
+        run(launch, [memory_of(source, x, shape[0]), memory], tmp_path)
+        np.testing.assert_array_equal(read(memory, target, shape[0]), expected)
+    planar = tensor_of(TensorType(x.shape, dtype), PLANAR)
+    assert not averages_planes(shape[0], planar)
 
 
 def test_operands_broadcast_and_lie_in_slices(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ...graph.operator import Elementwise, Reshaping, Windowed
 from ...graph.operators import (
     AdaptiveAvgPool2d,
     ArgMax,
+    AvgPool2d,
     Concat,
     Gather,
     LayerNorm,
@@ -37,7 +38,7 @@ from .indexing import print_gather, print_move
 from .kernels import Launch
 from .matmul import print_matmul
 from .reduce import print_argmax, print_layer_norm, print_reduce
-from .reduction import print_adaptive
+from .reduction import averages_planes, print_adaptive, print_plane_average
 from .sequence import print_region
 from .softmax import print_softmax
 from .strided import print_broadcast, print_join, strided_of
@@ -100,7 +101,8 @@ class _Lowering:
         if is_view(graph, node):
             return ()
         if isinstance(op, SequenceRegion):
-            return (self._sequence(node, op),)
+            averages = self._averages_planes(node, op)
+            return (self._plane_average(node) if averages else self._sequence(node, op),)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
             return (self._sequence(node, _window_alone(node)),)
         if isinstance(op, (FusedContraction, ContractionOperator)):
@@ -152,6 +154,24 @@ class _Lowering:
                 f"node {node.name!r}: {node.op.name} cannot read {placed[0]!r}, which lies in a "
                 "slice of a join"
             )
+
+    def _averages_planes(self, node: Node, op: SequenceRegion) -> bool:
+        """Whether a region is one average of whole planes, of which threads share the rows."""
+        if len(op.body.nodes) != 1 or len(node.inputs) != 1:
+            return False
+        inner = op.body.nodes[0].op
+        if not isinstance(inner, AvgPool2d) or isinstance(node.inputs[0], Constant):
+            return False
+        _, _, rows, columns = node.inputs[0].type.plane
+        whole = inner.kernel_size == (rows, columns) and inner.padding == (0, 0)
+        counted = inner.divisor_override in (None, rows * columns)
+        x = self.tensor(node.inputs[0])
+        return whole and counted and averages_planes(node.output.shape[0], x)
+
+    def _plane_average(self, node: Node) -> Task:
+        x = node.inputs[0]
+        launch = print_plane_average(x.shape[0], self.tensor(x), self.tensor(node.output))
+        return Task(node, launch, (x, node.output))
 
     def _sequence(self, node: Node, op: SequenceRegion) -> Task:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))

@@ -1,4 +1,7 @@
-"""The kernel of adaptive average pooling whose windows are not regular."""
+"""Kernels of averages: adaptive pooling whose windows are not regular, and of whole planes.
+
+Both add as the reference does, each row from left to right, then the rows.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,11 @@ from .kernels import KernelSource, Launch
 from .tensor import Tensor
 
 THREADS = 128
+_ACCESS = 16  # bytes
+_PLANE_THREADS = 256
+_PLANE_PACKS = 8
+_ENOUGH_BLOCKS = 264
+"""Two for each multiprocessor of an H200."""
 
 
 def print_adaptive(batch: int, x: Tensor, y: Tensor) -> Launch:
@@ -50,3 +58,69 @@ def print_adaptive(batch: int, x: Tensor, y: Tensor) -> Launch:
     name = f"adaptive_{digest(str(code))[:20]}"
     source = KernelSource(name, str(code).replace("@", name))
     return Launch(source, (-(-count // THREADS), 1, 1), (THREADS, 1, 1))
+
+
+def averages_planes(batch: int, x: Tensor) -> bool:
+    """Whether :func:`print_plane_average` reads values that lie so: channels side by side, and
+    rows whose sums fit shared memory."""
+    bytes = x.rows * _PLANE_PACKS * (_ACCESS // x.itemsize) * 4
+    return x.channel == 1 and not x.is_planar and bytes <= 48 << 10 and batch < 1 << 16
+
+
+def print_plane_average(batch: int, x: Tensor, y: Tensor) -> Launch:
+    """The kernel that averages whole planes whose channels lie side by side.
+
+    Threads of a block take rows of a few packs of channels; sums of rows are added in order once
+    all are there.
+    """
+    lanes = _lanes(x, batch)
+    packs = x.channels // lanes
+    wide = next(
+        n
+        for n in (_PLANE_PACKS, _PLANE_PACKS // 2, _PLANE_PACKS // 4)
+        if batch * -(-packs // n) >= _ENOUGH_BLOCKS or n == _PLANE_PACKS // 4
+    )
+    down = min(x.rows, _PLANE_THREADS // wide)
+    code = Code()
+    head = f"const {TYPES[x.dtype]} *x, {TYPES[y.dtype]} *y"
+    with code.block(f'extern "C" __global__ void @({head})'):
+        code.line("MD_SHARED;")
+        code.line("float *const sums = (float *)md_shared;")
+        code.line(f"const int pack = blockIdx.x * {wide} + threadIdx.x % {wide};")
+        code.line("const long long n = blockIdx.y;")
+        code.line(f"x += n * {x.image} + pack * {lanes} + {x.offset};")
+        loop = f"for (int h = threadIdx.x / {wide}; h < {x.rows}; h += {down})"
+        with code.block(f"if (pack < {packs}) {loop}"):
+            code.line(f"float sum[{lanes}] = {{}};")
+            code.line("#pragma unroll 8")
+            with code.block(f"for (int w = 0; w < {x.columns}; w++)"):
+                code.line(f"float one[{lanes}];")
+                code.line(f"md_load<{lanes}>(one, x + h * {x.row}ll + w * {x.pixel}ll);")
+                code.line("#pragma unroll")
+                code.line(f"for (int j = 0; j < {lanes}; j++) sum[j] += one[j];")
+            code.line("#pragma unroll")
+            place = f"h * {wide * lanes} + threadIdx.x % {wide} * {lanes} + j"
+            code.line(f"for (int j = 0; j < {lanes}; j++) sums[{place}] = sum[j];")
+        code.line("__syncthreads();")
+        with code.block(f"for (int i = threadIdx.x; i < {wide * lanes}; i += {wide * down})"):
+            code.line(f"const int c = blockIdx.x * {wide * lanes} + i;")
+            code.line(f"if (c >= {x.channels}) break;")
+            code.line("float total = 0.0f;")
+            code.line("#pragma unroll 8")
+            code.line(f"for (int h = 0; h < {x.rows}; h++) total += sums[h * {wide * lanes} + i];")
+            code.line(f"total /= {x.rows * x.columns}.0f;")
+            place = f"n * {y.image} + c * {y.channel}ll + {y.offset}"
+            code.line(f"y[{place}] = md_as<{TYPES[y.dtype]}>(total);")
+    name = f"average_{digest(str(code))[:20]}"
+    source = KernelSource(name, str(code).replace("@", name))
+    blocks = (-(-packs // wide), batch, 1)
+    return Launch(source, blocks, (wide * down, 1, 1), x.rows * wide * lanes * 4)
+
+
+def _lanes(x: Tensor, batch: int) -> int:
+    """Channels of one access, as wide as alignment allows."""
+    lanes = _ACCESS // x.itemsize
+    steps = (x.channels, x.offset, x.pixel, x.row, *((x.image,) if batch > 1 else ()))
+    while any(step % lanes for step in steps):
+        lanes //= 2
+    return lanes
