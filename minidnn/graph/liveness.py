@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minidnn.graph.ir import Constant, Graph, Node, Value
-from minidnn.graph.layout import PLANAR
+from minidnn.graph.layout import CHANNELS_LAST, PLANAR
 from minidnn.graph.operator import Reshaping
+from minidnn.graph.operators import Transpose
 
 #: Storage begins at multiples of this many bytes: a cache line, an AVX-512 vector.
 ALIGNMENT = 64
@@ -28,15 +29,26 @@ class Lifetime:
 
 def is_view(graph: Graph, node: Node) -> bool:
     """Whether a node only gives another shape to storage that it shares with its operand."""
-    if not isinstance(node.op, Reshaping):
+    value = node.inputs[0] if node.inputs else None
+    if isinstance(node.op, Transpose):
+        return not isinstance(value, Constant) and _keeps_order(graph, node)
+    if not isinstance(node.op, Reshaping) or value is None:
         return False
-    value = node.inputs[0]
     layout = graph.layouts.get(value, PLANAR)
     channels, pixels = value.type.plane[1], value.type.plane[2] * value.type.plane[3]
     same_order = layout.block == 1 or (
         pixels == 1 and (layout.block == 0 or channels % layout.block == 0)
     )
     return same_order and not isinstance(value, Constant)
+
+
+def _keeps_order(graph: Graph, node: Node) -> bool:
+    """Whether moving channels is what the layouts of operand and result differ in."""
+    assert isinstance(node.op, Transpose)
+    given, made = (graph.layouts.get(v, PLANAR) for v in (node.inputs[0], node.output))
+    if node.op.dims == (0, 2, 3, 1):
+        return (given, made) == (CHANNELS_LAST, PLANAR)
+    return node.op.dims == (0, 3, 1, 2) and (given, made) == (PLANAR, CHANNELS_LAST)
 
 
 def storage_roots(graph: Graph) -> dict[Value, Value]:

@@ -18,7 +18,15 @@ import numpy as np
 from minidnn.graph.index_map import Indexed
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Operator, Reshaping, Windowed
-from minidnn.graph.operators import AdaptiveAvgPool2d, Concat, Dropout, Identity
+from minidnn.graph.operators import (
+    AdaptiveAvgPool2d,
+    Concat,
+    Dropout,
+    Identity,
+    Mul,
+    ScaleShift,
+)
+from minidnn.graph.types import TensorType
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -45,6 +53,10 @@ def simplify(graph: Graph, context: Context) -> Graph:
                 new = rewriter.add(regular, inputs, node.name, node.source)
                 rewriter.replace(node.output, new.output)
                 continue
+        elif (scaled := _scaled(node)) is not None:
+            if context.allow(f"{node.name} scales channels"):
+                _scale(rewriter, node, *scaled)
+                continue
         elif _is_constant(node, rewriter) and context.allow(f"compute {node.name}"):
             _replace_by_constants(node, rewriter)
             continue
@@ -69,6 +81,28 @@ def is_identity(node: Node) -> bool:
         plain = window.taps == 1 and window.divisor in (None, 1)
         return plain and same and all(a.stride == 1 and a.padding == (0, 0) for a in window.axes)
     return False
+
+
+def _scaled(node: Node) -> tuple[Value, Constant] | None:
+    """What a product with a constant for each channel scales, and that constant."""
+    if not isinstance(node.op, Mul) or node.output.type.rank != 4:
+        return None
+    channels = node.output.shape[1]
+    for value, other in (node.inputs, reversed(node.inputs)):
+        vector = other.shape in ((channels, 1, 1), (1, channels, 1, 1))
+        if vector and isinstance(other, Constant) and value.type == node.output.type:
+            return (value, other) if other.dtype == value.dtype else None
+    return None
+
+
+def _scale(rewriter: Rewriter, node: Node, value: Value, factor: Constant) -> None:
+    type = TensorType((value.shape[1],), factor.dtype)
+    constants = (
+        Constant(type, f"{node.name}.scale", lambda: factor.data.reshape(-1)),
+        Constant(type, f"{node.name}.shift", lambda: np.zeros_like(factor.data).reshape(-1)),
+    )
+    new = rewriter.add(ScaleShift(), [rewriter.value(value), *constants], node.name, node.source)
+    rewriter.replace(node.output, new.output)
 
 
 def _is_part_of_join(graph: Graph, node: Node) -> bool:

@@ -79,6 +79,22 @@ def test_exact_looking_arithmetic_stays() -> None:
     assert run(before, SIMPLIFY) is before
 
 
+def test_a_product_with_a_constant_for_each_channel_scales() -> None:
+    channels, rows, columns = X[1:]
+
+    def scaled(*shape: int) -> list[str]:
+        def build(t, x):
+            return apply(ops.Mul(), constant(t, shape, "s"), apply(ops.Mul(), x, x))
+
+        before = graph_of(build, X)
+        result = run(before, SIMPLIFY)
+        assert_same(before, result)
+        return ops_of(result)
+
+    assert scaled(channels, 1, 1) == scaled(1, channels, 1, 1) == ["Mul", "ScaleShift"]
+    assert scaled(1, 1, 1) == scaled(channels, rows, 1) == scaled(columns) == ["Mul", "Mul"]
+
+
 def test_dead_nodes_are_dropped_with_what_only_they_read() -> None:
     def build(t, x):
         kept = relu(x)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import prod
 
 from ...graph.operators import ArgMax, LayerNorm, Reduce
-from ...graph.types import TensorType
+from ...graph.types import ITEMSIZE, TensorType
 from ..cpu.code import Code
 from ..cpu.scalar import literal
 from .dialect import TYPES
@@ -17,6 +17,9 @@ from .strided import Strided, element_of, named
 from .whole import STORED, is_whole, read, stored
 
 _BLOCK = 128
+_ACCESS = 16  # bytes
+_SHORT = 2048
+"""Elements of a row that threads of a warp keep in registers."""
 _FEW = 32
 """Up to that many elements a thread joins by itself."""
 
@@ -104,12 +107,15 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
 
 
 def print_layer_norm(op: LayerNorm, type: TensorType, x: Strided, vectors: int) -> Launch:
-    """The kernel of layer normalization; a block makes a row.
+    """The kernel of layer normalization; a block makes a row, or parts of warps make short ones.
 
     Pointers are the input, weight and bias as far as there are any, and the output.
     """
     length = prod(type.shape[type.rank - op.axes :])
     rows = type.size // length
+    pack = _ACCESS // ITEMSIZE[type.dtype]
+    if length % pack == 0 and length <= _SHORT and element_of("i", type.shape, x) == "i":
+        return _short_layer_norm(op, type.dtype, rows, length, vectors)
     element = TYPES[type.dtype]
     code = Code()
     pointers = [f"const {element} *{name}" for name in ("x", "w", "b")[: 1 + vectors]]
@@ -137,6 +143,71 @@ def print_layer_norm(op: LayerNorm, type: TensorType, x: Strided, vectors: int) 
                 code.line("value = value + md_value(b[i]);")
             code.line(f"y[first + i] = md_as<{element}>(value);")
     return named("layernorm", code, rows, _BLOCK, _BLOCK // 32 * 4)
+
+
+def _short_layer_norm(op: LayerNorm, dtype: str, rows: int, length: int, vectors: int) -> Launch:
+    """Each row stays in the registers of as few threads as have an access of it each."""
+    element, pack = TYPES[dtype], _ACCESS // ITEMSIZE[dtype]
+    packs = length // pack
+    lanes = min(32, 1 << (packs - 1).bit_length())
+    turns = -(-packs // lanes)
+    code = Code()
+    pointers = [f"const {element} *{name}" for name in ("x", "w", "b")[: 1 + vectors]]
+    with code.block(f'extern "C" __global__ void @({", ".join([*pointers, f"{element} *y"])})'):
+        code.line(f"const int lane = threadIdx.x % {lanes};")
+        code.line(
+            f"const long long row = blockIdx.x * {_BLOCK // lanes}ll + threadIdx.x / {lanes};"
+        )
+        code.line(f"const bool there = row < {rows}ll;")
+        code.line(f"const long long first = row * {length}ll;")
+        code.line(f"float v[{turns}][{pack}];")
+        loop = f"for (int t = 0; t < {turns}; t++)"
+        each = f"for (int j = 0; j < {pack}; j++)"
+        inside = f"lane + t * {lanes} < {packs}"
+        place = f"(lane + t * {lanes}) * {pack}"
+        code.line("#pragma unroll")
+        with code.block(loop):
+            code.line("#pragma unroll")
+            code.line(f"{each} v[t][j] = 0.0f;")
+            code.line(f"if (there && {inside}) md_load<{pack}>(v[t], x + first + {place});")
+        code.line("float mean = 0.0f, variance = 0.0f;")
+        code.line("#pragma unroll")
+        with code.block(loop):
+            code.line("#pragma unroll")
+            code.line(f"{each} mean += v[t][j];")
+        _join_lanes(code, "mean", lanes)
+        code.line(f"mean /= {literal(float(length))};")
+        code.line("#pragma unroll")
+        with code.block(loop):
+            code.line("#pragma unroll")
+            with code.block(each):
+                code.line(f"const float apart = {inside} ? v[t][j] - mean : 0.0f;")
+                code.line("variance += apart * apart;")
+        _join_lanes(code, "variance", lanes)
+        scale = f"sqrtf(variance / {literal(float(length))} + {literal(op.eps)})"
+        code.line(f"const float scale = {scale};")
+        code.line("#pragma unroll")
+        with code.block(loop):
+            code.line(f"if (!there || !({inside})) continue;")
+            for name in ("w", "b")[:vectors]:
+                code.line(f"float {name}s[{pack}];")
+                code.line(f"md_load<{pack}>({name}s, {name} + {place});")
+            code.line("#pragma unroll")
+            with code.block(each):
+                code.line("v[t][j] = (v[t][j] - mean) / scale;")
+                if vectors:
+                    code.line("v[t][j] = v[t][j] * ws[j];")
+                if vectors > 1:
+                    code.line("v[t][j] = v[t][j] + bs[j];")
+            code.line(f"md_store<{pack}>(y + first + {place}, v[t]);")
+    return named("layernorm", code, -(-rows * lanes // _BLOCK), _BLOCK)
+
+
+def _join_lanes(code: Code, value: str, lanes: int) -> None:
+    """All of so many neighbouring threads end with the same sum, in a fixed order."""
+    other = f"__shfl_xor_sync(0xffffffffu, {value}, s)"
+    code.line("#pragma unroll")
+    code.line(f"for (int s = {lanes // 2}; s; s >>= 1) {value} += {other};")
 
 
 def join_block(code: Code, value: str, join: str, declared: bool = False) -> None:

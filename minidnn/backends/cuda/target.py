@@ -16,9 +16,11 @@ from ...graph.operators import (
     Conv2d,
     Linear,
     Reorder,
+    Transpose,
 )
 from .contraction.problem import wants_gather
 from .contraction.tile import LANES
+from .dialect import TYPES
 
 _BOTH = (CHANNELS_LAST, PLANAR)
 _EXACT_LAST = 0.3
@@ -56,12 +58,19 @@ class CudaTarget(Target):
         if isinstance(op, Reshaping):
             _, _, rows, columns = node.inputs[0].type.plane
             return _BOTH if rows * columns == 1 else (PLANAR,)
+        if (layouts := _turned(node)) is not None:
+            return layouts[1:]
         if not _takes_layouts(node):
             return (PLANAR,)
         exact = self.is_exact(node)
         if isinstance(op, (Contraction, FusedContraction)) and not exact:
             return (CHANNELS_LAST,)
         return (PLANAR, CHANNELS_LAST) if exact else _BOTH
+
+    def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
+        """Moving channels last, or back, moves nothing where they lie last on the other side."""
+        layouts = _turned(node)
+        return layout if layouts is None else layouts[0]
 
     def reads_any(self, node: Node, value: Value) -> bool:
         """An image of few channels is gathered, wherever its pixels lie."""
@@ -101,6 +110,15 @@ class CudaTarget(Target):
         if value.type.rank != 4:
             return f"it has rank {value.type.rank}"
         return None
+
+
+def _turned(node: Node) -> tuple[Layout, Layout] | None:
+    """The layouts of operand and result between which a Transpose of channels moves nothing."""
+    if not isinstance(node.op, Transpose) or node.output.dtype not in TYPES:
+        return None
+    if node.op.dims == (0, 2, 3, 1):
+        return CHANNELS_LAST, PLANAR
+    return (PLANAR, CHANNELS_LAST) if node.op.dims == (0, 3, 1, 2) else None
 
 
 def _takes_layouts(node: Node) -> bool:

@@ -76,6 +76,9 @@ template <class T> static inline T __shfl_down_sync(unsigned int, T x, unsigned 
   const unsigned int lane = threadIdx.x & 31u;
   return emulated_exchange(x, lane + by < 32 ? lane + by : lane);
 }
+template <class T> static inline T __shfl_xor_sync(unsigned int, T x, unsigned int by) {
+  return emulated_exchange(x, (threadIdx.x & 31u) ^ by);
+}
 
 static void fiber_main() {
   emulator.kernel(emulator.arguments);

@@ -1,0 +1,85 @@
+"""Channels that a network moves last, for normalizations, lie there already on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cuda.contraction import depthwise
+from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.recipe import DEPTHWISE
+from minidnn.backends.cuda.lower import lower_plan
+from minidnn.graph import operators as ops
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.trace import apply
+from minidnn.graph.types import rounded_to
+from minidnn.layers.build import to_graph
+from minidnn.passes.turn_linear import FIRST, LAST
+
+from .contractions import EPSILON, draw_weights
+from .lowered import ARCH, EmulatedProgram, Kernel, by_stream, planned
+
+CHANNELS = 16
+
+
+class Block(L.Layer):
+    """A convolution of each channel, a normalization over channels, and linear layers."""
+
+    def __init__(self) -> None:
+        self.window = L.Conv2d(CHANNELS, CHANNELS, 5, padding=2, groups=CHANNELS)
+        self.wide = L.Linear(CHANNELS, 2 * CHANNELS)
+        self.narrow = L.Linear(2 * CHANNELS, CHANNELS)
+
+    def forward(self, x: Any) -> Any:
+        moved = apply(ops.Transpose(LAST), self.window(x))
+        normal = apply(ops.LayerNorm(1, 1e-3), moved)
+        y = self.narrow(apply(ops.GELU(), self.wide(normal)))
+        return apply(ops.Add(), apply(ops.Transpose(FIRST), y), x)
+
+
+def own(problem: ContractionProblem) -> Kernel:
+    if problem.w.shape[1] != 1:
+        return by_stream(problem)
+    strip = depthwise.STRIPS[depthwise.strips_for(problem, ARCH)[0]]
+    return DEPTHWISE, depthwise.launch_of(problem, strip), depthwise.sizes_of(problem, strip)
+
+
+SHAPE = (2, CHANNELS, 8, 10)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_numbers(precision: str, tmp_path: Path) -> None:
+    net, random = Block(), np.random.default_rng(0)
+    draw_weights(net, random)
+    x = rounded_to(precision, random.standard_normal(SHAPE).astype(np.float32)).astype(np.float32)
+    (expected,) = evaluate(to_graph(net, SHAPE), [x], "float64")
+    run = EmulatedProgram(net, SHAPE, precision, own, tmp_path)
+    y = run(x)
+    assert np.abs(y - expected).max() <= 6 * EPSILON[precision] * np.abs(expected).max()
+    np.testing.assert_array_equal(run(x, backwards=True), y)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "float16"])
+def test_moving_them_takes_no_kernel(precision: str) -> None:
+    plan = planned(Block(), SHAPE, precision)
+    moved = [node for node in plan.graph.nodes if isinstance(node.op, ops.Transpose)]
+    assert len(moved) == 2
+    tasks = lower_plan(plan, ARCH, precision == "tf32")
+    assert not [task for task in tasks if task.node in moved]
+
+
+def test_other_moves_and_other_types_are_computed() -> None:
+    def tasks_of(net: md.Layer, shape: tuple[int, ...]) -> list[str]:
+        tasks = lower_plan(planned(net, shape, "float16"), ARCH, False)
+        return [task.node.op.name for task in tasks]
+
+    class Turned(L.Layer):
+        def forward(self, x: Any) -> Any:
+            return apply(ops.ReLU(), apply(ops.Transpose((0, 3, 2, 1)), x))
+
+    assert "Transpose" in tasks_of(Turned(), SHAPE)
