@@ -11,9 +11,11 @@ All run in one process, in turn, on the same weights and input:
 - layer: that layer by itself, in PyTorch, on what it is given there.
 
 The first two are compared with each other, then ``split`` with ``optimize`` and ``layer`` together.
-In half precision the module itself is, and its input.  On a GPU a call is timed twice: with those
-after it already under way (by events around many), and until its result is there.  What the file
-has already is not measured again.
+In half precision the module itself is, and its input.  On the CPU single calls take turns in random
+order, as the machine's speed changes faster than bursts of them; ``layer`` is timed over and over
+by itself.  On a GPU there are bursts, and a call is timed twice: with those after it already under
+way (by events around many), and until its result is there.  What the file has already is not
+measured again.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import argparse
 import copy
 import math
 import os
+import random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -103,8 +106,11 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         found["same bits"] = agree
         found["whole"] = timed(runs, options)
         runs = {"optimize": runs["optimize"], "split": lambda: broken(x)}
-        runs["layer"] = lambda: unknown(between)
-        found["split"] = timed(runs, options)
+        layer: dict[str, Run] = {"layer": lambda: unknown(between)}
+        if device == "cuda":
+            found["split"] = timed({**runs, **layer}, options)
+        else:
+            found["split"] = {"call": {**timed(runs, options)["call"], **singly(layer, options)}}
     return found
 
 
@@ -121,9 +127,9 @@ def _given_to_unknown(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def timed(runs: Mapping[str, Run], options: argparse.Namespace) -> dict[str, Times]:
     """Seconds of a call, of each in each round, by the way of measuring."""
-    ways: dict[str, Callable[[Run, int], float]] = {"call": _until_done}
-    if options.device == "cuda":
-        ways = {"call": _under_way, "latency": _until_done}
+    if options.device == "cpu":
+        return {"call": singly(runs, options)}
+    ways: dict[str, Callable[[Run, int], float]] = {"call": _under_way, "latency": _until_done}
     found: dict[str, Times] = {}
     for way, clock in ways.items():
         counts = {engine: _calls(run, options.seconds) for engine, run in runs.items()}
@@ -134,6 +140,24 @@ def timed(runs: Mapping[str, Run], options: argparse.Namespace) -> dict[str, Tim
                 times[engine].append(_burst(clock, runs[engine], counts[engine]))
         found[way] = times
     return found
+
+
+def singly(runs: Mapping[str, Run], options: argparse.Namespace) -> Times:
+    """Seconds of single calls that take turns in random order, for as long as all rounds' bursts
+    would last; of one alone, of calls one after another."""
+    times: Times = {engine: [] for engine in runs}
+    order = list(runs)
+    draw = random.Random(0)
+    end = time.monotonic() + options.rounds * options.seconds * len(order)
+    for run in runs.values():
+        run()
+    while time.monotonic() < end or len(times[order[0]]) < options.rounds:
+        draw.shuffle(order)
+        for engine in order:
+            start = time.perf_counter()
+            runs[engine]()
+            times[engine].append(time.perf_counter() - start)
+    return times
 
 
 def _burst(clock: Callable[[Run, int], float], run: Run, count: int) -> float:
@@ -182,7 +206,8 @@ def _under_way(run: Run, count: int) -> float:
 def row(name: str, record: Mapping[str, Any], way: str) -> str:
     """A row of the table, as Markdown."""
     whole, halves = record["whole"][way], record["split"][way]
-    together = [a + b for a, b in zip(halves["optimize"], halves["layer"], strict=True)]
+    layer = median(halves["layer"]).value
+    together = [seconds + layer for seconds in halves["optimize"]]
     cells = [name, _ms(whole["zoo"]), _ms(whole["optimize"])]
     cells += [_shown(ratio(whole["optimize"], whole["zoo"]))]
     cells += [_ms(halves["layer"]), _ms(halves["split"]), _shown(ratio(halves["split"], together))]

@@ -18,7 +18,7 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.capture import Captured
 from minidnn.frontends.torch.convert import convert, judge_operations, label_of
-from minidnn.frontends.torch.opaque import OpaqueModule
+from minidnn.frontends.torch.opaque import OpaqueModule, is_opaque, path_of
 from minidnn.frontends.torch.partition import Level, levels
 from minidnn.graph.operators import Dropout, Identity
 
@@ -125,7 +125,7 @@ class Program:
         for node, reason in self.left.items():
             if node.target is operator.getitem:
                 continue
-            text = f"{_operation(node)}: {self.captured.reasons.get(_path(node), reason)}"
+            text = f"{_operation(node)}: {self.captured.reasons.get(path_of(node), reason)}"
             found.setdefault(text, []).append(label_of(node))
         lines = []
         for text, where in found.items():
@@ -175,7 +175,7 @@ class _Builder:
 
     def left(self, nodes: Iterable[fx.Node]) -> None:
         for node in nodes:
-            if _is_opaque(node):
+            if is_opaque(node):
                 name = f"opaque{len(self._modules)}"
                 self._modules[name] = OpaqueModule(self._captured.opaque[_index(node)])
                 given = fx.map_arg(node.args[0], self.value)
@@ -234,7 +234,7 @@ def _divide(captured: Captured, engine: Engine) -> tuple[list[Level], dict[fx.No
 
 def _elsewhere(node: fx.Node, memory: str) -> str | None:
     """Why an operation is not for the engine's device."""
-    if _is_opaque(node):
+    if is_opaque(node):
         return "it cannot be captured"
     for each in (node, *node.all_input_nodes):
         value = each.meta.get("val")
@@ -261,22 +261,13 @@ def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)
 
 
-def _is_opaque(node: fx.Node) -> bool:
-    return str(node.target) == "minidnn.opaque.default"
-
-
 def _index(node: fx.Node) -> int:
     index: Any = node.args[1]
     return int(index)
 
 
 def _operation(node: fx.Node) -> str:
-    if _is_opaque(node):
+    if is_opaque(node):
         return "a module as it is"
     target: Any = node.target
     return str(target) if isinstance(target, torch._ops.OpOverload) else key_of(node)
-
-
-def _path(node: fx.Node) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    return str(next(reversed(list(stack.values())), ("",))[0])

@@ -65,6 +65,16 @@ def test_everything_that_is_not_known_is_said_at_once() -> None:
     )
 
 
+def test_why_a_module_cannot_be_captured_is_said() -> None:
+    class Looking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.exp() if float(x.sum()) < 9 else x.neg()
+
+    with pytest.raises(UnsupportedError) as caught:
+        md.compile(nn.Sequential(nn.ReLU(), Looking()).eval(), (2, 3), device="reference")
+    assert "\n  1: it cannot be captured: GuardOnDataDependentSymNode: " in str(caught.value)
+
+
 def test_what_is_not_legal() -> None:
     with pytest.raises(GraphError, match=r"^ReLU is in training mode; valid is a module in eval"):
         md.compile(nn.ReLU(), (2, 3), device="reference")

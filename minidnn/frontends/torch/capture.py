@@ -132,6 +132,8 @@ def _exported(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             path = culprit(error, root)
             said = f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.200}"
             if path is None or path in opaque.reasons:
+                with torch.no_grad():
+                    root(*args, **kwargs)  # a mistake of the caller's comes to light here, too
                 raise UnsupportedError(
                     f"{type(root).__name__} cannot be captured: {said}; "
                     'torch.compile(model, backend="minidnn") splits a network at such places'

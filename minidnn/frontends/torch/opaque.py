@@ -110,7 +110,8 @@ class OpaqueCalls:
         elif not results or not all(isinstance(result, torch.Tensor) for result in results):
             reason = "it gives something else than tensors"
         else:
-            memory = {tensor.untyped_storage().data_ptr() for tensor in given}
+            # Tensors without elements have no memory, and lie at 0.
+            memory = {tensor.untyped_storage().data_ptr() for tensor in given if tensor.numel()}
             if any(result.untyped_storage().data_ptr() in memory for result in results):
                 reason = "its result shares memory with its operands"
         if reason is not None:
@@ -156,6 +157,17 @@ def _define() -> torch.library.Library:
 
     torch.library.register_fake("minidnn::opaque", like, lib=library)
     return library
+
+
+def is_opaque(node: torch.fx.Node) -> bool:
+    """Whether a captured operation is a call of such a module."""
+    return str(node.target) == "minidnn.opaque.default"
+
+
+def path_of(node: torch.fx.Node) -> str:
+    """The path of the innermost module that a captured operation is of."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return str(next(reversed(list(stack.values())), ("",))[0])
 
 
 def culprit(error: BaseException, root: nn.Module) -> str | None:

@@ -14,6 +14,7 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.capture import Captured, capture
 from minidnn.frontends.torch.convert import convert, judge_operations, label_of
+from minidnn.frontends.torch.opaque import is_opaque, path_of
 from minidnn.graph.ir import Graph
 
 
@@ -66,7 +67,9 @@ def _problems(captured: Captured) -> list[str]:
     operations = captured.operations
     judge_operations(operations, captured.constants, captured.tensor, lambda graph: None, left)
     problems = [
-        f"{label_of(node)}: {key_of(node)}: {reason}"
+        f"{label_of(node)}: it cannot be captured: {captured.reasons[path_of(node)]}"
+        if is_opaque(node)
+        else f"{label_of(node)}: {key_of(node)}: {reason}"
         for node, reason in left.items()
         if node.target is not operator.getitem
     ]
