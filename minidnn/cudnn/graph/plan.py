@@ -11,7 +11,7 @@ from typing import Any
 from minidnn.cudnn import errors, library
 from minidnn.cudnn import workspace as shared_workspace
 from minidnn.cudnn._cupy import cupy
-from minidnn.cudnn.graph import arrays, lower
+from minidnn.cudnn.graph import arrays, fence, lower
 from minidnn.cudnn.graph.attributes import Attribute as A
 from minidnn.cudnn.graph.descriptor import Descriptor
 from minidnn.cudnn.graph.device import Target
@@ -113,15 +113,25 @@ class Plan:
         ]
         memory, address = self._workspace_for(workspace, shared=keep_pack)
         pack = self._pack(pointers, address, keep_pack)
-        return Bound(self, pack, outputs, (inputs, memory))
+        return Bound(self, pack, outputs, (inputs, memory), self._reads_early(()))
 
-    def bind_pointers(self, pointers: list[int], workspace: Any, keep: object) -> Bound:
+    def bind_pointers(
+        self, pointers: list[int], workspace: Any, keep: object, settled: Sequence[int] = ()
+    ) -> Bound:
         """Like :meth:`bind` with addresses of inputs, then outputs, which nobody checks.
 
-        ``workspace`` is CuPy memory or None, ``keep`` is what the result keeps alive.
+        ``workspace`` is CuPy memory or None, ``keep`` is what the result keeps alive; ``settled``
+        are the places of inputs that no work in flight writes, such as weights.
         """
         pack = self._pack(pointers, workspace.ptr if workspace is not None else 0, keep=False)
-        return Bound(self, pack, (), keep)
+        return Bound(self, pack, (), keep, self._reads_early(settled))
+
+    def _reads_early(self, settled: Sequence[int]) -> bool:
+        """Whether its kernel may read an input before the kernel in front has written it."""
+        joined = {self.spec.inputs.index(i) for i in self.spec.joined}
+        if not joined.difference(settled) or self.device is None:
+            return False
+        return fence.begin_early(self.device)
 
     def _workspace_for(self, given: Any, shared: bool) -> tuple[Any, int]:
         if given is not None:
@@ -203,6 +213,7 @@ class Bound:
     __slots__ = (
         "_descriptor",
         "_execute",
+        "_fenced",
         "_handle",
         "_keep",
         "_pack",
@@ -212,7 +223,12 @@ class Bound:
     )
 
     def __init__(
-        self, plan: Plan, pack: Descriptor, outputs: tuple[Any, ...], keep: object
+        self,
+        plan: Plan,
+        pack: Descriptor,
+        outputs: tuple[Any, ...],
+        keep: object,
+        fenced: bool,
     ) -> None:
         self.plan = plan
         self.outputs = outputs
@@ -222,6 +238,7 @@ class Bound:
         self._descriptor = plan._descriptor
         self._execute = library.load().cudnnBackendExecute
         self._handle = 0
+        self._fenced = fenced
 
     def __call__(self) -> None:
         """Computes.
@@ -236,7 +253,10 @@ class Bound:
         plan = self._descriptor.pointer
         if plan is None:
             self._descriptor._address()  # says that the plan is closed
-        status = self._execute(handle, plan, self._pack_pointer)
+        if self._fenced:
+            status = fence.fenced(lambda: self._execute(handle, plan, self._pack_pointer))
+        else:
+            status = self._execute(handle, plan, self._pack_pointer)
         if status:
             self._fail(status)
 

@@ -201,6 +201,14 @@ class GraphSpec:
         return any(isinstance(node, Convolution | Matmul) for node in self.nodes)
 
     @property
+    def joined(self) -> tuple[int, ...]:
+        """The inputs of point-wise operations around a convolution or a matrix product."""
+        if not self.contracts:
+            return ()
+        read = {i for node in self.nodes if isinstance(node, Pointwise) for i in node.inputs}
+        return tuple(i for i in self.inputs if i in read)
+
+    @property
     def windows(self) -> tuple[tuple[int, ...], ...]:
         """The spatial extents of the filters of each convolution."""
         found = [node for node in self.nodes if isinstance(node, Convolution)]

@@ -153,10 +153,12 @@ class Built:
             return self.core.bind(at, x)
         if isinstance(self.core, rows.SplitRows):
             return self.core.bind(x, at.w, at.others, at.vectors, at.y, workspace)
-        reads = []
+        reads = [x, at.w]
+        settled = [1]  # weights, which nothing writes any more
         residual = 0
         for stage in problem.stages[: self.recipe.form.stages]:
             if stage.mode == "bias":
+                settled.append(len(reads))
                 reads.append(at.vectors[stage.index])
             elif stage.mode == "add":
                 other = problem.others[stage.index]
@@ -165,7 +167,7 @@ class Built:
         if isinstance(self.core, FixedConvolution):
             bias = at.vectors[0] if at.vectors else 0
             return self.core.bind(x, at.w, y, bias, residual, workspace)
-        return self.core.bind_pointers([x, at.w, *reads, y], _Room(workspace), self.core)
+        return self.core.bind_pointers([*reads, y], _Room(workspace), self.core, settled)
 
 
 @dataclass(frozen=True)
