@@ -39,6 +39,8 @@ IN_CI = [
     for name in NETWORKS
 ]
 BATCH = 2
+#: Runs over which errors are taken.
+RUNS = 4
 #: What most tests run on; where there is none they skip.
 BEST = next(iter(usable_isas()), AVX512)
 
@@ -82,19 +84,37 @@ def require(isa: Isa) -> None:
 
 
 def hold_to_torch(name: str, size: int, batch: int, isa: Isa, **options: Any) -> np.ndarray:
-    """Checks the error; returns the output."""
-    x = images(batch, size, 1)
-    result: np.ndarray = compiled(name, size, batch, isa, **options)(x)
-    state = network(name, size).state_dict()
-    exact = theirs(peer(name, num_classes=12), state, x)
-    single = theirs(peer(name, num_classes=12), state, x, "float32")
-    error, peers_error = (np.abs(y - exact).max() for y in (result, single))
+    """Checks the error of several runs; returns what the first one gave.
+
+    The error of a network is the root of the mean square over all outputs of all these images, and
+    the largest of them is held to the same multiple of PyTorch's.  The largest of the twelve
+    numbers of a single image, to which networks were held before, is a matter of luck: PyTorch's
+    own differs from one image to another by a factor of up to 1.7 for resnet18 at 224x224 and 3.0
+    for vgg19_bn at 32x32 (eight images), so that its ratio to another engine's tells as much about
+    the image as about the engines.
+    """
+    x = images(RUNS * batch, size, 1)
+    exe = compiled(name, size, batch, isa, **options)
+    parts = np.split(x, RUNS)
+    result = np.concatenate([exe(part) for part in parts])
+    state, torchs = network(name, size).state_dict(), peer(name, num_classes=12)
+    exact = theirs(torchs, state, x)
+    single = np.concatenate([theirs(torchs, state, part, "float32") for part in parts])
+    assert result.dtype == np.float32 and result.shape == (RUNS * batch, 12)
+    ours, pytorchs = np.abs(result - exact), np.abs(single - exact)
     scale = np.abs(exact).max()
     # Where PyTorch happens to be as good as exact, a few roundings of the largest output.
-    floor = 3 * np.finfo(np.float32).eps * scale
-    assert result.dtype == np.float32 and result.shape == (batch, 12)
-    assert error <= max(3 * peers_error, floor), f"{error / scale:.2e} {peers_error / scale:.2e}"
-    return result
+    rounding = np.finfo(np.float32).eps * scale
+    for norm, floor in ((_rms, rounding), (np.max, 3 * rounding)):
+        error, peers_error = norm(ours), norm(pytorchs)
+        assert error <= max(3 * peers_error, floor), (
+            f"{norm.__name__}: {error / scale:.2e}, PyTorch's {peers_error / scale:.2e}"
+        )
+    return result[:batch]
+
+
+def _rms(errors: np.ndarray) -> float:
+    return float(np.sqrt(np.square(errors).mean()))
 
 
 @pytest.mark.parametrize("name", IN_CI)

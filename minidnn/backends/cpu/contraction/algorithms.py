@@ -35,7 +35,7 @@ class Algorithm(ABC):
 
     Attributes:
         name: for reports.
-        error: its largest error, as a multiple of the direct algorithm's.
+        error: its largest error in any layer, about, as a multiple of the direct algorithm's.
     """
 
     name: str
@@ -171,7 +171,7 @@ class Winograd(Algorithm):
         return print_winograd(parts, scheme)
 
 
-ALGORITHMS: tuple[Algorithm, ...] = (Direct(), Winograd(F2, 0.7), Winograd(F4, 3.0))
+ALGORITHMS: tuple[Algorithm, ...] = (Direct(), Winograd(F2, 1.0), Winograd(F4, 3.5))
 
 
 @lru_cache(4096)

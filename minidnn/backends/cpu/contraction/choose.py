@@ -13,11 +13,15 @@ from .scheme import Packing, Scheme
 from .tiling import Tile, choose_tile, cycles_of, tiles_for
 
 CHUNK_TERMS = {8: 256, 16: 768}
-"""By lanes: a longer sum is added up in parts of about this length.  That keeps rounding errors
-small (they grow with the square root of a part's length and of the number of parts), and the
-weights of a part stay near while all pixels of a block use them.  With AVX-512 the second-level
-cache is near enough; AVX2's tiles are smaller and read weights twice as often for the same
-arithmetic, so there a part should fit the first level."""
+"""By lanes: of a longer sum all pixels of a block take about so many terms in turn, whose weights
+stay near meanwhile.  With AVX-512 the second-level cache is near enough; AVX2's tiles are smaller
+and read weights twice as often for the same arithmetic, so there they should fit the first level.
+"""
+
+PART_TERMS = 128
+"""About so many terms of a sum are added up by themselves (at least those of one step).  Rounding
+errors grow with the square root of a part's length and of the number of parts, and adding a part
+to those before takes a tile about as long as one term."""
 
 MOST_UNROLLED_PLANES = 8
 
@@ -55,6 +59,7 @@ class _Shape:
     packing: Packing
     unit: int
     chunk: int
+    part: int
     vectors: int
 
     @property
@@ -69,7 +74,8 @@ def _shape(problem: Problem, has_prologue: bool, isa: Isa) -> _Shape:
     unit = _unit(problem, packing, lanes)
     outputs = problem.outputs * (problem.groups if spread else 1)
     chunk = _chunk(problem, unit, CHUNK_TERMS[lanes])
-    return _Shape(lanes, packing, unit, chunk, -(-outputs // lanes))
+    part = _part(problem, unit, chunk)
+    return _Shape(lanes, packing, unit, chunk, part, -(-outputs // lanes))
 
 
 def _blocked(problem: Problem, shape: _Shape, tile: Tile) -> list[Scheme]:
@@ -79,17 +85,24 @@ def _blocked(problem: Problem, shape: _Shape, tile: Tile) -> list[Scheme]:
     steps = -(-problem.out[1 if by_columns else 0] // step)
     sizes = dict.fromkeys(-(-steps // count) * step for count in range(1, steps + 1))
     return [
-        Scheme(problem, shape.lanes, tile, shape.packing, shape.unit, size, shape.chunk)
+        Scheme(problem, shape.lanes, tile, shape.packing, shape.unit, size, shape.chunk, shape.part)
         for size in sizes
     ]
 
 
 def _chunk(problem: Problem, unit: int, terms: int) -> int:
-    """Steps of a part of the sum; 0 for sums in one part, but for 1x1, where they are one part of
-    all steps: networks have short and long sums of 1x1, which then share a text."""
-    parts = max(1, round(problem.depth / terms))
+    """Steps of a chunk; 0 for sums in one chunk, but for 1x1, where all steps are one chunk:
+    networks have short and long sums of 1x1, which then share a text."""
+    chunks = max(1, round(problem.depth / terms))
     steps = -(-problem.inputs // unit)
-    return 0 if parts == 1 and problem.kernel != (1, 1) else -(-steps // parts)
+    return 0 if chunks == 1 and problem.kernel != (1, 1) else -(-steps // chunks)
+
+
+def _part(problem: Problem, unit: int, chunk: int) -> int:
+    """Steps of a part; 0 for sums in one part that have no chunks."""
+    steps = -(-problem.inputs // unit)
+    part = max(1, round(PART_TERMS / (unit * problem.kernel[0] * problem.kernel[1])))
+    return 0 if part >= steps and not chunk else part
 
 
 def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:

@@ -117,7 +117,7 @@ class _Kernel:
         line = "uniform float * uniform {} = (uniform float * uniform)md_scratch + {};"
         if self.scheme.packing != "none":
             self.code.line(line.format("packed", 0))
-        if self.scheme.chunk:
+        if self.scheme.part:
             floats = self.numbers("packed_floats", self.scheme.packed_floats)
             self.code.line(line.format("sums", floats))
 
@@ -251,7 +251,9 @@ class _Kernel:
         )
         arguments = ["numbers", x, weights, "later", "bs"]
         if scheme.chunk:
-            arguments += ["begin", "end", "kept"]
+            arguments += ["begin", "end"]
+        if scheme.part:
+            arguments.append("kept" if scheme.chunk else "sums")
         if scheme.skips:
             self._tap_rows(rows, row)
             arguments += ["ky0", "ky1"]

@@ -52,8 +52,10 @@ class Scheme:
             "lanes": for each output lane its own input channel.
         unit: channels of one step of the sum's outer loop, which are unrolled.
         block: rows of output of one task (columns if there is one row).
-        chunk: steps of the outer loop that are summed up by themselves, for all tiles of a
-            block in turn; 0: each tile computes its whole sums at once.
+        chunk: steps of the outer loop that are taken for all tiles of a block in turn; 0: each
+            tile computes its whole sums at once.
+        part: steps (of a chunk) whose terms are summed up by themselves, and then added to the sum
+            of those before them; 0: all of them, and there are no chunks.
         near: whether inputs that lie in blocks of channels are in the second-level cache anyway.
     """
 
@@ -64,6 +66,7 @@ class Scheme:
     unit: int
     block: int
     chunk: int
+    part: int = 0
     near: bool = False
 
     @property
@@ -105,8 +108,8 @@ class Scheme:
         return self.problem.batch * self.blocks * self.groups * self.tile.groups
 
     @property
-    def part_terms(self) -> int:
-        """Terms of a part of the sums."""
+    def chunk_terms(self) -> int:
+        """Terms of a chunk, or of the sums."""
         taps = self.problem.kernel[0] * self.problem.kernel[1]
         return min(self.problem.depth, (self.chunk or self.steps) * self.unit * taps)
 
@@ -269,10 +272,11 @@ class Scheme:
 
     @property
     def sums_floats(self) -> int:
-        """Floats that hold unfinished sums of a block between chunks."""
-        if not self.chunk:
+        """Floats that hold unfinished sums: of a block between chunks, of a tile between parts."""
+        if not self.part:
             return 0
-        return self.tiles * self.tile.rows * self.tile.columns * self.tile.vectors * self.lanes
+        tile = self.tile.rows * self.tile.columns * self.tile.vectors * self.lanes
+        return tile * (self.tiles if self.chunk else 1)
 
     @property
     def scratch_bytes(self) -> int:

@@ -26,8 +26,8 @@ def print_tile(
 
     It is given the first pixel's inputs ``x``, weights ``w``, later weights to ask for
     (``ahead``), initial values ``bias`` (or zeros); with chunks the steps from ``begin`` to
-    ``end``, and where unfinished sums are kept; where rows of taps are left out, those from
-    ``ky0`` to ``ky1`` that are not.
+    ``end``; with parts where unfinished sums are kept; where rows of taps are left out,
+    those from ``ky0`` to ``ky1`` that are not.
     """
     lanes = scheme.lanes
     parameters = [PARAMETER]
@@ -35,7 +35,9 @@ def print_tile(
     if bias:
         parameters.append("const uniform float * uniform bias")
     if scheme.chunk:
-        parameters += ["uniform int begin", "uniform int end", "uniform float * uniform kept"]
+        parameters += ["uniform int begin", "uniform int end"]
+    if scheme.part:
+        parameters.append("uniform float * uniform kept")
     if scheme.skips:
         parameters += ["uniform int ky0", "uniform int ky1"]
     parameters += epilogue.parameters
@@ -51,24 +53,39 @@ def print_tile(
         steps = numbers("steps", scheme.steps)
         with code.block(f"if (end == {steps})" if scheme.chunk else ""):
             epilogue.prefetch(code, rows, columns, vectors)
-        _Sums(code, scheme, numbers, rows, columns, vectors).print()
+        sums = _Sums(code, scheme, numbers, rows, columns, vectors)
         if scheme.chunk:
-            _add_parts(code, scheme, names, vectors, steps)
+            code.line(f"x += (uniform int64)begin * {numbers('x_block', scheme.read.block)};")
+        if scheme.part:
+            _print_parts(code, scheme, numbers, sums)
+        else:
+            sums.print()
+        if scheme.chunk:
+            code.line(f"if (end < {steps}) return;")
         epilogue.print(code, rows, columns, vectors)
 
 
-def _add_parts(
-    code: Code, scheme: Scheme, names: list[tuple[int, int]], vectors: int, steps: str
-) -> None:
-    """Adds this part of the sums to those before it; returns unless it is the last."""
-    kept = {(p, v): f"kept[{(p * vectors + v) * scheme.lanes} + programIndex]" for p, v in names}
-    with code.block("if (begin > 0)"):
-        for p, v in names:
-            code.line(f"a{p}_{v} = {kept[p, v]} + a{p}_{v};")
-    with code.block(f"if (end < {steps})"):
-        for p, v in names:
-            code.line(f"{kept[p, v]} = a{p}_{v};")
-        code.line("return;")
+def _print_parts(code: Code, scheme: Scheme, numbers: Numbers, sums: _Sums) -> None:
+    """The sums part by part, each added to those before it; unfinished ones are kept."""
+    steps, part = numbers("steps", scheme.steps), numbers("part", scheme.part)
+    begin, end = ("begin", "end") if scheme.chunk else ("0", steps)
+    count = sums.rows * sums.columns
+    kept = {
+        f"a{p}_{v}": f"kept[{(p * sums.vectors + v) * scheme.lanes} + programIndex]"
+        for p in range(count)
+        for v in range(sums.vectors)
+    }
+    code.line("#pragma nounroll")
+    with code.block(f"for (uniform int from = {begin}; from < {end}; from += {part})"):
+        code.line(f"const uniform int to = min(from + {part}, {end});")
+        sums.print("from", "to")
+        with code.block("if (from > 0)"):
+            for name, place in kept.items():
+                code.line(f"{name} = {place} + {name};")
+        with code.block(f"if (to < {steps})"):
+            for name, place in kept.items():
+                code.line(f"{place} = {name};")
+                code.line(f"{name} = 0.0f;")
 
 
 class _Sums:
@@ -86,21 +103,19 @@ class _Sums:
         self.numbers = numbers
         self.rows, self.columns, self.vectors = rows, columns, vectors
 
-    def print(self) -> None:
+    def print(self, begin: str = "", end: str = "") -> None:
+        """All terms, or those of the steps from ``begin`` to ``end``."""
         scheme, code, numbers = self.scheme, self.code, self.numbers
         whole, rest = divmod(scheme.problem.inputs, scheme.unit)
         full = numbers("full", whole)
         block = numbers("x_block", scheme.read.block)
-        begin, end = "0", full
-        if scheme.chunk:
-            begin, end = "begin", f"min(end, {full})"
-            code.line(f"x += (uniform int64)begin * {block};")
+        first, last = (begin, f"min({end}, {full})") if end else ("0", full)
         code.line("#pragma nounroll")
-        with code.block(f"for (uniform int step = {begin}; step < {end}; step++)"):
+        with code.block(f"for (uniform int step = {first}; step < {last}; step++)"):
             self._step(scheme.unit)
             code.line(f"x += {block};")
         if rest:
-            with code.block(f"if (end > {full})" if scheme.chunk else ""):
+            with code.block(f"if ({end} > {full})" if end else ""):
                 self._step(rest)
 
     def _step(self, channels: int) -> None:

@@ -160,25 +160,8 @@ class _Printer:
             at = f"c * {scheme.lanes}"
             name = tile_name(1, columns, vectors)
             code.line(f"{_POINTER} later = ahead < asked ? ahead : ws;")
-            if scheme.product.chunk:
-                self._parts(name, at, width, first)
-            else:
-                code.line(f"{name}(numbers, vx + {at}, ws, later, mx + {at}, {first}, 0);")
+            code.line(f"{name}(numbers, vx + {at}, ws, later, kept, mx + {at}, {first}, 0);")
             code.line(f"ahead += {shift};")
-
-    def _parts(self, name: str, at: str, width: int, first: str) -> None:
-        """A tile's products, whose sums are added up in parts."""
-        code, product = self.code, self.scheme.product
-        steps, part = self.numbers("steps", product.steps), product.chunk
-        asked = product.lines_of_turn * LINE_FLOATS
-        with code.block(f"for (uniform int begin = 0; begin < {steps}; begin += {part})"):
-            code.line(f"const uniform int end = min(begin + {part}, {steps});")
-            weights = f"ws + (uniform int64)begin * {product.unit * width}"
-            ahead = f"later + begin * {self.numbers('asked_lines', asked)}"
-            code.line(
-                f"{name}(numbers, vx + {at}, {weights}, {ahead}, begin, end, kept, "
-                f"mx + {at}, {first}, 0);"
-            )
 
 
 class _Local(_Printer):

@@ -11,10 +11,15 @@ from ..scheme import LINE_FLOATS, Scheme
 from ..tiling import Tile
 from .transform import Transform
 
-PART_TERMS = 64
-"""Longer sums of products are added up in parts of that many terms.  What rounding makes of these
-sums is enlarged on the way back, and is most of a result's error: of F(4x4) with 512 inputs, sums
-in one part have 5 times the error of the direct algorithm, in parts of 64 twice that."""
+PARTS = 4
+LEAST_TERMS = 16
+MOST_TERMS = {2: 32, 4: 64}
+"""Sums of products are added up in that many parts, of no less and no more terms (by results of a
+tile).  What rounding makes of these sums is enlarged on the way back, and is most of a result's
+error.  A part costs the same share of the time in all layers, and shorter ones save most in the
+first layers, whose errors all others magnify, and which have few channels: see "Errors" in
+docs/cpu-contractions.md.  F(2x2) is also there for those who want no more than the direct
+algorithm's error."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class WinogradScheme:
     def kept_bytes(self) -> int:
         """Unfinished sums of a register tile."""
         tile = self.tile
-        return 4 * tile.columns * tile.vectors * self.lanes if self.product.chunk else 0
+        return 4 * tile.columns * tile.vectors * self.lanes if self.product.part else 0
 
     @property
     def scratch_bytes(self) -> int:
@@ -144,8 +149,8 @@ class WinogradScheme:
             others=(),
         )
         unit = min(lanes, problem.inputs)
-        part = PART_TERMS // unit if problem.inputs > PART_TERMS else 0
-        return Scheme(product, lanes, self.tile, "none", unit, self.chunk, part, near=True)
+        part = max(1, round(part_terms(problem.inputs, self.transform.outputs) / unit))
+        return Scheme(product, lanes, self.tile, "none", unit, self.chunk, 0, part, near=True)
 
     @cached_property
     def result(self) -> Scheme:
@@ -153,6 +158,11 @@ class WinogradScheme:
         m, lanes = self.transform.outputs, self.lanes
         tile = Tile(m, m, 1, self.output_blocks, 0)
         return Scheme(self.problem, lanes, tile, "none", lanes, self.problem.out[0], 0)
+
+
+def part_terms(terms: int, outputs: int) -> int:
+    """Terms of a part of a sum, for tiles of that many results down and across."""
+    return min(MOST_TERMS[outputs], max(LEAST_TERMS, terms // PARTS))
 
 
 def _odd_lines(floats: int) -> int:

@@ -3,8 +3,9 @@
 A tile of n x n inputs (n = m + 2) gives m x m results: ``y = A' [(G g G') * (B' d B)] A``, with the
 product taken element by element and summed over channels (Lavin and Gray, "Fast algorithms for
 convolutional neural networks", 2016).  A, B and G follow from n - 1 points and the one at infinity
-(Cook and Toom): here 0 and pairs +-p.  The points decide about rounding: with +-3/4 and +-3/2 the
-largest error of F(4x4) is less than half of that with the usual +-1 and +-2.
+(Cook and Toom): here 0 and pairs +-p.  The points decide about rounding: with +-5/8 and +-3/2 the
+error of F(4x4) is half of that with the usual +-1 and +-2: see "Errors" in
+docs/cpu-contractions.md.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Transform:
 
 
 F2 = Transform((Fraction(1),))
-F4 = Transform((Fraction(3, 4), Fraction(3, 2)))
+F4 = Transform((Fraction(5, 8), Fraction(3, 2)))
 
 
 @cache
