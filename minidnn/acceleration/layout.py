@@ -15,6 +15,7 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 
 from minidnn.backends.cpu.native import TensorLayoutStruct, TensorStruct, tensors_unchanged
@@ -61,7 +62,8 @@ def layout() -> TensorLayoutStruct | None:
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None  # they may change while they are read
     try:
-        with _Memory() as memory:
+        # Whoever asks first may be in inference mode, where tensors have no count of writes.
+        with _Memory() as memory, torch.inference_mode(False):
             found = [set(_candidates(memory, *sample)) for sample in _samples()]
     except (OSError, RuntimeError):
         return None
@@ -71,9 +73,9 @@ def layout() -> TensorLayoutStruct | None:
 
 def _samples() -> Iterator[tuple[Any, int]]:
     """Tensors with different words, and by how much each begins after its memory does."""
-    numpys = torch.zeros(64).numpy()  # its memory has another owner than storage of PyTorch's own
+    numpys = np.zeros(64)  # its memory has another owner than storage of PyTorch's own
     for offset, writes in ((3, 7), (11, 4099), (29, 131)):
-        for whole in (torch.zeros(64), torch.from_numpy(numpys)):
+        for whole in (torch.zeros(64, device="cpu"), torch.from_numpy(numpys)):
             tensor = torch.nn.Parameter(whole[offset:], requires_grad=False)
             for _ in range(writes):
                 tensor.zero_()

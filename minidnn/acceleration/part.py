@@ -15,6 +15,7 @@ from minidnn.frontends.torch.convert import Part
 
 #: What lies in memory as it seems to; other classes may look at a tensor in their own way.
 _PLAIN = (torch.Tensor, nn.Parameter)
+_CPU = torch.device("cpu")
 
 
 class TakenPart(nn.Module):
@@ -72,7 +73,10 @@ class TakenPart(nn.Module):
         caches, so every step less counts."""
         rest()
         # Strides are the shortest way to an array: without them PyTorch looks for a memory format.
-        results = [torch.empty_strided(*type_, dtype=dtype) for *type_, dtype in self._gives]
+        # The device is told: PyTorch's default may be another, whose memory is not for the program.
+        results = [
+            torch.empty_strided(*type_, dtype=dtype, device=_CPU) for *type_, dtype in self._gives
+        ]
         program = self._program
         program.run_at([t.data_ptr() for t in tensors], [r.data_ptr() for r in results])
         if self.before_pytorch:

@@ -60,6 +60,17 @@ def test_tensors_of_many_kinds(net: nn.Module, given: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_results_lie_in_memory_of_the_cpu_whatever_pytorchs_default_is(net: nn.Module) -> None:
+    x = examples(2, 3, 8, 8)
+    fast = md.optimize(net, x, device="cpu")
+    first = fast.programs[0].parts[0]
+    assert first.is_addressed
+    with torch.device("meta"):
+        found = first(x)
+    assert found.is_cpu
+    torch.testing.assert_close(found, net[:3](x), rtol=1e-4, atol=1e-4)
+
+
 def test_the_shortest_way_is_left_where_a_call_is_more() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
     x = examples(2, 3, 8, 8)

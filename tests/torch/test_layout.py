@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,16 @@ def test_each_change_is_told(change: Callable[[Any], Any], place: int) -> None:
     assert not unchanged()
     unchanged, others = words.unchanged_words(tensors)
     assert others == [] and unchanged()
+
+
+@pytest.mark.parametrize("asked_in", [torch.inference_mode, partial(torch.device, "meta")])
+def test_words_are_found_wherever_they_are_first_asked_for(asked_in: Callable[[], Any]) -> None:
+    words.layout.cache_clear()
+    try:
+        with asked_in():
+            assert words.layout() is not None
+    finally:
+        words.layout.cache_clear()
 
 
 def test_tensors_of_many_kinds() -> None:

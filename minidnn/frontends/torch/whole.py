@@ -67,7 +67,7 @@ def _problems(captured: Captured) -> list[str]:
     operations = captured.operations
     judge_operations(operations, captured.constants, captured.tensor, lambda graph: None, left)
     problems = [
-        f"{label_of(node)}: it cannot be captured: {captured.reasons[path_of(node)]}"
+        f"{label_of(node)}: it cannot be captured: {captured.reasons.get(path_of(node), reason)}"
         if is_opaque(node)
         else f"{label_of(node)}: {key_of(node)}: {reason}"
         for node, reason in left.items()

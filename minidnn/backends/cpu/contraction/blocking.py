@@ -41,9 +41,9 @@ def _cycles(scheme: Scheme, threads: int, grain: int) -> float:
     inputs = scheme.touched_bytes
     cache = CACHE_BYTES[scheme.lanes]
     weights = 4 * scheme.slots * problem.depth
-    part = 8 * scheme.chunk_terms * scheme.tile.vectors * scheme.lanes
+    chunk = 8 * scheme.chunk_terms * scheme.tile.vectors * scheme.lanes
     groups = scheme.tile.groups
-    total = blocks * inputs * (1 if inputs + part <= cache else groups) / INPUT_BYTES
+    total = blocks * inputs * (1 if inputs + chunk <= cache else groups) / INPUT_BYTES
     if inputs + weights > cache:
         total += blocks * weights / WEIGHT_BYTES
     calls = -(-scheme.tasks // grain)

@@ -207,8 +207,8 @@ class _Kernel:
             code.line(
                 f"const uniform float * uniform wc = ws + (uniform int64)begin * {terms} * {width};"
             )
-            next_part = f"min(end * {terms}, {depth}) * (uniform int64){width}"
-            code.line(f"const uniform float * uniform ahead = ws + {next_part};")
+            next_chunk = f"min(end * {terms}, {depth}) * (uniform int64){width}"
+            code.line(f"const uniform float * uniform ahead = ws + {next_chunk};")
             code.line("const uniform float * uniform asked = ahead + (ahead - wc);")
             self._pixels(vectors, "wc")
 
