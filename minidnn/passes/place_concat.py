@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from minidnn.fusion.collapse import APART
 from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
+from minidnn.graph.liveness import is_view
 from minidnn.graph.operator import Reshaping
 from minidnn.graph.operators import Concat, Reorder
 from minidnn.passes.infrastructure import Context, Pass
@@ -32,7 +33,7 @@ def place_concat(graph: Graph, context: Context) -> Graph:
 
 def _place(graph: Graph, node: Node, placements: dict[Value, Placement], context: Context) -> None:
     shared = _common_buffer(node, placements)
-    whole = any(isinstance(r.op, Reshaping) for r in graph.readers[node.output])
+    whole = any(_is_reshape(graph, reader) for reader in graph.readers[node.output])
     free = node.output not in placements and node.output not in graph.outputs and not whole
     if shared is not None and free:
         if context.allow(f"{node.name} names a part of {shared.buffer.name}"):
@@ -49,6 +50,12 @@ def _place(graph: Graph, node: Node, placements: dict[Value, Placement], context
         elif placements.get(value) != Placement(base.buffer, channel):
             context.notes[value.name] = f"copied into {node.name}: {reason}"
         channel += value.shape[1]
+
+
+def _is_reshape(graph: Graph, node: Node) -> bool:
+    """Whether a node may give its operand's storage another shape, for which rows and columns
+    have to follow each other."""
+    return isinstance(node.op, Reshaping) or is_view(graph, node)
 
 
 def _common_buffer(node: Node, placements: dict[Value, Placement]) -> Placement | None:
@@ -81,8 +88,7 @@ def _refusal(
         return "it is an output of the graph"
     if node.inputs.count(value) > 1:
         return "it is an operand twice"
-    views = [r for r in graph.readers[value] if isinstance(r.op, Reshaping)]
-    if views or isinstance(producer.op, Reshaping):
+    if any(_is_reshape(graph, near) for near in (producer, *graph.readers[value])):
         return "a reshape of it needs it to lie by itself"
     if isinstance(producer.op, Reorder):
         return "it is a reordered copy"

@@ -26,7 +26,7 @@ from minidnn.graph.operators import (
     Mul,
     ScaleShift,
 )
-from minidnn.graph.types import TensorType
+from minidnn.graph.types import FLOATS, TensorType
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -53,12 +53,12 @@ def simplify(graph: Graph, context: Context) -> Graph:
                 new = rewriter.add(regular, inputs, node.name, node.source)
                 rewriter.replace(node.output, new.output)
                 continue
-        elif (scaled := _scaled(node)) is not None:
-            if context.allow(f"{node.name} scales channels"):
-                _scale(rewriter, node, *scaled)
+        elif _is_constant(node, rewriter):
+            if context.allow(f"compute {node.name}"):
+                _replace_by_constants(node, rewriter)
                 continue
-        elif _is_constant(node, rewriter) and context.allow(f"compute {node.name}"):
-            _replace_by_constants(node, rewriter)
+        elif (scaled := _scaled(node)) and context.allow(f"{node.name} scales channels"):
+            _scale(rewriter, node, *scaled)
             continue
         rewriter.keep(node)
     return rewriter.finish()
@@ -84,8 +84,11 @@ def is_identity(node: Node) -> bool:
 
 
 def _scaled(node: Node) -> tuple[Value, Constant] | None:
-    """What a product with a constant for each channel scales, and that constant."""
+    """What a product with a constant for each channel scales, and that constant; a product of
+    whole numbers stays, for a scale is a fused multiply-add."""
     if not isinstance(node.op, Mul) or node.output.type.rank != 4:
+        return None
+    if node.output.dtype not in FLOATS:
         return None
     channels = node.output.shape[1]
     for value, other in (node.inputs, reversed(node.inputs)):

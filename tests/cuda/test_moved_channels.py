@@ -73,7 +73,35 @@ def test_moving_them_takes_no_kernel(precision: str) -> None:
     assert not [task for task in tasks if task.node in moved]
 
 
-def test_other_moves_and_other_types_are_computed() -> None:
+class Joined(L.Layer):
+    """What is moved, or the join of what is, is an operand of a join."""
+
+    def __init__(self, part: bool) -> None:
+        self.part = part
+        self.one, self.two, self.three = (L.Conv2d(CHANNELS, CHANNELS, 1) for _ in range(3))
+        made = 2 * CHANNELS if part else CHANNELS
+        self.last = L.Conv2d(made + CHANNELS, made, 1)
+
+    def forward(self, x: Any) -> Any:
+        y = self.one(x)
+        if self.part:
+            y = apply(ops.Concat(1), y, self.two(x))
+        z = self.last(apply(ops.Concat(1), y, self.three(x)))
+        moved = apply(ops.LayerNorm(1, 1e-3), apply(ops.Transpose(LAST), y))
+        return apply(ops.Add(), apply(ops.Transpose(FIRST), moved), z)
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_what_lies_in_a_join_is_moved(part: bool, tmp_path: Path) -> None:
+    net, random = Joined(part), np.random.default_rng(0)
+    draw_weights(net, random)
+    x = rounded_to("float16", random.standard_normal(SHAPE)).astype(np.float32)
+    (expected,) = evaluate(to_graph(net, SHAPE), [x], "float64")
+    y = EmulatedProgram(net, SHAPE, "float16", own, tmp_path)(x)
+    assert np.abs(y - expected).max() <= 6 * EPSILON["float16"] * np.abs(expected).max()
+
+
+def test_other_moves_are_computed() -> None:
     def tasks_of(net: md.Layer, shape: tuple[int, ...]) -> list[str]:
         tasks = lower_plan(planned(net, shape, "float16"), ARCH, False)
         return [task.node.op.name for task in tasks]

@@ -154,11 +154,19 @@ def test_an_edge_of_a_captured_graph_waits_for_the_end(monkeypatch: pytest.Monke
 
     def launch() -> int:
         edges.update({(2, 3): PROGRAMMATIC, (3, 4): PROGRAMMATIC})
-        return 42
+        return 0
 
-    assert fence.fenced(launch) == 42
+    assert fence.fenced(launch) == 0
     assert edges == {(1, 2): PROGRAMMATIC, (2, 3): ORDINARY, (3, 4): PROGRAMMATIC}
     assert launched == []
+
+
+def test_what_failed_leaves_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller says which status a plan had; CUDA would only say that the graph is spoilt."""
+    edges = {(1, 2): PROGRAMMATIC}
+    install(monkeypatch, 5, True, FakeDriver(edges, [1]))
+    assert fence.fenced(lambda: 3000) == 3000
+    assert edges == {(1, 2): PROGRAMMATIC}
 
 
 @pytest.mark.parametrize(("stream", "capturing"), [(0, True), (5, False), (5, True)])

@@ -9,6 +9,7 @@ from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply
+from minidnn.graph.types import TensorType
 from minidnn.passes.infrastructure import Context, Pass, run_passes
 from minidnn.passes.simplify import SIMPLIFY, no_dead_nodes, no_identities, no_joins_of_joins
 from tests.passes.build import (
@@ -93,6 +94,28 @@ def test_a_product_with_a_constant_for_each_channel_scales() -> None:
 
     assert scaled(channels, 1, 1) == scaled(1, channels, 1, 1) == ["Mul", "ScaleShift"]
     assert scaled(1, 1, 1) == scaled(channels, rows, 1) == scaled(columns) == ["Mul", "Mul"]
+
+
+def test_a_product_of_whole_numbers_stays() -> None:
+    channels = X[1]
+
+    def build(t, x):
+        factor = np.arange(channels).reshape(-1, 1, 1)
+        type = TensorType(factor.shape, "int64")
+        return apply(ops.Mul(), x, t.constant(object(), "s", type, lambda: factor))
+
+    before = graph_of(build, X, dtype="int64")
+    assert run(before, SIMPLIFY) is before
+
+
+def test_a_product_of_constants_is_computed() -> None:
+    def build(t, x):
+        return apply(ops.Add(), x, apply(ops.Mul(), constant(t, X), constant(t, (X[1], 1, 1))))
+
+    before = graph_of(build, X)
+    result = run(before, SIMPLIFY)
+    assert_same(before, result)
+    assert ops_of(result) == ["Add"]
 
 
 def test_dead_nodes_are_dropped_with_what_only_they_read() -> None:

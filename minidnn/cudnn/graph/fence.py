@@ -18,7 +18,6 @@ API, "Stream Management" and "Graph Management".
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -57,8 +56,9 @@ def fenced(launch: Callable[[], int]) -> int:
         return launch()
     graph, last = captured
     status = launch()
-    for node in last:
-        _wait_for_end(graph, node)
+    if status == _SUCCESS:  # else the caller says what failed
+        for node in last:
+            _wait_for_end(graph, node)
     return status
 
 
@@ -114,7 +114,7 @@ def _wait_for_end(graph: int, node: int) -> None:
 @cache
 def _driver() -> Any:
     """CUDA's driver library; None if it is older than edges with data, 12.3."""
-    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    library = ctypes.CDLL("libcuda.so.1")
     return library if hasattr(library, "cuStreamGetCaptureInfo_v3") else None
 
 
