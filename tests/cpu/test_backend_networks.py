@@ -93,8 +93,9 @@ def hold_to_torch(name: str, size: int, batch: int, isa: Isa, **options: Any) ->
     engine's tells as much about the image as about the engines.  The largest over four images is
     little better: two ways to add up the sums of vgg16_bn at 224x224 had ratios of 2.45 and 2.08 by
     the root of the mean square, but 2.38 and 3.15 by the largest (Sapphire Rapids).  The bound of 3
-    is the same.  A single wrong output is still found: it counts with a seventh of its size among
-    48 numbers whose error is a millionth.
+    is the same.  The largest was first held to 3 as well, and was above that in 3 of 87 cases there
+    (at most 3.61, alexnet with AVX2): so it is held to 5, which a single output that is wrong fails
+    sooner than the other bound, where it counts with a seventh of its size among 48 numbers.
     """
     x = images(RUNS * batch, size, 1)
     exe = compiled(name, size, batch, isa, **options)
@@ -104,11 +105,15 @@ def hold_to_torch(name: str, size: int, batch: int, isa: Isa, **options: Any) ->
     exact = theirs(torchs, state, x)
     single = np.concatenate([theirs(torchs, state, part, "float32") for part in parts])
     assert result.dtype == np.float32 and result.shape == (RUNS * batch, 12)
-    error, peers_error = _rms(result - exact), _rms(single - exact)
+    ours, pytorchs = np.abs(result - exact), np.abs(single - exact)
     scale = np.abs(exact).max()
-    # Where PyTorch happens to be as good as exact, a rounding of the largest output.
-    floor = np.finfo(np.float32).eps * scale
-    assert error <= max(3 * peers_error, floor), f"{error / scale:.2e} {peers_error / scale:.2e}"
+    # Where PyTorch happens to be as good as exact, a rounding of the largest output, or some.
+    rounding = np.finfo(np.float32).eps * scale
+    for norm, factor, floor in ((_rms, 3, rounding), (np.max, 5, 3 * rounding)):
+        error, peers_error = norm(ours), norm(pytorchs)
+        assert error <= max(factor * peers_error, floor), (
+            f"{norm.__name__}: {error / scale:.2e}, PyTorch's {peers_error / scale:.2e}"
+        )
     return result[:batch]
 
 
