@@ -274,12 +274,8 @@ def _output(slot: Slot, array: Any, device: int) -> Given:
     modules = sys.modules
     library: Library
     if (module := modules.get("cupy")) is not None and isinstance(array, module.ndarray):
-        held, dense, place = (
-            slot.is_held(array.dtype),
-            array.flags.c_contiguous,
-            array.data.device_id,
-        )
-        library, writable = CUPY, True
+        held, dense = slot.is_held(array.dtype), array.flags.c_contiguous
+        place, library, writable = array.data.device_id, CUPY, True
     elif (module := modules.get("torch")) is not None and isinstance(array, module.Tensor):
         held, dense = array.dtype == getattr(module, slot.dtype), array.is_contiguous()
         place, library = (array.device.index if array.is_cuda else None), TORCH
@@ -299,10 +295,8 @@ def _output(slot: Slot, array: Any, device: int) -> Given:
     if place != device:
         raise DeviceError(f"{slot.what} lies on device {array.device}; valid is cuda:{device}")
     if not held or tuple(array.shape) != slot.shape or not dense or not writable:
-        dtype, dense_text = (
-            str(array.dtype).removeprefix("torch."),
-            "" if dense else ", not contiguous",
-        )
+        dtype = str(array.dtype).removeprefix("torch.")
+        dense_text = "" if dense else ", not contiguous"
         raise GraphError(
             f"{slot.what} is {dtype}{list(array.shape)}{dense_text}; valid is a contiguous, "
             f"writable array {slot.described()}"

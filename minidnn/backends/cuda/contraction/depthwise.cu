@@ -4,9 +4,10 @@
 //
 // A thread makes ROWS x COLUMNS pixels of L channels that lie side by side, and then others below.
 // Rows of the image pass through its registers from top to bottom, each asked for while the one
-// above is computed with, converted once and added to all results that it belongs to.  So every result is a chain of multiply-adds in the order of its taps, row after row,
-// whatever a thread makes.  A block keeps the filters of its channels in shared memory, as floats,
-// first the first four channels of all threads' packs, then the others: no two share a bank.
+// above is computed with, converted once and added to all results that it belongs to.  So every
+// result is a chain of multiply-adds in the order of its taps, row after row, whatever a thread
+// makes.  A block keeps the filters of its channels in shared memory, as floats, first the first
+// four channels of all threads' packs, then the others: no two share a bank.
 extern "C" __global__ void __launch_bounds__($THREADS$, $BLOCKS$) $NAME$($PARAMETERS$) {
   typedef $T$ T;
   constexpr int L = $LANES$, M = $MULTIPLIER$, ROWS = $ROWS$, COLUMNS = $COLUMNS$;
