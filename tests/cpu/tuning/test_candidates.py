@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.contraction import Question, choose_by_price, print_choice, question_of
-from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
+from minidnn.backends.cpu.contraction.algorithms import ACCURACIES, ALGORITHMS
 from minidnn.backends.cpu.contraction.candidates import candidates, kind_of
 from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
 from minidnn.graph.operators import Add, Linear, ReLU, ScaleShift
@@ -47,9 +47,10 @@ def test_all_candidates_are_right(isa: Isa) -> None:
     variants = []
     for case in CASES:
         built = build(case, isa, 2)
-        for choice in candidates(question(built, isa), 8):
-            kernel = print_choice(built.parts, choice, 2)
-            variants.append((choice, replace(built, kernel=kernel)))
+        for accuracy in ACCURACIES:
+            for choice in candidates(question(built, isa, accuracy=accuracy), 8):
+                kernel = print_choice(built.parts, choice, 2)
+                variants.append((choice, replace(built, kernel=kernel)))
     assert {choice.algorithm.name for choice, _ in variants} == {a.name for a in ALGORITHMS}
     first: dict[tuple[str, str], np.ndarray] = {}
     all_kernels = compile_all([built for _, built in variants], isa)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +24,9 @@ PART_TERMS = 128
 errors grow with the square root of a part's length and of the number of parts, and adding a part
 to those before takes a tile about as long as one term."""
 
+LEAST_SHORT_TERMS = 16
+"""Short parts have as many terms as there are parts, which makes the error least, but no less."""
+
 MOST_UNROLLED_PLANES = 8
 
 TILE_MARGIN = 1.4
@@ -30,17 +34,24 @@ TILE_MARGIN = 1.4
 
 
 @lru_cache(4096)
-def choose_scheme(problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Scheme:
-    """The scheme for a problem; only the size of its blocks depends on ``threads``."""
-    shape = _shape(problem, has_prologue, isa)
+def choose_scheme(
+    problem: Problem, has_prologue: bool, isa: Isa, threads: int, short: bool = False
+) -> Scheme:
+    """The scheme for a problem; only the size of its blocks depends on ``threads``.
+
+    ``short``: sums in short parts, for the least error.
+    """
+    shape = _shape(problem, has_prologue, isa, short)
     tile = choose_tile(problem.out, shape.vectors, problem.depth, isa, shape.most_vectors)
     return min(_blocked(problem, shape, tile), key=lambda scheme: block_cycles(scheme, threads))
 
 
-def schemes_for(problem: Problem, has_prologue: bool, isa: Isa) -> Iterator[Scheme]:
+def schemes_for(
+    problem: Problem, has_prologue: bool, isa: Isa, short: bool = False
+) -> Iterator[Scheme]:
     """The schemes with all sizes of blocks and register tiles, but for tiles that are far worse
     than others.  Equal bits come from all."""
-    shape = _shape(problem, has_prologue, isa)
+    shape = _shape(problem, has_prologue, isa, short)
     tiles = {
         tile: cycles_of(tile, problem.out, problem.depth)
         for tile in tiles_for(problem.out, shape.vectors, isa, shape.most_vectors)
@@ -67,14 +78,18 @@ class _Shape:
         return 1 if self.packing == "lanes" else 4
 
 
-def _shape(problem: Problem, has_prologue: bool, isa: Isa) -> _Shape:
+def _shape(problem: Problem, has_prologue: bool, isa: Isa, short: bool) -> _Shape:
     lanes = isa.lanes
     spread = problem.groups > 1 and problem.outputs < lanes
     packing = "lanes" if spread else _packing(problem, has_prologue, lanes)
-    unit = _unit(problem, packing, lanes)
+    terms, planes = PART_TERMS, MOST_UNROLLED_PLANES
+    if short:
+        terms = max(LEAST_SHORT_TERMS, math.isqrt(problem.depth))
+        planes = max(1, min(planes, terms // (problem.kernel[0] * problem.kernel[1])))
+    unit = _unit(problem, packing, lanes, planes)
     outputs = problem.outputs * (problem.groups if spread else 1)
     chunk = _chunk(problem, unit, CHUNK_TERMS[lanes])
-    part = _part(problem, unit, chunk)
+    part = _part(problem, unit, chunk, terms)
     return _Shape(lanes, packing, unit, chunk, part, -(-outputs // lanes))
 
 
@@ -98,10 +113,10 @@ def _chunk(problem: Problem, unit: int, terms: int) -> int:
     return 0 if chunks == 1 and problem.kernel != (1, 1) else -(-steps // chunks)
 
 
-def _part(problem: Problem, unit: int, chunk: int) -> int:
+def _part(problem: Problem, unit: int, chunk: int, terms: int) -> int:
     """Steps of a part; 0 for sums in one part that have no chunks."""
     steps = -(-problem.inputs // unit)
-    part = max(1, round(PART_TERMS / (unit * problem.kernel[0] * problem.kernel[1])))
+    part = max(1, round(terms / (unit * problem.kernel[0] * problem.kernel[1])))
     return 0 if part >= steps and not chunk else part
 
 
@@ -122,8 +137,8 @@ def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
     return "blocks" if blocked and aligned else "pixels"
 
 
-def _unit(problem: Problem, packing: Packing, lanes: int) -> int:
-    """Channels unrolled in one step.
+def _unit(problem: Problem, packing: Packing, lanes: int, planes: int) -> int:
+    """Channels unrolled in one step, at most ``planes`` where they lie in planes.
 
     Taps are not: neighbouring pixels share inputs from tap to tap, which compilers then keep,
     and for that spill sums.
@@ -133,5 +148,5 @@ def _unit(problem: Problem, packing: Packing, lanes: int) -> int:
         return 1
     in_planes = packing == "none" and source.block == 1 < problem.inputs
     if packing == "pixels" or in_planes:
-        return min(MOST_UNROLLED_PLANES, problem.inputs)
+        return min(planes, problem.inputs)
     return min(lanes, problem.inputs)
