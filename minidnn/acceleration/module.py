@@ -76,6 +76,8 @@ class OptimizedModule(nn.Module):
 
         UnsupportedError under autocast, or when not all is taken and ``strict`` was asked for.
         """
+        if torch.jit.is_tracing():  # which records operations of PyTorch's
+            return self.original(*args, **kwargs)
         if not kwargs and self._is_plain(args):
             result = self._programs.at_once(args)
             if result is not None:

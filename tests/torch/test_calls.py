@@ -71,6 +71,15 @@ def test_results_lie_in_memory_of_the_cpu_whatever_pytorchs_default_is(net: nn.M
     torch.testing.assert_close(found, net[:3](x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+def test_a_trace_is_of_the_original(net: nn.Module) -> None:
+    x = examples(2, 3, 8, 8)
+    body = net[:3].eval()
+    traced = torch.jit.trace(md.optimize(body, x, device="cpu"), x)
+    with torch.no_grad():
+        torch.testing.assert_close(traced(2 * x), body(2 * x))
+
+
 def test_the_shortest_way_is_left_where_a_call_is_more() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
     x = examples(2, 3, 8, 8)
