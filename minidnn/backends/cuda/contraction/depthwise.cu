@@ -8,7 +8,14 @@
 // result is a chain of multiply-adds in the order of its taps, row after row, whatever a thread
 // makes.  A block keeps the filters of its channels in shared memory, as floats, first the first
 // four channels of all threads' packs, then the others: no two share a bank.
-extern "C" __global__ void __launch_bounds__($THREADS$, $BLOCKS$) $NAME$($PARAMETERS$) {
+//
+// Before sm_90 unrolled rows take more registers than are counted for so many blocks at once.
+#if __CUDA_ARCH__ >= 900
+#define BLOCKS $BLOCKS$
+#else
+#define BLOCKS 1
+#endif
+extern "C" __global__ void __launch_bounds__($THREADS$, BLOCKS) $NAME$($PARAMETERS$) {
   typedef $T$ T;
   constexpr int L = $LANES$, M = $MULTIPLIER$, ROWS = $ROWS$, COLUMNS = $COLUMNS$;
   constexpr int KR = $KR$, KC = $KC$, SR = $SR$, SC = $SC$, DR = $DR$, DC = $DC$;

@@ -28,7 +28,7 @@ _FEW_TAPS = 16
 """With more, a block's filters are worth more threads."""
 _CHANNELS = 64
 """Of a block: filters of more take room, pixels of fewer are no whole lines of the cache."""
-_REGISTERS = 176
+_REGISTERS = 168
 _BESIDE = 40
 """Registers for addresses and all that is no pixel, filter or sum."""
 _SPARE = 24
@@ -152,7 +152,10 @@ def _registers(problem: ContractionProblem, strip: Strip) -> int:
     _, columns = _reach(problem, strip)
     asked = max(1, read * problem.x.itemsize // 4)
     row = columns * (read + asked + 1)
-    return _BESIDE + (open_rows * strip.columns + 1) * strip.lanes + row
+    filters = 1
+    if strip.rows > 1 == strip.columns and problem.w.shape[2] > _FEW_ROWS:
+        filters += problem.w.shape[3]  # for one column compilers read them a row ahead
+    return _BESIDE + (open_rows * strip.columns + filters) * strip.lanes + row
 
 
 def _blocks(problem: ContractionProblem, strip: Strip) -> int:
