@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,10 +34,9 @@ ROUNDING = {"tf32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 DTYPES = {"tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
 
-def layer(channels: int, *geometry: object, **rest: object) -> md.Layer:
+def layer(channels: int, *geometry: Any, filters: int = 0, **rest: Any) -> md.Layer:
     """A convolution with a group for each channel of the image."""
-    filters = rest.pop("filters", channels)
-    return L.Conv2d(channels, filters, *geometry, groups=channels, **rest)  # type: ignore[arg-type]
+    return L.Conv2d(channels, filters or channels, *geometry, **{"groups": channels, **rest})
 
 
 def residual(channels: int, kernel: int) -> md.Layer:

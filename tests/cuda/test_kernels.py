@@ -129,7 +129,9 @@ def test_adaptive_pooling(layout: Layout, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 24, 37, 9), (1, 33, 3, 5), (3, 136, 2, 1)], ids=str)
-def test_averages_of_whole_planes(shape: tuple[int, ...], dtype: str, tmp_path: Path) -> None:
+def test_averages_of_whole_planes(
+    shape: tuple[int, int, int, int], dtype: str, tmp_path: Path
+) -> None:
     """The same bits as the reference, which adds row after row."""
     x = numbers_of(shape, dtype)
     op = ops.AvgPool2d(shape[2:], shape[2:])
