@@ -16,11 +16,10 @@ from ....cache import digest
 from ...cpu.code import Code
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
-from ..pointwise import print_chain
 from ..sequence.mapping import shared_limit
 from ..tensor import Tensor
 from .problem import ContractionProblem
-from .text import fill, parameters_of, template
+from .text import compute_stages, fill, parameters_of, template
 from .tile import is_regular, step_of
 
 _ACCESS = 16  # bytes
@@ -330,8 +329,5 @@ def _epilogue(problem: ContractionProblem) -> str:
     for i in range(len(problem.others)):
         code.line(f"float a{1 + i}[L];")
         code.line(f"md_load<L>(a{1 + i}, x{1 + i} + m * P_other{i} + k);")
-    code.line("#pragma unroll")
-    with code.block("for (int j = 0; j < L; j++)"):
-        steps = [stage.step for stage in problem.stages]
-        code.line(f"result[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
+    compute_stages(code, problem, "L", "result")
     return str(code).rstrip("\n")

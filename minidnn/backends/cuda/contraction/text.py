@@ -58,9 +58,11 @@ def unpack_others(code: Code, problem: ContractionProblem, index: str) -> None:
         code.line(f"for (int j = 0; j < 8; j++) a{1 + i}[j] = md_value(q{i}.items[j]);")
 
 
-def compute_stages(code: Code, problem: ContractionProblem) -> None:
-    """What comes after, on eight results in ``a0`` and the others in ``a1`` and on."""
+def compute_stages(
+    code: Code, problem: ContractionProblem, count: str = "8", result: str = "r"
+) -> None:
+    """What comes after, on so many results in ``a0`` and the others in ``a1`` and on."""
     code.line("#pragma unroll")
-    with code.block("for (int j = 0; j < 8; j++)"):
+    with code.block(f"for (int j = 0; j < {count}; j++)"):
         steps = [stage.step for stage in problem.stages]
-        code.line(f"r[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
+        code.line(f"{result}[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
