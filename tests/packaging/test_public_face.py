@@ -98,21 +98,25 @@ def test_the_guard_of_the_test_above_bites(root: Path) -> None:
     assert run_python(code, root).strip() == "minidnn must not import pytest"
 
 
+def cheapest_start(code: str, root: Path) -> float:
+    """The fewest seconds of processor time that ``code`` and processes it started took in several
+    fresh interpreters.
+
+    On a busy machine each of them waits, which is not counted, and may share a core with another
+    process, which slows it: hence several.
+    """
+    timed = (
+        f"import numpy, os\nstart = sum(os.times()[:4])\n{code}\nprint(sum(os.times()[:4]) - start)"
+    )
+    return min(float(run_python(timed, root)) for _ in range(5))
+
+
 @pytest.mark.alone
 def test_import_takes_under_200_ms_over_numpy(root: Path) -> None:
-    code = (
-        "import numpy, time; t = time.perf_counter(); import minidnn\n"
-        "print(time.perf_counter() - t)"
-    )
-    # The best of three: the machine that runs the tests may be busy.
-    assert min(float(run_python(code, root)) for _ in range(3)) < 0.2
+    assert cheapest_start("import minidnn", root) < 0.2
 
 
 @pytest.mark.alone
 def test_all_public_names_load_in_a_second(root: Path) -> None:
-    code = (
-        "import numpy, time; t = time.perf_counter(); import minidnn\n"
-        "for name in minidnn.__all__: getattr(minidnn, name)\n"
-        "print(time.perf_counter() - t)"
-    )
-    assert min(float(run_python(code, root)) for _ in range(3)) < 1.0
+    code = "import minidnn\nfor name in minidnn.__all__: getattr(minidnn, name)"
+    assert cheapest_start(code, root) < 1.0
