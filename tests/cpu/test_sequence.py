@@ -26,7 +26,9 @@ from minidnn.fusion.region import Sequence as SequenceRegion
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
-from minidnn.graph.operators import SiLU
+from minidnn.graph.operators import AvgPool2d, MaxPool2d, ReLU, SiLU
+from minidnn.graph.trace import apply, tracing
+from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
@@ -315,6 +317,21 @@ def test_large_outputs_are_streamed(isa: Isa) -> None:
             exe(there, out=here)
             assert same(here, expected)
             assert (out[shift + x.size :] == 7.0).all()
+
+
+@pytest.mark.parametrize("channels", [2, 16])
+def test_outputs_that_later_steps_read(channels: int, isa: Isa) -> None:
+    """The step that computes an output writes it; a window that reads it afterwards does not."""
+    with tracing("outputs") as trace:
+        x = trace.input(TensorType((2, channels, 2, 5)), "x")
+        average = apply(AvgPool2d((1, 2), (3, 3)), x)
+        positive = apply(ReLU(), average)
+        largest = apply(MaxPool2d((2, 4), (2, 2), (1, 2), (2, 1)), positive)
+        graph = trace.graph([average, positive, largest])
+    plan = planned(graph, isa, "unrestricted")
+    (node,) = plan.graph.nodes
+    assert isinstance(node.op, SequenceRegion)
+    check([Case(graph, plan, seed, False) for seed in range(3)], isa)
 
 
 @pytest.mark.full

@@ -397,17 +397,11 @@ class _Printer:
             )
             windows = [o.window for o in operations if number in o.operands]
             padded = all(w is None or w.reduce == storage.reduce for w in windows)
-        outside = None
-        if plane.input is not None or plane.output is not None:
-            outside = self._outside(number, segment)
-        is_input = plane.input is not None
-        return PlaneView(
-            plane.extent,
-            ring,
-            outside if is_input else None,
-            None if is_input else outside,
-            padded,
-        )
+        source = self._outside(number, segment) if plane.input is not None else None
+        # A step that only reads an output, from its ring, must not write it again.
+        is_made = plane.output is not None and any(o.result == number for o in operations)
+        target = self._outside(number, segment) if is_made else None
+        return PlaneView(plane.extent, ring, source, target, padded)
 
     def _outside(self, number: int, segment: int) -> Outside:
         plane = self.plan.planes[number]
