@@ -15,6 +15,7 @@ from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.program import Program
 from minidnn.acceleration.programs import Programs, arrangement, describe
+from minidnn.acceleration.watched import derived, watched
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.capture import capture
 
@@ -75,9 +76,14 @@ class OptimizedModule(nn.Module):
         """What the original gives, without gradients.
 
         UnsupportedError under autocast, or when not all is taken and ``strict`` was asked for.
+        Where operations of PyTorch's are recorded, the original is.
         """
-        if torch.jit.is_tracing():  # which records operations of PyTorch's
-            return self.original(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():  # of a network that this one is part of
+            if torch.compiler.is_exporting():
+                return self.original(*args, **kwargs)
+            return self._uncompiled(*args, **kwargs)
+        if watched():
+            return self._watched(args, kwargs)
         if not kwargs and self._is_plain(args):
             result = self._programs.at_once(args)
             if result is not None:
@@ -85,13 +91,25 @@ class OptimizedModule(nn.Module):
         if self.training:
             return self.original(*args, **kwargs)
         leaves, arranged = arrangement(args, kwargs)
+        if any(isinstance(leaf, torch.fx.Proxy) for leaf in leaves):  # a symbolic trace
+            return self.original.forward(*args, **kwargs)  # of the children, which are found there
         if torch.is_grad_enabled():
             if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
-                self._warn_of_gradients()
-                return self.original(*args, **kwargs)
+                return self._left("with an input that requires a gradient", args, kwargs)
             with torch.no_grad():
                 return self._run(leaves, arranged, args, kwargs)
         return self._run(leaves, arranged, args, kwargs)
+
+    @torch.compiler.disable(reason="minidnn runs it")
+    def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def _watched(self, args: Any, kwargs: Any) -> Any:
+        """The original, whose operations are recorded, or computed in another way."""
+        how = derived() if not self.training else None
+        if how is None:
+            return self.original(*args, **kwargs)
+        return self._left(how, args, kwargs)
 
     def _is_plain(self, args: tuple[Any, ...]) -> bool:
         """Whether a call for tensors on the CPU is inference, without gradients or autocast."""
@@ -166,15 +184,20 @@ class OptimizedModule(nn.Module):
         first = next(self.original.parameters(), None)
         return "cpu" if first is None else memory_of(first)
 
-    def _warn_of_gradients(self) -> None:
+    def _left(self, how: str, args: Any, kwargs: Any) -> Any:
+        """The original's result for a call which is PyTorch's as a whole."""
+        name = type(self.original).__name__
+        if self._settings[2]:
+            raise UnsupportedError(f"strict=True, and {name} was called {how}")
         if not self._warned:
             self.__dict__["_warned"] = True
             warnings.warn(
-                f"{type(self.original).__name__} was called with an input that requires a "
-                "gradient: it runs in PyTorch; use torch.no_grad() or torch.inference_mode()",
+                f"{name} was called {how}: it runs in PyTorch, where derivatives and "
+                "transforms are computed",
                 MiniDNNWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
+        return self.original(*args, **kwargs)
 
     # What a module is asked for is the original's.
 

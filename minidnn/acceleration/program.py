@@ -17,8 +17,8 @@ from minidnn.acceleration.weights import Watch
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.capture import Captured
-from minidnn.frontends.torch.convert import convert, judge_operations, label_of
-from minidnn.frontends.torch.opaque import OpaqueModule, is_opaque, path_of
+from minidnn.frontends.torch.convert import convert, judge_operations
+from minidnn.frontends.torch.opaque import OpaqueModule, is_opaque
 from minidnn.frontends.torch.partition import Level, levels
 from minidnn.graph.operators import Dropout, Identity
 
@@ -61,6 +61,13 @@ class Program:
         self._results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
         held = (h for node, h in captured.held.items() if node.users)
         self.watch = Watch(held, root, fetches=engine.device == "cpu")
+        if self.watch.uncounted:
+            log.warning(
+                "%s: %d weights are tensors of inference mode, whose writes PyTorch does not "
+                "count; call refresh() after any",
+                name,
+                self.watch.uncounted,
+            )
         self.compile()
 
     def compile(self) -> None:
@@ -125,8 +132,8 @@ class Program:
         for node, reason in self.left.items():
             if node.target is operator.getitem:
                 continue
-            text = f"{_operation(node)}: {self.captured.reasons.get(path_of(node), reason)}"
-            found.setdefault(text, []).append(label_of(node))
+            text = f"{_operation(node)}: {self.captured.why_opaque(node) or reason}"
+            found.setdefault(text, []).append(self.captured.label(node))
         lines = []
         for text, where in found.items():
             times = "" if len(where) == 1 else f" ({len(where)} times)"
@@ -177,7 +184,7 @@ class _Builder:
         for node in nodes:
             if is_opaque(node):
                 name = f"opaque{len(self._modules)}"
-                self._modules[name] = OpaqueModule(self._captured.opaque[_index(node)])
+                self._modules[name] = OpaqueModule(self._captured.opaque_call(node))
                 given = fx.map_arg(node.args[0], self.value)
                 self._found[node] = self._graph.call_module(name, (given,))
             else:
@@ -259,11 +266,6 @@ def _is_channels_last(value: Any) -> bool:
 
 def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)
-
-
-def _index(node: fx.Node) -> int:
-    index: Any = node.args[1]
-    return int(index)
 
 
 def _operation(node: fx.Node) -> str:

@@ -63,7 +63,9 @@ class Watch:
         ]
         # PyTorch does not count the writes to tensors of inference mode.
         self._uncounted = [
-            (each, tensor, tensor.data_ptr()) for each, tensor in tensors if tensor.is_inference()
+            (each.holder, each.key, tensor, tensor.data_ptr())
+            for each, tensor in tensors
+            if tensor.is_inference()
         ]
         self._types = [_type(tensor) for _, tensor in tensors]
         self._modules = [
@@ -72,6 +74,11 @@ class Watch:
             if holder.get(name) is not None
         ]
         self._glance = _Glance(self, self._fetches)
+
+    @property
+    def uncounted(self) -> int:
+        """Of how many weights writes in place are not noticed."""
+        return len(self._uncounted)
 
     def is_as_it_was(self) -> bool:
         """Whether weights and modules are those that were compiled in."""
@@ -84,11 +91,14 @@ class Watch:
         for holder, key, tensor, version, address in self._seen:
             now = holder.get(key)
             if now is not tensor or now._version != version or now.data_ptr() != address:
-                return next(e.name for e in self._held if e.holder is holder and e.key == key)
-        for each, tensor, address in self._uncounted:
-            if each.holder.get(each.key) is not tensor or tensor.data_ptr() != address:
-                return each.name
+                return self._name(holder, key)
+        for holder, key, tensor, address in self._uncounted:
+            if holder.get(key) is not tensor or tensor.data_ptr() != address:
+                return self._name(holder, key)
         return None
+
+    def _name(self, holder: Any, key: Any) -> str:
+        return next(e.name for e in self._held if e.holder is holder and e.key == key)
 
     def refitted(self) -> str | None:
         """The name of a weight that now has another type, so that nothing fits it."""
@@ -117,37 +127,38 @@ class _Glance:
     """
 
     def __init__(self, watch: Watch, fetches: bool) -> None:
-        holders = {id(holder): holder for holder, *_ in watch._seen}
+        held = [*watch._seen, *watch._uncounted]
+        holders = {id(holder): holder for holder, *_ in held}
         parents = {id(parent): parent for parent, *_ in watch._modules}
         self._dicts = [each.values() for each in (*holders.values(), *parents.values())]
         self._objects = [*chain.from_iterable(self._dicts), _END]
         tensors = [tensor for _, _, tensor, _, _ in watch._seen]
-        self._alive = tensors
+        uncounted = [tensor for _, _, tensor, _ in watch._uncounted]
+        self._alive = [*tensors, *uncounted]
         self._words: Callable[[], int] = lambda: True
         if fetches:
             self._words, tensors = unchanged_words(tensors)
         self._tensors = tensors
         self._versions = list(map(_VERSION, tensors))
-        self._addresses = array("Q", map(_ADDRESS, tensors))
+        self._addressed = [*tensors, *uncounted]
+        self._addresses = array("Q", map(_ADDRESS, self._addressed))
         self._modules = [
             module for _, _, module, _ in watch._modules if type(module) not in _WITHOUT_MODES
         ]
         self._modes = [module.training for module in self._modules]
-        self._sees_all = not watch._uncounted
         self._fetch = None
         if fetches:
             dicts = [*holders.values(), *parents.values(), *map(vars, self._modules)]
-            self._fetch = fetcher(dicts, self._objects, self._tensors)
+            self._fetch = fetcher(dicts, self._objects, self._addressed)
 
     def is_as_it_was(self) -> bool:
         """True only if nothing at all has changed; a longer look may find it in order, too."""
         if self._fetch is not None:
             self._fetch()
         return bool(
-            self._sees_all
-            and all(map(is_, chain(chain.from_iterable(self._dicts), (_END,)), self._objects))
+            all(map(is_, chain(chain.from_iterable(self._dicts), (_END,)), self._objects))
             and self._words()
-            and (not self._tensors or self._says_the_same())
+            and (not self._addressed or self._says_the_same())
             and list(map(_TRAINING, self._modules)) == self._modes
         )
 
@@ -155,7 +166,7 @@ class _Glance:
         """Whether PyTorch says of those tensors what it said."""
         return (
             list(map(_VERSION, self._tensors)) == self._versions
-            and array("Q", map(_ADDRESS, self._tensors)) == self._addresses
+            and array("Q", map(_ADDRESS, self._addressed)) == self._addresses
         )
 
 

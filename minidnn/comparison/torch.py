@@ -38,7 +38,7 @@ def original(
     operations = captured.operations
     judge_operations(operations, captured.constants, captured.tensor, lambda graph: None, left)
     if left or captured.opaque:
-        reasons = [f"{label_of(node)}: {reason}" for node, reason in left.items()]
+        reasons = [f"{captured.label(node)}: {reason}" for node, reason in left.items()]
         reasons += [f"{path}: {reason}" for path, reason in captured.reasons.items()]
         raise UnsupportedError(
             "these operations of the module are not known, so that it cannot be compared as a "

@@ -200,11 +200,25 @@ def test_a_weight_that_is_gone_is_noticed() -> None:
     assert watch.changed() == "weight"
 
 
-def test_weights_of_inference_mode_take_the_longer_look() -> None:
+@pytest.mark.parametrize("fetches", [False, True])
+def test_weights_of_inference_mode_are_seen_at_a_glance(net: nn.Module, fetches: bool) -> None:
     with torch.inference_mode():
-        holder = {"weight": examples(3)}
-    watch = Watch([Held(holder, "weight", "weight")])
-    assert not watch._glance.is_as_it_was() and watch.is_as_it_was()
+        holder = {"weight": examples(3), "bias": examples(3)}
+        other = examples(3)
+    holder["scale"] = examples(3)
+    watch = Watch([Held(holder, key, key) for key in holder], fetches=fetches)
+    assert watch.uncounted == 2
+    assert watch._glance.is_as_it_was()
+    with torch.inference_mode():
+        holder["bias"].data = other
+    assert not watch._glance.is_as_it_was() and watch.changed() == "bias"
+    watch.renew()
+    assert watch._glance.is_as_it_was()
+    holder["weight"] = other
+    assert not watch._glance.is_as_it_was() and watch.changed() == "weight"
+    watch.renew()
+    holder["scale"].mul_(2)
+    assert not watch._glance.is_as_it_was() and watch.changed() == "scale"
 
 
 def test_what_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,15 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
 from minidnn.errors import UnsupportedError
-from minidnn.frontends.torch.inplace import without_dropout, without_writes
-from minidnn.frontends.torch.opaque import OpaqueCall, OpaqueCalls, culprit
+from minidnn.frontends.torch.convert import label_of
+from minidnn.frontends.torch.inplace import VIEWED, without_dropout, without_writes
+from minidnn.frontends.torch.opaque import (
+    NotOneOperation,
+    OpaqueCall,
+    OpaqueCalls,
+    culprit,
+    is_opaque,
+)
 
 #: Operations that check what a program's key says already.
 _CHECKS = ("_assert_tensor_metadata.default",)
@@ -75,6 +82,19 @@ class Captured:
             if node.op not in ("placeholder", "get_attr", "output") and node not in self.constants
         ]
 
+    def opaque_call(self, node: Node) -> OpaqueCall:
+        """What an opaque operation calls."""
+        index: Any = node.args[1]
+        return self.opaque[int(index)]
+
+    def label(self, node: Node) -> str:
+        """An operation's name, for messages: the path of its module, if that has one."""
+        return self.opaque_call(node).path if is_opaque(node) else label_of(node)
+
+    def why_opaque(self, node: Node) -> str | None:
+        """Why an operation is opaque, or None if it is not."""
+        return self.reasons[self.opaque_call(node).path] if is_opaque(node) else None
+
     def tensor(self, node: Node) -> Any:
         """A constant's tensor as it is now."""
         if node in self.held:
@@ -99,46 +119,105 @@ def capture(
 
     UnsupportedError if that cannot be had, with what PyTorch says.
     """
-    kwargs = dict(kwargs or {})
-    program, opaque = _exported(root, tuple(args), kwargs)
+    export = _Export(root, tuple(args), dict(kwargs or {}))
+    program = export.program()
     notes = []
-    reason = without_writes(program.graph)
-    if reason is not None:
-        notes.append(f"writes in place were removed by PyTorch: {reason}")
-        program, opaque = _exported(root, tuple(args), kwargs)
-        without_dropout(program.graph)  # it gives its operand, which PyTorch does not see here
-        program.graph_module.recompile()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, of its pytrees
-            program = program.run_decompositions({})
+    while (reason := without_writes(program.graph)) is not None:
+        opaque = next((call for call in export.opaque.calls if call.views is not None), None)
+        if opaque is None:
+            notes.append(f"writes in place were removed by PyTorch: {reason}")
+            program = _functional(export.program())
+            break
+        # PyTorch, which can remove writes, does not know whose memory such a call gives.
+        export.widen(opaque.path, f"it gives memory that it was given, and {reason}")
+        program = export.program()
     captured = _captured(root, program, held_leaves or {})
-    captured.opaque, captured.reasons = opaque.calls, opaque.reasons
+    captured.opaque, captured.reasons = export.opaque.calls, export.opaque.reasons
     captured.notes = notes
     return captured
 
 
-def _exported(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    opaque = OpaqueCalls({})
-    while True:
-        if opaque.reasons:
-            opaque.record(root, args, kwargs)  # a mistake of the caller's comes to light here
+def _functional(program: Any) -> Any:
+    """A program without writes in place, which PyTorch removes."""
+    without_dropout(program.graph)  # it gives its operand, which PyTorch does not see here
+    program.graph_module.recompile()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, of its pytrees
+        return program.run_decompositions({})
+
+
+class _Export:
+    """What PyTorch exports of a module, once those modules in it are opaque that must be.
+
+    Attributes:
+        opaque: the calls of those.
+    """
+
+    def __init__(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.opaque = OpaqueCalls({})
+        self._root = root
+        self._args = args
+        self._kwargs = kwargs
+        #: Why modules that cannot be captured cannot be called as one operation either.
+        self._unfit: dict[str, str] = {}
+
+    def program(self) -> Any:
+        while True:
+            try:
+                if self.opaque.reasons:  # a mistake of the caller's comes to light here
+                    self.opaque.record(self._root, self._args, self._kwargs)
+            except NotOneOperation as error:
+                self.widen(error.path, error.reason)
+                continue
+            try:
+                return self._exported()
+            except Exception as error:  # whatever a module's own Python does
+                path = culprit(error, self._root)
+                said = f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.200}"
+                if path in self._unfit:
+                    raise self._refusal(self._unfit[path]) from error
+                if path is None or path in self.opaque.reasons:
+                    with torch.no_grad():
+                        self._root(*self._args, **self._kwargs)  # such a mistake does here, too
+                    raise self._refusal(said) from error
+                self.opaque = OpaqueCalls({**self.opaque.reasons, path: said})
+
+    def widen(self, path: str, reason: str) -> None:
+        """The module around an opaque one is opaque in its place."""
+        reasons = dict(self.opaque.reasons)
+        said = (
+            f"its module {path!r} cannot be captured ({reasons.pop(path)}), nor be called as one "
+            f"operation: {reason}"
+        )
+        self._unfit[path] = said
+        around = path.rpartition(".")[0]
+        while around and type(self._root.get_submodule(around)).forward is nn.Module.forward:
+            around = around.rpartition(".")[0]  # a list of modules, which is not called
+        if not around or around in self._unfit:
+            raise self._refusal(said)
+        kept = {each: why for each, why in reasons.items() if not each.startswith(f"{around}.")}
+        self.opaque = OpaqueCalls({**kept, around: said})
+
+    def _exported(self) -> Any:
         printed = io.StringIO()  # where it fails, PyTorch prints what it had of the program
-        try:
-            with torch.no_grad(), opaque.standing_in(root), contextlib.redirect_stderr(printed):
-                program = torch.export.export(root, args, kwargs, strict=False)
-            sys.stderr.write(printed.getvalue())
-            return program, opaque
-        except Exception as error:  # whatever a module's own Python does
-            path = culprit(error, root)
-            said = f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.200}"
-            if path is None or path in opaque.reasons:
-                with torch.no_grad():
-                    root(*args, **kwargs)  # a mistake of the caller's comes to light here, too
-                raise UnsupportedError(
-                    f"{type(root).__name__} cannot be captured: {said}; "
-                    'torch.compile(model, backend="minidnn") splits a network at such places'
-                ) from error
-            opaque = OpaqueCalls({**opaque.reasons, path: said})
+        with (
+            torch.no_grad(),
+            self.opaque.standing_in(self._root),
+            contextlib.redirect_stderr(printed),
+        ):
+            program = torch.export.export(self._root, self._args, self._kwargs, strict=False)
+        sys.stderr.write(printed.getvalue())
+        for node in filter(is_opaque, program.graph.nodes):
+            operands, index = node.args
+            if (views := self.opaque.calls[index].views) is not None:
+                node.meta[VIEWED] = operands[views]
+        return program
+
+    def _refusal(self, reason: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{type(self._root).__name__} cannot be captured: {reason}; "
+            'torch.compile(model, backend="minidnn") splits a network at such places'
+        )
 
 
 def _captured(root: nn.Module, program: Any, held_leaves: Mapping[int, Held]) -> Captured:

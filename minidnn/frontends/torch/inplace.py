@@ -11,6 +11,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+#: The key, in a node's ``meta``, of the operand whose memory it gives, where its operation's schema
+#: does not say so.
+VIEWED = "minidnn_viewed"
+
 #: They give their first operand itself at inference, though their schemas do not say so.
 _GIVES_OPERAND = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 
@@ -99,6 +103,8 @@ def _viewed(node: Node) -> Node | None:
     """The operand whose memory a node's result may share."""
     if node.op != "call_function" or not node.args:
         return None
+    if (viewed := node.meta.get(VIEWED)) is not None:
+        return viewed if isinstance(viewed, Node) else None
     target: Any = node.target
     first = node.args[0]
     if isinstance(first, (list, tuple)):

@@ -20,17 +20,37 @@ from torch.utils import _pytree as pytree
 from minidnn.errors import UnsupportedError
 
 
+class NotOneOperation(Exception):
+    """A module that cannot be called as one operation either.
+
+    Attributes:
+        path: of the module.
+        reason: why not.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+
 @dataclass
 class OpaqueCall:
-    """One call of such a module: how its operands and results are arranged."""
+    """One call of such a module: how its operands and results are arranged.
+
+    Attributes:
+        views: the operand, by its place among the tensors, whose memory results share, or None.
+    """
 
     path: str
     module: nn.Module
     given: Any
     #: Leaves of the arguments: None for a tensor, else the thing itself, wrapped in a tuple.
     others: list[tuple[Any] | None]
-    results: list[torch.Tensor] = field(repr=False)
+    #: Leaves of what it gives: tensors, or None.
+    results: list[torch.Tensor | None] = field(repr=False)
     arranged: Any = None
+    views: int | None = None
 
     def arguments(self, tensors: Any) -> tuple[Any, Any]:
         """The arguments with these tensors in their places."""
@@ -48,8 +68,16 @@ class OpaqueModule(nn.Module):
         self._call = call
 
     def forward(self, tensors: list[torch.Tensor]) -> list[Any]:
-        args, kwargs = self._call.arguments(tensors)
-        return pytree.tree_leaves(self._call.module(*args, **kwargs))
+        call = self._call
+        args, kwargs = call.arguments(tensors)
+        given, arranged = pytree.tree_flatten(call.module(*args, **kwargs))
+        if arranged != call.arranged or list(map(_kind, given)) != list(map(_kind, call.results)):
+            raise UnsupportedError(
+                f"module {call.path!r} gave {arranged} of {_kinds(given)}; when the network was "
+                f"captured, which this module cannot be, it gave {call.arranged} of "
+                f"{_kinds(call.results)}"
+            )
+        return _tensors(given)
 
 
 class OpaqueCalls:
@@ -58,10 +86,12 @@ class OpaqueCalls:
     def __init__(self, reasons: Mapping[str, str]) -> None:
         self.reasons = dict(reasons)
         self.calls: list[OpaqueCall] = []
+        self._is_within = False
 
     def record(self, root: nn.Module, args: Any, kwargs: Any) -> None:
         """Runs the network once, to see what the opaque modules are given and give."""
         self.calls.clear()
+        self._is_within = False
         with self._replaced(root, self._recorder), torch.no_grad():
             root(*args, **kwargs)
 
@@ -73,12 +103,13 @@ class OpaqueCalls:
 
         def replacement(path: str, module: nn.Module, forward: Any) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
-                leaves = pytree.tree_leaves((args, kwargs))
                 index = next(count)
-                tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-                _standing[index] = self.calls[index].results
-                given = torch.ops.minidnn.opaque(tensors, index)
-                return pytree.tree_unflatten(list(given), self.calls[index].arranged)
+                recorded = self.calls[index]
+                _standing[index] = _tensors(recorded.results)
+                tensors = _tensors(pytree.tree_leaves((args, kwargs)))
+                given = iter(torch.ops.minidnn.opaque(tensors, index))
+                leaves = [each if each is None else next(given) for each in recorded.results]
+                return pytree.tree_unflatten(leaves, recorded.arranged)
 
             return call
 
@@ -90,35 +121,22 @@ class OpaqueCalls:
 
     def _recorder(self, path: str, module: nn.Module, forward: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_within:  # it is part of another's call
+                return forward(*args, **kwargs)
             leaves, given = pytree.tree_flatten((args, kwargs))
-            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            tensors = _tensors(leaves)
             before = [tensor._version for tensor in tensors if not tensor.is_inference()]
+            self._is_within = True
             result = forward(*args, **kwargs)
+            self._is_within = False
             after = [tensor._version for tensor in tensors if not tensor.is_inference()]
             results, arranged = pytree.tree_flatten(result)
-            self._check(path, tensors, results, before != after)
+            views = _views(path, tensors, results, before != after)
             others = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
-            self.calls.append(OpaqueCall(path, module, given, others, results, arranged))
+            self.calls.append(OpaqueCall(path, module, given, others, results, arranged, views))
             return result
 
         return call
-
-    def _check(self, path: str, given: list[Any], results: list[Any], written: bool) -> None:
-        reason = None
-        if written:
-            reason = "it writes to its operands"
-        elif not results or not all(isinstance(result, torch.Tensor) for result in results):
-            reason = "it gives something else than tensors"
-        else:
-            # Tensors without elements have no memory, and lie at 0.
-            memory = {tensor.untyped_storage().data_ptr() for tensor in given if tensor.numel()}
-            if any(result.untyped_storage().data_ptr() in memory for result in results):
-                reason = "its result shares memory with its operands"
-        if reason is not None:
-            raise UnsupportedError(
-                f"module {path!r} cannot be captured ({self.reasons[path]}), nor be called as one "
-                f"operation: {reason}"
-            )
 
     @contextmanager
     def _replaced(self, root: nn.Module, make: Any) -> Iterator[None]:
@@ -139,6 +157,38 @@ class OpaqueCalls:
                     module.__dict__["forward"] = own
 
 
+def _views(path: str, given: list[Any], results: list[Any], written: bool) -> int | None:
+    """The operand, by its place, whose memory results share; NotOneOperation if a call is more
+    than an operation."""
+    if written:
+        raise NotOneOperation(path, "it writes to its operands")
+    if not all(result is None or isinstance(result, torch.Tensor) for result in results):
+        raise NotOneOperation(path, f"it gives {_kinds(results)}; valid are tensors, and None")
+    # Tensors without elements have no memory, and lie at 0.
+    memory = [tensor.untyped_storage().data_ptr() if tensor.numel() else None for tensor in given]
+    found = {
+        place
+        for result in _tensors(results)
+        for place, address in enumerate(memory)
+        if result.untyped_storage().data_ptr() == address
+    }
+    if len(found) > 1:
+        raise NotOneOperation(path, "its results share memory with several operands")
+    return next(iter(found), None)
+
+
+def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _kind(leaf: Any) -> str:
+    return "Tensor" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+
+
+def _kinds(leaves: list[Any]) -> str:
+    return ", ".join(map(_kind, leaves)) or "nothing"
+
+
 #: What the opaque calls that are being captured give.
 _standing: dict[int, list[torch.Tensor]] = {}
 
@@ -156,6 +206,8 @@ def _define() -> torch.library.Library:
         ]
 
     torch.library.register_fake("minidnn::opaque", like, lib=library)
+    # A call whose results nobody reads may be one that prints, or counts.
+    torch.fx.node.has_side_effect(torch.ops.minidnn.opaque.default)
     return library
 
 
@@ -164,16 +216,11 @@ def is_opaque(node: torch.fx.Node) -> bool:
     return str(node.target) == "minidnn.opaque.default"
 
 
-def path_of(node: torch.fx.Node) -> str:
-    """The path of the innermost module that a captured operation is of."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return str(next(reversed(list(stack.values())), ("",))[0])
-
-
 def culprit(error: BaseException, root: nn.Module) -> str | None:
     """The path of the innermost module in whose ``forward`` an error came up; None if that is
     the network itself."""
-    paths = {module: path for path, module in root.named_modules()}
+    # A module that stands in several places is captured by way of objects that share its dict.
+    paths = {id(vars(module)): path for path, module in root.named_modules()}
     pending: BaseException | None = error
     seen: list[BaseException] = []
     found: str | None = None
@@ -182,8 +229,8 @@ def culprit(error: BaseException, root: nn.Module) -> str | None:
         trace = pending.__traceback__
         while trace is not None:
             owner = trace.tb_frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and paths.get(owner):
-                found = paths[owner]
+            if isinstance(owner, nn.Module):
+                found = paths.get(id(vars(owner))) or found
             trace = trace.tb_next
         if found is not None:
             return found

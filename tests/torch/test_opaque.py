@@ -1,0 +1,186 @@
+"""Modules that cannot be captured: called as they are, wherever and however often they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import minidnn as md
+from minidnn.errors import UnsupportedError
+
+
+def examples(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(2))
+
+
+class Deciding(nn.Module):
+    """Looks at values to decide what it gives; both ways as it was told."""
+
+    def __init__(self, give: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.give = give
+        self.seen: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if x.mean() > 1e9:
+            return None
+        self.seen.append(float(x.detach().flatten()[0]))
+        return self.give(x)
+
+
+class Around(nn.Module):
+    def __init__(self, *inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(inner)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for module in self.inner:
+            x = module(x)
+        return x[0] + 1 if isinstance(x, tuple) else x + 1
+
+
+def conv(inputs: int = 8) -> nn.Module:
+    return nn.Conv2d(inputs, 8, 1)
+
+
+def optimized(net: nn.Module, **options: Any) -> Any:
+    """With its results compared on an input that it was not compiled with."""
+    torch.manual_seed(0)
+    fast = md.optimize(net.eval(), examples(2, 3, 4, 4), device="reference", **options)
+    x = examples(2, 3, 4, 4) - 0.5
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+    return fast
+
+
+def taken(fast: Any) -> list[bool]:
+    return [level.taken for level in fast.programs[0].levels]
+
+
+def test_one_that_stands_in_several_places() -> None:
+    shared = Deciding(lambda x: x * 2)
+    fast = optimized(nn.Sequential(conv(3), shared, conv(), shared, conv(), Around(shared)))
+    assert taken(fast) == [True, False, True, False, True, False, True]
+    assert "\n  1, 1, 1: a module as it is: GuardOnDataDependentSymNode: " in fast.explain()
+    assert "(3 times)" in fast.explain()
+    shared.seen.clear()
+    fast(examples(2, 3, 4, 4))
+    assert len(shared.seen) == 3
+
+
+def test_one_within_a_module_that_stands_in_several_places() -> None:
+    shared = Around(conv(), Deciding(torch.cos))
+    fast = optimized(nn.Sequential(conv(3), shared, nn.ReLU(True), shared))
+    assert taken(fast) == [True, False, True, False, True]
+
+
+def test_one_that_gives_what_it_was_given() -> None:
+    """Such as one that prints: writes in place behind it keep their meaning."""
+    look = Deciding(lambda x: x)
+    fast = optimized(nn.Sequential(conv(3), look, nn.ReLU(True), conv()))
+    assert taken(fast) == [True, False, True]
+    optimized(nn.Sequential(look, nn.ReLU(), conv(3)))
+
+
+def test_one_that_gives_a_view() -> None:
+    flatten = Deciding(lambda x: x.flatten(1))
+    fast = optimized(nn.Sequential(conv(3), flatten, nn.Linear(128, 4)))
+    assert taken(fast) == [True, False, True]
+
+
+def test_one_that_gives_nothing_is_called() -> None:
+    class Logged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = conv(3)
+            self.log = Deciding(lambda x: None)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.conv(x)
+            self.log(y)
+            return torch.relu(y)
+
+    net = Logged()
+    fast = optimized(net)
+    net.log.seen.clear()
+    fast(examples(2, 3, 4, 4))
+    assert net.log.seen == [
+        pytest.approx(net.conv(examples(2, 3, 4, 4)).detach()[0, 0, 0, 0].item())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("give", "reason"),
+    [
+        (lambda x: (x, 3), "it gives Tensor, int; valid are tensors, and None"),
+        (lambda x: x.mul_(2), "it writes to its operands"),
+    ],
+)
+def test_what_is_more_than_an_operation_takes_the_module_around_it_along(
+    give: Callable[[torch.Tensor], Any], reason: str
+) -> None:
+    around = Around(conv(), Deciding(give))
+    fast = optimized(nn.Sequential(conv(3), around, conv(), nn.Sequential(around)))
+    assert taken(fast) == [True, False, True, False]
+    lines = fast.explain().splitlines()
+    (line,) = [line for line in lines if "1, 1: a module as it is: its module " in line]
+    assert "'1.inner.1' cannot be captured (GuardOnDataDependentSymNode: " in line
+    assert line.endswith(f"), nor be called as one operation: {reason} (2 times)")
+    with pytest.raises(UnsupportedError) as caught:
+        md.optimize(nn.Sequential(conv(3), Deciding(give)).eval(), examples(2, 3, 4, 4))
+    text = str(caught.value)
+    assert text.startswith("Sequential cannot be captured: its module '1' cannot be captured (")
+    assert f"nor be called as one operation: {reason}; torch.compile(" in text
+
+
+def test_one_of_several_uses_that_nothing_is_around_of() -> None:
+    shared = Deciding(lambda x: x.mul_(2))
+    net = nn.Sequential(conv(3), Around(conv(), shared), conv(), shared).eval()
+    with pytest.raises(UnsupportedError, match=r"its module '1\.inner\.1' cannot be captured"):
+        md.optimize(net, examples(2, 3, 4, 4))
+
+
+class Residual(nn.Module):
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv()
+        self.middle = middle
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        return y + self.middle(y).relu_()  # writes to y, too, where middle gives y
+
+
+def test_a_write_in_place_to_memory_that_one_was_given() -> None:
+    look = Deciding(lambda x: x)
+    fast = optimized(nn.Sequential(conv(3), Residual(look), conv()))
+    assert taken(fast) == [True, False, True]
+    assert "it gives memory that it was given, and aten.relu_.default writes to" in fast.explain()
+    fast = optimized(nn.Sequential(conv(3), Residual(Deciding(lambda x: x + 1)), conv()))
+    assert "it gives memory" not in fast.explain()
+    with pytest.raises(UnsupportedError, match="it gives memory that it was given, and aten"):
+        md.optimize(Residual(look).eval(), examples(2, 8, 4, 4))
+
+
+def test_results_that_are_not_those_of_the_capture() -> None:
+    class Growing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grown = False
+
+        def forward(self, x: torch.Tensor) -> Any:
+            if self.grown and x.mean() < 1e9:
+                return None
+            return x + float(x.mean().item() > 1e9) if x.mean() < 1e9 else x
+
+    net = nn.Sequential(conv(3), Growing(), nn.ReLU()).eval()
+    fast = md.optimize(net, examples(2, 3, 4, 4), device="reference")
+    net[1].grown = True
+    with pytest.raises(UnsupportedError) as caught:
+        fast(examples(2, 3, 4, 4))
+    assert str(caught.value).startswith("module '1' gave ")
+    assert " of NoneType; when the network was captured, " in str(caught.value)
