@@ -24,7 +24,7 @@ import numpy as np
 from minidnn.backends.cpu.buffers import Array, Buffer
 from minidnn.backends.cpu.contraction import ContractionKernel, Workspace, print_contraction
 from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS, Algorithm
-from minidnn.backends.cpu.isa import Isa, isa_named, usable_isas
+from minidnn.backends.cpu.isa import Isa, usable_isa, usable_isas
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.library import Kernel
 from minidnn.backends.cpu.machine import describe_machine
@@ -324,7 +324,7 @@ def main() -> None:
     rows = []
     for name in options.isa:
         for batch in options.batch:
-            rows += measure(layers, batch, isa_named(name), pool, options.rounds, cold)
+            rows += measure(layers, batch, usable_isa(name), pool, options.rounds, cold)
     if options.json:
         figures = {"machine": describe_machine().line(), "threads": options.threads, "rows": rows}
         with open(options.json, "w") as file:

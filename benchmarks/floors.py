@@ -34,7 +34,7 @@ from benchmarks.linear import READ_BYTES, Read
 from minidnn import models
 from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.backends.cpu.cores import usable_cores
-from minidnn.backends.cpu.isa import best_isa, isa_named
+from minidnn.backends.cpu.isa import best_isa, usable_isa
 from minidnn.backends.cpu.lower import Task
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.program import shared_pool
@@ -98,7 +98,7 @@ def measure(name: str, batch: int, isa: str, threads: int, runs: int) -> dict[st
     inputs = [rng.standard_normal(value.shape, np.float32) for value in graph.inputs]
     outputs = [np.empty(value.shape, np.float32) for value in graph.outputs]
     pool = shared_pool(threads)
-    peak, read = Peak(isa_named(isa), pool), Read(isa_named(isa), pool)
+    peak, read = Peak(usable_isa(isa), pool), Read(usable_isa(isa), pool)
     reads = [timed(read.program, read.bases, threads)[0] for _ in range(4)]
     program.run(inputs, outputs)
     rounds = []

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.convolution import bind, timed
 from minidnn.backends.cpu.buffers import Buffer
 from minidnn.backends.cpu.contraction import print_contraction
-from minidnn.backends.cpu.isa import Isa, isa_named, usable_isas
+from minidnn.backends.cpu.isa import Isa, usable_isa, usable_isas
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
@@ -114,7 +114,7 @@ def main() -> None:
     pool = Pool(options.threads)
     found = []
     for name in options.isa:
-        isa = isa_named(name)
+        isa = usable_isa(name)
         loop = Read(isa, pool)
         for rows in options.rows:
             for inputs, outputs in LAYERS:

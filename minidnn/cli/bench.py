@@ -140,7 +140,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _cases(options: argparse.Namespace) -> list[Case]:
     from minidnn.backends.cpu.cores import usable_cores
-    from minidnn.backends.cpu.isa import isa_named
+    from minidnn.backends.cpu.isa import usable_isa
     from minidnn.bench.files import file_case
     from minidnn.bench.networks import case_of
     from minidnn.cli.networks import is_onnx
@@ -149,7 +149,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
         raise MiniDNNError("NET: name a network of the zoo, or results with --merge")
     if options.dtype not in DTYPES:
         raise UnsupportedError(f"--dtype {options.dtype!r}: valid are {', '.join(DTYPES)}")
-    isa = isa_named(options.isa).name if options.isa else None
+    isa = usable_isa(options.isa).name if options.isa else None
     threads = options.threads or usable_cores()
     return [
         (file_case if is_onnx(network) else case_of)(

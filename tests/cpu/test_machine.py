@@ -72,6 +72,14 @@ def test_isas(flags: tuple[str, ...], names: list[str], monkeypatch: pytest.Monk
     else:
         with pytest.raises(DeviceError, match=r"needs an x86-64 processor with AVX2 .*reference"):
             isa.best_isa()
+    for known in isa.ISAS.values():
+        if known.name in names:
+            assert isa.usable_isa(known.name) is known
+        else:
+            lacks = f"isa='{known.name}': this processor lacks .*{known.flags[-1]}.*; valid here: "
+            valid = "', '".join(names) if names else "none"
+            with pytest.raises(DeviceError, match=f"{lacks}'?{valid}'?$"):
+                isa.usable_isa(known.name)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minidnn.backends.cpu import toolchain
-from minidnn.backends.cpu.isa import AVX2, AVX512, Isa, isa_named
+from minidnn.backends.cpu.isa import AVX2, AVX512, Isa, usable_isa
 from minidnn.backends.cpu.toolchain import find_cc, find_ispc, toolchain_status, why_unusable
 from minidnn.errors import DeviceError
 
@@ -152,4 +152,4 @@ def test_status_says_both(monkeypatch: pytest.MonkeyPatch, real_ispc: str) -> No
 
 def test_unknown_isa() -> None:
     with pytest.raises(DeviceError, match="isa='sse'; valid are 'avx512', 'avx2'"):
-        isa_named("sse")
+        usable_isa("sse")

@@ -14,7 +14,7 @@ import pytest
 import minidnn as md
 from minidnn import models
 from minidnn.backends.cpu.backend import CpuBackend
-from minidnn.backends.cpu.isa import isa_named
+from minidnn.backends.cpu.isa import AVX2
 from minidnn.backends.cpu.lower import lower_plan
 from minidnn.cli.networks import calibrated
 from minidnn.errors import GraphError, UnsupportedError
@@ -123,7 +123,7 @@ def test_a_file_becomes_the_regions_of_its_network(name: str, tmp_path: Path) ->
     def kernels(graph: Graph) -> list[str]:
         context = Context(target)
         plan = make_plan(optimize(graph, context), context)
-        sources = [task.source for task in lower_plan(plan, isa_named("avx2"), 2)]
+        sources = [task.source for task in lower_plan(plan, AVX2, 2)]
         return [source.text.replace(source.name, "") for source in sources]
 
     assert kernels(md.load_onnx(tmp_path / "net.onnx")) == kernels(to_graph(net, shape))

@@ -27,7 +27,7 @@ from ..tuning import tune_option
 from .buffers import Buffer, Guard
 from .contraction import ACCURACIES, Workspace, why_unsupported
 from .cores import usable_cores
-from .isa import Isa, best_isa, isa_named
+from .isa import Isa, best_isa, usable_isa
 from .kernels import compile_kernels
 from .library import Kernel
 from .lower import Pointer, Task, lower_plan
@@ -113,7 +113,7 @@ def builder(plan: Plan, isa: Isa, threads: int, guarded: bool = False) -> Build[
 
 
 def _isa(options: Mapping[str, Any]) -> Isa:
-    return isa_named(options["isa"]) if options.get("isa") is not None else best_isa()
+    return usable_isa(options["isa"]) if options.get("isa") is not None else best_isa()
 
 
 def _accuracy(options: Mapping[str, Any]) -> str:

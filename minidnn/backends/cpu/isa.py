@@ -43,17 +43,6 @@ ISAS: Mapping[str, Isa] = MappingProxyType({isa.name: isa for isa in (AVX512, AV
 """All known ones, the best first."""
 
 
-def isa_named(name: str) -> Isa:
-    """The ISA of that name.
-
-    Raises:
-        DeviceError: there is none of that name.
-    """
-    if not isinstance(name, str) or name not in ISAS:
-        raise DeviceError(f"isa={name!r}; valid are {', '.join(map(repr, ISAS))}")
-    return ISAS[name]
-
-
 def processor_flags() -> frozenset[str]:
     """The features of the first processor, in Linux's names; empty where they are not told."""
     try:
@@ -64,6 +53,25 @@ def processor_flags() -> frozenset[str]:
         if line.startswith("flags"):
             return frozenset(line.partition(":")[2].split())
     return frozenset()
+
+
+def usable_isa(name: str) -> Isa:
+    """The ISA of that name.  A kernel of one that the processor lacks would end the process.
+
+    Raises:
+        DeviceError: there is none of that name, or this processor does not execute it.
+    """
+    if not isinstance(name, str) or name not in ISAS:
+        raise DeviceError(f"isa={name!r}; valid are {', '.join(map(repr, ISAS))}")
+    isa = ISAS[name]
+    usable = usable_isas()
+    if isa not in usable:
+        missing = sorted(set(isa.flags) - processor_flags())
+        here = " and ".join(repr(other.name) for other in usable) or "none"
+        raise DeviceError(
+            f"isa={name!r}: this processor lacks {', '.join(missing)}; valid here: {here}"
+        )
+    return isa
 
 
 def usable_isas() -> tuple[Isa, ...]:
