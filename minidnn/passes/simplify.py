@@ -102,7 +102,8 @@ def _scale(rewriter: Rewriter, node: Node, value: Value, factor: Constant) -> No
     type = TensorType((value.shape[1],), factor.dtype)
     constants = (
         Constant(type, f"{node.name}.scale", lambda: factor.data.reshape(-1)),
-        Constant(type, f"{node.name}.shift", lambda: np.zeros_like(factor.data).reshape(-1)),
+        # Adding -0 leaves every product as it is; adding 0 would turn -0 into 0.
+        Constant(type, f"{node.name}.shift", lambda: np.full_like(factor.data, -0.0).reshape(-1)),
     )
     new = rewriter.add(ScaleShift(), [rewriter.value(value), *constants], node.name, node.source)
     rewriter.replace(node.output, new.output)

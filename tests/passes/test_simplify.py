@@ -7,6 +7,7 @@ import pytest
 
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
+from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType
@@ -27,6 +28,7 @@ from tests.passes.build import (
 )
 
 X = (1, 4, 6, 6)
+FACTORS = np.array([1.0, -2.0, 1e-20, -1e-20], np.float32)
 
 
 def test_identities_are_dropped_and_dividing_pools_made_regular() -> None:
@@ -94,6 +96,25 @@ def test_a_product_with_a_constant_for_each_channel_scales() -> None:
 
     assert scaled(channels, 1, 1) == scaled(1, channels, 1, 1) == ["Mul", "ScaleShift"]
     assert scaled(1, 1, 1) == scaled(channels, rows, 1) == scaled(columns) == ["Mul", "Mul"]
+
+
+def test_a_scale_keeps_the_signs_of_zeros() -> None:
+    """They decide what a division by the product gives."""
+
+    def build(t, x):
+        factor = t.constant(object(), "s", TensorType((4, 1, 1)), lambda: FACTORS.reshape(4, 1, 1))
+        return apply(ops.Div(), constant(t, (1,), "d"), apply(ops.Mul(), x, factor))
+
+    before = graph_of(build, X)
+    after = run(before, SIMPLIFY)
+    assert "ScaleShift" in ops_of(after)
+    random = np.random.default_rng(0)
+    numbers = np.array([0.0, -0.0, 1e-38, -1e-38, np.inf, 2.0], np.float32)
+    given = [random.choice(numbers, X)]
+    with np.errstate(all="ignore"):
+        (expected,), (actual,) = evaluate(before, given), evaluate(after, given)
+    assert np.isneginf(expected).any() and np.isposinf(expected).any()
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_a_product_of_whole_numbers_stays() -> None:
