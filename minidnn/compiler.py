@@ -56,6 +56,8 @@ def compile(
     OutOfMemoryError if its memory cannot hold the network's values.
     """
     method, limit = check_strategy(strategy), _check_fuel(fuel)
+    if observe is not None and not callable(observe):
+        raise GraphError(f"observe={observe!r:.80}; valid is a function of a pass and two graphs")
     if device is None:
         device = _default_device()
     backend = get_backend(device)

@@ -12,7 +12,7 @@ from minidnn.graph.ir import Graph, Value
 from minidnn.graph.types import numpy_dtype
 from minidnn.report.explain import explain
 from minidnn.report.profile import Profile, profile
-from minidnn.runtime.arrays import Wrap, empty, to_numpy
+from minidnn.runtime.arrays import Wrap, check_shape, empty, to_numpy
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import AddressedProgram, DeviceProgram, Program
 
@@ -33,6 +33,18 @@ class Executable:
         self.precision = precision
         # Asking a protocol takes longer than launching a kernel.
         self._call = program.call if isinstance(program, DeviceProgram) else None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Executable of {self.graph.name} on {self.device} in {self.precision}: "
+            f"{_types(self.graph.inputs)} -> {_types(self.graph.outputs)}>"
+        )
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError(
+            f"{self!r} can be neither pickled nor copied, as it holds compiled code and memory; "
+            "compile the network where it is needed, or save its graph by minidnn.save_graph"
+        )
 
     @property
     def graph(self) -> Graph:
@@ -144,11 +156,7 @@ class Executable:
         return given
 
     def _checked(self, value: Value, array: np.ndarray) -> np.ndarray:
-        if array.shape != value.shape:
-            raise GraphError(
-                f"input {value.name!r} has shape {array.shape}, but the network was compiled for "
-                f"{value.shape}; call minidnn.compile(network, {array.shape}) for this size"
-            )
+        check_shape(f"input {value.name!r}", array.shape, value.shape)
         dtype = self._dtype(value)
         if array.dtype != dtype and (array.dtype.kind, dtype.kind) != ("f", "f"):
             others = ", or another floating-point dtype, which is converted"
@@ -194,6 +202,10 @@ class Executable:
                         f"out[{j}] and out[{i}] share memory; valid are arrays that do not"
                     )
         return given
+
+
+def _types(values: Sequence[Value]) -> str:
+    return ", ".join(str(value.type) for value in values)
 
 
 def _apart(array: np.ndarray, outputs: Sequence[np.ndarray]) -> np.ndarray:

@@ -93,11 +93,11 @@ def _module(path: str, name: str) -> Any:
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(import_module(path), name)
-    except (ImportError, AttributeError) as error:
+        made = found if isinstance(found, nn.Module) or not callable(found) else found()
+    except Exception as error:  # whatever the user's own code raises
         raise MiniDNNError(f"{path}:{name} cannot be had: {error}") from error
     finally:
         sys.path.pop(0)
-    made = found if isinstance(found, nn.Module) or not callable(found) else found()
     if not isinstance(made, nn.Module):
         raise MiniDNNError(f"{path}:{name} is a {type(made).__name__}; valid is a torch.nn.Module")
     return made.eval()

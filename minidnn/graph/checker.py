@@ -76,8 +76,18 @@ def complaints(graph: Graph) -> list[str]:
     return [complaint for rule in RULES for complaint in rule(graph)]
 
 
+def check_is_graph(graph: object) -> None:
+    """Raises GraphError for anything but a graph."""
+    if not isinstance(graph, Graph):
+        raise GraphError(
+            f"graph={graph!r:.80} is a {type(graph).__name__}; valid is a Graph, such as "
+            "minidnn.layers.build.to_graph(network, shape) makes of layers"
+        )
+
+
 def check(graph: Graph) -> None:
     """Raises GraphError with all complaints, if there are any."""
+    check_is_graph(graph)
     found = complaints(graph)
     if found:
         raise GraphError(f"graph {graph.name!r} is not legal:\n  " + "\n  ".join(found))

@@ -28,7 +28,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph.attributes import brief, is_text
-from minidnn.graph.checker import check
+from minidnn.graph.checker import check, check_is_graph
 from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
 from minidnn.graph.layout import Layout
 from minidnn.graph.registry import read_operator, write_operator
@@ -45,6 +45,7 @@ def to_document(graph: Graph) -> tuple[dict[str, Any], dict[str, Constant]]:
 
     GraphError names the node whose operator cannot be saved.
     """
+    check_is_graph(graph)
     writer = _Writer()
     try:
         check(graph)

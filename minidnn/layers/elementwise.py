@@ -41,6 +41,11 @@ class Elementwise(Layer):
             raise GraphError(f"Elementwise: name={name!r}; valid is a Python identifier")
         label = name or str(getattr(function, "__name__", ""))
         title = label if label.isidentifier() else "Elementwise"
+        if not callable(function):
+            raise GraphError(
+                f"Elementwise: function={function!r:.80} is a {type(function).__name__}; valid is "
+                "a function of scalar expressions, such as lambda x: x * 2"
+            )
         signature = inspect.signature(function).parameters
         taken = [
             p for p, kind in signature.items() if kind.default is kind.empty or p in parameters
@@ -57,9 +62,15 @@ class Elementwise(Layer):
         for parameter in self.parameter_names:
             setattr(self, parameter, self._parameter(title, parameter, parameters[parameter]))
         places = {p: argument(i) for i, p in enumerate(taken)}
-        body = function(
-            *(places[p] for p in tensors), **{p: places[p] for p in self.parameter_names}
-        )
+        try:
+            body = function(
+                *(places[p] for p in tensors), **{p: places[p] for p in self.parameter_names}
+            )
+        except TypeError as error:
+            raise GraphError(
+                f"Elementwise {title}: the function failed on scalar expressions: {error}; "
+                "valid are Python arithmetic, comparisons and the functions of minidnn.scalar"
+            ) from error
         if isinstance(body, (int, float)) and not isinstance(body, bool):
             body = constant(body)
         if not isinstance(body, Expression):

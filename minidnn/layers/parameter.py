@@ -133,9 +133,14 @@ def match_state(
 
 
 def _array(name: str, given: Any, type: TensorType, problems: list[str]) -> np.ndarray | None:
-    """The entry as an array; None, with a problem added, if it does not fit."""
+    """The entry as an array; None, with a problem added, if it does not fit.
+
+    PyTorch's tensors need not be detached, and may have a dtype that NumPy lacks.
+    """
     try:
-        array = np.asarray(given)
+        given = given.detach() if hasattr(given, "detach") else given
+        bfloat16 = str(getattr(given, "dtype", "")) == "torch.bfloat16"
+        array = np.asarray(given.float() if bfloat16 else given)
     except (TypeError, ValueError, RuntimeError) as error:
         problems.append(f"not an array: {name} ({error})")
         return None

@@ -49,7 +49,10 @@ def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
             raise GraphError(f"{what} has layout {array.layout}; valid is torch.strided, dense")
         if array.dtype == torch.bfloat16:
             array = array.float()  # NumPy has no bfloat16
-        return array.detach().resolve_neg().numpy(), torch.from_numpy
+        try:
+            return array.detach().resolve_conj().resolve_neg().numpy(), torch.from_numpy
+        except TypeError:
+            raise GraphError(f"{what} has dtype {array.dtype}, which NumPy lacks") from None
     if hasattr(array, "__dlpack__"):
         device = array.__dlpack_device__()[0]
         if int(device) not in _CPU_DEVICES:
@@ -63,6 +66,23 @@ def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
     raise GraphError(
         f"{what} is a {type(array).__name__}; valid are NumPy arrays, PyTorch tensors and "
         "other arrays with __dlpack__"
+    )
+
+
+def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) -> None:
+    """GraphError, with what to do about it, if an argument has not the compiled shape."""
+    if given == compiled:
+        return
+    if 0 in given:
+        advice = "what has no elements cannot be computed"
+    elif given == compiled[1:]:
+        advice = f"the first size is the batch, so that a single sample has shape {(1, *given)}"
+    elif len(given) != len(compiled):
+        advice = f"valid are {len(compiled)} sizes, the batch first"
+    else:
+        advice = f"call minidnn.compile(network, {given}) for this size"
+    raise GraphError(
+        f"{what} has shape {given}, but the network was compiled for {compiled}; {advice}"
     )
 
 

@@ -63,6 +63,7 @@ def test_compare_modules(
         "def small(): return nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.ReLU())\n"
         "ready = nn.Softmax(1)\n"
         "number = 3\n"
+        "def broken(): raise RuntimeError('no such weights')\n"
     )
     monkeypatch.chdir(tmp_path)
     common = ("--device", "reference")
@@ -79,6 +80,7 @@ def test_compare_modules(
     for named, text in (
         ("my_nets:none", "my_nets:none cannot be had: module 'my_nets' has no attribute 'none'"),
         ("other_nets:small", "other_nets:small cannot be had: No module named 'other_nets'"),
+        ("my_nets:broken", "my_nets:broken cannot be had: no such weights"),
         ("my_nets:number", "my_nets:number is a int; valid is a torch.nn.Module"),
     ):
         _, err = run(capsys, "compare", named, "--shape", "1x3", *common, code=2)

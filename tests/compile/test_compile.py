@@ -115,6 +115,11 @@ def test_observing_and_fuel() -> None:
     assert [n.op.name for n in plain.graph.nodes][:3] == ["Conv2d", "BatchNorm", "ReLU"]
 
 
+def test_an_observer_is_a_function() -> None:
+    with pytest.raises(GraphError, match=r"^observe=3; valid is a function of a pass and two gra"):
+        md.compile(network(), SHAPE, device="reference", observe=3)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("interpret", [False, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_gives_the_same(strategy: str, interpret: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.errors import GraphError
+from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
@@ -70,13 +72,31 @@ def test_wrong_names_and_counts(two: Executable) -> None:
 
 
 def test_another_size_says_how_to_compile_for_it(relu: Executable) -> None:
-    for shape in ((1, 3, 4, 5), (2, 3, 5, 4), (3, 4, 5), ()):
+    for shape, advice in (
+        ((1, 3, 4, 5), "call minidnn.compile(network, (1, 3, 4, 5)) for this size"),
+        ((2, 3, 5, 4), "call minidnn.compile(network, (2, 3, 5, 4)) for this size"),
+        (
+            (3, 4, 5),
+            "the first size is the batch, so that a single sample has shape (1, 3, 4, 5)",
+        ),
+        ((2, 3, 4), "valid are 4 sizes, the batch first"),
+        ((), "valid are 4 sizes, the batch first"),
+        ((0, 3, 4, 5), "what has no elements cannot be computed"),
+    ):
         refused(
             relu,
             f"input 'input' has shape {shape}, but the network was compiled for (2, 3, 4, 5); "
-            f"call minidnn.compile(network, {shape}) for this size",
+            f"{advice}",
             numbers(shape),
         )
+
+
+def test_it_says_what_it_is_and_is_not_copied(two: Executable) -> None:
+    types = "float32[2, 3, 4], float32[2, 3, 4] -> float32[2, 3, 4], float32[2, 6, 4]"
+    assert repr(two) == f"<Executable of Model on reference in float32: {types}>"
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(UnsupportedError, match="compiled code and memory; compile the network"):
+            copied(two)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", ">f4", "<f8"])
@@ -282,6 +302,8 @@ def test_tensors_that_cannot_be_read(relu: Executable) -> None:
     )
     dtype = "input 'input' has dtype int64; valid is float32, or another floating-point dtype"
     refused(relu, f"{dtype}, which is converted", x.long())
+    small = x.to(torch.float8_e4m3fn)
+    refused(relu, "input 'input' has dtype torch.float8_e4m3fn, which NumPy lacks", small)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -246,6 +247,15 @@ MODELS: list[tuple[Callable[[], Any], str]] = [
     (lambda: L.Elementwise(lambda x, k: x, k="abc"), "parameter k='abc' is no array of numbers: "),
     (lambda: L.Elementwise(lambda x: x == 1), "the function gave False; valid is an expression of"),
     (lambda: L.Elementwise(lambda x: [x]), "the function gave [Expression("),
+    (
+        lambda: L.Elementwise(math.exp),
+        "Elementwise exp: the function failed on scalar expressions: must be real number, not "
+        "Expression; valid are Python arithmetic, comparisons and the functions of minidnn.scalar",
+    ),
+    (
+        lambda: L.Elementwise(3),  # type: ignore[arg-type]
+        "Elementwise: function=3 is a int; valid is a function of scalar expressions, such as ",
+    ),
     (
         lambda: L.Elementwise(lambda x: x, name="my op"),
         "Elementwise: name='my op'; valid is a Python identifier",

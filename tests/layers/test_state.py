@@ -60,6 +60,16 @@ def test_states_go_both_ways() -> None:
     theirs.load_state_dict({k: torch.from_numpy(v) for k, v in ours.state_dict().items()})
 
 
+def test_tensors_that_numpy_cannot_view_are_loaded() -> None:
+    """Parameters that require a gradient, and those of a dtype that NumPy lacks."""
+    ours, theirs = L.Linear(3, 2), torch.nn.Linear(3, 2)
+    for state in (dict(theirs.named_parameters()), theirs.bfloat16().state_dict()):
+        ours.load_state_dict(state)
+        for name, tensor in state.items():
+            expected = tensor.detach().float().numpy()
+            np.testing.assert_array_equal(ours.state_dict()[name], expected)
+
+
 def test_a_loaded_array_is_copied_and_converted() -> None:
     layer = L.Linear(2, 1)
     weight = np.array([[1.0, 1e300]])

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidnn import layers as L
 from minidnn import models
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
@@ -242,6 +243,13 @@ def test_what_does_not_fit_its_annotation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match=message):
         save_graph(Graph(body.inputs, node.outputs, [node]), tmp_path / "g")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_graph_is_not_saved(tmp_path: Path) -> None:
+    path = tmp_path / "layer.safetensors"
+    with pytest.raises(GraphError, match=r"is a ReLU; valid is a Graph, such as .*to_graph\("):
+        save_graph(L.ReLU(), path)  # type: ignore[arg-type]
+    assert not path.exists()
 
 
 def test_an_illegal_graph_is_not_saved(tmp_path: Path) -> None:

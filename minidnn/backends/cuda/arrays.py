@@ -19,6 +19,7 @@ from ...cudnn._cupy import cupy
 from ...errors import DeviceError, GraphError
 from ...graph.ir import Value
 from ...graph.types import FLOATS, numpy_dtype
+from ...runtime.arrays import check_shape
 from .bits import from_bits, to_bits
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
@@ -50,11 +51,7 @@ class Slot:
         return dtype == self.stored
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        if tuple(shape) != self.shape:
-            raise GraphError(
-                f"{self.what} has shape {tuple(shape)}, but the network was compiled for "
-                f"{self.shape}; call minidnn.compile(network, {tuple(shape)}) for this size"
-            )
+        check_shape(self.what, tuple(shape), self.shape)
 
     def check_dtype(self, dtype: str) -> None:
         if dtype != self.dtype and not (dtype in FLOATS and self.dtype in FLOATS):
