@@ -174,8 +174,12 @@ def test_integers_are_refused() -> None:
 
 
 def test_other_sizes_are_refused() -> None:
-    for shape in ((0, *SHAPE[1:]), (1, *SHAPE[1:]), SHAPE[1:]):
-        with pytest.raises(GraphError, match=r"has shape .*call minidnn\.compile\(network"):
+    for shape, advice in (
+        ((1, *SHAPE[1:]), r"call minidnn\.compile\(network, \(1, "),
+        ((0, *SHAPE[1:]), "what has no elements cannot be computed"),
+        (SHAPE[1:], r"a single sample has shape \(1, "),
+    ):
+        with pytest.raises(GraphError, match=rf"has shape .*{advice}"):
             compiled()(np.zeros(shape, np.float32))
 
 
