@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minidnn.acceleration.engine import engine_for, memory_of
+from minidnn.acceleration.engine import Engine, engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.program import Program
 from minidnn.acceleration.programs import Programs, describe
@@ -85,6 +85,7 @@ class Piece:
         self._precision = precision
         self._strict = strict
         self._options = dict(options)
+        self._engines: dict[str, Engine] = {}
         #: Why pieces were not taken, by the types of their arguments.
         self._refused: dict[Any, str] = {}
         self._trained = False
@@ -114,8 +115,11 @@ class Piece:
         key = describe(inputs)
         if key in self._refused:
             return False, None
+        engine = self._engine(args)
         try:
-            made = self.programs.run(inputs, len(args), lambda: self._made(args, inputs), args)
+            made = self.programs.run(
+                inputs, len(args), lambda: self._made(args, inputs, engine), args
+            )
             return True, made
         except UnsupportedError as error:
             if self._strict:
@@ -123,9 +127,16 @@ class Piece:
             self._leave(key, str(error))
             return False, None
 
-    def _made(self, args: Sequence[Any], inputs: Sequence[Any]) -> Program:
+    def _engine(self, args: Sequence[Any]) -> Engine:
+        """The one for these arguments: errors for what is not legal are the caller's to see."""
         memory = next((memory_of(a) for a in args if isinstance(a, torch.Tensor)), "cpu")
-        engine = engine_for(memory, self._device, self._precision, self._options)
+        if memory not in self._engines:
+            engine = engine_for(memory, self._device, self._precision, self._options)
+            engine.check()
+            self._engines[memory] = engine
+        return self._engines[memory]
+
+    def _made(self, args: Sequence[Any], inputs: Sequence[Any], engine: Engine) -> Program:
         captured = capture(self.module, args, held_leaves=self._held)
         program = Program(captured, engine, "torch.compile", describe(inputs), self._strict)
         if not program.parts:

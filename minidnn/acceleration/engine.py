@@ -11,6 +11,8 @@ from minidnn.compiler import compile, unsupported_nodes
 from minidnn.errors import DeviceError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
+from minidnn.graph.trace import tracing
+from minidnn.graph.types import TensorType
 
 #: The device that computes on tensors of PyTorch's "cuda".  All others take the CPU's.
 _CUDA = "cuda"
@@ -34,6 +36,12 @@ class Engine:
         """Why the device cannot run a graph; None if it can."""
         reasons = unsupported_nodes(graph, self.device, self.precision, **self.options)
         return next(iter(reasons.values()), None)
+
+    def check(self) -> None:
+        """Raises what compiling raises for a precision or an option that is not legal."""
+        if self.precision is not None or self.options:
+            with tracing("nothing") as trace:
+                self.compile(trace.graph([trace.input(TensorType((1, 1)), "x")]))
 
     def compile(self, graph: Graph) -> Executable:
         return compile(graph, device=self.device, precision=self.precision, **self.options)

@@ -46,6 +46,7 @@ def optimize(
     require_torch()
     from torch import Tensor, nn
 
+    from minidnn.acceleration.engine import Engine
     from minidnn.acceleration.module import OptimizedModule
 
     if not isinstance(module, nn.Module):
@@ -68,8 +69,9 @@ def optimize(
         )
     if type(strict) is not bool:
         raise GraphError(f"optimize: strict={strict!r}; valid are True and False")
-    if device is not None:
-        get_backend(device)  # before the first call, which may be far away
+    if device is not None:  # before the first call, which may be far away
+        get_backend(device)
+        Engine(device, precision, options).check()
     if module.training:
         raise GraphError(
             f"optimize: {type(module).__name__} is in training mode; valid is a module in "

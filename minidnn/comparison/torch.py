@@ -37,9 +37,8 @@ def original(
     left: dict[Any, str] = {}
     operations = captured.operations
     judge_operations(operations, captured.constants, captured.tensor, lambda graph: None, left)
-    if left or captured.opaque:
-        reasons = [f"{captured.label(node)}: {reason}" for node, reason in left.items()]
-        reasons += [f"{path}: {reason}" for path, reason in captured.reasons.items()]
+    if left:
+        reasons = dict.fromkeys(captured.unknown(node, reason) for node, reason in left.items())
         raise UnsupportedError(
             "these operations of the module are not known, so that it cannot be compared as a "
             "whole:\n  " + "\n  ".join(reasons)
@@ -86,8 +85,23 @@ def _given(inputs: Any, shape: Any, seed: int) -> list[Any]:
             "both"
         )
     if inputs is not None:
-        single = isinstance(inputs, np.ndarray) or hasattr(inputs, "detach")
-        return [inputs] if single else list(inputs)
-    shapes = [shape] if all(isinstance(size, int) for size in shape) else list(shape)
+        given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        for each in given:
+            if not isinstance(each, np.ndarray) and not hasattr(each, "detach"):
+                raise GraphError(
+                    f"inputs: {each!r:.80} is a {type(each).__name__}; valid are arrays and tensors"
+                )
+        return given
+    shapes = [shape] if _is_shape(shape) else shape
+    if not isinstance(shapes, (list, tuple)) or not all(map(_is_shape, shapes)):
+        raise GraphError(
+            f"shape={shape!r:.80}; valid is a shape such as (1, 3, 224, 224), or a sequence of them"
+        )
     random = np.random.default_rng(seed)
     return [random.standard_normal(each, np.float32) for each in shapes]
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, (list, tuple)) and all(
+        type(size) is int and size >= 0 for size in shape
+    )

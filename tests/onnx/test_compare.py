@@ -140,8 +140,8 @@ def test_pytorch_modules() -> None:
     found = md.compare(module, torch.ones(1, 3, 8, 8), device="reference")
     assert found.equal and found.engine.startswith("PyTorch ")
     assert [layer.name.partition(":")[0] for layer in found.layers] == ["0", "1", "2", "3"]
-    with pytest.raises(UnsupportedError, match="are not known, so that it cannot be compared"):
-        md.compare(Sorted().eval(), torch.ones(2, 3), device="reference")
+    with pytest.raises(UnsupportedError, match=r"compared as a whole:\n  0: sort.default: "):
+        md.compare(torch.nn.Sequential(Sorted()).eval(), torch.ones(2, 3), device="reference")
 
 
 def test_errors() -> None:
@@ -155,6 +155,12 @@ def test_errors() -> None:
     for given in ({}, {"inputs": torch.ones(2), "shape": (2,)}):
         with pytest.raises(GraphError, match=r"that shape= gives, or .* valid is one of both$"):
             md.compare(module, **given)
+    for shape in ("abc", ("a",), (1.0, 2), ((2, 3), "b"), 5, (-1, 2)):
+        with pytest.raises(GraphError, match=r"^shape=.*; valid is a shape such as"):
+            md.compare(module, shape=shape)
+    for inputs in ("abc", [torch.ones(2), None], 5):
+        with pytest.raises(GraphError, match=r"^inputs: .*; valid are arrays and tensors$"):
+            md.compare(module, inputs)
     with pytest.raises(GraphError, match=r"^a PyTorch module is compared without constants"):
         md.compare(module, torch.ones(2), constants={"x": 1})
     with pytest.raises(GraphError, match=r"^ReLU is in training mode; .* module\.eval\(\) first$"):

@@ -197,7 +197,11 @@ def test_options_that_are_not_legal() -> None:
     with torch.no_grad(), pytest.raises(DeviceError, match="device='tpu'; valid are"):
         compiled(nn.ReLU(), device="tpu")(x)
     with torch.no_grad(), pytest.raises(UnsupportedError, match="option 'speed' of device"):
-        compiled(nn.ReLU(), speed=1, strict=True)(x)
+        compiled(nn.ReLU(), speed=1)(x)
+    with torch.no_grad(), pytest.raises(UnsupportedError, match="precision='int8' on device"):
+        compiled(nn.ReLU(), precision="int8")(x)
+    with torch.no_grad(), pytest.raises(GraphError, match="strategy='none'; valid are"):
+        compiled(nn.ReLU(), strategy="none")(x)
 
 
 def test_pieces_are_forgotten_with_their_model() -> None:

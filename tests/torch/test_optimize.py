@@ -457,10 +457,10 @@ def test_arguments_that_are_not_legal() -> None:
     for example in (x, None):  # at once, not at the first call
         with pytest.raises(DeviceError, match="device='tpu'; valid are "):
             md.optimize(net, example, device="tpu")
-    with pytest.raises(UnsupportedError, match="precision='int8' on device 'reference'"):
-        md.optimize(net, x, device="reference", precision="int8")
-    with pytest.raises(UnsupportedError, match="option 'speed' of device 'reference'"):
-        md.optimize(net, x, device="reference", speed=3)
+        with pytest.raises(UnsupportedError, match="precision='int8' on device 'reference'"):
+            md.optimize(net, example, device="reference", precision="int8")
+        with pytest.raises(UnsupportedError, match="option 'speed' of device 'reference'"):
+            md.optimize(net, example, device="reference", speed=3)
 
 
 def test_optimizing_twice_is_optimizing_once() -> None:

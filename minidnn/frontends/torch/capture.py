@@ -21,6 +21,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
 from minidnn.errors import UnsupportedError
+from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.convert import label_of
 from minidnn.frontends.torch.inplace import VIEWED, without_dropout, without_writes
 from minidnn.frontends.torch.opaque import (
@@ -94,6 +95,12 @@ class Captured:
     def why_opaque(self, node: Node) -> str | None:
         """Why an operation is opaque, or None if it is not."""
         return self.reasons[self.opaque_call(node).path] if is_opaque(node) else None
+
+    def unknown(self, node: Node, reason: str) -> str:
+        """What is said of an operation that is not known for this reason."""
+        why = self.why_opaque(node)
+        said = f"{key_of(node)}: {reason}" if why is None else f"it cannot be captured: {why}"
+        return f"{self.label(node)}: {said}"
 
     def tensor(self, node: Node) -> Any:
         """A constant's tensor as it is now."""

@@ -11,10 +11,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from minidnn.errors import UnsupportedError
-from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.capture import Captured, capture
 from minidnn.frontends.torch.convert import convert, judge_operations
-from minidnn.frontends.torch.opaque import is_opaque
 from minidnn.graph.ir import Graph
 
 
@@ -67,9 +65,7 @@ def _problems(captured: Captured) -> list[str]:
     operations = captured.operations
     judge_operations(operations, captured.constants, captured.tensor, lambda graph: None, left)
     problems = [
-        f"{captured.label(node)}: it cannot be captured: {captured.why_opaque(node)}"
-        if is_opaque(node)
-        else f"{captured.label(node)}: {key_of(node)}: {reason}"
+        captured.unknown(node, reason)
         for node, reason in left.items()
         if node.target is not operator.getitem
     ]
