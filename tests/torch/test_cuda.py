@@ -11,7 +11,7 @@ from torch import nn
 import minidnn as md
 from minidnn.acceleration import dynamo
 from minidnn.backends.backend import PREFERENCE, default_device
-from minidnn.errors import DeviceError
+from minidnn.errors import DeviceError, MiniDNNWarning, UnsupportedError
 from tests.torch.networks import errors, example, torchvision
 
 pytestmark = pytest.mark.gpu
@@ -68,6 +68,52 @@ def test_it_gives_what_pytorch_gives(middle: nn.Module | None) -> None:
     (program,) = fast.programs
     assert program.engine.device == "cuda"
     assert len(program.parts) == (1 if middle is None else 2)
+
+
+class Looking(nn.Module):
+    """Looks at values, so that it cannot be captured, and gives what it was given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.mean() < 1e9 else x.abs()
+
+
+def test_a_module_that_cannot_be_captured_stands_in_two_places() -> None:
+    look = Looking()
+    net, x = nn.Sequential(look, network(look), look).eval().cuda(), examples(2, 3, 16, 16).cuda()
+    fast = md.optimize(net, x)
+    assert [level.taken for level in fast.programs[0].levels] == [False, True, False, True, False]
+    with torch.inference_mode():
+        close(fast(x), net(x))
+        close(fast(2 * x), net(2 * x))
+
+
+def test_transforms_are_pytorchs() -> None:
+    net, x = network().cuda(), examples(2, 3, 16, 16).cuda()
+    fast = md.optimize(net, x)
+    with pytest.warns(MiniDNNWarning, match="within a transform of torch.func"), torch.no_grad():
+        close(torch.vmap(fast)(x[:, None]), torch.vmap(net)(x[:, None]))
+    with torch.no_grad():
+        close(fast(x), net(x))
+
+
+def test_options_that_are_not_legal_are_refused_at_once() -> None:
+    with pytest.raises(UnsupportedError, match="option 'speed' of device 'cuda'"):
+        md.optimize(network(), device="cuda", speed=1)
+    with pytest.raises(UnsupportedError, match="precision='int8' on device 'cuda'"):
+        md.optimize(network(), device="cuda", precision="int8")
+    md.optimize(network(), device="cuda", precision="float16", tune=False)
+
+
+def test_weights_of_inference_mode() -> None:
+    with torch.inference_mode():
+        net, x = network().cuda(), examples(2, 3, 16, 16).cuda()
+        fast = md.optimize(net, x)
+        assert fast.programs[0].watch.uncounted == 8
+        assert fast.programs[0].watch._glance.is_as_it_was()
+        close(fast(x), net(x))
+        net[0].weight.mul_(2)
+        fast.refresh()
+        close(fast(x), net(x))
 
 
 def test_a_move_is_followed() -> None:
