@@ -7,6 +7,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cpu.isa import Isa
 from minidnn.errors import GraphError
 
 SHAPE = (1, 64, 28, 28)
@@ -33,6 +34,29 @@ def errors(accuracy: str) -> float:
 def test_high_accuracy_is_worth_its_name(own_cache: None) -> None:
     high, normal = errors("high"), errors("normal")
     assert high < 5e-7 < normal < 3e-6
+
+
+@pytest.mark.parametrize("rows", [1, 2, 40])
+def test_high_accuracy_of_long_sums(rows: int, isa: Isa, own_cache: None) -> None:
+    """The error of a sum of thousands of terms is that of one of a few dozens."""
+    terms = 9216
+    network, x = L.Linear(terms, 48), np.zeros((rows, terms), np.float32)
+    rng = np.random.default_rng(0)
+    x[:] = np.maximum(rng.standard_normal(x.shape, np.float32), 0)
+    state = {
+        key: rng.standard_normal(v.shape, np.float32) for key, v in network.state_dict().items()
+    }
+    network.load_state_dict(state)
+    exe = md.compile(network, x.shape, device="cpu", isa=isa.name, accuracy="high")
+    wanted = x @ state["weight"].T.astype(np.float64) + state["bias"]
+    error = exe(x) - wanted
+    assert np.sqrt(np.square(error).mean() / np.square(wanted).mean()) < 1.0e-7
+    # Past the largest number a sum is infinite, as without compensation.
+    x[0, :200], state["weight"][:] = 3e38, 1.0
+    network.load_state_dict(state)
+    exe = md.compile(network, x.shape, device="cpu", isa=isa.name, accuracy="high")
+    result = exe(x)
+    assert np.isposinf(result[0]).all() and np.isfinite(result[1:]).all()
 
 
 def test_other_values_are_refused(own_cache: None) -> None:

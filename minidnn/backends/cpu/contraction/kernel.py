@@ -267,7 +267,8 @@ class _Kernel:
         arguments += ["first", "limit"]
         code.line(f"{tile_name(rows, columns, vectors)}({', '.join(arguments)});")
         if scheme.chunk:
-            code.line(f"kept += {rows * columns * vectors * scheme.lanes};")
+            places = 2 if scheme.compensated else 1
+            code.line(f"kept += {rows * columns * vectors * scheme.lanes * places};")
         turns = (scheme.chunk or scheme.steps) * problem.kernel[0] * problem.kernel[1]
         shift = turns * scheme.lines_of_turn * LINE_FLOATS
         code.line(f"ahead += {number('ahead_shift', shift if scheme.tiles > 1 else 0)};")

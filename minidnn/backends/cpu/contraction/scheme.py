@@ -56,6 +56,8 @@ class Scheme:
             tile computes its whole sums at once.
         part: steps (of a chunk) whose terms are summed up by themselves, and then added to the sum
             of those before them; 0: all of them, and there are no chunks.
+        compensated: whether what is rounded off where parts are added up is summed up, too, and
+            added at the end.
         near: whether inputs that lie in blocks of channels are in the second-level cache anyway.
     """
 
@@ -67,6 +69,7 @@ class Scheme:
     block: int
     chunk: int
     part: int = 0
+    compensated: bool = False
     near: bool = False
 
     @property
@@ -271,12 +274,17 @@ class Scheme:
         return 4 * pixels * self.outputs * self.groups >= STREAMED_BYTES
 
     @property
+    def tile_floats(self) -> int:
+        """Floats that hold the unfinished sums of a tile, and what was rounded off of them."""
+        values = self.tile.rows * self.tile.columns * self.tile.vectors * self.lanes
+        return values * (2 if self.compensated else 1)
+
+    @property
     def sums_floats(self) -> int:
         """Floats that hold unfinished sums: of a block between chunks, of a tile between parts."""
         if not self.part:
             return 0
-        tile = self.tile.rows * self.tile.columns * self.tile.vectors * self.lanes
-        return tile * (self.tiles if self.chunk else 1)
+        return self.tile_floats * (self.tiles if self.chunk else 1)
 
     @property
     def scratch_bytes(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ..code import Code
 from .epilogue import Epilogue
 from .numbers import PARAMETER, Numbers
@@ -70,22 +72,47 @@ def _print_parts(code: Code, scheme: Scheme, numbers: Numbers, sums: _Sums) -> N
     steps, part = numbers("steps", scheme.steps), numbers("part", scheme.part)
     begin, end = ("begin", "end") if scheme.chunk else ("0", steps)
     count = sums.rows * sums.columns
-    kept = {
-        f"a{p}_{v}": f"kept[{(p * sums.vectors + v) * scheme.lanes} + programIndex]"
-        for p in range(count)
-        for v in range(sums.vectors)
-    }
+    names = [f"a{p}_{v}" for p in range(count) for v in range(sums.vectors)]
+    at = partial("kept[{} + programIndex]".format)
+    kept = {name: at(i * scheme.lanes) for i, name in enumerate(names)}
+    errors = {name: at((len(names) + i) * scheme.lanes) for i, name in enumerate(names)}
+    if not scheme.compensated:
+        errors = {}
     code.line("#pragma nounroll")
     with code.block(f"for (uniform int from = {begin}; from < {end}; from += {part})"):
         code.line(f"const uniform int to = min(from + {part}, {end});")
         sums.print("from", "to")
         with code.block("if (from > 0)"):
             for name, place in kept.items():
-                code.line(f"{name} = {place} + {name};")
+                if name in errors:
+                    _print_exact_addition(code, name, place, errors[name])
+                else:
+                    code.line(f"{name} = {place} + {name};")
+        if errors:
+            with code.block("else"):
+                for place in errors.values():
+                    code.line(f"{place} = 0.0f;")
         with code.block(f"if (to < {steps})"):
             for name, place in kept.items():
                 code.line(f"{place} = {name};")
                 code.line(f"{name} = 0.0f;")
+        if errors:
+            with code.block("else"):
+                for name, place in errors.items():
+                    # NaN where the sum became infinite, which it then stays.
+                    code.line(f"const float error_{name} = {place};")
+                    code.line(f"{name} += error_{name} == error_{name} ? error_{name} : 0.0f;")
+
+
+def _print_exact_addition(code: Code, name: str, kept: str, error: str) -> None:
+    """Adds a part to the sum of those before it, and what this rounds off to ``error`` (the six
+    operations of Knuth, The Art of Computer Programming 2, 4.2.2, theorem B)."""
+    with code.block(""):
+        code.line(f"const float old = {kept};")
+        code.line(f"const float sum = old + {name};")
+        code.line("const float added = sum - old;")
+        code.line(f"{error} += (old - (sum - added)) + ({name} - added);")
+        code.line(f"{name} = sum;")
 
 
 class _Sums:
