@@ -20,14 +20,27 @@ from tests.fusion.graphs import graphs, inputs_for
 pytestmark = pytest.mark.gpu
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(
-    graphs(most=16),
-    st.sampled_from(STRATEGIES),
-    st.booleans(),
-    st.sampled_from(("float32", "tf32")),
-)
+ARGUMENTS = (st.sampled_from(STRATEGIES), st.booleans(), st.sampled_from(("float32", "tf32")))
+SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+@settings(SETTINGS, max_examples=60, derandomize=True)
+@given(graphs(most=16), *ARGUMENTS)
 def test_random_graphs(graph: Graph, strategy: str, special: bool, precision: str) -> None:
+    check(graph, strategy, special, precision)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(10))
+def test_many_random_graphs(part: int) -> None:
+    """Others every time."""
+    settings(SETTINGS, max_examples=40, derandomize=False)(
+        given(graphs(most=40), *ARGUMENTS)(check)
+    )()
+
+
+def check(graph: Graph, strategy: str, special: bool, precision: str) -> None:
+    """Equal bits, except where a contraction sums or exp is another library's."""
     inputs = inputs_for(graph, 1, special)
     exe = md.compile(graph, device="cuda", strategy=strategy, precision=precision, tune="heuristic")
     results = exe(*inputs)
