@@ -107,7 +107,8 @@ class Direct(Algorithm):
     def describe(self, scheme: Scheme) -> dict[str, int]:
         tile = scheme.tile
         found = {"rows": tile.rows, "columns": tile.columns, "vectors": tile.vectors}
-        return {**found, "block": scheme.block}
+        gathered = int(scheme.packing == "gathered")
+        return {**found, "block": scheme.block, "gathered": gathered}
 
     def seconds(self, scheme: Scheme, speed: Speed) -> float:
         return predict_seconds(scheme, speed)

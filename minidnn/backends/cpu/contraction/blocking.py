@@ -17,6 +17,10 @@ Processors without AVX-512 have 512 KiB or more, those with it 1 MiB or more."""
 INPUT_BYTES = 16.0
 """Bytes a cycle of inputs from beyond that cache."""
 
+LINE_CYCLES = 1.0
+"""Cycles of a tile for each further cache line that its inputs take because strided pixels leave
+parts of lines unused."""
+
 WEIGHT_BYTES = 64.0
 """Bytes a cycle of weights from there, as far as one waits for them: they are asked for ahead."""
 
@@ -48,7 +52,7 @@ def _cycles(scheme: Scheme, threads: int, grain: int) -> float:
         total += blocks * weights / WEIGHT_BYTES
     calls = -(-scheme.tasks // grain)
     total += calls * pack_cycles(scheme) + scheme.tasks * TASK_CYCLES
-    total += scheme.tasks * task_cycles(scheme)
+    total += scheme.tasks * (task_cycles(scheme) + scheme.unused_lines * LINE_CYCLES)
     # The last calls do not keep all threads busy, and threads are not equally fast.
     return total / calls * (-(-calls // threads) + UNEVEN)
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from ..isa import Isa
 from .blocking import block_cycles
-from .problem import Problem
+from .problem import Problem, gathered
 from .scheme import Packing, Scheme
 from .tiling import Tile, choose_tile, cycles_of, tiles_for
 
@@ -43,9 +43,12 @@ def choose_scheme(
 
     ``compensated``: sums in short parts whose rounding errors are added at the end.
     """
-    shape = _shape(problem, has_prologue, isa, compensated)
-    tile = choose_tile(problem.out, shape.vectors, problem.depth, isa, shape.most_vectors)
-    return min(_blocked(problem, shape, tile), key=lambda scheme: block_cycles(scheme, threads))
+    found: list[Scheme] = []
+    for seen in _seen(problem, isa.lanes):
+        shape = _shape(seen, has_prologue, isa, compensated)
+        tile = choose_tile(seen.out, shape.vectors, seen.depth, isa, shape.most_vectors)
+        found += _blocked(seen, shape, tile)
+    return min(found, key=lambda scheme: block_cycles(scheme, threads))
 
 
 def schemes_for(
@@ -53,15 +56,22 @@ def schemes_for(
 ) -> Iterator[Scheme]:
     """The schemes with all sizes of blocks and register tiles, but for tiles that are far worse
     than others.  Equal bits come from all."""
-    shape = _shape(problem, has_prologue, isa, compensated)
-    tiles = {
-        tile: cycles_of(tile, problem.out, problem.depth)
-        for tile in tiles_for(problem.out, shape.vectors, isa, shape.most_vectors)
-    }
-    most = TILE_MARGIN * min(tiles.values())
-    for tile, cycles in tiles.items():
-        if cycles <= most:
-            yield from _blocked(problem, shape, tile)
+    for seen in _seen(problem, isa.lanes):
+        shape = _shape(seen, has_prologue, isa, compensated)
+        tiles = {
+            tile: cycles_of(tile, seen.out, seen.depth)
+            for tile in tiles_for(seen.out, shape.vectors, isa, shape.most_vectors)
+        }
+        most = TILE_MARGIN * min(tiles.values())
+        for tile, cycles in tiles.items():
+            if cycles <= most:
+                yield from _blocked(seen, shape, tile)
+
+
+def _seen(problem: Problem, lanes: int) -> list[Problem]:
+    """The problem as it is, and if it is 1x1 with a stride also with its pixels gathered."""
+    row = gathered(problem) if _is_blocked(problem, lanes) else None
+    return [problem] if row is None else [problem, row]
 
 
 @dataclass(frozen=True)
@@ -135,11 +145,12 @@ def _part(problem: Problem, unit: int, chunk: int, terms: int) -> int:
 
 def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
     source = problem.source
-    aligned = problem.groups == 1 or problem.inputs % lanes == 0
-    blocked = source.block == lanes and not source.contiguous
+    blocked = _is_blocked(problem, lanes)
     pointwise = problem.kernel == (1, 1)
+    if problem.width:
+        return "gathered"
     if not problem.pads and not has_prologue:
-        if blocked and aligned:
+        if blocked:
             return "none"
         if source.contiguous and pointwise:
             return "none"
@@ -147,7 +158,14 @@ def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
             return "none"
     if problem.is_linear:
         return "features"
-    return "blocks" if blocked and aligned else "pixels"
+    return "blocks" if blocked else "pixels"
+
+
+def _is_blocked(problem: Problem, lanes: int) -> bool:
+    """Whether inputs lie in blocks of lanes, of one group each."""
+    source = problem.source
+    aligned = problem.groups == 1 or problem.inputs % lanes == 0
+    return source.block == lanes and not source.contiguous and aligned
 
 
 def _unit(problem: Problem, packing: Packing, lanes: int, planes: int) -> int:

@@ -247,7 +247,7 @@ class _Kernel:
         # have nothing left to ask for.
         code.line(
             f"const uniform float * uniform later = {number('one_tile', int(scheme.tiles == 1))}"
-            f" ? {weights} + {AHEAD_FLOATS} : ahead < asked ? ahead : {weights};"
+            f" ? {weights} + {AHEAD_FLOATS} : ahead < asked ? ahead : NULL;"
         )
         arguments = ["numbers", x, weights, "later", "bs"]
         if scheme.chunk:
@@ -267,8 +267,10 @@ class _Kernel:
         arguments += ["first", "limit"]
         code.line(f"{tile_name(rows, columns, vectors)}({', '.join(arguments)});")
         if scheme.chunk:
-            places = 2 if scheme.compensated else 1
-            code.line(f"kept += {rows * columns * vectors * scheme.lanes * places};")
+            # Sums of one chunk are unfinished within their tile only: all tiles use one place,
+            # which stays in the first-level cache.
+            size = rows * columns * vectors * scheme.lanes * (2 if scheme.compensated else 1)
+            code.line(f"kept += {size} * {number('several_chunks', int(scheme.several_chunks))};")
         turns = (scheme.chunk or scheme.steps) * problem.kernel[0] * problem.kernel[1]
         shift = turns * scheme.lines_of_turn * LINE_FLOATS
         code.line(f"ahead += {number('ahead_shift', shift if scheme.tiles > 1 else 0)};")

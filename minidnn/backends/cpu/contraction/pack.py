@@ -42,6 +42,9 @@ class Packer:
             if self.scheme.packing == "features":
                 self._features(code)
                 return
+            if self.scheme.packing == "gathered":
+                self._gathered(code)
+                return
             problem = self.scheme.problem
             for axis, name in enumerate(("row", "column")):
                 begin, end = ("r0", "r1") if axis == 0 else ("c0", "c1")
@@ -116,6 +119,32 @@ class Packer:
                 row = self.numbers("packed_row", packed.row)
                 self._to(code, f"b * {block} + i * {row}")
                 self._row_of_vectors(code)
+
+    def _gathered(self, code: Code) -> None:
+        """Pixels that are read, side by side: a piece of each row after another."""
+        scheme = self.scheme
+        source, lanes = scheme.problem.source, scheme.lanes
+        inputs = self.numbers("inputs", scheme.problem.inputs)
+        width = self.numbers("width", scheme.problem.width)
+        with code.block(f"for (uniform int b = 0; b < ({inputs} + {lanes - 1}) / {lanes}; b++)"):
+            code.line(f"const uniform int64 block = group * ({inputs} / {lanes}) + b;")
+            code.line(f"{_POINTER} xb = x + block * {self.numbers('x_plane', source.plane)};")
+            block = self.numbers("packed_block", scheme.packed.block)
+            code.line(f"uniform float * uniform to = packed + b * {block};")
+            for i in range(len(self.vectors)):
+                code.line(f"const float q{i} = p{i}[block * {lanes} + programIndex];")
+            code.line(f"uniform int row = c0 / {width}, column = c0 % {width};")
+            with code.block("for (uniform int c = c0; c < c1;)"):
+                code.line(f"const uniform int count = min({width} - column, c1 - c);")
+                row = self.numbers("x_row", source.row)
+                code.line(f"{_POINTER} from = xb + row * {row} + column * {source.column};")
+                with code.block("for (uniform int j = 0; j < count; j++)"):
+                    code.line(f"float v = from[j * {source.column} + programIndex];")
+                    code.line(f"to[j * {lanes} + programIndex] = {self._apply(code)};")
+                code.line(f"to += count * {lanes};")
+                code.line("c += count;")
+                code.line("row++;")
+                code.line("column = 0;")
 
     def _channel_offset(self) -> str:
         source = self.scheme.problem.source

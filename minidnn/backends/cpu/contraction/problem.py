@@ -55,6 +55,8 @@ class Problem:
         outputs: channels of one group that are computed.
         size, out: rows and columns of input and output.
         source, result, others: where the tensors lie.
+        width: pixels of a row of ``source`` where several rows are seen as one, though they do
+            not lie evenly: they have to be gathered; 0 where they need not.
     """
 
     batch: int
@@ -71,6 +73,7 @@ class Problem:
     result: View
     others: tuple[View, ...]
     is_linear: bool = False
+    width: int = 0
 
     @property
     def depth(self) -> int:
@@ -153,6 +156,26 @@ def _flattened(problem: Problem) -> Problem:
         source=problem.source.flat(),
         result=problem.result.flat(),
         others=tuple(view.flat() for view in problem.others),
+    )
+
+
+def gathered(problem: Problem) -> Problem | None:
+    """A 1x1 convolution that leaves out pixels, as one long row of those it reads; None if it is
+    another one, or its tensors do not allow it."""
+    leaves_out = problem.kernel == (1, 1) != problem.stride and not problem.pads
+    if not leaves_out or not all(_is_flat(v, problem.out) for v in problem.others):
+        return None
+    down, across = problem.stride
+    source, pixels = problem.source, problem.out[0] * problem.out[1]
+    return replace(
+        problem,
+        size=(1, pixels),
+        out=(1, pixels),
+        stride=(1, 1),
+        source=replace(source, row=down * source.row, column=across * source.column),
+        result=problem.result.flat(),
+        others=tuple(view.flat() for view in problem.others),
+        width=problem.out[1],
     )
 
 

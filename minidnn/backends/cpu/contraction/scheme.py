@@ -16,7 +16,7 @@ from minidnn._cached_property import cached_property
 from .problem import Pair, Problem
 from .tiling import Tile, step_cycles
 
-Packing = Literal["none", "blocks", "pixels", "features", "lanes"]
+Packing = Literal["none", "blocks", "gathered", "pixels", "features", "lanes"]
 
 LINE_FLOATS = 16
 LINE_BYTES = 4 * LINE_FLOATS
@@ -48,8 +48,9 @@ class Scheme:
 
     Attributes:
         packing: how a block of inputs is copied into scratch before it is used: not at all;
-            "blocks": as it lies, in blocks of channels; "pixels": planes; "features": rows;
-            "lanes": for each output lane its own input channel.
+            "blocks": as it lies, in blocks of channels; "gathered": so too, but only the pixels
+            that are read, as one row (see :class:`.problem.Problem`); "pixels": planes;
+            "features": rows; "lanes": for each output lane its own input channel.
         unit: channels of one step of the sum's outer loop, which are unrolled.
         block: rows of output of one task (columns if there is one row).
         chunk: steps of the outer loop that are taken for all tiles of a block in turn; 0: each
@@ -156,6 +157,14 @@ class Scheme:
         apart = (problem.kernel[1] - 1) * source.column + own
         row = min(4 * span, self.pixels[1] * _up(4 * apart, LINE_BYTES))
         return self.touched[0] * row * -(-channels // source.block)
+
+    @property
+    def unused_lines(self) -> float:
+        """Cache lines more than its inputs fill that one block reads of strided pixels."""
+        if self.packing != "none" or self.problem.kernel != (1, 1) or self.problem.stride == (1, 1):
+            return 0.0
+        used = 4 * self.pixels[0] * self.pixels[1] * self.problem.inputs
+        return max(0, self.touched_bytes - used) / LINE_BYTES
 
     @property
     def window(self) -> Pair:
@@ -280,11 +289,16 @@ class Scheme:
         return values * (2 if self.compensated else 1)
 
     @property
+    def several_chunks(self) -> bool:
+        """Whether unfinished sums of a whole block wait for their next chunk."""
+        return 0 < self.chunk < self.steps
+
+    @property
     def sums_floats(self) -> int:
         """Floats that hold unfinished sums: of a block between chunks, of a tile between parts."""
         if not self.part:
             return 0
-        return self.tile_floats * (self.tiles if self.chunk else 1)
+        return self.tile_floats * (self.tiles if self.several_chunks else 1)
 
     @property
     def scratch_bytes(self) -> int:

@@ -27,9 +27,9 @@ def print_tile(
     """A function for ``rows`` x ``columns`` pixels and ``vectors`` vectors of channels.
 
     It is given the first pixel's inputs ``x``, weights ``w``, later weights to ask for
-    (``ahead``), initial values ``bias`` (or zeros); with chunks the steps from ``begin`` to
-    ``end``; with parts where unfinished sums are kept; where rows of taps are left out,
-    those from ``ky0`` to ``ky1`` that are not.
+    (``ahead``; NULL: none), initial values ``bias`` (or zeros); with chunks the steps from
+    ``begin`` to ``end``; with parts where unfinished sums are kept; where rows of taps are left
+    out, those from ``ky0`` to ``ky1`` that are not.
     """
     lanes = scheme.lanes
     parameters = [PARAMETER]
@@ -52,6 +52,8 @@ def print_tile(
         for p, v in names:
             code.line(f"float a{p}_{v} = b{v};")
         epilogue.begin(code, vectors)
+        lines = numbers("lines_ahead", scheme.lines_ahead)
+        code.line(f"const uniform int lines = ahead == NULL ? 0 : {lines};")
         steps = numbers("steps", scheme.steps)
         with code.block(f"if (end == {steps})" if scheme.chunk else ""):
             epilogue.prefetch(code, rows, columns, vectors)
@@ -217,9 +219,8 @@ class _Sums:
     def _ask_weights(self, level: str) -> None:
         """Asks for later weights."""
         code = self.code
-        lines = self.numbers("lines_ahead", self.scheme.lines_ahead)
         code.line("#pragma nounroll")
-        with code.block(f"for (uniform int line = 0; line < {lines}; line++)"):
+        with code.block("for (uniform int line = 0; line < lines; line++)"):
             code.line(f"prefetch_{level}((void * uniform)ahead);")
             code.line(f"ahead += {LINE_FLOATS};")
 

@@ -159,7 +159,7 @@ class _Printer:
         with code.block(f"for (uniform int c = 0; c < {count}; c += {columns})"):
             at = f"c * {scheme.lanes}"
             name = tile_name(1, columns, vectors)
-            code.line(f"{_POINTER} later = ahead < asked ? ahead : ws;")
+            code.line(f"{_POINTER} later = ahead < asked ? ahead : NULL;")
             code.line(f"{name}(numbers, vx + {at}, ws, later, kept, mx + {at}, {first}, 0);")
             code.line(f"ahead += {shift};")
 

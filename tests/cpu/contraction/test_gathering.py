@@ -1,0 +1,75 @@
+"""Strided 1x1 convolutions: read where pixels lie, or with the pixels gathered side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minidnn.backends.cpu.buffers import Guard
+from minidnn.backends.cpu.contraction.choose import choose_scheme, schemes_for
+from minidnn.backends.cpu.contraction.kernel import print_scheme
+from minidnn.backends.cpu.contraction.problem import Problem, problem_of
+from minidnn.backends.cpu.contraction.scheme import Scheme
+from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
+from minidnn.graph.operators import Add, ReLU, ScaleShift
+
+from .cases import conv
+from .harness import Built, Case, build, compile_all, inputs_of, reference, run
+
+BN_RELU = (ScaleShift(), ReLU())
+STRIDED = [
+    Case("stride-2", (2, 48, 9, 13), 40, op=conv((2, 2)), after=(ReLU(),)),
+    Case("stride-3-2", (1, 37, 11, 7), 21, op=conv((3, 2)), after=(Add(), ReLU())),
+    Case("stride-1-2", (3, 33, 5, 8), 16, op=conv((1, 2)), slack=16),
+    Case("stride-2-1", (2, 40, 8, 5), 56, op=conv((2, 1)), before=BN_RELU),
+    Case("stride-groups", (2, 64, 7, 7), 48, op=conv((2, 2), groups=2), before=BN_RELU),
+    Case("stride-deep", (1, 1100, 6, 6), 24, op=conv((2, 2))),
+]
+
+
+def problem_of_case(built: Built) -> Problem:
+    source, *others, result = built.tensors
+    return problem_of(built.parts, built.case.shape[0], source, tuple(others), result)
+
+
+@pytest.mark.parametrize("case", STRIDED, ids=str)
+def test_gathered_and_in_place_give_the_same_bits(case: Case, isa: Isa) -> None:
+    built = build(case, isa)
+    found: dict[tuple[str, str], Scheme] = {}
+    for scheme in schemes_for(problem_of_case(built), bool(case.before), isa):
+        # The first of each packing, and the last: of other tiles and blocks.
+        found.setdefault((scheme.packing, "first"), scheme)
+        found[scheme.packing, "last"] = scheme
+    assert {packing for packing, _ in found} == {"gathered", "blocks" if case.before else "none"}
+    inputs = inputs_of(built)
+    expected = reference(built, inputs)
+    results = []
+    for scheme in found.values():
+        built.kernel = print_scheme(built.parts, scheme)
+        (kernels,) = compile_all([built], isa)
+        for guard in (Guard.END, Guard.START):
+            results.append(run(built, kernels, inputs, guard=guard))
+    assert np.abs(results[0] - expected).max() < 1e-5 * np.abs(expected).max()
+    for result in results[1:]:
+        assert np.array_equal(result.view("u4"), results[0].view("u4"))
+
+
+def test_pixels_are_gathered_where_lines_would_be_read_in_part() -> None:
+    def packing(outputs: int, isa: Isa, size: int = 28) -> str:
+        built = build(Case("case", (4, 256, size, size), outputs, op=conv((2, 2))), isa)
+        return choose_scheme(problem_of_case(built), False, isa, 2).packing
+
+    assert packing(1024, AVX2) == "gathered"
+    assert packing(16, AVX2) == "none", "copying takes longer than it saves"
+    assert packing(1024, AVX512) == "none", "a pixel's channels fill a line"
+
+
+def test_pixels_that_do_not_lie_in_a_row_are_not_gathered(isa: Isa) -> None:
+    repeats = Case(
+        "repeats", (2, 48, 9, 13), 40, op=conv((2, 2)), after=(Add(),), repeats=(2, 40, 5, 1)
+    )
+    padded = Case("padded", (2, 48, 9, 13), 40, op=conv((2, 2), 1))
+    plain = Case("plain", (2, 48, 9, 13), 40, op=conv((2, 2), 0))
+    for case, gathers in ((repeats, False), (padded, False), (plain, True)):
+        schemes = schemes_for(problem_of_case(build(case, isa)), False, isa)
+        assert any(scheme.packing == "gathered" for scheme in schemes) == gathers, case
