@@ -69,6 +69,6 @@ def add_compilation(parser: argparse.ArgumentParser, device: str) -> None:
     parser.add_argument(
         "--strategy",
         default="model",
-        help="how stacks are collapsed: model (by predicted time), one, five, unrestricted (the "
-        "paper's) or layers (not at all)",
+        help="how stacks are collapsed: model (by predicted time); one, five, unrestricted (the "
+        "paper's); contractions (only into convolutions and linear layers); layers (not at all)",
     )

@@ -105,7 +105,7 @@ def profile(
     if type(runs) is not int or runs < 1:
         raise GraphError(f"runs={runs!r}; valid is a number of runs of at least 1")
     if not isinstance(program, TimedProgram):
-        raise UnsupportedError(f"device {device!r} does not time regions; device 'cpu' does")
+        raise UnsupportedError(f"device {device!r} does not time regions; 'cpu' and 'cuda' do")
     program.run(inputs, outputs)  # memory is touched for the first time
     measured = [program.seconds_of_nodes(inputs, outputs) for _ in range(runs)]
     regions, descriptions = [], []
