@@ -27,7 +27,7 @@ from ..tuning import tune_option
 from .buffers import Buffer, Guard
 from .contraction import ACCURACIES, Workspace, why_unsupported
 from .cores import usable_cores
-from .isa import Isa, best_isa, usable_isa
+from .isa import Isa, best_isa, isa_named, usable_isa
 from .kernels import compile_kernels
 from .library import Kernel
 from .lower import Pointer, Task, lower_plan
@@ -67,7 +67,7 @@ class CpuBackend:
         return ("float32",)
 
     def target(self, precision: str, options: Mapping[str, Any]) -> Target:
-        isa, threads = _isa(options), _threads(options)
+        isa, threads = _isa(options, isa_named), _threads(options)
         return CpuTarget(device_for(isa, threads), isa.lanes, _accuracy(options))
 
     def unsupported(self, node: Node, precision: str) -> str | None:
@@ -91,7 +91,7 @@ class CpuBackend:
         if type(guarded) is not bool:
             raise GraphError(f"guarded={guarded!r}; valid are True (the debug mode) and False")
         accuracy = _accuracy(options)
-        isa, threads = _isa(options), _threads(options)
+        isa, threads = _isa(options, usable_isa), _threads(options)
         tune = tune_option(options, "heuristic")
         plan.check_fits(memory_bytes(), "this machine")
 
@@ -112,8 +112,8 @@ def builder(plan: Plan, isa: Isa, threads: int, guarded: bool = False) -> Build[
     return build
 
 
-def _isa(options: Mapping[str, Any]) -> Isa:
-    return usable_isa(options["isa"]) if options.get("isa") is not None else best_isa()
+def _isa(options: Mapping[str, Any], named: Callable[[str], Isa]) -> Isa:
+    return named(options["isa"]) if options.get("isa") is not None else best_isa()
 
 
 def _accuracy(options: Mapping[str, Any]) -> str:

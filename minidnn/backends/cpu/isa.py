@@ -55,15 +55,24 @@ def processor_flags() -> frozenset[str]:
     return frozenset()
 
 
+def isa_named(name: str) -> Isa:
+    """The ISA of that name, to price or print kernels for whatever processor.
+
+    Raises:
+        DeviceError: there is none of that name.
+    """
+    if not isinstance(name, str) or name not in ISAS:
+        raise DeviceError(f"isa={name!r}; valid are {', '.join(map(repr, ISAS))}")
+    return ISAS[name]
+
+
 def usable_isa(name: str) -> Isa:
-    """The ISA of that name.  A kernel of one that the processor lacks would end the process.
+    """The ISA of that name, to run kernels: one that the processor lacks would end the process.
 
     Raises:
         DeviceError: there is none of that name, or this processor does not execute it.
     """
-    if not isinstance(name, str) or name not in ISAS:
-        raise DeviceError(f"isa={name!r}; valid are {', '.join(map(repr, ISAS))}")
-    isa = ISAS[name]
+    isa = isa_named(name)
     usable = usable_isas()
     if isa not in usable:
         missing = sorted(set(isa.flags) - processor_flags())
