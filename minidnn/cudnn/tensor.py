@@ -155,9 +155,3 @@ def flat_descriptor_of(array: Any) -> TensorDescriptor:
     first = array.shape[0] if array.ndim else 1
     rest = array.size // first
     return described(array.dtype, (first, rest, 1, 1), (rest, 1, 1, 1))
-
-
-def clear_cache() -> None:
-    """Drop the shared descriptors; each is freed when nobody uses it any more."""
-    _cache.clear()
-    _by_array.clear()

@@ -171,3 +171,14 @@ class Binding:
     vectors: tuple[Vector, ...]
     segments: tuple[tuple[int, int], ...]
     batch: int
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The kernel's tensors in order."""
+        return (*self.inputs, *self.outputs)
+
+    def slot_of(self, plane: Plane) -> int | None:
+        """Which of the slots a plane is; None if it lives within the kernel."""
+        if plane.input is not None:
+            return plane.input
+        return None if plane.output is None else len(self.inputs) + plane.output

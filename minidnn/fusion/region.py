@@ -13,11 +13,11 @@ from minidnn.fusion.plan import Binding, KernelPlan
 from minidnn.fusion.planning import build_plan
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.evaluate import evaluate
-from minidnn.graph.ir import Constant, Graph
+from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import TensorType
 
-__all__ = ["FusedContraction", "Region", "Sequence", "constants"]
+__all__ = ["FusedContraction", "Region", "Sequence", "constants", "window_alone"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +101,15 @@ class Sequence(Region):
             result.reshape(value.shape)
             for result, value in zip(results, self.body.outputs, strict=True)
         )
+
+
+def window_alone(node: Node) -> Sequence:
+    """The region of one window, whose patch is the whole plane."""
+    source = Value(node.inputs[0].type, "source")
+    inner = Node(node.op, [source], node.name)
+    _, _, rows, columns = node.output.type.plane
+    body = Graph([source], inner.outputs, [inner], node.name)
+    return Sequence(body, Schedule(rows, columns, stage=True))
 
 
 @dataclass(frozen=True, eq=False)

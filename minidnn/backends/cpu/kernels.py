@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...cache import Store, digest
+from ..grouping import in_groups
 from .compiler import FLAGS, Unit, compile_units, unit_store
 from .cores import usable_cores
 from .dialect import prelude
@@ -93,14 +94,8 @@ def group(
     """
     least, most = -(-len(sources) // MOST_PER_FILE), -(-len(sources) // LEAST_PER_FILE)
     count = min(most, max(least, jobs))
-    members: list[list[KernelSource]] = [[] for _ in range(count)]
-    lengths = [0] * count
-    for source in sorted(sources, key=lambda s: (-len(s.text), s.name)):
-        shortest = lengths.index(min(lengths))
-        members[shortest].append(source)
-        lengths[shortest] += len(source.text)
     files = []
-    for part in members:
+    for part in in_groups(sources, count):
         text = head + "\n".join(source.text for source in part)
         files.append((Unit(f"kernels_{digest(text)[:8]}", text, isa), part))
     return files

@@ -9,11 +9,10 @@ import numpy as np
 
 from ...fusion.contraction import parts_of
 from ...fusion.one_image import one_image
-from ...fusion.region import FusedContraction
+from ...fusion.region import FusedContraction, window_alone
 from ...fusion.region import Sequence as SequenceRegion
-from ...fusion.sequence import Schedule
 from ...graph.index_map import Indexed
-from ...graph.ir import Constant, Graph, Node, Value
+from ...graph.ir import Constant, Node, Value
 from ...graph.liveness import is_view
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...graph.operators import (
@@ -147,7 +146,7 @@ class _Lowering:
             flat = is_flat(op.body) and all(map(self._is_dense, (*node.inputs, *node.outputs)))
             return (self._flat(node, op) if flat else self._sequence(node, op),)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
-            return (self._sequence(node, _window_alone(node)),)
+            return (self._sequence(node, window_alone(node)),)
         if isinstance(op, (FusedContraction, Contraction)):
             return self._contraction(node)
         if isinstance(op, Concat):
@@ -273,15 +272,6 @@ class _Lowering:
         tasks = value.type.plane[0] * printed.tasks_per_image
         pointers = (_pointer(value), out)
         return Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
-
-
-def _window_alone(node: Node) -> SequenceRegion:
-    """A region of one window, whose patch is the whole plane."""
-    source = Value(node.inputs[0].type, "source")
-    inner = Node(node.op, [source], node.name)
-    _, _, rows, columns = node.output.type.plane
-    body = Graph([source], inner.outputs, [inner], node.name)
-    return SequenceRegion(body, Schedule(rows, columns, stage=True))
 
 
 def _shaped(node: Node) -> Shaped:

@@ -85,7 +85,7 @@ class _Printer:
         self.plan = plan
         self.binding = binding
         self.tensors = (*inputs, *outputs)
-        self.slots = (*binding.inputs, *binding.outputs)
+        self.slots = binding.slots
         self.lanes = isa.lanes
         self.across = len(plan.patches(1))
         self.tasks = len(plan.tasks()) * self.across
@@ -224,10 +224,9 @@ class _Printer:
 
     def _at(self, plane: Plane) -> int:
         """Which of the kernel's tensors a plane is."""
-        if plane.input is not None:
-            return plane.input
-        assert plane.output is not None
-        return len(self.binding.inputs) + plane.output
+        at = self.binding.slot_of(plane)
+        assert at is not None
+        return at
 
     def _access(self, number: int, segment: int) -> Access:
         plane = self.plan.planes[number]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...cache import Store, building_allowed, digest
 from ..cpu.cores import usable_cores
+from ..grouping import in_groups
 from .dialect import prelude
 from .kernels import KernelSource
 from .nvrtc import OPTIONS, Nvrtc, Resources, load
@@ -109,13 +110,7 @@ def group(sources: Sequence[KernelSource], jobs: int) -> list[list[KernelSource]
     Equal arguments give equal units, in every process.
     """
     count = min(len(sources), max(1, min(jobs, len(sources) // LEAST_PER_UNIT)))
-    members: list[list[KernelSource]] = [[] for _ in range(count)]
-    lengths = [0] * count
-    for source in sorted(sources, key=lambda s: (-len(s.text), s.name)):
-        shortest = lengths.index(min(lengths))
-        members[shortest].append(source)
-        lengths[shortest] += len(source.text)
-    return members
+    return in_groups(sources, count)
 
 
 def _key(source: KernelSource, head: str, arch: str, nvrtc: Nvrtc) -> str:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import UnsupportedError
-from ...fusion.region import FusedContraction
+from ...fusion.region import FusedContraction, window_alone
 from ...fusion.region import Sequence as SequenceRegion
-from ...fusion.sequence import Schedule
 from ...graph.index_map import Indexed
-from ...graph.ir import Constant, Graph, Node, Placement, Value
+from ...graph.ir import Constant, Node, Placement, Value
 from ...graph.liveness import is_view
 from ...graph.operator import Contraction as ContractionOperator
 from ...graph.operator import Elementwise, Reshaping, Windowed
@@ -104,7 +103,7 @@ class _Lowering:
             averages = self._averages_planes(node, op)
             return (self._plane_average(node) if averages else self._sequence(node, op),)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
-            return (self._sequence(node, _window_alone(node)),)
+            return (self._sequence(node, window_alone(node)),)
         if isinstance(op, (FusedContraction, ContractionOperator)):
             return (self._contraction(node),)
         if isinstance(op, Concat):
@@ -177,8 +176,7 @@ class _Lowering:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
         suited = print_region(op, lambda value: self.tensor(outer.get(value, value)), self.arch)
-        slots = (*suited.binding.inputs, *suited.binding.outputs)
-        values = [outer.get(slot.value, slot.value) for slot in slots]
+        values = [outer.get(slot.value, slot.value) for slot in suited.binding.slots]
         pointers: list[Pointer] = [_pointer(value) for value in values]
         if suited.binding.vectors:
             pointers.append(Data(suited.kernel.vectors, "float32", (id(op), "vectors")))
@@ -240,15 +238,6 @@ class _Lowering:
     def _copy(self, node: Node, value: Value, target: Tensor) -> Task:
         launch = print_copy(value.type.plane[0], self.tensor(value), target)
         return Task(node, launch, (_pointer(value), node.output))
-
-
-def _window_alone(node: Node) -> SequenceRegion:
-    """A region of one window, whose patch is the whole plane."""
-    source = Value(node.inputs[0].type, "source")
-    inner = Node(node.op, [source], node.name)
-    _, _, rows, columns = node.output.type.plane
-    body = Graph([source], inner.outputs, [inner], node.name)
-    return SequenceRegion(body, Schedule(rows, columns, stage=True))
 
 
 def data_of(constant: Constant) -> Data:

@@ -30,7 +30,7 @@ from minidnn.cudnn.handle import current_handle
 from minidnn.cudnn.op_tensor import OpTensorDescriptor
 from minidnn.cudnn.pooling import PoolingDescriptor
 from minidnn.cudnn.reduction import ReduceTensorDescriptor
-from minidnn.cudnn.tensor import TensorDescriptor, described
+from minidnn.cudnn.tensor import TensorDescriptor
 
 NCHW = TensorFormat.CUDNN_TENSOR_NCHW
 NHWC = TensorFormat.CUDNN_TENSOR_NHWC
@@ -105,14 +105,6 @@ def logical(array: Any, format: int) -> tuple[Shape, Shape]:
             n, h, w, c = shape
             return (n, c, h, w), (h * w * c, 1, w * c, c)
     return shape, packed_strides(shape)
-
-
-def shared_descriptor(array: Any, format: int = NCHW) -> TensorDescriptor:
-    """Return a shared descriptor of a C-contiguous array; do not close it."""
-    check_contiguous(array)
-    get_data_type(array.dtype)
-    prefer = NHWC if array.ndim == 4 and format == NHWC else NCHW
-    return described(array.dtype, *logical(array, format), prefer)
 
 
 def create_tensor_descriptor(arr: Any, format: int = NCHW) -> TensorDescriptor:

@@ -38,9 +38,8 @@ def choose_flat(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -
     if len(plan.steps) != 1 or any(o.window for s in plan.steps[0].segments for o in s):
         return None
     full = []
-    slots = (*binding.inputs, *binding.outputs)
     planes = {p.input: p for p in plan.planes if p.input is not None}
-    for i, (slot, tensor) in enumerate(zip(slots, tensors, strict=True)):
+    for i, (slot, tensor) in enumerate(zip(binding.slots, tensors, strict=True)):
         is_input = i < len(binding.inputs)
         if is_input and planes[i].extent == (1, 1) != plan.anchor:
             continue
@@ -230,10 +229,7 @@ class _Printer:
         return f"{element} % {self.channels}"
 
     def _at(self, number: int) -> int | None:
-        plane = self.plan.planes[number]
-        if plane.input is not None:
-            return plane.input
-        return None if plane.output is None else len(self.binding.inputs) + plane.output
+        return self.binding.slot_of(self.plan.planes[number])
 
     def _tensor_of(self, number: int) -> Tensor:
         at = self._at(number)
@@ -247,7 +243,7 @@ class _Printer:
     def _tensor(self, code: Code, number: int, begin: int) -> None:
         plane, tensor, at = self.plan.planes[number], self._tensor_of(number), self._at(number)
         assert at is not None
-        slot = (*self.binding.inputs, *self.binding.outputs)[at]
+        slot = self.binding.slots[at]
         shift = 0 if plane.one_channel else (begin - slot.channel) * tensor.channel
         terms = [f"a{at}", str(tensor.offset + shift)]
         if not plane.one_image:

@@ -104,8 +104,7 @@ def choose_mapping(
 def _is_planar(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> bool:
     """Whether pixels are neighbours in most of what is moved."""
     weights = [0, 0]
-    slots = (*binding.inputs, *binding.outputs)
-    for slot, tensor in zip(slots, tensors, strict=True):
+    for slot, tensor in zip(binding.slots, tensors, strict=True):
         if tensor.rows * tensor.columns == 1 or tensor.channels == 1:
             continue
         weights[tensor.is_planar] += slot.value.type.size
@@ -119,8 +118,7 @@ def _pack(binding: Binding, tensors: Sequence[Tensor]) -> int:
     common = 16 // min(tensor.itemsize for tensor in tensors)
     for begin, end in binding.segments:
         common = gcd(common, gcd(begin, end))
-    slots = (*binding.inputs, *binding.outputs)
-    for slot, tensor in zip(slots, tensors, strict=True):
+    for slot, tensor in zip(binding.slots, tensors, strict=True):
         if tensor.channels > 1 and tensor.channel != 1:
             return 1
         common = gcd(common, slot.channel)

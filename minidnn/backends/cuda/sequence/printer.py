@@ -85,7 +85,7 @@ class _Printer:
         self.plan = plan
         self.binding = binding
         self.tensors = tensors
-        self.slots = (*binding.inputs, *binding.outputs)
+        self.slots = binding.slots
         self.mapping = mapping
         self.across = len(plan.patches(1))
         self.tasks = len(plan.tasks()) * self.across
@@ -157,10 +157,9 @@ class _Printer:
 
     def _at(self, plane: Plane) -> int:
         """Which of the kernel's tensors a plane is."""
-        if plane.input is not None:
-            return plane.input
-        assert plane.output is not None
-        return len(self.binding.inputs) + plane.output
+        at = self.binding.slot_of(plane)
+        assert at is not None
+        return at
 
     def _tensor(self, code: Code, number: int) -> None:
         """Declares a tensor's pointer to the block's first channel."""

@@ -192,14 +192,12 @@ class _Printer:
 
     def _tensor(self, code: Code, number: int) -> None:
         plane = self.plan.planes[number]
-        if plane.input is not None:
-            at, const = plane.input, "const "
-        elif plane.output is not None:
-            at, const = len(self.binding.inputs) + plane.output, ""
-        else:
+        at = self.binding.slot_of(plane)
+        if at is None:
             return
+        const = "const " if plane.input is not None else ""
         tensor = self.tensors[at]
-        slot = (*self.binding.inputs, *self.binding.outputs)[at]
+        slot = self.binding.slots[at]
         terms = [f"a{at}", str(tensor.offset)]
         if not plane.one_image:
             terms.append(f"image * {tensor.image}")
