@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from typing import Any
 
 NETWORK_HELP = "a network of the zoo (resnet18), an ONNX file, or one that save_graph wrote"
@@ -41,11 +42,20 @@ def shape(text: str) -> tuple[int, ...]:
     return tuple(count(size) for size in text.split("x"))
 
 
+def size(text: str) -> tuple[int, int]:
+    """Rows and columns: 224 or 192x256."""
+    match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text, re.ASCII)
+    rows, columns = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not rows or not columns:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; valid are 224 and 192x256")
+    return rows, columns
+
+
 def add_network(parser: argparse.ArgumentParser) -> None:
     """The positional argument NET and what belongs to its size."""
     parser.add_argument("network", metavar="NET", help=NETWORK_HELP)
     parser.add_argument("--batch", type=count, help="images (1; a graph file has its own size)")
-    parser.add_argument("--size", type=count, help="rows and columns (the network's own)")
+    parser.add_argument("--size", type=size, help="224 or 192x256 (the network's own)")
 
 
 def add_tune(parser: argparse._ActionsContainer) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 import tempfile
 import time
@@ -13,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minidnn.cli.arguments import add_tune, count, positive
+from minidnn.cli.arguments import add_tune, count, positive, size
 from minidnn.errors import MiniDNNError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch", type=_counts, default=[1], metavar="N,...", help="images a run (1)"
     )
-    parser.add_argument("--size", type=_size, help="224 or 192x256 (the network's own)")
+    parser.add_argument("--size", type=size, help="224 or 192x256 (the network's own)")
     parser.add_argument("--dtype", default=DTYPES[0], help=f"valid: {', '.join(DTYPES)}")
     parser.add_argument("--threads", type=count, help="threads of every engine (all usable cores)")
     parser.add_argument("--isa", help="avx512 or avx2: limits minidnn and peers that can be")
@@ -80,13 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _counts(text: str) -> list[int]:
     return [count(part) for part in text.split(",")]
-
-
-def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text, re.ASCII)
-    if not match or "0" in (sides := (match[1], match[2] or match[1])):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; valid are 224 and 192x256")
-    return int(sides[0]), int(sides[1])
 
 
 def _names(text: str) -> list[str]:

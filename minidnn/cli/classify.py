@@ -90,8 +90,10 @@ class Result:
 def run(options: argparse.Namespace) -> int:
     import minidnn
 
-    classifier = make_classifier(options)
     files = list(_expand(options.images))
+    if not any(map(os.path.exists, files)):  # before weights are fetched for nothing
+        raise MiniDNNError(f"IMAGE {' '.join(files)}: there is no such file")
+    classifier = make_classifier(options)
     if classifier.weights == RANDOM:
         _say("the weights are random: these classes mean nothing")
     graph = classifier.graph(min(options.batch, len(files)))
@@ -143,7 +145,7 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     resize, crop = _sizes(known or _known(name, DEFAULT), own_size, options)
     labels = options.labels or (IMAGENET if known else "none")
     return Classifier(
-        lambda batch: to_graph(network, shape_of(network, batch, crop)),
+        lambda batch: to_graph(network, shape_of(network, batch, (crop, crop))),
         Preparation(resize, crop, channels),
         outputs,
         known.name if known else f"minidnn's {name}" if source == DEFAULT else source,
@@ -160,7 +162,8 @@ def _of_onnx(options: argparse.Namespace) -> Classifier:
     name = options.network
     if options.weights != "default" or options.key is not None:
         raise MiniDNNError(f"--weights and --key: the ONNX file {name!r} has its weights")
-    first = onnx_graph(name, None, options.size)
+    size = None if options.size is None else (options.size, options.size)
+    first = onnx_graph(name, None, size)
     shapes = [value.shape for value in (*first.inputs, *first.outputs)]
     if len(shapes) != 2 or len(shapes[0]) != 4 or shapes[0][2] != shapes[0][3]:
         raise MiniDNNError(
@@ -174,7 +177,7 @@ def _of_onnx(options: argparse.Namespace) -> Classifier:
 
     def graph(wanted: int) -> Any:
         try:
-            return onnx_graph(name, wanted, options.size)
+            return onnx_graph(name, wanted, size)
         except GraphError:
             if batch == wanted:
                 raise

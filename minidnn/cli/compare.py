@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from minidnn.cli.arguments import count, count_from_0, positive, shape
+from minidnn.cli.arguments import count, count_from_0, positive, shape, size
 from minidnn.errors import GraphError, MiniDNNError
 
 HELP = "compare an ONNX model or a PyTorch module with its own engine, layer by layer"
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="an ONNX file, or package.module:name")
     add("--batch", type=count, help="of inputs whose first axis an ONNX file leaves open (1)")
-    add("--size", type=count, help="rows and columns, where an ONNX file leaves them open")
+    add("--size", type=size, help="224 or 192x256, where an ONNX file leaves them open")
     add(
         "--shape",
         type=shape,

@@ -52,7 +52,7 @@ def is_onnx(name: str) -> bool:
     return name.lower().endswith(".onnx") and is_file(name)
 
 
-def onnx_graph(name: str, batch: int | None = None, size: int | None = None) -> Graph:
+def onnx_graph(name: str, batch: int | None = None, size: tuple[int, int] | None = None) -> Graph:
     """The graph of an ONNX file; what it leaves open is ``batch`` (1) along the first axis of its
     inputs and ``size`` along rows and columns of those of rank 4.
 
@@ -70,19 +70,16 @@ def onnx_graph(name: str, batch: int | None = None, size: int | None = None) -> 
         if shape and (batch is not None or not isinstance(shape[0], int)):
             shape[0] = batch or 1
         if len(shape) == 4:
-            shape[2:] = [
-                size if size is not None and (size != own or not isinstance(own, int)) else own
-                for own in shape[2:]
-            ]
+            shape[2:] = shape[2:] if size is None else size
         if all(isinstance(each, int) for each in shape):
             shapes[declared.name] = tuple(shape)
     return load_model(model, shapes)[0]
 
 
-def shape_of(network: Any, batch: int, size: int | None = None) -> tuple[int, ...]:
+def shape_of(network: Any, batch: int, size: tuple[int, int] | None = None) -> tuple[int, ...]:
     """The shape of a batch of images of a network of the zoo."""
-    channels, *sizes = network.input_shape
-    return (batch, channels, *((size or own) for own in sizes))
+    channels, *own = network.input_shape
+    return (batch, channels, *(size or own))
 
 
 def noise(shape: tuple[int, ...], seed: int, dtype: str = "float32") -> np.ndarray:

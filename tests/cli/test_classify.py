@@ -123,8 +123,18 @@ def test_unreadable_pictures_do_not_lose_the_others(
     out, _ = classify(capsys, *pictures, "--json", *small(squeezenet), code=1)
     entries = json.loads(out)["pictures"]
     assert ["error" in entry for entry in entries] == [False, True, False]
-    out, err = classify(capsys, absent, *small(squeezenet), code=1)
-    assert (out, len(err)) == ("", 1)
+
+
+def test_weights_are_not_fetched_for_pictures_that_are_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_classifier(options: object) -> None:
+        raise AssertionError("asked for weights")
+
+    monkeypatch.setattr("minidnn.cli.classify.make_classifier", make_classifier)
+    out, err = classify(capsys, "absent.png", "nor_this.png", code=2)
+    assert out == ""
+    assert err == ["minidnn classify: IMAGE absent.png nor_this.png: there is no such file"]
 
 
 def test_random_weights_are_said_plainly(

@@ -114,6 +114,11 @@ def test_svg_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert f"--svg {tmp_path} cannot be written: Is a directory" in error
 
 
+def test_rows_and_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    out = explain(capsys, "squeezenet1_1", "--size", "64x96")
+    assert "1x64x31x47" in out  # the first convolution's result
+
+
 def test_graph_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "net.safetensors"
     save_graph(to_graph(models.digits(), (3, 1, 8, 8)), path)

@@ -114,10 +114,12 @@ def test_classify(net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_classify_refuses(tmp_path: Path, net: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, err = run(capsys, "classify", "x.png", "--network", net, "--weights", "random", code=2)
+    picture = tmp_path / "x.png"
+    picture.touch()
+    _, err = run(capsys, "classify", picture, "--network", net, "--weights", "random", code=2)
     assert "--weights and --key: the ONNX file" in err
     path = save(moves(), tmp_path / "moves.onnx")
-    _, err = run(capsys, "classify", "x.png", "--network", path, code=2)
+    _, err = run(capsys, "classify", picture, "--network", path, code=2)
     assert "valid are one input of square pictures (N, C, S, S) and one output" in err
-    _, err = run(capsys, "classify", "x.png", "--network", tmp_path / "missing.onnx", code=2)
+    _, err = run(capsys, "classify", picture, "--network", tmp_path / "missing.onnx", code=2)
     assert "missing.onnx" in err
