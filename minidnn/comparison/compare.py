@@ -58,6 +58,8 @@ def compare(
             "modules"
         )
     made = original(model, inputs, shape, constants, seed)
+    if not made.layers:
+        raise GraphError("the model computes nothing of its inputs: there is no layer to compare")
     usual = compile_network(made.graph, **options)
     pairs = zip(made.outputs, _run(usual, made.inputs), strict=True)
     outputs = [compared(name, "output", made.results[name], array) for name, array in pairs]

@@ -161,6 +161,8 @@ def test_errors() -> None:
     for inputs in ("abc", [torch.ones(2), None], 5):
         with pytest.raises(GraphError, match=r"^inputs: .*; valid are arrays and tensors$"):
             md.compare(module, inputs)
+    with pytest.raises(GraphError, match=r"^the model computes nothing of its inputs: there is "):
+        md.compare(torch.nn.Identity().eval(), torch.ones(2))
     with pytest.raises(GraphError, match=r"^a PyTorch module is compared without constants"):
         md.compare(module, torch.ones(2), constants={"x": 1})
     with pytest.raises(GraphError, match=r"^ReLU is in training mode; .* module\.eval\(\) first$"):
