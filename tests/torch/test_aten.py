@@ -243,6 +243,10 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "vectors": (lambda m, x: x.sum((1, 2, 3)) @ m.vector[:2], "known are matrices"),
     "cut off": (lambda m, x: F.pad(x.relu(), (-1, 0)), "padding=[-1, 0] cuts elements off"),
     "argmax": (lambda m, x: x.relu().argmax(), "dim=None: it counts over all axes"),
+    "indices": (
+        lambda m, x: F.max_pool2d(x, 2, return_indices=True),
+        "max_pool2d_with_indices.default: its result 1 is not computed",
+    ),
     "comparison": (lambda m, x: x > 0, "gt.Scalar: it is not known"),
     "device": (lambda m, x: x.to("meta").relu(), "is on meta"),
 }

@@ -100,13 +100,23 @@ def _reason(
                 if operand not in constants:
                     values.add_input(operand)
             values.compute(node)
-            graph = trace.graph([v for v in values.all_of(node) if v is not None])
+            results = values.all_of(node)
+            for user in node.users:
+                if user.target is operator.getitem and results[_place(user)] is None:
+                    raise Refused(f"its result {_place(user)} is not computed")
+            graph = trace.graph([v for v in results if v is not None])
     except (Refused, GraphError) as error:
         return str(error)
     key = tuple((n.op, tuple((type(v), v.type) for v in n.inputs)) for n in graph.nodes)
     if key not in verdicts:
         verdicts[key] = judge(graph)
     return verdicts[key]
+
+
+def _place(node: Node) -> int:
+    """Which of several results a getitem takes."""
+    place: Any = node.args[1]
+    return int(place)
 
 
 def _results(node: Node) -> Sequence[Any]:
@@ -144,11 +154,7 @@ class _Values:
 
     def compute(self, node: Node) -> None:
         if node.target is operator.getitem:
-            container, index = node.args
-            value = self[container][index]
-            if value is None:
-                raise Refused(f"result {index} of {container} is not computed")
-            self._found[node] = value
+            self._found[node] = self[node.args[0]][_place(node)]
             return
         entry = known().get(key_of(node))
         if entry is None:
