@@ -71,8 +71,10 @@ def test_ctrl_c(
     tmp_path: Path,
     temporary: Path,
     real_ispc: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It ends at once; the same process can compile right after it, and so can another."""
+    monkeypatch.delenv("CC", raising=False)  # Or the other one looks for another compiler's files.
     environment = hang_in(stage, make_fake, tmp_path, real_ispc)
     child = start_and_wait(INTERRUPTED, temporary, environment)
     start = time.monotonic()
