@@ -60,5 +60,5 @@ def test_high_accuracy_of_long_sums(rows: int, isa: Isa, own_cache: None) -> Non
 
 
 def test_other_values_are_refused(own_cache: None) -> None:
-    with pytest.raises(GraphError, match="accuracy='low'; valid are 'normal' and 'high'"):
+    with pytest.raises(GraphError, match="accuracy='low'; valid are 'normal', 'high'"):
         md.compile(L.Conv2d(3, 3, 1), (1, 3, 4, 4), device="cpu", accuracy="low")

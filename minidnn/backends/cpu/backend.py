@@ -11,7 +11,7 @@ import numpy as np
 
 from minidnn._cached_property import cached_property
 
-from ...errors import DeviceError, GraphError, UnsupportedError
+from ...errors import DeviceError, GraphError
 from ...fusion.contraction import parts_of
 from ...fusion.region import FusedContraction
 from ...fusion.region import Region as FusedRegion
@@ -23,9 +23,9 @@ from ...graph.liveness import storage_bytes
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...graph.types import ITEMSIZE
 from ...runtime.plan import Plan
-from ..tuning import tune_option
+from ..options import accuracy_option, check_options, tune_option
 from .buffers import Buffer, Guard
-from .contraction import ACCURACIES, Workspace, why_unsupported
+from .contraction import Workspace, why_unsupported
 from .cores import usable_cores
 from .isa import Isa, best_isa, isa_named, usable_isa
 from .kernels import compile_kernels
@@ -68,7 +68,7 @@ class CpuBackend:
 
     def target(self, precision: str, options: Mapping[str, Any]) -> Target:
         isa, threads = _isa(options, isa_named), _threads(options)
-        return CpuTarget(device_for(isa, threads), isa.lanes, _accuracy(options))
+        return CpuTarget(device_for(isa, threads), isa.lanes, accuracy_option(options))
 
     def unsupported(self, node: Node, precision: str) -> str | None:
         if not isinstance(node.op, (*_FLOAT, *_ANY)):
@@ -82,15 +82,11 @@ class CpuBackend:
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CpuProgram:
-        valid = ("threads", "isa", "accuracy", "guarded", "tune")
-        unknown = sorted(set(options) - set(valid))
-        if unknown:
-            names = ", ".join(map(repr, valid))
-            raise UnsupportedError(f"option {unknown[0]!r} of device 'cpu'; valid are {names}")
+        check_options("cpu", options, ("threads", "isa", "accuracy", "guarded", "tune"))
         guarded = options.get("guarded", False)
         if type(guarded) is not bool:
             raise GraphError(f"guarded={guarded!r}; valid are True (the debug mode) and False")
-        accuracy = _accuracy(options)
+        accuracy = accuracy_option(options)
         isa, threads = _isa(options, usable_isa), _threads(options)
         tune = tune_option(options, "heuristic")
         plan.check_fits(memory_bytes(), "this machine")
@@ -114,14 +110,6 @@ def builder(plan: Plan, isa: Isa, threads: int, guarded: bool = False) -> Build[
 
 def _isa(options: Mapping[str, Any], named: Callable[[str], Isa]) -> Isa:
     return named(options["isa"]) if options.get("isa") is not None else best_isa()
-
-
-def _accuracy(options: Mapping[str, Any]) -> str:
-    accuracy = options.get("accuracy", "normal")
-    if accuracy not in ACCURACIES:
-        names = " and ".join(map(repr, ACCURACIES))
-        raise GraphError(f"accuracy={accuracy!r}; valid are {names}")
-    return str(accuracy)
 
 
 def _threads(options: Mapping[str, Any]) -> int:

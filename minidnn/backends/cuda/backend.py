@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...cudnn._cupy import cupy
-from ...errors import DeviceError, GraphError, UnsupportedError
+from ...errors import DeviceError, GraphError
 from ...fusion.contraction import parts_of
 from ...fusion.region import FusedContraction
 from ...fusion.region import Region as FusedRegion
@@ -17,7 +17,7 @@ from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...runtime.plan import Plan
-from ..tuning import tune_option
+from ..options import accuracy_option, check_options, tune_option
 from .dialect import TYPES
 from .lower import lower_plan
 from .machine import machine_of
@@ -44,7 +44,6 @@ _OF_ANY_DTYPE = (
     *(Elementwise, Indexed, Reshaping),
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.Reduce),
 )
-_OPTIONS = ("accuracy", "memory_limit", "tune")
 
 
 class CudaBackend:
@@ -89,11 +88,8 @@ class CudaBackend:
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CudaProgram:
-        unknown = sorted(set(options) - set(_OPTIONS))
-        if unknown:
-            names = ", ".join(map(repr, _OPTIONS))
-            raise UnsupportedError(f"option {unknown[0]!r} of device 'cuda'; valid are {names}")
-        tune, accuracy = tune_option(options, "quick"), _accuracy(options)
+        check_options("cuda", options, ("accuracy", "memory_limit", "tune"))
+        tune, accuracy = tune_option(options, "quick"), accuracy_option(options)
         limit = _memory_limit(options)
         machine = machine_of(self.index)
         with on_device(self.index):
@@ -101,13 +97,6 @@ class CudaBackend:
             plan.check_fits(memory, machine.name)
             tasks = lower_plan(plan, machine.arch, precision == "tf32", accuracy)
             return CudaProgram(plan, tasks, self.index, machine.arch, tune, limit)
-
-
-def _accuracy(options: Mapping[str, Any]) -> str:
-    accuracy = options.get("accuracy", "normal")
-    if accuracy not in ("normal", "high"):
-        raise GraphError(f"accuracy={accuracy!r}; valid are 'normal', 'high'")
-    return str(accuracy)
 
 
 def _memory_limit(options: Mapping[str, Any]) -> int | None:

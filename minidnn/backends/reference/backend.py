@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.errors import UnsupportedError
+from minidnn.backends.options import check_options
 from minidnn.fusion.region import Sequence as SequenceRegion
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Constant, Graph, Node, Value
@@ -43,11 +43,7 @@ class ReferenceBackend:
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> ReferenceProgram:
-        unknown = sorted(set(options) - {"interpret"})
-        if unknown:
-            raise UnsupportedError(
-                f"option {unknown[0]!r} of device 'reference'; valid is 'interpret'"
-            )
+        check_options("reference", options, ("interpret",))
         return ReferenceProgram(plan, precision == "float64", bool(options.get("interpret")))
 
 

@@ -1,7 +1,6 @@
 """Kernels of convolutions and linear layers, with what they absorbed."""
 
 from .algorithms import (
-    ACCURACIES,
     Choice,
     Choose,
     Question,
@@ -16,7 +15,6 @@ from .problem import why_unsupported
 from .stage import ContractionKernel, Stage, Workspace
 
 __all__ = [
-    "ACCURACIES",
     "Choice",
     "Choose",
     "ContractionKernel",

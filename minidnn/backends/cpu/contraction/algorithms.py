@@ -14,6 +14,7 @@ from typing import Any
 
 from ....fusion.contraction import Parts
 from ....graph.ir import Node
+from ...options import ACCURACIES
 from ..isa import Isa
 from ..tensor import Tensor
 from .choose import choose_scheme, schemes_for
@@ -26,8 +27,6 @@ from .winograd.kernel import print_winograd
 from .winograd.price import candidates, choose_winograd, seconds_of
 from .winograd.scheme import WinogradScheme
 from .winograd.transform import F2, F4, Transform
-
-ACCURACIES = ("normal", "high")
 
 
 class Algorithm(ABC):

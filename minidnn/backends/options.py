@@ -1,0 +1,50 @@
+"""Options of ``md.compile`` that several backends take, and refusing those that one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minidnn.errors import GraphError, UnsupportedError
+
+ACCURACIES = ("normal", "high")
+"""Whether algorithms may be used that round more than adding products up does."""
+
+TUNES = ("heuristic", "quick", "exhaustive")
+"""Nothing is measured; what is likely to be the fastest is; everything is."""
+
+
+def check_options(device: str, options: Mapping[str, Any], valid: Sequence[str]) -> None:
+    """UnsupportedError if an option is none of ``valid``, those of the device."""
+    unknown = sorted(set(options) - set(valid))
+    if unknown:
+        verb = "is" if len(valid) == 1 else "are"
+        raise UnsupportedError(
+            f"option {unknown[0]!r} of device {device!r}; valid {verb} {_listed(valid)}"
+        )
+
+
+def accuracy_option(options: Mapping[str, Any]) -> str:
+    """The option ``accuracy``; GraphError if it is none of :data:`ACCURACIES`."""
+    accuracy = options.get("accuracy", "normal")
+    if accuracy not in ACCURACIES:
+        raise GraphError(f"accuracy={accuracy!r}; valid are {_listed(ACCURACIES)}")
+    return str(accuracy)
+
+
+def tune_option(options: Mapping[str, Any], default: str) -> str:
+    """The option ``tune``, of :data:`TUNES`; True is "quick" and False is "heuristic".
+
+    Raises:
+        GraphError: it is something else.
+    """
+    tune = options.get("tune", default)
+    if type(tune) is bool:
+        return "quick" if tune else "heuristic"
+    if tune not in TUNES:
+        raise GraphError(f"tune={tune!r}; valid are True, False, {_listed(TUNES)}")
+    return str(tune)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
