@@ -54,14 +54,15 @@ def test_gathered_and_in_place_give_the_same_bits(case: Case, isa: Isa) -> None:
         assert np.array_equal(result.view("u4"), results[0].view("u4"))
 
 
-def test_pixels_are_gathered_where_lines_would_be_read_in_part() -> None:
-    def packing(outputs: int, isa: Isa, size: int = 28) -> str:
-        built = build(Case("case", (4, 256, size, size), outputs, op=conv((2, 2))), isa)
+@pytest.mark.parametrize("isa", [AVX2, AVX512], ids=lambda isa: isa.name)
+def test_pixels_are_gathered_where_lines_would_be_fetched_in_vain(isa: Isa) -> None:
+    def packing(outputs: int, stride: tuple[int, int]) -> str:
+        built = build(Case("case", (4, 256, 28, 28), outputs, op=conv(stride)), isa)
         return choose_scheme(problem_of_case(built), False, isa, 2).packing
 
-    assert packing(1024, AVX2) == "gathered"
-    assert packing(16, AVX2) == "none", "copying takes longer than it saves"
-    assert packing(1024, AVX512) == "none", "a pixel's channels fill a line"
+    assert packing(1024, (2, 2)) == "gathered"
+    assert packing(16, (2, 2)) == "none", "copying takes longer than it saves"
+    assert packing(1024, (2, 1)) == "none", "pixels of a row lie side by side"
 
 
 def test_pixels_that_do_not_lie_in_a_row_are_not_gathered(isa: Isa) -> None:

@@ -160,11 +160,18 @@ class Scheme:
 
     @property
     def unused_lines(self) -> float:
-        """Cache lines more than its inputs fill that one block reads of strided pixels."""
-        if self.packing != "none" or self.problem.kernel != (1, 1) or self.problem.stride == (1, 1):
+        """Cache lines more than its inputs fill that one block fetches for strided 1x1.
+
+        Processors fetch the other line of a pair, too.
+        """
+        problem = self.problem
+        if self.packing != "none" or problem.kernel != (1, 1) or problem.stride[1] == 1:
             return 0.0
-        used = 4 * self.pixels[0] * self.pixels[1] * self.problem.inputs
-        return max(0, self.touched_bytes - used) / LINE_BYTES
+        used = 4 * min(problem.source.block, problem.inputs)
+        apart = 4 * problem.stride[1] * problem.source.column
+        unused = min(apart, 2 * LINE_BYTES) - used
+        blocks = -(-problem.inputs // problem.source.block)
+        return max(0, unused) * blocks * self.pixels[0] * self.pixels[1] / LINE_BYTES
 
     @property
     def window(self) -> Pair:
