@@ -106,6 +106,10 @@ ONE: dict[str, Function] = {
     ),
     "conv2d same": lambda m, x: F.conv2d(x, m.narrow, padding="same", groups=4, dilation=2),
     "conv2d valid": lambda m, x: F.conv2d(x, m.narrow, padding="valid", groups=4),
+    "conv1d": lambda m, x: F.conv1d(x.mean(2), m.kernel[:, :2, 0], None, 2, 1, groups=2),
+    "conv1d bias": lambda m, x: F.conv1d(x.mean(2), m.kernel[:, :, 0], m.six, dilation=2),
+    "conv1d same": lambda m, x: F.conv1d(x.mean(2), m.kernel[:, :, 0], padding="same"),
+    "conv1d valid": lambda m, x: F.conv1d(x.mean(2), m.kernel[:, :, 0], padding="valid"),
     "linear": lambda m, x: F.linear(x, m.matrix, m.five),
     "addmm": lambda m, x: torch.addmm(m.five, x.mean((2, 3)), m.matrix[:, :4].t()),
     "mm": lambda m, x: torch.mm(x.mean((2, 3)), m.matrix[:4, :4]),
@@ -181,6 +185,25 @@ ONE: dict[str, Function] = {
     "replication_pad1d": lambda m, x: aten.replication_pad1d(x.mean(1).relu(), [1, 2]).sqrt(),
     "pixel_shuffle": lambda m, x: F.pixel_shuffle(x.relu(), 2).sqrt(),
     "channel_shuffle": lambda m, x: aten.channel_shuffle(x.relu(), 2).sqrt(),
+    "pixel_unshuffle": lambda m, x: F.pixel_unshuffle(x.relu(), 4).sqrt(),
+    "flip": lambda m, x: x.relu().flip(1, -1).sqrt(),
+    "roll": lambda m, x: x.relu().roll((3, -1, 2), (2, 1, 2)).sqrt(),
+    "upsample_nearest2d": lambda m, x: F.interpolate(x, (5, 19)).abs(),
+    "upsample_nearest2d by factors": lambda m, x: F.interpolate(x, scale_factor=(2.3, 0.7)).abs(),
+    "upsample_bilinear2d": lambda m, x: F.interpolate(x, (5, 19), mode="bilinear"),
+    "upsample_bilinear2d corners": lambda m, x: F.interpolate(
+        x, (1, 19), mode="bilinear", align_corners=True
+    ),
+    "upsample_bilinear2d by factors": lambda m, x: F.interpolate(
+        x, scale_factor=(2.3, 0.7), mode="bilinear"
+    ),
+    "group_norm": lambda m, x: F.group_norm(x * 3 + 1, 2, m.vector, m.variance),
+    "group_norm plain": lambda m, x: F.group_norm(x * 3 + 1, 2, eps=0.1),
+    "group_norm bias": lambda m, x: F.group_norm(x * 3 + 1, 4, None, m.variance),
+    "instance_norm": lambda m, x: F.instance_norm(x * 3 + 1, weight=m.vector, eps=0.01),
+    "max_pool1d": lambda m, x: F.max_pool1d(x.mean(2), 3, 2, 1, ceil_mode=True),
+    "avg_pool1d": lambda m, x: F.avg_pool1d(x.mean(2), 3, 2, 1, True, False),
+    "avg_pool1d default stride": lambda m, x: F.avg_pool1d(x.mean(2), 3),
     "layer_norm": lambda m, x: F.layer_norm(x, (8, 8), m.plane[0], m.plane[1], 0.1),
     "layer_norm plain": lambda m, x: F.layer_norm(x, (8,)),
     "native_layer_norm": lambda m, x: aten.native_layer_norm(x, [8], None, None, 1e-5)[0],
@@ -243,6 +266,11 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "vectors": (lambda m, x: x.sum((1, 2, 3)) @ m.vector[:2], "known are matrices"),
     "cut off": (lambda m, x: F.pad(x.relu(), (-1, 0)), "padding=[-1, 0] cuts elements off"),
     "argmax": (lambda m, x: x.relu().argmax(), "dim=None: it counts over all axes"),
+    "statistics": (
+        lambda m, x: F.instance_norm(x, m.vector, m.variance, use_input_stats=False),
+        "instance_norm.default: it has stored statistics",
+    ),
+    "no axes": (lambda m, x: x.relu().roll(3), "it rolls the whole as one vector"),
     "indices": (
         lambda m, x: F.max_pool2d(x, 2, return_indices=True),
         "max_pool2d_with_indices.default: its result 1 is not computed",

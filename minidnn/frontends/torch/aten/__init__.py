@@ -8,6 +8,7 @@ from minidnn.frontends.torch.aten import (
     normalization,
     pooling,
     reduction,
+    resizing,
 )
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "normalization",
     "pooling",
     "reduction",
+    "resizing",
 ]

@@ -8,6 +8,7 @@ from minidnn.frontends.torch.aten.call import Call, Refused, takes
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.trace import apply
+from minidnn.graph.types import TensorType
 
 _KNOWN_WEIGHT = "the weight is known, and there is a batch axis"
 
@@ -37,6 +38,36 @@ def _conv2d(call: Call, padding: tuple[tuple[int, int], tuple[int, int]]) -> Any
         raise Refused("it is transposed")
     op = ops.Conv2d(call.pair("stride"), padding, call.pair("dilation"), call["groups"])
     return apply(op, x, weight, *_bias(call, "bias"))
+
+
+@takes("conv1d.default", when=_KNOWN_WEIGHT)
+def conv1d(call: Call) -> Any:
+    (padding,) = call["padding"]
+    return _conv1d(call, (padding, padding))
+
+
+@takes("conv1d.padding", when=_KNOWN_WEIGHT)
+def conv1d_named_padding(call: Call) -> Any:
+    if call["padding"] == "valid":
+        return _conv1d(call, (0, 0))
+    (dilation,) = call["dilation"]
+    reach = dilation * (call.constant("weight").shape[-1] - 1)
+    return _conv1d(call, (reach // 2, reach - reach // 2))
+
+
+def _conv1d(call: Call, padding: tuple[int, int]) -> Any:
+    """Over the columns of images of one row."""
+    x = call.tensor("input")
+    weight = call.constant("weight")
+    if x.type.rank != 3:
+        raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
+    (stride,), (dilation,) = call["stride"], call["dilation"]
+    wide = TensorType((*weight.shape[:2], 1, weight.shape[2]), weight.dtype)
+    row = Constant(wide, f"{weight.name}.row", lambda: weight.data.reshape(wide.shape))
+    op = ops.Conv2d((1, stride), ((0, 0), padding), (1, dilation), call["groups"])
+    images = apply(ops.View((*x.shape[:2], 1, x.shape[2])), x)
+    out = apply(op, images, row, *_bias(call, "bias"))
+    return apply(ops.View(call.result.shape), out)
 
 
 def _bias(call: Call, name: str) -> list[Constant]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from minidnn.frontends.torch.aten.call import Call, Refused, takes
@@ -206,6 +207,44 @@ def pixel_shuffle(call: Call) -> Any:
     split = apply(ops.View((*batch, channels // factor**2, factor, factor, rows, columns)), x)
     order = (*range(rank), rank, rank + 3, rank + 1, rank + 4, rank + 2)
     return apply(ops.View(call.result.shape), apply(ops.Transpose(order), split))
+
+
+@takes("pixel_unshuffle.default")
+def pixel_unshuffle(call: Call) -> Any:
+    x, factor = call.tensor("self"), call["downscale_factor"]
+    *front, channels, rows, columns = x.shape
+    batch = tuple(front)
+    rank = len(front)
+    split = apply(
+        ops.View((*batch, channels, rows // factor, factor, columns // factor, factor)), x
+    )
+    order = (*range(rank), rank, rank + 2, rank + 4, rank + 1, rank + 3)
+    return apply(ops.View(call.result.shape), apply(ops.Transpose(order), split))
+
+
+@takes("flip.default")
+def flip(call: Call) -> Any:
+    x = call.tensor("self")
+    return _taken(x, {axis % x.type.rank: range(x.shape[axis])[::-1] for axis in call["dims"]})
+
+
+@takes("roll.default", when="the axes are given")
+def roll(call: Call) -> Any:
+    x, axes = call.tensor("self"), call["dims"]
+    if not axes:
+        raise Refused("it rolls the whole as one vector")
+    places: dict[int, Sequence[int]] = {}
+    for axis, shift in zip(axes, call["shifts"], strict=True):
+        size = x.shape[axis]
+        before = places.get(axis % x.type.rank, range(size))
+        places[axis % x.type.rank] = [before[(i - shift) % size] for i in range(size)]
+    return _taken(x, places)
+
+
+def _taken(x: Value, places: Mapping[int, Sequence[int]]) -> Value:
+    """Along these axes the elements of these indices."""
+    every = [tuple(places[axis]) if axis in places else None for axis in range(x.type.rank)]
+    return apply(ops.Take(tuple(every)), x)
 
 
 @takes("channel_shuffle.default")

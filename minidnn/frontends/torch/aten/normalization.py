@@ -1,7 +1,8 @@
-"""Normalization with stored statistics, and over the last axes."""
+"""Normalization with stored statistics, and over the last axes or groups of channels."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from minidnn.frontends.torch.aten.call import TRAINING, Call, Refused, takes
@@ -52,3 +53,31 @@ def _layer_norm(call: Call) -> Any:
     given = [value for value in (weight, bias) if value is not None]
     op = ops.LayerNorm(len(call["normalized_shape"]), float(call.number("eps")))
     return apply(op, call.tensor("input"), *given)
+
+
+@takes("group_norm.default", when="weight and bias are known")
+def group_norm(call: Call) -> Any:
+    return _normalize_groups(call, call["num_groups"])
+
+
+@takes("instance_norm.default", when="no statistics are stored, weight and bias are known")
+def instance_norm(call: Call) -> Any:
+    if not call["use_input_stats"] or call.optional("running_mean") is not None:
+        raise Refused("it has stored statistics")
+    return _normalize_groups(call, call.tensor("input").shape[1])
+
+
+def _normalize_groups(call: Call, groups: int) -> Any:
+    """Each image's groups of channels by their own statistics, then each channel by its weight."""
+    x = call.tensor("input")
+    batch, channels, *plane = x.shape
+    weight, bias = call.optional_constant("weight"), call.optional_constant("bias")
+    rows = apply(ops.View((batch, groups, channels // groups * prod(plane))), x)
+    rows = apply(ops.LayerNorm(1, float(call.number("eps"))), rows)
+    normalized = apply(ops.View(x.shape), rows)
+    given = weight or bias
+    if given is None:
+        return normalized
+    weight = call.filled("weight", given.type, 1.0) if weight is None else weight
+    bias = call.filled("bias", given.type, 0.0) if bias is None else bias
+    return apply(ops.ScaleShift(), normalized, weight, bias)

@@ -1,11 +1,12 @@
-"""Pooling over rows and columns."""
+"""Pooling over rows and columns, or columns alone."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from minidnn.frontends.torch.aten.call import Call, takes
+from minidnn.frontends.torch.aten.call import Call, Refused, takes
 from minidnn.graph import operators as ops
+from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply
 
 
@@ -39,6 +40,38 @@ def avg_pool2d(call: Call) -> Any:
         call["divisor_override"],
     )
     return apply(op, call.tensor("self"))
+
+
+@takes("max_pool1d.default", when="there is a batch axis")
+def max_pool1d(call: Call) -> Any:
+    (kernel,), (padding,), (dilation,) = call["kernel_size"], call["padding"], call["dilation"]
+    (stride,) = call["stride"] or [kernel]
+    op = ops.MaxPool2d(
+        (1, kernel), (1, stride), (0, padding), (1, dilation), bool(call["ceil_mode"])
+    )
+    return apply(ops.View(call.result.shape), apply(op, _row(call)))
+
+
+@takes("avg_pool1d.default", when="there is a batch axis")
+def avg_pool1d(call: Call) -> Any:
+    (kernel,), (padding,) = call["kernel_size"], call["padding"]
+    (stride,) = call["stride"] or [kernel]
+    op = ops.AvgPool2d(
+        (1, kernel),
+        (1, stride),
+        (0, padding),
+        bool(call["ceil_mode"]),
+        bool(call["count_include_pad"]),
+    )
+    return apply(ops.View(call.result.shape), apply(op, _row(call)))
+
+
+def _row(call: Call) -> Value:
+    """Vectors as images of one row."""
+    x = call.tensor("self")
+    if x.type.rank != 3:
+        raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
+    return apply(ops.View((*x.shape[:2], 1, x.shape[2])), x)
 
 
 @takes("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default", when="there is a batch axis")
