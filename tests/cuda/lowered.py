@@ -10,9 +10,16 @@ import numpy as np
 import minidnn as md
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.block import lay_out
-from minidnn.backends.cuda.contraction import halo, stream
+from minidnn.backends.cuda.contraction import halo, stream, window
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, Place
-from minidnn.backends.cuda.contraction.recipe import HALO, STREAM, Form, prepare_of, room
+from minidnn.backends.cuda.contraction.recipe import (
+    HALO,
+    STREAM,
+    WINDOW,
+    Form,
+    prepare_of,
+    room,
+)
 from minidnn.backends.cuda.instance import Places
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Data, Pointer, Task, lower_plan
@@ -59,6 +66,12 @@ def by_stream(problem: ContractionProblem, choice: int = 0) -> Kernel:
     assert stream.why_not_stream(problem, ARCH) is None
     shape = stream.STREAMS[stream.candidates(problem, ARCH)[choice]]
     return STREAM, stream.launch_of(problem, shape, WORKERS), stream.sizes_of(problem, shape)
+
+
+def by_window(problem: ContractionProblem, tiles: int) -> Kernel:
+    assert window.why_not_window(problem, ARCH) is None
+    launch = window.launch_of(problem, tiles, WORKERS)
+    return WINDOW, launch, window.sizes_of(problem, tiles)
 
 
 class EmulatedProgram:

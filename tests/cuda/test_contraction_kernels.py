@@ -11,7 +11,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction import stream
+from minidnn.backends.cuda.contraction import stream, window
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import STREAM
@@ -21,7 +21,16 @@ from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 
 from .contractions import EPSILON, dense, draw_weights, residual
-from .lowered import ARCH, EmulatedProgram, Kernel, by_halo, by_stream, problems_of
+from .lowered import (
+    ARCH,
+    WORKERS,
+    EmulatedProgram,
+    Kernel,
+    by_halo,
+    by_stream,
+    by_window,
+    problems_of,
+)
 
 WINDOWS = {
     "3x3": (lambda: L.Sequential(L.Conv2d(48, 64, 3, padding=1), L.SiLU()), (2, 48, 7, 9)),
@@ -29,6 +38,7 @@ WINDOWS = {
     "64-channels": (lambda: L.Conv2d(64, 24, 3), (3, 64, 8, 11)),
     "32-channels-1x7": (lambda: L.Conv2d(32, 16, (1, 7), padding=(0, 3)), (2, 32, 6, 9)),
     "16-channels-5x3": (lambda: L.Conv2d(16, 40, (5, 3), padding=(2, 0)), (2, 16, 9, 8)),
+    "96-filters": (lambda: L.Conv2d(16, 88, 3, padding=1), (2, 16, 9, 10)),
     "dilated": (lambda: L.Conv2d(16, 8, 3, padding=2, dilation=2), (1, 16, 10, 10)),
     "8-channels": (lambda: L.Conv2d(8, 16, 3, padding=1), (2, 8, 9, 10)),
     "24-channels": (lambda: L.Conv2d(24, 32, 3, padding=1), (2, 24, 8, 10)),
@@ -41,6 +51,29 @@ WINDOWS = {
 def test_windows_that_read_each_pixel_once(name: str, tmp_path: Path) -> None:
     dtype = "bfloat16" if list(WINDOWS).index(name) % 2 else "float16"
     check(*WINDOWS[name], dtype, by_halo, tmp_path)
+
+
+PASSING_WINDOWS = {
+    "3x3": (lambda: L.Sequential(L.Conv2d(48, 48, 3, padding=1), L.SiLU()), (3, 48, 7, 9)),
+    "64-channels": (lambda: L.Conv2d(64, 24, 3), (3, 64, 8, 11)),
+    "1x7": (lambda: L.Conv2d(32, 20 * 8, (1, 7), padding=(0, 3)), (2, 32, 6, 9)),
+    "dilated": (lambda: L.Conv2d(16, 8, 3, padding=2, dilation=2), (2, 16, 10, 10)),
+    "stem": (lambda: L.Sequential(L.Conv2d(3, 16, 7, 2, 3), L.ReLU()), (1, 3, 21, 25)),
+    "residual": (lambda: residual(32, 3), (3, 32, 14, 14)),
+}
+
+
+@pytest.mark.parametrize("tiles", window.TILES)
+@pytest.mark.parametrize("name", PASSING_WINDOWS)
+def test_windows_whose_filters_pass(name: str, tiles: int, tmp_path: Path) -> None:
+    dtype = "bfloat16" if list(PASSING_WINDOWS).index(name) % 2 else "float16"
+    make, shape = PASSING_WINDOWS[name]
+
+    def kernel(problem: ContractionProblem) -> Kernel:
+        fitting = window.candidates(problem, ARCH)
+        return by_window(problem, tiles if tiles in fitting else fitting[0])
+
+    check(make, shape, dtype, kernel, tmp_path)
 
 
 def bottleneck(channels: int, filters: int) -> md.Layer:
@@ -58,6 +91,24 @@ POINTWISE = {
     "residual": (lambda: bottleneck(32, 256), (2, 32, 9, 15)),
     "many-filters": (lambda: L.Conv2d(64, 328, 1), (2, 64, 9, 15)),
 }
+
+
+UNUSUAL = [i for i, one in enumerate(stream.STREAMS) if not one.stays or one.groups > 2]
+
+
+@pytest.mark.parametrize("choice", UNUSUAL, ids=lambda i: f"{stream.STREAMS[i]}")
+def test_filters_that_pass_and_three_groups(choice: int, tmp_path: Path) -> None:
+    """Behind a normalization with an odd number of chunks, and with a residual."""
+    dtype = ("float16", "bfloat16")[choice % 2]
+
+    def kernel(problem: ContractionProblem) -> Kernel:
+        one = stream.STREAMS[choice]
+        launch = stream.launch_of(problem, one, WORKERS)
+        return STREAM, launch, stream.sizes_of(problem, one)
+
+    normal = L.Sequential(L.BatchNorm2d(136), L.ReLU(), L.Conv2d(136, 72, 1), L.ReLU())
+    check(lambda: normal, (3, 136, 13, 17), dtype, kernel, tmp_path)
+    check(lambda: bottleneck(64, 264), (2, 64, 9, 15), dtype, kernel, tmp_path)
 
 
 @pytest.mark.parametrize("choice", [0, 1])

@@ -47,6 +47,7 @@ NETS = {
     "7x1": (lambda: L.Conv2d(32, 32, (7, 1), padding=(3, 0)), (2, 32, 12, 12)),
     "stem-7x7": (lambda: L.Sequential(L.Conv2d(3, 64, 7, 2, 3), L.ReLU()), (2, 3, 45, 51)),
     "stem-3x3": (lambda: L.Conv2d(3, 64, 3, padding=1), (2, 3, 20, 22)),
+    "96-filters": (lambda: L.Conv2d(16, 96, 3, padding=1), (9, 16, 31, 33)),
     "many-filters": (lambda: L.Conv2d(32, 328, 3, padding=1), (2, 32, 15, 15)),
     "residual": (lambda: residual(64, 3), (3, 64, 14, 14)),
     "dense": (lambda: dense(32), (3, 32, 14, 14)),

@@ -1,4 +1,4 @@
-"""Our 1x1 convolution that keeps its filters: slices, residuals, what comes before, many pixels."""
+"""Our 1x1 convolution in streams: slices, residuals, what comes before, many pixels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cuda.contractions import Forgetful, check_numbers, dense, residual
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(params=[0, 1])
+@pytest.fixture(params=[0, 1, 2, 3, 4])
 def only_stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """1x1 convolutions are computed by this kernel or not at all; windows as always."""
     if machine_of(0).arch != "sm_90":
@@ -32,7 +32,7 @@ def only_stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
     def choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
         found = own_choices(problem, core, arch)
-        return found[request.param :] or found[:1] if core == STREAM else found
+        return found[request.param :][:1] or found[:1] if core == STREAM else found
 
     monkeypatch.setattr(tune, "forms_of", forms)
     monkeypatch.setattr(tune, "own_choices", choices)
@@ -50,6 +50,7 @@ NETS = {
     "residual": (lambda: residual(256, 1), (128, 256, 14, 14)),
     "dense": (lambda: dense(32), (3, 32, 14, 14)),
     "dense-long": (lambda: dense(160), (128, 160, 14, 14)),
+    "dense-deep": (lambda: dense(1000), (16, 1000, 14, 14)),
     "large": (lambda: L.Sequential(L.Conv2d(256, 256, 1), L.ReLU()), (16, 256, 56, 56)),
 }
 

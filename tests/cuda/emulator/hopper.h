@@ -56,6 +56,8 @@ static inline void meet(int barrier, int threads) {
   while (m.rounds == round) spin();
 }
 
+template <int> static inline void take_registers() {}
+template <int> static inline void keep_registers() {}
 static inline void written() {}
 static inline void products_begin() {}
 static inline void products_commit() {}

@@ -6,10 +6,12 @@ from .depthwise import why_not_depthwise
 from .graphs import can_be_product, fusable_stages
 from .halo import why_not_halo
 from .problem import ContractionProblem
-from .recipe import CONVOLUTION, DEPTHWISE, FIXED, HALO, PRODUCT, ROWS, STREAM, TILE, Form
+from .recipe import CONVOLUTION, DEPTHWISE, FIXED, HALO, PRODUCT, ROWS, STREAM, TILE, WINDOW, Form
 from .rows import why_not_rows
 from .stream import is_worth, why_not_stream
 from .tile import why_not_tiled
+from .window import is_worth as is_narrow
+from .window import why_not_window
 
 NARROW = 32
 """Filters, of which cuDNN's kernels make more at once."""
@@ -41,6 +43,8 @@ def forms_of(problem: ContractionProblem, arch: str) -> list[Form]:
         forms.insert(0, Form(DEPTHWISE, len(problem.stages)))
     if why_not_stream(problem, arch) is None and is_worth(problem):
         forms.insert(0, Form(STREAM, len(problem.stages)))
+    if why_not_window(problem, arch) is None and is_narrow(problem):
+        forms.insert(1, Form(WINDOW, len(problem.stages)))
     if why_not_halo(problem, arch) is None:
         # Rather first where other kernels leave tensor cores empty.
         narrow = problem.gather is not None or problem.w.shape[0] <= NARROW

@@ -22,6 +22,7 @@ enum { N = $N$, C8 = $C8$, KH = $KH$, KW = $KW$, DY = $DY$, DX = $DX$, SLABS = $
 enum { TAPS = C8 % 2 ? (KW + 1) / 2 * 2 : KW, PRODUCTS = KH * TAPS * C8 };
 enum { CHUNKS = $CHUNKS$, PANELS = C8 / CHUNKS, TURN = N + 8, LANES = C8 < 8 ? C8 : 8 };
 enum { RING = SLABS * 64, PITCH = (RING + 64) * 16 * CHUNKS + (CHUNKS == 1) * 16 };
+enum { ACROSS = N / 8, ROWS = 32 / ACROSS };  // threads that write a pixel, pixels of a warp
 enum { WEIGHTS = PRODUCTS * N * 16, PIXELS = PANELS * PITCH, TURNED = 8 * 16 * TURN * 4 };
 
 $HOPPER$
@@ -77,13 +78,15 @@ extern "C" __global__ void __launch_bounds__(384, $BLOCKS$) $NAME$($PARAMETERS$)
     return;
   }
 
-  // Filters: all taps and channels of N of them, 8 filters by 8 channels after the other.
-  for (int i = threadIdx.x; i < PRODUCTS * N; i += 256) {
-    const int q = i % PRODUCTS, n = i / PRODUCTS, across = q / C8 % TAPS;
-    const int tap = q / C8 / TAPS * KW + across;
+  // Filters: all taps and channels of N of them, 8 filters by 8 channels after the other.  A warp
+  // takes 8 filters by 4 chunks at a time, which lie on different banks.
+  enum { FOURS = (PRODUCTS + 3) / 4 };
+  for (int i = threadIdx.x; i < FOURS * N * 4; i += 256) {
+    const int q = (i >> 5) % FOURS * 4 + (i >> 3 & 3), n = (i >> 5) / FOURS * 8 + (i & 7);
+    const int across = q / C8 % TAPS, tap = q / C8 / TAPS * KW + across;
     const bool inside = across < KW && n0 + n < filters;
     const T *from = inside ? w + (((n0 + n) * KH * KW + tap) * C8 + q % C8) * 8 : w;
-    copy(shared + (q * N + n) * 16, from, inside);
+    if (q < PRODUCTS) copy(shared + (q * N + n) * 16, from, inside);
   }
   copies_end();
   written();
@@ -91,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(384, $BLOCKS$) $NAME$($PARAMETERS$)
 
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   float *turned = (float *)(md_shared + (shared - begins) + WEIGHTS) + warp * 16 * TURN;
-  const int n = n0 + lane % (N / 8) * 8;
+  const int n = n0 + lane % ACROSS * 8;
   const bool some = n < filters;
 $VECTORS$
   int ready = 0, place = 0, round = 0;  // the slab that is waited for next
@@ -134,15 +137,15 @@ $VECTORS$
     }
     __syncwarp();
     #pragma unroll
-    for (int k = 0; k < (N + 15) / 16; k++) {
-      const int row = lane / (N / 8) + k * (32 / (N / 8));
+    for (int k = 0; k < (15 + ROWS) / ROWS; k++) {
+      const int row = lane / ACROSS + k * ROWS;
       const int at = begin + tile * 64 + (warp & 3) * 16 + row;
       const int image = at / plane, in_image = at - image * plane;
       const int down = in_image / line, across = in_image - down * line;
       const bool there = down < (int)P_rows && across < (int)P_columns && image < (int)P_batch;
-      if (there && some && row < 16) {
+      if (there && some && row < 16 && lane < ROWS * ACROSS) {
         const long long m = ((long long)image * P_rows + down) * P_columns + across;
-        const float *from = turned + row * TURN + lane % (N / 8) * 8;
+        const float *from = turned + row * TURN + lane % ACROSS * 8;
         // Odd rows read their halves in the other order: then no two rows share a bank.
         const int turn = (row & 1) * 4;
         const float4 one = *(const float4 *)(from + turn), two = *(const float4 *)(from + 4 - turn);

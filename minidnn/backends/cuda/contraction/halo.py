@@ -23,7 +23,7 @@ ARCH = "sm_90"
 TILE = 64
 """Pixels that one ``wgmma`` makes."""
 
-WIDTHS = (128, 64, 32, 16, 8)
+WIDTHS = (128, 96, 64, 32, 16, 8)
 """Filters that a block may make."""
 
 _THREADS = 384
@@ -37,6 +37,18 @@ _STRIDES = ("image", "row", "pixel", "rows", "columns", "y")
 
 def why_not_halo(problem: ContractionProblem, arch: str) -> str | None:
     """Why this kernel does not compute a problem; None if it does."""
+    reason = why_not_line(problem, arch)
+    if reason is not None:
+        return reason
+    if problem.gathered.channels // LANES % 2 and problem.dilation[1] > 1:
+        return "an odd number of chunks of 8 channels, dilated"
+    if not widths(problem, arch):
+        return f"filters and rows do not fit the shared memory of {arch}"
+    return None
+
+
+def why_not_line(problem: ContractionProblem, arch: str) -> str | None:
+    """Why a problem cannot be computed along one line of pixels; None if it can."""
     if arch != ARCH:
         return f"{arch} has no wgmma"
     if problem.x.dtype not in ("float16", "bfloat16"):
@@ -53,29 +65,24 @@ def why_not_halo(problem: ContractionProblem, arch: str) -> str | None:
     _, _, rows, columns = problem.w.shape
     if problem.stride != (1, 1) or rows * columns == 1:
         return "no two windows overlap"
-    x, y = problem.gathered, problem.y
-    line, lines = _pitches(problem)
+    y = problem.y
+    line, lines = pitches(problem)
     if y.columns > line or y.rows > lines:
         return "its padding is wider than its window"
-    if x.channels // LANES % 2 and problem.dilation[1] > 1:
-        return "an odd number of chunks of 8 channels, dilated"
     if (problem.batch + 1) * line * lines >= 1 << 31 or problem.w.span >= 1 << 31:
         return "its pixels do not fit 32 bits"
-    if not widths(problem, arch):
-        return f"filters and rows do not fit the shared memory of {arch}"
     return None
 
 
 def widths(problem: ContractionProblem, arch: str) -> list[int]:
-    """How many filters a block makes: as many as fit, no more than there are."""
+    """How many filters a block makes: the least that read the image few times, if any fit."""
     filters = problem.w.shape[0]
-    least = next((n for n in reversed(WIDTHS) if n >= filters), WIDTHS[0])
-    limit = shared_limit(arch)
-    fitting = [n for n in WIDTHS if n <= least and _shared(problem, n, _slabs(problem)[0]) <= limit]
-    return fitting[:1]
+    limit, least = shared_limit(arch), _slabs(problem)[0]
+    fitting = [n for n in WIDTHS if _shared(problem, n, least) <= limit]
+    return sorted(fitting, key=lambda n: (-(-filters // n), n))[:1]
 
 
-def _pitches(problem: ContractionProblem) -> tuple[int, int]:
+def pitches(problem: ContractionProblem) -> tuple[int, int]:
     """Pixels from a row to the next, and rows from an image to the next: the padding on both
     sides is the same zeros."""
     x = problem.gathered
@@ -92,7 +99,7 @@ def _taps(problem: ContractionProblem) -> tuple[int, int]:
 def _slabs(problem: ContractionProblem) -> tuple[int, int]:
     """Slabs of :data:`TILE` pixels in the ring: at least, and so many as are of use."""
     rows, columns = _taps(problem)
-    reach = (rows - 1) * problem.dilation[0] * _pitches(problem)[0]
+    reach = (rows - 1) * problem.dilation[0] * pitches(problem)[0]
     reach += (columns - 1) * problem.dilation[1]
     needed = 1 + -(-reach // TILE)
     return needed + _LEAST_SLABS_AHEAD, needed + _MOST_SLABS_AHEAD
@@ -122,7 +129,7 @@ def _side_by_side(problem: ContractionProblem, width: int) -> int:
 def sizes_of(problem: ContractionProblem, width: int, multiprocessors: int) -> list[int]:
     """The numbers that the kernel takes."""
     x, y = problem.gathered, problem.y
-    line, lines = _pitches(problem)
+    line, lines = pitches(problem)
     tiles, each, _ = _split(problem, width, multiprocessors)
     return [
         problem.w.shape[0],
@@ -141,7 +148,7 @@ def sizes_of(problem: ContractionProblem, width: int, multiprocessors: int) -> l
 
 def _split(problem: ContractionProblem, width: int, multiprocessors: int) -> tuple[int, int, int]:
     """Tiles of the line, tiles of a block, blocks along the line."""
-    line, lines = _pitches(problem)
+    line, lines = pitches(problem)
     tiles = -(-problem.batch * line * lines // TILE)
     groups = -(-problem.w.shape[0] // width)
     blocks = max(1, multiprocessors * _side_by_side(problem, width) // groups)
@@ -172,8 +179,8 @@ def launch_of(problem: ContractionProblem, width: int, multiprocessors: int) -> 
         "CHUNKS": _panel(channels // LANES),
         "PARAMETERS": parameters_of(problem, (*_NAMES, *_STRIDES)),
         "HOPPER": hopper_text(problem.x.dtype, width),
-        "VECTORS": _vectors(problem),
-        "EPILOGUE": _epilogue(problem),
+        "VECTORS": vectors_of(problem),
+        "EPILOGUE": epilogue_of(problem),
     }
     text = fill(template("halo.cu"), parts)
     name = f"halo_{digest(text)[:20]}"
@@ -188,14 +195,14 @@ def _panel(chunks: int) -> int:
     return next((n for n in (8, 4, 2) if chunks % n == 0), 1)
 
 
-def _vectors(problem: ContractionProblem) -> str:
+def vectors_of(problem: ContractionProblem) -> str:
     """The vectors of what comes after, for the filters whose results a thread writes."""
     code = Code()
     load_vectors(code, problem, "some")
     return str(code).rstrip("\n")
 
 
-def _epilogue(problem: ContractionProblem) -> str:
+def epilogue_of(problem: ContractionProblem) -> str:
     code = Code()
     for i in range(len(problem.others)):
         code.line(f"float a{1 + i}[8];")

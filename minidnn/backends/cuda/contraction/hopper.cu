@@ -25,6 +25,13 @@ MD_FUNCTION void wait(unsigned int barrier, int round) {
                  "selp.b32 %0, 1, 0, p; }"
                  : "=r"(done) : "r"(barrier), "r"(round & 1) : "memory");
 }
+// A warp group's share of the registers, from here on; the groups of a block have them all.
+template <int COUNT> MD_FUNCTION void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(COUNT));
+}
+template <int COUNT> MD_FUNCTION void keep_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(COUNT));
+}
 MD_FUNCTION void meet(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" : : "r"(barrier), "r"(threads) : "memory");
 }

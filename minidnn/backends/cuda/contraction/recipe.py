@@ -16,7 +16,7 @@ from ..kernels import Launch
 from ..machine import machine_of
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
-from . import depthwise, halo, rows, stream
+from . import depthwise, halo, rows, stream, window
 from .fixed import FixedConvolution, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
@@ -28,9 +28,10 @@ FIXED = "fixed"
 TILE = "tile"
 HALO = "halo"
 STREAM = "stream"
+WINDOW = "window"
 ROWS = "rows"
 DEPTHWISE = "depthwise"
-OWN = (TILE, HALO, STREAM, ROWS, DEPTHWISE)
+OWN = (TILE, HALO, STREAM, WINDOW, ROWS, DEPTHWISE)
 _ALIGNMENT = 256
 
 Load = Callable[[Sequence[Launch]], list[Loaded]]
@@ -71,6 +72,8 @@ class Recipe:
             return f"halo of {self.engine} filters"
         if self.form.core == STREAM:
             return f"stream {stream.STREAMS[self.engine]}"
+        if self.form.core == WINDOW:
+            return f"window of {2 * self.engine * 64} pixels"
         if self.form.core == ROWS:
             return f"rows in {self.engine} parts"
         if self.form.core == DEPTHWISE:
@@ -215,6 +218,8 @@ def own_convolution(
         sizes = sizes_of(problem, TILES[choice])
     elif core == STREAM:
         sizes = stream.sizes_of(problem, stream.STREAMS[choice])
+    elif core == WINDOW:
+        sizes = window.sizes_of(problem, choice)
     elif core == DEPTHWISE:
         sizes = depthwise.sizes_of(problem, depthwise.STRIPS[choice])
     else:
@@ -230,6 +235,8 @@ def own_launches(problem: ContractionProblem, core: str, choice: int) -> Sequenc
         return [launch_of(problem, TILES[choice], multiprocessors())]
     if core == STREAM:
         return [stream.launch_of(problem, stream.STREAMS[choice], multiprocessors())]
+    if core == WINDOW:
+        return [window.launch_of(problem, choice, multiprocessors())]
     if core == DEPTHWISE:
         return [depthwise.launch_of(problem, depthwise.STRIPS[choice])]
     return [halo.launch_of(problem, choice, multiprocessors())]
@@ -237,13 +244,15 @@ def own_launches(problem: ContractionProblem, core: str, choice: int) -> Sequenc
 
 def own_choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
     """Kernels of ours that are worth measuring, the most promising first: indices of tiles, streams
-    or strips, how many filters a block makes, or into how many parts sums are divided."""
+    or strips, how many filters or pixels a block makes, or into how many parts sums are divided."""
     if core == TILE:
         return tiles_for(problem)
     if core == ROWS:
         return rows.parts_for(problem)
     if core == DEPTHWISE:
         return depthwise.candidates(problem, arch)
+    if core == WINDOW:
+        return window.candidates(problem, arch)
     return stream.candidates(problem, arch) if core == STREAM else halo.widths(problem, arch)
 
 
@@ -336,6 +345,7 @@ __all__ = [
     "ROWS",
     "STREAM",
     "TILE",
+    "WINDOW",
     "Addresses",
     "Built",
     "Form",

@@ -1,7 +1,8 @@
-"""1x1 convolutions by ``wgmma``: filters stay in shared memory, pixels stream past them.
+"""1x1 convolutions by ``wgmma``: pixels stream past filters, or both pass through shared memory.
 
-It takes scale, shift and ReLU in front, residuals, and slices on both sides; all filters of a
-block, and a few slabs of pixels, must fit shared memory: :func:`why_not_stream`.
+It takes scale, shift and ReLU in front, residuals, and slices on both sides.  Filters stay in
+shared memory where all of a block's fit beside a few slabs of pixels; else a slab brings its
+channels of both: :func:`why_not_stream`.
 """
 
 from __future__ import annotations
@@ -22,36 +23,61 @@ from .tile import LANES, is_aligned, is_packed, is_regular, step_of
 
 @dataclass(frozen=True)
 class Stream:
-    """How many filters a block makes, and whether its two warp groups share them or the pixels."""
+    """How many filters a block makes, whether its warp groups share them or the pixels, whether
+    filters stay in shared memory, and how many warp groups multiply."""
 
     filters: int
     halves: bool
+    stays: bool = True
+    groups: int = 2
 
     @property
     def columns(self) -> int:
         """Filters of a warp group."""
-        return self.filters // (2 if self.halves else 1)
+        return self.filters // (self.groups if self.halves else 1)
 
     @property
     def pixels(self) -> int:
         """Of a tile."""
-        return 64 if self.halves else 128
+        return 64 * (1 if self.halves else self.groups)
+
+    @property
+    def threads(self) -> int:
+        """Of a block: one warp group loads."""
+        return 128 * (self.groups + 1)
+
+    @property
+    def slab(self) -> int:
+        """Bytes of 64 channels."""
+        return 128 * (self.pixels + (0 if self.stays else self.filters))
+
+    @property
+    def kind(self) -> tuple[bool, bool, int]:
+        return self.halves, self.stays, self.groups
 
     def __str__(self) -> str:
-        return f"of {self.pixels} pixels by {self.filters} filters"
+        passing = "" if self.stays else ", both passing"
+        return f"of {self.pixels} pixels by {self.filters} filters{passing}"
 
 
 STREAMS = (
-    *(Stream(filters, False) for filters in (16, 32, 48, 64, 96, 128)),
+    *(Stream(filters, False) for filters in (16, 32, 48, 64, 96, 128, 192)),
     *(Stream(filters, True) for filters in (32, 64, 96, 128, 192, 256)),
+    *(Stream(filters, False, False, 3) for filters in (64, 96, 128, 192)),
+    *(Stream(filters, True, False) for filters in (64, 96, 128, 192, 256)),
+    *(Stream(filters, False, True, 3) for filters in (64, 96, 128, 192)),
 )
 
-_THREADS = 384
 _LEAST_SLABS = 48 << 10
 _MOST_SLABS = 128 << 10
 """Bytes of pixels on their way: less does not keep memory busy, more is of no use."""
+_LEAST_PASSING = 3
+"""Slabs of pixels and filters: of fewer none would be on its way while two groups read."""
 _LEAST_PIXELS = 128 * 64
 """Fewer are not enough tiles for blocks that keep their filters."""
+_LEAST_PIXELS_PASSING = 64 * 32
+_MOST_HELD = {2: 112, 3: 96}
+"""Registers of a thread for results and what they are joined with, by the groups of a block."""
 
 
 def why_not_stream(problem: ContractionProblem, arch: str) -> str | None:
@@ -78,23 +104,35 @@ def why_not_stream(problem: ContractionProblem, arch: str) -> str | None:
 
 def candidates(problem: ContractionProblem, arch: str) -> list[int]:
     """Which of :data:`STREAMS` are worth measuring, the most promising first: one for each way
-    to share work, with the least filters that make few rounds over the pixels."""
+    to share work, with the least filters that make few rounds over the pixels.
+
+    Three groups, and filters that pass, are measured where something comes before the product: else
+    two that keep their filters, or cuDNN's kernels, are as fast.
+    """
     filters = problem.w.shape[0]
     limit = shared_limit(arch)
     found = []
-    for halves in (False, True):
+    for kind in dict.fromkeys(one.kind for one in STREAMS):
         fitting = [
-            (-(-filters // one.filters), one.filters, i)
+            (-(-filters // one.filters), not one.stays, one.filters, i)
             for i, one in enumerate(STREAMS)
-            if one.halves == halves and _slabs(problem, one, limit)
+            if one.kind == kind and _slabs(problem, one, limit)
+            if (problem.before or (one.stays and one.groups == 2)) and _is_held(problem, one)
         ]
         found += sorted(fitting)[:1]
-    return [i for _, _, i in sorted(found)]
+    return [i for *_, i in sorted(found)]
+
+
+def _is_held(problem: ContractionProblem, stream: Stream) -> bool:
+    """Whether results, and what they are joined with, fit the registers of a thread."""
+    held = stream.columns // 2 + len(problem.others) * (stream.columns // 4 + 8)
+    return held <= _MOST_HELD[stream.groups]
 
 
 def is_worth(problem: ContractionProblem) -> bool:
-    """Whether there are enough pixels to keep filters for."""
-    return _pixels(problem) >= _LEAST_PIXELS
+    """Whether there are enough pixels to keep filters for, or for them to pass."""
+    least = _LEAST_PIXELS_PASSING if problem.before else _LEAST_PIXELS
+    return _pixels(problem) >= least
 
 
 def _pixels(problem: ContractionProblem) -> int:
@@ -102,20 +140,22 @@ def _pixels(problem: ContractionProblem) -> int:
 
 
 def _fixed(problem: ContractionProblem, stream: Stream) -> int:
-    """Bytes of shared memory beside the slabs: what aligns them, filters, results being turned,
-    vectors."""
+    """Bytes of shared memory beside the slabs: what aligns them, filters that stay, results being
+    turned, vectors."""
     steps = -(-problem.w.shape[1] // 16)
     part = 16 if stream.columns % 32 else 32
-    turned = 8 * 16 * (part + 8) * 4
-    return 1024 + steps * stream.filters * 32 + turned + (steps * 64 if problem.before else 0)
+    turned = stream.groups * 4 * 16 * (part + 8) * 4
+    staying = steps * stream.filters * 32 if stream.stays else 0
+    return 1024 + staying + turned + (steps * 64 if problem.before else 0)
 
 
 def _slabs(problem: ContractionProblem, stream: Stream, limit: int) -> int:
     """Slabs of 64 channels in the ring, each with two barriers; 0 if there is no room."""
-    slab = stream.pixels * 128
-    room = limit - _fixed(problem, stream)
-    count = min(room // (slab + 16), _MOST_SLABS // slab)
-    return count if count * slab >= _LEAST_SLABS else 0
+    count = (limit - _fixed(problem, stream)) // (stream.slab + 16)
+    if not stream.stays:
+        return count if count >= _LEAST_PASSING else 0
+    count = min(count, _MOST_SLABS // stream.slab)
+    return count if count * stream.slab >= _LEAST_SLABS else 0
 
 
 _NAMES = ("filters", "chunks", "slabs", "tiles", "pixels", "x", "y")
@@ -146,6 +186,8 @@ def launch_of(problem: ContractionProblem, stream: Stream, multiprocessors: int)
         "T": element,
         "N": stream.columns,
         "HALVES": int(stream.halves),
+        "STAYS": int(stream.stays),
+        "GROUPS": stream.groups,
         "HOPPER": hopper_text(problem.x.dtype, stream.columns),
         "PARAMETERS": parameters_of(problem, _NAMES),
         "BEFORE": int(bool(problem.before)),
@@ -160,11 +202,11 @@ def launch_of(problem: ContractionProblem, stream: Stream, multiprocessors: int)
     name = f"stream_{digest(text)[:20]}"
     source = KernelSource(name, text.replace("$NAME$", name), specific=True)
     slabs = _slabs(problem, stream, shared_limit(ARCH))
-    shared = _fixed(problem, stream) + slabs * (stream.pixels * 128 + 16)
+    shared = _fixed(problem, stream) + slabs * (stream.slab + 16)
     groups = -(-problem.w.shape[0] // stream.filters)
     tiles = -(-_pixels(problem) // stream.pixels)
     blocks = min(tiles, max(1, multiprocessors // groups))
-    return Launch(source, (blocks, groups, 1), (_THREADS, 1, 1), shared)
+    return Launch(source, (blocks, groups, 1), (stream.threads, 1, 1), shared)
 
 
 def _before_vectors(problem: ContractionProblem) -> str:
@@ -175,7 +217,7 @@ def _before_vectors(problem: ContractionProblem) -> str:
     scale, shift = (argument.index for argument in problem.before[0].arguments[1:])
     code = Code()
     code.line("unsigned int *const scales = (unsigned int *)(md_shared + (vectors - begins));")
-    with code.block("for (int i = threadIdx.x; i < steps * 4; i += 256)"):
+    with code.block("for (int i = threadIdx.x; i < steps * 4; i += GROUPS * 128)"):
         code.line("const int q = i / 4 * 16 + i % 4 * 2;")
         code.line("const bool second = i / 4 * 2 + 1 < chunks;")
         for place, (vector, high) in enumerate(
