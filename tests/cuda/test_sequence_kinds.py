@@ -12,6 +12,7 @@ from minidnn.backends.cuda.kernels import KernelSource, Launch
 from minidnn.backends.cuda.sequence import print_sequence
 from minidnn.backends.cuda.sequence.facts import positive_planes
 from minidnn.backends.cuda.sequence.grid import Grid, choose_grid
+from minidnn.backends.cuda.target import CudaTarget
 from minidnn.backends.cuda.tensor import tensor_of
 from minidnn.errors import GraphError
 from minidnn.fusion.region import Sequence
@@ -19,10 +20,12 @@ from minidnn.fusion.sequence import Schedule
 from minidnn.graph.expression import exp, where
 from minidnn.graph.ir import Graph
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR
+from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context, run_passes
-from minidnn.passes.pipeline import PIPELINE
+from minidnn.passes.pipeline import PIPELINE, optimize
 from tests.cuda.emulator.run import Emulated
+from tests.cuda.lowered import MACHINE
 from tests.cuda.sequences import LAYOUTS, Case, case_of, run_cases
 
 BLOCK = (L.MaxPool2d(3, stride=1, padding=1), L.ReLU())
@@ -207,4 +210,32 @@ def test_what_comes_before_a_window_is_computed_on_its_taps(pool: L.Layer, tmp_p
     overlapping = graph_of(L.BatchNorm2d(3), L.Sigmoid(), L.MaxPool2d(3, 2))
     cases.append(case_of(whole(overlapping, False), numbers_for(overlapping), PLANAR))
     assert cases[-1].kernel.launch.shared_bytes > 0
+    run_cases(cases, tmp_path)
+
+
+PAIRED = (
+    (L.MaxPool2d(3, 2, 1),),
+    (L.MaxPool2d(2), L.BatchNorm2d(3), L.ReLU()),
+    (L.BatchNorm2d(3), L.ReLU(), L.AvgPool2d(2)),
+    (L.MaxPool2d(3, 2, 1, dilation=2),),
+    (L.AvgPool2d((2, 5), (2, 1), (0, 2)),),
+    (L.AvgPool2d((3, 4), 4, 0),),
+)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layers", PAIRED)
+def test_numbers_of_two_bytes_move_in_pairs(
+    layers: tuple[L.Layer, ...], dtype: str, tmp_path: Path
+) -> None:
+    """Where rows are even, those of the result too: else a thread makes one of its numbers."""
+    cases = []
+    for shape in ((2, 3, 12, 16), (2, 3, 12, 15), (1, 3, 10, 18)):
+        context = Context(CudaTarget(MACHINE.device(dtype), dtype))
+        graph = optimize(to_graph(L.Sequential(*layers), shape), context)
+        (region,) = (node.op for node in graph.nodes if isinstance(node.op, Sequence))
+        operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]
+        cases.append(case_of(region, operands, PLANAR, suit=True))
+    texts = [case.kernel.launch.source.text for case in cases]
+    assert "md_of_pairs" in texts[0] and "md_of_pairs" not in texts[1]
     run_cases(cases, tmp_path)

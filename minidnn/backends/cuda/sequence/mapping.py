@@ -73,7 +73,9 @@ def choose_mapping(
     planar = _is_planar(plan, binding, tensors)
     limit = shared_limit(arch)
     pack = 1 if planar else _pack(binding, tensors)
-    tiles = [_tile(plan, step, planar, pack) for step in plan.steps]
+    paired = planar and len(plan.steps) == 1 == len(plan.patches(1))
+    paired = paired and all(map(lies_in_pairs, tensors))
+    tiles = [_tile(plan, step, planar, pack, paired) for step in plan.steps]
     positions = max(_items(step, tile, plan) for step, tile in zip(plan.steps, tiles, strict=True))
     channels = max(end - begin for begin, end in binding.segments)
     group = 1
@@ -111,6 +113,13 @@ def _is_planar(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) ->
     if weights == [0, 0]:
         return plan.anchor != (1, 1)
     return weights[1] >= weights[0]
+
+
+def lies_in_pairs(t: Tensor) -> bool:
+    """Whether rows of a planar tensor are pairs of numbers of two bytes, which begin at multiples
+    of four: then one access moves both, and both lie in the plane or neither."""
+    places = (t.offset, t.image, t.channel, t.row, t.columns)
+    return t.itemsize == 2 and t.pixel == 1 and all(place % 2 == 0 for place in places)
 
 
 def _pack(binding: Binding, tensors: Sequence[Tensor]) -> int:
@@ -184,7 +193,7 @@ def extent_of(step: PlanStep, plan: KernelPlan) -> tuple[int, int]:
     return rows, step.columns.span(plan.schedule.columns)
 
 
-def _tile(plan: KernelPlan, step: PlanStep, planar: bool, pack: int) -> Tile:
+def _tile(plan: KernelPlan, step: PlanStep, planar: bool, pack: int, paired: bool) -> Tile:
     rows, columns = extent_of(step, plan)
     windows = [o.window for s in step.segments for o in s if o.window is not None]
     if any(w.taps > UNROLLED_TAPS for w in windows):
@@ -194,7 +203,8 @@ def _tile(plan: KernelPlan, step: PlanStep, planar: bool, pack: int) -> Tile:
         return Tile(1, 1) if window is None else _tile_of_packs(window, rows, columns, pack)
     if _touches_memory(plan, step) or window is None:
         # Neighbouring threads must meet neighbouring numbers.
-        return Tile(min(4, rows), 1)
+        down = 4 if window is None or not paired or window.rows.kernel > window.rows.stride else 2
+        return Tile(min(down, rows), 2 if paired else 1)
     return _best_tile(window, rows, columns)
 
 

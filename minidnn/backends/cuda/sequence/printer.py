@@ -25,7 +25,7 @@ from .flat import choose_flat, print_flat
 from .functions import Function, Functions
 from .grid import Grid, choose_grid
 from .lanes import Lanes
-from .mapping import Mapping, choose_mapping, shared_limit
+from .mapping import Mapping, choose_mapping, lies_in_pairs, shared_limit
 from .prologue import absorb_prologues
 from .resident import print_resident
 from .step import StepPrinter, Target
@@ -391,6 +391,7 @@ class _Printer:
             tensor.channel,
             flat=flat,
             one_channel=plane.one_channel,
+            pairs=lies_in_pairs(tensor),
         )
 
     def _targets(self, code: Code, function: Function, number: int, rows: Span) -> list[Target]:

@@ -206,8 +206,10 @@ class StepPrinter:
             for column in range(self.tile.columns):
                 if operation.result in self.copies:
                     self._copy(operation, row, column)
-                else:
+                elif not self._is_in_pairs(operation.result):
                     self._store(operation.result, row, column)
+                elif column % 2 == 0:
+                    self._store_pair(operation.result, row, column)
 
     def _windowed(self, operation: PlanOperation, total: str, row: int, column: int) -> str:
         window = operation.window
@@ -274,6 +276,27 @@ class StepPrinter:
         bytes = self.copies[operation.result]
         to = target.view.address(y, x, self.lanes)
         self.code.line(f"{f'if ({tests}) ' if tests else ''}md_copy<{bytes}>({to}, {source});")
+
+    def _is_in_pairs(self, number: int) -> bool:
+        """Whether two neighbours of a result can be written at once."""
+        begin, size = self.columns.begin, self.columns.size
+        even = (begin, size, self.tile.columns)
+        if self.pack.size > 1 or any(not isinstance(n, int) or n % 2 for n in even):
+            return False
+        return all(t.view.pairs and t.columns is None for t in self.targets.get(number, ()))
+
+    def _store_pair(self, number: int, row: int, column: int) -> None:
+        names = (self.names[number, row, column + i] for i in range(2))
+        pair = self.code.fresh()
+        self.code.line(f"const float {pair}[2] = {{{', '.join(names)}}};")
+        y, x = plus("y", row), plus("x", column)
+        for target in self.targets.get(number, ()):
+            tests = self._inside(row, column)
+            if target.rows is not None:
+                tests += [f"{y} >= {target.rows.begin}", f"{y} < {target.rows.end}"]
+            to = target.view.address(y, x, self.lanes)
+            test = f"if ({' && '.join(tests)}) " if tests else ""
+            self.code.line(f"{test}md_store({to}, {pair});")
 
     def _store(self, number: int, row: int, column: int) -> None:
         name = self.names[number, row, column]

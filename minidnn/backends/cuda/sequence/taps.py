@@ -15,7 +15,7 @@ from ...cpu.code import Code
 from ..dialect import TYPES
 from .lanes import Lanes
 from .mapping import Tile
-from .pack import Pack
+from .pack import Pack, Pairs
 from .view import Span, View, minus, plus, times
 from .window import average_text, identity_text, join_text
 
@@ -39,18 +39,21 @@ class Taps:
     #: The condition for a row or column of taps to lie inside, by offset.
     row_tests: dict[int, str] = field(default_factory=dict)
     column_tests: dict[int, str] = field(default_factory=dict)
+    #: Pairs of elements that were loaded together, by row and the first one's column.
+    words: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Declares where the first tap lies: ``s`` and ``u``, from the first row and column that
         the patch has of the plane (of the plane itself, if rows are kept)."""
         down, across = self.window.axes
         origin = 0 if self.view.ring else self.view.rows.begin
-        self.code.line(f"const int s{self.tag} = {minus(_first('y', down), origin)};")
-        column = minus(_first("x", across), self.view.columns.begin)
+        self.code.line(f"const int s{self.tag} = {minus(_begin('y', down), origin)};")
+        column = minus(_begin("x", across), self.view.columns.begin)
         self.code.line(f"const int u{self.tag} = {column};")
 
     def test(self, row: int, column: int) -> str:
         """The condition for an element to lie inside; empty if it is known to."""
+        column = self._first(column)
         if row not in self.row_tests:
             self._row(row)
         if column not in self.column_tests:
@@ -59,12 +62,46 @@ class Taps:
 
     def load(self, row: int, column: int) -> str:
         """Loads the element so far from the first tap; its variable."""
-        test = self.test(row, column)
         name = f"e{self.tag}{row}_{column}"
+        if self._odd is not None:
+            half = f"md_of_pairs<{TYPES[self.view.dtype]}>({self._word(row, column)}"
+            self.code.line(f"const float {name} = {half}, {column - self._first(column)});")
+            return name
+        test = self.test(row, column)
         place = times(plus(f"u{self.tag}", column), self.view.column)
         outside = identity_text(self.pack, self.window)
         self.pack.load(name, f"w{self.tag}{row} + {place}", test, outside)
         return name
+
+    @property
+    def _odd(self) -> int | None:
+        """1 if the first tap of each tile is the second of a pair, 0 if it is the first; None if
+        elements are not loaded by pairs."""
+        begin, axis = self.columns.begin, self.window.columns
+        known = isinstance(begin, int) and self.tile.columns * axis.stride % 2 == 0
+        if not self.view.pairs or self.pack.size > 1 or not known:
+            return None
+        assert isinstance(begin, int)
+        return (begin * axis.stride - axis.padding[0]) % 2
+
+    def _first(self, column: int) -> int:
+        """Where what is loaded with a column begins."""
+        return column if self._odd is None else column - (column + self._odd) % 2
+
+    def _word(self, row: int, column: int) -> str:
+        """Loads the pair in which an element lies; its variable."""
+        first = self._first(column)
+        if (row, first) not in self.words:
+            test = self.test(row, first)
+            name = f"d{self.tag}{row}_{column}"
+            value = f"*(const unsigned int *)(w{self.tag}{row} + {plus(f'u{self.tag}', first)})"
+            outside = "0u"
+            if self.window.reduce == "max":
+                outside = Pairs(self.code, 2, self.view.dtype).least
+            value = f"{test} ? {value} : {outside}" if test else value
+            self.code.line(f"const unsigned int {name}[1] = {{{value}}};")
+            self.words[row, first] = name
+        return self.words[row, first]
 
     def _row(self, row: int) -> None:
         test, at = "", plus(f"s{self.tag}", row)
@@ -81,7 +118,8 @@ class Taps:
         span, axis = self.view.columns, self.window.columns
         if not _is_inside(span, self.columns, self.tile.columns, axis, column):
             test = _within(plus(f"u{self.tag}", column), span)
-        self.column_tests[column] = self._test(test, f"j{self.tag}{column}")
+        number = f"{column}".replace("-", "before")
+        self.column_tests[column] = self._test(test, f"j{self.tag}{number}")
 
     def _test(self, text: str, name: str) -> str:
         if text:
@@ -121,7 +159,7 @@ class Taps:
         return "total"
 
 
-def _first(name: str, axis: WindowAxis) -> str:
+def _begin(name: str, axis: WindowAxis) -> str:
     return plus(times(name, axis.stride), -axis.padding[0])
 
 

@@ -47,6 +47,8 @@ class View:
     flat: tuple[bool, bool] = (False, False)
     #: Whether it has one channel for all.
     one_channel: bool = False
+    #: Whether its rows are pairs of numbers of two bytes, each of which one access moves.
+    pairs: bool = False
 
     def has_channel(self, lanes: Lanes) -> bool:
         """Whether its elements are found by channel."""
