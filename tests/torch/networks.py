@@ -5,9 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tests.oracles.torchvision_models import models
+
+
+class UNet(nn.Module):
+    """Down, up and across: normalization in groups and by image, and images made larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norms = (nn.GroupNorm(4, 16), nn.InstanceNorm2d(16, affine=True), nn.GroupNorm(2, 16))
+        blocks = zip((3, 16, 32), norms, strict=True)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1), norm, nn.SiLU())
+            for channels, norm in blocks
+        )
+        self.end = nn.Conv2d(32, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second, third = self.blocks
+        fine = first(x)
+        coarse = second(F.max_pool2d(fine, 2))
+        across = F.interpolate(F.max_pool2d(coarse, 2), size=coarse.shape[2:], mode="nearest")
+        up = F.interpolate(third(torch.cat([coarse, across], 1)), x.shape[2:], mode="bilinear")
+        return self.end(torch.cat([up.flip(3), fine.roll((1, -2), (2, 3))], 1))
 
 
 def torchvision(name: str) -> Any:

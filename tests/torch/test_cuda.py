@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import minidnn as md
 from minidnn.acceleration import dynamo
 from minidnn.backends.backend import PREFERENCE, default_device
 from minidnn.errors import DeviceError, MiniDNNWarning, UnsupportedError
-from tests.torch.networks import errors, example, torchvision
+from tests.torch.networks import UNet, errors, example, torchvision
 
 pytestmark = pytest.mark.gpu
 
@@ -209,6 +210,19 @@ def test_torch_compile() -> None:
     with torch.inference_mode():
         close(fast(x), net(x))
         close(fast(x[:1]), net(x[:1]))
+
+
+def test_a_network_that_goes_down_and_up_is_taken_whole() -> None:
+    torch.manual_seed(0)
+    net, x = UNet().eval().cuda(), examples(2, 3, 27, 22).cuda()
+    ours, pytorchs = errors(net, md.optimize(net, x, strict=True), x)
+    assert ours <= max(3 * pytorchs, EXACT)
+    half, given = copy.deepcopy(net).half(), x.half()
+    fast = md.optimize(half, given, strict=True)
+    ours, pytorchs = (
+        float((each(given).float() - net(x)).abs().max().detach()) for each in (fast, half)
+    )
+    assert ours <= 3 * pytorchs
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_large", "shufflenet_v2_x1_0"])

@@ -11,9 +11,10 @@ import torch
 
 import minidnn as md
 from minidnn import models as zoo
+from minidnn.backends.backend import get_backend
 from minidnn.bench.networks import BEYOND
 from minidnn.frontends.torch.capture import capture
-from tests.torch.networks import errors, example, torchvision
+from tests.torch.networks import UNet, errors, example, torchvision
 
 ZOO = sorted(set(zoo.list_models()) - {"digits"})
 CI = ("resnet18", "squeezenet1_1")
@@ -74,6 +75,15 @@ def test_a_network_beyond_the_zoo_is_taken_whole(name: str) -> None:
 @pytest.mark.parametrize("name", BEYOND)
 def test_networks_beyond_the_zoo_are_taken_whole(name: str) -> None:
     beyond(name, "cpu")
+
+
+def test_a_network_that_goes_down_and_up_is_taken_whole() -> None:
+    torch.manual_seed(0)
+    if get_backend("cpu").unavailable() is not None:
+        pytest.skip("the CPU engine is not there")
+    net, x = UNet().eval(), torch.randn(2, 3, 27, 22)
+    ours, pytorchs = errors(net, md.optimize(net, x, device="cpu", strict=True), x)
+    assert ours <= 3 * max(pytorchs, 3e-7)
 
 
 @pytest.mark.full
