@@ -105,3 +105,12 @@ def test_bits_do_not_depend_on_how_often_weights_are_asked_for(isa: Isa, monkeyp
         again = run(c, kernels, inputs_of(c))
         assert np.array_equal(result.view("u4"), again.view("u4")), b.case
     assert differ > len(cases) // 2
+
+
+@BOTH
+def test_one_row_reads_its_weights_without_asking_with_avx2(isa: Isa) -> None:
+    for rows, asks in ((1, isa is AVX512), (4, True)):
+        text = (
+            build(Case("rows", (rows, 4096), 4096, op=Linear()), isa).kernel.stages[0].source.text
+        )
+        assert ("one_tile ? NULL" not in text) == asks, rows

@@ -245,9 +245,10 @@ class _Kernel:
         x = f"{base} + {row_in} * {x_row} + {column_in} * {across * read.column}"
         # A block of one tile has nobody to share the asking with; of many tiles, the last ones
         # have nothing left to ask for.
+        far = "NULL" if scheme.reads_on else f"{weights} + {AHEAD_FLOATS}"
         code.line(
             f"const uniform float * uniform later = {number('one_tile', int(scheme.tiles == 1))}"
-            f" ? {weights} + {AHEAD_FLOATS} : ahead < asked ? ahead : NULL;"
+            f" ? {far} : ahead < asked ? ahead : NULL;"
         )
         arguments = ["numbers", x, weights, "later", "bs"]
         if scheme.chunk:
