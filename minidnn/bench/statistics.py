@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, exp, lgamma, log
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,19 @@ def median(samples: Sequence[float], confidence: float = 0.95) -> Estimate:
         raise ValueError("samples is empty: an estimate needs at least one")
     count = len(ordered)
     outside, cut = 0.0, 0
-    while 2 * (outside + comb(count, cut) / 2**count) <= 1 - confidence:
-        outside += comb(count, cut) / 2**count
+    while 2 * (outside + _chance(count, cut)) <= 1 - confidence:
+        outside += _chance(count, cut)
         cut += 1
     cut = max(0, cut - 1)
     return Estimate(statistics.median(ordered), ordered[cut], ordered[-1 - cut])
+
+
+def _chance(count: int, below: int) -> float:
+    """How probable it is that just so many of ``count`` samples lie below the true median."""
+    if count <= 1000:
+        return comb(count, below) / 2**count
+    ways = lgamma(count + 1) - lgamma(below + 1) - lgamma(count - below + 1)
+    return exp(ways - count * log(2))  # the whole numbers would have thousands of digits
 
 
 def ratio(above: Sequence[float], below: Sequence[float], confidence: float = 0.95) -> Estimate:

@@ -31,6 +31,15 @@ def test_the_interval_holds_the_median_as_often_as_it_says(count: int) -> None:
     assert held / 2000 > 0.94
 
 
+def test_many_samples() -> None:
+    """Calls of microseconds make thousands: the ranks are those of a normal distribution, soon."""
+    count = 30_000
+    found = median(range(count))
+    apart = 1.959964 * count**0.5 / 2
+    assert found.low == pytest.approx(count / 2 - apart, abs=2)
+    assert found.high == pytest.approx(count / 2 + apart, abs=2)
+
+
 def test_ratios_are_of_samples_of_one_round() -> None:
     estimate = ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0])
     assert (estimate.value, estimate.low, estimate.high) == (3.0, 2.0, 4.0)
