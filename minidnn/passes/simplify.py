@@ -34,8 +34,9 @@ def simplify(graph: Graph, context: Context) -> Graph:
     """See the module."""
     rewriter = Rewriter(graph)
     joined: dict[Value, list[Value]] = {}
+    parts = _parts_of_joins(graph)
     for node in _without_dead(graph, context, rewriter):
-        if _is_part_of_join(graph, node) and context.allow(f"join {node.name} with the next"):
+        if node in parts and context.allow(f"join {node.name} with the next"):
             joined[node.output] = _operands(node, rewriter, joined)
             rewriter.changes += 1
             continue
@@ -109,13 +110,25 @@ def _scale(rewriter: Rewriter, node: Node, value: Value, factor: Constant) -> No
     rewriter.replace(node.output, new.output)
 
 
-def _is_part_of_join(graph: Graph, node: Node) -> bool:
-    """Whether a node is a join that only another join along the same axis reads."""
-    reader = graph.only_reader(node.outputs[0])
-    if not isinstance(node.op, Concat) or reader is None or not isinstance(reader.op, Concat):
+def _parts_of_joins(graph: Graph) -> set[Node]:
+    """Joins that only other joins along the same axis read, all of which are, or become, parts of
+    one join."""
+    whole: dict[Node, Node] = {}  # the join that each becomes part of
+    for node in reversed(graph.nodes):
+        readers = graph.readers.get(node.outputs[0], ())
+        wholes = {whole.get(reader, reader) for reader in readers}
+        continued = all(_continues(node, reader) for reader in readers)
+        if len(wholes) == 1 and continued and node.outputs[0] not in graph.outputs:
+            (whole[node],) = wholes
+    return set(whole)
+
+
+def _continues(join: Node, reader: Node) -> bool:
+    """Whether both are joins along one axis."""
+    if not isinstance(join.op, Concat) or not isinstance(reader.op, Concat):
         return False
-    rank = node.output.type.rank
-    return node.op.axis % rank == reader.op.axis % rank and len(reader.inputs) > 1
+    rank = join.output.type.rank
+    return join.op.axis % rank == reader.op.axis % rank and len(reader.inputs) > 1
 
 
 def _operands(node: Node, rewriter: Rewriter, joined: dict[Value, list[Value]]) -> list[Value]:
@@ -158,8 +171,9 @@ def _without_dead(graph: Graph, context: Context, rewriter: Rewriter) -> list[No
 
 
 def no_joins_of_joins(graph: Graph) -> Iterator[str]:
+    parts = _parts_of_joins(graph)
     for node in graph.nodes:
-        if _is_part_of_join(graph, node):
+        if node in parts:
             yield f"the join {node.name!r} is only read by another join along its axis"
 
 

@@ -98,6 +98,26 @@ def test_a_product_with_a_constant_for_each_channel_scales() -> None:
     assert scaled(1, 1, 1) == scaled(channels, rows, 1) == scaled(columns) == ["Mul", "Mul"]
 
 
+def test_a_join_that_is_read_by_a_join_and_by_its_part_becomes_part_of_it() -> None:
+    def build(t, x):
+        inner = join(relu(x), x)
+        return join(inner, join(x, inner), inner)
+
+    before = graph_of(build, X)
+    after = run(before, SIMPLIFY)
+    assert ops_of(after) == ["ReLU", "Concat"]
+    assert_same(before, after)
+
+
+def test_a_join_that_two_joins_read_stays() -> None:
+    def build(t, x):
+        inner = join(relu(x), x)
+        return join(inner, x), join(x, inner)
+
+    before = graph_of(build, X)
+    assert run(before, SIMPLIFY) is before
+
+
 def test_a_scale_keeps_the_signs_of_zeros() -> None:
     """They decide what a division by the product gives."""
 
