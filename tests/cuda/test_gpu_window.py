@@ -12,7 +12,7 @@ from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import WINDOW, Form, own_choices
 from minidnn.backends.cuda.machine import machine_of
-from tests.cuda.contractions import Forgetful, check_numbers, dense, residual
+from tests.cuda.contractions import Forgetful, check_numbers, residual
 
 pytestmark = pytest.mark.gpu
 
@@ -42,6 +42,13 @@ def only_window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tune, "_store", Forgetful())
 
 
+def sliced() -> md.Layer:
+    """A convolution that writes a part of a joined value."""
+    x = md.Input((32, 14, 14))
+    narrow = L.ReLU()(L.Conv2d(32, 48, 1)(x))
+    return md.Model(x, L.ReLU()(L.Concat()(x, L.Conv2d(48, 24, 3, padding=1)(narrow))))
+
+
 NETS = {
     "one-tile": (lambda: L.Conv2d(16, 8, 3, padding=1), (1, 16, 3, 5)),
     "3x3": (lambda: L.Sequential(L.Conv2d(48, 64, 3, padding=1), L.SiLU()), (2, 48, 11, 17)),
@@ -53,7 +60,7 @@ NETS = {
     "stem-7x7": (lambda: L.Sequential(L.Conv2d(3, 64, 7, 2, 3), L.ReLU()), (2, 3, 45, 51)),
     "many-filters": (lambda: L.Conv2d(32, 328, 3, padding=1), (2, 32, 15, 15)),
     "residual": (lambda: residual(64, 3), (3, 64, 14, 14)),
-    "dense": (lambda: dense(32), (3, 32, 14, 14)),
+    "slice": (sliced, (3, 32, 14, 14)),
     "long-line": (lambda: L.Conv2d(192, 48, 3, padding=1), (24, 192, 56, 56)),
     "wide-rows": (lambda: L.Conv2d(16, 32, 3, padding=1), (5, 16, 40, 224)),
 }
