@@ -97,7 +97,7 @@ class Library:
 
 class _Cupy(Library):
     def empty(self, slot: Slot, device: int) -> Any:
-        return cupy().ndarray(slot.shape, slot.stored)  # ``empty`` takes 2 us more to ask for it
+        return cupy().empty(slot.shape, slot.stored)
 
     def finished(self, array: Any, slot: Slot) -> Any:
         if slot.dtype != "bfloat16":

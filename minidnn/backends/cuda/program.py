@@ -247,19 +247,13 @@ class Bound:
         self._device = device
         self._library = library
         self._kept = kept
-        runtime = cupy().cuda.runtime
-        self._current: Callable[[], int] = runtime.getDevice
-        self._launch: Callable[[int, int], None] = runtime.graphLaunch
+        self._launch: Callable[[int, int], None] = cupy().cuda.runtime.graphLaunch
         self._executable = instance.executable
 
     def __call__(self) -> None:
         """Computes."""
-        device = self._device
-        if self._current() == device:  # entering a context takes longer than asking
-            self._launch(self._executable, self._library.stream(device))
-            return
-        with on_device(device):
-            self._launch(self._executable, self._library.stream(device))
+        with on_device(self._device):
+            self._launch(self._executable, self._library.stream(self._device))
 
 
 def _key(stream: int) -> object:
