@@ -83,7 +83,8 @@ class Algorithm(ABC):
 
 class Direct(Algorithm):
     """The sums as they are defined: every shape.  ``compensated``: in short parts, and what adding
-    these up rounds off is added at the end; for the least error, and a tenth to a third slower."""
+    these up rounds off is added at the end; for the least error (whole networks take 1.25 to 1.4
+    times as long as with ``accuracy="normal"``, which may choose Winograd)."""
 
     error = 1.0
 

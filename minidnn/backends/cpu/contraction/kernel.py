@@ -270,7 +270,7 @@ class _Kernel:
         if scheme.chunk:
             # Sums of one chunk are unfinished within their tile only: all tiles use one place,
             # which stays in the first-level cache.
-            size = rows * columns * vectors * scheme.lanes * (2 if scheme.compensated else 1)
+            size = scheme.kept_floats(rows, columns, vectors)
             code.line(f"kept += {size} * {number('several_chunks', int(scheme.several_chunks))};")
         turns = (scheme.chunk or scheme.steps) * problem.kernel[0] * problem.kernel[1]
         shift = turns * scheme.lines_of_turn * LINE_FLOATS

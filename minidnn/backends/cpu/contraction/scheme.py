@@ -299,11 +299,9 @@ class Scheme:
         pixels = self.problem.batch * self.problem.out[0] * self.problem.out[1]
         return 4 * pixels * self.outputs * self.groups >= STREAMED_BYTES
 
-    @property
-    def tile_floats(self) -> int:
+    def kept_floats(self, rows: int, columns: int, vectors: int) -> int:
         """Floats that hold the unfinished sums of a tile, and what was rounded off of them."""
-        values = self.tile.rows * self.tile.columns * self.tile.vectors * self.lanes
-        return values * (2 if self.compensated else 1)
+        return rows * columns * vectors * self.lanes * (2 if self.compensated else 1)
 
     @property
     def several_chunks(self) -> bool:
@@ -315,7 +313,8 @@ class Scheme:
         """Floats that hold unfinished sums: of a block between chunks, of a tile between parts."""
         if not self.part:
             return 0
-        return self.tile_floats * (self.tiles if self.several_chunks else 1)
+        floats = self.kept_floats(self.tile.rows, self.tile.columns, self.tile.vectors)
+        return floats * (self.tiles if self.several_chunks else 1)
 
     @property
     def scratch_bytes(self) -> int:
