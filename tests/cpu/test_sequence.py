@@ -26,7 +26,7 @@ from minidnn.fusion.region import Sequence as SequenceRegion
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
-from minidnn.graph.operators import AvgPool2d, MaxPool2d, ReLU, SiLU
+from minidnn.graph.operators import AvgPool2d, MaxPool2d, Mul, ReLU, SiLU
 from minidnn.graph.trace import apply, tracing
 from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
@@ -332,6 +332,28 @@ def test_outputs_that_later_steps_read(channels: int, isa: Isa) -> None:
     (node,) = plan.graph.nodes
     assert isinstance(node.op, SequenceRegion)
     check([Case(graph, plan, seed, False) for seed in range(3)], isa)
+
+
+def test_not_finite_where_inputs_are_read_in_two_ways(isa: Isa) -> None:
+    """A step that transposes one input and reads another, which it repeats for all channels, notes
+    the largest magnitude of both: each may be what a maximum must not lose."""
+    with tracing("two ways") as trace:
+        x = trace.input(TensorType((2, 15, 10, 3)), "x")
+        factor = trace.input(TensorType((2, 1, 10, 3)), "factor")
+        graph = trace.graph([apply(MaxPool2d((2, 1), (1, 1)), apply(Mul(), x, factor))])
+    plan = planned(graph, isa)
+    (node,) = plan.graph.nodes
+    assert isinstance(node.op, SequenceRegion)
+    program = CpuBackend().compile(plan, "float32", {"isa": isa.name, "threads": 1})
+    for number in (np.nan, np.inf, -np.inf):
+        for which in (0, 1):
+            inputs = inputs_for(graph, 1, False)
+            inputs[which][:, ::2, 3, 1] = number
+            inputs[1 - which][:, :, 3:5, :] = 0.0
+            (out,) = (np.full(v.shape, 7.0, np.float32) for v in graph.outputs)
+            program.run(inputs, [out])
+            (expected,) = evaluate(graph, inputs)
+            assert np.isnan(expected).any() and same(out, expected)
 
 
 @pytest.mark.full

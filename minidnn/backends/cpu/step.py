@@ -68,7 +68,7 @@ class StepPrinter:
         code.line(f"const uniform int n = {xe} - {xb};")
         code.line("if (n <= 0) return;")
         if self._tracks:
-            code.line("unsigned int most = seen[programIndex];")
+            code.line("unsigned int most = 0;")
         if self.temporaries:
             with code.block(
                 f"for (uniform int first = yb; first < ye; first += {self.rows_at_once})"
@@ -80,7 +80,8 @@ class StepPrinter:
         else:
             self._rows("yb", "ye")
         if self._tracks:
-            code.line("seen[programIndex] = most;")
+            # Loading transposed rows has noted what it saw there meanwhile.
+            code.line("seen[programIndex] = max(seen[programIndex], most);")
         formals = ", ".join(["uniform int yb", "uniform int ye", *self.formals])
         text = f"static noinline unmasked void <name>({formals}) {{\n{code}}}\n"
         floats = len(self.temporaries) * self.rows_at_once * self.most_columns * self.lanes
