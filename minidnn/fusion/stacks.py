@@ -245,7 +245,11 @@ def _reads_broadcast(nodes: Sequence[Node]) -> bool:
 
 def boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Value]]:
     """The tensors that a set of nodes reads from outside, and those of its own that are read
-    outside or are outputs of the graph, each in order of appearance."""
+    outside, are outputs of the graph, or read by nobody, each in order of appearance.
+
+    The last are results of dead nodes, which stay where the fuel for dropping them is used up: a
+    region of such nodes would have no result without them.
+    """
     member = set(nodes)
     outputs = set(graph.outputs)
     reads: dict[Value, None] = {}
@@ -255,6 +259,7 @@ def boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Val
             if value.producer not in member and not isinstance(value, Constant):
                 reads[value] = None
         for value in node.outputs:
-            if value in outputs or any(r not in member for r in graph.readers[value]):
+            readers = graph.readers[value]
+            if value in outputs or not readers or any(r not in member for r in readers):
                 gives[value] = None
     return list(reads), list(gives)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from minidnn.errors import GraphError
-from minidnn.fusion.collapse import STRATEGIES
+from minidnn.fusion.collapse import STRATEGIES, Strategy
 from minidnn.fusion.region import Sequence
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
 from minidnn.passes.depth_first import DEPTH_FIRST, no_loose_fusable_nodes
 from minidnn.passes.infrastructure import Context, Pass, run_passes
+from minidnn.passes.pipeline import optimize
 from tests.passes.build import (
     assert_same,
     conv,
@@ -205,6 +206,21 @@ def test_fuel_takes_stack_after_stack() -> None:
         after = run(before, DEPTH_FIRST, context=context)
         assert ops_of(after).count("Sequence") == len(context.rewrites) == min(fuel, 3)
         assert_same(before, after)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_dead_nodes_that_no_fuel_was_left_to_drop(strategy: Strategy) -> None:
+    """Regions are made of them, too: their results are read by nobody, and computed."""
+
+    def build(t, x):
+        relu(scale(t, max_pool(relu(conv(t, x, 4)))))
+        return max_pool(relu(x))
+
+    before = graph_of(build, X)
+    for fuel in range(12):
+        after = run(before, DEPTH_FIRST, context=Context(strategy=strategy, fuel=fuel))
+        assert_same(before, after)
+        assert_same(before, optimize(before, Context(strategy=strategy, fuel=fuel)))
 
 
 def test_the_contract() -> None:
