@@ -81,7 +81,8 @@ def test_tensors_of_many_kinds() -> None:
     assert others == [] and unchanged()
     whole.zero_()
     assert not unchanged()
-    sparse = torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 2), check_invariants=True)
+    with torch.sparse.check_sparse_tensor_invariants():
+        sparse = torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 2))
     with torch.inference_mode():
         uncounted = torch.ones(2)
     unchanged, others = words.unchanged_words([sparse, whole, uncounted])
