@@ -350,7 +350,7 @@ def compiled(
 def autotuned(
     name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
 ) -> tuple[Run, Any]:
-    with alone(options):  # it measures while it compiles
+    with turn(0):  # it measures while it compiles, on all of this worker's cores
         return by_inductor("max-autotune", network, x, last, options)
 
 

@@ -8,7 +8,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn import models
-from minidnn.backends.cuda.block import Block, lay_out
+from minidnn.backends.cuda.block import Block, lay_out, spare
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.liveness import touched
 from minidnn.runtime.plan import Plan
@@ -77,6 +77,18 @@ def test_resnet50_needs_no_memory_beside_its_values() -> None:
     plan = planned(models.resnet50(), (128, 3, 224, 224), "float16")
     block = check(plan, {plan.graph.nodes[0]: 128 * 115 * 115 * 16 * 2})
     assert block.own_bytes == block.bytes == plan.arena.bytes
+
+
+@pytest.mark.parametrize("name", ["vgg11", "densenet121", "squeezenet1_0"])
+def test_a_workspace_that_fits_the_spare_room_takes_no_more_memory(name: str) -> None:
+    net = models.get_model(name)
+    plan = planned(net, (4, *net.input_shape), "float32")
+    room = spare(plan, [node for node in plan.graph.nodes if len(node.outputs) == 1])
+    assert max(room.values()) > plan.arena.bytes // 2 > min(room.values())
+    block = check(plan, {node: size - size % 256 for node, size in room.items()})
+    assert block.bytes == plan.arena.bytes
+    largest = max(room, key=lambda node: room[node])
+    assert lay_out(plan, {largest: room[largest] + 256}).bytes > plan.arena.bytes
 
 
 def test_inputs_that_are_outputs_or_indices_stay() -> None:

@@ -7,7 +7,7 @@ meanwhile is enough for most of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...graph.ir import Constant, Node, Value
@@ -58,6 +58,25 @@ def lay_out(plan: Plan, workspaces: Mapping[Node, int]) -> Block:
     return Block(total, max(total, own), tuple(found[:count]), tuple(found[count:]), offsets)
 
 
+def spare(plan: Plan, nodes: Iterable[Node]) -> dict[Node, int]:
+    """The bytes of the largest piece of the arena in which nothing lives while a node runs: a
+    workspace that fits there makes no instance larger."""
+    index = {node: i for i, node in enumerate(plan.graph.nodes)}
+    arena = plan.arena.offsets
+    placed = sorted(
+        (arena[life.value], life.bytes, life.first, life.last) for life in lifetimes(plan.graph)
+    )
+    found = {}
+    for node in nodes:
+        now, end, largest = index[node], 0, 0
+        for offset, size, first, last in placed:
+            if first <= now <= last and size:
+                largest = max(largest, offset - end)
+                end = max(end, _aligned(offset + size))
+        found[node] = max(largest, plan.arena.bytes - end)
+    return found
+
+
 def _input(plan: Plan, value: Value) -> Lifetime:
     """From the beginning to the last node that reads it.  One that is an output stays, and so do
     whole numbers, which are indices: nodes may be timed again without new inputs."""
@@ -102,5 +121,9 @@ def _free(placed: list[tuple[int, Lifetime]], life: Lifetime) -> int:
         gap = offset - end
         if gap >= life.bytes and (tightest < 0 or gap < tightest):
             best, tightest = end, gap
-        end = max(end, -(-(offset + size) // _ALIGNMENT) * _ALIGNMENT)
+        end = max(end, _aligned(offset + size))
     return end if best < 0 else best
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT

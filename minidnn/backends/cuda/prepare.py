@@ -10,7 +10,7 @@ from ...errors import OutOfMemoryError
 from ...graph.ir import Constant, Node, Value
 from ...runtime.plan import Plan
 from .arrays import Given
-from .block import Block, lay_out
+from .block import Block, lay_out, spare
 from .constants import Constants
 from .contraction.choice import Choice, threads
 from .contraction.problem import ContractionProblem, Place
@@ -22,7 +22,8 @@ from .kernels import Launch
 from .lower import Data, Pointer, Task, data_of
 
 MOST_WORKSPACE = 1 << 30
-"""Bytes that algorithms may take beside their tensors, unless ``memory_limit`` leaves less."""
+"""Bytes that algorithms may take beside their tensors, unless ``memory_limit`` leaves less, or more
+lies free among the values meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def prepare(
     with threads() as making, threads() as building:
         constants = Constants((p for p in pointers if isinstance(p, Data)), making)
         workspace_limit = _workspace_limit(memory_limit, lay_out(plan, {}), constants)
-        choice = Choice(list(problems), Tuning(arch, tune, workspace_limit, load), building)
+        tuning = Tuning(arch, tune, workspace_limit, load, _spare(plan, tasks))
+        choice = Choice(list(problems), tuning, building)
         load([*launches, *choice.launches()])
         constants.lay_down()  # before anything is measured, which nothing shall disturb
         built = choice.made()
@@ -147,6 +149,16 @@ def _workspace_limit(memory_limit: int | None, least: Block, constants: Constant
             f"{least.own_bytes}, so at least {constants.bytes + least.own_bytes} are needed"
         )
     return min(left, MOST_WORKSPACE)
+
+
+def _spare(plan: Plan, tasks: Sequence[Task]) -> dict[ContractionProblem, int]:
+    """What is free in the arena while each contraction runs, wherever it stands in the plan."""
+    nodes: dict[ContractionProblem, list[Node]] = {}
+    for task in tasks:
+        if isinstance(task.work, ContractionProblem):
+            nodes.setdefault(task.work, []).append(task.node)
+    room = spare(plan, {node for some in nodes.values() for node in some})
+    return {problem: min(room[node] for node in some) for problem, some in nodes.items()}
 
 
 def _address(pointer: Pointer, places: Places, constants: Constants) -> int:

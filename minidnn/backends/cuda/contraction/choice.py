@@ -102,7 +102,7 @@ class Choice:
 
     def _core(self, problem: ContractionProblem) -> Core:
         tuning = self._tuning
-        return core_of(problem, self._known[problem][0], tuning.workspace_limit, tuning.load)
+        return core_of(problem, self._known[problem][0], tuning.limit(problem), tuning.load)
 
     def _certain(self, problem: ContractionProblem) -> Ahead:
         return certain(problem, self._tuning)

@@ -23,10 +23,11 @@ from ....cudnn.enums import (
     TensorFormat,
 )
 from ....cudnn.errors import CuDNNError, check
+from ....cudnn.graph.spec import TensorSpec
 from ....cudnn.handle import current_handle
 from ....cudnn.scalars import ONE, ZERO
 from ....cudnn.tensor import TensorDescriptor
-from .problem import ContractionProblem
+from .problem import ContractionProblem, spec_of
 
 Address = int
 
@@ -66,9 +67,10 @@ class FixedConvolution:
 
 
 def fixed_convolution(
-    problem: ContractionProblem, algorithm: int, fused: bool
+    problem: ContractionProblem, algorithm: int, stages: int, output: TensorSpec
 ) -> FixedConvolution | str:
-    """The convolution by that algorithm, or why cuDNN does not compute it so."""
+    """The convolution with its first ``stages`` stages, written as ``output`` says, by that
+    algorithm; or why cuDNN does not compute it so."""
     kind = ConvolutionFwdAlgo(algorithm)
     high = problem.accuracy == "high"
     if high and ("FFT" in kind.name or "WINO" in kind.name):
@@ -77,7 +79,13 @@ def fixed_convolution(
         return "it is less accurate than TF32 with windows over 3"
     if any(before != after for before, after in problem.padding):
         return "padding differs from one side to the other"
-    descriptors = Problem(_key(problem, algorithm, fused))
+    for stage in problem.stages[:stages]:
+        if stage.mode == "add":
+            residual = spec_of(problem.others[stage.index], problem.batch)
+            if residual.strides != output.strides:
+                return "its residual, which is read as the result is written, lies otherwise"
+    fused = stages > 0
+    descriptors = Problem(_key(problem, algorithm, fused, output))
     try:
         workspace = descriptors.workspace(algorithm)
     except CuDNNError as error:
@@ -95,15 +103,16 @@ def fixed_convolution(
     return FixedConvolution(descriptors, algorithm, workspace, bias, activation)
 
 
-def _key(problem: ContractionProblem, algorithm: int, fused: bool) -> ConvolutionKey:
+def _key(
+    problem: ContractionProblem, algorithm: int, fused: bool, output: TensorSpec
+) -> ConvolutionKey:
     kind = DataType.CUDNN_DATA_FLOAT
     layout = TensorFormat.CUDNN_TENSOR_NCHW if problem.planar else TensorFormat.CUDNN_TENSOR_NHWC
-    y = problem.output
     return ConvolutionKey(
         operation="forward",
         x=TensorKey(kind, problem.input.shape, problem.input.strides),
         w=FilterKey(kind, layout, problem.w.shape),
-        y=TensorKey(kind, y.shape, y.strides),
+        y=TensorKey(kind, output.shape, output.strides),
         padding=tuple(before for before, _ in problem.padding),
         stride=problem.stride,
         dilation=problem.dilation,

@@ -196,7 +196,8 @@ def core_of(problem: ContractionProblem, recipe: Recipe, workspace_limit: int, l
     if recipe.form.core in OWN:
         return own_convolution(problem, recipe.form.core, recipe.engine, load)
     if recipe.form.core == FIXED:
-        found = fixed_convolution(problem, recipe.engine, recipe.form.stages > 0)
+        form = recipe.form
+        found = fixed_convolution(problem, recipe.engine, form.stages, target(problem, form))
         if isinstance(found, str):
             raise AssertionError(f"a remembered algorithm is refused: {found}")
         return found

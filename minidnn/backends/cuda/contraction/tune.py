@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 from ....cache import Store, digest
 from ....cudnn import machine
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 _KEPT = 6
 _OWN_KEPT = 2
 """So many of our kernels race with cuDNN's, once they were timed among themselves."""
-_VERSION = 12
+_VERSION = 13
 _COMPILED = 1
 """So many of cuDNN's engines that compile are measured for a form: building one takes a second of a
 core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
@@ -69,12 +69,18 @@ Ahead = dict[Form, list[tuple[Recipe, Core]]]
 @dataclass(frozen=True)
 class Tuning:
     """How recipes are chosen on the current device, of architecture ``arch`` ("sm_90"): ``tune``,
-    and bytes of workspace."""
+    and bytes of workspace: ``workspace_limit``, or what is ``spare`` in the plan's memory while a
+    contraction runs, if that is more."""
 
     arch: str
     tune: str
     workspace_limit: int
     load: Load
+    spare: Mapping[ContractionProblem, int] = field(default_factory=dict)
+
+    def limit(self, problem: ContractionProblem) -> int:
+        """Bytes of workspace that the problem may take."""
+        return max(self.workspace_limit, self.spare.get(problem, 0))
 
     @property
     def memory(self) -> Memory:
@@ -193,7 +199,7 @@ def measured(problem: ContractionProblem, found: Sequence[Built], tuning: Tuning
 def _raced(problem: ContractionProblem, found: Sequence[Built], tuning: Tuning) -> list[Built]:
     """Those within the limit of the workspace that could run, from fast to slow."""
     with turn(cupy().cuda.runtime.getDevice()):  # filling memory would disturb others too
-        built, (at, workspace, kept) = _fitting(problem, found, tuning.workspace_limit)
+        built, (at, workspace, kept) = _fitting(problem, found, tuning.limit(problem))
         times = race([Contestant(one.bind(at, workspace)) for one in built])
         del kept
     order = sorted((ms, i) for i, ms in enumerate(times) if ms is not None)
@@ -236,7 +242,7 @@ def _most(form: Form, tune: str) -> int | None:
 def _candidates(
     problem: ContractionProblem, form: Form, most: int | None, tuning: Tuning
 ) -> Iterator[tuple[Recipe, Core]]:
-    workspace_limit = tuning.workspace_limit
+    workspace_limit = tuning.limit(problem)
     if form.core == FIXED:
         yield from _fixed(problem, form, most, workspace_limit)
         return
@@ -269,8 +275,9 @@ def _candidates(
 def _fixed(
     problem: ContractionProblem, form: Form, most: int | None, workspace_limit: int
 ) -> Iterator[tuple[Recipe, FixedConvolution]]:
+    output = target(problem, form)
     for algorithm in list(ConvolutionFwdAlgo)[:most]:
-        found = fixed_convolution(problem, int(algorithm), form.stages > 0)
+        found = fixed_convolution(problem, int(algorithm), form.stages, output)
         if isinstance(found, str):
             log.debug("%s: %s: %s", problem.describe(), algorithm.name, found)
             continue
@@ -280,14 +287,14 @@ def _fixed(
 
 
 def _nothing(problem: ContractionProblem, tuning: Tuning) -> UnsupportedError:
-    limit = tuning.workspace_limit
+    limit = tuning.limit(problem)
     return UnsupportedError(
         f"cuDNN has no way to compute {problem.describe()} within {limit} bytes of workspace"
     )
 
 
 def _key(problem: ContractionProblem, tuning: Tuning) -> str:
-    limit = tuning.workspace_limit
+    limit = tuning.limit(problem)
     return digest(
         "contraction", _VERSION, problem, tuning.tune, limit, tuning.device, machine.library_name()
     )

@@ -1,0 +1,105 @@
+"""cuDNN's fixed-function convolutions: what they write lies where their form says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cuda.contraction import fixed, tune
+from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.recipe import FIXED, Form, target
+from minidnn.cudnn.convolution.key import ConvolutionKey
+from minidnn.cudnn.enums import ConvolutionFwdAlgo
+from minidnn.graph.evaluate import evaluate
+from minidnn.layers.build import to_graph
+from tests.cuda.contractions import Forgetful, dense, draw_weights
+
+from .lowered import problems_of
+
+
+def residual_slice() -> md.Layer:
+    """A convolution with a residual, whose result is a slice of a join."""
+    x = md.Input((16, 14, 14))
+    y = L.ReLU()(L.Conv2d(16, 16, 3, padding=1)(x) + x)
+    return md.Model(x, L.Concat()(y, L.ReLU()(L.Conv2d(16, 24, 1)(x))))
+
+
+NETS = {
+    "dense": (lambda: dense(32), (3, 32, 14, 14)),
+    "residual": (residual_slice, (3, 16, 14, 14)),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_descriptors_are_those_of_what_is_written(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ConvolutionKey] = []
+
+    def descriptors(key: ConvolutionKey) -> Any:
+        made.append(key)
+        return SimpleNamespace(key=key, workspace=lambda algorithm: 0)
+
+    monkeypatch.setattr(fixed, "Problem", descriptors)
+    monkeypatch.setattr(fixed, "TensorDescriptor", SimpleNamespace(strided=lambda *about: None))
+    monkeypatch.setattr(fixed, "ActivationDescriptor", SimpleNamespace(of=lambda mode: None))
+    make, shape = NETS[name]
+    packed = 0
+    for problem in problems_of(make(), shape, "float32"):
+        for form in (form for form in forms_of(problem, "sm_90") if form.core == FIXED):
+            output, made[:] = target(problem, form), []
+            found = fixed.fixed_convolution(problem, 0, form.stages, output)
+            if reads_elsewhere(problem, form):
+                assert isinstance(found, str) and "residual" in found
+                continue
+            (key,) = made
+            assert (key.y.shape, key.y.strides) == (output.shape, output.strides)
+            packed += form.packed and output.strides != problem.output.strides
+    assert packed
+
+
+def reads_elsewhere(problem: ContractionProblem, form: Form) -> bool:
+    """Whether the residual that the form fuses has other strides than its result."""
+    out = target(problem, form).strides
+    return any(
+        stage.mode == "add" and (other.image, other.channel, other.row, other.pixel) != out
+        for stage in problem.stages[: form.stages]
+        for other in problem.others
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("packed", [False, True], ids=["in place", "packed"])
+@pytest.mark.parametrize(
+    "algorithm", ["implicit_gemm", "implicit_precomp_gemm", "gemm", "winograd_nonfused"]
+)
+@pytest.mark.parametrize("name", NETS)
+def test_numbers(name: str, algorithm: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices are written in place or packed and carried over, by each algorithm that takes it."""
+    usual = tune.forms_of
+    only = ConvolutionFwdAlgo[f"CUDNN_CONVOLUTION_FWD_ALGO_{algorithm.upper()}"]
+
+    def forms(problem: ContractionProblem, arch: str) -> list[Form]:
+        every = usual(problem, arch)
+        return [f for f in every if f.core == FIXED and f.packed == packed] or every
+
+    monkeypatch.setattr(tune, "forms_of", forms)
+    monkeypatch.setattr(tune, "ConvolutionFwdAlgo", [only])
+    monkeypatch.setattr(tune, "_store", Forgetful())
+    make, shape = NETS[name]
+    net = make()
+    random = np.random.default_rng(0)
+    draw_weights(net, random)
+    x = random.standard_normal(shape).astype(np.float32)
+    (expected,) = evaluate(to_graph(net, shape), [x], "float64")
+    exe = md.compile(net, shape, device="cuda", precision="float32")
+    result = np.asarray(exe(x), np.float64)
+    assert np.abs(result - expected).max() <= 1e-5 * np.abs(expected).max()
+    if algorithm == "implicit_gemm":
+        assert algorithm in exe.explain(measure=True)
