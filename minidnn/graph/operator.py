@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 
@@ -92,6 +92,13 @@ class Operator(ABC):
 
     def require_int(self, name: str, value: object) -> None:
         self.require(type(value) is int, f"{name}={value!r}; valid is an int")
+
+    def require_pair(self, name: str, value: object, least: int) -> None:
+        """A tuple of two ints of at least ``least``; of one int layers make such a pair."""
+        self.require(
+            is_ints(value, least) and len(value) == 2,
+            f"{name}={value!r}; valid is a pair of ints of at least {least}",
+        )
 
     def operands(self, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
         """The inputs, if they are as many as the operator takes."""
@@ -289,6 +296,13 @@ class Reduction(Operator):
     """Joins elements of one value over an axis or irregular windows."""
 
     kind = "reduction"
+
+
+def is_ints(value: object, least: int | None = None) -> TypeGuard[tuple[int, ...]]:
+    """Whether it is a tuple of ints (of at least ``least``), as attributes of operators are."""
+    return isinstance(value, tuple) and all(
+        type(v) is int and (least is None or v >= least) for v in value
+    )
 
 
 def check_pair(owner: str, name: str, value: Any, minimum: int) -> tuple[int, int]:

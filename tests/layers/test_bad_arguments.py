@@ -151,16 +151,39 @@ def test_arguments(wrong: Callable[[], Any], text: str) -> None:
 
 #: Operators are made by loaded graphs too, without a layer that checks their attributes.
 OPERATORS: list[tuple[Callable[[], Any], str]] = [
-    (lambda: ops.Conv2d(stride=(0, 1)), "Conv2d: stride=(0, 1); valid is an int >= 1 or a pair"),
-    (lambda: ops.Conv2d(padding=((0, 0), (0, -1))), "Conv2d: padding for columns=(0, -1); valid"),
+    (lambda: ops.Conv2d(stride=(0, 1)), "stride=(0, 1); valid is a pair of ints of at least 1"),
+    (lambda: ops.Conv2d(stride=2), "Conv2d(stride=2): stride=2; valid is a pair of ints"),  # type: ignore[arg-type]
+    (
+        lambda: ops.Conv2d(padding=((0, 0), (0, -1))),
+        "padding=((0, 0), (0, -1)); valid is ((top, bottom), (left, right)), ints of at least 0",
+    ),
+    (lambda: ops.Conv2d(padding=1), "padding=1; valid is ((top, bottom), (left, right))"),  # type: ignore[arg-type]
     (lambda: ops.Conv2d(groups=1.0), "Conv2d(): groups=1.0; valid is an int"),  # type: ignore[arg-type]
-    (lambda: ops.MaxPool2d((0, 1), (1, 1)), "MaxPool2d: kernel_size=(0, 1); valid is an int >= 1"),
-    (lambda: ops.MaxPool2d((1, 1), (1, 0)), "MaxPool2d: stride=(1, 0); valid is an int >= 1 or"),
-    (lambda: ops.AvgPool2d((2, 2), (1, 1), (-1, 0)), "AvgPool2d: padding=(-1, 0); valid is an int"),
+    (lambda: ops.MaxPool2d((0, 1), (1, 1)), "kernel_size=(0, 1); valid is a pair of ints"),
+    (lambda: ops.MaxPool2d(2, 2), "kernel_size=2; valid is a pair of ints of at least 1"),  # type: ignore[arg-type]
+    (lambda: ops.MaxPool2d([2, 2], (1, 1)), "kernel_size=[2, 2]; valid is a pair of ints"),  # type: ignore[arg-type]
+    (lambda: ops.MaxPool2d((1, 1), (1, 0)), "stride=(1, 0); valid is a pair of ints of at least 1"),
+    (lambda: ops.MaxPool2d((1, 1), (True, 1)), "stride=(True, 1); valid is a pair of ints"),
+    (
+        lambda: ops.AvgPool2d((2, 2), (1, 1), (-1, 0)),
+        "padding=(-1, 0); valid is a pair of ints of at least 0",
+    ),
     (
         lambda: ops.MaxPool2d((2, 2), (1, 1), dilation=(0, 1)),
-        "MaxPool2d: dilation=(0, 1); valid is an int >= 1 or a pair of them",
+        "dilation=(0, 1); valid is a pair of ints of at least 1",
     ),
+    (lambda: ops.Pool2d(3), "Pool2d(shape=3): shape=3; valid is a Window"),  # type: ignore[arg-type]
+    (lambda: ops.AdaptiveAvgPool2d(1), "output_size=1; valid is a pair of ints"),  # type: ignore[arg-type]
+    (lambda: ops.Unfold2d(2), "kernel_size=2; valid is a pair of ints of at least 1"),  # type: ignore[arg-type]
+    (lambda: ops.Transpose(3), "dims=3; valid is each axis once, from 0 on"),  # type: ignore[arg-type]
+    (lambda: ops.Slice(1, 1, 1), "valid is a start and a size of at least 0 and a step"),  # type: ignore[arg-type]
+    (lambda: ops.Expand([2]), "shape=[2]; valid are non-negative sizes"),  # type: ignore[arg-type]
+    (lambda: ops.Pad(1, 1), "before=1, after=1; valid are two ints of at least 0 an axis"),  # type: ignore[arg-type]
+    (lambda: ops.Take((1,)), "Take: indices=(1,); valid is a tuple with, for each axis, None or"),  # type: ignore[arg-type]
+    (lambda: ops.Reshape(3), "shape=3; valid are non-negative sizes, and -1 at most once"),  # type: ignore[arg-type]
+    (lambda: ops.View(3), "shape=3; valid are non-negative sizes"),  # type: ignore[arg-type]
+    (lambda: ops.Reduce("mean", 2), "dims=2; valid are different axes from 0 on, in order"),  # type: ignore[arg-type]
+    (lambda: ops.Formula(3), "Formula: body=3; valid is a scalar expression"),  # type: ignore[arg-type]
     (
         lambda: ops.AvgPool2d((2, 2), (1, 1), divisor_override=2.5),  # type: ignore[arg-type]
         "divisor_override=2.5; valid is a non-zero int or None",

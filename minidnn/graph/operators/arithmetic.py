@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minidnn.errors import GraphError
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, argument
 from minidnn.graph.operator import Elementwise
@@ -81,6 +82,8 @@ class Formula(Elementwise):
             f"tensors={self.tensors}, channel_vectors={self.channel_vectors}; valid are at least "
             f"1 tensor and together at most {_MOST_OPERANDS}",
         )
+        if not isinstance(self.body, Expression):
+            raise GraphError(f"{self.title}: body={self.body!r:.80}; valid is a scalar expression")
         self.require(
             scalar.arguments(self.body) <= self.arity,
             f"the expression takes {scalar.arguments(self.body)} operands, "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minidnn.graph.operator import Contraction, Operator, check_pair
+from minidnn.graph.operator import Contraction, Operator, is_ints
 from minidnn.graph.types import TensorType
 from minidnn.graph.window import WindowAxis
 
@@ -28,10 +28,15 @@ class Conv2d(Contraction):
     groups: int = 1
 
     def __post_init__(self) -> None:
-        check_pair(self.name, "stride", self.stride, 1)
-        check_pair(self.name, "dilation", self.dilation, 1)
-        for pads, axis in zip(self.padding, ("rows", "columns"), strict=True):
-            check_pair(self.name, f"padding for {axis}", pads, 0)
+        self.require_pair("stride", self.stride, 1)
+        self.require_pair("dilation", self.dilation, 1)
+        pads = self.padding
+        self.require(
+            isinstance(pads, tuple)
+            and len(pads) == 2
+            and all(is_ints(pair, 0) and len(pair) == 2 for pair in pads),
+            f"padding={pads!r}; valid is ((top, bottom), (left, right)), ints of at least 0",
+        )
         self.require_int("groups", self.groups)
 
     def axes(self, kernel: Pair) -> tuple[WindowAxis, WindowAxis]:

@@ -7,8 +7,9 @@ from math import isfinite
 
 import numpy as np
 
+from minidnn.errors import GraphError
 from minidnn.graph.index_map import OUTSIDE, Indexed, IndexMap, strides_of
-from minidnn.graph.operator import Movement
+from minidnn.graph.operator import Movement, is_ints
 from minidnn.graph.types import INTEGERS, TensorType
 
 __all__ = ["Expand", "Gather", "Pad", "Slice", "Take", "Transpose", "Unfold2d"]
@@ -24,8 +25,7 @@ class Transpose(Indexed):
 
     def __post_init__(self) -> None:
         self.require(
-            all(type(d) is int for d in self.dims)
-            and sorted(self.dims) == list(range(len(self.dims))),
+            is_ints(self.dims) and sorted(self.dims) == list(range(len(self.dims))),
             f"dims={self.dims}; valid is each axis once, from 0 on",
         )
 
@@ -51,11 +51,11 @@ class Slice(Indexed):
     steps: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        every = (*self.starts, *self.sizes, *self.steps)
         self.require(
-            len(self.starts) == len(self.sizes) == len(self.steps)
-            and all(type(v) is int for v in every)
-            and min((*self.starts, *self.sizes), default=0) >= 0,
+            is_ints(self.starts, 0)
+            and is_ints(self.sizes, 0)
+            and is_ints(self.steps)
+            and len(self.starts) == len(self.sizes) == len(self.steps),
             "valid is a start and a size of at least 0 and a step for each axis",
         )
 
@@ -87,7 +87,7 @@ class Expand(Indexed):
 
     def __post_init__(self) -> None:
         self.require(
-            all(type(size) is int and size >= 0 for size in self.shape),
+            is_ints(self.shape, 0),
             f"shape={self.shape}; valid are non-negative sizes",
         )
 
@@ -118,8 +118,9 @@ class Pad(Indexed):
 
     def __post_init__(self) -> None:
         self.require(
-            len(self.before) == len(self.after)
-            and all(type(v) is int and v >= 0 for v in (*self.before, *self.after)),
+            is_ints(self.before, 0)
+            and is_ints(self.after, 0)
+            and len(self.before) == len(self.after),
             f"before={self.before}, after={self.after}; valid are two ints of at least 0 an axis",
         )
         modes = ("constant", "edge", "reflect", "wrap")
@@ -188,10 +189,13 @@ class Take(Indexed):
     value: float = 0.0
 
     def __post_init__(self) -> None:
-        for chosen in self.indices:
-            self.require(
-                chosen is None or all(type(i) is int and i >= -1 for i in chosen),
-                "valid are tuples of ints of at least -1, and None",
+        valid = isinstance(self.indices, tuple) and all(
+            chosen is None or is_ints(chosen, -1) for chosen in self.indices
+        )
+        if not valid:  # without the operator's own text, which counts indices
+            raise GraphError(
+                f"Take: indices={self.indices!r:.80}; valid is a tuple with, for each axis, None "
+                "or a tuple of ints of at least -1"
             )
         self.require_number("value", self.value)
 
@@ -235,11 +239,7 @@ class Unfold2d(Indexed):
 
     def __post_init__(self) -> None:
         for name in ("kernel_size", "stride", "dilation"):
-            pair = getattr(self, name)
-            self.require(
-                len(pair) == 2 and all(type(v) is int and v >= 1 for v in pair),
-                f"{name}={pair!r}; valid is a pair of ints of at least 1",
-            )
+            self.require_pair(name, getattr(self, name), 1)
 
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         self.require(len(shape) == 4, f"input has shape {shape}; valid is rank 4")

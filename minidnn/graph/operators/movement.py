@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from minidnn.graph.layout import Layout
-from minidnn.graph.operator import Movement, Reshaping
+from minidnn.graph.operator import Movement, Reshaping, is_ints
 from minidnn.graph.types import TensorType
 
 __all__ = ["Concat", "Flatten", "Reorder", "Reshape", "View"]
@@ -44,8 +44,7 @@ class Reshape(Reshaping):
 
     def __post_init__(self) -> None:
         self.require(
-            all(type(size) is int and size >= -1 for size in self.shape)
-            and self.shape.count(-1) <= 1,
+            is_ints(self.shape, -1) and self.shape.count(-1) <= 1,
             f"shape={self.shape}; valid are non-negative sizes, and -1 at most once",
         )
 
@@ -69,7 +68,7 @@ class View(Reshaping):
 
     def __post_init__(self) -> None:
         self.require(
-            all(type(size) is int and size >= 0 for size in self.shape),
+            is_ints(self.shape, 0),
             f"shape={self.shape}; valid are non-negative sizes",
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minidnn.graph.operator import Reduction, Windowed, check_pair
+from minidnn.graph.operator import Reduction, Windowed
 from minidnn.graph.types import TensorType
 from minidnn.graph.window import Window, WindowAxis
 
@@ -36,7 +36,7 @@ class MaxPool2d(Windowed):
     ceil_mode: bool = False
 
     def __post_init__(self) -> None:
-        check_pair(self.name, "dilation", self.dilation, 1)
+        self.require_pair("dilation", self.dilation, 1)
         _check_window(self)
 
     def window(self) -> Window:
@@ -95,6 +95,7 @@ class Pool2d(Windowed):
     shape: Window
 
     def __post_init__(self) -> None:
+        self.require(isinstance(self.shape, Window), f"shape={self.shape!r:.80}; valid is a Window")
         for axis in self.shape.axes:
             numbers = (axis.kernel, axis.stride, axis.dilation)
             self.require(
@@ -115,9 +116,9 @@ class Pool2d(Windowed):
 
 
 def _check_window(op: MaxPool2d | AvgPool2d) -> None:
-    check_pair(op.name, "kernel_size", op.kernel_size, 1)
-    check_pair(op.name, "stride", op.stride, 1)
-    check_pair(op.name, "padding", op.padding, 0)
+    op.require_pair("kernel_size", op.kernel_size, 1)
+    op.require_pair("stride", op.stride, 1)
+    op.require_pair("padding", op.padding, 0)
     for pad, kernel in zip(op.padding, op.kernel_size, strict=True):
         op.require(
             2 * pad <= kernel,
@@ -138,7 +139,8 @@ class AdaptiveAvgPool2d(Reduction):
 
     def __post_init__(self) -> None:
         self.require(
-            len(self.output_size) == 2
+            isinstance(self.output_size, tuple)
+            and len(self.output_size) == 2
             and all(s is None or (type(s) is int and s >= 1) for s in self.output_size),
             f"output_size={self.output_size!r}; valid is a pair of ints of at least 1 or None",
         )

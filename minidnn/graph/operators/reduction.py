@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from minidnn.graph.operator import Reduction
+from minidnn.graph.operator import Reduction, is_ints
 from minidnn.graph.types import FLOATS, NUMBERS, TensorType
 
 __all__ = ["ArgMax", "LayerNorm", "LogSoftmax", "Reduce", "Softmax"]
@@ -34,8 +34,7 @@ class Reduce(Reduction):
     def __post_init__(self) -> None:
         self.require(self.how in _JOINS, f"how={self.how!r}; valid are {', '.join(_JOINS)}")
         self.require(
-            all(type(d) is int and d >= 0 for d in self.dims)
-            and list(self.dims) == sorted(set(self.dims)),
+            is_ints(self.dims, 0) and list(self.dims) == sorted(set(self.dims)),
             f"dims={self.dims}; valid are different axes from 0 on, in order",
         )
 
