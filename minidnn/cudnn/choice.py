@@ -267,6 +267,7 @@ def _fixed_runner(problem: Problem, plan: Any) -> Run:
     }[problem.operation]
     pointers = [array.data.ptr for array in order]
 
+    # An argument's default keeps the arrays alive as long as something may run on their pointers.
     def run(kept: tuple[Any, ...] = order) -> None:
         plan.run(*pointers)
 

@@ -106,7 +106,7 @@ class _Drawing:
             for value, name in zip(graph.outputs, names, strict=True)
             if not isinstance(value, Constant)
         ]
-        return _joined(items, graph)
+        return _joined(items)
 
     def node(self, node: Node) -> Item:
         body = getattr(node.op, "body", None)
@@ -230,7 +230,7 @@ def _order(nodes: Sequence[Node], groups: Mapping[Node, str]) -> list[list[Node]
     return [units[key] for key in ready] if len(ready) == len(units) else None
 
 
-def _joined(items: list[Item], graph: Graph) -> Item:
+def _joined(items: list[Item]) -> Item:
     """Items at their places, with the edges between them."""
     source = {value: i for i, item in enumerate(items) for value in item.gives}
     edges = [

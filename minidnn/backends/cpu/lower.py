@@ -156,7 +156,7 @@ class _Lowering:
             return (Task(node, source, (node.inputs[0], node.output), tasks),)
         if isinstance(op, AdaptiveAvgPool2d):
             x, y = node.inputs[0], node.output
-            source, tasks = print_adaptive(op, x.shape[0], self.tensor(x), self.tensor(y), self.isa)
+            source, tasks = print_adaptive(x.shape[0], self.tensor(x), self.tensor(y), self.isa)
             return (Task(node, source, (x, y), tasks),)
         if isinstance(op, Reshaping):
             source, tasks = print_join(node.output.type, node.output.type, 0, 0)

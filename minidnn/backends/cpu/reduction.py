@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from ...cache import digest
-from ...graph.operators import AdaptiveAvgPool2d, LogSoftmax, Softmax
+from ...graph.operators import LogSoftmax, Softmax
 from ...graph.types import TensorType
 from .isa import Isa
 from .kernels import KernelSource
@@ -97,7 +97,7 @@ MD_KERNEL(@) {{
 
 
 def print_adaptive(
-    op: AdaptiveAvgPool2d, batch: int, source: Tensor, result: Tensor, isa: Isa
+    batch: int, source: Tensor, result: Tensor, isa: Isa
 ) -> tuple[KernelSource, int]:
     """The kernel of an adaptive average over a blocked value, and its number of tasks."""
     text = _ADAPTIVE.format(

@@ -376,12 +376,12 @@ class StepPrinter:
             self.code.line(f"float {name} = {text};")
         else:
             index = "0" if self._is_flat(number, 1) else f"{at} * {outside.pixel}"
-            self._read(name, number, outside, f"p{number}_{row}[{index}", row)
+            self._read(name, number, outside, f"p{number}_{row}[{index}")
         if not (self._is_flat(number, 0) or self._is_flat(number, 1)):
             names[number] = name
         return name
 
-    def _read(self, name: str, number: int, view: Outside, at: str, row: int) -> None:
+    def _read(self, name: str, number: int, view: Outside, at: str) -> None:
         code = self.code
         if view.access == "one":
             code.line(f"float {name} = {at}];")
