@@ -9,13 +9,17 @@ All run in one process, in turn, on the same weights and input:
 - optimize: torchvision's module through ``md.optimize``, called with a tensor.
 - split: the same with a layer in the middle that only PyTorch knows.
 - layer: that layer by itself, in PyTorch, on what it is given there.
+- in eager: that layer where it stands in the network, all of which PyTorch runs (CPU only).
 
-The first two are compared with each other, then ``split`` with ``optimize`` and ``layer`` together.
-In half precision the module itself is, and its input.  On the CPU single calls take turns in random
-order, as the machine's speed changes faster than bursts of them; ``layer`` is timed over and over
-by itself.  On a GPU there are bursts, and a call is timed twice: with those after it already under
-way (by events around many), and until its result is there.  What the file has already is not
-measured again.
+The first two are compared with each other, then ``split`` with ``optimize`` and the layer together:
+as it is by itself, and as it is in the network, whose other layers have driven its code and
+PyTorch's out of the caches.  In half precision the module itself is, and its input.
+
+On the CPU single calls take turns in random order, as the machine's speed changes faster than
+bursts of them; each is made twice, and timed the second time, behind what it has left itself:
+threads that poll, or sleep.  ``layer`` is timed over and over by itself.  On a GPU there are
+bursts, and a call is timed twice: with those after it already under way (by events around many),
+and until its result is there.  What the file has already is not measured again.
 """
 
 from __future__ import annotations
@@ -110,8 +114,26 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         if device == "cuda":
             found["split"] = timed({**runs, **layer}, options)
         else:
-            found["split"] = {"call": {**timed(runs, options)["call"], **singly(layer, options)}}
+            calls = timed(runs, options)["call"]
+            calls |= {**singly(layer, options), "in eager": _in_eager(halves, x, options)}
+            found["split"] = {"call": calls}
     return found
+
+
+def _in_eager(net: nn.Module, x: torch.Tensor, options: argparse.Namespace) -> list[float]:
+    """Seconds of the unknown layer in calls of the network in PyTorch, which follow each other."""
+    layer = next(module for module in net.modules() if isinstance(module, Unknown))
+    at: list[float] = []
+    before = layer.register_forward_pre_hook(lambda *_: at.append(time.perf_counter()))
+    after = layer.register_forward_hook(lambda *_: at.append(time.perf_counter()))
+    net(x)
+    at.clear()
+    end = time.monotonic() + options.rounds * options.seconds
+    while time.monotonic() < end or len(at) < 2 * options.rounds:
+        net(x)
+    before.remove()
+    after.remove()
+    return [done - begun for begun, done in zip(at[::2], at[1::2], strict=True)]
 
 
 def _given_to_unknown(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -149,11 +171,10 @@ def singly(runs: Mapping[str, Run], options: argparse.Namespace) -> Times:
     order = list(runs)
     draw = random.Random(0)
     end = time.monotonic() + options.rounds * options.seconds * len(order)
-    for run in runs.values():
-        run()
     while time.monotonic() < end or len(times[order[0]]) < options.rounds:
         draw.shuffle(order)
         for engine in order:
+            runs[engine]()
             start = time.perf_counter()
             runs[engine]()
             times[engine].append(time.perf_counter() - start)
@@ -206,11 +227,15 @@ def _under_way(run: Run, count: int) -> float:
 def row(name: str, record: Mapping[str, Any], way: str) -> str:
     """A row of the table, as Markdown."""
     whole, halves = record["whole"][way], record["split"][way]
-    layer = median(halves["layer"]).value
-    together = [seconds + layer for seconds in halves["optimize"]]
     cells = [name, _ms(whole["zoo"]), _ms(whole["optimize"])]
-    cells += [_shown(ratio(whole["optimize"], whole["zoo"]))]
-    cells += [_ms(halves["layer"]), _ms(halves["split"]), _shown(ratio(halves["split"], together))]
+    cells += [_shown(ratio(whole["optimize"], whole["zoo"])), _ms(halves["split"])]
+    for layer in ("layer", "in eager"):
+        if layer in halves:
+            own = median(halves[layer]).value
+            together = [seconds + own for seconds in halves["optimize"]]
+            cells += [_ms(halves[layer]), _shown(ratio(halves["split"], together))]
+        else:
+            cells += ["", ""]
     return f"| {' | '.join(cells)} |"
 
 
@@ -223,7 +248,8 @@ def _shown(estimate: Estimate) -> str:
 
 
 def table(results: Results, part: str) -> str:
-    titles = ("network", "zoo, ms", "optimize, ms", "ratio", "layer, ms", "split, ms", "ratio")
+    titles = ["network", "zoo, ms", "optimize, ms", "ratio", "split, ms"]
+    titles += ["layer, ms", "ratio", "in eager, ms", "ratio"]
     head = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     records = results.part(part)
     lines = []

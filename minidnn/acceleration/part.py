@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from minidnn.acceleration.threads import rest
+from minidnn.acceleration.threads import rest, team_of
 from minidnn.executable import Executable
 from minidnn.frontends.torch.convert import Part
 
@@ -23,10 +23,19 @@ class TakenPart(nn.Module):
 
     Attributes:
         before_pytorch: whether an operation of PyTorch's comes next, which needs the cores.
+        shares_threads: whether it computes with PyTorch's threads: none of them, and none of
+            others, are in the way of whoever comes next.
         is_addressed: whether it computes on memory of the CPU by address, see :meth:`run_at`.
     """
 
-    def __init__(self, part: Part, executable: Executable, before_pytorch: bool = False) -> None:
+    def __init__(
+        self,
+        part: Part,
+        executable: Executable,
+        before_pytorch: bool = False,
+        among_pytorchs: bool = False,
+    ) -> None:
+        """among_pytorchs: whether operations of PyTorch's come before or after it."""
         super().__init__()
         self.part = part
         self.executable = executable
@@ -37,7 +46,13 @@ class TakenPart(nn.Module):
         expected = [getattr(torch, value.dtype) for value in part.graph.outputs]
         found = [getattr(torch, value.dtype) for value in executable.graph.outputs]
         self._dtypes = expected if expected != found else None
-        self._program: Any = executable.program
+        self._program = cast(Any, executable.program)
+        team = None
+        if among_pytorchs and self._on_cores:
+            team = team_of(self._program.threads)
+        self.shares_threads = team is not None
+        if team is not None:
+            self._program.use_threads_of(team)
         self.is_addressed = (
             executable.addressed is not None
             and executable.graph.output_names is None
@@ -53,10 +68,10 @@ class TakenPart(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> Any:
         if self.is_addressed and self.takes(tensors):
             return self.run_at(tensors)
-        if self._on_cores:
+        if self._on_cores and not self.shares_threads:
             rest()
         result = self.executable(*tensors)
-        if self.before_pytorch and self._on_cores:
+        if self.before_pytorch and self._on_cores and not self.shares_threads:
             self._program.rest()
         if self._dtypes is None:
             return result
@@ -66,12 +81,13 @@ class TakenPart(nn.Module):
 
     def takes(self, tensors: Sequence[Any]) -> bool:
         """Whether these tensors lie there as the program takes them."""
-        return len(tensors) == len(self._takes) and all(map(_lies_there, tensors, self._takes))
+        return len(tensors) == len(self._takes) and all(map(lies_there, tensors, self._takes))
 
     def run_at(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The results for such tensors: between the networks' regions nothing of Python is in the
         caches, so every step less counts."""
-        rest()
+        if not self.shares_threads:
+            rest()
         # Strides are the shortest way to an array: without them PyTorch looks for a memory format.
         # The device is told: PyTorch's default may be another, whose memory is not for the program.
         results = [
@@ -79,7 +95,7 @@ class TakenPart(nn.Module):
         ]
         program = self._program
         program.run_at([t.data_ptr() for t in tensors], [r.data_ptr() for r in results])
-        if self.before_pytorch:
+        if self.before_pytorch and not self.shares_threads:
             program.rest()
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -89,7 +105,7 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def _lies_there(tensor: torch.Tensor, expected: tuple[tuple[int, ...], torch.dtype]) -> bool:
+def lies_there(tensor: torch.Tensor, expected: tuple[tuple[int, ...], torch.dtype]) -> bool:
     """Whether a tensor's memory is an array of the type expected."""
     return (
         type(tensor) in _PLAIN

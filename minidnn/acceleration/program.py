@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from minidnn.acceleration.engine import Engine, memory_of
-from minidnn.acceleration.part import TakenPart
+from minidnn.acceleration.part import TakenPart, lies_there
 from minidnn.acceleration.weights import Watch
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
@@ -37,8 +37,8 @@ class Program:
         starts_early: whether it can be started before its weights are looked at, and the result be
             thrown away: a GPU has weights of its own and goes on by itself, PyTorch runs none of
             it, and nothing is written back.
-        at_once: the one part, if it takes the arguments as they are from memory of the CPU, and
-            what it gives is the result.
+        at_once: what takes the arguments as they are from memory of the CPU and gives the result:
+            the one part, or a chain of several and operations of PyTorch's.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class Program:
                 name = f"{self.name}.{len(self.parts)}"
                 part = convert(level.nodes, self.captured.constants, self.captured.tensor, name)
                 followed = any(not later.taken for later in self.levels[place + 1 :])
-                self.parts.append(TakenPart(part, self.engine.compile(part.graph), followed))
+                made = self.engine.compile(part.graph)
+                self.parts.append(TakenPart(part, made, followed, len(self.levels) > 1))
         self._runner, self._held, self._places = self._build()
         whole = len(self.levels) == 1 and self.levels[0].taken and not self._held
         self._direct = self.parts[0] if whole and self._is_direct() else None
@@ -88,8 +89,22 @@ class Program:
         one = len(self._results) == 1 and not self.captured.writes
         self._is_bare = one and self.captured.arranged == pytree.tree_structure(0)
         in_order = self._places == list(range(len(self._places)))
-        plain = self._direct if self._is_bare and in_order else None
-        self.at_once = plain if plain is not None and plain.is_addressed else None
+        self.at_once: TakenPart | _Chain | None = None
+        if self._is_bare and in_order and not on_gpu:
+            if self._direct is None:
+                self.at_once = self._chain()
+            elif self._direct.is_addressed:
+                self.at_once = self._direct
+
+    def _chain(self) -> _Chain | None:
+        """The whole, if all arguments are tensors that it takes, and a tensor is the result."""
+        given = [node.meta.get("val") for node in self.captured.given]
+        tensors = all(isinstance(value, torch.Tensor) for value in given)
+        if not tensors or len(given) != len(self._places):
+            return None
+        if not isinstance(self._results[0], fx.Node):
+            return None
+        return _Chain(self._runner, self._held, given)
 
     def _is_direct(self) -> bool:
         """Whether the one part takes the arguments and gives the results as they are."""
@@ -152,6 +167,28 @@ class Program:
             else:
                 builder.left(level.nodes)
         return builder.finish(self._results)
+
+
+class _Chain:
+    """Parts and operations of PyTorch's in a row, for arguments that are tensors as captured."""
+
+    def __init__(
+        self, runner: Callable[..., Any], held: Sequence[Any], given: Sequence[Any]
+    ) -> None:
+        self._runner = runner
+        self._held = held
+        self._takes = [(tuple(value.shape), value.dtype) for value in given]
+
+    def takes(self, tensors: Sequence[Any]) -> bool:
+        """Whether these tensors lie in the CPU's memory as the network was captured for."""
+        return len(tensors) == len(self._takes) and all(map(lies_there, tensors, self._takes))
+
+    def run_at(self, tensors: Sequence[Any]) -> Any:
+        """The result for such tensors."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self._runner(*(held.tensor for held in self._held), *tensors)[0]
+        return self._runner(*(held.tensor for held in self._held), *tensors)[0]
 
 
 class _Builder:

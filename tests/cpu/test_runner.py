@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +21,7 @@ from minidnn.backends.cpu.program import Group, Operand, Pool, Program, Region, 
 
 from .conftest import run_python
 
+TEAM = Path(__file__).parent / "team.h"
 COUNT = """
 MD_KERNEL(count) {  // one more for each task, and how often it was called
   uniform int32 * uniform counts = MD_OUT(int32, 0);
@@ -208,10 +213,12 @@ def test_threads_start_stop_and_start_again() -> None:
 
 
 @pytest.mark.alone
-def test_two_threads_really_share_the_work() -> None:
+@pytest.mark.parametrize("threads", ["its own", "a team's"])
+def test_two_threads_really_share_the_work(threads: str, team: int) -> None:
     """Two tasks of 20 ms that each note their thread's processor time."""
     counts = np.zeros(64, np.int32)
-    program = Program([Region(_kernels()["slow"], (Operand(0),), 64)], 1, pool=_pool(2))
+    pool = _pool(2) if threads == "its own" else Pool(2, team=team)
+    program = Program([Region(_kernels()["slow"], (Operand(0),), 64)], 1, pool=pool)
     for _ in range(20):
         before, cpu = time.thread_time(), time.process_time()
         program.run([address(counts)])
@@ -219,6 +226,52 @@ def test_two_threads_really_share_the_work() -> None:
         if all_threads - own > 0.2 * all_threads:
             return
     pytest.fail("the second thread did nothing in 20 runs")
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """The address of a function that is like an OpenMP library's ``GOMP_parallel``."""
+    target = str(tmp_path_factory.mktemp("team") / "team.so")
+    command = ["cc", "-shared", "-fPIC", "-pthread", "-x", "c", "-o", target, str(TEAM)]
+    subprocess.run(command, check=True)
+    library = ctypes.CDLL(target)
+    found = ctypes.cast(library.team, ctypes.c_void_p).value
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+@pytest.mark.parametrize("spin_microseconds", [0, 100])
+def test_a_pool_works_with_the_threads_of_a_team(
+    team: int, threads: int, spin_microseconds: float
+) -> None:
+    pool = Pool(threads, spin_microseconds, team=team)
+    counts = np.zeros(200, np.int32)
+    program = Program([Region(_kernels()["count"], (Operand(0),), 200, 3)] * 20, 1, pool=pool)
+    for round_number in range(1, 50):
+        program.run([address(counts)])
+        assert (counts == 20 * round_number).all()
+        assert pool.alive() == 0
+    pool.stop()
+    program.run([address(counts)])
+    assert (counts == 20 * 50).all()
+
+
+def test_a_child_of_a_fork_has_threads_of_its_own_instead_of_a_team(team: int) -> None:
+    pool = Pool(3, team=team)
+    counts = np.zeros(64, np.int32)
+    program = Program([Region(_kernels()["count"], (Operand(0),), 64)], 1, pool=pool)
+    program.run([address(counts)])
+    with warnings.catch_warnings():
+        # Python 3.12 and later warn about fork in a process with threads, which is what is tested.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        program.run([address(counts)])
+        os._exit(0 if (counts == 2).all() and pool.alive() == 2 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    program.run([address(counts)])
+    assert (counts == 2).all() and pool.alive() == 0
 
 
 @pytest.mark.alone
@@ -333,11 +386,8 @@ def test_without_spinning() -> None:
         assert (counts == 20 * round_number).all()
 
 
-def test_callers_floating_point_mode_does_not_matter(tmp_path: Path) -> None:
+def test_callers_floating_point_mode_does_not_matter(tmp_path: Path, team: int) -> None:
     """A caller that flushes denormals (as some libraries set) gets the same bits."""
-    import ctypes
-    import subprocess
-
     (tmp_path / "fp.c").write_text(
         "unsigned get(void) { return __builtin_ia32_stmxcsr(); }\n"
         "void set(unsigned mode) { __builtin_ia32_ldmxcsr(mode); }\n"
@@ -349,9 +399,9 @@ def test_callers_floating_point_mode_does_not_matter(tmp_path: Path) -> None:
     x = np.full(1000, 1e-40, np.float32)
     region = Region(_kernels()["add"], (Operand(0), Operand(0), Operand(1)), 1000)
     mode = fp.get()
-    for threads in (1, 2):
+    for pool in (_pool(1), _pool(2), Pool(2, team=team)):
         y = np.zeros_like(x)
-        program = Program([region], 2, pool=_pool(threads))
+        program = Program([region], 2, pool=pool)
         bases = [address(x), address(y)]
         fp.set(mode | 0x8040)
         program.run(bases)
@@ -361,8 +411,8 @@ def test_callers_floating_point_mode_does_not_matter(tmp_path: Path) -> None:
         assert (y == np.float32(1e-40) * 2).all() and y[0] > 0
 
 
-def test_shared_pool_is_one_per_thread_count() -> None:
-    assert shared_pool(2) is shared_pool(2)
+def test_shared_pool_is_one_per_thread_count(team: int) -> None:
+    assert shared_pool(2) is shared_pool(2) is not shared_pool(2, team)
     assert shared_pool(1).threads == 1 and shared_pool().threads >= 1
 
 

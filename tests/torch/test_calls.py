@@ -12,6 +12,7 @@ from torch import nn
 import minidnn as md
 from minidnn.acceleration import layout as words
 from minidnn.acceleration import nearby
+from minidnn.acceleration import part as parts
 from minidnn.acceleration.weights import Watch
 from minidnn.backends.backend import PREFERENCE, default_device
 from minidnn.frontends.torch.capture import Held
@@ -20,6 +21,17 @@ from minidnn.frontends.torch.capture import Held
 class Strange(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.fft.ifft(torch.fft.fft(x)).real
+
+
+class Turned(nn.Module):
+    """An operation that is not known, of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.atan2(x, self.weight)
 
 
 class Marked(torch.Tensor):
@@ -80,8 +92,9 @@ def test_a_trace_is_of_the_original(net: nn.Module) -> None:
         torch.testing.assert_close(traced(2 * x), body(2 * x))
 
 
-def test_the_shortest_way_is_left_where_a_call_is_more() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+@pytest.mark.parametrize("behind", [nn.ReLU(), Turned()], ids=["whole", "in pieces"])
+def test_the_shortest_way_is_left_where_a_call_is_more(behind: nn.Module) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), behind).eval()
     x = examples(2, 3, 8, 8)
     fast = md.optimize(net, x, device="cpu")
     at_once: list[bool] = []
@@ -102,7 +115,8 @@ def test_the_shortest_way_is_left_where_a_call_is_more() -> None:
         torch.testing.assert_close(result, net(*args, **kwargs), rtol=1e-4, atol=1e-4)
         return result
 
-    calls([True], x)  # gradients may be on, if no argument requires them
+    # Gradients may be on, if no argument requires them.
+    assert not calls([True], x).requires_grad
     with torch.inference_mode():
         assert calls([True], x).is_inference()
     calls([], input=x)
@@ -145,6 +159,7 @@ def test_threads_sleep_while_pytorch_computes(
     net: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = examples(2, 3, 8, 8)
+    monkeypatch.setattr(parts, "team_of", lambda threads: None)  # of an OpenMP that is not known
     fast = md.optimize(net, x, device="cpu")
     first, last = fast.programs[0].parts
     assert (first.before_pytorch, last.before_pytorch) == (True, False)

@@ -204,6 +204,10 @@ class CpuProgram:
         """Computes from and to contiguous arrays of the right types at these addresses."""
         self._run_on([*inputs, *outputs], self._program.run)
 
+    def use_threads_of(self, team: int) -> None:
+        """From now on runs with the threads of an OpenMP library, see :class:`Pool`."""
+        self._program.pool = shared_pool(self.threads, team)
+
     def rest(self) -> None:
         """Has the threads sleep until the next run: something else needs the cores."""
         self._program.pool.rest()

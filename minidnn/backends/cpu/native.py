@@ -103,7 +103,7 @@ class TensorLayoutStruct(ctypes.Structure):
 
 _SIGNATURES = {
     "md_abi": (c_int, [c_int64 * 3]),
-    "md_pool_new": (c_void_p, [c_int, c_int64]),
+    "md_pool_new": (c_void_p, [c_int, c_int64, c_void_p]),
     "md_pool_stop": (None, [c_void_p]),
     "md_pool_free": (None, [c_void_p]),
     "md_pool_alive": (c_int, [c_void_p]),

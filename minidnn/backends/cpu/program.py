@@ -30,6 +30,10 @@ class Pool:
     one thread, which has no threads of its own) go on at the same time.  Threads are started by
     the first run, again after a fork or :meth:`stop`; where the system grants fewer, fewer do.
 
+    Args:
+        team: the address of an OpenMP library's ``GOMP_parallel``, whose threads then do the work,
+            up to a fork, instead of any of the pool's own.
+
     Raises:
         ValueError: ``threads`` is not between 1 and 1024.
     """
@@ -39,13 +43,14 @@ class Pool:
         threads: int | None = None,
         spin_microseconds: float = SPIN_MICROSECONDS,
         build_flags: tuple[str, ...] = (),
+        team: int | None = None,
     ) -> None:
         count = usable_cores() if threads is None else threads
         if not 1 <= count <= 1024:
             raise ValueError(f"Pool: threads={threads} is not between 1 and 1024")
         self.threads = count
         self._library = runner(build_flags)
-        self.handle = self._library.md_pool_new(count, int(spin_microseconds * 1000))
+        self.handle = self._library.md_pool_new(count, int(spin_microseconds * 1000), team)
         if not self.handle:
             raise OutOfMemoryError(f"a pool of {count} threads cannot be allocated")
         self._finalizer = weakref.finalize(self, self._library.md_pool_free, self.handle)
@@ -70,17 +75,17 @@ class Pool:
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-_shared: dict[int, Pool] = {}
+_shared: dict[tuple[int, int | None], Pool] = {}
 _shared_lock = ForkLock()
 
 
-def shared_pool(threads: int | None = None) -> Pool:
-    """The process's pool of that many threads (all usable cores when None)."""
+def shared_pool(threads: int | None = None, team: int | None = None) -> Pool:
+    """The process's pool of that many threads (all usable cores when None), see :class:`Pool`."""
     count = usable_cores() if threads is None else threads
     with _shared_lock:
-        if count not in _shared:
-            _shared[count] = Pool(count)
-        return _shared[count]
+        if (count, team) not in _shared:
+            _shared[count, team] = Pool(count, team=team)
+        return _shared[count, team]
 
 
 @atexit.register

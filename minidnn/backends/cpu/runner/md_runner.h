@@ -51,15 +51,19 @@ typedef struct md_context md_context;
 
 /* Work shared by the threads of a pool. */
 typedef void (*md_work)(void *argument, int thread, int32_t begin, int32_t end);
+/* A run: calls md_pool_parallel for each of its regions. */
+typedef void (*md_job)(void *argument);
+/* Has `threads` threads call `body`, the calling one among them, and returns when all have: what
+ * OpenMP libraries offer as GOMP_parallel. */
+typedef void (*md_team)(void (*body)(void *), void *argument, unsigned threads, unsigned flags);
 
 /* pool.c */
-md_pool *md_pool_new(int threads, int64_t spin_ns);
+md_pool *md_pool_new(int threads, int64_t spin_ns, md_team team); /* team: null, or whose threads */
 void md_pool_stop(md_pool *pool); /* ends the threads; the next run starts them again */
 void md_pool_free(md_pool *pool);
 int md_pool_threads(const md_pool *pool);
 int md_pool_alive(md_pool *pool); /* threads that exist now, the caller's not counted */
-void md_pool_acquire(md_pool *pool);
-void md_pool_release(md_pool *pool);
+void md_pool_run(md_pool *pool, md_job run, void *argument); /* one at a time */
 void md_pool_rest(md_pool *pool); /* its threads sleep until the next run */
 void md_pool_parallel(md_pool *pool, md_work work, void *argument, int32_t tasks, int32_t grain);
 

@@ -9,6 +9,10 @@
  * A thread enters a round by compare-and-swap on its seat.  The caller, when no tasks are left,
  * closes the seats of threads that have not entered (they were asleep, or not scheduled) and waits
  * only for those that have.  So a busy machine delays a region by no more than one chunk.
+ *
+ * A pool has threads of its own, or those of an OpenMP library for the time of a run: who computes
+ * with that library before and after finds them as it left them, and neither has to wait until the
+ * other's threads have left the cores.
  */
 #define _GNU_SOURCE
 #include "md_runner.h"
@@ -63,6 +67,7 @@ struct md_pool {
   int threads;
   int alive;
   int64_t spin_ns;
+  md_team team_of; /* whose threads it takes; null: its own */
   pthread_t *handles;
   start *starts;
   seat *seats;
@@ -82,6 +87,7 @@ static void after_fork_in_child(void) {
   for (md_pool *pool = all_pools; pool; pool = pool->following) {
     pthread_mutex_init(&pool->turn, NULL);
     pool->alive = 0;
+    pool->team_of = NULL; /* libgomp has lost its threads, and does not know it */
     atomic_store(&pool->sleepers, 0);
     atomic_store(&pool->caller_sleeps, 0);
     atomic_store(&pool->stop, 0);
@@ -148,15 +154,13 @@ static uint64_t next_round(md_pool *pool, uint64_t seen) {
   }
 }
 
-static void *thread_main(void *argument) {
-  md_pool *pool = ((start *)argument)->pool;
-  const int thread = ((start *)argument)->thread;
+/* Takes part in rounds until the pool stops. */
+static void take_part(md_pool *pool, int thread) {
   seat *own = &pool->seats[thread];
   uint64_t seen = atomic_load(&own->state) >> 2;
-  default_floating_point();
   for (;;) {
     const uint64_t round = next_round(pool, seen);
-    if (round == seen) return NULL;
+    if (round == seen) return;
     seen = round;
     if (thread >= (int)(round & TEAM_MASK)) continue;
     unsigned long long state = atomic_load(&own->state);
@@ -170,6 +174,13 @@ static void *thread_main(void *argument) {
       md_wake_all(&pool->finished);
     }
   }
+}
+
+static void *thread_main(void *argument) {
+  const start *own = argument;
+  default_floating_point();
+  take_part(own->pool, own->thread);
+  return NULL;
 }
 
 /* Starts what is not there; fewer threads than wished for are enough. */
@@ -246,15 +257,62 @@ void md_pool_parallel(md_pool *pool, md_work work, void *argument, int32_t tasks
   for (int i = 1; i < team; i++) wait_for(pool, &pool->seats[i], round);
 }
 
-void md_pool_acquire(md_pool *pool) {
+static void stop(md_pool *pool) {
+  atomic_store(&pool->stop, 1);
+  atomic_fetch_add(&pool->bell, 1);
+  md_wake_all(&pool->bell);
+}
+
+typedef struct {
+  md_pool *pool;
+  md_job run;
+  void *argument;
+  pthread_t caller;
+  atomic_int arrived; /* beside the caller */
+} visit;
+
+static void visit_pool(void *argument) {
+  visit *now = argument;
+  md_pool *pool = now->pool;
+  if (pthread_equal(pthread_self(), now->caller)) {
+    now->run(now->argument);
+    stop(pool);
+    return;
+  }
+  const int thread = atomic_fetch_add(&now->arrived, 1) + 1;
+  if (thread >= pool->threads) return;
+#if defined(__x86_64__)
+  const unsigned mode = __builtin_ia32_stmxcsr();
+#endif
+  default_floating_point();
+  take_part(pool, thread);
+#if defined(__x86_64__)
+  __builtin_ia32_ldmxcsr(mode);
+#endif
+}
+
+/* Runs with the threads of a team.  Those that come late, or never, find their seats closed. */
+static void run_in_team(md_pool *pool, md_job run, void *argument) {
+  visit now = {pool, run, argument, pthread_self(), 0};
+  pool->alive = pool->threads - 1;
+  pool->team_of(visit_pool, &now, (unsigned)pool->threads, 0);
+  pool->alive = 0;
+  atomic_store(&pool->stop, 0);
+}
+
+void md_pool_run(md_pool *pool, md_job run, void *argument) {
   pthread_mutex_lock(&pool->turn);
-  if (pool->alive < pool->threads - 1) start_threads(pool);
+  if (pool->team_of) {
+    run_in_team(pool, run, argument);
+  } else {
+    if (pool->alive < pool->threads - 1) start_threads(pool);
+    run(argument);
+  }
+  pthread_mutex_unlock(&pool->turn);
 }
 
 /* Lets threads sleep that wait for the next round: others need their cores now. */
 void md_pool_rest(md_pool *pool) { atomic_store(&pool->rested, atomic_load(&pool->round)); }
-
-void md_pool_release(md_pool *pool) { pthread_mutex_unlock(&pool->turn); }
 
 int md_pool_threads(const md_pool *pool) { return pool->threads; }
 
@@ -267,7 +325,7 @@ int md_pool_alive(md_pool *pool) {
 
 /* ---- making and ending pools ---- */
 
-md_pool *md_pool_new(int threads, int64_t spin_ns) {
+md_pool *md_pool_new(int threads, int64_t spin_ns, md_team team) {
   md_pool *pool = aligned_alloc(LINE, (sizeof *pool + LINE - 1) / LINE * LINE);
   seat *seats = aligned_alloc(LINE, sizeof *seats * (size_t)threads);
   start *starts = calloc((size_t)threads, sizeof *starts);
@@ -281,6 +339,7 @@ md_pool *md_pool_new(int threads, int64_t spin_ns) {
   pool->threads = threads;
   pool->sequence = UINT32_MAX - 5000; /* so that beginning again is no rare event */
   pool->spin_ns = spin_ns;
+  pool->team_of = team;
   pool->seats = seats;
   pool->starts = starts;
   pool->handles = handles;
@@ -294,9 +353,7 @@ md_pool *md_pool_new(int threads, int64_t spin_ns) {
 
 void md_pool_stop(md_pool *pool) {
   pthread_mutex_lock(&pool->turn);
-  atomic_store(&pool->stop, 1);
-  atomic_fetch_add(&pool->bell, 1);
-  md_wake_all(&pool->bell);
+  stop(pool);
   for (int i = 1; i <= pool->alive; i++) pthread_join(pool->handles[i], NULL);
   pool->alive = 0;
   atomic_store(&pool->stop, 0);

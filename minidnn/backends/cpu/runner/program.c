@@ -108,6 +108,38 @@ static void share_time(md_context *context, const md_region *group, int32_t row,
   }
 }
 
+typedef struct {
+  md_pool *pool; /* null: the calling thread runs all */
+  const md_program *program;
+  md_context *context;
+  void *const *bases;
+  double *times;
+} whole;
+
+static void run_all(void *argument) {
+  const whole *asked = argument;
+  const md_program *program = asked->program;
+  md_context *context = asked->context;
+  double *times = asked->times;
+  resolve(program, context, asked->bases);
+  int64_t before = times ? md_now_ns() : 0;
+  for (int32_t i = 0; i < program->region_count; i += 1 + program->regions[i].members) {
+    const md_region *region = &program->regions[i];
+    const md_work work = region->kernel ? run_region : run_items;
+    job now = {program, region, context, times != NULL};
+    if (asked->pool)
+      md_pool_parallel(asked->pool, work, &now, region->tasks, region->grain);
+    else if (region->tasks > 0)
+      work(&now, 0, 0, region->tasks);
+    if (times) {
+      const int64_t after = md_now_ns();
+      times[i] = (double)(after - before) * 1e-9;
+      if (!region->kernel) share_time(context, region, i, times);
+      before = after;
+    }
+  }
+}
+
 /* Runs all regions in order.  `times`, when not null, receives the seconds of each region. */
 void md_run(md_pool *pool, const md_program *program, md_context *context, void *const *bases,
             double *times) {
@@ -118,25 +150,11 @@ void md_run(md_pool *pool, const md_program *program, md_context *context, void 
   __builtin_ia32_ldmxcsr(0x1f80);
 #endif
   const int alone = md_pool_threads(pool) == 1;
-  if (!alone) md_pool_acquire(pool);
-  resolve(program, context, bases);
-  int64_t before = times ? md_now_ns() : 0;
-  for (int32_t i = 0; i < program->region_count; i += 1 + program->regions[i].members) {
-    const md_region *region = &program->regions[i];
-    const md_work work = region->kernel ? run_region : run_items;
-    job now = {program, region, context, times != NULL};
-    if (!alone)
-      md_pool_parallel(pool, work, &now, region->tasks, region->grain);
-    else if (region->tasks > 0)
-      work(&now, 0, 0, region->tasks);
-    if (times) {
-      const int64_t after = md_now_ns();
-      times[i] = (double)(after - before) * 1e-9;
-      if (!region->kernel) share_time(context, region, i, times);
-      before = after;
-    }
-  }
-  if (!alone) md_pool_release(pool);
+  whole asked = {alone ? NULL : pool, program, context, bases, times};
+  if (alone)
+    run_all(&asked);
+  else
+    md_pool_run(pool, run_all, &asked);
 #if defined(__x86_64__)
   __builtin_ia32_ldmxcsr(mode);
 #endif
