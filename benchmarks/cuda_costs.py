@@ -13,7 +13,7 @@ at, in the order in which it was tried.
 
 ``memory`` compares device memory with PyTorch's eager mode in both layouts: while running, and the
 most at any time (for minidnn: with and without compiling).  ``host`` times the enqueueing of a
-bound replay beside the bare launch of its CUDA graph.
+bound replay and of calls beside the bare launch of the CUDA graph, and each until it is done.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +335,7 @@ def host(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def child_host(options: argparse.Namespace) -> dict[str, Any]:
     import cupy
+    import torch
 
     import minidnn as md
 
@@ -344,6 +346,7 @@ def child_host(options: argparse.Namespace) -> dict[str, Any]:
     run = exe.bind(x)
     launch, executable = cupy.cuda.runtime.graphLaunch, run._executable
     stream = cupy.cuda.get_current_stream()
+    tensor = torch.as_tensor(x, device="cuda")
 
     def bare() -> None:
         launch(executable, stream.ptr)
@@ -357,11 +360,31 @@ def child_host(options: argparse.Namespace) -> dict[str, Any]:
         stream.synchronize()
         return 1e6 * taken / count
 
-    calls = {"bound": run, "bare launch": bare, "call": lambda: exe(x)}
-    times: dict[str, list[float]] = {what: [] for what in calls}
+    def waited(call: Callable[[], object], count: int = 50) -> float:
+        def one() -> None:
+            call()
+            stream.synchronize()
+
+        return each(one, count)
+
+    def elsewhere(arrays: Sequence[Any]) -> Callable[[], None]:
+        """Calls with one array after the other, whose results live on for a while."""
+        given, kept = cycle(arrays), deque[Any](maxlen=7)
+        return lambda: kept.append(exe(next(given)))
+
+    calls = {
+        "bound": run,
+        "bare launch": bare,
+        "call": lambda: exe(x),
+        "call, arrays elsewhere each time": elsewhere([x.copy() for _ in range(3)]),
+        "call on a tensor": lambda: exe(tensor),
+        "call on a tensor, elsewhere each time": elsewhere([tensor.clone() for _ in range(3)]),
+    }
+    times: dict[str, list[float]] = defaultdict(list)
     for _ in range(30):
         for what, call in calls.items():
             times[what].append(each(call))
+            times[f"{what}, waited for"].append(waited(call))
     return {what: statistics.median(found) for what, found in times.items()}
 
 

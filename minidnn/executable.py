@@ -14,7 +14,7 @@ from minidnn.report.explain import explain
 from minidnn.report.profile import Profile, profile
 from minidnn.runtime.arrays import Wrap, check_shape, empty, to_numpy
 from minidnn.runtime.plan import Plan
-from minidnn.runtime.program import AddressedProgram, DeviceProgram, Program
+from minidnn.runtime.program import AddressedProgram, DeviceProgram, Program, StreamProgram
 
 
 class Executable:
@@ -58,6 +58,12 @@ class Executable:
         if isinstance(program, AddressedProgram) and program.takes_addresses:
             return program
         return None
+
+    @property
+    def on_streams(self) -> StreamProgram | None:
+        """The program, if it can be run on its device's memory by address, without arrays."""
+        program = self.program
+        return program if isinstance(program, StreamProgram) else None
 
     def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
         """Computes the outputs for inputs of the compiled shapes.

@@ -112,8 +112,8 @@ class OptimizedModule(nn.Module):
         return self._left(how, args, kwargs)
 
     def _is_plain(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call for tensors on the CPU is inference, without gradients or autocast."""
-        if self.__dict__["training"] or torch.is_autocast_enabled("cpu"):
+        """Whether a call for tensors is inference, without gradients or autocast."""
+        if self.__dict__["training"] or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
             return False
         return not torch.is_grad_enabled() or not any(
             isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args

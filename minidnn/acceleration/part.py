@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from minidnn.acceleration.threads import rest, team_of
+from minidnn.backends.cuda.arrays import TORCH
 from minidnn.executable import Executable
 from minidnn.frontends.torch.convert import Part
 
 #: What lies in memory as it seems to; other classes may look at a tensor in their own way.
 _PLAIN = (torch.Tensor, nn.Parameter)
-_CPU = torch.device("cpu")
 
 
 class TakenPart(nn.Module):
@@ -25,17 +25,21 @@ class TakenPart(nn.Module):
         before_pytorch: whether an operation of PyTorch's comes next, which needs the cores.
         shares_threads: whether it computes with PyTorch's threads: none of them, and none of
             others, are in the way of whoever comes next.
-        is_addressed: whether it computes on memory of the CPU by address, see :meth:`run_at`.
+        is_addressed: whether it computes on tensors' memory by address, see :meth:`run_at`.
     """
 
     def __init__(
         self,
         part: Part,
         executable: Executable,
+        memory: str,
         before_pytorch: bool = False,
         among_pytorchs: bool = False,
     ) -> None:
-        """among_pytorchs: whether operations of PyTorch's come before or after it."""
+        """
+        memory: PyTorch's name of the device on whose tensors it computes.
+        among_pytorchs: whether operations of PyTorch's come before or after it.
+        """
         super().__init__()
         self.part = part
         self.executable = executable
@@ -54,13 +58,14 @@ class TakenPart(nn.Module):
         if team is not None:
             self._program.use_threads_of(team)
         self.is_addressed = (
-            executable.addressed is not None
+            (executable.addressed is not None or executable.on_streams is not None)
             and executable.graph.output_names is None
             and [value.type for value in part.graph.inputs]
             == [value.type for value in executable.graph.inputs]
             and self._dtypes is None
         )
-        self._takes = [(v.shape, getattr(torch, v.dtype)) for v in part.graph.inputs]
+        self._device = torch.device(memory)
+        self._takes = [(v.shape, getattr(torch, v.dtype), self._device) for v in part.graph.inputs]
         self._gives = [
             (v.shape, _strides(v.shape), getattr(torch, v.dtype)) for v in part.graph.outputs
         ]
@@ -86,17 +91,22 @@ class TakenPart(nn.Module):
     def run_at(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The results for such tensors: between the networks' regions nothing of Python is in the
         caches, so every step less counts."""
-        if not self.shares_threads:
+        if self._on_cores and not self.shares_threads:
             rest()
         # Strides are the shortest way to an array: without them PyTorch looks for a memory format.
         # The device is told: PyTorch's default may be another, whose memory is not for the program.
         results = [
-            torch.empty_strided(*type_, dtype=dtype, device=_CPU) for *type_, dtype in self._gives
+            torch.empty_strided(*type_, dtype=dtype, device=self._device)
+            for *type_, dtype in self._gives
         ]
         program = self._program
-        program.run_at([t.data_ptr() for t in tensors], [r.data_ptr() for r in results])
-        if self.before_pytorch and not self.shares_threads:
-            program.rest()
+        addresses = [t.data_ptr() for t in tensors], [r.data_ptr() for r in results]
+        if not self._on_cores:
+            program.run_on(TORCH.stream(self._device.index), *addresses)
+        else:
+            program.run_at(*addresses)
+            if self.before_pytorch and not self.shares_threads:
+                program.rest()
         return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -105,11 +115,11 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def lies_there(tensor: torch.Tensor, expected: tuple[tuple[int, ...], torch.dtype]) -> bool:
+def lies_there(tensor: torch.Tensor, expected: tuple[Any, torch.dtype, torch.device]) -> bool:
     """Whether a tensor's memory is an array of the type expected."""
     return (
         type(tensor) in _PLAIN
-        and tensor.is_cpu
+        and tensor.device == expected[2]
         and tensor.shape == expected[0]
         and tensor.dtype is expected[1]
         and tensor.layout is torch.strided

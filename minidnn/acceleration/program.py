@@ -37,8 +37,8 @@ class Program:
         starts_early: whether it can be started before its weights are looked at, and the result be
             thrown away: a GPU has weights of its own and goes on by itself, PyTorch runs none of
             it, and nothing is written back.
-        at_once: what takes the arguments as they are from memory of the CPU and gives the result:
-            the one part, or a chain of several and operations of PyTorch's.
+        at_once: what takes the arguments as they are from memory and gives the result: the one
+            part, or on the CPU a chain of several and operations of PyTorch's.
     """
 
     def __init__(
@@ -78,9 +78,11 @@ class Program:
             if level.taken:
                 name = f"{self.name}.{len(self.parts)}"
                 part = convert(level.nodes, self.captured.constants, self.captured.tensor, name)
+                executable = self.engine.compile(part.graph)
                 followed = any(not later.taken for later in self.levels[place + 1 :])
-                made = self.engine.compile(part.graph)
-                self.parts.append(TakenPart(part, made, followed, len(self.levels) > 1))
+                among = len(self.levels) > 1
+                memory = self.engine.memory
+                self.parts.append(TakenPart(part, executable, memory, followed, among))
         self._runner, self._held, self._places = self._build()
         whole = len(self.levels) == 1 and self.levels[0].taken and not self._held
         self._direct = self.parts[0] if whole and self._is_direct() else None
@@ -90,11 +92,11 @@ class Program:
         self._is_bare = one and self.captured.arranged == pytree.tree_structure(0)
         in_order = self._places == list(range(len(self._places)))
         self.at_once: TakenPart | _Chain | None = None
-        if self._is_bare and in_order and not on_gpu:
-            if self._direct is None:
-                self.at_once = self._chain()
-            elif self._direct.is_addressed:
+        if self._is_bare and in_order:
+            if self._direct is not None and self._direct.is_addressed:
                 self.at_once = self._direct
+            elif self._direct is None and not on_gpu:
+                self.at_once = self._chain()
 
     def _chain(self) -> _Chain | None:
         """The whole, if all arguments are tensors that it takes, and a tensor is the result."""
@@ -177,10 +179,10 @@ class _Chain:
     ) -> None:
         self._runner = runner
         self._held = held
-        self._takes = [(tuple(value.shape), value.dtype) for value in given]
+        self._takes = [(tuple(value.shape), value.dtype, value.device) for value in given]
 
     def takes(self, tensors: Sequence[Any]) -> bool:
-        """Whether these tensors lie in the CPU's memory as the network was captured for."""
+        """Whether these tensors lie there as the network was captured for."""
         return len(tensors) == len(self._takes) and all(map(lies_there, tensors, self._takes))
 
     def run_at(self, tensors: Sequence[Any]) -> Any:

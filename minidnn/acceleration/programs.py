@@ -37,14 +37,21 @@ class Programs:
 
     def at_once(self, tensors: Sequence[Any]) -> Any:
         """What the program used last gives for these arguments, if they lie there as it takes
-        them and its weights are as they were; None says nothing."""
+        them and its weights are as they were; None says nothing.
+
+        A GPU is at work already while weights are looked at.
+        """
         last = self._last
         if last is None or not last.is_plain:
             return None
-        part = last.program.at_once
-        if part is None or not part.takes(tensors) or not last.program.watch.is_as_it_was():
+        program = last.program
+        part = program.at_once
+        if part is None or not part.takes(tensors):
             return None
-        return part.run_at(tensors)
+        if program.starts_early:
+            result = part.run_at(tensors)
+            return result if program.watch.is_as_it_was() else None
+        return part.run_at(tensors) if program.watch.is_as_it_was() else None
 
     def run(
         self,
@@ -135,8 +142,8 @@ class _Last:
     def __init__(self, program: Program, arranged: Any, leaves: Sequence[Any]) -> None:
         self.program = program
         self.arranged = arranged
-        #: Whether arguments are just these tensors, on the CPU.
-        self.is_plain = arranged == (len(leaves), "cpu")
+        #: Whether arguments are just these tensors.
+        self.is_plain = isinstance(arranged, tuple) and arranged[0] == len(leaves)
         self.types = [
             (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else None
             for leaf in leaves

@@ -56,6 +56,15 @@ class DeviceProgram(Program, Protocol):
 
 
 @runtime_checkable
+class StreamProgram(DeviceProgram, Protocol):
+    """A device's program that computes on its memory by address, on streams of a caller's."""
+
+    def run_on(self, stream: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Computes the outputs, without waiting; all are addresses of contiguous arrays of the
+        right types, which nobody checks."""
+
+
+@runtime_checkable
 class AddressedProgram(Program, Protocol):
     """A program that computes on memory of the CPU, on threads of its own."""
 

@@ -111,6 +111,61 @@ def test_bound_arrays_are_read_and_written_in_place() -> None:
         exe.bind(given.half())
 
 
+def test_arrays_of_every_kind_in_turn() -> None:
+    """What the graph copies by itself, and what is copied around it, on one executable."""
+    exe = compiled()
+    results, order = [], np.random.default_rng(0).permutation(40)
+    for seed in map(int, order):
+        given, wanted = x(seed), expected(x(seed))
+        kind = seed % 5
+        if kind == 0:
+            found = exe(cupy.asarray(given)).get()
+        elif kind == 1:
+            found = exe(torch.from_numpy(given).cuda())
+            results.append((found, wanted))  # so that the next one lies elsewhere
+            found = found.cpu().numpy()
+        elif kind == 2:
+            found = exe(given)
+        elif kind == 3:
+            array, out = managed(given), managed(np.empty_like(wanted))
+            assert exe(array, out=out) is out
+            found = out.get()
+        else:
+            out = np.empty_like(wanted)
+            exe(cupy.asarray(given), out=out)
+            found = out
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    for result, wanted in results:
+        np.testing.assert_allclose(result.cpu().numpy(), wanted, atol=1e-5)
+
+
+def managed(array: np.ndarray) -> Any:
+    """A copy in memory that moves between the CPU and the GPU."""
+    memory = cupy.cuda.malloc_managed(array.nbytes)
+    made = cupy.ndarray(array.shape, array.dtype, memory)
+    made.set(array)
+    return made
+
+
+def test_several_inputs_and_outputs_lie_anywhere() -> None:
+    a, b = md.Input((3, 4, 4)), md.Input((3, 4, 4))
+    net = md.Model((a, b), (L.ReLU()(a + b), a + b, b))
+    exe = md.compile(net, [(2, 3, 4, 4)] * 2, device="cuda")
+    random = np.random.default_rng(0)
+    pool = [cupy.asarray(random.standard_normal((2, 3, 4, 4), np.float32)) for _ in range(4)]
+    for i in range(12):
+        one, two = pool[i % 4], pool[(i * 3 + 1 + i // 4) % 4]
+        relu, total, same = exe(one, two)
+        cupy.testing.assert_array_equal(relu, cupy.maximum(one + two, 0))
+        cupy.testing.assert_array_equal(total, one + two)
+        cupy.testing.assert_array_equal(same, two)
+    one, two, spare = (array.copy() for array in pool[:3])
+    exe(one, two, out=(two, spare, one))  # over what was given
+    cupy.testing.assert_array_equal(two, cupy.maximum(pool[0] + pool[1], 0))
+    cupy.testing.assert_array_equal(spare, pool[0] + pool[1])
+    cupy.testing.assert_array_equal(one, pool[1])
+
+
 def test_outputs_that_no_kernel_writes() -> None:
     a = md.Input((3, 4, 4))
     y = L.ReLU()(a)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from minidnn.cudnn import driver as cuda_driver
 from minidnn.cudnn.graph import Graph, fence
 from minidnn.errors import DeviceError
 from tests.cudnn_graph.fake import FakeEngine, FakeLibrary, FakeMemory
@@ -140,8 +141,9 @@ def install(
         get_current_stream=lambda: SimpleNamespace(ptr=stream),
         runtime=SimpleNamespace(streamIsCapturing=lambda _: capturing),
     )
-    monkeypatch.setattr(fence, "cupy", lambda: SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(fence, "_driver", lambda: driver)
+    for module in (fence, cuda_driver):
+        monkeypatch.setattr(module, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(cuda_driver, "driver", lambda: driver)
     monkeypatch.setattr(fence, "_empty", lambda: lambda *_: launched.append("empty"))
     return launched
 

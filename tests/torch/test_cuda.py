@@ -148,6 +148,27 @@ def test_changed_weights_are_noticed() -> None:
         close(fast(x), net(x))
 
 
+def test_the_shortest_way_is_left_where_a_call_is_more() -> None:
+    net = network().cuda()
+    x = examples(2, 3, 16, 16).cuda()
+    fast = md.optimize(net, x, strict=True)
+    programs = fast._programs
+    with torch.inference_mode():
+        expected = net(x)
+        for _ in range(2):
+            close(programs.at_once((x,)), expected)
+        for other in (x.cpu(), x.half(), x[:1], x.to(memory_format=torch.channels_last)):
+            assert programs.at_once((other,)) is None
+    close(fast(x), expected)  # gradients may be on, if no argument requires them
+    with torch.autocast("cuda"), pytest.raises(UnsupportedError, match="under autocast"):
+        fast(x)
+    with torch.no_grad():
+        net[0].bias.add_(1)
+        assert programs.at_once((x,)) is None
+        close(fast(x), net(x))
+        close(programs.at_once((x,)), net(x))
+
+
 def test_work_runs_on_pytorchs_current_stream() -> None:
     net, x = network(Strange()).cuda(), examples(4, 3, 64, 64).cuda()
     fast = md.optimize(net, x)

@@ -7,9 +7,11 @@ floating-point dtype or is not contiguous is converted by its own library first.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,12 @@ class Slot:
     def stored(self) -> np.dtype:
         """The dtype in which NumPy and CuPy hold it: bfloat16 as its bits."""
         return np.dtype(np.uint16) if self.dtype == "bfloat16" else np.dtype(self.dtype)
+
+    @cached_property
+    def torch(self) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
+        """Shape, strides and dtype of a PyTorch tensor of it."""
+        strides = tuple(math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
+        return self.shape, strides, getattr(sys.modules["torch"], self.dtype)
 
     def is_held(self, dtype: np.dtype) -> bool:
         """Whether an array of that dtype needs no conversion.  (A dtype's name is made anew each
@@ -79,10 +87,12 @@ class Library:
     """How arrays of one library are made and found."""
 
     is_host = False
+    #: How results are copied to its arrays.
+    written = DEVICE_TO_DEVICE
 
     def stream(self, device: int) -> int:
         """The stream on which this library works now."""
-        return int(cupy().cuda.get_current_stream().ptr)
+        return int(cupy().cuda.get_current_stream(device).ptr)
 
     def empty(self, slot: Slot, device: int) -> Any:
         raise NotImplementedError
@@ -97,7 +107,7 @@ class Library:
 
 class _Cupy(Library):
     def empty(self, slot: Slot, device: int) -> Any:
-        return cupy().empty(slot.shape, slot.stored)
+        return cupy().ndarray(slot.shape, slot.stored)  # ``empty`` takes longer to ask for it
 
     def finished(self, array: Any, slot: Slot) -> Any:
         if slot.dtype != "bfloat16":
@@ -120,6 +130,7 @@ class _Namespace(_Cupy):
 
 class _Numpy(Library):
     is_host = True
+    written = DEVICE_TO_HOST
 
     def empty(self, slot: Slot, device: int) -> Any:
         return np.empty(slot.shape, slot.stored)
@@ -133,11 +144,14 @@ class _Numpy(Library):
 
 class _Torch(Library):
     def stream(self, device: int) -> int:
-        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
+        """What ``torch.cuda.current_stream`` makes an object of, which takes ten times as long."""
+        return int(sys.modules["torch"]._C._cuda_getCurrentRawStream(device))
 
     def empty(self, slot: Slot, device: int) -> Any:
+        # Strides are the shortest way to an array: without them PyTorch looks for a memory format.
+        shape, strides, dtype = slot.torch
         torch = sys.modules["torch"]
-        return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device=f"cuda:{device}")
+        return torch.empty_strided(shape, strides, dtype=dtype, device=_torch_device(device))
 
     def pointer(self, array: Any) -> int:
         return int(array.data_ptr())
@@ -174,15 +188,15 @@ def _torch(slot: Slot, tensor: Any, device: int) -> Given:
         )
     if tensor.shape != slot.shape:
         slot.check_shape(tensor.shape)
-    torch = sys.modules["torch"]
-    own = getattr(torch, slot.dtype)
-    if tensor.dtype != own or not tensor.is_contiguous():
+    own = slot.torch[2]
+    if tensor.dtype is not own or not tensor.is_contiguous() or tensor.is_neg():
+        torch = sys.modules["torch"]
         slot.check_dtype(str(tensor.dtype).removeprefix("torch."))
         if tensor.layout != torch.strided:
             raise GraphError(
                 f"{slot.what} has layout {tensor.layout}; valid is torch.strided, dense"
             )
-        tensor = tensor.detach().to(own).contiguous()
+        tensor = tensor.detach().resolve_neg().to(own).contiguous()
     return Given(tensor.data_ptr(), TORCH, tensor)
 
 
@@ -298,8 +312,12 @@ def _output(slot: Slot, array: Any, device: int) -> Given:
             f"{slot.what} is {dtype}{list(array.shape)}{dense_text}; valid is a contiguous, "
             f"writable array {slot.described()}"
         )
-    kind = DEVICE_TO_HOST if library.is_host else DEVICE_TO_DEVICE
-    return Given(library.pointer(array), library, array, kind)
+    return Given(library.pointer(array), library, array, library.written)
+
+
+@cache
+def _torch_device(index: int) -> Any:
+    return sys.modules["torch"].device("cuda", index)
 
 
 def _bfloat16() -> Any:

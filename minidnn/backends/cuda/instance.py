@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ...cudnn._cupy import cupy
-from ...cudnn.capture import capture
 from ...errors import OutOfMemoryError
 from ...graph.ir import Constant, Value
 from ...runtime.plan import Plan
-from .arrays import DEVICE_TO_DEVICE
+from .arrays import DEVICE_TO_DEVICE, Given
 from .block import Block
 from .functions import Run
+from .replay import End, Replay
 
 
 class Work(Protocol):
@@ -67,6 +67,7 @@ class Instance:
         self.inputs = tuple(inputs or (begin + offset for offset in block.inputs))
         self.outputs = tuple(outputs or (begin + offset for offset in block.outputs))
         self.places = Places(plan, begin, self.inputs, self.outputs)
+        self._runtime = cuda.runtime
         self.lock = threading.Lock()
         self.last: object = None
         self.done = cuda.Event(disable_timing=True)
@@ -76,16 +77,39 @@ class Instance:
             (to, constant(root) if isinstance(root, Constant) else self.places.address(root), size)
             for to, root, size in self.places.copies
         ]
+        #: Where copies begin and end; a bound instance has none.
+        self._takes: list[End] = []
+        self._gives: list[End] = []
+        if own:
+            inner = zip(self.inputs, plan.graph.inputs, strict=True)
+            outer = zip(self.outputs, plan.graph.outputs, strict=True)
+            self._takes = [End(at, value.type.bytes, takes=True) for at, value in inner]
+            self._gives = [End(at, value.type.bytes, takes=False) for at, value in outer]
         with self.stream:
             if inputs is None:  # what nobody has written yet is zeros
                 for address, value in zip(self.inputs, plan.graph.inputs, strict=True):
                     cuda.runtime.memsetAsync(address, 0, value.type.bytes, self.stream.ptr)
             self._enqueue()  # loads what is loaded late, and shows failures
             self.stream.synchronize()
-            self._graph = capture(self.stream, self._enqueue)
-        self._graph.upload(self.stream)
+            self._replay = Replay(self.stream, self._enqueue, self._takes, self._gives)
+        self.executable = self._replay.executable
+        cuda.runtime.graphUpload(self.executable, self.stream.ptr)
         self.stream.synchronize()
-        self.executable = int(self._graph.graphExec)
+
+    def launch(self, given: Sequence[Given], results: Sequence[Given], stream: int) -> None:
+        """Computes results of what is given, on a stream, without waiting."""
+        runtime = self._runtime
+        for end, one in zip(self._takes, given, strict=True):
+            if not end.reach(one.pointer, one.kind):
+                runtime.memcpyAsync(end.address, one.pointer, end.bytes, one.kind, stream)
+        left = [
+            (end, one)
+            for end, one in zip(self._gives, results, strict=True)
+            if not end.reach(one.pointer, one.kind)
+        ]
+        runtime.graphLaunch(self.executable, stream)
+        for end, one in left:
+            runtime.memcpyAsync(one.pointer, end.address, end.bytes, one.kind, stream)
 
     def _enqueue(self) -> None:
         for run in self.runs:

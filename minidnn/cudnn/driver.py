@@ -1,0 +1,55 @@
+"""CUDA's driver, where CuPy and the runtime say nothing: graphs that are being captured."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from minidnn.cudnn._cupy import cupy
+from minidnn.errors import DeviceError
+
+SUCCESS = 0
+
+
+class EdgeData(ctypes.Structure):
+    """``CUgraphEdgeData``; ``type`` is 0 for an edge that waits for the end of its first node."""
+
+    _fields_ = (
+        ("from_port", ctypes.c_ubyte),
+        ("to_port", ctypes.c_ubyte),
+        ("type", ctypes.c_ubyte),
+        ("reserved", ctypes.c_ubyte * 5),
+    )
+
+
+@cache
+def driver() -> Any:
+    """CUDA's driver library; None if it is older than edges with data, 12.3."""
+    library = ctypes.CDLL("libcuda.so.1")
+    return library if hasattr(library, "cuStreamGetCaptureInfo_v3") else None
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Calls a function of the driver; DeviceError names it if it fails."""
+    status = getattr(driver(), name)(*arguments)
+    if status != SUCCESS:
+        raise DeviceError(f"{name} failed with CUDA's error {status}")
+
+
+def captured(stream: int) -> tuple[int, Sequence[int]] | None:
+    """The CUDA graph that a stream is captured into, and the nodes that the next one follows;
+    None if it is not captured, or the driver is too old to say."""
+    if not stream or not cupy().cuda.runtime.streamIsCapturing(stream) or driver() is None:
+        return None
+    state, number, count = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_size_t()
+    graph, nodes = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_void_p)()
+    edges = ctypes.POINTER(EdgeData)()
+    found = (state, number, graph, nodes, edges, count)
+    call("cuStreamGetCaptureInfo_v3", ctypes.c_void_p(stream), *map(ctypes.byref, found))
+    assert graph.value is not None
+    return graph.value, [nodes[i] or 0 for i in range(count.value)]
+
+
+__all__ = ["SUCCESS", "EdgeData", "call", "captured", "driver"]

@@ -1,0 +1,185 @@
+"""Copies at the ends of a CUDA graph, with a driver that keeps graphs and memory in Python."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minidnn.backends.cuda import replay
+from minidnn.backends.cuda.arrays import DEVICE_TO_HOST, HOST_TO_DEVICE
+from minidnn.backends.cuda.replay import End, Replay
+from minidnn.cudnn import driver
+
+IN, OUT = 0x100, 0x200  # an instance's own memory
+FOREIGN = 0xBAD  # an address that no node of a graph can copy from
+
+Step = Callable[[], None]
+
+
+class FakeCuda:
+    """One stream, whose work becomes nodes 1, 2, ... of one graph, each behind the one before."""
+
+    def __init__(self) -> None:
+        self.memory: dict[int, str] = {}
+        self.nodes: dict[int, Any] = {}
+        self.behind: dict[int, set[int]] = {}
+        self.disabled: set[int] = set()
+        self.sets = 0
+        self.destroyed: list[str] = []
+        self.streamCaptureModeRelaxed = 2
+
+    # The runtime
+
+    def streamBeginCapture(self, stream: int, mode: int) -> None:
+        pass
+
+    def streamEndCapture(self, stream: int) -> int:
+        return 7
+
+    def graphInstantiate(self, graph: int) -> int:
+        return 8
+
+    def graphDestroy(self, graph: int) -> None:
+        self.destroyed.append(f"graph {graph}")
+
+    def graphExecDestroy(self, executable: int) -> None:
+        self.destroyed.append(f"executable {executable}")
+
+    def start(self, work: Step) -> None:
+        """Starts a kernel on the stream."""
+        last = len(self.nodes)
+        self.nodes[last + 1] = work
+        self.behind[last + 1] = {last} if last else set()
+
+    def launch(self) -> None:
+        """Runs the graph, each node once all are done that it is behind."""
+        done: set[int] = set()
+        while len(done) < len(self.nodes):
+            node = next(n for n in reversed(self.nodes) if n not in done and self.behind[n] <= done)
+            work = self.nodes[node]
+            if callable(work):
+                work()
+            elif node not in self.disabled:
+                to, source = work
+                self.memory[to] = self.memory[source]
+            done.add(node)
+
+    # The driver
+
+    def captured(self, stream: int) -> tuple[int, list[int]]:
+        return 7, [len(self.nodes)]
+
+    def cuCtxGetCurrent(self, context: Any) -> int:
+        context._obj.value = 9
+        return 0
+
+    def cuGraphGetRootNodes(self, graph: Any, nodes: Any, count: Any) -> int:
+        roots = [node for node, behind in self.behind.items() if not behind]
+        count._obj.value = len(roots)
+        for i, node in enumerate(roots if nodes is not None else ()):
+            nodes[i] = node
+        return 0
+
+    def cuGraphAddMemcpyNode(
+        self, made: Any, graph: Any, behind: Any, count: Any, params: Any, context: Any
+    ) -> int:
+        node = made._obj.value = len(self.nodes) + 1
+        self.behind[node] = {behind[i] for i in range(count.value)}
+        self._write(node, params._obj)
+        return 0
+
+    def cuGraphAddDependencies_v2(
+        self, graph: Any, begin: Any, end: Any, edge: Any, count: Any
+    ) -> int:
+        self.behind[end[0]].add(begin[0])
+        return 0
+
+    def cuGraphExecMemcpyNodeSetParams(
+        self, executable: Any, node: Any, params: Any, context: Any
+    ) -> int:
+        assert (executable.value, context.value) == (8, 9)
+        self.sets += 1
+        if FOREIGN in (params._obj.srcDevice, params._obj.dstDevice):
+            return 1
+        self._write(node.value, params._obj)
+        return 0
+
+    def cuGraphNodeSetEnabled(self, executable: Any, node: Any, on: Any) -> int:
+        (self.disabled.discard if on.value else self.disabled.add)(node.value)
+        return 0
+
+    def _write(self, node: int, params: Any) -> None:
+        assert (params.WidthInBytes, params.Height, params.Depth) == (16, 1, 1)
+        self.nodes[node] = (params.dstDevice, params.srcDevice)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    module = SimpleNamespace(cuda=SimpleNamespace(runtime=fake))
+    monkeypatch.setattr(replay, "cupy", lambda: module)
+    monkeypatch.setattr(driver, "driver", lambda: fake)
+    monkeypatch.setattr(driver, "captured", fake.captured)
+    return fake
+
+
+def made(cuda: FakeCuda) -> tuple[Replay, End, End]:
+    """The graph of two kernels that make OUT of IN."""
+
+    def first() -> None:
+        cuda.memory[0x300] = cuda.memory[IN] + "'"
+
+    def second() -> None:
+        cuda.memory[OUT] = cuda.memory[0x300] + "'"
+
+    def enqueue() -> None:
+        cuda.start(first)
+        cuda.start(second)
+
+    take, give = End(IN, 16, takes=True), End(OUT, 16, takes=False)
+    return Replay(SimpleNamespace(ptr=5), enqueue, [take], [give]), take, give
+
+
+def test_a_launch_copies_from_and_to_where_it_was_told(cuda: FakeCuda) -> None:
+    graph, take, give = made(cuda)
+    assert graph.executable == 8
+    cuda.memory |= {0x1000: "a", 0x2000: "b"}
+    for source, to in ((0x1000, 0x4000), (0x2000, 0x4000), (0x2000, 0x5000)):
+        assert take.reach(source) and give.reach(to)
+        cuda.launch()
+        assert cuda.memory[to] == cuda.memory[source] + "''"
+    assert cuda.sets == 4  # what lies where it lay is not set again
+
+
+def test_what_a_node_cannot_reach_is_left_to_the_caller(cuda: FakeCuda) -> None:
+    _graph, take, give = made(cuda)
+    cuda.memory[0x1000] = "a"
+    for kinds in ((HOST_TO_DEVICE, DEVICE_TO_HOST), ()):
+        assert take.reach(0x1000) and give.reach(0x4000)
+        source, to = (0x6000, 0x7000) if kinds else (FOREIGN, FOREIGN)
+        assert not take.reach(source, *kinds[:1]) and not give.reach(to, *kinds[1:])
+        cuda.memory |= {IN: "copied", 0x4000: "as it was"}
+        cuda.launch()
+        assert cuda.memory[OUT] == "copied''" and cuda.memory[0x4000] == "as it was"
+        assert not take.reach(source, *kinds[:1])
+        assert take.reach(0x1000) and give.reach(0x4000)
+        cuda.launch()
+        assert cuda.memory[0x4000] == "a''"
+
+
+def test_an_old_driver_copies_nothing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "captured", lambda stream: None)
+    _graph, take, give = made(cuda)
+    assert not take.reach(0x1000) and not give.reach(0x4000) and len(cuda.nodes) == 2
+
+
+def test_graphs_are_given_back(cuda: FakeCuda) -> None:
+    graph, _take, _give = made(cuda)
+    gc.collect()
+    assert cuda.destroyed == []
+    del graph
+    assert sorted(cuda.destroyed) == ["executable 8", "graph 7"]
