@@ -2,12 +2,24 @@
 //
 // Blocks run one after the other.  Between two barriers the threads of a block run one after the
 // other, in an order that the caller chooses, so that a missing barrier shows up as another result.
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <map>
-#include <ucontext.h>
-#include <vector>
+//
+// It stands before every text and includes little: C++'s own headers take longer to read than most
+// kernels to compile.
+#include <stddef.h>
+#include <string.h>
+
+extern "C" {
+void abort(void);
+void free(void *);
+int posix_memalign(void **, size_t, size_t);
+float fabsf(float), floorf(float), fmaf(float, float, float), rintf(float), sqrtf(float);
+double fma(double, double, double);
+long long llabs(long long);
+}
+
+#ifndef __x86_64__
+#error "the emulator switches between threads by the calling convention of Linux on x86-64"
+#endif
 
 #define __CUDA_EMULATED__ 1
 #define __global__
@@ -30,28 +42,57 @@ static Index threadIdx, blockIdx, blockDim, gridDim;
 enum State { RUNNING, AT_WARP, AT_BLOCK, SPINNING, DONE };
 
 struct Fiber {
-  ucontext_t context;
+  void *stack;  // its top while the fiber does not run: six registers, and where to go on
   State state;
-  std::vector<char> stack;
 };
+const unsigned int MOST_THREADS = 1024, STACK_BYTES = 64 << 10, PIECES = (256 << 10) / 16;
 
 struct Emulator {
   unsigned char *shared = nullptr;
-  ucontext_t main;
-  std::vector<Fiber> fibers;
+  void *main = nullptr;
+  Fiber fibers[MOST_THREADS];
   unsigned int current = 0;
   void (*kernel)(void **) = nullptr;
   void **arguments = nullptr;
-  unsigned int exchanged[1024];
-  std::map<unsigned char *, unsigned int> copiers;  // who copied to a place of shared memory
+  unsigned int exchanged[MOST_THREADS];
+  unsigned short copiers[PIECES];  // 1 + who copied to 16 bytes of shared memory, 0: nobody
   bool progress = false;  // whether something was done that a waiting thread may wait for
 };
 static Emulator emulator;
 
+// Leaves one stack for another: what a function must not change lies on the one that is left.  C's
+// swapcontext does the same and asks the system for the signal mask each time, which takes most of a
+// test's time.
+extern "C" __attribute__((visibility("hidden"))) void emulated_switch(void **left, void *entered);
+asm(R"(
+  .pushsection .text
+  .hidden emulated_switch
+  .globl emulated_switch
+  .type emulated_switch, @function
+emulated_switch:
+  push %rbp
+  push %rbx
+  push %r12
+  push %r13
+  push %r14
+  push %r15
+  mov %rsp, (%rdi)
+  mov %rsi, %rsp
+  pop %r15
+  pop %r14
+  pop %r13
+  pop %r12
+  pop %rbx
+  pop %rbp
+  ret
+  .size emulated_switch, . - emulated_switch
+  .popsection
+)");
+
 static void yield_as(State state) {
   Fiber &fiber = emulator.fibers[emulator.current];
   fiber.state = state;
-  swapcontext(&fiber.context, &emulator.main);
+  emulated_switch(&fiber.stack, emulator.main);
 }
 // A thread that waits for what others will write: it looks again when they have run.
 static inline void spin() { yield_as(SPINNING); }
@@ -82,8 +123,7 @@ template <class T> static inline T __shfl_xor_sync(unsigned int, T x, unsigned i
 
 static void fiber_main() {
   emulator.kernel(emulator.arguments);
-  emulator.fibers[emulator.current].state = DONE;
-  swapcontext(&emulator.fibers[emulator.current].context, &emulator.main);
+  yield_as(DONE);
 }
 
 // Runs every fiber of a warp that may run; tells whether there was one.
@@ -96,21 +136,19 @@ static bool run_warp(unsigned int first, unsigned int past, bool backwards) {
     any = true;
     emulator.current = at;
     threadIdx = {at, 0, 0};
-    swapcontext(&emulator.main, &fiber.context);
+    emulated_switch(&emulator.main, fiber.stack);
   }
   return any;
 }
 
 // 0, or what is wrong: 1 a thread ended while others wait at a barrier, 3 all wait for ever.
-static int run_block(unsigned int threads, bool backwards) {
+static int run_block(unsigned char *stacks, unsigned int threads, bool backwards) {
   for (unsigned int i = 0; i < threads; i++) {
-    Fiber &fiber = emulator.fibers[i];
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
-    fiber.context.uc_link = nullptr;
-    fiber.state = RUNNING;
-    makecontext(&fiber.context, fiber_main, 0);
+    // As if fiber_main had been called: above its address lies the one that it would return to.
+    void **top = (void **)(stacks + (size_t)(i + 1) * STACK_BYTES) - 8;
+    memset(top, 0, 8 * sizeof(void *));
+    top[6] = (void *)fiber_main;
+    emulator.fibers[i] = {top, RUNNING};
   }
   const unsigned int warps = (threads + 31) / 32;
   for (unsigned int idle = 0; idle < 1000;) {
@@ -149,33 +187,33 @@ static int run_block(unsigned int threads, bool backwards) {
   return 3;
 }
 
-// Runs a kernel; shared memory holds NaN before each block, and nothing may be written behind it.
+// Runs a kernel; shared memory holds NaN before each block, and nothing may be written beside it.
 extern "C" int emulate(void (*kernel)(void **), void **arguments, const unsigned int *grid,
                        unsigned int threads, unsigned int shared_bytes, int backwards) {
-  const unsigned int margin = 4096;
-  std::vector<unsigned char> memory(shared_bytes + 2 * margin + 16);
-  emulator.shared = memory.data() + margin;
-  emulator.shared += (16 - (size_t)emulator.shared % 16) % 16;
+  if (threads > MOST_THREADS || shared_bytes > PIECES * 16) return 4;
+  // Aligned to 16 bytes and to no more.
+  const unsigned int margin = 4096 + 16, size = shared_bytes + 2 * margin;
+  void *memory;  // the stacks, and shared memory between its margins
+  if (posix_memalign(&memory, 4096, (size_t)threads * STACK_BYTES + size)) return 5;
+  unsigned char *const stacks = (unsigned char *)memory;
+  unsigned char *const begin = stacks + (size_t)threads * STACK_BYTES;
+  emulator.shared = begin + margin;
   emulator.kernel = kernel;
   emulator.arguments = arguments;
-  emulator.fibers.resize(threads);
-  for (Fiber &fiber : emulator.fibers) fiber.stack.resize(64 << 10);
   blockDim = {threads, 1, 1};
   gridDim = {grid[0], grid[1], grid[2]};
-  for (unsigned int z = 0; z < grid[2]; z++)
-    for (unsigned int y = 0; y < grid[1]; y++)
-      for (unsigned int x = 0; x < grid[0]; x++) {
-        memset(memory.data(), 0xff, memory.size());
-        emulator.copiers.clear();
-        blockIdx = {x, y, z};
-        if (run_block(threads, backwards)) return 1;
-        for (const unsigned char *p = memory.data(); p < emulator.shared; p++)
-          if (*p != 0xff) return 2;
-        for (const unsigned char *p = emulator.shared + shared_bytes;
-             p < memory.data() + memory.size(); p++)
-          if (*p != 0xff) return 2;
-      }
-  return 0;
+  int wrong = 0;
+  const unsigned int blocks = grid[0] * grid[1] * grid[2];
+  for (unsigned int i = 0; i < blocks && !wrong; i++) {
+    memset(begin, 0xff, size);
+    memset(emulator.copiers, 0, sizeof(emulator.copiers));
+    blockIdx = {i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
+    wrong = run_block(stacks, threads, backwards);
+    for (unsigned int k = 0; k < margin && !wrong; k++)
+      if (begin[k] != 0xff || begin[size - 1 - k] != 0xff) wrong = 2;
+  }
+  free(memory);
+  return wrong;
 }
 
 template <int Bytes> static inline void md_copy(void *to, const void *from) {

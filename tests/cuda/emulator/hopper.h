@@ -17,7 +17,9 @@ static inline unsigned char *emulated_shared(unsigned int at) {
 template <class T> static inline void copy(unsigned int to, const T *from, bool inside) {
   unsigned char *at = emulated_shared(to);
   if ((size_t)at % 16 || (size_t)from % 16) abort();
-  if (emulator.copiers.emplace(at, emulator.current).first->second != emulator.current) abort();
+  unsigned short &copier = emulator.copiers[(at - emulator.shared) / 16];
+  if (copier == 0) copier = (unsigned short)(emulator.current + 1);
+  if (copier != emulator.current + 1) abort();
   if (inside) memcpy(at, from, 16);
   else memset(at, 0, 16);
 }

@@ -19,9 +19,12 @@ COMPILERS = ("g++", "c++", "clang++")
 HEADER = Path(__file__).with_name("emulator.h")
 HOPPER = Path(__file__).with_name("hopper.h")
 FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing")
+#: The processor's own conversions of halves and multiply-adds, which are exact like the library's.
+FLAGS += ("-march=native", "-fno-exceptions")
 _WRONG = {1: "a thread ended, or left its warp, while others wait at a barrier"}
 _WRONG |= {3: "its threads wait for each other for ever"}
 _WRONG |= {2: "something was written beside shared memory"}
+_WRONG |= {4: "it has more threads or shared memory than the emulator", 5: "there is no memory"}
 MARGIN = 64
 """Elements of NaN on both sides of every buffer."""
 
