@@ -65,7 +65,7 @@ def measured(layer: Layer, options: argparse.Namespace) -> dict[str, Any]:
     """The milliseconds of each way to compute a layer."""
     from minidnn.backends.cuda.contraction import depthwise
     from minidnn.backends.cuda.contraction.memory import scratch_addresses
-    from minidnn.backends.cuda.contraction.recipe import DEPTHWISE, OwnConvolution
+    from minidnn.backends.cuda.contraction.own import DEPTHWISE, OwnConvolution
     from minidnn.backends.cuda.functions import load_launches
     from minidnn.backends.cuda.machine import machine_of
     from minidnn.cudnn.graph.timing import Contestant, race

@@ -11,15 +11,9 @@ import minidnn as md
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.contraction import halo, stream, window
+from minidnn.backends.cuda.contraction.own import HALO, STREAM, WINDOW
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, Place
-from minidnn.backends.cuda.contraction.recipe import (
-    HALO,
-    STREAM,
-    WINDOW,
-    Form,
-    prepare_of,
-    room,
-)
+from minidnn.backends.cuda.contraction.recipe import Form, prepare_of, room
 from minidnn.backends.cuda.instance import Places
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Data, Pointer, Task, lower_plan

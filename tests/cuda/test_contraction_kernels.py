@@ -13,8 +13,8 @@ from minidnn import layers as L
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import stream, window
 from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.own import STREAM
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import STREAM
 from minidnn.backends.cuda.sequence.mapping import shared_limit
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to

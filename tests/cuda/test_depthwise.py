@@ -16,8 +16,8 @@ from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import depthwise
 from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.own import DEPTHWISE
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, Place
-from minidnn.backends.cuda.contraction.recipe import DEPTHWISE
 from minidnn.backends.cuda.lower import Data, Pointer, lower_plan
 from minidnn.backends.cuda.sequence.mapping import shared_limit
 from minidnn.graph.evaluate import evaluate

@@ -8,8 +8,9 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import depthwise, tune
+from minidnn.backends.cuda.contraction.own import DEPTHWISE
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import DEPTHWISE, Form
+from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph

@@ -9,8 +9,8 @@ import pytest
 
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import Addresses, Built, build
+from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem
+from minidnn.backends.cuda.contraction.recipe import Built, build
 from minidnn.backends.cuda.functions import Loaded, load_launches
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.machine import machine_of

@@ -10,8 +10,9 @@ from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.halo import why_not_halo
+from minidnn.backends.cuda.contraction.own import HALO
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import HALO, Form
+from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.machine import machine_of
 from tests.cuda.contractions import Forgetful, check_numbers, dense, residual
 

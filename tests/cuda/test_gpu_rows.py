@@ -8,7 +8,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
-from minidnn.backends.cuda.contraction.recipe import ROWS
+from minidnn.backends.cuda.contraction.own import ROWS
 
 from .contractions import Forgetful, draw_weights
 

@@ -8,7 +8,8 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
-from minidnn.backends.cuda.contraction.recipe import TILE, Form
+from minidnn.backends.cuda.contraction.own import TILE
+from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.contraction.tile import TILES, why_not_tiled
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to

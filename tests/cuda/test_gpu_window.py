@@ -9,8 +9,9 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune, window
 from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.own import WINDOW, own_choices
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import WINDOW, Form, own_choices
+from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.machine import machine_of
 from tests.cuda.contractions import Forgetful, check_numbers, residual
 

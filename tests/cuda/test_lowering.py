@@ -25,19 +25,9 @@ from minidnn.backends.cuda.contraction.bound import Memory, least_milliseconds
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.graphs import graph_of
 from minidnn.backends.cuda.contraction.halo import why_not_halo
+from minidnn.backends.cuda.contraction.own import HALO, OWN, STREAM, TILE
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import (
-    FIXED,
-    HALO,
-    OWN,
-    PRODUCT,
-    STREAM,
-    TILE,
-    Form,
-    finish_of,
-    target,
-    used,
-)
+from minidnn.backends.cuda.contraction.recipe import FIXED, PRODUCT, Form, finish_of, target, used
 from minidnn.backends.cuda.contraction.tile import TILES, candidates, launch_of, why_not_tiled
 from minidnn.backends.cuda.instance import Places
 from minidnn.backends.cuda.kernels import Launch

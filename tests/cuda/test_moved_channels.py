@@ -11,8 +11,8 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import depthwise
+from minidnn.backends.cuda.contraction.own import DEPTHWISE
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import DEPTHWISE
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate

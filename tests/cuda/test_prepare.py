@@ -21,12 +21,13 @@ from minidnn import layers as L
 from minidnn.backends.cuda import constants
 from minidnn.backends.cuda.bits import to_bits
 from minidnn.backends.cuda.constants import Constants
-from minidnn.backends.cuda.contraction import choice, recipe, tune
+from minidnn.backends.cuda.contraction import choice, tune
 from minidnn.backends.cuda.contraction.bound import Memory, least_milliseconds
 from minidnn.backends.cuda.contraction.choice import Choice
 from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.own import OWN, TILE, own_choices
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import OWN, TILE, Built, Form, Recipe
+from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.backends.cuda.lower import Data
 from minidnn.graph.ir import Constant
@@ -166,7 +167,7 @@ class _Book:
 def best(problem: ContractionProblem) -> Recipe:
     """The form that the fakes find the fastest."""
     form = forms_of(problem, ARCH)[0]
-    engine = recipe.own_choices(problem, form.core, ARCH)[0] if form.core in OWN else 7
+    engine = own_choices(problem, form.core, ARCH)[0] if form.core in OWN else 7
     return Recipe(form, engine, ((1, 2),), 0, 0.5)
 
 
@@ -212,7 +213,7 @@ def book(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Book:
     monkeypatch.setattr(tune.machine, "library_name", lambda: "cuDNN")
     monkeypatch.setattr(tune.machine, "device_name", lambda index: "a GPU")
     monkeypatch.setattr(tune, "cupy", choice.cupy)
-    monkeypatch.setattr(recipe, "multiprocessors", lambda: 132)
+    monkeypatch.setattr("minidnn.backends.cuda.contraction.own.multiprocessors", lambda: 132)
     return made
 
 

@@ -10,8 +10,8 @@ import pytest
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import rows
 from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.own import ROWS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, Stage, spec_of
-from minidnn.backends.cuda.contraction.recipe import ROWS
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep
 from minidnn.backends.cuda.sequence.mapping import shared_limit
 from minidnn.backends.cuda.tensor import Tensor

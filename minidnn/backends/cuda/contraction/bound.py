@@ -7,8 +7,9 @@ from math import prod
 
 from ....graph.types import ITEMSIZE
 from ..tensor import Tensor
+from .own import OWN
 from .problem import ContractionProblem
-from .recipe import OWN, Form, used
+from .recipe import Form, used
 
 _CACHED = 3.0
 """How many times the memory's rate the last cache gives at most; 2 to 2.5 were seen on an H200."""

@@ -17,8 +17,9 @@ from ....cudnn._cupy import cupy
 from ....cudnn.turn import turn
 from ...cpu.cores import usable_cores
 from ..kernels import Launch
+from .own import OWN
 from .problem import ContractionProblem
-from .recipe import OWN, Built, Core, Recipe, build, core_of
+from .recipe import Built, Core, Recipe, build, core_of
 from .tune import (
     Ahead,
     Tuning,

@@ -18,9 +18,9 @@ from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
 from ..sequence.mapping import shared_limit
 from ..tensor import Tensor
+from .chunks import is_regular, step_of
 from .problem import ContractionProblem
 from .text import compute_stages, fill, parameters_of, template
-from .tile import is_regular, step_of
 
 _ACCESS = 16  # bytes
 _FEW_TAPS = 16

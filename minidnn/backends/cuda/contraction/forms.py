@@ -5,8 +5,9 @@ from __future__ import annotations
 from .depthwise import why_not_depthwise
 from .graphs import can_be_product, fusable_stages
 from .halo import why_not_halo
+from .own import DEPTHWISE, HALO, ROWS, STREAM, TILE, WINDOW
 from .problem import ContractionProblem
-from .recipe import CONVOLUTION, DEPTHWISE, FIXED, HALO, PRODUCT, ROWS, STREAM, TILE, WINDOW, Form
+from .recipe import CONVOLUTION, FIXED, PRODUCT, Form
 from .rows import why_not_rows
 from .stream import is_worth, why_not_stream
 from .tile import why_not_tiled

@@ -8,17 +8,13 @@ there: :func:`why_not_halo`.
 from __future__ import annotations
 
 from ....cache import digest
-from ...cpu.code import Code
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
 from ..sequence.mapping import shared_limit
-from .hopper import hopper_text
+from .chunks import LANES, is_aligned, is_regular, step_of
+from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
-from .text import compute_stages, fill, load_vectors, parameters_of, template
-from .tile import LANES, is_aligned, is_regular, step_of
-
-ARCH = "sm_90"
-"""The one architecture that has ``wgmma``."""
+from .text import epilogue_of, fill, parameters_of, template, vectors_of
 
 TILE = 64
 """Pixels that one ``wgmma`` makes."""
@@ -193,19 +189,3 @@ def launch_of(problem: ContractionProblem, width: int, multiprocessors: int) -> 
 def _panel(chunks: int) -> int:
     """Chunks of 16 bytes of a pixel that lie side by side: what one of the swizzles spreads."""
     return next((n for n in (8, 4, 2) if chunks % n == 0), 1)
-
-
-def vectors_of(problem: ContractionProblem) -> str:
-    """The vectors of what comes after, for the filters whose results a thread writes."""
-    code = Code()
-    load_vectors(code, problem, "some")
-    return str(code).rstrip("\n")
-
-
-def epilogue_of(problem: ContractionProblem) -> str:
-    code = Code()
-    for i in range(len(problem.others)):
-        code.line(f"float a{1 + i}[8];")
-        code.line(f"md_load<8>(a{1 + i}, x{1 + i} + m * P_other{i} + n);")
-    compute_stages(code, problem)
-    return str(code).rstrip("\n")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from .text import fill, template
 
+ARCH = "sm_90"
+"""The one architecture that has ``wgmma``."""
+
 
 def hopper_text(dtype: str, width: int) -> str:
     """The functions of ``hopper.cu`` for products of ``dtype`` by ``width`` columns at once."""

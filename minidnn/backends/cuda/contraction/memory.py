@@ -8,8 +8,7 @@ from ....cudnn._cupy import cupy
 from ....cudnn.graph import arrays
 from ....cudnn.graph.spec import TensorSpec
 from ....errors import OutOfMemoryError
-from .problem import ContractionProblem, spec_of
-from .recipe import Addresses
+from .problem import Addresses, ContractionProblem, spec_of
 
 
 def scratch_addresses(problem: ContractionProblem, workspace: int) -> tuple[Addresses, int, Any]:

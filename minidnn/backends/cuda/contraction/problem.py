@@ -144,6 +144,18 @@ class Contraction:
     before_vectors: tuple[Value, ...]
 
 
+@dataclass(frozen=True)
+class Addresses:
+    """Where a contraction's tensors begin, before the offsets that stand in the problem."""
+
+    x: int
+    w: int
+    y: int
+    others: tuple[int, ...] = ()
+    vectors: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+
+
 def spec_of(t: Tensor, batch: int) -> TensorSpec:
     """A tensor as cuDNN sees it; its address is the pointer's and the offset's."""
     align = (t.offset * t.itemsize) & -(t.offset * t.itemsize) or ALIGNMENT

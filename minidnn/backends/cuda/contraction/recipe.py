@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ....cudnn._cupy import cupy
 from ....cudnn.enums import ConvolutionFwdAlgo
 from ....cudnn.graph import EngineConfig
 from ....cudnn.graph.plan import Plan
@@ -13,34 +11,24 @@ from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
 from ..functions import Loaded, Run
 from ..kernels import Launch
-from ..machine import machine_of
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
-from . import depthwise, halo, rows, stream, window
+from . import rows
 from .fixed import FixedConvolution, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
-from .problem import ContractionProblem, dense, spec_of
-from .tile import TILES, launch_of, sizes_of
-from .tile import candidates as tiles_for
+from .own import OWN, Load, OwnConvolution, own_convolution, own_name
+from .problem import Addresses, ContractionProblem, dense, spec_of
 
 FIXED = "fixed"
-TILE = "tile"
-HALO = "halo"
-STREAM = "stream"
-WINDOW = "window"
-ROWS = "rows"
-DEPTHWISE = "depthwise"
-OWN = (TILE, HALO, STREAM, WINDOW, ROWS, DEPTHWISE)
 _ALIGNMENT = 256
-
-Load = Callable[[Sequence[Launch]], list[Loaded]]
 
 
 @dataclass(frozen=True)
 class Form:
-    """What cuDNN is asked for: by which functions, with how many of the stages, and whether it
-    writes a packed result that a kernel then carries to where it belongs."""
+    """What computes a contraction: cuDNN by which functions, or which kernel of ours, with how
+    many of the stages, and whether it writes a packed result that another kernel then carries to
+    where it belongs."""
 
     core: str
     stages: int
@@ -52,7 +40,8 @@ class Form:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A form with its engine, or algorithm; ``workspace`` and time as they were measured."""
+    """A form with its engine, algorithm or choice of our kernel's; ``workspace`` and time as they
+    were measured."""
 
     form: Form
     engine: int
@@ -62,50 +51,14 @@ class Recipe:
 
     @property
     def algorithm(self) -> str:
-        """The engine with its knobs, or cuDNN's name of the algorithm."""
+        """The engine with its knobs, cuDNN's name of the algorithm, or our kernel's shape."""
         if self.form.core == FIXED:
             name = ConvolutionFwdAlgo(self.engine).name
             return name.removeprefix("CUDNN_CONVOLUTION_FWD_ALGO_").lower()
-        if self.form.core == TILE:
-            return f"tile {TILES[self.engine]}"
-        if self.form.core == HALO:
-            return f"halo of {self.engine} filters"
-        if self.form.core == STREAM:
-            return f"stream {stream.STREAMS[self.engine]}"
-        if self.form.core == WINDOW:
-            return f"window of {2 * self.engine * 64} pixels"
-        if self.form.core == ROWS:
-            return f"rows in {self.engine} parts"
-        if self.form.core == DEPTHWISE:
-            return f"depthwise {depthwise.STRIPS[self.engine]}"
+        if self.form.core in OWN:
+            return own_name(self.form.core, self.engine)
         name = "" if self.form.core == CONVOLUTION else f"{self.form.core} "
         return f"{name}{EngineConfig(self.engine, self.knobs)}"
-
-
-@dataclass(frozen=True)
-class Addresses:
-    """Where a contraction's tensors begin, before the offsets that stand in the problem."""
-
-    x: int
-    w: int
-    y: int
-    others: tuple[int, ...] = ()
-    vectors: tuple[int, ...] = ()
-    before: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class OwnConvolution:
-    """A kernel of ours, and the numbers that it takes after its pointers."""
-
-    loaded: Loaded
-    sizes: list[int]
-    workspace: int = 0
-
-    def bind(self, at: Addresses, x: int) -> Run:
-        """Runs on those addresses, on CuPy's current stream."""
-        reads = (x, at.w, *at.others, *at.vectors, *at.before)
-        return self.loaded.bind([*reads, at.y, *self.sizes])
 
 
 Core = Plan | FixedConvolution | OwnConvolution | rows.SplitRows
@@ -208,60 +161,6 @@ def core_of(problem: ContractionProblem, recipe: Recipe, workspace_limit: int, l
     )
 
 
-def own_convolution(
-    problem: ContractionProblem, core: str, choice: int, load: Load
-) -> OwnConvolution | rows.SplitRows:
-    """A kernel of ours, of those that :func:`own_choices` gives."""
-    loaded = load(own_launches(problem, core, choice))
-    if core == ROWS:
-        return rows.SplitRows(loaded[0], loaded[1], choice, rows.part_bytes(problem))
-    if core == TILE:
-        sizes = sizes_of(problem, TILES[choice])
-    elif core == STREAM:
-        sizes = stream.sizes_of(problem, stream.STREAMS[choice])
-    elif core == WINDOW:
-        sizes = window.sizes_of(problem, choice)
-    elif core == DEPTHWISE:
-        sizes = depthwise.sizes_of(problem, depthwise.STRIPS[choice])
-    else:
-        sizes = halo.sizes_of(problem, choice, multiprocessors())
-    return OwnConvolution(loaded[0], sizes)
-
-
-def own_launches(problem: ContractionProblem, core: str, choice: int) -> Sequence[Launch]:
-    """The kernels of one of :func:`own_choices`."""
-    if core == ROWS:
-        return rows.launches_of(problem, choice)
-    if core == TILE:
-        return [launch_of(problem, TILES[choice], multiprocessors())]
-    if core == STREAM:
-        return [stream.launch_of(problem, stream.STREAMS[choice], multiprocessors())]
-    if core == WINDOW:
-        return [window.launch_of(problem, choice, multiprocessors())]
-    if core == DEPTHWISE:
-        return [depthwise.launch_of(problem, depthwise.STRIPS[choice])]
-    return [halo.launch_of(problem, choice, multiprocessors())]
-
-
-def own_choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
-    """Kernels of ours that are worth measuring, the most promising first: indices of tiles, streams
-    or strips, how many filters or pixels a block makes, or into how many parts sums are divided."""
-    if core == TILE:
-        return tiles_for(problem)
-    if core == ROWS:
-        return rows.parts_for(problem)
-    if core == DEPTHWISE:
-        return depthwise.candidates(problem, arch)
-    if core == WINDOW:
-        return window.candidates(problem, arch)
-    return stream.candidates(problem, arch) if core == STREAM else halo.widths(problem, arch)
-
-
-def multiprocessors() -> int:
-    """Of the current device."""
-    return machine_of(cupy().cuda.runtime.getDevice()).multiprocessors
-
-
 def prepare_of(problem: ContractionProblem, form: Form) -> Launch | None:
     """The kernel that goes before the core, if any."""
     if problem.gather is not None:
@@ -338,27 +237,15 @@ def _up(size: int) -> int:
 
 __all__ = [
     "CONVOLUTION",
-    "DEPTHWISE",
     "FIXED",
-    "HALO",
-    "OWN",
     "PRODUCT",
-    "ROWS",
-    "STREAM",
-    "TILE",
-    "WINDOW",
-    "Addresses",
     "Built",
+    "Core",
     "Form",
-    "Load",
     "Recipe",
     "build",
     "core_of",
     "finish_of",
-    "multiprocessors",
-    "own_choices",
-    "own_convolution",
-    "own_launches",
     "prepare_of",
     "room",
     "target",

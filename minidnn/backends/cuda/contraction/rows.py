@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import prod
-from pathlib import Path
 
 from ....cache import digest
 from ....graph.expression import argument, linearize
@@ -19,6 +17,7 @@ from ..functions import Loaded, Run
 from ..kernels import KernelSource, Launch
 from ..pointwise import CHAIN, Argument, PointStep, print_pointwise
 from .problem import ContractionProblem, dense
+from .text import fill, template
 
 FEW = 4
 """Rows, up to which the filters are read straight into registers."""
@@ -101,17 +100,11 @@ def _product(problem: ContractionProblem, parts: int) -> Launch:
         threads = rows // each * (_FILTERS // 8)
         shared = 2 * _SLAB * (rows + 4 + _FILTERS + 4) * 4
         numbers |= {"BM": rows, "BN": _FILTERS, "RM": each, "RN": 8}
-    text = _template("rows.cu" if rows else "rows_few.cu")
-    for key, value in (numbers | {"THREADS": threads}).items():
-        text = text.replace(f"${key}$", str(value))
+    file = "rows.cu" if rows else "rows_few.cu"
+    text = fill(template(file), numbers | {"THREADS": threads})
     name = f"rows_{digest(text)[:20]}"
     source = KernelSource(name, text.replace("$NAME$", name))
     return Launch(source, (*_grid(problem), parts), (threads, 1, 1), shared)
-
-
-@cache
-def _template(name: str) -> str:
-    return Path(__file__).with_name(name).read_text()
 
 
 def _total(problem: ContractionProblem, parts: int) -> Launch:

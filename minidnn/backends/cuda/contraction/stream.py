@@ -14,11 +14,11 @@ from ...cpu.code import Code
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
 from ..sequence.mapping import shared_limit
-from .halo import ARCH
-from .hopper import hopper_text
+from .chunks import LANES, is_aligned, is_regular, step_of
+from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
-from .text import compute_stages, fill, load_vectors, parameters_of, template, unpack_others
-from .tile import LANES, is_aligned, is_packed, is_regular, step_of
+from .text import compute_stages, fill, parameters_of, template, unpack_others, vectors_of
+from .tile import is_packed
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def launch_of(problem: ContractionProblem, stream: Stream, multiprocessors: int)
         "SCALE4": _scale(problem, "k", "slab * 4 + k"),
         "SCALE1": _scale(problem, "0", "slab * 4 + k"),
         "OTHERS": _others(problem),
-        "VECTORS": _vectors(problem),
+        "VECTORS": vectors_of(problem),
         "EPILOGUE": _epilogue(problem),
     }
     text = fill(template("stream.cu"), parts)
@@ -253,13 +253,6 @@ def _others(problem: ContractionProblem) -> str:
                 code.line("const bool inside = m < P_pixels && n1 + part * PART < filters;")
                 place = f"*(const uint4 *)(x{1 + i} + m * P_other{i} + n1 + part * PART)"
                 code.line(f"if (inside) p{i}[part][k] = {place};")
-    return str(code).rstrip("\n")
-
-
-def _vectors(problem: ContractionProblem) -> str:
-    """The vectors of what comes after, for the filters whose results a thread writes."""
-    code = Code()
-    load_vectors(code, problem, "some")
     return str(code).rstrip("\n")
 
 

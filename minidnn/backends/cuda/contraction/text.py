@@ -40,12 +40,14 @@ def parameters_of(problem: ContractionProblem, names: Sequence[str]) -> str:
     return ", ".join(parameters)
 
 
-def load_vectors(code: Code, problem: ContractionProblem, some: str) -> None:
-    """The vectors of what comes after, for the filters whose results a thread writes, if
-    ``some`` says that there are any."""
+def vectors_of(problem: ContractionProblem) -> str:
+    """The vectors of what comes after, for the filters from ``n`` on whose results a thread writes,
+    if ``some`` says that there are any."""
+    code = Code()
     for i in range(len(problem.vectors)):
         code.line(f"float b{i}[8];")
-        code.line(f"md_load<8>(b{i}, v{i} + ({some} ? n : 0));")
+        code.line(f"md_load<8>(b{i}, v{i} + (some ? n : 0));")
+    return str(code).rstrip("\n")
 
 
 def unpack_others(code: Code, problem: ContractionProblem, index: str) -> None:
@@ -66,3 +68,13 @@ def compute_stages(
     with code.block(f"for (int j = 0; j < {count}; j++)"):
         steps = [stage.step for stage in problem.stages]
         code.line(f"{result}[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
+
+
+def epilogue_of(problem: ContractionProblem) -> str:
+    """The other tensors' eight numbers behind pixel ``m``, and what comes after on ``a0``."""
+    code = Code()
+    for i in range(len(problem.others)):
+        code.line(f"float a{1 + i}[8];")
+        code.line(f"md_load<8>(a{1 + i}, x{1 + i} + m * P_other{i} + n);")
+    compute_stages(code, problem)
+    return str(code).rstrip("\n")

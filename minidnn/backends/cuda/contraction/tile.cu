@@ -136,8 +136,9 @@ $PROLOGUE$
   // Meanwhile the next tile's slabs arrive.
   float *turned = (float *)(md_shared + STAGES * STAGE) + warp * 16 * PITCH;
   const int n = n0 + wn + lane % (WN / 8) * 8;
-  const bool inside = n < filters;
+  const bool some = n < filters;
 $VECTORS$
+$OTHERS$
   #pragma unroll
   for (int i = 0; i < WM / 16; i++) {
     #pragma unroll
@@ -151,7 +152,7 @@ $VECTORS$
     for (int k = 0; k < WN / 16; k++) {
       const int row = lane / (WN / 8) + k * (32 / (WN / 8));
       const long long m = m0 + wm + i * 16 + row;
-      if (m < P_pixels && inside) {
+      if (m < P_pixels && some) {
         const float *from = turned + row * PITCH + lane % (WN / 8) * 8;
         // Odd rows read their halves in the other order: then no two rows share a bank.
         const int turn = (row & 1) * 4;

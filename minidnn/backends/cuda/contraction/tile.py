@@ -17,12 +17,9 @@ from ...cpu.code import Code
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
 from ..pointwise import print_chain
-from ..tensor import Tensor
+from .chunks import LANES, is_aligned, is_regular, step_of
 from .problem import ContractionProblem
-from .text import compute_stages, fill, load_vectors, parameters_of, template, unpack_others
-
-LANES = 8
-"""Elements of one access of 16 bytes."""
+from .text import compute_stages, fill, parameters_of, template, unpack_others, vectors_of
 
 
 @dataclass(frozen=True)
@@ -78,15 +75,6 @@ def why_not_tiled(problem: ContractionProblem) -> str | None:
     return None
 
 
-def is_aligned(t: Tensor, batch: int) -> bool:
-    steps = (t.channels, t.offset, t.pixel, *((t.image,) if batch > 1 else ()))
-    return t.channel == 1 and all(step % LANES == 0 for step in steps)
-
-
-def is_regular(t: Tensor) -> bool:
-    return t.rows * t.columns == 1 or (t.row == t.columns * t.pixel and t.image == t.rows * t.row)
-
-
 _FEW_BLOCKS = 128
 
 
@@ -135,11 +123,6 @@ def sizes_of(problem: ContractionProblem, tile: Tile) -> list[int]:
     ]
 
 
-def step_of(t: Tensor) -> int:
-    """From one pixel to the next, through all images."""
-    return t.image if t.rows * t.columns == 1 else t.pixel
-
-
 def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> Launch:
     """The kernel of a problem: as many blocks as run side by side on so many multiprocessors.
 
@@ -169,14 +152,11 @@ def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> 
         "STEP": "P_image" if x.rows * x.columns == 1 else "P_pixel",
         "PROLOGUE_LOADS": _prologue_loads(problem),
         "PROLOGUE": _prologue(problem),
-        "VECTORS": _vectors(problem),
+        "VECTORS": vectors_of(problem),
+        "OTHERS": _others(problem),
         "EPILOGUE": _epilogue(problem),
     }
     text = fill(template("tile.cu"), parts)
-    x = problem.gathered
-    text = text.replace("$image_or_pixel$", "P_image" if x.rows * x.columns == 1 else "P_pixel")
-    for i, name in enumerate(_NAMES):
-        text = text.replace(f"${name}$", f"P[{i}]")
     name = f"tile_{digest(text)[:20]}"
     pixels = problem.batch * problem.y.rows * problem.y.columns
     tiles = -(-pixels // tile.pixels) * -(-problem.w.shape[0] // tile.filters)
@@ -289,12 +269,11 @@ def _prologue(problem: ContractionProblem) -> str:
     return str(code).rstrip("\n")
 
 
-def _vectors(problem: ContractionProblem) -> str:
-    """The vectors of what comes after, for the filters whose results a thread writes."""
+def _others(problem: ContractionProblem) -> str:
+    """The other tensors, asked for at once, long before they are used."""
     code = Code()
-    load_vectors(code, problem, "inside")
     for i in range(len(problem.others)):
-        code.line(f"uint4 p{i}[WM / 16][WN / 16];  // asked for at once, long before they are used")
+        code.line(f"uint4 p{i}[WM / 16][WN / 16];")
         code.line("#pragma unroll")
         with code.block("for (int i = 0; i < WM / 16; i++)"):
             code.line("#pragma unroll")
@@ -302,7 +281,7 @@ def _vectors(problem: ContractionProblem) -> str:
                 row = "lane / (WN / 8) + k * (32 / (WN / 8))"
                 code.line(f"const long long m = m0 + wm + i * 16 + {row};")
                 place = f"*(const uint4 *)(x{1 + i} + m * P_other{i} + n)"
-                code.line(f"if (m < P_pixels && inside) p{i}[i][k] = {place};")
+                code.line(f"if (m < P_pixels && some) p{i}[i][k] = {place};")
     return str(code).rstrip("\n")
 
 

@@ -29,21 +29,16 @@ from .fixed import FixedConvolution, fixed_convolution
 from .forms import forms_of, last_resort
 from .graphs import CONVOLUTION, constraints_of, graph_of
 from .memory import scratch_addresses
-from .problem import ContractionProblem
+from .own import OWN, Load, own_choices, own_convolution, own_launches
+from .problem import Addresses, ContractionProblem
 from .recipe import (
     FIXED,
-    OWN,
-    Addresses,
     Built,
     Core,
     Form,
-    Load,
     Recipe,
     build,
     finish_of,
-    own_choices,
-    own_convolution,
-    own_launches,
     prepare_of,
     room,
     target,

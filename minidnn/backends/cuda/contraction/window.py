@@ -12,11 +12,11 @@ from ....cache import digest
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
 from ..sequence.mapping import shared_limit
-from .halo import ARCH, epilogue_of, pitches, vectors_of, why_not_line
-from .hopper import hopper_text
+from .chunks import LANES, step_of
+from .halo import pitches, why_not_line
+from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
-from .text import fill, parameters_of, template
-from .tile import LANES, step_of
+from .text import epilogue_of, fill, parameters_of, template, vectors_of
 
 TILES = (4, 2, 1)
 """Times 64 pixels that each of a block's two warp groups makes."""
