@@ -81,8 +81,8 @@ class TakenPart(nn.Module):
         if self._dtypes is None:
             return result
         results = result if isinstance(result, tuple) else (result,)
-        cast = tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
-        return cast if isinstance(result, tuple) else cast[0]
+        made = tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
+        return made if isinstance(result, tuple) else made[0]
 
     def takes(self, tensors: Sequence[Any]) -> bool:
         """Whether these tensors lie there as the program takes them."""
