@@ -72,10 +72,22 @@ def tune_of(options: argparse.Namespace) -> dict[str, Any]:
     return {"tune": True} if options.tune else {}
 
 
-def add_compilation(parser: argparse.ArgumentParser, device: str) -> None:
-    """``--device``, ``--precision`` and ``--strategy``."""
+def add_device(
+    parser: argparse.ArgumentParser,
+    device: str = "the best that works here",
+    precision: str = "the network's own, if the device has it, else float32",
+) -> None:
+    """``--device`` and ``--precision``, with what their defaults are."""
     parser.add_argument("--device", help=f"reference, cpu or cuda ({device})")
-    parser.add_argument("--precision", help="one of the device's precisions (its first)")
+    parser.add_argument(
+        "--precision",
+        help="reference: float32, float64; cpu: float32; cuda: float32, tf32, float16, bfloat16 "
+        f"({precision})",
+    )
+
+
+def add_strategy(parser: argparse.ArgumentParser) -> None:
+    """``--strategy``."""
     parser.add_argument(
         "--strategy",
         default="model",

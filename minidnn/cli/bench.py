@@ -28,9 +28,9 @@ best exact float32 setting, one after another in short bursts, and prints median
 confidence intervals. The weights are random (normalizations calibrated on data) and the same for
 all; PyTorch's outputs are what all are compared with.
 
-NET may be an ONNX file with one input of images and one output: then its weights are those that it
-has, ONNX Runtime's outputs, without rewrites, are what all are compared with, and engines that take
-PyTorch's modules are left out.
+NET may be an ONNX file with one input of images and one output: then its weights are those that
+it has, ONNX Runtime's outputs, without rewrites, are what all are compared with, and engines that
+take PyTorch's modules are left out.
 
 With --json, results are added to a file, by commit and machine; what it has for this commit and
 machine is not measured again (--again does). With --seconds, a run that ends early leaves the

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from minidnn.cli.arguments import add_compilation, add_network, count_from_0, positive
+from minidnn.cli.arguments import add_device, add_network, add_strategy, count_from_0, positive
 from minidnn.errors import GraphError
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ COARSE = 0.05
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network(parser)
-    add_compilation(parser, "reference, in float64 unless --precision says otherwise")
+    add_device(parser, "reference", "float64 on reference, else the device's first")
+    add_strategy(parser)
     parser.add_argument(
         "--tolerance",
         type=positive,

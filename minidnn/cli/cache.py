@@ -21,7 +21,12 @@ TOOLCHAIN = "ispc-toolchain"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "action", nargs="?", choices=("list", "size", "clear"), default="size", help="(size)"
+        "action",
+        nargs="?",
+        choices=("list", "size", "clear"),
+        default="size",
+        help="list: every entry; size: how many of each kind, and their bytes (the default); "
+        "clear: remove them",
     )
     parser.add_argument("--kind", help="only entries of this kind, as size lists them")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from minidnn.cli.arguments import add_tune, count, tune_of
+from minidnn.cli.arguments import add_device, add_tune, count, tune_of
 from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=count, default=DEFAULT_BATCH, help=f"pictures at once ({DEFAULT_BATCH})")
     add("--resize", type=count, help="pixels of the shorter side (what the weights want)")
     add("--size", type=count, help="rows and columns of the centre (what the weights want)")
-    add("--device", help="reference, cpu or cuda (the best that works here)")
-    add("--precision", help="one of the device's precisions (its first)")
+    add_device(parser)
     add_tune(parser)
     add("--json", action="store_true", help="print JSON")
 

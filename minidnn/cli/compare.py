@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from minidnn.cli.arguments import count, count_from_0, positive, shape, size
+from minidnn.cli.arguments import add_device, count, count_from_0, positive, shape, size
 from minidnn.errors import GraphError, MiniDNNError
 
 HELP = "compare an ONNX model or a PyTorch module with its own engine, layer by layer"
@@ -37,11 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shape",
         type=shape,
         nargs="+",
-        metavar="NxN...",
-        help="of each input of a PyTorch module: 1x3x224x224",
+        help="one for each input of a PyTorch module, such as 1x3x224x224",
     )
-    add("--device", help="reference, cpu or cuda (the best that works here)")
-    add("--precision", help="one of the device's precisions (its first)")
+    add_device(parser)
     add("--tolerance", type=positive, default=1e-3, help="the largest deviation (0.001)")
     add("--seed", type=count_from_0, default=0, help="of the inputs (0)")
     add("--layers", action="store_true", help="print all layers")

@@ -7,7 +7,14 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from minidnn.cli.arguments import add_compilation, add_network, add_tune, count_from_0, tune_of
+from minidnn.cli.arguments import (
+    add_device,
+    add_network,
+    add_strategy,
+    add_tune,
+    count_from_0,
+    tune_of,
+)
 from minidnn.errors import MiniDNNError
 
 if TYPE_CHECKING:
@@ -18,13 +25,14 @@ if TYPE_CHECKING:
 HELP = "show how a network is fused, and what that should cost"
 DESCRIPTION = """\
 Compiles a network and prints its regions (what each kernel computes), the stacks that were found,
-and every rewrite that the passes made. Times are predictions of the cost model,
-or with --measure those of this machine, on random inputs."""
+and every rewrite that the passes made. Times are predictions of the cost model, or with --measure
+those of this machine, on random inputs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network(parser)
-    add_compilation(parser, "the best that works here")
+    add_device(parser)
+    add_strategy(parser)
     add_tune(parser)
     parser.add_argument("--fuel", type=count_from_0, help="rewrites that passes may make (all)")
     parser.add_argument(

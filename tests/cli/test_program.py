@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 import minidnn
+from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.backends.cuda.backend import CudaBackend
+from minidnn.backends.reference.backend import ReferenceBackend
 from minidnn.cli import doctor, main
 from minidnn.errors import MiniDNNError, MiniDNNWarning
+from minidnn.fusion.collapse import STRATEGIES
 
-COMMANDS = ("classify", "explain", "bisect", "doctor", "cache")
+COMMANDS = ("classify", "explain", "bench", "bisect", "compare", "doctor", "cache")
 
 
 def python(root: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -41,6 +45,18 @@ def test_help_imports_nothing_of_the_core(root: Path) -> None:
     done = python(root, "-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(f"\n    {command} " in done.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["classify", "explain", "bisect", "compare"])
+def test_help_names_what_is_valid(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is written down there, for it must not import backends to ask them."""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for backend in (ReferenceBackend(), CpuBackend(), CudaBackend()):
+        assert f"{backend.name}: {', '.join(backend.precisions())}" in text
+    if command in ("explain", "bisect"):
+        assert all(strategy in text for strategy in STRATEGIES)
 
 
 def test_the_module_is_the_program(root: Path, tmp_path: Path) -> None:
