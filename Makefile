@@ -24,7 +24,7 @@ export PYTHON
 INSTALL_ISPC = $(PY) -m minidnn doctor --install-ispc >/dev/null || test $$? -ne 2 || \
 	echo "continuing without ISPC: device 'cpu' is not used, its tests are skipped" >&2
 
-.PHONY: demo test test-full check clean
+.PHONY: demo test test-full check ready clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -32,13 +32,19 @@ demo: $(VENV)/.demo
 	$(PY) demo/digits.py
 	$(PY) demo/depth_first.py
 
-test: $(VENV)/.test check
-	@$(INSTALL_ISPC)
+test: $(VENV)/.test
+	@$(MAKE) --no-print-directory --jobs 2 check ready
 	$(PYTEST)
 
-test-full: $(VENV)/.test check
-	@$(INSTALL_ISPC)
+test-full: $(VENV)/.test
+	@$(MAKE) --no-print-directory --jobs 2 check ready
 	HYPOTHESIS_PROFILE=full $(PYTEST) -m "full or not full"
+
+# What need not wait for mypy, which keeps one core busy: ISPC, and a first import of the largest
+# packages, which compiles them (see tools/setup_venv.sh); each worker would.
+ready: $(VENV)/.test
+	@$(INSTALL_ISPC)
+	@$(PY) -W ignore -c "import hypothesis, onnxruntime, scipy.signal, sklearn.datasets, torch._dynamo"
 
 check: $(VENV)/.test
 	$(PY) -m ruff check $(SOURCES)

@@ -31,17 +31,19 @@ find_python() {
     return 1
 }
 
+# Compiling every file of every package takes pip half of the time; Python compiles the third of
+# them that is ever imported when it first is, unless it is told to write nothing.
+compile=${PYTHONDONTWRITEBYTECODE:+--compile}
+
 pip_install() {
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+    "$VENV/bin/python" -m pip install "${compile:---no-compile}" --quiet --disable-pip-version-check "$@"
 }
 
 # PyTorch for Linux on PyPI pulls several GB of CUDA packages.  Where a CPU-only build of the same
 # version is offered anyway (a local wheel, a mirror), pip prefers it; elsewhere PyTorch's own
 # index has it.
 install_torch() {
-    if "$VENV/bin/python" -m pip index versions torch 2>/dev/null | grep -q -F "$TORCH+cpu"; then
-        pip_install "torch==$TORCH"
-    else
+    if ! "$VENV/bin/python" -m pip index versions torch 2>/dev/null | grep -q -F "$TORCH+cpu"; then
         pip_install "torch==$TORCH" --extra-index-url "$TORCH_CPU_INDEX"
     fi
     # The torchvision on PyPI is built for CUDA; only its Python models are used (see

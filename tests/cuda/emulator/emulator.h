@@ -61,8 +61,8 @@ struct Emulator {
 static Emulator emulator;
 
 // Leaves one stack for another: what a function must not change lies on the one that is left.  C's
-// swapcontext does the same and asks the system for the signal mask each time, which takes most of a
-// test's time.
+// swapcontext does the same and asks the system for the signal mask each time, which took most of
+// a test's time.
 extern "C" __attribute__((visibility("hidden"))) void emulated_switch(void **left, void *entered);
 asm(R"(
   .pushsection .text
