@@ -18,7 +18,15 @@ from minidnn.backends.cuda.kernels import KernelSource, Launch
 COMPILERS = ("g++", "c++", "clang++")
 HEADER = Path(__file__).with_name("emulator.h")
 HOPPER = Path(__file__).with_name("hopper.h")
-FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing")
+FLAGS: tuple[str, ...] = (
+    "-std=c++17",
+    "-O1",
+    "-w",
+    "-fPIC",
+    "-shared",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+)
 #: The processor's own conversions of halves and multiply-adds, which are exact like the library's.
 FLAGS += ("-march=native", "-fno-exceptions")
 _WRONG = {1: "a thread ended, or left its warp, while others wait at a barrier"}

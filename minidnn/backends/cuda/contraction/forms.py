@@ -5,7 +5,7 @@ from __future__ import annotations
 from .depthwise import why_not_depthwise
 from .graphs import can_be_product, fusable_stages
 from .halo import why_not_halo
-from .own import DEPTHWISE, HALO, ROWS, STREAM, TILE, WINDOW
+from .own import DEPTHWISE, HALO, ROWS, STREAM, TILE, WINDOW, WINOGRAD
 from .problem import ContractionProblem
 from .recipe import CONVOLUTION, FIXED, PRODUCT, Form
 from .rows import why_not_rows
@@ -13,6 +13,7 @@ from .stream import is_worth, why_not_stream
 from .tile import why_not_tiled
 from .window import is_worth as is_narrow
 from .window import why_not_window
+from .winograd import why_not_winograd
 
 NARROW = 32
 """Filters, of which cuDNN's kernels make more at once."""
@@ -40,6 +41,8 @@ def forms_of(problem: ContractionProblem, arch: str) -> list[Form]:
         forms.insert(0 if problem.before else 1, own)
     if why_not_rows(problem) is None:
         forms.insert(0, Form(ROWS, len(problem.stages)))
+    if why_not_winograd(problem) is None:
+        forms.insert(1, Form(WINOGRAD, len(problem.stages)))
     if why_not_depthwise(problem, arch) is None:
         forms.insert(0, Form(DEPTHWISE, len(problem.stages)))
     if why_not_stream(problem, arch) is None and is_worth(problem):

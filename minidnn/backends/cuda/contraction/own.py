@@ -1,7 +1,7 @@
 """Our own kernels of contractions, side by side: what each one is asked for.
 
-A *core* names a kernel, a *choice* one of its shapes: an index of tiles, streams or strips, how
-many filters or pixels a block makes, or into how many parts sums are divided.
+A *core* names a kernel, a *choice* one of its shapes: an index of tiles, streams, strips or shapes,
+how many filters or pixels a block makes, or into how many parts sums are divided.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ....cudnn._cupy import cupy
 from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..machine import machine_of
-from . import depthwise, halo, rows, stream, tile, window
+from . import depthwise, halo, rows, stream, tile, window, winograd
 from .problem import Addresses, ContractionProblem
 
 TILE = "tile"
@@ -22,6 +22,7 @@ STREAM = "stream"
 WINDOW = "window"
 ROWS = "rows"
 DEPTHWISE = "depthwise"
+WINOGRAD = "winograd"
 
 Load = Callable[[Sequence[Launch]], list[Loaded]]
 
@@ -91,6 +92,12 @@ _KERNELS: Mapping[str, _Own] = {
         lambda problem, i: depthwise.sizes_of(problem, depthwise.STRIPS[i]),
         lambda i: str(depthwise.STRIPS[i]),
     ),
+    WINOGRAD: _Own(
+        lambda problem, arch: winograd.candidates(problem),
+        lambda problem, i: winograd.launches_of(problem, winograd.SHAPES[i]),
+        lambda problem, i: [],
+        lambda i: str(winograd.SHAPES[i]),
+    ),
 }
 OWN = tuple(_KERNELS)
 
@@ -107,11 +114,15 @@ def own_launches(problem: ContractionProblem, core: str, choice: int) -> Sequenc
 
 def own_convolution(
     problem: ContractionProblem, core: str, choice: int, load: Load
-) -> OwnConvolution | rows.SplitRows:
+) -> OwnConvolution | rows.SplitRows | winograd.Winograd:
     """The kernels of a choice, loaded."""
     loaded = load(own_launches(problem, core, choice))
     if core == ROWS:
         return rows.SplitRows(loaded[0], loaded[1], choice, rows.part_bytes(problem))
+    if core == WINOGRAD:
+        shape = winograd.SHAPES[choice]
+        numbers, room = winograd.sizes_of(problem, shape), winograd.filter_bytes(problem, shape)
+        return winograd.Winograd(loaded[0], loaded[1], numbers, room)
     return OwnConvolution(loaded[0], _KERNELS[core].sizes(problem, choice))
 
 

@@ -25,9 +25,10 @@ def fill(text: str, parts: Mapping[str, object]) -> str:
     return text
 
 
-def parameters_of(problem: ContractionProblem, names: Sequence[str]) -> str:
+def parameters_of(problem: ContractionProblem, names: Sequence[str], distances: bool = True) -> str:
     """Image, filter, the other tensors, the vectors of what comes after, those of what comes
-    before, the result; then the numbers of those names, and the others' distances."""
+    before, the result; then the numbers of those names, and the others' distances if they are
+    asked for."""
     element = TYPES[problem.x.dtype]
     pointers = ["x", "w"]
     pointers += [f"x{1 + i}" for i in range(len(problem.others))]
@@ -36,7 +37,8 @@ def parameters_of(problem: ContractionProblem, names: Sequence[str]) -> str:
     parameters = [f"const {element} *__restrict__ {name}" for name in pointers]
     parameters.append(f"{element} *__restrict__ y")
     parameters += [f"const long long P_{name}" for name in names]
-    parameters += [f"const long long P_other{i}" for i in range(len(problem.others))]
+    if distances:
+        parameters += [f"const long long P_other{i}" for i in range(len(problem.others))]
     return ", ".join(parameters)
 
 
