@@ -86,7 +86,7 @@ def rounded_to(dtype: str, array: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         if dtype != "bfloat16":
             return array.astype(numpy_dtype(dtype))
-        single = np.ascontiguousarray(array, np.float32)
+        single = np.asarray(array, np.float32, order="C")  # which keeps rank 0
         bits = single.view(np.uint32)
         upper = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(
             0xFFFF0000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minidnn.errors import GraphError
-from minidnn.graph.types import ITEMSIZE, TensorType, numpy_dtype
+from minidnn.graph.types import FLOATS, ITEMSIZE, TensorType, numpy_dtype, rounded_to
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,20 @@ from minidnn.graph.types import ITEMSIZE, TensorType, numpy_dtype
 )
 def test_plane(shape: tuple[int, ...], plane: tuple[int, ...]) -> None:
     assert TensorType(shape).plane == plane
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rounding_keeps_every_shape(dtype: str) -> None:
+    """A factor of a whole tensor has rank 0, where NumPy's functions like to give rank 1."""
+    for shape in ((), (1,), (0, 2), (2, 3)):
+        array = np.full(shape, 1 + 2.0**-20, np.float32)
+        rounded = rounded_to(dtype, array)
+        assert isinstance(rounded, np.ndarray) and rounded.shape == shape
+        assert rounded.dtype == numpy_dtype(dtype)
+        expected = 1.0 if dtype in ("float16", "bfloat16") else array
+        assert (rounded == expected).all()
+    turned = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    np.testing.assert_array_equal(rounded_to(dtype, turned), turned)
 
 
 def test_size_and_bytes() -> None:
