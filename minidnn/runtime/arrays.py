@@ -58,7 +58,7 @@ def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
         if int(device) not in _CPU_DEVICES:
             raise GraphError(f"{what} lies on DLPack device type {int(device)}; valid is the CPU")
         return np.from_dlpack(array), _like(array)
-    if isinstance(array, (list, tuple, int, float)):
+    if isinstance(array, (np.generic, list, tuple, int, float)):
         try:
             return np.asarray(array), lambda result: result
         except ValueError as error:

@@ -15,8 +15,9 @@ from minidnn import layers as L
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.graph import operators as ops
-from minidnn.graph.ir import Graph
-from minidnn.graph.trace import apply
+from minidnn.graph.ir import Graph, Value
+from minidnn.graph.trace import Trace, apply
+from minidnn.graph.types import TensorType
 from tests.passes.build import graph_of
 
 SHAPE = (2, 3, 4, 5)
@@ -167,6 +168,16 @@ def test_lists_are_arrays_too(relu: Executable) -> None:
     np.testing.assert_array_equal(relu(numbers().tolist()), np.maximum(numbers(), 0))
     with pytest.raises(GraphError, match=r"^input 'input' is no regular array: setting an array"):
         relu([[1.0], [1.0, 2.0]])
+
+
+def test_numbers_are_arrays_of_rank_0() -> None:
+    def build(t: Trace, x: Value) -> Value:
+        factor = t.input(TensorType(()), "factor")
+        return apply(ops.Mul(), x, factor)
+
+    exe = md.compile(graph_of(build, SHAPE), device="reference")
+    for factor in (2.0, np.float32(2), np.float64(2), np.array(2.0)):
+        np.testing.assert_array_equal(exe(numbers(), factor), 2 * numbers())
 
 
 @pytest.mark.parametrize("thing", [None, "abc", {"input": 1}, object])
