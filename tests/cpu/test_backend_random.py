@@ -38,7 +38,8 @@ class Drawn:
 
 
 def draw(count: int, most: int, derandomize: bool = True) -> list[Drawn]:
-    """That many examples; the same ones every time unless not derandomized."""
+    """That many examples, of all strategies in turn; the same ones every time unless not
+    derandomized."""
     drawn: list[Drawn] = []
 
     @settings(
@@ -49,9 +50,9 @@ def draw(count: int, most: int, derandomize: bool = True) -> list[Drawn]:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(graphs(most=most), st.sampled_from(STRATEGIES), st.booleans())
-    def collect(graph: Graph, strategy: str, special: bool) -> None:
-        drawn.append(Drawn(graph, strategy, special))
+    @given(graphs(most=most), st.booleans())
+    def collect(graph: Graph, special: bool) -> None:
+        drawn.append(Drawn(graph, STRATEGIES[len(drawn) % len(STRATEGIES)], special))
 
     collect()
     return drawn
@@ -101,7 +102,7 @@ def test_random_graphs(isa: Isa) -> None:
     for seed, example in enumerate(drawn):
         check(example, seed, isa)
     exact = [e for e in drawn if not e.contains(Contraction, ops.SiLU)]
-    assert len(exact) >= 5 and len({e.strategy for e in drawn}) == len(STRATEGIES)
+    assert len({e.strategy for e in exact}) == len(STRATEGIES)
 
 
 @pytest.mark.full

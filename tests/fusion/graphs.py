@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Graph, Value
+from minidnn.graph.operator import Windowed
 from minidnn.graph.trace import Trace, apply, tracing
 from minidnn.graph.types import TensorType
+from minidnn.graph.window import Window, WindowAxis
 
 Draw = Any
 
@@ -26,21 +28,24 @@ _ACTIVATIONS = (
 
 @st.composite
 def graphs(draw: Draw, least: int = 5, most: int = 40, convolutions: bool = True) -> Graph:
-    """Graphs of that many nodes over small planes of odd and even sizes."""
-    batch = draw(st.integers(1, 2))
+    """Graphs of that many nodes over small planes of odd and even sizes.
+
+    Outputs may be read, too, be inputs, or stand twice.
+    """
+    batch = draw(st.integers(1, 3))
     count = draw(st.integers(least, most))
     with tracing("random") as trace:
         values = [trace.input(_plane(draw, batch), f"x{i}") for i in range(draw(st.integers(1, 2)))]
         while len(trace.nodes) < count:
             values.append(_node(draw, trace, values, convolutions))
-        ends = [v for v in values if not any(v in node.inputs for node in trace.nodes)]
-        extra = draw(st.lists(st.sampled_from(values), max_size=2))
-        outputs = [v for v in dict.fromkeys([*ends, *extra]) if v.producer is not None]
-        return trace.graph(outputs)
+        read = {value for node in trace.nodes for value in node.inputs}
+        ends = [v for v in values if v not in read and v.producer is not None]
+        return trace.graph([*ends, *draw(st.lists(st.sampled_from(values), max_size=2))])
 
 
 def _plane(draw: Draw, batch: int) -> TensorType:
-    channels = draw(st.integers(1, 5))
+    # Blocks of lanes are full with 8 and 16 channels, and begun once more with 17.
+    channels = draw(st.one_of(st.integers(1, 5), st.sampled_from((8, 16, 17))))
     return TensorType((batch, channels, draw(st.integers(1, 13)), draw(st.integers(1, 13))))
 
 
@@ -48,22 +53,29 @@ def _node(draw: Draw, trace: Trace, values: list[Value], convolutions: bool) -> 
     # Recent values are preferred, so that graphs become deep as well as wide.
     recent = values[-4:] if draw(st.booleans()) else values
     x = draw(st.sampled_from(recent))
-    kinds = ["window", "window", "activation", "scale", "join", "two"]
+    kinds = ["window", "window", "activation", "scale", "join", "two", "constant"]
+    kinds += [draw(st.sampled_from(("move", "adaptive")))]
     kind = draw(st.sampled_from([*kinds, "conv"] if convolutions else kinds))
     if kind == "window":
-        window = _window(draw, x)
+        window = _window(draw, x, convolutions)
         return apply(window, x) if window is not None else apply(ops.ReLU(), x)
     if kind == "scale":
         return apply(ops.ScaleShift(), x, *(_vector(draw, trace, x) for _ in range(2)))
     if kind == "join":
         same = [v for v in values if v.shape[2:] == x.shape[2:]]
         operands = draw(st.lists(st.sampled_from(same), min_size=1, max_size=3))
-        if sum(v.shape[1] for v in operands) <= 24:
+        if sum(v.shape[1] for v in operands) <= 40:
             return apply(ops.Concat(1), *operands)
     if kind == "two":
         op = draw(st.sampled_from((ops.Add(), ops.Mul(), ops.Sub())))
         other = draw(st.sampled_from([v for v in values if _broadcasts(v, x)]))
         return apply(op, *draw(st.permutations((x, other))))
+    if kind == "constant":
+        return _with_constant(draw, trace, x)
+    if kind == "move":
+        return _move(draw, x)
+    if kind == "adaptive":
+        return apply(ops.AdaptiveAvgPool2d((draw(st.integers(1, 3)), draw(st.integers(1, 3)))), x)
     if kind == "conv":
         return _convolution(draw, trace, x)
     return apply(draw(st.sampled_from(_ACTIVATIONS)), x)
@@ -73,16 +85,54 @@ def _broadcasts(value: Value, x: Value) -> bool:
     return all(a in (1, b) for a, b in zip(value.shape, x.shape, strict=True))
 
 
-def _window(draw: Draw, x: Value) -> ops.MaxPool2d | ops.AvgPool2d | None:
+def _with_constant(draw: Draw, trace: Trace, x: Value) -> Value:
+    """``x`` and a constant, which may be repeated over images, channels, rows or columns."""
+    sizes = [draw(st.sampled_from((1, size))) for size in x.shape]
+    shape = tuple(sizes[draw(st.integers(0, 4)) :])
+    op = draw(st.sampled_from((ops.Add(), ops.Sub(), ops.Mul(), ops.Div())))
+    constant = _constant(draw, trace, shape)
+    first = not isinstance(op, ops.Div) and draw(st.booleans())
+    return apply(op, constant, x) if first else apply(op, x, constant)
+
+
+def _move(draw: Draw, x: Value) -> Value:
+    """A part of the plane, a wider one, or one with its channels or axes in another order."""
+    batch, channels, rows, columns = x.shape
+    kind = draw(st.sampled_from(("slice", "pad", "turn", "shuffle")))
+    if kind == "slice":
+        starts = [draw(st.integers(0, size - 1)) for size in x.shape[1:]]
+        pairs = zip(starts, x.shape[1:], strict=True)
+        sizes = [draw(st.integers(1, size - start)) for start, size in pairs]
+        return apply(ops.Slice((0, *starts), (batch, *sizes), (1, 1, 1, 1)), x)
+    if kind == "pad":
+        before, after = ((0, *(draw(st.integers(0, 2)) for _ in range(3))) for _ in range(2))
+        mode = draw(st.sampled_from(("constant", "edge", "reflect", "wrap")))
+        return apply(ops.Pad(before, after, mode, draw(st.sampled_from((0.0, 0.5)))), x)
+    if kind == "turn":
+        return apply(ops.Transpose((0, 1, 3, 2)), x)
+    groups = draw(st.sampled_from([g for g in range(1, channels + 1) if channels % g == 0]))
+    apart = apply(ops.View((batch, groups, channels // groups, rows, columns)), x)
+    turned = apply(ops.Transpose((0, 2, 1, 3, 4)), apart)
+    return apply(ops.View(x.shape), turned)
+
+
+def _window(draw: Draw, x: Value, convolutions: bool) -> Windowed | None:
     def pair(low: int, high: int) -> tuple[int, int]:
         return (draw(st.integers(low, high)), draw(st.integers(low, high)))
 
     kernel, stride = pair(1, 4), pair(1, 3)
     padding = (draw(st.integers(0, kernel[0] // 2)), draw(st.integers(0, kernel[1] // 2)))
     ceil_mode = draw(st.booleans())
-    op: ops.MaxPool2d | ops.AvgPool2d
-    if draw(st.booleans()):
+    op: Windowed
+    kind = draw(st.sampled_from(("max", "max", "average", "average", "any")))
+    if kind == "max":
         op = ops.MaxPool2d(kernel, stride, padding, pair(1, 2), ceil_mode)
+    elif kind == "any":
+        # Windows in the padding alone give infinities and NaN, which a convolution may spread.
+        padded = [pair(0, k - 1 if convolutions else 3) for k in kernel]
+        axes = [WindowAxis(*each) for each in zip(kernel, stride, padded, strict=True)]
+        reduce = draw(st.sampled_from(("max", "average")))
+        op = ops.Pool2d(Window(axes[0], axes[1], reduce, draw(st.booleans())))
     else:
         divisor = draw(st.sampled_from((None, None, 3)))
         op = ops.AvgPool2d(kernel, stride, padding, ceil_mode, draw(st.booleans()), divisor)
@@ -92,21 +142,40 @@ def _window(draw: Draw, x: Value) -> ops.MaxPool2d | ops.AvgPool2d | None:
 
 
 def _vector(draw: Draw, trace: Trace, x: Value) -> Constant:
+    return _constant(draw, trace, (x.shape[1],))
+
+
+def _constant(draw: Draw, trace: Trace, shape: tuple[int, ...], least: float = 0.1) -> Constant:
+    """Numbers of both signs that are not near 0, since they may divide."""
     seed = draw(st.integers(0, 99))
-    data = np.random.default_rng(seed).standard_normal(x.shape[1]).astype(np.float32)
+    data = np.asarray(np.random.default_rng(seed).standard_normal(shape), np.float32)
+    data = np.asarray(data + np.copysign(np.float32(least), data), np.float32)
     name = f"c{len(trace.nodes)}.{seed}"
-    return trace.constant(object(), name, TensorType(data.shape), lambda: data)
+    return trace.constant(object(), name, TensorType(shape), lambda: data)
 
 
 def _convolution(draw: Draw, trace: Trace, x: Value) -> Value:
+    """As most networks have them, or with groups, strides, dilation and uneven padding."""
     kernel = draw(st.sampled_from((1, 1, 3)))
-    channels = draw(st.integers(1, 4))
-    shape = (channels, x.shape[1], kernel, kernel)
-    data = np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
-    name = f"w{len(trace.nodes)}"
-    weight = trace.constant(object(), name, TensorType(shape), lambda: data)
     pad = kernel // 2
-    return apply(ops.Conv2d(padding=((pad, pad), (pad, pad))), x, weight)
+    op = ops.Conv2d(padding=((pad, pad), (pad, pad)))
+    if draw(st.booleans()):
+        groups = [g for g in range(1, x.shape[1] + 1) if x.shape[1] % g == 0]
+        other = ops.Conv2d(
+            (draw(st.integers(1, 2)), draw(st.integers(1, 2))),
+            (
+                (draw(st.integers(0, 2)), draw(st.integers(0, 2))),
+                (draw(st.integers(0, 2)), draw(st.integers(0, 2))),
+            ),
+            (draw(st.integers(1, 2)), draw(st.integers(1, 2))),
+            draw(st.sampled_from(groups)),
+        )
+        sizes = zip(other.axes((kernel, kernel)), x.shape[2:], strict=True)
+        op = other if min(axis.output_size(size) for axis, size in sizes) >= 1 else op
+    channels = op.groups * draw(st.integers(1, 4 if op.groups == 1 else 2))
+    weight = _constant(draw, trace, (channels, x.shape[1] // op.groups, kernel, kernel))
+    bias = [_constant(draw, trace, (channels,))] if draw(st.booleans()) else []
+    return apply(op, x, weight, *bias)
 
 
 def inputs_for(graph: Graph, seed: int, special: bool) -> list[np.ndarray]:
