@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import numpy as np
 
@@ -227,7 +228,12 @@ class Graph:
         for node in self.nodes:
             if node.name == name:
                 return node
-        raise GraphError(f"graph {self.name!r} has no node {name!r}")
+        names = [node.name for node in self.nodes]
+        near = get_close_matches(name, names, 3, 0.0)
+        raise GraphError(
+            f"graph {self.name!r} has no node {name!r}; valid are its {len(names)} nodes' names"
+            f"{', such as ' if near else ''}{', '.join(map(repr, near))}"
+        )
 
     def __str__(self) -> str:
         """One line per node, the bodies of fused regions indented below theirs; the same text

@@ -67,5 +67,8 @@ def _ordered(graph: Graph, groups: Sequence[Sequence[Node]]) -> list[Sequence[No
             if not waiting[reader]:
                 heappush(ready, (position[reader], reader))
     if len(order) != len(units):
-        raise AssertionError("the groups cannot be contracted without making a cycle")
+        stuck = ", ".join(units[key][-1].name for key in units if waiting[key])
+        raise AssertionError(
+            f"groups that end with {stuck} wait for each other; Groups.can_merge says which may be"
+        )
     return order

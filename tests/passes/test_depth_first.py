@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from minidnn.errors import GraphError
 from minidnn.fusion.collapse import STRATEGIES, Strategy
 from minidnn.fusion.region import Sequence
+from minidnn.fusion.sequence import Schedule
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
+from minidnn.passes.contract import contract
 from minidnn.passes.depth_first import DEPTH_FIRST, no_loose_fusable_nodes
 from minidnn.passes.infrastructure import Context, Pass, run_passes
 from minidnn.passes.pipeline import optimize
@@ -221,6 +225,13 @@ def test_dead_nodes_that_no_fuel_was_left_to_drop(strategy: Strategy) -> None:
         after = run(before, DEPTH_FIRST, context=Context(strategy=strategy, fuel=fuel))
         assert_same(before, after)
         assert_same(before, optimize(before, Context(strategy=strategy, fuel=fuel)))
+
+
+def test_groups_that_wait_for_each_other_are_named() -> None:
+    graph = graph_of(lambda t, x: relu(relu(relu(x))), X)
+    first, _, last = graph.nodes
+    with pytest.raises(AssertionError, match=r"^groups that end with relu\.2, relu\.1 wait for"):
+        contract(graph, [((first, last), partial(Sequence, schedule=Schedule(1, 1)))])
 
 
 def test_the_contract() -> None:
