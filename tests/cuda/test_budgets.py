@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from minidnn import models
+from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.machine import Machine
-from minidnn.backends.cuda.sequence.mapping import shared_limit
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context

@@ -10,12 +10,12 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import stream, window
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.own import STREAM
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.sequence.mapping import shared_limit
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph

@@ -12,6 +12,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import depthwise
@@ -19,7 +20,6 @@ from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.own import DEPTHWISE
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, Place
 from minidnn.backends.cuda.lower import Data, Pointer, lower_plan
-from minidnn.backends.cuda.sequence.mapping import shared_limit
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph

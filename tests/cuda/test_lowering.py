@@ -16,6 +16,7 @@ from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.backend import get_backend
 from minidnn.backends.cuda import backend, program
+from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.arrays import Slot, read
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.bits import from_bits, to_bits
@@ -33,7 +34,6 @@ from minidnn.backends.cuda.instance import Places
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Task, lower_plan
 from minidnn.backends.cuda.machine import Machine
-from minidnn.backends.cuda.sequence.mapping import shared_limit
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.errors import DeviceError, GraphError, OutOfMemoryError, UnsupportedError
 from minidnn.layers.build import to_graph

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import rows
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.own import ROWS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, Stage, spec_of
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep
-from minidnn.backends.cuda.sequence.mapping import shared_limit
 from minidnn.backends.cuda.tensor import Tensor
 from minidnn.cudnn.graph.spec import TensorSpec
 from minidnn.graph.expression import argument, linearize

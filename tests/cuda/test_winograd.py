@@ -11,6 +11,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import tune, winograd
 from minidnn.backends.cuda.contraction.forms import forms_of
@@ -18,7 +19,6 @@ from minidnn.backends.cuda.contraction.own import WINOGRAD
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, Place
 from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.lower import Data, Pointer, lower_plan
-from minidnn.backends.cuda.sequence.mapping import shared_limit
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
 

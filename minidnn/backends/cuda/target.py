@@ -18,8 +18,8 @@ from ...graph.operators import (
     Reorder,
     Transpose,
 )
+from .contraction.chunks import LANES
 from .contraction.problem import wants_gather
-from .contraction.tile import LANES
 from .dialect import TYPES
 
 _BOTH = (CHANNELS_LAST, PLANAR)

@@ -14,9 +14,9 @@ from math import prod
 
 from ....cache import digest
 from ...cpu.code import Code
+from ..arch import shared_limit
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
-from ..sequence.mapping import shared_limit
 from ..tensor import Tensor
 from .chunks import is_regular, step_of
 from .problem import ContractionProblem

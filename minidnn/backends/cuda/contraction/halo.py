@@ -8,9 +8,9 @@ there: :func:`why_not_halo`.
 from __future__ import annotations
 
 from ....cache import digest
+from ..arch import shared_limit
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
-from ..sequence.mapping import shared_limit
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem

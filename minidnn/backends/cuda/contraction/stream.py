@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from ....cache import digest
 from ...cpu.code import Code
+from ..arch import shared_limit
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
-from ..sequence.mapping import shared_limit
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....cache import digest
+from ..arch import shared_limit
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
-from ..sequence.mapping import shared_limit
 from .chunks import LANES, step_of
 from .halo import pitches, why_not_line
 from .hopper import ARCH, hopper_text

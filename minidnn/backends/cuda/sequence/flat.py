@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import ceil, gcd
 
-from ....cache import digest
 from ....fusion.plan import Binding, KernelPlan
 from ...cpu.code import Code
 from ..dialect import TYPES
-from ..kernels import KernelSource, Launch
 from ..tensor import Tensor
 from .pack import Pack
-from .vectors import SequenceKernel, packed_vectors, parameters
+from .vectors import SequenceKernel, kernel_of
 
 THREADS = 256
 ROUNDS = 2
@@ -102,12 +99,8 @@ class _Printer:
                 with code.block(test if len(chunks) > 1 else ""):
                     self._segment(code, segment, first, rounds[segment])
                 first += count
-        head = f'extern "C" __global__ void __launch_bounds__({THREADS})'
-        text = f"{head} $({parameters(self.binding, self.tensors)}) {code}"
-        name = f"seq_{digest(text)[:20]}"
-        source = KernelSource(name, text.replace("$", name))
-        launch = Launch(source, (self.binding.batch * sum(chunks), 1, 1), (THREADS, 1, 1))
-        return SequenceKernel(launch, partial(packed_vectors, self.binding))
+        blocks = self.binding.batch * sum(chunks)
+        return kernel_of(self.binding, self.tensors, code, blocks, THREADS)
 
     def _keeps_channels(self, channels: int) -> bool:
         """Whether packs are of neighbouring channels, the same ones in each round of a thread."""

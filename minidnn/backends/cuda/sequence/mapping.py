@@ -19,6 +19,7 @@ from math import ceil, gcd
 from minidnn.graph.window import Window
 
 from ....fusion.plan import Binding, KernelPlan, PlanStep
+from ..arch import shared_limit
 from ..tensor import Tensor
 from .places import Places, place_buffers
 from .window import UNROLLED_TAPS
@@ -31,17 +32,6 @@ LINE_BYTES = 128
 MEMORY_CYCLES, BARRIER_CYCLES = 600, 150
 ENOUGH_BLOCKS = 1024
 MOST_THREADS = 512
-MOST_SHARED = 227 << 10
-"""Bytes of shared memory that a block can have on sm_90 (99 KiB on sm_86 and sm_89)."""
-
-SHARED_BYTES = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": MOST_SHARED}
-
-
-def shared_limit(arch: str) -> int:
-    """Bytes of shared memory that a block can have."""
-    if arch in SHARED_BYTES:
-        return SHARED_BYTES[arch]
-    return MOST_SHARED if int(arch.removeprefix("sm_").rstrip("af")) >= 90 else 99 << 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,27 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
-from ....cache import digest
 from ....errors import GraphError
 from ....fusion.geometry import Extent
 from ....fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from ....graph.types import ITEMSIZE
 from ...cpu.code import Code
+from ..arch import joins_three, shared_limit
 from ..dialect import TYPES
-from ..kernels import KernelSource, Launch
 from ..tensor import Tensor
 from .facts import positive_planes
 from .flat import choose_flat, print_flat
 from .functions import Function, Functions
 from .grid import Grid, choose_grid
 from .lanes import Lanes
-from .mapping import Mapping, choose_mapping, lies_in_pairs, shared_limit
+from .mapping import Mapping, choose_mapping, lies_in_pairs
 from .prologue import absorb_prologues
 from .resident import print_resident
 from .step import StepPrinter, Target
-from .vectors import SequenceKernel, packed_vectors, parameters
+from .vectors import SequenceKernel, kernel_of
 from .view import Span, View
 
 
@@ -91,7 +89,7 @@ class _Printer:
         self.tasks = len(plan.tasks()) * self.across
         self.rolls = plan.schedule.strips > 1
         self.positive = positive_planes(plan)
-        self.triples = int(arch.removeprefix("sm_").rstrip("af")) >= 90
+        self.triples = joins_three(arch)
         self.frame = max(end for _, end in binding.segments)
         self.functions = Functions()
 
@@ -99,18 +97,9 @@ class _Printer:
         sizes = [end - begin for begin, end in self.binding.segments]
         groups = [-(-size // self.mapping.group) for size in sizes]
         body = self._body(groups)
-        head = f'extern "C" __global__ void __launch_bounds__({self.mapping.threads})'
-        text = f"{self.functions}{head} $({parameters(self.binding, self.tensors)}) {body}"
-        name = f"seq_{digest(text)[:20]}"
-        text = text.replace("$", name)
         blocks = self.binding.batch * sum(groups) * self.tasks
-        launch = Launch(
-            KernelSource(name, text),
-            (blocks, 1, 1),
-            (self.mapping.threads, 1, 1),
-            self.mapping.places.bytes,
-        )
-        return SequenceKernel(launch, partial(packed_vectors, self.binding))
+        threads, shared = self.mapping.threads, self.mapping.places.bytes
+        return kernel_of(self.binding, self.tensors, body, blocks, threads, shared, self.functions)
 
     def _body(self, groups: Sequence[int]) -> Code:
         code = Code()

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import gcd
 
 from minidnn.graph.types import ITEMSIZE
 
-from ....cache import digest
 from ....fusion.plan import Binding, KernelPlan, PlanStep
 from ...cpu.code import Code
+from ..arch import joins_three
 from ..dialect import TYPES
-from ..kernels import KernelSource, Launch
 from ..tensor import Tensor
 from .facts import positive_planes
 from .functions import Functions
 from .grid import Grid, assign_arrays, operations_of, phases_of, reach_of
 from .rectangle import RectanglePrinter
-from .vectors import SequenceKernel, packed_vectors, parameters
+from .vectors import SequenceKernel, kernel_of
 
 _UNITS = (16, 8, 4, 2)
 
@@ -64,7 +62,7 @@ class _Printer:
         self.tensors = tensors
         self.grid = grid
         self.positive = positive_planes(plan)
-        self.triples = int(arch.removeprefix("sm_").rstrip("af")) >= 90
+        self.triples = joins_three(arch)
         self.frame = max(end for _, end in binding.segments)
         self.functions = Functions(inline=True)
         self.barrier = "__syncwarp();" if grid.threads == 32 else "__syncthreads();"
@@ -114,15 +112,10 @@ class _Printer:
 
     def print(self) -> SequenceKernel:
         body = self._body()
-        head = f'extern "C" __global__ void __launch_bounds__({self.grid.threads})'
-        text = f"{self.functions}{head} $({parameters(self.binding, self.tensors)}) {body}"
-        name = f"seq_{digest(text)[:20]}"
-        source = KernelSource(name, text.replace("$", name))
         shared = self.regions_offset + self.regions * self.region_bytes
         shared = max(shared, self.edges_bytes)
-        blocks = self.binding.batch * self.frame
-        launch = Launch(source, (blocks, 1, 1), (self.grid.threads, 1, 1), shared)
-        return SequenceKernel(launch, partial(packed_vectors, self.binding))
+        blocks, threads = self.binding.batch * self.frame, self.grid.threads
+        return kernel_of(self.binding, self.tensors, body, blocks, threads, shared, self.functions)
 
     def _body(self) -> Code:
         code, grid = Code(), self.grid

@@ -19,8 +19,9 @@ from ....fusion.region import Sequence as Region
 from ....fusion.sequence import Schedule, Sequence
 from ....graph.ir import Value
 from ....graph.types import ITEMSIZE
+from ..arch import shared_limit
 from ..tensor import Tensor
-from .mapping import SECTOR_BYTES, moves_by_one, shared_limit
+from .mapping import SECTOR_BYTES, moves_by_one
 from .printer import print_sequence
 from .prologue import absorb_prologues
 from .vectors import SequenceKernel

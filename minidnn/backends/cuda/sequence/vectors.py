@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from ....cache import digest
 from ....fusion.plan import Binding
 from ....graph.ir import Constant
 from ..dialect import TYPES
-from ..kernels import Launch
+from ..kernels import KernelSource, Launch
 from ..tensor import Tensor
 
 
@@ -21,6 +23,24 @@ class SequenceKernel:
 
     launch: Launch
     vectors: Callable[[], np.ndarray]
+
+
+def kernel_of(
+    binding: Binding,
+    tensors: Sequence[Tensor],
+    body: object,
+    blocks: int,
+    threads: int,
+    shared_bytes: int = 0,
+    functions: object = "",
+) -> SequenceKernel:
+    """The kernel of that body, behind the functions that it calls, whose names begin with ``$``."""
+    head = f'extern "C" __global__ void __launch_bounds__({threads})'
+    text = f"{functions}{head} $({parameters(binding, tensors)}) {body}"
+    name = f"seq_{digest(text)[:20]}"
+    source = KernelSource(name, text.replace("$", name))
+    launch = Launch(source, (blocks, 1, 1), (threads, 1, 1), shared_bytes)
+    return SequenceKernel(launch, partial(packed_vectors, binding))
 
 
 def parameters(binding: Binding, tensors: Sequence[Tensor]) -> str:
