@@ -41,10 +41,12 @@ extern "C" __global__ void __launch_bounds__(256, 1) $NAME$($PARAMETERS$) {
     for (int l = 0; l < LOADS; l++) {
       const int c = c0 + channel + l * (256 / TILES);
       const unsigned int some = c < channels ? inside : 0;
-      const float *const at = from + c * P_channel;
-      const int line = (int)P_row;
+      const float *at = from + c * P_channel;
       #pragma unroll
-      for (int i = 0; i < 16; i++) tile[l][i] = some >> i & 1 ? at[i / 4 * line + i % 4] : 0.0f;
+      for (int i = 0; i < 16; i++) {
+        tile[l][i] = some >> i & 1 ? at[i % 4] : 0.0f;
+        if (i % 4 == 3) at += P_row;
+      }
     }
   };
   const auto transform = [&](float *slab) {
@@ -69,18 +71,17 @@ extern "C" __global__ void __launch_bounds__(256, 1) $NAME$($PARAMETERS$) {
       }
     }
   };
-  const auto fetch = [&](int c0, float *slab) {
+  const float *filters = w + (long long)(thread * 4 / FILTERS) * padded + k0 + thread * 4 % FILTERS;
+  const auto fetch = [&](float *slab) {
     #pragma unroll
-    for (int i = 0; i < HALF / 4 / 256; i++) {
-      const int at = (thread + i * 256) * 4;
-      md_copy<16>(slab + at, w + (c0 * 16ll + at / FILTERS) * padded + k0 + at % FILTERS);
-    }
+    for (int i = 0; i < HALF / 1024; i++, filters += 1024 / FILTERS * (long long)padded)
+      md_copy<16>(slab + (thread + i * 256) * 4, filters);
   };
 
   float sum[2][8][8];
   #pragma unroll
   for (int i = 0; i < 128; i++) sum[i / 64][i / 8 % 8][i % 8] = 0.0f;
-  fetch(0, slabs);
+  fetch(slabs);
   load(0);
   transform(slabs);
   md_copy_wait();
@@ -90,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) $NAME$($PARAMETERS$) {
   for (int c0 = 0; c0 < channels; c0 += CHANNELS) {
     const bool more = c0 + CHANNELS < channels;
     if (more) {
-      fetch(c0 + CHANNELS, slabs + (slot ^ 1) * SLAB);
+      fetch(slabs + (slot ^ 1) * SLAB);
       load(c0 + CHANNELS);
     }
     const float *const left = slabs + slot * SLAB + first * FILTERS + ty;
