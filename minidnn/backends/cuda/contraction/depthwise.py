@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from ....cache import digest
 from ...cpu.code import Code
 from ..arch import shared_limit
 from ..dialect import TYPES
-from ..kernels import KernelSource, Launch
+from ..kernels import Launch
 from ..tensor import Tensor
 from .chunks import is_regular, step_of
 from .problem import ContractionProblem
-from .text import compute_stages, fill, parameters_of, template
+from .text import compute_stages, parameters_of, source_of
 
 _ACCESS = 16  # bytes
 _FEW_TAPS = 16
@@ -306,9 +305,7 @@ def launch_of(problem: ContractionProblem, strip: Strip) -> Launch:
         "VECTORS": _vectors(problem),
         "EPILOGUE": _epilogue(problem),
     }
-    text = fill(template("depthwise.cu"), parts)
-    name = f"depthwise_{digest(text)[:20]}"
-    source = KernelSource(name, text.replace("$NAME$", name))
+    source = source_of("depthwise.cu", parts)
     blocks, groups = _grid(problem, strip)
     shared = prod(kernel) * _pitch(problem, strip) * 4
     grid = (-(-blocks // _rounds(problem, strip)), groups, 1)

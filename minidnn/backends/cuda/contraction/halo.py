@@ -7,14 +7,13 @@ there: :func:`why_not_halo`.
 
 from __future__ import annotations
 
-from ....cache import digest
 from ..arch import shared_limit
 from ..dialect import TYPES
-from ..kernels import KernelSource, Launch
+from ..kernels import Launch
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
-from .text import epilogue_of, fill, parameters_of, template, vectors_of
+from .text import epilogue_of, parameters_of, source_of, vectors_of
 
 TILE = 64
 """Pixels that one ``wgmma`` makes."""
@@ -178,10 +177,8 @@ def launch_of(problem: ContractionProblem, width: int, multiprocessors: int) -> 
         "VECTORS": vectors_of(problem),
         "EPILOGUE": epilogue_of(problem),
     }
-    text = fill(template("halo.cu"), parts)
-    name = f"halo_{digest(text)[:20]}"
     _, _, across = _split(problem, width, multiprocessors)
-    source = KernelSource(name, text.replace("$NAME$", name), specific=True)
+    source = source_of("halo.cu", parts, specific=True)
     grid = (across, -(-problem.w.shape[0] // width), 1)
     return Launch(source, grid, (_THREADS, 1, 1), _shared(problem, width, slabs))
 

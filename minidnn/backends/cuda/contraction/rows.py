@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ....cache import digest
 from ....graph.expression import argument, linearize
 from ..functions import Loaded, Run
-from ..kernels import KernelSource, Launch
+from ..kernels import Launch
 from ..pointwise import CHAIN, Argument, PointStep, print_pointwise
 from .problem import ContractionProblem, dense
-from .text import fill, template
+from .text import source_of
 
 FEW = 4
 """Rows, up to which the filters are read straight into registers."""
@@ -100,10 +99,7 @@ def _product(problem: ContractionProblem, parts: int) -> Launch:
         threads = rows // each * (_FILTERS // 8)
         shared = 2 * _SLAB * (rows + 4 + _FILTERS + 4) * 4
         numbers |= {"BM": rows, "BN": _FILTERS, "RM": each, "RN": 8}
-    file = "rows.cu" if rows else "rows_few.cu"
-    text = fill(template(file), numbers | {"THREADS": threads})
-    name = f"rows_{digest(text)[:20]}"
-    source = KernelSource(name, text.replace("$NAME$", name))
+    source = source_of("rows.cu" if rows else "rows_few.cu", numbers | {"THREADS": threads})
     return Launch(source, (*_grid(problem), parts), (threads, 1, 1), shared)
 
 

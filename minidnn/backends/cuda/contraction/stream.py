@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....cache import digest
 from ...cpu.code import Code
 from ..arch import shared_limit
 from ..dialect import TYPES
-from ..kernels import KernelSource, Launch
+from ..kernels import Launch
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
-from .text import compute_stages, fill, parameters_of, template, unpack_others, vectors_of
+from .text import compute_stages, parameters_of, source_of, unpack_others, vectors_of
 from .tile import is_packed
 
 
@@ -198,9 +197,7 @@ def launch_of(problem: ContractionProblem, stream: Stream, multiprocessors: int)
         "VECTORS": vectors_of(problem),
         "EPILOGUE": _epilogue(problem),
     }
-    text = fill(template("stream.cu"), parts)
-    name = f"stream_{digest(text)[:20]}"
-    source = KernelSource(name, text.replace("$NAME$", name), specific=True)
+    source = source_of("stream.cu", parts, specific=True)
     slabs = _slabs(problem, stream, shared_limit(ARCH))
     shared = _fixed(problem, stream) + slabs * (stream.slab + 16)
     groups = -(-problem.w.shape[0] // stream.filters)

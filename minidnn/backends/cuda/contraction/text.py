@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from ....cache import digest
 from ...cpu.code import Code
 from ..dialect import TYPES
+from ..kernels import KernelSource
 from ..pointwise import print_chain
 from .problem import ContractionProblem
 
@@ -23,6 +25,13 @@ def fill(text: str, parts: Mapping[str, object]) -> str:
     for key, value in parts.items():
         text = text.replace(f"${key}$", str(value))
     return text
+
+
+def source_of(file: str, parts: Mapping[str, object], specific: bool = False) -> KernelSource:
+    """The kernel of a file beside this one, filled in, named after the file and its own text."""
+    text = fill(template(file), parts)
+    name = f"{Path(file).stem}_{digest(text)[:20]}"
+    return KernelSource(name, text.replace("$NAME$", name), specific)
 
 
 def parameters_of(problem: ContractionProblem, names: Sequence[str], distances: bool = True) -> str:

@@ -10,16 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ....cache import digest
 from ....graph.expression import linearize
 from ....graph.operators import ReLU, ScaleShift
 from ...cpu.code import Code
 from ..dialect import TYPES
-from ..kernels import KernelSource, Launch
+from ..kernels import Launch
 from ..pointwise import print_chain
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .problem import ContractionProblem
-from .text import compute_stages, fill, parameters_of, template, unpack_others, vectors_of
+from .text import compute_stages, parameters_of, source_of, unpack_others, vectors_of
 
 
 @dataclass(frozen=True)
@@ -156,12 +155,10 @@ def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> 
         "OTHERS": _others(problem),
         "EPILOGUE": _epilogue(problem),
     }
-    text = fill(template("tile.cu"), parts)
-    name = f"tile_{digest(text)[:20]}"
     pixels = problem.batch * problem.y.rows * problem.y.columns
     tiles = -(-pixels // tile.pixels) * -(-problem.w.shape[0] // tile.filters)
     blocks = min(tiles, multiprocessors * tile.blocks)
-    source = KernelSource(name, text.replace("$NAME$", name))
+    source = source_of("tile.cu", parts)
     return Launch(source, (blocks, 1, 1), (tile.threads, 1, 1), tile.shared_bytes)
 
 

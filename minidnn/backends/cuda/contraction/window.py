@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....cache import digest
 from ..arch import shared_limit
 from ..dialect import TYPES
-from ..kernels import KernelSource, Launch
+from ..kernels import Launch
 from .chunks import LANES, step_of
 from .halo import pitches, why_not_line
 from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
-from .text import epilogue_of, fill, parameters_of, template, vectors_of
+from .text import epilogue_of, parameters_of, source_of, vectors_of
 
 TILES = (4, 2, 1)
 """Times 64 pixels that each of a block's two warp groups makes."""
@@ -168,9 +167,7 @@ def launch_of(problem: ContractionProblem, tiles: int, multiprocessors: int) -> 
         "VECTORS": vectors_of(problem),
         "EPILOGUE": epilogue_of(problem),
     }
-    text = fill(template("window.cu"), parts)
-    name = f"window_{digest(text)[:20]}"
-    source = KernelSource(name, text.replace("$NAME$", name), specific=True)
+    source = source_of("window.cu", parts, specific=True)
     groups = -(-filters // width)
     blocks = min(_split(problem, tiles), max(1, multiprocessors // groups))
     shared = _fixed(problem, tiles) + slabs.count * (_slab(problem, tiles, slabs.chunks) + 16)

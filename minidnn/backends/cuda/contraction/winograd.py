@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....cache import digest
 from ...cpu.code import Code
 from ..functions import Loaded, Run
-from ..kernels import KernelSource, Launch
+from ..kernels import Launch
 from .problem import ContractionProblem
-from .text import compute_stages, fill, parameters_of, template
+from .text import compute_stages, parameters_of, source_of
 
 _CHANNELS = 8
 """Of a slab."""
@@ -119,9 +118,7 @@ def _padded(problem: ContractionProblem, shape: Shape) -> int:
 
 
 def _filter_launch(problem: ContractionProblem, shape: Shape) -> Launch:
-    text = template("winograd_filter.cu")
-    name = f"winograd_filter_{digest(text)[:20]}"
-    source = KernelSource(name, text.replace("$NAME$", name))
+    source = source_of("winograd_filter.cu", {})
     slabs = -(-problem.w.shape[1] // _CHANNELS)
     grid = (-(-_padded(problem, shape) // _THREADS), slabs * _CHANNELS, 1)
     return Launch(source, grid, (_THREADS, 1, 1))
@@ -134,9 +131,7 @@ def _launch(problem: ContractionProblem, shape: Shape) -> Launch:
         "PARAMETERS": parameters_of(problem, _names(problem), distances=False),
         "EPILOGUE": _epilogue(problem),
     }
-    text = fill(template("winograd.cu"), parts)
-    name = f"winograd_{digest(text)[:20]}"
-    source = KernelSource(name, text.replace("$NAME$", name))
+    source = source_of("winograd.cu", parts)
     groups = _padded(problem, shape) // shape.filters
     blocks = -(-_tiles(problem) // shape.tiles) * groups
     shared = 2 * _CHANNELS * 16 * (shape.filters + shape.tiles) * 4
