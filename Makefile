@@ -12,8 +12,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 SOURCES := $(wildcard minidnn models tests tools demo benchmarks)
 WORKERS := 2
-# A file's tests run in one worker, so that what its fixtures make is made once; libraries whose
-# threads spin would keep the other workers from the cores.
+# Which worker runs what: tests/schedule.py.  Libraries whose threads spin would keep the other
+# workers from the cores.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -W error -m pytest -W error --timeout 900 --durations 25 \
 	-n $(WORKERS) --dist loadfile
 

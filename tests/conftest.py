@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import schedule
 from tests.turns import Turns
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +49,9 @@ def why_no_gpu() -> str | None:
     return None if count else "no CUDA device"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        schedule.put_in_order(items)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and (reason := why_no_gpu()) is not None:
         for item in gpu_items:
@@ -67,6 +70,11 @@ def pytest_configure_node(node: Any) -> None:
         stash[FOLDER] = tempfile.TemporaryDirectory(prefix="minidnn-turns-")
         node.config.add_cleanup(stash[FOLDER].cleanup)
     node.workerinput["turns"] = stash[FOLDER].name
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return schedule.make_scheduler(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:

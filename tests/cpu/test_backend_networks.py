@@ -21,6 +21,8 @@ from minidnn.layers.build import to_graph
 torch = pytest.importorskip("torch")
 from tests.models.test_torchvision import NETWORKS, SMALL, images, peer, theirs  # noqa: E402
 
+pytestmark = pytest.mark.early
+
 #: Networks whose contractions are the same however stacks are collapsed.
 STRATEGIES_AGREE = ("resnet18", "squeezenet1_1", "vgg11_bn", "densenet121")
 ON_AVX2 = ("resnet18", "squeezenet1_1", "inception_v3")

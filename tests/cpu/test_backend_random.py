@@ -26,6 +26,8 @@ from tests.fusion.graphs import graphs, inputs_for
 
 from .warming import warm
 
+pytestmark = pytest.mark.early
+
 
 @dataclass(frozen=True)
 class Drawn:

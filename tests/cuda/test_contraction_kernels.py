@@ -32,6 +32,8 @@ from .lowered import (
     problems_of,
 )
 
+pytestmark = pytest.mark.early
+
 WINDOWS = {
     "3x3": (lambda: L.Sequential(L.Conv2d(48, 64, 3, padding=1), L.SiLU()), (2, 48, 7, 9)),
     "128-channels": (lambda: L.Conv2d(128, 32, 3, padding=1), (1, 128, 9, 13)),

@@ -29,6 +29,8 @@ from .contractions import draw_weights
 from .emulator.run import Emulated, guarded
 from .lowered import ARCH, planned, problems_of
 
+pytestmark = pytest.mark.early
+
 #: Half the distance of neighbouring numbers at 1, of what is in memory.
 ROUNDING = {"tf32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 DTYPES = {"tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"}

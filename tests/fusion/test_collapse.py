@@ -17,6 +17,8 @@ from minidnn.graph.ir import Graph
 from tests.fusion.planes import random_graph
 from tests.passes.build import graph_of, max_pool, relu, scale
 
+pytestmark = pytest.mark.early
+
 TINY = Device("tiny", 2, 1e9, 1e9, 1e8, 1e9, 3 << 10, 4, 1e-7)
 SMALL = Device("small", 4, 1e9, 1e9, 2e8, 4e9, 1 << 10, 2, 1e-6)
 #: A GPU with 100 KiB for 8 channels, which keeps nothing in registers from step to step.

@@ -24,6 +24,8 @@ from tests.cpu.warming import warm
 from .drawers import DRAWERS
 from .random_models import RandomModel, random_model
 
+pytestmark = pytest.mark.early
+
 #: The largest difference, as a part of the value's largest number and of 1.
 TOLERANCE = 2e-5
 #: What ONNX Runtime does not know, or not yet in every opset.

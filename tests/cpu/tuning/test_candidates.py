@@ -25,6 +25,8 @@ from tests.cpu.contraction.harness import (
     run,
 )
 
+pytestmark = pytest.mark.early
+
 PAD = conv(pad=1)
 CASES = [
     Case("3x3", (2, 48, 13, 11), 80, (3, 3), PAD, after=(Add(), ReLU())),

@@ -1,0 +1,74 @@
+"""What workers are given: files as a whole, parts by themselves, the longest first."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.schedule import unit_of
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "unit"),
+    [
+        ("tests/a/test_x.py::test_one", "tests/a/test_x.py"),
+        ("tests/a/test_x.py::test_one[apart-1]", "tests/a/test_x.py"),
+        ("tests/a/test_x.py::test_one[part-1-avx2]", "tests/a/test_x.py"),
+        ("tests/a/test_x.py::test_one[part-1]", "tests/a/test_x.py::test_one[part-1]"),
+        ("tests/a/test_x.py::test_one[avx2-part-12]", "tests/a/test_x.py::test_one[avx2-part-12]"),
+    ],
+)
+def test_units(nodeid: str, unit: str) -> None:
+    assert unit_of(nodeid) == unit
+
+
+CONFTEST = """\
+from tests.conftest import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+"""
+
+MANY = """\
+import pytest
+
+@pytest.mark.parametrize("i", range(6))
+def test_many(i):
+    pass
+"""
+
+LONG = """\
+import pytest, time
+
+@pytest.mark.early
+@pytest.mark.parametrize("part", range(4), ids="part-{}".format)
+def test_long(part):
+    time.sleep(0.3)
+
+def test_short():
+    pass
+"""
+
+
+def test_parts_come_first_and_run_at_the_same_time(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    for name, text in {"conftest": CONFTEST, "test_a": MANY, "test_b": LONG}.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = early\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "2", "--dist", "loadfile", "."]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "11 passed" in done.stdout, done.stdout + done.stderr
+    ran = re.findall(r"\[gw(\d)\].* PASSED test_(\w)\.py::test_(\w+)", done.stdout)
+    assert {worker for worker, _, name in ran if name == "long"} == {"0", "1"}
+    assert [name for _, _, name in ran][:2] == ["long", "long"]
+    assert len({worker for worker, file, _ in ran if file == "a"}) == 1

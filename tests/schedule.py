@@ -1,0 +1,41 @@
+"""What pytest-xdist's workers are given at once, and in which order.
+
+A file's tests run in one worker, so that what its fixtures make is made once.  Two things keep a
+worker from ending long after the others: tests marked ``early`` come first, and of a test in parts
+(parameters named ``part-0``, ``part-1``, ...) each part goes to whichever worker is free.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+
+def unit_of(nodeid: str) -> str:
+    """What goes to a worker as a whole: the file of a test, or a part by itself."""
+    return nodeid if re.search(r"\[(.*-)?part-\d+\]$", nodeid) else nodeid.split("::", 1)[0]
+
+
+def put_in_order(items: list[pytest.Item]) -> None:
+    """What takes long by itself first; then files of many tests before those of few."""
+    sizes = Counter(unit_of(item.nodeid) for item in items)
+
+    def late(item: pytest.Item) -> tuple[bool, int]:
+        return item.get_closest_marker("early") is None, -sizes[unit_of(item.nodeid)]
+
+    items.sort(key=late)
+
+
+def make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The scheduler of ``--dist loadfile``: units in the order in which they were collected."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Units(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return Units(config, log)
