@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-Reduce = Literal["max", "average"]
+WindowReduce = Literal["max", "average"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Window:
 
     rows: WindowAxis
     columns: WindowAxis
-    reduce: Reduce
+    reduce: WindowReduce
     count_padding: bool = True
     divisor: int | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...fusion.plan import KernelPlan
+from ...graph.window import WindowReduce
 from .window import overhang
 
 
@@ -19,7 +20,7 @@ class Storage:
     #: Columns before and after each row; they hold the identity of "max" or "average" windows.
     before: int = 0
     after: int = 0
-    reduce: str = ""
+    reduce: WindowReduce | None = None
 
     @property
     def pitch(self) -> int:

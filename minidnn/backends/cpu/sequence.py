@@ -22,6 +22,7 @@ from ...errors import GraphError
 from ...fusion.geometry import Extent
 from ...fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from ...graph.ir import Constant
+from ...graph.window import WindowReduce
 from .code import Code
 from .finite import input_bound
 from .isa import Isa
@@ -32,10 +33,13 @@ from .step import WORDS, StepPrinter
 from .tensor import Access, Tensor
 from .transpose import print_load, print_store
 from .view import Outside, PlaneView, Ring
-from .window import print_exact_max, print_max
+from .window import print_exact_max, print_identity, print_max
 
 STREAMED_BYTES = 8 << 20
 """Outputs at least that large are written past the caches: no line of them is read first."""
+
+_IDENTITY_ROWS: tuple[WindowReduce, ...] = ("max", "average")
+"""Kinds of windows, in the order in which rows of their identities lie in scratch memory."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ class _Printer:
 
     @property
     def _buffers_offset(self) -> int:
-        return self.lanes + 2 * self._identity_floats
+        return self.lanes + len(_IDENTITY_ROWS) * self._identity_floats
 
     @property
     def _rows_offset(self) -> int:
@@ -146,9 +150,9 @@ class _Printer:
                 code.line("uniform float * uniform rows = (uniform float * uniform)md_scratch;")
                 size = self._identity_floats
                 with code.block(f"for (uniform int i = 0; i < {size}; i += {self.lanes})"):
-                    for k, value in enumerate(("floatbits(0xff800000)", "0.0f")):
+                    for k, reduce in enumerate(_IDENTITY_ROWS):
                         at = self.lanes + k * size
-                        code.line(f"rows[{at} + i + programIndex] = {value};")
+                        code.line(f"rows[{at} + i + programIndex] = {print_identity(reduce)};")
             with code.block("for (uniform int item = md_begin; item < md_end; item++)"):
                 code.line(f"const uniform int patch = item % {self.tasks};")
                 code.line(f"const uniform int block = item / {self.tasks} % {total};")
@@ -325,9 +329,9 @@ class _Printer:
                 declared = "" if k else "uniform int "
                 code.line(f"{declared}{begin} = {f'min({begin}, {low})' if k else low};")
                 code.line(f"{declared}{end} = {f'max({end}, {high})' if k else high};")
-        if storage.before + storage.after == 0:
+        if storage.reduce is None or storage.before + storage.after == 0:
             return
-        value = "floatbits(0xff800000)" if storage.reduce == "max" else "0.0f"
+        value = print_identity(storage.reduce)
         with code.block(f"for (uniform int r = 0; r < {storage.rows}; r++)"):
             code.line(f"uniform float * uniform row = md_b{i} + r * {storage.pitch};")
             for k in range(storage.before):

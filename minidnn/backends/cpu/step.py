@@ -15,7 +15,7 @@ from ...graph.window import Window
 from .code import Code
 from .scalar import print_code
 from .view import Outside, PlaneView, Ring
-from .window import UNROLLED_TAPS, Join, WindowPrinter, print_divisor
+from .window import UNROLLED_TAPS, Join, WindowPrinter, print_divisor, print_identity
 
 WORDS = "uniform unsigned int * uniform"
 
@@ -297,12 +297,13 @@ class StepPrinter:
         first = f"({self.columns[0]} * {axis.stride} - {axis.padding[0]} + {view.ring.origin})"
         at = self._ring_row(number, view.ring, row, first)
         identity = self._argument(
-            "uniform float * uniform", "identity", self._identity(self.window)
+            "uniform float * uniform", "identity", self._identity_row(self.window)
         )
         return f"({row} >= 0 && {row} < {view.extent[0]}) ? {at} : {identity}"
 
     @staticmethod
-    def _identity(window: Window) -> str:
+    def _identity_row(window: Window) -> str:
+        """The row that is read where a window's row is padding."""
         return "md_lowest" if window.reduce == "max" else "md_zero"
 
     def _load_tap(self, row: int, column: int) -> str:
@@ -319,7 +320,7 @@ class StepPrinter:
         assert self.window is not None
         axis = self.window.columns
         column = f"(({self.xb} + j) * {axis.stride} - {axis.padding[0]} + {tap})"
-        identity = "floatbits(0xff800000)" if self.window.reduce == "max" else "0.0f"
+        identity = print_identity(self.window.reduce)
         return f"(({column} >= 0 && {column} < {view.extent[1]}) ? {element} : {identity})"
 
     # Elements
@@ -440,7 +441,7 @@ class StepPrinter:
         """A window with so many taps that they are a loop."""
         code, window = self.code, self.window
         assert window is not None
-        identity = "floatbits(0xff800000)" if window.reduce == "max" else "0.0f"
+        identity = print_identity(window.reduce)
         down, across = window.axes
         code.line(f"float total = {identity};")
         with code.block(f"for (uniform int ky = 0; ky < {down.kernel}; ky++)"):

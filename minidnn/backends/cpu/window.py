@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...graph.window import Window, WindowAxis
+from ...graph.window import Window, WindowAxis, WindowReduce
 from .code import Code
 
 CARRIED = 8
@@ -33,7 +33,13 @@ def print_max(a: str, b: str) -> str:
 
 
 def print_exact_max(a: str, b: str) -> str:
+    """A maximum that is NaN if one of both is."""
     return f"md_max({a}, {b})"
+
+
+def print_identity(reduce: WindowReduce) -> str:
+    """What padding counts as, so that it changes no window: minus infinity, or nothing."""
+    return "floatbits(0xff800000)" if reduce == "max" else "0.0f"
 
 
 @dataclass

@@ -13,7 +13,7 @@ from minidnn.frontends.onnx.operators.windows import steps, window_pads
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import Operator
-from minidnn.graph.window import Reduce, Window, WindowAxis
+from minidnn.graph.window import Window, WindowAxis, WindowReduce
 
 _family = Family("pooling")
 CONVERTERS = _family.converters
@@ -37,7 +37,7 @@ def _axes(call: Call, x: Value) -> list[WindowAxis]:
 
 
 def _pooled(
-    call: Call, x: Value, axes: list[WindowAxis], reduce: Reduce, count_padding: bool = True
+    call: Call, x: Value, axes: list[WindowAxis], reduce: WindowReduce, count_padding: bool = True
 ) -> Value:
     """Windows over one, two or three axes: the first of three after the other two."""
     build = call.build
