@@ -98,26 +98,35 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     zoos = md.compile(own, shape, **how)
     dtype = DTYPES.get(precision, torch.float32)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
-    halves, place = split(net.to(device, dtype))
-    fast = md.optimize(net, x, strict=True, **how)
-    broken = md.optimize(halves, x, **how)
-    unknown, between = Unknown(), _given_to_unknown(halves, x)
+    fast = md.optimize(net.to(device, dtype), x, strict=True, **how)
     given = x if device == "cuda" else x.numpy()
     with torch.inference_mode():
-        runs: dict[str, Run] = {"zoo": lambda: zoos(given), "optimize": lambda: fast(x)}
         agree = bool((torch.as_tensor(zoos(given)) == fast(x)).all())
-        found: dict[str, Any] = {"split behind": place, "parts": len(broken.programs[0].parts)}
-        found["same bits"] = agree
-        found["whole"] = timed(runs, options)
-        runs = {"optimize": runs["optimize"], "split": lambda: broken(x)}
-        layer: dict[str, Run] = {"layer": lambda: unknown(between)}
-        if device == "cuda":
-            found["split"] = timed({**runs, **layer}, options)
-        else:
-            calls = timed(runs, options)["call"]
-            calls |= {**singly(layer, options), "in eager": _in_eager(halves, x, options)}
-            found["split"] = {"call": calls}
-    return found
+        runs: dict[str, Run] = {"zoo": lambda: zoos(given), "optimize": lambda: fast(x)}
+        found = {"same bits": agree, "whole": timed(runs, options)}
+        return found if options.whole else {**found, **_split_record(net, fast, x, how, options)}
+
+
+def _split_record(
+    net: nn.Module,
+    fast: nn.Module,
+    x: torch.Tensor,
+    how: Mapping[str, Any],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """What a record says of the network with an unknown layer."""
+    halves, place = split(net)
+    broken = md.optimize(halves, x, **how)
+    unknown, between = Unknown(), _given_to_unknown(halves, x)
+    runs: dict[str, Run] = {"optimize": lambda: fast(x), "split": lambda: broken(x)}
+    layer: dict[str, Run] = {"layer": lambda: unknown(between)}
+    if options.device == "cuda":
+        times = timed({**runs, **layer}, options)
+    else:
+        calls = timed(runs, options)["call"]
+        calls |= {**singly(layer, options), "in eager": _in_eager(halves, x, options)}
+        times = {"call": calls}
+    return {"split behind": place, "parts": len(broken.programs[0].parts), "split": times}
 
 
 def _in_eager(net: nn.Module, x: torch.Tensor, options: argparse.Namespace) -> list[float]:
@@ -226,9 +235,10 @@ def _under_way(run: Run, count: int) -> float:
 
 def row(name: str, record: Mapping[str, Any], way: str) -> str:
     """A row of the table, as Markdown."""
-    whole, halves = record["whole"][way], record["split"][way]
+    whole, halves = record["whole"][way], record.get("split", {}).get(way, {})
     cells = [name, _ms(whole["zoo"]), _ms(whole["optimize"])]
-    cells += [_shown(ratio(whole["optimize"], whole["zoo"])), _ms(halves["split"])]
+    cells += [_shown(ratio(whole["optimize"], whole["zoo"]))]
+    cells += [_ms(halves["split"]) if halves else ""]
     for layer in ("layer", "in eager"):
         if layer in halves:
             own = median(halves[layer]).value
@@ -265,6 +275,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--whole", action="store_true", help="no network with an unknown layer")
     parser.add_argument("--rounds", type=int, default=9, help="alternations (9)")
     parser.add_argument("--seconds", type=float, default=0.3, help="a burst's length (0.3)")
     parser.add_argument("--limit", type=float, default=math.inf, help="begin none after so long")
