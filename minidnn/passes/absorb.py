@@ -4,7 +4,8 @@ Handles: element-wise nodes that are the only reader of the contraction's result
 add included (epilogue), and element-wise nodes with one tensor operand that only the
 contraction reads (prologue).  What is absorbed is decided by price: the time that the target
 predicts for it inside the contraction, against its own memory traffic outside, which is nothing
-if a neighbouring stack takes it along for free.
+if the stack in front of a prologue takes it along for free.  An epilogue that a stack reads is
+absorbed at any price.
 Refuses: whatever the target refuses (noted with its reason), shapes that change, operands that
 depend on the contraction by another path; everything under the strategy "layers".
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from minidnn.fusion.region import FusedContraction
 from minidnn.fusion.stacks import Groups, is_tensor_operand, why_not_fusable
+from minidnn.fusion.target import Target
 from minidnn.graph.ir import Constant, Graph, Node
 from minidnn.graph.operator import Contraction, Elementwise
 from minidnn.graph.operators import Concat
@@ -52,22 +54,17 @@ def _epilogue(
         if reason is None and not groups.can_merge([contraction, node]):
             reason = "one of its operands depends on the contraction by another path"
         if reason is not None:
-            context.notes[node.name] = f"not absorbed into {contraction.name}: {reason}"
+            _note(context, contraction, node, reason)
             break
         reads = sum(value.type.bytes for value in others)
-        own = node.op.operations(tuple(v.type for v in node.inputs), (node.output.type,))
-        apart = 2 * last.output.type.bytes + reads
-        reader = graph.only_reader(node.output)
-        joins_stack = reader is not None and why_not_fusable(reader) is None
-        outside = reads / target.device.bandwidth if joins_stack else target.seconds(own, apart)
         inside = target.epilogue_seconds(contraction, [*chain, node], reads)
         if chain:
             inside -= target.epilogue_seconds(contraction, chain, 0)
-        if inside > outside and not joins_stack:
-            context.notes[node.name] = (
-                f"not absorbed into {contraction.name}: {inside * 1e6:.1f} us inside, "
-                f"{outside * 1e6:.1f} us outside"
-            )
+        reader = graph.only_reader(node.output)
+        joins_stack = reader is not None and why_not_fusable(reader) is None
+        outside = target.seconds(_operations(node), 2 * last.output.type.bytes + reads)
+        if not joins_stack and inside > outside:
+            _note(context, contraction, node, _prices(inside, outside))
             break
         if not context.allow(f"{contraction.name} takes {node.name} ({node.op}) after it"):
             break
@@ -94,32 +91,44 @@ def _prologue(
         if reason is None and not groups.can_merge([contraction, node]):
             reason = "it depends on the contraction by another path"
         if reason is not None:
-            context.notes[node.name] = f"not absorbed into {contraction.name}: {reason}"
+            _note(context, contraction, node, reason)
             break
-        source = node.inputs[0]
-        own = node.op.operations(tuple(v.type for v in node.inputs), (node.output.type,))
-        producer = source.producer
-        if producer is not None and _can_lead_stack(producer) and producer not in taken:
-            alone = graph.only_reader(source) is node
-            written = 0 if alone else value.type.bytes  # a stack would take it along
-            outside = written / target.device.bandwidth
-            if isinstance(producer.op, Elementwise) and alone:
-                outside = target.seconds(own, source.type.bytes + value.type.bytes)
-        else:
-            outside = target.seconds(own, source.type.bytes + value.type.bytes)
         inside = target.prologue_seconds(contraction, [node])
+        outside = _seconds_before(graph, node, taken, target)
         if inside > outside:
-            context.notes[node.name] = (
-                f"not absorbed into {contraction.name}: {inside * 1e6:.1f} us inside, "
-                f"{outside * 1e6:.1f} us outside"
-            )
+            _note(context, contraction, node, _prices(inside, outside))
             break
         if not context.allow(f"{contraction.name} takes {node.name} ({node.op}) before it"):
             break
         groups.merge([contraction, node])
         chain.insert(0, node)
-        value = source
+        value = node.inputs[0]
     return chain
+
+
+def _seconds_before(graph: Graph, node: Node, taken: dict[Node, None], target: Target) -> float:
+    """What a node in front of a contraction takes outside of it."""
+    source, value = node.inputs[0], node.output
+    producer = source.producer
+    alone = graph.only_reader(source) is node
+    if producer is not None and producer not in taken and _can_lead_stack(producer):
+        if not alone:
+            return value.type.bytes / target.device.bandwidth  # the stack writes one value more
+        if not isinstance(producer.op, Elementwise):
+            return 0.0  # the stack writes this value instead of its source
+    return target.seconds(_operations(node), source.type.bytes + value.type.bytes)
+
+
+def _operations(node: Node) -> int:
+    return node.op.operations(tuple(v.type for v in node.inputs), (node.output.type,))
+
+
+def _prices(inside: float, outside: float) -> str:
+    return f"{inside * 1e6:.1f} us inside, {outside * 1e6:.1f} us outside"
+
+
+def _note(context: Context, contraction: Node, node: Node, reason: str) -> None:
+    context.notes[node.name] = f"not absorbed into {contraction.name}: {reason}"
 
 
 def _can_lead_stack(node: Node) -> bool:
