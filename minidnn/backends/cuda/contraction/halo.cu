@@ -26,6 +26,7 @@ enum { ACROSS = N / 8, ROWS = 32 / ACROSS };  // threads that write a pixel, pix
 enum { WEIGHTS = PRODUCTS * N * 16, PIXELS = PANELS * PITCH, TURNED = 8 * 16 * TURN * 4 };
 
 $HOPPER$
+$TURN$
 extern "C" __global__ void __launch_bounds__(384, $BLOCKS$) $NAME$($PARAMETERS$) {
   MD_SHARED;
   const unsigned int begins = (unsigned int)__cvta_generic_to_shared(md_shared);
@@ -129,12 +130,7 @@ $VECTORS$
     if (lane == 0) arrive(empty + tile % SLABS * 8);
 
     // Each warp turns its sixteen results, so that threads write whole chunks of 16 bytes.
-    #pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-      float *at = turned + (lane >> 2) * TURN + j * 8 + (lane & 3) * 2;
-      *(float2 *)at = make_float2(c[4 * j], c[4 * j + 1]);
-      *(float2 *)(at + 8 * TURN) = make_float2(c[4 * j + 2], c[4 * j + 3]);
-    }
+    turn<N, TURN>(turned, c, lane);
     __syncwarp();
     #pragma unroll
     for (int k = 0; k < (15 + ROWS) / ROWS; k++) {
@@ -145,12 +141,8 @@ $VECTORS$
       const bool there = down < (int)P_rows && across < (int)P_columns && image < (int)P_batch;
       if (there && some && row < 16 && lane < ROWS * ACROSS) {
         const long long m = ((long long)image * P_rows + down) * P_columns + across;
-        const float *from = turned + row * TURN + lane % ACROSS * 8;
-        // Odd rows read their halves in the other order: then no two rows share a bank.
-        const int turn = (row & 1) * 4;
-        const float4 one = *(const float4 *)(from + turn), two = *(const float4 *)(from + 4 - turn);
-        const float4 low = turn ? two : one, high = turn ? one : two;
-        float a0[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, r[8];
+        float a0[8], r[8];
+        read_turned(a0, turned + row * TURN + lane % ACROSS * 8, row);
 $EPILOGUE$
         md_store<8>(y + m * P_y + n, r);
       }

@@ -13,7 +13,7 @@ from ..kernels import Launch
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
-from .text import epilogue_of, parameters_of, source_of, vectors_of
+from .text import epilogue_of, parameters_of, source_of, template, vectors_of
 
 TILE = 64
 """Pixels that one ``wgmma`` makes."""
@@ -174,6 +174,7 @@ def launch_of(problem: ContractionProblem, width: int, multiprocessors: int) -> 
         "CHUNKS": _panel(channels // LANES),
         "PARAMETERS": parameters_of(problem, (*_NAMES, *_STRIDES)),
         "HOPPER": hopper_text(problem.x.dtype, width),
+        "TURN": template("turn.cu"),
         "VECTORS": vectors_of(problem),
         "EPILOGUE": epilogue_of(problem),
     }

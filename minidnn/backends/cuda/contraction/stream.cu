@@ -17,6 +17,7 @@ enum { PART = N % 32 ? 16 : 32, LANES = PART / 8, TURN = PART + 8 };
 enum { ROWS = 32 / LANES, TURNS = 16 / ROWS, TURNED = GROUPS * 4 * 16 * TURN * 4 };
 
 $HOPPER$
+$TURN$
 extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARAMETERS$) {
   MD_SHARED;
   const int thread = threadIdx.x & 127, group = threadIdx.x >> 7;
@@ -141,13 +142,7 @@ $SCALE1$
     // Each warp turns its results, PART columns at a time, so that threads write whole chunks.
     #pragma unroll
     for (int part = 0; part < N / PART; part++) {
-      #pragma unroll
-      for (int j = 0; j < PART / 8; j++) {
-        float *at = turned + (lane >> 2) * TURN + j * 8 + (lane & 3) * 2;
-        const int i = 4 * (part * (PART / 8) + j);
-        *(float2 *)at = make_float2(c[i], c[i + 1]);
-        *(float2 *)(at + 8 * TURN) = make_float2(c[i + 2], c[i + 3]);
-      }
+      turn<PART, TURN>(turned, c + part * PART / 2, lane);
       __syncwarp();
       const int n = n1 + part * PART;
       const bool some = n < filters;
@@ -157,13 +152,8 @@ $VECTORS$
         const int row = lane / LANES + k * ROWS;
         const long long m = m1 + k * ROWS;
         if (some && m < P_pixels) {
-          const float *from = turned + row * TURN + lane % LANES * 8;
-          // Odd rows read their halves in the other order: then no two rows share a bank.
-          const int turn = (row & 1) * 4;
-          const float4 one = *(const float4 *)(from + turn);
-          const float4 two = *(const float4 *)(from + 4 - turn);
-          const float4 low = turn ? two : one, high = turn ? one : two;
-          float a0[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, r[8];
+          float a0[8], r[8];
+          read_turned(a0, turned + row * TURN + lane % LANES * 8, row);
 $EPILOGUE$
           md_store<8>(y + m * P_y + n, r);
         }

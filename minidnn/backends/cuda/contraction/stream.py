@@ -16,7 +16,7 @@ from ..kernels import Launch
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
-from .text import compute_stages, parameters_of, source_of, unpack_others, vectors_of
+from .text import compute_stages, parameters_of, source_of, template, unpack_others, vectors_of
 from .tile import is_packed
 
 
@@ -188,6 +188,7 @@ def launch_of(problem: ContractionProblem, stream: Stream, multiprocessors: int)
         "STAYS": int(stream.stays),
         "GROUPS": stream.groups,
         "HOPPER": hopper_text(problem.x.dtype, stream.columns),
+        "TURN": template("turn.cu"),
         "PARAMETERS": parameters_of(problem, _NAMES),
         "BEFORE": int(bool(problem.before)),
         "BEFORE_VECTORS": _before_vectors(problem),

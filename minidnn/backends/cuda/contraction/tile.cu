@@ -16,6 +16,7 @@ MD_FUNCTION int place(int row, int chunk) {
   return (row * CHUNKS + (chunk ^ turn)) * 16;
 }
 
+$TURN$
 MD_FUNCTION void copy(unsigned int to, const T *from, bool inside) {
   asm volatile("cp.async.$CACHE$ [%0], [%1], 16, %2;"
                : : "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
@@ -141,24 +142,15 @@ $VECTORS$
 $OTHERS$
   #pragma unroll
   for (int i = 0; i < WM / 16; i++) {
-    #pragma unroll
-    for (int j = 0; j < WN / 8; j++) {
-      float *at = turned + (lane >> 2) * PITCH + j * 8 + (lane & 3) * 2;
-      *(float2 *)at = make_float2(c[i][j][0], c[i][j][1]);
-      *(float2 *)(at + 8 * PITCH) = make_float2(c[i][j][2], c[i][j][3]);
-    }
+    turn<WN, PITCH>(turned, c[i][0], lane);
     __syncwarp();
     #pragma unroll
     for (int k = 0; k < WN / 16; k++) {
       const int row = lane / (WN / 8) + k * (32 / (WN / 8));
       const long long m = m0 + wm + i * 16 + row;
       if (m < P_pixels && some) {
-        const float *from = turned + row * PITCH + lane % (WN / 8) * 8;
-        // Odd rows read their halves in the other order: then no two rows share a bank.
-        const int turn = (row & 1) * 4;
-        const float4 one = *(const float4 *)(from + turn), two = *(const float4 *)(from + 4 - turn);
-        const float4 low = turn ? two : one, high = turn ? one : two;
-        float a0[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, r[8];
+        float a0[8], r[8];
+        read_turned(a0, turned + row * PITCH + lane % (WN / 8) * 8, row);
 $EPILOGUE$
         md_store<8>(y + m * P_y + n, r);
       }

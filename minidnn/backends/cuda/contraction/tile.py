@@ -18,7 +18,7 @@ from ..kernels import Launch
 from ..pointwise import print_chain
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .problem import ContractionProblem
-from .text import compute_stages, parameters_of, source_of, unpack_others, vectors_of
+from .text import compute_stages, parameters_of, source_of, template, unpack_others, vectors_of
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,7 @@ def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> 
         "BLOCKS": tile.blocks,
         "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
         "PARAMETERS": parameters_of(problem, _NAMES),
+        "TURN": template("turn.cu"),
         "STATE": "" if simple else _WINDOW_STATE,
         "ROWS": _SIMPLE_ROWS if simple else _WINDOW_ROWS,
         "TAP": "" if simple else _WINDOW_TAP,

@@ -16,6 +16,7 @@ enum { ACROSS = N / 8, ROWS = 32 / ACROSS };  // threads that write a pixel, pix
 enum { AT_ONCE = 128 / CHUNKS };
 
 $HOPPER$
+$TURN$
 extern "C" __global__ void __launch_bounds__(384, 1) $NAME$($PARAMETERS$) {
   MD_SHARED;
   const int thread = threadIdx.x & 127, group = threadIdx.x >> 7;
@@ -112,12 +113,7 @@ $VECTORS$
     // Each warp turns its results, sixteen pixels at a time, so that threads write whole chunks.
     #pragma unroll
     for (int g = 0; g < TILES; g++) {
-      #pragma unroll
-      for (int j = 0; j < N / 8; j++) {
-        float *at = turned + (lane >> 2) * TURN + j * 8 + (lane & 3) * 2;
-        *(float2 *)at = make_float2(c[g][4 * j], c[g][4 * j + 1]);
-        *(float2 *)(at + 8 * TURN) = make_float2(c[g][4 * j + 2], c[g][4 * j + 3]);
-      }
+      turn<N, TURN>(turned, c[g], lane);
       __syncwarp();
       #pragma unroll
       for (int k = 0; k < (15 + ROWS) / ROWS; k++) {
@@ -128,13 +124,8 @@ $VECTORS$
         const bool there = down < (int)P_rows && across < (int)P_columns && image < (int)P_batch;
         if (there && some && row < 16 && lane < ROWS * ACROSS) {
           const long long m = ((long long)image * P_rows + down) * P_columns + across;
-          const float *from = turned + row * TURN + lane % ACROSS * 8;
-          // Odd rows read their halves in the other order: then no two rows share a bank.
-          const int turn = (row & 1) * 4;
-          const float4 one = *(const float4 *)(from + turn);
-          const float4 two = *(const float4 *)(from + 4 - turn);
-          const float4 low = turn ? two : one, high = turn ? one : two;
-          float a0[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}, r[8];
+          float a0[8], r[8];
+          read_turned(a0, turned + row * TURN + lane % ACROSS * 8, row);
 $EPILOGUE$
           md_store<8>(y + m * P_y + n, r);
         }

@@ -1,0 +1,23 @@
+// A warp's results by way of shared memory: a product leaves each thread pairs of columns, what
+// follows takes eight columns side by side, which threads then write as whole chunks.  It stands
+// in the namespace of each kernel that makes products on tensor cores.
+
+// Sixteen rows of COLUMNS results, from the registers of a product to rows of PITCH numbers.
+template <int COLUMNS, int PITCH>
+MD_FUNCTION void turn(float *rows, const float *c, int lane) {
+  #pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j++) {
+    float *at = rows + (lane >> 2) * PITCH + j * 8 + (lane & 3) * 2;
+    *(float2 *)at = make_float2(c[4 * j], c[4 * j + 1]);
+    *(float2 *)(at + 8 * PITCH) = make_float2(c[4 * j + 2], c[4 * j + 3]);
+  }
+}
+// Eight columns of a row.  Odd rows read their halves in the other order: then no two rows share
+// a bank.
+MD_FUNCTION void read_turned(float (&a)[8], const float *from, int row) {
+  const int turn = (row & 1) * 4;
+  const float4 one = *(const float4 *)(from + turn), two = *(const float4 *)(from + 4 - turn);
+  const float4 low = turn ? two : one, high = turn ? one : two;
+  a[0] = low.x, a[1] = low.y, a[2] = low.z, a[3] = low.w;
+  a[4] = high.x, a[5] = high.y, a[6] = high.z, a[7] = high.w;
+}
