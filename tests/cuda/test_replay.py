@@ -71,7 +71,7 @@ class FakeCuda:
     # The driver
 
     def captured(self, stream: int) -> tuple[int, list[int]]:
-        return 7, [len(self.nodes)]
+        return 7, [len(self.nodes)] if self.nodes else []
 
     def cuCtxGetCurrent(self, context: Any) -> int:
         context._obj.value = 9
@@ -79,6 +79,8 @@ class FakeCuda:
 
     def cuGraphGetRootNodes(self, graph: Any, nodes: Any, count: Any) -> int:
         roots = [node for node, behind in self.behind.items() if not behind]
+        if nodes is not None and not count._obj.value:
+            return 1
         count._obj.value = len(roots)
         for i, node in enumerate(roots if nodes is not None else ()):
             nodes[i] = node
@@ -87,6 +89,8 @@ class FakeCuda:
     def cuGraphAddMemcpyNode(
         self, made: Any, graph: Any, behind: Any, count: Any, params: Any, context: Any
     ) -> int:
+        if not params._obj.WidthInBytes:
+            return 1
         node = made._obj.value = len(self.nodes) + 1
         self.behind[node] = {behind[i] for i in range(count.value)}
         self._write(node, params._obj)
@@ -153,6 +157,30 @@ def test_a_launch_copies_from_and_to_where_it_was_told(cuda: FakeCuda) -> None:
         cuda.launch()
         assert cuda.memory[to] == cuda.memory[source] + "''"
     assert cuda.sets == 4  # what lies where it lay is not set again
+
+
+def test_arrays_of_no_elements_have_no_nodes(cuda: FakeCuda) -> None:
+    """The driver takes no copies of no bytes."""
+
+    def enqueue() -> None:
+        cuda.start(lambda: cuda.memory.update({OUT: "made"}))
+
+    takes, gives = [End(IN, 0, takes=True)], [End(IN, 0, takes=False), End(OUT, 16, takes=False)]
+    Replay(SimpleNamespace(ptr=5), enqueue, takes, gives)
+    assert len(cuda.nodes) == 2
+    assert takes[0].reach(0x1000) and gives[0].reach(FOREIGN) and gives[1].reach(0x4000)
+    cuda.launch()
+    assert cuda.memory == {OUT: "made", 0x4000: "made"} and cuda.sets == 1
+
+
+def test_a_graph_may_be_empty(cuda: FakeCuda) -> None:
+    """Results without elements need no kernel; the driver lists no first nodes then."""
+    take, give = End(IN, 16, takes=True), End(OUT, 0, takes=False)
+    Replay(SimpleNamespace(ptr=5), lambda: None, [take], [give])
+    assert take.reach(0x1000) and give.reach(0x4000)
+    cuda.memory[0x1000] = "a"
+    cuda.launch()
+    assert cuda.memory[IN] == "a" and 0x4000 not in cuda.memory
 
 
 def test_what_a_node_cannot_reach_is_left_to_the_caller(cuda: FakeCuda) -> None:

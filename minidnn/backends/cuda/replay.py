@@ -71,8 +71,8 @@ class End:
 
     def reach(self, address: int, kind: int = DEVICE_TO_DEVICE) -> bool:
         """Whether the graph copies from or to that address from its next launch on; if not, it
-        copies nothing here, and that is left to the caller."""
-        if address == self._reached:
+        copies nothing here, and that is left to the caller.  Of no bytes there is nothing to copy."""
+        if address == self._reached or not self.bytes:
             return True
         if self._set is None:
             return False
@@ -113,6 +113,7 @@ class Replay:
             graph = runtime.streamEndCapture(stream.ptr)
         weakref.finalize(self, runtime.graphDestroy, graph).atexit = False
         context = ctypes.c_void_p()
+        takes, gives = ([end for end in some if end.bytes] for some in (takes, gives))
         ends = (*takes, *gives) if found is not None else ()
         if found is not None and ends:
             driver.call("cuCtxGetCurrent", ctypes.byref(context))
@@ -134,7 +135,8 @@ def _add_copies(
     whole, count = ctypes.c_void_p(graph), ctypes.c_size_t()
     driver.call("cuGraphGetRootNodes", whole, None, ctypes.byref(count))
     first = (ctypes.c_void_p * count.value)()
-    driver.call("cuGraphGetRootNodes", whole, first, ctypes.byref(count))
+    if count.value:  # the driver refuses to list nothing
+        driver.call("cuGraphGetRootNodes", whole, first, ctypes.byref(count))
     behind = (ctypes.c_void_p * len(last))(*last)
     for end in takes:
         _add(whole, end, (ctypes.c_void_p * 0)(), context)
