@@ -71,7 +71,7 @@ class End:
 
     def reach(self, address: int, kind: int = DEVICE_TO_DEVICE) -> bool:
         """Whether the graph copies from or to that address from its next launch on; if not, it
-        copies nothing here, and that is left to the caller.  Of no bytes there is nothing to copy."""
+        copies nothing here, and that is left to the caller.  No bytes need no copy."""
         if address == self._reached or not self.bytes:
             return True
         if self._set is None:
