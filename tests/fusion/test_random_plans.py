@@ -120,6 +120,7 @@ def test_plans_of_random_graphs(part: int) -> None:
     check_graphs(part, 265)
 
 
+@pytest.mark.early
 @pytest.mark.full
 @pytest.mark.parametrize("part", range(10), ids="part-{}".format)
 def test_plans_of_many_random_graphs(part: int) -> None:
