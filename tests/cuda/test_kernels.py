@@ -54,7 +54,14 @@ def read(memory: np.ndarray, tensor: Tensor, images: int) -> np.ndarray:
 
 
 def run(launch: Launch, arguments: Sequence[np.ndarray], folder: Path) -> None:
-    Emulated([launch.source], folder).launch(launch, arguments)
+    run_all([(launch, arguments)], folder)
+
+
+def run_all(launches: Sequence[tuple[Launch, Sequence[np.ndarray]]], folder: Path) -> None:
+    """Compiles all kernels together and runs one after the other."""
+    emulated = Emulated([launch.source for launch, _ in launches], folder)
+    for launch, arguments in launches:
+        emulated.launch(launch, arguments)
 
 
 def slices(shape: tuple[int, ...], dtype: str, layout: Layout) -> list[Tensor]:
@@ -77,18 +84,23 @@ def test_pointwise(dtype: str, layouts: tuple[Layout, Layout], tmp_path: Path) -
     x, other = numbers_of(shape, dtype), numbers_of(shape, dtype)
     vector = numbers_of((16,), dtype)
     expected = rounded_to(dtype, np.maximum(x * vector[:, None, None] + other, 0))
+    launches, results = [], []
     for source in slices(shape, dtype, layouts[0]):
         for target in slices(shape, dtype, layouts[1]):
             launch = print_pointwise(2, [source, source], target, [dtype], steps)
             arguments = [memory_of(source, a, 2) for a in (x, other)]
             memory = memory_of(target, None, 2)
-            run(launch, [*arguments, stored(vector, dtype), memory], tmp_path)
-            np.testing.assert_array_equal(read(memory, target, 2), expected)
+            launches.append((launch, [*arguments, stored(vector, dtype), memory]))
+            results.append((memory, target))
+    run_all(launches, tmp_path)
+    for memory, target in results:
+        np.testing.assert_array_equal(read(memory, target, 2), expected)
 
 
 @pytest.mark.parametrize("channels", [3, 40])
 def test_copies_between_layouts(channels: int, tmp_path: Path) -> None:
     shape = (2, channels, 5, 9)
+    launches, results = [], []
     for one in (PLANAR, CHANNELS_LAST):
         for other in (PLANAR, CHANNELS_LAST):
             x = numbers_of(shape, "float16")
@@ -96,8 +108,11 @@ def test_copies_between_layouts(channels: int, tmp_path: Path) -> None:
                 for target in slices(shape, "float16", other):
                     memory = memory_of(target, None, 2)
                     launch = print_copy(2, source, target)
-                    run(launch, [memory_of(source, x, 2), memory], tmp_path)
-                    np.testing.assert_array_equal(read(memory, target, 2), x)
+                    launches.append((launch, [memory_of(source, x, 2), memory]))
+                    results.append((memory, target, x))
+    run_all(launches, tmp_path)
+    for memory, target, x in results:
+        np.testing.assert_array_equal(read(memory, target, 2), x)
 
 
 @pytest.mark.parametrize("op", [ops.Softmax(1), ops.LogSoftmax(1), ops.Softmax(0), ops.Softmax(2)])
