@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import threading
 import time
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,3 +119,29 @@ def test_killed_parent_leaves_a_hanging_compiler_only_for_its_limit() -> None:
     child.kill()
     child.communicate(timeout=10)
     assert wait_until(lambda: not processes_with(marker), 10)
+
+
+def test_forks_wait_while_a_command_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child would keep ``Popen``'s pipe open, and the command's begin be waited for with it."""
+    usual, inside, ended = subprocess.Popen, threading.Event(), []
+
+    def slow(*about: Any, **rest: Any) -> Any:
+        inside.set()
+        time.sleep(0.3)
+        made = usual(*about, **rest)
+        ended.append(time.monotonic())
+        return made
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    thread = threading.Thread(target=lambda: run(shell("true")))
+    thread.start()
+    assert inside.wait(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads and forks, from 3.12 on
+        child = os.fork()
+    if child == 0:
+        os._exit(0)
+    forked = time.monotonic()
+    os.waitpid(child, 0)
+    thread.join(10)
+    assert ended and ended[0] <= forked

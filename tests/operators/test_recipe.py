@@ -68,7 +68,13 @@ def copy(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.safetensors")
     for name in ("minidnn", "tests/cases", "tests/oracles", "tests/operators"):
         shutil.copytree(root / name, there / name, ignore=ignore)
-    for name in ("setup.cfg", "ruff.toml", "tests/conftest.py", "tests/turns.py"):
+    for name in (
+        "setup.cfg",
+        "ruff.toml",
+        "tests/conftest.py",
+        "tests/schedule.py",
+        "tests/turns.py",
+    ):
         shutil.copy(root / name, there / name)
     return there
 

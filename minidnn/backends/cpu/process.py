@@ -27,6 +27,17 @@ OUTPUT_BYTES = 1 << 18
 """How much of a command's output is kept (its beginning)."""
 
 
+_starting = threading.RLock()
+"""Held while a process is started, and by whoever forks: a child that is forked meanwhile would
+hold open the pipe by which ``Popen`` learns that the command has begun, so that it waits as long as
+the child lives, which may itself wait for what is being compiled."""
+os.register_at_fork(
+    before=_starting.acquire,
+    after_in_parent=_starting.release,
+    after_in_child=_starting.release,
+)
+
+
 @dataclass(frozen=True)
 class Command:
     """A command line, what to call it in messages, and its limit in seconds.
@@ -155,15 +166,16 @@ class _Process:
         own = {"TMPDIR": str(command.folder)} if command.folder else {}
         environment = {**os.environ, "LC_ALL": "C", **own, **dict(command.env)}
         try:
-            self.process = subprocess.Popen(
-                [*_watchdog(command.timeout), *command.argv],
-                stdin=subprocess.DEVNULL,
-                stdout=self.output,
-                stderr=subprocess.STDOUT,
-                cwd=command.folder,
-                env=environment,
-                start_new_session=True,
-            )
+            with _starting:
+                self.process = subprocess.Popen(
+                    [*_watchdog(command.timeout), *command.argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self.output,
+                    stderr=subprocess.STDOUT,
+                    cwd=command.folder,
+                    env=environment,
+                    start_new_session=True,
+                )
         except BaseException:
             self.output.close()
             raise
