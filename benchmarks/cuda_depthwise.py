@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +66,7 @@ def measured(layer: Layer, options: argparse.Namespace) -> dict[str, Any]:
     """The milliseconds of each way to compute a layer."""
     from minidnn.backends.cuda.contraction import depthwise
     from minidnn.backends.cuda.contraction.memory import scratch_addresses
-    from minidnn.backends.cuda.contraction.own import DEPTHWISE, OwnConvolution
+    from minidnn.backends.cuda.contraction.own import DEPTHWISE, own_convolution
     from minidnn.backends.cuda.functions import load_launches
     from minidnn.backends.cuda.machine import machine_of
     from minidnn.cudnn.graph.timing import Contestant, race
@@ -74,14 +75,12 @@ def measured(layer: Layer, options: argparse.Namespace) -> dict[str, Any]:
     problem = problem_of(layer, options.batch, options.precision)
     choices = depthwise.strips_for(problem, machine.arch)[: options.strips]
     strips = [depthwise.STRIPS[i] for i in choices]
-    loaded = load_launches([depthwise.launch_of(problem, one) for one in strips], machine.arch)
+    load = partial(load_launches, arch=machine.arch)
     built = [] if options.no_cudnn else cudnn(problem)
     room = max((one.workspace for one in built), default=0)
     at, workspace, kept = scratch_addresses(problem, room)
-    contestants = [
-        Contestant(OwnConvolution(kernel, depthwise.sizes_of(problem, one)).bind(at, at.x))
-        for kernel, one in zip(loaded, strips, strict=True)
-    ]
+    ours = [own_convolution(problem, DEPTHWISE, choice, load) for choice in choices]
+    contestants = [Contestant(one.bind(at, at.x, workspace)) for one in ours]
     contestants += [Contestant(one.bind(at, workspace)) for one in built]
     names = [f"{DEPTHWISE} {one}" for one in strips]
     names += [f"cuDNN {one.recipe.algorithm}, {one.recipe.form}" for one in built]
@@ -98,7 +97,8 @@ def measured(layer: Layer, options: argparse.Namespace) -> dict[str, Any]:
         "floor": 1e3 * moved / COPY,
         "ms": {name: ms for name, ms in zip(names, times, strict=True) if ms is not None},
         "registers": {
-            str(s): k.kernel.resources.registers for s, k in zip(strips, loaded, strict=True)
+            str(strip): one.loaded[0].kernel.resources.registers
+            for strip, one in zip(strips, ours, strict=True)
         },
     }
 

@@ -18,8 +18,9 @@ from minidnn.cudnn.convolution.key import ConvolutionKey
 from minidnn.cudnn.enums import ConvolutionFwdAlgo
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
-from tests.cuda.contractions import Forgetful, dense, draw_weights
+from tests.cuda.contractions import dense, draw_weights
 
+from . import single
 from .lowered import problems_of
 
 
@@ -82,16 +83,9 @@ def reads_elsewhere(problem: ContractionProblem, form: Form) -> bool:
 @pytest.mark.parametrize("name", NETS)
 def test_numbers(name: str, algorithm: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices are written in place or packed and carried over, by each algorithm that takes it."""
-    usual = tune.forms_of
     only = ConvolutionFwdAlgo[f"CUDNN_CONVOLUTION_FWD_ALGO_{algorithm.upper()}"]
-
-    def forms(problem: ContractionProblem, arch: str) -> list[Form]:
-        every = usual(problem, arch)
-        return [f for f in every if f.core == FIXED and f.packed == packed] or every
-
-    monkeypatch.setattr(tune, "forms_of", forms)
+    single.only(monkeypatch, lambda form: form.core == FIXED and form.packed == packed)
     monkeypatch.setattr(tune, "ConvolutionFwdAlgo", [only])
-    monkeypatch.setattr(tune, "_store", Forgetful())
     make, shape = NETS[name]
     net = make()
     random = np.random.default_rng(0)

@@ -10,7 +10,9 @@ order.  What they give for NaN has the sign bit clear.  ``md_max_positive`` comp
 is for numbers whose sign bit is clear, or of which one is.
 
 **Copies.**  ``md_copy<Bytes>(to, from)`` starts to copy 4, 8 or 16 bytes from global to shared
-memory and does not wait; ``md_copy_wait()`` waits for all that this thread has started.
+memory and does not wait, ``md_copy_if<Bytes>(to, from, some)`` zeros where there is nothing to be
+read; ``md_copy_wait()`` waits for all that this thread has started.  ``md_copy_commit()`` makes a
+group of those started since the last, ``md_copy_wait_but<N>()`` waits for all but the last N.
 
 **Element types.**  ``float``, ``md_half`` and ``md_bf16`` in memory, float in registers.
 ``md_value`` reads one, ``md_as<T>`` rounds to one, ``md_round<T>`` is the float that it then is.
@@ -67,7 +69,16 @@ template <int Bytes> MD_FUNCTION void md_copy(void *to, const void *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
                : : "r"(address), "l"(from), "n"(Bytes) : "memory");
 }
+template <int Bytes> MD_FUNCTION void md_copy_if(void *to, const void *from, bool some) {
+  const unsigned int address = (unsigned int)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+               : : "r"(address), "l"(from), "n"(Bytes), "r"(some ? Bytes : 0) : "memory");
+}
 MD_FUNCTION void md_copy_wait() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+MD_FUNCTION void md_copy_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+template <int Groups> MD_FUNCTION void md_copy_wait_but() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(Groups) : "memory");
+}
 MD_FUNCTION float md_from_half(unsigned short x) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));

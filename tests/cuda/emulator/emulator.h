@@ -220,7 +220,13 @@ template <int Bytes> static inline void md_copy(void *to, const void *from) {
   if ((size_t)to % Bytes || (size_t)from % Bytes) abort();
   memcpy(to, from, Bytes);
 }
+template <int Bytes> static inline void md_copy_if(void *to, const void *from, bool some) {
+  if (some) md_copy<Bytes>(to, from);
+  else memset(to, 0, Bytes);
+}
 static inline void md_copy_wait() {}
+static inline void md_copy_commit() {}
+template <int Groups> static inline void md_copy_wait_but() {}
 
 MD_FUNCTION unsigned int intbits(float x) {
   unsigned int y;

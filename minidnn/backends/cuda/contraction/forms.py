@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from .depthwise import why_not_depthwise
+from .direct import why_not_direct
 from .graphs import can_be_product, fusable_stages
 from .halo import why_not_halo
-from .own import DEPTHWISE, HALO, ROWS, STREAM, TILE, WINDOW, WINOGRAD
+from .own import DEPTHWISE, DIRECT, HALO, ROWS, STREAM, TILE, WINDOW, WINOGRAD
 from .problem import ContractionProblem
 from .recipe import CONVOLUTION, FIXED, PRODUCT, Form
 from .rows import why_not_rows
@@ -41,6 +42,8 @@ def forms_of(problem: ContractionProblem, arch: str) -> list[Form]:
         forms.insert(0 if problem.before else 1, own)
     if why_not_rows(problem) is None:
         forms.insert(0, Form(ROWS, len(problem.stages)))
+    if why_not_direct(problem) is None:
+        forms.insert(1, Form(DIRECT, len(problem.stages)))
     if why_not_winograd(problem) is None:
         forms.insert(1, Form(WINOGRAD, len(problem.stages)))
     if why_not_depthwise(problem, arch) is None:

@@ -13,7 +13,7 @@ from ....cudnn._cupy import cupy
 from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..machine import machine_of
-from . import depthwise, halo, rows, stream, tile, window, winograd
+from . import depthwise, direct, halo, rows, stream, tile, window, winograd
 from .problem import Addresses, ContractionProblem
 
 TILE = "tile"
@@ -23,22 +23,10 @@ WINDOW = "window"
 ROWS = "rows"
 DEPTHWISE = "depthwise"
 WINOGRAD = "winograd"
+DIRECT = "direct"
 
 Load = Callable[[Sequence[Launch]], list[Loaded]]
-
-
-@dataclass(frozen=True)
-class OwnConvolution:
-    """A kernel of ours, and the numbers that it takes after its pointers."""
-
-    loaded: Loaded
-    sizes: list[int]
-    workspace: int = 0
-
-    def bind(self, at: Addresses, x: int) -> Run:
-        """Runs on those addresses, on CuPy's current stream."""
-        reads = (x, at.w, *at.others, *at.vectors, *at.before)
-        return self.loaded.bind([*reads, at.y, *self.sizes])
+Arguments = Callable[[ContractionProblem, int, Addresses, int, int], list[list[int]]]
 
 
 @dataclass(frozen=True)
@@ -46,60 +34,111 @@ class _Own:
     """What is asked of one of our kernels.
 
     ``choices``: worth measuring on an architecture, the most promising first; ``launches`` and
-    ``sizes``: the kernels of one, and the numbers that they take; ``shown``: its name.
+    ``arguments``: the kernels of one, and what each takes (the image's address and the workspace's
+    come last); ``room``: bytes of that workspace; ``shown``: its name.
     """
 
     choices: Callable[[ContractionProblem, str], list[int]]
     launches: Callable[[ContractionProblem, int], Sequence[Launch]]
-    sizes: Callable[[ContractionProblem, int], list[int]]
+    arguments: Arguments
     shown: Callable[[int], str]
+    room: Callable[[ContractionProblem, int], int] = lambda problem, choice: 0
+
+
+def _usual(sizes: Callable[[ContractionProblem, int], list[int]]) -> Arguments:
+    """One kernel that takes all pointers and then these numbers."""
+
+    def arguments(
+        problem: ContractionProblem, choice: int, at: Addresses, x: int, workspace: int
+    ) -> list[list[int]]:
+        reads = (x, at.w, *at.others, *at.vectors, *at.before)
+        return [[*reads, at.y, *sizes(problem, choice)]]
+
+    return arguments
 
 
 _KERNELS: Mapping[str, _Own] = {
     TILE: _Own(
         lambda problem, arch: tile.candidates(problem),
         lambda problem, i: [tile.launch_of(problem, tile.TILES[i], multiprocessors())],
-        lambda problem, i: tile.sizes_of(problem, tile.TILES[i]),
+        _usual(lambda problem, i: tile.sizes_of(problem, tile.TILES[i])),
         lambda i: str(tile.TILES[i]),
     ),
     HALO: _Own(
         halo.widths,
         lambda problem, width: [halo.launch_of(problem, width, multiprocessors())],
-        lambda problem, width: halo.sizes_of(problem, width, multiprocessors()),
+        _usual(lambda problem, width: halo.sizes_of(problem, width, multiprocessors())),
         lambda width: f"of {width} filters",
     ),
     STREAM: _Own(
         stream.candidates,
         lambda problem, i: [stream.launch_of(problem, stream.STREAMS[i], multiprocessors())],
-        lambda problem, i: stream.sizes_of(problem, stream.STREAMS[i]),
+        _usual(lambda problem, i: stream.sizes_of(problem, stream.STREAMS[i])),
         lambda i: str(stream.STREAMS[i]),
     ),
     WINDOW: _Own(
         window.candidates,
         lambda problem, tiles: [window.launch_of(problem, tiles, multiprocessors())],
-        window.sizes_of,
+        _usual(window.sizes_of),
         lambda tiles: f"of {2 * tiles * 64} pixels",
     ),
     ROWS: _Own(
         lambda problem, arch: rows.parts_for(problem),
         rows.launches_of,
-        lambda problem, parts: [],
+        rows.arguments_of,
         lambda parts: f"in {parts} parts",
+        rows.room_of,
     ),
     DEPTHWISE: _Own(
         depthwise.candidates,
         lambda problem, i: [depthwise.launch_of(problem, depthwise.STRIPS[i])],
-        lambda problem, i: depthwise.sizes_of(problem, depthwise.STRIPS[i]),
+        _usual(lambda problem, i: depthwise.sizes_of(problem, depthwise.STRIPS[i])),
         lambda i: str(depthwise.STRIPS[i]),
     ),
     WINOGRAD: _Own(
         lambda problem, arch: winograd.candidates(problem),
         lambda problem, i: winograd.launches_of(problem, winograd.SHAPES[i]),
-        lambda problem, i: [],
+        lambda problem, i, *where: winograd.arguments_of(problem, winograd.SHAPES[i], *where),
         lambda i: str(winograd.SHAPES[i]),
+        lambda problem, i: winograd.filter_bytes(problem, winograd.SHAPES[i]),
+    ),
+    DIRECT: _Own(
+        lambda problem, arch: direct.candidates(problem),
+        direct.launches_of,
+        direct.arguments_of,
+        lambda choice: str(direct.division(choice)),
+        direct.room_of,
     ),
 }
 OWN = tuple(_KERNELS)
+
+
+@dataclass(frozen=True)
+class OwnConvolution:
+    """Kernels of ours on the device, which run one after the other."""
+
+    problem: ContractionProblem
+    core: str
+    choice: int
+    loaded: Sequence[Loaded]
+
+    @property
+    def workspace(self) -> int:
+        """Bytes for what one kernel leaves to the next."""
+        return _KERNELS[self.core].room(self.problem, self.choice)
+
+    def bind(self, at: Addresses, x: int, workspace: int) -> Run:
+        """Runs on those addresses, on CuPy's current stream; ``x`` is where the image begins."""
+        every = _KERNELS[self.core].arguments(self.problem, self.choice, at, x, workspace)
+        runs = [one.bind(some) for one, some in zip(self.loaded, every, strict=True)]
+        if len(runs) == 1:
+            return runs[0]
+
+        def run() -> None:
+            for each in runs:
+                each()
+
+        return run
 
 
 def own_choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
@@ -114,16 +153,9 @@ def own_launches(problem: ContractionProblem, core: str, choice: int) -> Sequenc
 
 def own_convolution(
     problem: ContractionProblem, core: str, choice: int, load: Load
-) -> OwnConvolution | rows.SplitRows | winograd.Winograd:
+) -> OwnConvolution:
     """The kernels of a choice, loaded."""
-    loaded = load(own_launches(problem, core, choice))
-    if core == ROWS:
-        return rows.SplitRows(loaded[0], loaded[1], choice, rows.part_bytes(problem))
-    if core == WINOGRAD:
-        shape = winograd.SHAPES[choice]
-        numbers, room = winograd.sizes_of(problem, shape), winograd.filter_bytes(problem, shape)
-        return winograd.Winograd(loaded[0], loaded[1], numbers, room)
-    return OwnConvolution(loaded[0], _KERNELS[core].sizes(problem, choice))
+    return OwnConvolution(problem, core, choice, load(own_launches(problem, core, choice)))
 
 
 def own_name(core: str, choice: int) -> str:

@@ -13,7 +13,6 @@ from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
-from . import rows, winograd
 from .fixed import FixedConvolution, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
@@ -61,7 +60,7 @@ class Recipe:
         return f"{name}{EngineConfig(self.engine, self.knobs)}"
 
 
-Core = Plan | FixedConvolution | OwnConvolution | rows.SplitRows | winograd.Winograd
+Core = Plan | FixedConvolution | OwnConvolution
 
 
 @dataclass(frozen=True)
@@ -106,9 +105,7 @@ class Built:
     def _core(self, at: Addresses, x: int, y: int, workspace: int) -> Run:
         problem = self.problem
         if isinstance(self.core, OwnConvolution):
-            return self.core.bind(at, x)
-        if isinstance(self.core, rows.SplitRows | winograd.Winograd):
-            return self.core.bind(x, at.w, at.others, at.vectors, at.y, workspace)
+            return self.core.bind(at, x, workspace)
         reads = [x, at.w]
         settled = [1]  # weights, which nothing writes any more
         residual = 0

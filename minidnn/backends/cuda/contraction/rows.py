@@ -7,15 +7,13 @@ workspace, and a second kernel adds them, always in the same order, with what fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from ....graph.expression import argument, linearize
-from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..pointwise import CHAIN, Argument, PointStep, print_pointwise
-from .problem import ContractionProblem, dense
+from .problem import Addresses, ContractionProblem, dense
 from .text import source_of
 
 FEW = 4
@@ -62,8 +60,7 @@ def launches_of(problem: ContractionProblem, parts: int) -> tuple[Launch, Launch
     return _product(problem, parts), _total(problem, parts)
 
 
-def part_bytes(problem: ContractionProblem) -> int:
-    """Of the results of one part."""
+def _part_bytes(problem: ContractionProblem) -> int:
     return problem.batch * problem.w.shape[0] * 4
 
 
@@ -120,29 +117,14 @@ def _shifted(step: PointStep, by: int) -> PointStep:
     return replace(step, arguments=tuple(moved))
 
 
-@dataclass(frozen=True)
-class SplitRows:
-    """Both kernels on the device; ``workspace`` is the bytes of all parts."""
+def room_of(problem: ContractionProblem, parts: int) -> int:
+    """Bytes of all parts."""
+    return parts * _part_bytes(problem)
 
-    product: Loaded
-    total: Loaded
-    parts: int
-    part_bytes: int
 
-    @property
-    def workspace(self) -> int:
-        return self.parts * self.part_bytes
-
-    def bind(
-        self, x: int, w: int, others: Sequence[int], vectors: Sequence[int], y: int, workspace: int
-    ) -> Run:
-        """Runs on those addresses, on CuPy's current stream; the last is that of the parts."""
-        parts = [workspace + i * self.part_bytes for i in range(self.parts)]
-        first = self.product.bind([x, w, workspace])
-        second = self.total.bind([*parts, *others, *vectors, y])
-
-        def run() -> None:
-            first()
-            second()
-
-        return run
+def arguments_of(
+    problem: ContractionProblem, parts: int, at: Addresses, x: int, workspace: int
+) -> list[list[int]]:
+    """Of both kernels."""
+    every = [workspace + i * _part_bytes(problem) for i in range(parts)]
+    return [[x, at.w, workspace], [*every, *at.others, *at.vectors, at.y]]

@@ -7,6 +7,9 @@
 // shared memory; tiles of the next slab are on their way into registers meanwhile and filters, which
 // winograd_filter.cu has transformed, into the other half of it.  Each warp computes two of the 16
 // products, a thread 8 filters by 8 tiles of both.  Nothing that is transformed leaves the chip.
+//
+// Lanes, and the order of tiles in shared memory and of multiply-adds, are as in direct.cu, for the
+// same reasons.
 extern "C" __global__ void __launch_bounds__(256, 1) $NAME$($PARAMETERS$) {
   constexpr int FILTERS = $FILTERS$, TILES = $TILES$, CHANNELS = 8, LOADS = TILES * CHANNELS / 256;
   constexpr int ACROSS = TILES / 8;  // threads of a warp across tiles; the others across filters
@@ -14,7 +17,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) $NAME$($PARAMETERS$) {
   MD_SHARED;
   float *const slabs = (float *)md_shared;
   const int thread = threadIdx.x, lane = thread % 32, first = thread / 32 * 2;
-  const int tx = lane % ACROSS * 4, ty = lane / ACROSS * 4;
+  const int high = lane >> 2 & 4;
+  const int tx = (lane & 1 | lane >> 1 & 2 | (ACROSS == 8 ? high : 0)) * 4;
+  const int ty = (lane >> 1 & 1 | lane >> 2 & 2 | (ACROSS == 4 ? high : 0)) * 4;
   const int groups = (int)P_groups, padded = groups * FILTERS, channels = (int)P_channels;
   const int k0 = (int)(blockIdx.x % groups) * FILTERS;
   const long long begin = (long long)(blockIdx.x / groups) * TILES;
@@ -61,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) $NAME$($PARAMETERS$) {
         d[8 + j] = two - one;
         d[12 + j] = one - d[12 + j];
       }
-      float *const to = slab + HALF + (channel + l * (256 / TILES)) * 16 * TILES + own;
+      float *const to = slab + HALF + (channel + l * (256 / TILES)) * 16 * TILES + (own ^ 1);
       #pragma unroll
       for (int i = 0; i < 4; i++) {
         to[(i * 4 + 0) * TILES] = d[i * 4] - d[i * 4 + 2];
@@ -109,8 +114,10 @@ extern "C" __global__ void __launch_bounds__(256, 1) $NAME$($PARAMETERS$) {
         #pragma unroll
         for (int i = 0; i < 8; i++)
           #pragma unroll
-          for (int j = 0; j < 8; j++)
-            sum[e][i][j] = md_fma(a[i / 4][i % 4], b[j / 4][j % 4], sum[e][i][j]);
+          for (int fro = 0; fro < 8; fro++) {
+            const int j = i % 2 ? 7 - fro : fro;
+            sum[e][i][j] = md_fma(a[i / 4][i % 4], b[j / 4][j % 4 ^ 1], sum[e][i][j]);
+          }
       }
     slot ^= 1;
     if (more) transform(slabs + slot * SLAB);

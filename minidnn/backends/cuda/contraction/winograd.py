@@ -9,13 +9,11 @@ Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (arXiv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...cpu.code import Code
-from ..functions import Loaded, Run
 from ..kernels import Launch
-from .problem import ContractionProblem
+from .problem import Addresses, ContractionProblem
 from .text import compute_stages, parameters_of, source_of
 
 _CHANNELS = 8
@@ -159,24 +157,12 @@ def _place(t: str) -> str:
     return f"P_offset_{t} + n * P_image_{t} + k * P_channel_{t} + row * P_row_{t} + column"
 
 
-@dataclass(frozen=True)
-class Winograd:
-    """Both kernels on the device; ``workspace`` is the bytes of the transformed filter."""
-
-    filters: Loaded
-    product: Loaded
-    sizes: tuple[list[int], list[int]]
-    workspace: int
-
-    def bind(
-        self, x: int, w: int, others: Sequence[int], vectors: Sequence[int], y: int, workspace: int
-    ) -> Run:
-        """Runs on those addresses, on CuPy's current stream; the last is the filter's."""
-        first = self.filters.bind([w, workspace, *self.sizes[0]])
-        second = self.product.bind([x, workspace, *others, *vectors, y, *self.sizes[1]])
-
-        def run() -> None:
-            first()
-            second()
-
-        return run
+def arguments_of(
+    problem: ContractionProblem, shape: Shape, at: Addresses, x: int, workspace: int
+) -> list[list[int]]:
+    """Of both kernels."""
+    first, second = sizes_of(problem, shape)
+    return [
+        [at.w, workspace, *first],
+        [x, workspace, *at.others, *at.vectors, at.y, *second],
+    ]

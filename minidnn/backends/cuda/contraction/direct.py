@@ -1,0 +1,371 @@
+"""Convolutions in exact float32 by kernels of ours, which share out the sum over the taps too.
+
+cuDNN gives each block all products of some results: at batch 1 a layer of 14x14 pixels then has
+work for a tenth of an H200's multiprocessors.  Here parts of the sum are computed side by side into
+the workspace, and a second kernel adds them, always in the same order, with what follows.  Without
+parts, the first kernel does all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from ...cpu.code import Code
+from ..kernels import Launch
+from .problem import Addresses, ContractionProblem
+from .text import compute_stages, parameters_of, source_of
+
+_DEEP = 16
+"""Products of a slab."""
+_MOST_TAPS = 15
+"""In a row or a column: half of the bits of a mask, less one that no pixel has."""
+_TOTAL_THREADS = 128
+_MOST_PARTS = 64
+_LEAST_SLABS = 4
+"""Of a part, so that filling the pipeline is not most of its work."""
+_MULTIPROCESSORS = 132
+_THREADS = 512
+"""Of a multiprocessor, at 128 registers each."""
+_KEPT = 4
+_MOST_PIXELS = 1 << 30
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a block makes, what a thread of it, and how many slabs are in shared memory at once."""
+
+    filters: int
+    pixels: int
+    rows: int = 8
+    columns: int = 8
+    stages: int = 3
+
+    @property
+    def threads(self) -> int:
+        return self.filters // self.rows * (self.pixels // self.columns)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * _DEEP * (self.filters + 4 + self.pixels) * 4
+
+    def __str__(self) -> str:
+        return f"of {self.filters} filters by {self.pixels} pixels"
+
+
+SHAPES = (
+    Shape(128, 128),
+    Shape(64, 128),
+    Shape(128, 64),
+    Shape(64, 64),
+    Shape(32, 128, 8, 4, 4),
+    Shape(32, 64, 8, 4, 4),
+)
+
+
+@dataclass(frozen=True)
+class Division:
+    """A shape, and into how many parts sums are divided."""
+
+    shape: Shape
+    parts: int
+
+    def __str__(self) -> str:
+        return f"{self.shape} in {self.parts} parts" if self.parts > 1 else str(self.shape)
+
+
+def division(choice: int) -> Division:
+    """What a choice stands for."""
+    parts, shape = divmod(choice, len(SHAPES))
+    return Division(SHAPES[shape], parts + 1)
+
+
+def choice_of(shape: int, parts: int) -> int:
+    """The other way round, for the shape of that index."""
+    return (parts - 1) * len(SHAPES) + shape
+
+
+def why_not_direct(problem: ContractionProblem) -> str | None:
+    """Why these kernels do not compute a problem; None if they do."""
+    x, y = problem.x, problem.y
+    if not problem.is_exact:
+        return "its products need not be exact float32"
+    if not problem.planar or problem.before or problem.gather is not None:
+        return "its image is not read as it lies, planar"
+    if problem.groups != 1:
+        return "it has groups"
+    if any(t.pixel != 1 or t.row != t.columns for t in (y, *problem.others)) or x.pixel != 1:
+        return "its planes have gaps"
+    if max(problem.w.shape[2:]) > _MOST_TAPS:
+        return f"its filters have more than {_MOST_TAPS} rows or columns"
+    if prod(problem.w.shape[2:]) == 1 and any(map(any, problem.padding)):
+        return "it pads an image that it reads pixel by pixel"
+    sizes = (_pixels(problem), x.channels * x.channel, x.rows * x.row)
+    return "it is too large for numbers of 32 bits" if max(sizes) >= _MOST_PIXELS else None
+
+
+def candidates(problem: ContractionProblem) -> list[int]:
+    """Divisions that are worth measuring, the most promising first; of each shape two at most."""
+    priced = sorted(_priced(problem))
+    kept: list[int] = []
+    for _, choice in priced:
+        of_shape = [one for one in kept if one % len(SHAPES) == choice % len(SHAPES)]
+        if len(of_shape) < 2 and len(kept) < _KEPT:
+            kept.append(choice)
+    return kept
+
+
+def _priced(problem: ContractionProblem) -> Iterator[tuple[float, int]]:
+    """Cycles, about, of each division: a multiprocessor multiplies 128 times in one."""
+    slabs = -(-_products(problem) // _DEEP)
+    for i, shape in enumerate(SHAPES):
+        tiles = prod(_grid(problem, shape))
+        for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, _MOST_PARTS):
+            if parts > 1 and slabs < parts * _LEAST_SLABS:
+                break
+            each = -(-tiles * parts // _MULTIPROCESSORS)  # blocks of the busiest multiprocessor
+            warps = min(each, _THREADS // shape.threads) * shape.threads // 32
+            rate = 128 * min(1.0, (warps + 2) / 10)  # two warps a scheduler hide what they wait for
+            depth = -(-slabs // parts) * _DEEP
+            moved = shape.filters + shape.pixels
+            work = shape.filters * shape.pixels * depth + 10 * moved * depth
+            cycles = each * work / rate + 1500
+            if parts > 1:
+                results = problem.w.shape[0] * _width(problem) * 4
+                cycles += 3000 + 2 * parts * results / 2500
+            yield cycles, choice_of(i, parts)
+
+
+def launches_of(problem: ContractionProblem, choice: int) -> list[Launch]:
+    """The products, and the sum of their parts if there are several.
+
+    Arguments of the first are those of :func:`.text.parameters_of` without others and vectors where
+    a second follows, to which parts are the image; each then takes the numbers of :func:`sizes_of`.
+    """
+    one = division(choice)
+    return [_product(problem, one), *([_total(problem)] if one.parts > 1 else [])]
+
+
+def sizes_of(problem: ContractionProblem, choice: int) -> tuple[list[int], list[int]]:
+    """The numbers that both kernels take."""
+    one = division(choice)
+    filters, _, rows, columns = problem.w.shape
+    x, y = problem.x, problem.y
+    slabs = -(-_products(problem) // _DEEP)
+    plane = y.rows * y.columns
+    written = (y, *problem.others)
+    whole = plane % 4 == 0 and not any(
+        n % 4 for t in written for n in (t.offset, t.image, t.channel)
+    )
+    places = [number for t in written for number in (t.offset, t.image, t.channel)]
+    common = [filters, _pixels(problem), plane, _width(problem), one.parts]
+    numbers = [
+        *common,
+        *(_grid(problem, one.shape)[1], _products(problem), -(-slabs // one.parts) * _DEEP),
+        *(y.columns, *problem.stride, *(before for before, _ in problem.padding)),
+        *(x.rows, x.columns, x.image, x.channel, x.row),
+        *(rows * columns, rows, columns, *problem.dilation),
+    ]
+    after = [int(whole), *places]
+    split = one.parts > 1
+    return numbers if split else [*numbers, *after], [*common, *after] if split else []
+
+
+_COMMON = ("filters", "pixels", "plane", "width", "parts")
+_PRODUCT = (
+    *_COMMON,
+    *("groups", "products", "depth", "columns", "down", "across", "top", "left"),
+    *("height", "breadth", "image", "channel", "row"),
+    *("taps", "tap_rows", "tap_columns", "tap_down", "tap_across"),
+)
+
+
+def _after(problem: ContractionProblem) -> tuple[str, ...]:
+    tensors = ["y", *(f"x{1 + i}" for i in range(len(problem.others)))]
+    return ("whole", *(f"{what}_{t}" for t in tensors for what in ("offset", "image", "channel")))
+
+
+def _products(problem: ContractionProblem) -> int:
+    return prod(problem.w.shape[1:])
+
+
+def _pixels(problem: ContractionProblem) -> int:
+    return problem.batch * problem.y.rows * problem.y.columns
+
+
+def _width(problem: ContractionProblem) -> int:
+    """Of a part: pixels, to whole chunks."""
+    return -(-_pixels(problem) // 4) * 4
+
+
+def _grid(problem: ContractionProblem, shape: Shape) -> tuple[int, int]:
+    """Blocks across pixels and filters."""
+    return -(-_pixels(problem) // shape.pixels), -(-problem.w.shape[0] // shape.filters)
+
+
+def _product(problem: ContractionProblem, one: Division) -> Launch:
+    shape, split = one.shape, one.parts > 1
+    window = prod(problem.w.shape[2:]) > 1
+    parts: dict[str, object] = {
+        **{"BM": shape.filters, "BN": shape.pixels, "RM": shape.rows, "RN": shape.columns},
+        "THREADS": shape.threads,
+        "STAGES": shape.stages,
+        "INSIDE": _INSIDE if window else "    inside = 1;",
+        "TAPS": _TAPS if window else "",
+        "FIRST": _FIRST if window else "",
+        "ENTRIES": _ENTRIES if window else "",
+        "NEXT": _NEXT if window else "",
+        "TAP": _TAP if window else _POINT,
+        "RESULTS": _PARTS if split else _RESULTS.replace("$EPILOGUE$", _epilogue(problem)),
+    }
+    if split:
+        alone = replace(problem, others=(), vectors=(), stages=())
+        parts["PARAMETERS"] = parameters_of(alone, _PRODUCT, distances=False)
+    else:
+        names = (*_PRODUCT, *_after(problem))
+        parts["PARAMETERS"] = parameters_of(problem, names, distances=False)
+    source = source_of("direct.cu", parts)
+    shared = shape.shared_bytes + (shape.stages * _DEEP * 8 if window else 0)
+    blocks = prod(_grid(problem, shape))
+    return Launch(source, (blocks, one.parts, 1), (shape.threads, 1, 1), shared)
+
+
+def _total(problem: ContractionProblem) -> Launch:
+    names = (*_COMMON, *_after(problem))
+    parts = {
+        "PARAMETERS": parameters_of(problem, names, distances=False),
+        "EPILOGUE": _epilogue(problem),
+    }
+    source = source_of("direct_total.cu", parts)
+    across = -(-_width(problem) // (4 * _TOTAL_THREADS))
+    return Launch(source, (across, problem.w.shape[0], 1), (_TOTAL_THREADS, 1, 1))
+
+
+_INSIDE = """\
+    for (int i = 0; i < (int)P_tap_rows; i++)
+      if ((unsigned int)(top + i * (int)P_tap_down) < (unsigned int)P_height) inside |= 1u << i;
+    for (int j = 0; j < (int)P_tap_columns; j++)
+      if ((unsigned int)(left + j * (int)P_tap_across) < (unsigned int)P_breadth)
+        inside |= 65536u << j;"""
+
+_TAPS = """\
+
+  // Products of the slabs that are loaded next: how far from a pixel's first tap each lies, and the
+  // bits of its row and column.
+  uint2 *const entries = (uint2 *)(slabs + STAGES * SLAB);
+  const auto enter = [&](int at, int to) {
+    const int k = at + to % DEEP, c = k / (int)P_taps, tap = k - c * (int)P_taps;
+    const int i = tap / (int)P_tap_columns, j = tap - i * (int)P_tap_columns;
+    const int away = i * (int)P_tap_down * (int)P_row + j * (int)P_tap_across;
+    uint2 entry;
+    entry.x = (unsigned int)(c * channel + away);
+    entry.y = k < end ? 1u << i | 65536u << j : ~0u;  // no pixel has them all
+    entries[to] = entry;
+  };"""
+
+_FIRST = """\
+  for (int i = thread; i < STAGES * DEEP; i += THREADS) enter(begin + i / DEEP * DEEP, i);
+  __syncthreads();"""
+
+_ENTRIES = """\
+    uint2 entry[DEEP / STEP];
+    #pragma unroll
+    for (int i = 0; i < DEEP / STEP; i++)
+      entry[i] = entries[(at - begin) / DEEP % STAGES * DEEP + first + i * STEP];"""
+
+_NEXT = "    if (thread < DEEP) enter(at + STAGES * DEEP, slot * DEEP + thread);"
+
+_TAP = """\
+      const bool some = (inside & entry[i].y) == entry[i].y;
+      const float *const source = from + (int)entry[i].x;"""
+
+_POINT = """\
+      const bool some = inside && k < left;
+      const float *const source = from + (at + k) * channel;"""
+
+_PARTS = """\
+  y += (long long)blockIdx.y * filters * P_width;
+  #pragma unroll
+  for (int i = 0; i < RM; i++) {
+    const int k = k0 + i / 4 * TY * 4 + ty + i % 4;
+    #pragma unroll
+    for (int g = 0; g < RN / 4; g++) {
+      const int m = m0 + g * TX * 4 + tx;
+      const float *const s = sum[i] + g * 4;
+      const float four[4] = {s[0], s[1], s[2], s[3]};
+      if (k < filters && m < pixels) md_store<4>(y + k * P_width + m, four);
+    }
+  }"""
+
+_RESULTS = """\
+
+  // Results pass through shared memory, half of the filters at a time: neighbours write neighbours.
+  __syncthreads();
+  #pragma unroll
+  for (int half = 0; half < RM / 4; half++) {
+    #pragma unroll
+    for (int i = 0; i < 4; i++)
+      #pragma unroll
+      for (int g = 0; g < RN / 4; g++) {
+        const float (&s)[RN] = sum[half * 4 + i];
+        const float four[4] = {s[g * 4], s[g * 4 + 1], s[g * 4 + 2], s[g * 4 + 3]};
+        md_store<4>(slabs + (ty + i) * BN + g * TX * 4 + tx, four);
+      }
+    __syncthreads();
+    #pragma unroll 1
+    for (int at = thread; at < TY * BN; at += THREADS) {
+      const int k = k0 + half * TY * 4 + at / (BN / 4), m = m0 + at % (BN / 4) * 4;
+      if (k >= filters || m >= pixels) continue;
+      float a0[4], r[4];
+      md_load<4>(a0, slabs + at * 4);
+$EPILOGUE$
+    }
+    __syncthreads();
+  }"""
+
+
+def _epilogue(problem: ContractionProblem) -> str:
+    """What comes after, on four pixels of filter ``k`` from pixel ``m`` on, and where they go."""
+    code = Code()
+    code.line("const int n = m / plane, p = m - n * plane;")
+    code.line("int at_image[4], at_pixel[4];  // of each, where the four are not whole")
+    with code.block("if (!P_whole)"):
+        code.line("#pragma unroll")
+        with code.block("for (int j = 0; j < 4; j++)"):
+            code.line("at_image[j] = (m + j) / plane;")
+            code.line("at_pixel[j] = m + j - at_image[j] * plane;")
+    for i in range(len(problem.vectors)):
+        code.line(f"const float b{i}[4] = {{v{i}[k], v{i}[k], v{i}[k], v{i}[k]}};")
+    for i in range(len(problem.others)):
+        t = f"x{1 + i}"
+        code.line(f"const float *const from{i} = {t} + P_offset_{t} + k * P_channel_{t};")
+        code.line(f"float a{1 + i}[4];")
+        code.line(f"if (P_whole) md_load<4>(a{1 + i}, from{i} + n * P_image_{t} + p);")
+        one = f"from{i}[at_image[j] * P_image_{t} + at_pixel[j]]"
+        code.line("else")
+        code.line(f"  for (int j = 0; j < 4; j++) a{1 + i}[j] = m + j < pixels ? {one} : 0.0f;")
+    compute_stages(code, problem, "4")
+    code.line("float *const to = y + P_offset_y + k * P_channel_y;")
+    code.line("if (P_whole) md_store<4>(to + n * P_image_y + p, r);")
+    code.line("else")
+    code.line("  for (int j = 0; j < 4; j++)")
+    code.line("    if (m + j < pixels) to[at_image[j] * P_image_y + at_pixel[j]] = r[j];")
+    return str(code).rstrip("\n")
+
+
+def room_of(problem: ContractionProblem, choice: int) -> int:
+    """Bytes of all parts."""
+    parts = division(choice).parts
+    return parts * problem.w.shape[0] * _width(problem) * 4 if parts > 1 else 0
+
+
+def arguments_of(
+    problem: ContractionProblem, choice: int, at: Addresses, x: int, workspace: int
+) -> list[list[int]]:
+    """Of both kernels."""
+    first, second = sizes_of(problem, choice)
+    after = (*at.others, *at.vectors, at.y)
+    if not second:
+        return [[x, at.w, *after, *first]]
+    return [[x, at.w, workspace, *first], [workspace, at.w, *after, *second]]

@@ -1,0 +1,143 @@
+"""Direct convolutions in exact float32 by our kernels: in the emulator, compiled, and refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cuda.arch import shared_limit
+from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.contraction import direct, tune
+from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.own import DIRECT
+
+from .contractions import dense
+from .lowered import ARCH, problems_of
+from .single import (
+    Network,
+    check_emulated,
+    check_on_gpu,
+    convolution,
+    only,
+    residual_network,
+)
+
+
+def relu(channels: int, filters: int, window: int | tuple[int, int], **options: Any) -> md.Layer:
+    return L.Sequential(L.Conv2d(channels, filters, window, **options), L.ReLU())
+
+
+SMALL: dict[str, Network] = {
+    "3x3": (lambda: relu(16, 64, 3, padding=1), (2, 16, 8, 12)),
+    "odd": (lambda: relu(20, 40, 3, padding=1), (3, 20, 7, 9)),
+    "unpadded": (lambda: relu(5, 33, 3), (1, 5, 8, 11)),
+    "padded": (lambda: relu(12, 16, 3, padding=(2, 1)), (2, 12, 5, 6)),
+    "strided": (lambda: relu(6, 24, 5, stride=2, padding=2), (2, 6, 11, 9)),
+    "dilated": (lambda: relu(6, 24, (3, 2), dilation=(2, 3), padding=2), (1, 6, 9, 9)),
+    "7x7": (lambda: relu(3, 16, 7, stride=2, padding=3), (2, 3, 19, 17)),
+    "11x11": (lambda: relu(3, 16, 11, stride=4, padding=2), (2, 3, 31, 29)),
+    "1x1": (lambda: relu(70, 40, 1), (3, 70, 5, 5)),
+    "1x1 strided": (lambda: relu(64, 130, 1, stride=2), (2, 64, 9, 8)),
+    "one pixel": (lambda: relu(16, 70, 3, padding=1), (5, 16, 1, 1)),
+    "residual": (lambda: residual_network(32, 9, 7), (2, 32, 9, 7)),
+    "whole residual": (lambda: residual_network(32, 4, 4), (2, 32, 4, 4)),
+    "no bias": (lambda: L.Conv2d(16, 16, 3, padding=1, bias=False), (1, 16, 33, 5)),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of compiled kernels: one text serves several tests."""
+    return tmp_path_factory.mktemp("emulated")
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("name", SMALL)
+def test_numbers(name: str, parts: int, folder: Path) -> None:
+    shapes = (
+        range(len(direct.SHAPES)) if name in ("odd", "residual") else [list(SMALL).index(name) % 6]
+    )
+    choices = [direct.choice_of(shape, parts) for shape in shapes]
+    check_emulated(SMALL[name], DIRECT, choices, folder, wide=3 if name == "odd" else 0)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", ["1x1", "residual", "7x7"])
+def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
+    """As many blocks as make 512 threads fit a multiprocessor, or 384 where it has less memory."""
+    make, size = SMALL[name]
+    problem, _ = convolution(make(), size)
+    for shape in range(len(direct.SHAPES)):
+        launches = direct.launches_of(problem, direct.choice_of(shape, 1))
+        launches += direct.launches_of(problem, direct.choice_of(shape, 2))
+        kernels = compile_kernels([launch.source for launch in launches], arch)
+        for launch, kernel in zip(launches, kernels, strict=True):
+            taken, threads = kernel.resources, launch.block[0]
+            blocks = (512 if arch == "sm_90" else 384) // threads
+            assert taken.spill_bytes == taken.stack_bytes == 0
+            assert blocks * taken.registers * threads <= 65536
+            assert blocks * (launch.shared_bytes + 1024) <= shared_limit(arch)
+
+
+def test_one_text_serves_convolutions_of_all_sizes() -> None:
+    for choice in (0, direct.choice_of(0, 4)):
+        first, second = (
+            direct.launches_of(convolution(relu(*sizes, padding=1), shape)[0], choice)
+            for sizes, shape in (((16, 64, 3), (1, 16, 8, 8)), ((24, 80, 5), (3, 24, 9, 13)))
+        )
+        assert [launch.source for launch in first] == [launch.source for launch in second]
+
+
+def test_only_exact_planar_convolutions_have_this_form() -> None:
+    def has(net: md.Layer, size: tuple[int, ...], precision: str = "float32") -> bool:
+        (problem,) = problems_of(net, size, precision)
+        return DIRECT in {form.core for form in forms_of(problem, ARCH)}
+
+    assert has(relu(16, 16, 3), (1, 16, 8, 8))
+    assert has(relu(3, 16, 7, stride=2), (1, 3, 18, 18))
+    assert not has(relu(16, 16, 3), (1, 16, 8, 8), "tf32")
+    assert not has(relu(16, 16, 3), (1, 16, 8, 8), "float16")
+    assert not has(relu(32, 32, 3, groups=2), (1, 32, 8, 8))
+    assert has(relu(3, 16, 11), (1, 3, 18, 18))
+    assert not has(relu(3, 16, 16), (1, 3, 18, 18))
+    assert not has(relu(16, 16, 1, padding=1), (1, 16, 8, 8))
+    assert not has(L.Linear(16, 16), (1, 16))
+    (problem,) = problems_of(relu(16, 16, 3), (1, 16, 8, 8), "float32")
+    y = problem.y
+    refused = direct.why_not_direct(replace(problem, y=replace(y, row=y.row + 1)))
+    assert refused is not None and "gaps" in refused
+
+
+def test_few_pixels_are_divided_and_many_are_not() -> None:
+    few, _ = convolution(relu(512, 512, 3, padding=1), (1, 512, 14, 14))
+    assert all(direct.division(choice).parts >= 4 for choice in direct.candidates(few))
+    many, _ = convolution(relu(64, 64, 3, padding=1), (64, 64, 56, 56))
+    assert direct.division(direct.candidates(many)[0]).parts == 1
+    for problem in (few, many):
+        for choice in direct.candidates(problem):
+            one = direct.division(choice)
+            assert direct.choice_of(direct.SHAPES.index(one.shape), one.parts) == choice
+
+
+LARGE: dict[str, Network] = SMALL | {
+    "slices": (lambda: dense(32), (3, 32, 14, 14)),
+    "large": (lambda: relu(64, 64, 3, padding=1), (16, 64, 56, 56)),
+    "deep": (lambda: residual_network(512, 14, 14), (2, 512, 14, 14)),
+    "many images": (lambda: relu(64, 192, 1), (300, 64, 13, 13)),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [1, 2, 8])
+@pytest.mark.parametrize("shape", range(len(direct.SHAPES)))
+@pytest.mark.parametrize("name", LARGE)
+def test_networks(name: str, shape: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = direct.choice_of(shape, parts)
+    only(monkeypatch, lambda form: form.core == DIRECT)
+    monkeypatch.setattr(tune, "own_choices", lambda problem, core, arch: [choice])
+    check_on_gpu(LARGE[name], f"direct {direct.division(choice)}")
