@@ -37,6 +37,12 @@ def residual_network(channels: int, rows: int, columns: int) -> md.Layer:
     return md.Model(x, L.ReLU()(convolution(x) + x))
 
 
+def normalized(channels: int, filters: int) -> md.Layer:
+    """A normalization and a ReLU in front of a 1x1 convolution, and another ReLU."""
+    before = L.Sequential(L.BatchNorm2d(channels), L.ReLU())
+    return L.Sequential(before, L.Conv2d(channels, filters, 1), L.ReLU())
+
+
 def convolution(net: md.Layer, shape: tuple[int, ...]) -> tuple[ContractionProblem, list[Pointer]]:
     """The problem of a network of one convolution, and what it is computed on."""
     tasks = lower_plan(planned(net, shape, "float32"), ARCH, False)
@@ -97,13 +103,14 @@ def emulated(
     whole, made = guarded(problem.batch * channels * plane, np.dtype("f"))
     filters = _laid(weight)
     pointers = [array.ctypes.data for array in read]
-    others = len(problem.others)
+    others, vectors = len(problem.others), len(problem.others) + len(problem.vectors)
     at = Addresses(
         image.ctypes.data,
         filters.ctypes.data,
         made.ctypes.data,
         tuple(pointers[:others]),
-        tuple(pointers[others:]),
+        tuple(pointers[others:vectors]),
+        tuple(pointers[vectors:]),
     )
     own.bind(at, at.x, room.ctypes.data)()
     assert np.isfinite(room).all()

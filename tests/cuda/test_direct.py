@@ -23,6 +23,7 @@ from .single import (
     check_emulated,
     check_on_gpu,
     convolution,
+    normalized,
     only,
     residual_network,
 )
@@ -46,6 +47,7 @@ SMALL: dict[str, Network] = {
     "one pixel": (lambda: relu(16, 70, 3, padding=1), (5, 16, 1, 1)),
     "residual": (lambda: residual_network(32, 9, 7), (2, 32, 9, 7)),
     "whole residual": (lambda: residual_network(32, 4, 4), (2, 32, 4, 4)),
+    "normalized": (lambda: normalized(70, 40), (3, 70, 5, 5)),
     "no bias": (lambda: L.Conv2d(16, 16, 3, padding=1, bias=False), (1, 16, 33, 5)),
 }
 
@@ -67,7 +69,7 @@ def test_numbers(name: str, parts: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("name", ["1x1", "residual", "7x7"])
+@pytest.mark.parametrize("name", ["1x1", "residual", "7x7", "normalized"])
 def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
     """As many blocks as make 512 threads fit a multiprocessor, or 384 where it has less memory."""
     make, size = SMALL[name]
@@ -105,6 +107,7 @@ def test_only_exact_planar_convolutions_have_this_form() -> None:
     assert not has(relu(32, 32, 3, groups=2), (1, 32, 8, 8))
     assert has(relu(3, 16, 11), (1, 3, 18, 18))
     assert not has(relu(3, 16, 16), (1, 3, 18, 18))
+    assert has(normalized(16, 16), (1, 16, 8, 8))
     assert not has(relu(16, 16, 1, padding=1), (1, 16, 8, 8))
     assert not has(L.Linear(16, 16), (1, 16))
     (problem,) = problems_of(relu(16, 16, 3), (1, 16, 8, 8), "float32")

@@ -90,12 +90,13 @@ class CudaTarget(Target):
         return _EXACT_LAST * self.seconds(op.operations(*types), 0, contraction=True)
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
-        if contraction.output.dtype not in HALVES:
-            return f"no kernel does so in {contraction.output.dtype}"
+        exact = self.is_exact(contraction)
+        if contraction.output.dtype not in HALVES and not exact:
+            return "no kernel does so in tf32"
         op, weight = contraction.op, contraction.inputs[1]
         if not isinstance(op, Conv2d) or op.groups != 1:
             return "only convolutions without groups do so"
-        if weight.shape[0] % LANES or weight.shape[1] % LANES:
+        if not exact and (weight.shape[0] % LANES or weight.shape[1] % LANES):
             return f"its channels are no multiple of {LANES}"
         return super().refuse_prologue(contraction, node)
 

@@ -71,6 +71,7 @@ $FIRST$
   #pragma unroll 1
   for (int at = begin; at < end; at += DEEP) {
     md_copy_wait_but<STAGES - 2>();
+$BEFORE$
     __syncthreads();
     const int next = at + (STAGES - 1) * DEEP;
     if (next < end) load(next, slabs + (slot == 0 ? STAGES - 1 : slot - 1) * SLAB);

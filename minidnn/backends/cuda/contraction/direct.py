@@ -14,6 +14,7 @@ from math import prod
 
 from ...cpu.code import Code
 from ..kernels import Launch
+from ..pointwise import print_chain
 from .problem import Addresses, ContractionProblem
 from .text import compute_stages, parameters_of, source_of
 
@@ -91,8 +92,10 @@ def why_not_direct(problem: ContractionProblem) -> str | None:
     x, y = problem.x, problem.y
     if not problem.is_exact:
         return "its products need not be exact float32"
-    if not problem.planar or problem.before or problem.gather is not None:
-        return "its image is not read as it lies, planar"
+    if not problem.planar or problem.gather is not None:
+        return "its image is not planar"
+    if problem.before and prod(problem.w.shape[2:]) > 1:
+        return "every tap would compute what comes before"
     if problem.groups != 1:
         return "it has groups"
     if any(t.pixel != 1 or t.row != t.columns for t in (y, *problem.others)) or x.pixel != 1:
@@ -217,6 +220,7 @@ def _product(problem: ContractionProblem, one: Division) -> Launch:
         "ENTRIES": _ENTRIES if window else "",
         "NEXT": _NEXT if window else "",
         "TAP": _TAP if window else _POINT,
+        "BEFORE": _before(problem),
         "RESULTS": _PARTS if split else _RESULTS.replace("$EPILOGUE$", _epilogue(problem)),
     }
     if split:
@@ -325,6 +329,22 @@ $EPILOGUE$
   }"""
 
 
+def _before(problem: ContractionProblem) -> str:
+    """What comes before, which each thread computes on the products that it has loaded itself."""
+    if not problem.before:
+        return ""
+    code = Code()
+    code.line("#pragma unroll 4")
+    with code.block("for (int i = 0; i < DEEP / STEP; i++)"):
+        code.line("const int k = first + i * STEP, j = 0;")
+        code.line("if (at + k >= end) break;")
+        code.line("float *const one = slabs + slot * SLAB + DEEP * LINE + k * BN + (own ^ 1);")
+        code.line("const float a0[1] = {*one};")
+        value = print_chain(code, problem.before, lambda i: f"u{i}[at + k]")
+        code.line(f"*one = {value};")
+    return str(code).rstrip("\n")
+
+
 def _epilogue(problem: ContractionProblem) -> str:
     """What comes after, on four pixels of filter ``k`` from pixel ``m`` on, and where they go."""
     code = Code()
@@ -365,7 +385,7 @@ def arguments_of(
 ) -> list[list[int]]:
     """Of both kernels."""
     first, second = sizes_of(problem, choice)
-    after = (*at.others, *at.vectors, at.y)
+    after = (*at.others, *at.vectors, *at.before, at.y)
     if not second:
         return [[x, at.w, *after, *first]]
-    return [[x, at.w, workspace, *first], [workspace, at.w, *after, *second]]
+    return [[x, at.w, *at.before, workspace, *first], [workspace, at.w, *after, *second]]

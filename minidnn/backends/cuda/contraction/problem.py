@@ -77,7 +77,12 @@ class ContractionProblem:
     @property
     def input(self) -> TensorSpec:
         """What cuDNN reads: it takes nothing that comes before."""
-        return spec_of(dense(self.x) if self.before else self.gathered, self.batch)
+        return spec_of(self.prepared if self.before else self.gathered, self.batch)
+
+    @property
+    def prepared(self) -> Tensor:
+        """The image as a kernel leaves it that computes what comes before."""
+        return packed(self.x, self.planar)
 
     @property
     def output(self) -> TensorSpec:
@@ -86,13 +91,7 @@ class ContractionProblem:
     @property
     def packed(self) -> Tensor:
         """The result as it lies when nothing else lies between its elements."""
-        y = self.y
-        size = y.rows * y.columns * y.channels
-        if self.planar:
-            return replace(
-                y, image=size, channel=y.rows * y.columns, row=y.columns, pixel=1, offset=0
-            )
-        return dense(y)
+        return packed(self.y, self.planar)
 
     @property
     def is_dense(self) -> bool:
@@ -115,6 +114,14 @@ class ContractionProblem:
         sizes = "x".join(map(str, self.input.shape)), "x".join(map(str, self.w.shape))
         stages = " + ".join(stage.mode or "code" for stage in self.stages) or "nothing"
         return f"{self.x.dtype} {sizes[0]} by {sizes[1]}, stride {self.stride}, then {stages}"
+
+
+def packed(t: Tensor, planar: bool) -> Tensor:
+    """A tensor with nothing between its elements, planar or channels last."""
+    if not planar:
+        return dense(t)
+    plane = t.rows * t.columns
+    return replace(t, image=t.channels * plane, channel=plane, row=t.columns, pixel=1, offset=0)
 
 
 def dense(t: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from .fixed import FixedConvolution, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
 from .own import OWN, Load, OwnConvolution, own_convolution, own_name
-from .problem import Addresses, ContractionProblem, dense, spec_of
+from .problem import Addresses, ContractionProblem, spec_of
 
 FIXED = "fixed"
 _ALIGNMENT = 256
@@ -167,7 +167,7 @@ def prepare_of(problem: ContractionProblem, form: Form) -> Launch | None:
     return print_pointwise(
         problem.batch,
         [problem.x],
-        dense(problem.x),
+        problem.prepared,
         problem.before_vectors,
         problem.before,
         round_steps=True,
