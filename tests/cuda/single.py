@@ -113,8 +113,8 @@ def emulated(
         tuple(pointers[vectors:]),
     )
     own.bind(at, at.x, room.ctypes.data)()
-    assert np.isfinite(room).all()
-    assert np.isnan(whole_room).sum() == whole_room.size - room.size
+    margins = whole_room.size - room.size
+    assert np.isnan(whole_room).sum() - np.isnan(room).sum() == margins
     result = made.reshape(problem.batch, channels, y.rows, y.columns)
     written = result[:, wide : wide + y.channels]
     assert np.isnan(whole).sum() == whole.size - written.size, "something else was written"

@@ -15,6 +15,7 @@ from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import direct, tune
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.own import DIRECT
+from minidnn.backends.cuda.contraction.parts import choice_of
 
 from .contractions import dense
 from .lowered import ARCH, problems_of
@@ -31,6 +32,10 @@ from .single import (
 
 def relu(channels: int, filters: int, window: int | tuple[int, int], **options: Any) -> md.Layer:
     return L.Sequential(L.Conv2d(channels, filters, window, **options), L.ReLU())
+
+
+def chosen(shape: int, parts: int) -> int:
+    return choice_of(shape, parts, len(direct.SHAPES))
 
 
 SMALL: dict[str, Network] = {
@@ -64,7 +69,7 @@ def test_numbers(name: str, parts: int, folder: Path) -> None:
     shapes = (
         range(len(direct.SHAPES)) if name in ("odd", "residual") else [list(SMALL).index(name) % 6]
     )
-    choices = [direct.choice_of(shape, parts) for shape in shapes]
+    choices = [chosen(shape, parts) for shape in shapes]
     check_emulated(SMALL[name], DIRECT, choices, folder, wide=3 if name == "odd" else 0)
 
 
@@ -75,8 +80,8 @@ def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
     make, size = SMALL[name]
     problem, _ = convolution(make(), size)
     for shape in range(len(direct.SHAPES)):
-        launches = direct.launches_of(problem, direct.choice_of(shape, 1))
-        launches += direct.launches_of(problem, direct.choice_of(shape, 2))
+        launches = direct.launches_of(problem, chosen(shape, 1))
+        launches += direct.launches_of(problem, chosen(shape, 2))
         kernels = compile_kernels([launch.source for launch in launches], arch)
         for launch, kernel in zip(launches, kernels, strict=True):
             taken, threads = kernel.resources, launch.block[0]
@@ -87,7 +92,7 @@ def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
 
 
 def test_one_text_serves_convolutions_of_all_sizes() -> None:
-    for choice in (0, direct.choice_of(0, 4)):
+    for choice in (0, chosen(0, 4)):
         first, second = (
             direct.launches_of(convolution(relu(*sizes, padding=1), shape)[0], choice)
             for sizes, shape in (((16, 64, 3), (1, 16, 8, 8)), ((24, 80, 5), (3, 24, 9, 13)))
@@ -118,13 +123,13 @@ def test_only_exact_planar_convolutions_have_this_form() -> None:
 
 def test_few_pixels_are_divided_and_many_are_not() -> None:
     few, _ = convolution(relu(512, 512, 3, padding=1), (1, 512, 14, 14))
-    assert all(direct.division(choice).parts >= 4 for choice in direct.candidates(few))
+    assert all(direct.division(choice)[1] >= 4 for choice in direct.candidates(few))
     many, _ = convolution(relu(64, 64, 3, padding=1), (64, 64, 56, 56))
-    assert direct.division(direct.candidates(many)[0]).parts == 1
+    assert direct.division(direct.candidates(many)[0])[1] == 1
     for problem in (few, many):
         for choice in direct.candidates(problem):
-            one = direct.division(choice)
-            assert direct.choice_of(direct.SHAPES.index(one.shape), one.parts) == choice
+            shape, parts = direct.division(choice)
+            assert chosen(direct.SHAPES.index(shape), parts) == choice
 
 
 LARGE: dict[str, Network] = SMALL | {
@@ -140,7 +145,7 @@ LARGE: dict[str, Network] = SMALL | {
 @pytest.mark.parametrize("shape", range(len(direct.SHAPES)))
 @pytest.mark.parametrize("name", LARGE)
 def test_networks(name: str, shape: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    choice = direct.choice_of(shape, parts)
+    choice = chosen(shape, parts)
     only(monkeypatch, lambda form: form.core == DIRECT)
     monkeypatch.setattr(tune, "own_choices", lambda problem, core, arch: [choice])
-    check_on_gpu(LARGE[name], f"direct {direct.division(choice)}")
+    check_on_gpu(LARGE[name], f"direct {direct.shown(choice)}")

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulated")
 
 
-@pytest.mark.parametrize("choice", range(len(winograd.SHAPES)))
+@pytest.mark.parametrize("choice", range(2 * len(winograd.SHAPES)))
 @pytest.mark.parametrize("name", SMALL)
 def test_numbers(name: str, choice: int, folder: Path) -> None:
     check_emulated(SMALL[name], WINOGRAD, [choice], folder, wide=3 if name == "odd" else 0)
@@ -52,8 +52,8 @@ def test_numbers(name: str, choice: int, folder: Path) -> None:
 def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
     make, size = SMALL[name]
     problem, _ = convolution(make(), size)
-    for shape in winograd.SHAPES:
-        launches = winograd.launches_of(problem, shape)
+    for choice in range(2 * len(winograd.SHAPES)):
+        launches = winograd.launches_of(problem, choice)
         kernels = compile_kernels([launch.source for launch in launches], arch)
         for launch, kernel in zip(launches, kernels, strict=True):
             taken = kernel.resources
@@ -64,7 +64,7 @@ def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
 
 def test_one_text_serves_convolutions_of_all_sizes() -> None:
     first, second = (
-        winograd.launches_of(convolution(relu(*sizes), shape)[0], winograd.SHAPES[0])
+        winograd.launches_of(convolution(relu(*sizes), shape)[0], 0)
         for sizes, shape in (((16, 64), (1, 16, 8, 8)), ((24, 80), (3, 24, 9, 13)))
     )
     assert [launch.source for launch in first] == [launch.source for launch in second]
@@ -89,9 +89,16 @@ def test_only_exact_3x3_convolutions_have_this_form() -> None:
 
 def test_no_filters_are_wasted_where_there_is_a_choice() -> None:
     problem, _ = convolution(relu(16, 64), (1, 16, 8, 8))
-    assert winograd.candidates(problem) == [0, 1]
+    assert {choice % 2 for choice in winograd.candidates(problem)} == {0, 1}
     problem, _ = convolution(relu(16, 32), (1, 16, 8, 8))
-    assert winograd.candidates(problem) == [1]
+    assert {choice % 2 for choice in winograd.candidates(problem)} == {1}
+
+
+def test_few_tiles_are_divided_and_many_are_not() -> None:
+    few, _ = convolution(relu(512, 512), (1, 512, 28, 28))
+    assert {winograd.division(choice)[1] for choice in winograd.candidates(few)} == {2, 4}
+    many, _ = convolution(relu(64, 64), (64, 64, 56, 56))
+    assert winograd.division(winograd.candidates(many)[0])[1] == 1
 
 
 LARGE: dict[str, Network] = SMALL | {
@@ -103,9 +110,9 @@ LARGE: dict[str, Network] = SMALL | {
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("choice", range(len(winograd.SHAPES)))
+@pytest.mark.parametrize("choice", range(2 * len(winograd.SHAPES)))
 @pytest.mark.parametrize("name", LARGE)
 def test_networks(name: str, choice: int, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, lambda form: form.core == WINOGRAD)
     monkeypatch.setattr(tune, "own_choices", lambda problem, core, arch: [choice])
-    check_on_gpu(LARGE[name], f"winograd {winograd.SHAPES[choice]}")
+    check_on_gpu(LARGE[name], f"winograd {winograd.shown(choice)}")

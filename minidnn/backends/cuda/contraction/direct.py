@@ -9,20 +9,34 @@ parts, the first kernel does all.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from ...cpu.code import Code
 from ..kernels import Launch
 from ..pointwise import print_chain
+from .parts import (
+    RESULT,
+    choice_of,
+    epilogue_of,
+    in_parts,
+    part_bytes,
+    parts_of,
+    pixels_of,
+    place_names,
+    place_numbers,
+    print_total,
+    result_numbers,
+    total_numbers,
+    without_stages,
+)
 from .problem import Addresses, ContractionProblem
-from .text import compute_stages, parameters_of, source_of
+from .text import parameters_of, source_of
 
 _DEEP = 16
 """Products of a slab."""
 _MOST_TAPS = 15
 """In a row or a column: half of the bits of a mask, less one that no pixel has."""
-_TOTAL_THREADS = 128
 _MOST_PARTS = 64
 _LEAST_SLABS = 4
 """Of a part, so that filling the pipeline is not most of its work."""
@@ -65,26 +79,16 @@ SHAPES = (
 )
 
 
-@dataclass(frozen=True)
-class Division:
-    """A shape, and into how many parts sums are divided."""
-
-    shape: Shape
-    parts: int
-
-    def __str__(self) -> str:
-        return f"{self.shape} in {self.parts} parts" if self.parts > 1 else str(self.shape)
+def division(choice: int) -> tuple[Shape, int]:
+    """What a choice stands for: a shape, and into how many parts sums are divided."""
+    shape, parts = parts_of(choice, len(SHAPES))
+    return SHAPES[shape], parts
 
 
-def division(choice: int) -> Division:
-    """What a choice stands for."""
-    parts, shape = divmod(choice, len(SHAPES))
-    return Division(SHAPES[shape], parts + 1)
-
-
-def choice_of(shape: int, parts: int) -> int:
-    """The other way round, for the shape of that index."""
-    return (parts - 1) * len(SHAPES) + shape
+def shown(choice: int) -> str:
+    """A choice as text."""
+    shape, parts = division(choice)
+    return f"{shape}{in_parts(parts)}"
 
 
 def why_not_direct(problem: ContractionProblem) -> str | None:
@@ -104,7 +108,7 @@ def why_not_direct(problem: ContractionProblem) -> str | None:
         return f"its filters have more than {_MOST_TAPS} rows or columns"
     if prod(problem.w.shape[2:]) == 1 and any(map(any, problem.padding)):
         return "it pads an image that it reads pixel by pixel"
-    sizes = (_pixels(problem), x.channels * x.channel, x.rows * x.row)
+    sizes = (pixels_of(problem), x.channels * x.channel, x.rows * x.row)
     return "it is too large for numbers of 32 bits" if max(sizes) >= _MOST_PIXELS else None
 
 
@@ -135,82 +139,58 @@ def _priced(problem: ContractionProblem) -> Iterator[tuple[float, int]]:
             work = shape.filters * shape.pixels * depth + 10 * moved * depth
             cycles = each * work / rate + 1500
             if parts > 1:
-                results = problem.w.shape[0] * _width(problem) * 4
-                cycles += 3000 + 2 * parts * results / 2500
-            yield cycles, choice_of(i, parts)
+                cycles += 3000 + 2 * part_bytes(problem, parts) / 2500
+            yield cycles, choice_of(i, parts, len(SHAPES))
 
 
 def launches_of(problem: ContractionProblem, choice: int) -> list[Launch]:
     """The products, and the sum of their parts if there are several.
 
-    Arguments of the first are those of :func:`.text.parameters_of` without others and vectors where
-    a second follows, to which parts are the image; each then takes the numbers of :func:`sizes_of`.
+    Arguments of the first are those of :func:`.text.parameters_of`, without others and vectors
+    where a second follows; each then takes the numbers of :func:`sizes_of`.
     """
-    one = division(choice)
-    return [_product(problem, one), *([_total(problem)] if one.parts > 1 else [])]
+    shape, parts = division(choice)
+    first = _product(problem, shape, parts)
+    return [first] if parts == 1 else [first, print_total(problem)]
 
 
 def sizes_of(problem: ContractionProblem, choice: int) -> tuple[list[int], list[int]]:
     """The numbers that both kernels take."""
-    one = division(choice)
-    filters, _, rows, columns = problem.w.shape
-    x, y = problem.x, problem.y
+    shape, parts = division(choice)
+    rows, columns = problem.w.shape[2:]
+    x = problem.x
     slabs = -(-_products(problem) // _DEEP)
-    plane = y.rows * y.columns
-    written = (y, *problem.others)
-    whole = plane % 4 == 0 and not any(
-        n % 4 for t in written for n in (t.offset, t.image, t.channel)
-    )
-    places = [number for t in written for number in (t.offset, t.image, t.channel)]
-    common = [filters, _pixels(problem), plane, _width(problem), one.parts]
     numbers = [
-        *common,
-        *(_grid(problem, one.shape)[1], _products(problem), -(-slabs // one.parts) * _DEEP),
-        *(y.columns, *problem.stride, *(before for before, _ in problem.padding)),
+        *result_numbers(problem, parts),
+        *(_grid(problem, shape)[1], _products(problem), -(-slabs // parts) * _DEEP),
+        *(problem.y.columns, *problem.stride, *(before for before, _ in problem.padding)),
         *(x.rows, x.columns, x.image, x.channel, x.row),
         *(rows * columns, rows, columns, *problem.dilation),
     ]
-    after = [int(whole), *places]
-    split = one.parts > 1
-    return numbers if split else [*numbers, *after], [*common, *after] if split else []
+    after = place_numbers(problem)
+    return ([*numbers, *after], []) if parts == 1 else (numbers, total_numbers(problem, parts))
 
 
-_COMMON = ("filters", "pixels", "plane", "width", "parts")
 _PRODUCT = (
-    *_COMMON,
+    *RESULT,
     *("groups", "products", "depth", "columns", "down", "across", "top", "left"),
     *("height", "breadth", "image", "channel", "row"),
     *("taps", "tap_rows", "tap_columns", "tap_down", "tap_across"),
 )
 
 
-def _after(problem: ContractionProblem) -> tuple[str, ...]:
-    tensors = ["y", *(f"x{1 + i}" for i in range(len(problem.others)))]
-    return ("whole", *(f"{what}_{t}" for t in tensors for what in ("offset", "image", "channel")))
-
-
 def _products(problem: ContractionProblem) -> int:
     return prod(problem.w.shape[1:])
 
 
-def _pixels(problem: ContractionProblem) -> int:
-    return problem.batch * problem.y.rows * problem.y.columns
-
-
-def _width(problem: ContractionProblem) -> int:
-    """Of a part: pixels, to whole chunks."""
-    return -(-_pixels(problem) // 4) * 4
-
-
 def _grid(problem: ContractionProblem, shape: Shape) -> tuple[int, int]:
     """Blocks across pixels and filters."""
-    return -(-_pixels(problem) // shape.pixels), -(-problem.w.shape[0] // shape.filters)
+    return -(-pixels_of(problem) // shape.pixels), -(-problem.w.shape[0] // shape.filters)
 
 
-def _product(problem: ContractionProblem, one: Division) -> Launch:
-    shape, split = one.shape, one.parts > 1
+def _product(problem: ContractionProblem, shape: Shape, parts: int) -> Launch:
     window = prod(problem.w.shape[2:]) > 1
-    parts: dict[str, object] = {
+    text: dict[str, object] = {
         **{"BM": shape.filters, "BN": shape.pixels, "RM": shape.rows, "RN": shape.columns},
         "THREADS": shape.threads,
         "STAGES": shape.stages,
@@ -221,29 +201,15 @@ def _product(problem: ContractionProblem, one: Division) -> Launch:
         "NEXT": _NEXT if window else "",
         "TAP": _TAP if window else _POINT,
         "BEFORE": _before(problem),
-        "RESULTS": _PARTS if split else _RESULTS.replace("$EPILOGUE$", _epilogue(problem)),
+        "RESULTS": _PARTS if parts > 1 else _RESULTS.replace("$EPILOGUE$", epilogue_of(problem)),
     }
-    if split:
-        alone = replace(problem, others=(), vectors=(), stages=())
-        parts["PARAMETERS"] = parameters_of(alone, _PRODUCT, distances=False)
-    else:
-        names = (*_PRODUCT, *_after(problem))
-        parts["PARAMETERS"] = parameters_of(problem, names, distances=False)
-    source = source_of("direct.cu", parts)
+    names = _PRODUCT if parts > 1 else (*_PRODUCT, *place_names(problem))
+    made = without_stages(problem) if parts > 1 else problem
+    text["PARAMETERS"] = parameters_of(made, names, distances=False)
+    source = source_of("direct.cu", text)
     shared = shape.shared_bytes + (shape.stages * _DEEP * 8 if window else 0)
     blocks = prod(_grid(problem, shape))
-    return Launch(source, (blocks, one.parts, 1), (shape.threads, 1, 1), shared)
-
-
-def _total(problem: ContractionProblem) -> Launch:
-    names = (*_COMMON, *_after(problem))
-    parts = {
-        "PARAMETERS": parameters_of(problem, names, distances=False),
-        "EPILOGUE": _epilogue(problem),
-    }
-    source = source_of("direct_total.cu", parts)
-    across = -(-_width(problem) // (4 * _TOTAL_THREADS))
-    return Launch(source, (across, problem.w.shape[0], 1), (_TOTAL_THREADS, 1, 1))
+    return Launch(source, (blocks, parts, 1), (shape.threads, 1, 1), shared)
 
 
 _INSIDE = """\
@@ -345,39 +311,9 @@ def _before(problem: ContractionProblem) -> str:
     return str(code).rstrip("\n")
 
 
-def _epilogue(problem: ContractionProblem) -> str:
-    """What comes after, on four pixels of filter ``k`` from pixel ``m`` on, and where they go."""
-    code = Code()
-    code.line("const int n = m / plane, p = m - n * plane;")
-    code.line("int at_image[4], at_pixel[4];  // of each, where the four are not whole")
-    with code.block("if (!P_whole)"):
-        code.line("#pragma unroll")
-        with code.block("for (int j = 0; j < 4; j++)"):
-            code.line("at_image[j] = (m + j) / plane;")
-            code.line("at_pixel[j] = m + j - at_image[j] * plane;")
-    for i in range(len(problem.vectors)):
-        code.line(f"const float b{i}[4] = {{v{i}[k], v{i}[k], v{i}[k], v{i}[k]}};")
-    for i in range(len(problem.others)):
-        t = f"x{1 + i}"
-        code.line(f"const float *const from{i} = {t} + P_offset_{t} + k * P_channel_{t};")
-        code.line(f"float a{1 + i}[4];")
-        code.line(f"if (P_whole) md_load<4>(a{1 + i}, from{i} + n * P_image_{t} + p);")
-        one = f"from{i}[at_image[j] * P_image_{t} + at_pixel[j]]"
-        code.line("else")
-        code.line(f"  for (int j = 0; j < 4; j++) a{1 + i}[j] = m + j < pixels ? {one} : 0.0f;")
-    compute_stages(code, problem, "4")
-    code.line("float *const to = y + P_offset_y + k * P_channel_y;")
-    code.line("if (P_whole) md_store<4>(to + n * P_image_y + p, r);")
-    code.line("else")
-    code.line("  for (int j = 0; j < 4; j++)")
-    code.line("    if (m + j < pixels) to[at_image[j] * P_image_y + at_pixel[j]] = r[j];")
-    return str(code).rstrip("\n")
-
-
 def room_of(problem: ContractionProblem, choice: int) -> int:
     """Bytes of all parts."""
-    parts = division(choice).parts
-    return parts * problem.w.shape[0] * _width(problem) * 4 if parts > 1 else 0
+    return part_bytes(problem, division(choice)[1])
 
 
 def arguments_of(

@@ -97,16 +97,16 @@ _KERNELS: Mapping[str, _Own] = {
     ),
     WINOGRAD: _Own(
         lambda problem, arch: winograd.candidates(problem),
-        lambda problem, i: winograd.launches_of(problem, winograd.SHAPES[i]),
-        lambda problem, i, *where: winograd.arguments_of(problem, winograd.SHAPES[i], *where),
-        lambda i: str(winograd.SHAPES[i]),
-        lambda problem, i: winograd.filter_bytes(problem, winograd.SHAPES[i]),
+        winograd.launches_of,
+        winograd.arguments_of,
+        winograd.shown,
+        winograd.room_of,
     ),
     DIRECT: _Own(
         lambda problem, arch: direct.candidates(problem),
         direct.launches_of,
         direct.arguments_of,
-        lambda choice: str(direct.division(choice)),
+        direct.shown,
         direct.room_of,
     ),
 }

@@ -20,7 +20,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) $NAME$($PARAMETERS$) {
   const int high = lane >> 2 & 4;
   const int tx = (lane & 1 | lane >> 1 & 2 | (ACROSS == 8 ? high : 0)) * 4;
   const int ty = (lane >> 1 & 1 | lane >> 2 & 2 | (ACROSS == 4 ? high : 0)) * 4;
-  const int groups = (int)P_groups, padded = groups * FILTERS, channels = (int)P_channels;
+  const int groups = (int)P_groups, padded = groups * FILTERS;
+  const int c_begin = (int)blockIdx.y * (int)P_depth;  // of the part of the sum that it makes
+  const int channels = min((int)P_channels, c_begin + (int)P_depth);
   const int k0 = (int)(blockIdx.x % groups) * FILTERS;
   const long long begin = (long long)(blockIdx.x / groups) * TILES;
   const int across = (int)P_across, plane = (int)P_plane;
@@ -76,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) $NAME$($PARAMETERS$) {
       }
     }
   };
-  const float *filters = w + (long long)(thread * 4 / FILTERS) * padded + k0 + thread * 4 % FILTERS;
+  const float *filters =
+      w + (c_begin * 16ll + thread * 4 / FILTERS) * padded + k0 + thread * 4 % FILTERS;
   const auto fetch = [&](float *slab) {
     #pragma unroll
     for (int i = 0; i < HALF / 1024; i++, filters += 1024 / FILTERS * (long long)padded)
@@ -87,13 +90,13 @@ extern "C" __global__ void __launch_bounds__(256, 1) $NAME$($PARAMETERS$) {
   #pragma unroll
   for (int i = 0; i < 128; i++) sum[i / 64][i / 8 % 8][i % 8] = 0.0f;
   fetch(slabs);
-  load(0);
+  load(c_begin);
   transform(slabs);
   md_copy_wait();
   __syncthreads();
   int slot = 0;
   #pragma unroll 1
-  for (int c0 = 0; c0 < channels; c0 += CHANNELS) {
+  for (int c0 = c_begin; c0 < channels; c0 += CHANNELS) {
     const bool more = c0 + CHANNELS < channels;
     if (more) {
       fetch(slabs + (slot ^ 1) * SLAB);
@@ -165,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) $NAME$($PARAMETERS$) {
       for (int j = 0; j < 4; j++)
         there[j] = row + j / 2 < (int)P_rows && column + j % 2 < (int)P_columns;
 $EPILOGUE$
-      float *const to = y + P_offset_y + n * P_image_y + k * P_channel_y + row * P_row_y + column;
+      float *const to = y + blockIdx.y * P_part + P_offset_y + n * P_image_y + k * P_channel_y + row * P_row_y + column;
       #pragma unroll
       for (int j = 0; j < 4; j++)
         if (there[j]) to[j / 2 * P_row_y + j % 2] = r[j];

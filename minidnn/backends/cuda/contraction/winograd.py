@@ -13,6 +13,16 @@ from dataclasses import dataclass
 
 from ...cpu.code import Code
 from ..kernels import Launch
+from .parts import (
+    choice_of,
+    has_whole_planes,
+    in_parts,
+    part_bytes,
+    parts_of,
+    print_total,
+    total_numbers,
+    without_stages,
+)
 from .problem import Addresses, ContractionProblem
 from .text import compute_stages, parameters_of, source_of
 
@@ -21,6 +31,9 @@ _CHANNELS = 8
 _THREADS = 256
 _LEAST_CHANNELS = 16
 """With fewer, transforming tiles is most of the work."""
+_LEAST_SLABS = 4
+"""Of a part."""
+_MULTIPROCESSORS = 132
 _MOST = 1 << 31
 
 
@@ -54,49 +67,112 @@ def why_not_winograd(problem: ContractionProblem) -> str | None:
     return "it has too many tiles" if _tiles(problem) >= _MOST else None
 
 
+def division(choice: int) -> tuple[Shape, int]:
+    """What a choice stands for: a shape, and into how many parts sums are divided."""
+    shape, parts = parts_of(choice, len(SHAPES))
+    return SHAPES[shape], parts
+
+
+def shown(choice: int) -> str:
+    """A choice as text."""
+    shape, parts = division(choice)
+    return f"{shape}{in_parts(parts)}"
+
+
 def candidates(problem: ContractionProblem) -> list[int]:
-    """Which of :data:`SHAPES` are worth measuring: those that waste no filters."""
+    """Choices that are worth measuring, of each shape that wastes no filters the two cheapest."""
     filters = problem.w.shape[0]
     padded = [-(-filters // shape.filters) * shape.filters for shape in SHAPES]
-    return [i for i, count in enumerate(padded) if count == min(padded)]
+    found = []
+    for i in range(len(SHAPES)):
+        if padded[i] == min(padded):
+            priced = sorted(
+                (_cycles(problem, SHAPES[i], parts), parts) for parts in _parts(problem)
+            )
+            found += [choice_of(i, parts, len(SHAPES)) for _, parts in priced[:2]]
+    return found
 
 
-def launches_of(problem: ContractionProblem, shape: Shape) -> tuple[Launch, Launch]:
-    """Of the filters, and of the convolution.
+def _parts(problem: ContractionProblem) -> range:
+    """Into how many parts sums can be divided."""
+    divisible = all(map(has_whole_planes, (problem.y, *problem.others)))
+    return range(1, 1 + (max(1, _slabs(problem) // _LEAST_SLABS) if divisible else 1))
+
+
+def _cycles(problem: ContractionProblem, shape: Shape, parts: int) -> float:
+    """About: a multiprocessor has one block, which multiplies 128 times in three of four cycles."""
+    blocks = -(-_blocks(problem, shape) * parts // _MULTIPROCESSORS)
+    slab = shape.filters * shape.tiles * 16 * _CHANNELS / (0.75 * 128)
+    adding = 3000 + 2 * part_bytes(problem, parts) / 2500 if parts > 1 else 0
+    return blocks * (-(-_slabs(problem) // parts) * slab + 3000) + adding
+
+
+def launches_of(problem: ContractionProblem, choice: int) -> list[Launch]:
+    """Of the filters, of the convolution, and of the sum of its parts if there are several.
 
     Arguments of the first: filter, transformed filter; of the second: image, transformed filter,
     the others, the vectors, the result; each then takes the numbers of :func:`sizes_of`.
     """
-    return _filter_launch(problem, shape), _launch(problem, shape)
+    shape, parts = division(choice)
+    made = problem if parts == 1 else without_stages(problem)
+    launches = [_filter_launch(problem, shape), _launch(made, shape, parts)]
+    return launches if parts == 1 else [*launches, print_total(problem)]
 
 
-def filter_bytes(problem: ContractionProblem, shape: Shape) -> int:
-    """Of the transformed filter."""
-    slabs = -(-problem.w.shape[1] // _CHANNELS)
-    return slabs * _CHANNELS * 16 * _padded(problem, shape) * 4
+def room_of(problem: ContractionProblem, choice: int) -> int:
+    """Bytes of the transformed filter, and of parts behind it."""
+    shape, parts = division(choice)
+    return _filter_bytes(problem, shape) + part_bytes(problem, parts)
 
 
-def sizes_of(problem: ContractionProblem, shape: Shape) -> tuple[list[int], list[int]]:
-    """The numbers that both kernels take."""
+def _filter_bytes(problem: ContractionProblem, shape: Shape) -> int:
+    return _slabs(problem) * _CHANNELS * 16 * _padded(problem, shape) * 4
+
+
+def _slabs(problem: ContractionProblem) -> int:
+    return -(-problem.w.shape[1] // _CHANNELS)
+
+
+def _blocks(problem: ContractionProblem, shape: Shape) -> int:
+    return -(-_tiles(problem) // shape.tiles) * (_padded(problem, shape) // shape.filters)
+
+
+def sizes_of(problem: ContractionProblem, choice: int) -> list[list[int]]:
+    """The numbers that each kernel takes."""
+    shape, parts = division(choice)
     filters, channels = problem.w.shape[:2]
-    x, y = problem.x, problem.y
+    made = problem if parts == 1 else without_stages(problem)
+    x, y = problem.x, made.y
     down, across = _down_across(problem)
-    places = [[t.offset, t.image, t.channel, t.row] for t in (y, *problem.others)]
+    places = [[t.offset, t.image, t.channel, t.row] for t in (y, *made.others)]
     numbers = [
         *(channels, filters, _padded(problem, shape) // shape.filters),
+        *(-(-_slabs(problem) // parts) * _CHANNELS, part_bytes(problem, parts) // parts // 4),
         *(_tiles(problem), down * across, across),
         *(before for before, _ in problem.padding),
         *(x.rows, x.columns, x.image, x.channel, x.row, y.rows, y.columns),
         *(number for some in places for number in some),
     ]
-    return [channels, filters, _padded(problem, shape)], numbers
+    every = [[channels, filters, _padded(problem, shape)], numbers]
+    return every if parts == 1 else [*every, total_numbers(problem, parts)]
 
 
 def _names(problem: ContractionProblem) -> tuple[str, ...]:
     tensors = ["y", *(f"x{1 + i}" for i in range(len(problem.others)))]
     places = (f"{what}_{t}" for t in tensors for what in ("offset", "image", "channel", "row"))
     return (
-        *("channels", "filters", "groups", "tiles", "plane", "across", "top", "left"),
+        *(
+            "channels",
+            "filters",
+            "groups",
+            "depth",
+            "part",
+            "tiles",
+            "plane",
+            "across",
+            "top",
+            "left",
+        ),
         *("height", "width", "image", "channel", "row", "rows", "columns", *places),
     )
 
@@ -117,23 +193,20 @@ def _padded(problem: ContractionProblem, shape: Shape) -> int:
 
 def _filter_launch(problem: ContractionProblem, shape: Shape) -> Launch:
     source = source_of("winograd_filter.cu", {})
-    slabs = -(-problem.w.shape[1] // _CHANNELS)
-    grid = (-(-_padded(problem, shape) // _THREADS), slabs * _CHANNELS, 1)
+    grid = (-(-_padded(problem, shape) // _THREADS), _slabs(problem) * _CHANNELS, 1)
     return Launch(source, grid, (_THREADS, 1, 1))
 
 
-def _launch(problem: ContractionProblem, shape: Shape) -> Launch:
-    parts = {
+def _launch(problem: ContractionProblem, shape: Shape, parts: int) -> Launch:
+    text = {
         "FILTERS": shape.filters,
         "TILES": shape.tiles,
         "PARAMETERS": parameters_of(problem, _names(problem), distances=False),
         "EPILOGUE": _epilogue(problem),
     }
-    source = source_of("winograd.cu", parts)
-    groups = _padded(problem, shape) // shape.filters
-    blocks = -(-_tiles(problem) // shape.tiles) * groups
+    source = source_of("winograd.cu", text)
     shared = 2 * _CHANNELS * 16 * (shape.filters + shape.tiles) * 4
-    return Launch(source, (blocks, 1, 1), (_THREADS, 1, 1), shared)
+    return Launch(source, (_blocks(problem, shape), parts, 1), (_THREADS, 1, 1), shared)
 
 
 def _epilogue(problem: ContractionProblem) -> str:
@@ -158,11 +231,13 @@ def _place(t: str) -> str:
 
 
 def arguments_of(
-    problem: ContractionProblem, shape: Shape, at: Addresses, x: int, workspace: int
+    problem: ContractionProblem, choice: int, at: Addresses, x: int, workspace: int
 ) -> list[list[int]]:
-    """Of both kernels."""
-    first, second = sizes_of(problem, shape)
-    return [
-        [at.w, workspace, *first],
-        [x, workspace, *at.others, *at.vectors, at.y, *second],
-    ]
+    """Of each kernel."""
+    shape, parts = division(choice)
+    first, second, *third = sizes_of(problem, choice)
+    filters, behind = [at.w, workspace, *first], [*at.others, *at.vectors, at.y]
+    if parts == 1:
+        return [filters, [x, workspace, *behind, *second]]
+    sums = workspace + _filter_bytes(problem, shape)
+    return [filters, [x, workspace, sums, *second], [sums, at.w, *behind, *third[0]]]
