@@ -174,6 +174,24 @@ def test_a_patch_that_does_not_fit_is_refused() -> None:
         print_sequence(plan, binding, *_sides(graph), "sm_80")
 
 
+@pytest.mark.parametrize(
+    ("layers", "barrier"),
+    [
+        ([L.MaxPool2d(3, 1, 1), L.ReLU()], "__syncwarp();"),
+        ([L.AvgPool2d(3, 1, 1), L.ReLU()], "md_sync_warp();"),
+        ([L.MaxPool2d(3, 1, 1), L.SiLU()], "md_sync_warp();"),
+    ],
+    ids=["maxima", "averages", "division"],
+)
+def test_a_warp_that_may_come_apart_is_joined(layers: list[L.Layer], barrier: str) -> None:
+    """Where threads may call a function that others do not, the compiler's own is not enough."""
+    graph = graph_of(*layers * 2)
+    for grid, wanted in ((Grid(3, 8, 6, 2), barrier), (Grid(3, 2, 6, 8), "__syncthreads();")):
+        text = planar_case(graph, grid).kernel.launch.source.text
+        every = ("__syncwarp();", "md_sync_warp();", "__syncthreads();")
+        assert {one for one in every if one in text} == {wanted}
+
+
 def test_the_emulator_finds_a_missing_barrier(tmp_path: Path) -> None:
     graph = graph_of(*BLOCK * 3)
     case = case_of(whole(graph), numbers_for(graph), PLANAR)

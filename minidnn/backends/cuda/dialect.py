@@ -14,6 +14,12 @@ memory and does not wait, ``md_copy_if<Bytes>(to, from, some)`` zeros where ther
 read; ``md_copy_wait()`` waits for all that this thread has started.  ``md_copy_commit()`` makes a
 group of those started since the last, ``md_copy_wait_but<N>()`` waits for all but the last N.
 
+**Warps.**  ``md_sync_warp()`` is what ``__syncwarp()`` promises.  The compiler leaves that one out
+where it believes that a warp is together, and so it does for ``__syncthreads()`` in blocks of one
+warp; but after a division of which some threads took the slow path (operands that are infinite, NaN
+or far from 1, which call a function) the warp was not (NVRTC 13.0 on an H200: threads read what
+others had not yet written).  A mask that the compiler does not know leaves it no choice.
+
 **Element types.**  ``float``, ``md_half`` and ``md_bf16`` in memory, float in registers.
 ``md_value`` reads one, ``md_as<T>`` rounds to one, ``md_round<T>`` is the float that it then is.
 ``md_max_pairs<T>`` is ``md_max`` of two pairs of halves as they lie in registers, of which
@@ -78,6 +84,12 @@ MD_FUNCTION void md_copy_wait() { asm volatile("cp.async.wait_all;" : : : "memor
 MD_FUNCTION void md_copy_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <int Groups> MD_FUNCTION void md_copy_wait_but() {
   asm volatile("cp.async.wait_group %0;" : : "n"(Groups) : "memory");
+}
+MD_FUNCTION void md_sync_warp() {
+  unsigned int before, behind;
+  asm("mov.u32 %0, %%lanemask_le;" : "=r"(before));
+  asm("mov.u32 %0, %%lanemask_ge;" : "=r"(behind));
+  asm volatile("bar.warp.sync %0;" : : "r"(before | behind) : "memory");
 }
 MD_FUNCTION float md_from_half(unsigned short x) {
   float y;

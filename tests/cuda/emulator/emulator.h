@@ -98,6 +98,7 @@ static void yield_as(State state) {
 static inline void spin() { yield_as(SPINNING); }
 static inline void __syncthreads() { yield_as(AT_BLOCK); }
 static inline void __syncwarp(unsigned int = 0xffffffffu) { yield_as(AT_WARP); }
+static inline void md_sync_warp() { __syncwarp(); }
 template <class T> static inline T emulated_exchange(T x, unsigned int lane) {
   unsigned int bits;
   memcpy(&bits, &x, 4);

@@ -18,6 +18,7 @@ from ...cpu.code import Code
 from ..arch import joins_three, shared_limit
 from ..dialect import TYPES
 from ..tensor import Tensor
+from .barrier import barrier_of
 from .facts import positive_planes
 from .flat import choose_flat, print_flat
 from .functions import Function, Functions
@@ -85,6 +86,7 @@ class _Printer:
         self.tensors = tensors
         self.slots = binding.slots
         self.mapping = mapping
+        self.barrier = barrier_of(plan, mapping.threads)
         self.across = len(plan.patches(1))
         self.tasks = len(plan.tasks()) * self.across
         self.rolls = plan.schedule.strips > 1
@@ -221,7 +223,7 @@ class _Printer:
                     with code.block("if (yb < ye)"):
                         self._step(code, segment, i, step, Span("yb", "ye"), False)
                         code.line(f"done{i} = ye;")
-                    code.line("__syncthreads();")
+                    code.line(self.barrier)
 
     def _span(self, code: Code, extent: Extent, axis: int) -> Span:
         """Positions of the task along an axis: numbers if all tasks have the same."""
@@ -289,7 +291,7 @@ class _Printer:
             function.body.line("md_copy_wait();")
         code.line(self.functions.call(function))
         if wait:
-            code.line("__syncthreads();")
+            code.line(self.barrier)
 
     def _copied(self, operation: PlanOperation) -> int:
         """Bytes at once of a copy from a tensor to a buffer alone; 0 for anything else."""

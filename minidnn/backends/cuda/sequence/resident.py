@@ -20,6 +20,7 @@ from ...cpu.code import Code
 from ..arch import joins_three
 from ..dialect import TYPES
 from ..tensor import Tensor
+from .barrier import barrier_of
 from .facts import positive_planes
 from .functions import Functions
 from .grid import Grid, assign_arrays, operations_of, phases_of, reach_of
@@ -65,7 +66,7 @@ class _Printer:
         self.triples = joins_three(arch)
         self.frame = max(end for _, end in binding.segments)
         self.functions = Functions(inline=True)
-        self.barrier = "__syncwarp();" if grid.threads == 32 else "__syncthreads();"
+        self.barrier = barrier_of(plan, grid.threads)
         self.size = plan.anchor[0] * plan.anchor[1]
         self._lay_out()
 
