@@ -1,4 +1,5 @@
-"""Every kernel of the zoo's networks compiles for sm_80 and sm_90 within its budget.
+"""Every kernel of the zoo's networks compiles for sm_80 and sm_90 within its budget, and those of
+contractions with all that they may be asked to compute.
 
 No GPU is needed.  A budget is what lets enough threads run side by side: no spills, registers
 that fit a multiprocessor's, shared memory that a block can have.
@@ -10,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.contraction import halo, own, tile, window
+from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.tune import launches_of as contraction_launches
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.backends.cuda.machine import Machine
@@ -22,6 +27,10 @@ from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import make_plan
 
+from .contractions import dense, residual
+from .lowered import problems_of
+
+MULTIPROCESSORS = 132
 REGISTERS = 65536
 SPILLS = 0
 FEW = (("squeezenet1_1", "float32"), ("inception_v3", "tf32"))
@@ -29,15 +38,26 @@ ALL = [(name, p) for name in models.list_models() for p in ("float32", "float16"
 
 
 def launches_of(name: str, precision: str, arch: str, batch: int = 8) -> list[Launch]:
-    """The kernels of a network of the zoo on an H200, those for cuDNN left out."""
-    machine = Machine("NVIDIA H200", (9, 0), 132, 4.3e12)
+    """The kernels of a network of the zoo on an H200, those that contractions may take among them,
+    cuDNN's left out."""
+    machine = Machine("NVIDIA H200", (9, 0), MULTIPROCESSORS, 4.3e12)
     network = getattr(models, name)()
-    size = 299 if name == "inception_v3" else 224
-    graph = to_graph(network, (batch, 3, size, size))
+    graph = to_graph(network, (batch, *network.input_shape))
     context = Context(CudaTarget(machine.device(precision), precision))
     plan = make_plan(optimize(graph, context), context)
-    works = [task.work for task in lower_plan(plan, arch, precision == "tf32")]
-    return [work for work in works if isinstance(work, Launch)]
+    launches: list[Launch] = []
+    for task in lower_plan(plan, arch, precision == "tf32"):
+        if isinstance(task.work, ContractionProblem):
+            launches += contraction_launches(task.work, arch)
+        else:
+            launches.append(task.work)
+    return list({launch.source: launch for launch in launches}.values())
+
+
+@pytest.fixture(autouse=True)
+def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many blocks a kernel is launched with; CUDA would be asked."""
+    monkeypatch.setattr(own, "multiprocessors", lambda: MULTIPROCESSORS)
 
 
 def check(launches: list[Launch], arch: str) -> None:
@@ -61,6 +81,55 @@ def test_networks_keep_to_the_budget(
         launches = launches_of(name, precision, arch)
         assert any(launch.source.name.startswith("seq_") for launch in launches)
         check(launches, arch)
+
+
+#: What the zoo has after a contraction, or before it.
+EPILOGUES = {
+    "bias": (lambda: L.Conv2d(64, 64, 3, padding=1), (32, 64, 14, 14)),
+    "residual": (lambda: residual(64, 3), (32, 64, 14, 14)),
+    "residual-1x1": (lambda: residual(64, 1), (32, 64, 14, 14)),
+    "normalized": (lambda: dense(32), (32, 32, 14, 14)),
+}
+
+
+def tiles_of(problem: ContractionProblem, every: bool) -> list[Launch]:
+    """The kernels of tiles: every one, or those whose threads have the fewest registers beside
+    their sums."""
+    assert tile.why_not_tiled(problem) is None
+    spare = {
+        t: REGISTERS // (t.threads * t.blocks) - t.warp_pixels * t.warp_filters // 32
+        for t in tile.TILES
+    }
+    return [
+        tile.launch_of(problem, t, MULTIPROCESSORS)
+        for t in tile.TILES
+        if every or spare[t] == min(spare.values())
+    ]
+
+
+def passing(problem: ContractionProblem) -> list[Launch]:
+    """The kernels through whose shared memory pixels pass, of windows."""
+    launches = []
+    if halo.why_not_halo(problem, "sm_90") is None:
+        for width in halo.widths(problem, "sm_90"):
+            launches.append(halo.launch_of(problem, width, MULTIPROCESSORS))
+    if window.why_not_window(problem, "sm_90") is None:
+        for tiles in window.fitting(problem, "sm_90"):
+            launches.append(window.launch_of(problem, tiles, MULTIPROCESSORS))
+    return launches
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_contractions_keep_to_the_budget(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams, strips, rows and Winograd have budgets beside their other tests."""
+    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    make, shape = EPILOGUES[name]
+    dtype = ("float16", "bfloat16")[list(EPILOGUES).index(name) % 2]
+    problem = problems_of(make(), shape, dtype)[0]
+    check(tiles_of(problem, every=name == "residual") + passing(problem), "sm_90")
+    check(tiles_of(problem, every=False), "sm_80")
 
 
 @pytest.mark.full

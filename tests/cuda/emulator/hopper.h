@@ -1,4 +1,5 @@
-// Hopper's instructions: the functions of contraction/hopper.cu on the emulator's shared memory.
+// Instructions of kernels for tensor cores: the functions of contraction/hopper.cu and tile.cu on
+// the emulator's shared memory.
 //
 // Copies are there at once, and products are made when they are asked for: what must wait for
 // them is not tested so, but who waits at which barrier is, and where everything lies.
@@ -24,6 +25,8 @@ template <class T> static inline void copy(unsigned int to, const T *from, bool 
   else memset(at, 0, 16);
 }
 static inline void copies_end() {}
+static inline void copies_commit() {}
+template <int> static inline void copies_wait() {}
 
 // Arrivals that are expected, those still missing, and how often all were there.
 struct Barrier { unsigned short expected, missing; unsigned int rounds; };
@@ -97,38 +100,60 @@ template <class T> static inline float emulated_value(unsigned short bits) {
   x.bits = bits;
   return md_value(x);
 }
-template <class T, int N, class Row>
-static inline void emulated_products(float (&c)[N], Row row_of, unsigned long long b, int add) {
+template <class T, int N, class Row, class Column>
+static inline void emulated_products(float (&c)[N], Row row_of, Column column_of, int add) {
   const int lane = emulator.current & 31, warp = emulator.current >> 5 & 3;
   for (int i = 0; i < N; i++) {
     const int row = lane / 4 + (i >> 1 & 1) * 8, column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
     float sum = add ? c[i] : 0.0f;
     for (int k = 0; k < 16; k++)
       sum += emulated_value<T>(row_of(warp, row, k))
-             * emulated_value<T>(emulated_element(b, column, k));
+             * emulated_value<T>(column_of(column, k));
     c[i] = sum;
   }
 }
 template <class T, int N>
 static inline void multiply(float (&c)[N], unsigned long long a, unsigned long long b, int add) {
   emulated_products<T>(
-      c, [&](int warp, int row, int k) { return emulated_element(a, warp * 16 + row, k); }, b, add);
+      c, [&](int warp, int row, int k) { return emulated_element(a, warp * 16 + row, k); },
+      [&](int column, int k) { return emulated_element(b, column, k); }, add);
+}
+
+// What the threads of a warp have in COUNT registers each, until they have met again.
+template <int COUNT> struct Registers {
+  unsigned int (*of)[COUNT];
+  explicit Registers(const unsigned int *own) {
+    static unsigned int all[1024][COUNT];
+    memcpy(all[emulator.current], own, 4 * COUNT);
+    __syncwarp();
+    of = all + (emulator.current & ~31u);
+  }
+  ~Registers() { __syncwarp(); }
+};
+static inline unsigned short emulated_half(unsigned int word, int k) {
+  return (unsigned short)(word >> k % 2 * 16);
+}
+// Element (row, k) of sixteen rows of sixteen elements that lie in a warp's registers.
+static inline unsigned short emulated_fragment(const Registers<4> &a, int row, int k) {
+  return emulated_half(a.of[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k);
 }
 template <class T, int N>
-static inline void multiply(float (&c)[N], const unsigned int (&a)[4], unsigned long long b,
+static inline void multiply(float (&c)[N], const unsigned int (&own)[4], unsigned long long b,
                             int add) {
-  static unsigned int all[1024][4];
-  const unsigned int first = emulator.current & ~31u;
-  memcpy(all[emulator.current], a, 16);
-  __syncwarp();
+  const Registers<4> a(own);
   emulated_products<T>(
-      c,
-      [&](int, int row, int k) {
-        const unsigned int *one = all[first + row % 8 * 4 + k % 8 / 2];
-        return (unsigned short)(one[row / 8 + k / 8 * 2] >> k % 2 * 16);
-      },
-      b, add);
-  __syncwarp();
+      c, [&](int, int row, int k) { return emulated_fragment(a, row, k); },
+      [&](int column, int k) { return emulated_element(b, column, k); }, add);
+}
+template <class T>
+static inline void multiply(float (&c)[4], const unsigned int (&own)[4], unsigned int b0,
+                            unsigned int b1) {
+  const Registers<4> a(own);
+  const unsigned int both[2] = {b0, b1};
+  const Registers<2> b(both);
+  emulated_products<T>(
+      c, [&](int, int row, int k) { return emulated_fragment(a, row, k); },
+      [&](int column, int k) { return emulated_half(b.of[column * 4 + k % 8 / 2][k / 8], k); }, 1);
 }
 
 template <class T>

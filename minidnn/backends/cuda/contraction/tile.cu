@@ -17,16 +17,29 @@ MD_FUNCTION int place(int row, int chunk) {
 }
 
 $TURN$
-MD_FUNCTION void copy(unsigned int to, const T *from, bool inside) {
+// The tests' emulator has functions of the same names.
+#ifdef __CUDACC__
+// Starts to copy 16 bytes to shared memory, zeros where `from` is not inside.
+template <class> MD_FUNCTION void copy(unsigned int to, const T *from, bool inside) {
   asm volatile("cp.async.$CACHE$ [%0], [%1], 16, %2;"
                : : "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
 
+// Ends a group of copies, of which a slab is one.
+MD_FUNCTION void copies_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+// Waits until all but the last COUNT groups are there.
+template <int COUNT> MD_FUNCTION void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(COUNT) : "memory");
+}
+
+// Sixteen rows of sixteen elements as a warp's registers have them for a product.
 MD_FUNCTION void fragments(unsigned int (&r)[4], unsigned int at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 }
 
+// Sixteen rows by eight columns.
+template <class>
 MD_FUNCTION void multiply(float (&c)[4], const unsigned int (&a)[4], unsigned int b0,
                           unsigned int b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.$PTX$.$PTX$.f32 "
@@ -36,11 +49,13 @@ MD_FUNCTION void multiply(float (&c)[4], const unsigned int (&a)[4], unsigned in
 }
 
 // fma and ReLU of two numbers at once; NaN stays NaN.
+template <class>
 MD_FUNCTION unsigned int scaled(unsigned int x, unsigned int scale, unsigned int shift) {
   unsigned int y;
   asm("fma.rn.relu.$PTX$x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(scale), "r"(shift));
   return y;
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETERS$) {
   MD_SHARED;
@@ -53,7 +68,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETE
 
   // What is loaded next: runs ahead of what is multiplied, through the block's tiles.
   int load_tile = blockIdx.x, load_step = 0, load_slot = 0, load_n0 = 0;
-  long long base[TURNS_A];  // where the rows begin that this thread loads
 $STATE$
   auto begin = [&]() {
     const long long m0 = load_tile / tiles_n * (long long)BM;
@@ -76,7 +90,7 @@ $LOAD$
         if (BN % ROWS == 0 || row < BN) {
           const bool inside = some && load_n0 + row < filters;
           const T *from = inside ? w + ((long long)(load_n0 + row) * products + q) * 8 : w;
-          copy(slab + BM * BK * 2 + place(row, column), from, inside);
+          copy<T>(slab + BM * BK * 2 + place(row, column), from, inside);
         }
       }
 $NEXT$
@@ -87,7 +101,7 @@ $NEXT$
         begin();
       }
     }
-    asm volatile("cp.async.commit_group;" : : : "memory");
+    copies_commit();
   };
 
   begin();
@@ -107,7 +121,7 @@ $NEXT$
       for (int k = 0; k < 4; k++) c[i][j][k] = 0.0f;
   for (int step = 0; step < steps; step++) {
 $PROLOGUE_LOADS$
-    asm volatile("cp.async.wait_group %0;" : : "n"(STAGES - 2) : "memory");
+    copies_wait<STAGES - 2>();
 $PROLOGUE$
     __syncthreads();
     load();
@@ -127,8 +141,8 @@ $PROLOGUE$
       for (int i = 0; i < WM / 16; i++)
         #pragma unroll
         for (int j = 0; j < WN / 16; j++) {
-          multiply(c[i][2 * j], a[i], b[j][0], b[j][1]);
-          multiply(c[i][2 * j + 1], a[i], b[j][2], b[j][3]);
+          multiply<T>(c[i][2 * j], a[i], b[j][0], b[j][1]);
+          multiply<T>(c[i][2 * j + 1], a[i], b[j][2], b[j][3]);
         }
     }
   }
@@ -154,6 +168,7 @@ $OTHERS$
 $EPILOGUE$
         md_store<8>(y + m * P_y + n, r);
       }
+$NEXT_OTHERS$
     }
     __syncwarp();
   }

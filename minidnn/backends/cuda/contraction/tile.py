@@ -18,12 +18,24 @@ from ..kernels import Launch
 from ..pointwise import print_chain
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .problem import ContractionProblem
-from .text import compute_stages, parameters_of, source_of, template, unpack_others, vectors_of
+from .text import (
+    compute_stages,
+    epilogue_of,
+    parameters_of,
+    source_of,
+    template,
+    unpack_others,
+    vectors_of,
+)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block and a warp make, products in a slab, slabs in flight, blocks side by side."""
+    """What a block and a warp make, products in a slab, slabs in flight, blocks side by side.
+
+    ``early``: of how many parts of sixteen rows the other tensors are asked for before results are
+    turned, behind products of pixels and behind windows.
+    """
 
     pixels: int
     filters: int
@@ -32,6 +44,7 @@ class Tile:
     warp_filters: int
     stages: int
     blocks: int
+    early: tuple[int, int]
 
     @property
     def threads(self) -> int:
@@ -46,15 +59,17 @@ class Tile:
         return f"{self.pixels}x{self.filters}x{self.products}"
 
 
+# A residual that is asked for early is there when it is needed: 64 -> 256 filters on 56 x 56 at
+# batch 128 take 142 us on an H200 with three parts of 128 x 128 x 64, 158 with two, 172 with one
+# and 205 with none.  But each takes WN / 4 registers of those that sums leave, and spills are
+# dearer (160 us with four), as is a crowded loop of windows.
 TILES = (
-    Tile(128, 128, 32, 64, 32, 4, 2),
-    Tile(128, 64, 32, 32, 32, 4, 3),
-    Tile(128, 32, 64, 32, 32, 3, 3),
-    Tile(256, 64, 32, 64, 32, 3, 2),
-    Tile(64, 64, 64, 32, 32, 3, 3),
-    Tile(128, 128, 64, 64, 32, 2, 2),
-    Tile(128, 128, 32, 64, 64, 4, 2),
-    Tile(128, 64, 32, 64, 32, 4, 3),
+    Tile(128, 32, 64, 32, 32, 3, 3, (2, 2)),
+    Tile(256, 64, 32, 64, 32, 3, 2, (1, 0)),
+    Tile(64, 64, 64, 32, 32, 3, 3, (2, 2)),
+    Tile(128, 128, 64, 64, 32, 2, 2, (3, 1)),
+    Tile(128, 128, 32, 64, 64, 4, 2, (4, 1)),
+    Tile(128, 64, 32, 64, 32, 4, 3, (4, 4)),
 )
 
 
@@ -71,6 +86,8 @@ def why_not_tiled(problem: ContractionProblem) -> str | None:
         return "every tap would compute what comes before"
     if any(not is_regular(t) for t in (problem.y, *problem.others)):
         return "pixels of its result do not follow each other"
+    if problem.batch * problem.gathered.image // LANES >= 1 << 31:
+        return "its images do not fit 32 bits"
     return None
 
 
@@ -83,10 +100,10 @@ def candidates(problem: ContractionProblem) -> list[int]:
     filters = problem.w.shape[0]
     pixels = problem.batch * problem.y.rows * problem.y.columns
     if filters <= 32:
-        return [2]
+        return [0]
     if pixels / 128 * filters / 64 < _FEW_BLOCKS:
-        return [4, 7]
-    return [3, 7] if filters <= 64 else [5, 6, 7]
+        return [2, 5]
+    return [1, 5] if filters <= 64 else [3, 4, 5]
 
 
 _HEAD = ("pixels", "filters", "products", "steps", "columns", "plane", "H", "W")
@@ -131,6 +148,7 @@ def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> 
     element = TYPES[problem.x.dtype]
     simple = _is_simple(problem)
     x = problem.gathered
+    early = tile.early[not simple] // max(1, len(problem.others))
     parts = {
         "T": element,
         "BM": tile.pixels,
@@ -143,7 +161,7 @@ def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> 
         "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
         "PARAMETERS": parameters_of(problem, _NAMES),
         "TURN": template("turn.cu"),
-        "STATE": "" if simple else _WINDOW_STATE,
+        "STATE": _SIMPLE_STATE if simple else _WINDOW_STATE,
         "ROWS": _SIMPLE_ROWS if simple else _WINDOW_ROWS,
         "TAP": "" if simple else _WINDOW_TAP,
         "LOAD": _SIMPLE_LOAD if simple else _WINDOW_LOAD,
@@ -153,8 +171,9 @@ def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> 
         "PROLOGUE_LOADS": _prologue_loads(problem),
         "PROLOGUE": _prologue(problem),
         "VECTORS": vectors_of(problem),
-        "OTHERS": _others(problem),
-        "EPILOGUE": _epilogue(problem),
+        "OTHERS": _others(problem, early),
+        "EPILOGUE": _epilogue(problem, early),
+        "NEXT_OTHERS": _next_others(problem, early),
     }
     pixels = problem.batch * problem.y.rows * problem.y.columns
     tiles = -(-pixels // tile.pixels) * -(-problem.w.shape[0] // tile.filters)
@@ -168,6 +187,8 @@ def _is_simple(problem: ContractionProblem) -> bool:
     return problem.is_pointwise and is_regular(problem.gathered)
 
 
+_SIMPLE_STATE = """\
+  long long base[TURNS_A];  // where the rows begin that this thread loads"""
 _SIMPLE_ROWS = """\
     #pragma unroll
     for (int i = 0; i < TURNS_A; i++) {
@@ -177,9 +198,12 @@ _SIMPLE_ROWS = """\
 _SIMPLE_LOAD = """\
         const bool inside = some && base[i] >= 0;
         const T *from = inside ? x + base[i] + q * 8 : x;
-        copy(slab + place(first + i * ROWS, column), from, inside);"""
+        copy<T>(slab + place(first + i * ROWS, column), from, inside);"""
 
 _WINDOW_STATE = """\
+  // Where the rows begin that this thread loads: the corner of their window, in chunks, and in rows
+  // and columns of the image.
+  int base[TURNS_A];
   int top[TURNS_A], left[TURNS_A];
   const int H = (int)P_H, W = (int)P_W, S = (int)P_S, C8 = (int)P_C8;
   const int DY = (int)P_DY, DX = (int)P_DX, columns = (int)P_columns;
@@ -195,7 +219,7 @@ _WINDOW_ROWS = """\
       const int p = (int)(m - image * P_plane);
       top[i] = p / columns * (int)P_SY - (int)P_PY;
       left[i] = p % columns * (int)P_SX - (int)P_PX;
-      base[i] = image * P_image + top[i] * P_row + left[i] * P_pixel;
+      base[i] = (int)((image * P_image + top[i] * P_row + left[i] * P_pixel) >> 3);
       if (m >= P_pixels) top[i] = -(1 << 29);
     }"""
 _WINDOW_TAP = """\
@@ -203,8 +227,8 @@ _WINDOW_TAP = """\
 _WINDOW_LOAD = """\
         const bool inside = some && (unsigned)(top[i] + down) < (unsigned)H
                             && (unsigned)(left[i] + across) < (unsigned)W;
-        const T *from = inside ? x + base[i] + tap : x;
-        copy(slab + place(first + i * ROWS, column), from, inside);"""
+        const T *from = inside ? x + base[i] * 8ll + tap : x;
+        copy<T>(slab + place(first + i * ROWS, column), from, inside);"""
 _WINDOW_NEXT = """\
       channel += CHUNKS;
       while (channel >= C8) {
@@ -254,7 +278,7 @@ def _prologue(problem: ContractionProblem) -> str:
             scale, shift = (a.index for a in problem.before[0].arguments[1:])
             code.line("uint4 x = *(const uint4 *)chunk;")
             for part in "xyzw":
-                code.line(f"x.{part} = scaled(x.{part}, s{scale}.{part}, s{shift}.{part});")
+                code.line(f"x.{part} = scaled<T>(x.{part}, s{scale}.{part}, s{shift}.{part});")
             code.line("*(uint4 *)chunk = x;")
         else:
             code.line("float a0[8];")
@@ -267,24 +291,41 @@ def _prologue(problem: ContractionProblem) -> str:
     return str(code).rstrip("\n")
 
 
-def _others(problem: ContractionProblem) -> str:
-    """The other tensors, asked for at once, long before they are used."""
+def _others(problem: ContractionProblem, early: int) -> str:
+    """The other tensors, asked for long before they are used; if not, they are read there."""
     code = Code()
-    for i in range(len(problem.others)):
-        code.line(f"uint4 p{i}[WM / 16][WN / 16];")
+    for i in range(len(problem.others) if early else 0):
+        code.line(f"uint4 p{i}[{early}][WN / 16];")
         code.line("#pragma unroll")
-        with code.block("for (int i = 0; i < WM / 16; i++)"):
+        with code.block(f"for (int i = 0; i < {early}; i++)"):
             code.line("#pragma unroll")
             with code.block("for (int k = 0; k < WN / 16; k++)"):
                 row = "lane / (WN / 8) + k * (32 / (WN / 8))"
                 code.line(f"const long long m = m0 + wm + i * 16 + {row};")
-                place = f"*(const uint4 *)(x{1 + i} + m * P_other{i} + n)"
-                code.line(f"if (m < P_pixels && some) p{i}[i][k] = {place};")
+                code.line(f"if (m < P_pixels && some) p{i}[i][k] = {_chunk(i, 'm')};")
     return str(code).rstrip("\n")
 
 
-def _epilogue(problem: ContractionProblem) -> str:
+def _next_others(problem: ContractionProblem, early: int) -> str:
+    """Those that are asked for when the registers of these are free."""
     code = Code()
-    unpack_others(code, problem, "[i][k]")
+    if problem.others and early:
+        with code.block(f"if (i + {early} < WM / 16)"):
+            code.line(f"const long long next = m + {16 * early};")
+            for i in range(len(problem.others)):
+                place = f"p{i}[i % {early}][k]"
+                code.line(f"if (next < P_pixels && some) {place} = {_chunk(i, 'next')};")
+    return str(code).rstrip("\n")
+
+
+def _chunk(i: int, m: str) -> str:
+    return f"*(const uint4 *)(x{1 + i} + {m} * P_other{i} + n)"
+
+
+def _epilogue(problem: ContractionProblem, early: int) -> str:
+    if not early:
+        return epilogue_of(problem)
+    code = Code()
+    unpack_others(code, problem, f"[i % {early}][k]")
     compute_stages(code, problem)
     return str(code).rstrip("\n")

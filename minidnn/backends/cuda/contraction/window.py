@@ -52,7 +52,7 @@ def why_not_window(problem: ContractionProblem, arch: str) -> str | None:
         return reason
     if problem.w.shape[1] % 16:
         return "its channels are no multiple of 16"
-    if not candidates(problem, arch):
+    if not fitting(problem, arch):
         return f"pixels and filters of 16 channels do not fit the shared memory of {arch}"
     return None
 
@@ -62,13 +62,18 @@ def is_worth(problem: ContractionProblem) -> bool:
     return problem.w.shape[0] <= _MOST_FILTERS
 
 
+def fitting(problem: ContractionProblem, arch: str) -> list[int]:
+    """Those of :data:`TILES` that there are registers and shared memory for."""
+    width, limit = _width(problem), shared_limit(arch)
+    return [n for n in TILES if n * width <= 2 * _MOST_SUMS and _slabs(problem, n, limit)]
+
+
 def candidates(problem: ContractionProblem, arch: str) -> list[int]:
     """Which of :data:`TILES` are worth measuring: the largest two, of those with tiles enough for
     many blocks if there are."""
-    width, limit = _width(problem), shared_limit(arch)
-    fitting = [n for n in TILES if n * width <= 2 * _MOST_SUMS and _slabs(problem, n, limit)]
-    many = [n for n in fitting if n < TILES[0] or _split(problem, n) >= _MANY_TILES]
-    return (many or fitting)[:2]
+    found = fitting(problem, arch)
+    many = [n for n in found if n < TILES[0] or _split(problem, n) >= _MANY_TILES]
+    return (many or found)[:2]
 
 
 def _width(problem: ContractionProblem) -> int:

@@ -1,0 +1,64 @@
+"""Products of pixels and filters on tensor cores of any kind, run by the emulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cuda.contraction import tile
+from minidnn.backends.cuda.contraction.own import TILE
+from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.types import rounded_to
+from minidnn.layers.build import to_graph
+
+from .contractions import EPSILON, draw_weights
+from .lowered import EmulatedProgram, Kernel
+
+pytestmark = pytest.mark.early
+
+MULTIPROCESSORS = 1
+"""Few blocks, so that each makes several tiles."""
+
+
+def joined(channels: int, filters: int, window: int) -> md.Layer:
+    """A convolution behind a normalization, between slices, and one whose input is added."""
+    x = md.Input((channels, 9, 15))
+    narrow = L.Sequential(L.BatchNorm2d(channels), L.ReLU(), L.Conv2d(channels, filters, 1))(x)
+    y = L.Concat()(x, narrow)
+    last = L.Conv2d(channels + filters, channels + filters, window, padding=window // 2)
+    return md.Model(x, L.ReLU()(last(y) + y))
+
+
+NETS = {
+    "normalized": (lambda: joined(72, 64, 1), (3, 72, 9, 15)),
+    "3x3": (lambda: joined(24, 48, 3), (3, 24, 9, 15)),
+    "stride": (lambda: L.Conv2d(40, 136, 3, 2, 1), (4, 40, 15, 15)),
+    "stem": (lambda: L.Sequential(L.Conv2d(3, 64, 7, 2, 3), L.SiLU()), (2, 3, 25, 31)),
+}
+
+
+@pytest.mark.race
+@pytest.mark.parametrize("shape", tile.TILES, ids=str)
+@pytest.mark.parametrize("name", NETS)
+def test_numbers(name: str, shape: tile.Tile, tmp_path: Path) -> None:
+    dtype = ("float16", "bfloat16")[(list(NETS).index(name) + tile.TILES.index(shape)) % 2]
+
+    def kernel(problem: ContractionProblem) -> Kernel:
+        assert tile.why_not_tiled(problem) is None
+        launch = tile.launch_of(problem, shape, MULTIPROCESSORS)
+        return TILE, launch, tile.sizes_of(problem, shape)
+
+    make, size = NETS[name]
+    net, random = make(), np.random.default_rng(0)
+    draw_weights(net, random)
+    x = rounded_to(dtype, random.standard_normal(size).astype(np.float32)).astype(np.float32)
+    (expected,) = evaluate(to_graph(net, size), [x], "float64")
+    run = EmulatedProgram(net, size, dtype, kernel, tmp_path)
+    y = run(x)
+    assert np.abs(y - expected).max() <= 4 * EPSILON[dtype] * np.abs(expected).max()
+    np.testing.assert_array_equal(run(x, backwards=True), y)
