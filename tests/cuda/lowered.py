@@ -107,13 +107,21 @@ class EmulatedProgram:
         memory[source : source + bits.size] = bits
         places = Places(plan, begin, [begin + source], [begin + result])
         for task in self.tasks:
-            self._run(task, places, begin + block.workspaces.get(task.node, 0), backwards)
+            workspace = memory[block.workspaces.get(task.node, 0) :]
+            self._run(task, places, memory, workspace, backwards)
         assert not places.copies
         values = memory[result : result + out.type.bytes].view(STORED[out.dtype])
         return from_bits(values.reshape(out.shape), out.dtype).copy()
 
-    def _run(self, task: Task, places: Places, workspace: int, backwards: bool) -> None:
-        pointers = [self._address(p, places) for p in task.pointers]
+    def _run(
+        self,
+        task: Task,
+        places: Places,
+        memory: np.ndarray,
+        workspace: np.ndarray,
+        backwards: bool,
+    ) -> None:
+        pointers = [self._array(p, places, memory) for p in task.pointers]
         if isinstance(task.work, Launch):
             self._emulated.launch(task.work, pointers, backwards)
             return
@@ -124,18 +132,17 @@ class EmulatedProgram:
             self._emulated.launch(before, [x, workspace], backwards)
             x = workspace
         numbers = [np.array([size]) for size in sizes]
-        arguments = [x, w, *rest, y, *(n.ctypes.data for n in numbers)]
-        self._emulated.launch(launch, arguments, backwards)
+        self._emulated.launch(launch, [x, w, *rest, y, *numbers], backwards)
 
-    def _address(self, pointer: Pointer, places: Places) -> int:
-        if isinstance(pointer, Place):
-            return places.address(pointer.value) + pointer.bytes
-        if not isinstance(pointer, Data):
-            assert not isinstance(pointer, Constant)
-            return places.address(pointer)
-        if pointer.key not in self._constants:
-            self._constants[pointer.key] = _aligned(to_bits(pointer.make(), pointer.dtype))
-        return self._constants[pointer.key].ctypes.data
+    def _array(self, pointer: Pointer, places: Places, memory: np.ndarray) -> np.ndarray:
+        """What lies behind a pointer: memory from there on, or the data."""
+        if isinstance(pointer, Data):
+            if pointer.key not in self._constants:
+                self._constants[pointer.key] = _aligned(to_bits(pointer.make(), pointer.dtype))
+            return self._constants[pointer.key]
+        place = pointer if isinstance(pointer, Place) else Place(pointer, 0)
+        assert not isinstance(place.value, Constant)
+        return memory[places.address(place.value) + place.bytes - memory.ctypes.data :]
 
 
 def _memory(size: int) -> np.ndarray:

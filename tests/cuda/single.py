@@ -58,17 +58,22 @@ class _Emulated:
     launch: Launch
     kernels: Emulated
     backwards: bool
+    arrays: list[np.ndarray]
+    """To which addresses lead."""
 
     def bind(self, arguments: Sequence[int]) -> Callable[[], None]:
         count = self.launch.source.text.count(_NUMBER)
         split = len(arguments) - count
-        numbers = [np.array([n]) for n in arguments[split:]]
-        every = [*arguments[:split], *(n.ctypes.data for n in numbers)]
+        every = [self._array(address) for address in arguments[:split]]
+        every += [np.array([n]) for n in arguments[split:]]
+        return lambda: self.kernels.launch(self.launch, every, self.backwards)
 
-        def run(numbers: Sequence[np.ndarray] = numbers) -> None:
-            self.kernels.launch(self.launch, every, self.backwards)
-
-        return run
+    def _array(self, address: int) -> np.ndarray:
+        for array in self.arrays:
+            behind = address - array.ctypes.data
+            if 0 <= behind < array.nbytes:
+                return array.reshape(-1).view(np.uint8)[behind:]
+        raise AssertionError("a kernel is given an address of nothing")
 
 
 def _laid(pointer: Pointer) -> np.ndarray:
@@ -94,7 +99,8 @@ def emulated(
     problem = replace(problem, y=replace(y, image=channels * plane, offset=wide * plane))
     launches = own_launches(problem, core, choice)
     kernels = Emulated([launch.source for launch in launches], folder)
-    loaded = [_Emulated(launch, kernels, backwards) for launch in launches]
+    arrays: list[np.ndarray] = []
+    loaded = [_Emulated(launch, kernels, backwards, arrays) for launch in launches]
     own = OwnConvolution(problem, core, choice, cast(Sequence[Loaded], loaded))
     _, image = guarded(x.size, np.dtype("f"))
     image[:] = x.ravel()
@@ -102,6 +108,7 @@ def emulated(
     whole_room, room = guarded(own.workspace // 4, np.dtype("f"))
     whole, made = guarded(problem.batch * channels * plane, np.dtype("f"))
     filters = _laid(weight)
+    arrays += [image, filters, *read, room, made]
     pointers = [array.ctypes.data for array in read]
     others, vectors = len(problem.others), len(problem.others) + len(problem.vectors)
     at = Addresses(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction import stream, window
+from minidnn.backends.cuda.contraction import halo, stream, window
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.own import STREAM
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
@@ -34,13 +34,17 @@ from .lowered import (
 
 pytestmark = pytest.mark.early
 
-WINDOWS = {
+HALF = "float16"
+Network = tuple[Callable[[], md.Layer], tuple[int, ...]]
+
+WINDOWS: dict[str, Network] = {
     "3x3": (lambda: L.Sequential(L.Conv2d(48, 64, 3, padding=1), L.SiLU()), (2, 48, 7, 9)),
     "128-channels": (lambda: L.Conv2d(128, 32, 3, padding=1), (1, 128, 9, 13)),
     "64-channels": (lambda: L.Conv2d(64, 24, 3), (3, 64, 8, 11)),
     "32-channels-1x7": (lambda: L.Conv2d(32, 16, (1, 7), padding=(0, 3)), (2, 32, 6, 9)),
     "16-channels-5x3": (lambda: L.Conv2d(16, 40, (5, 3), padding=(2, 0)), (2, 16, 9, 8)),
     "96-filters": (lambda: L.Conv2d(16, 88, 3, padding=1), (2, 16, 9, 10)),
+    "128-filters": (lambda: L.Conv2d(16, 112, 3, padding=1), (1, 16, 7, 9)),
     "dilated": (lambda: L.Conv2d(16, 8, 3, padding=2, dilation=2), (1, 16, 10, 10)),
     "8-channels": (lambda: L.Conv2d(8, 16, 3, padding=1), (2, 8, 9, 10)),
     "24-channels": (lambda: L.Conv2d(24, 32, 3, padding=1), (2, 24, 8, 10)),
@@ -49,13 +53,14 @@ WINDOWS = {
 }
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_that_read_each_pixel_once(name: str, tmp_path: Path) -> None:
     dtype = "bfloat16" if list(WINDOWS).index(name) % 2 else "float16"
     check(*WINDOWS[name], dtype, by_halo, tmp_path)
 
 
-PASSING_WINDOWS = {
+PASSING_WINDOWS: dict[str, Network] = {
     "3x3": (lambda: L.Sequential(L.Conv2d(48, 48, 3, padding=1), L.SiLU()), (3, 48, 7, 9)),
     "64-channels": (lambda: L.Conv2d(64, 24, 3), (3, 64, 8, 11)),
     "1x7": (lambda: L.Conv2d(32, 20 * 8, (1, 7), padding=(0, 3)), (2, 32, 6, 9)),
@@ -65,6 +70,7 @@ PASSING_WINDOWS = {
 }
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("tiles", window.TILES)
 @pytest.mark.parametrize("name", PASSING_WINDOWS)
 def test_windows_whose_filters_pass(name: str, tiles: int, tmp_path: Path) -> None:
@@ -72,7 +78,7 @@ def test_windows_whose_filters_pass(name: str, tiles: int, tmp_path: Path) -> No
     make, shape = PASSING_WINDOWS[name]
 
     def kernel(problem: ContractionProblem) -> Kernel:
-        fitting = window.candidates(problem, ARCH)
+        fitting = window.fitting(problem, ARCH)
         return by_window(problem, tiles if tiles in fitting else fitting[0])
 
     check(make, shape, dtype, kernel, tmp_path)
@@ -95,11 +101,16 @@ POINTWISE = {
 }
 
 
-UNUSUAL = [i for i, one in enumerate(stream.STREAMS) if not one.stays or one.groups > 2]
+STREAMS = [
+    # Two groups whose filters stay are what test_pixels_that_stream_past_filters runs, in part.
+    pytest.param(i, marks=pytest.mark.full if one.stays and one.groups == 2 else (), id=str(one))
+    for i, one in enumerate(stream.STREAMS)
+]
 
 
-@pytest.mark.parametrize("choice", UNUSUAL, ids=lambda i: f"{stream.STREAMS[i]}")
-def test_filters_that_pass_and_three_groups(choice: int, tmp_path: Path) -> None:
+@pytest.mark.race
+@pytest.mark.parametrize("choice", STREAMS)
+def test_every_stream(choice: int, tmp_path: Path) -> None:
     """Behind a normalization with an odd number of chunks, and with a residual."""
     dtype = ("float16", "bfloat16")[choice % 2]
 
@@ -113,6 +124,7 @@ def test_filters_that_pass_and_three_groups(choice: int, tmp_path: Path) -> None
     check(lambda: bottleneck(64, 264), (2, 64, 9, 15), dtype, kernel, tmp_path)
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("choice", [0, 1])
 @pytest.mark.parametrize("name", POINTWISE)
 def test_pixels_that_stream_past_filters(name: str, choice: int, tmp_path: Path) -> None:
@@ -124,6 +136,7 @@ def test_pixels_that_stream_past_filters(name: str, choice: int, tmp_path: Path)
     check(*POINTWISE[name], dtype, kernel, tmp_path)
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_slices_and_what_comes_before(dtype: str, tmp_path: Path) -> None:
     """A block of a DenseNet: 1x1 convolutions normalize slices, 3x3 write them."""
@@ -133,6 +146,20 @@ def test_slices_and_what_comes_before(dtype: str, tmp_path: Path) -> None:
         return by_stream(problem) if pointwise else by_halo(problem)
 
     check(lambda: dense(32), (2, 32, 14, 14), dtype, kernel, tmp_path)
+
+
+def test_every_geometry_is_run() -> None:
+    """By the tests above, which compute-sanitizer watches on a GPU."""
+
+    def all_of(networks: Mapping[str, Network]) -> list[ContractionProblem]:
+        return [p for make, shape in networks.values() for p in problems_of(make(), shape, HALF)]
+
+    problems = all_of(WINDOWS)
+    assert {halo.widths(problem, ARCH)[0] for problem in problems} == set(halo.WIDTHS)
+    panels = {next(n for n in (8, 4, 2, 1) if p.w.shape[1] // 8 % n == 0) for p in problems}
+    assert panels == {8, 4, 2, 1}
+    fitting = {n for p in all_of(PASSING_WINDOWS) for n in window.fitting(p, ARCH)}
+    assert fitting == set(window.TILES)
 
 
 def first_of(layer: md.Layer, shape: tuple[int, ...], dtype: str = "float16") -> ContractionProblem:

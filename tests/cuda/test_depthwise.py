@@ -133,6 +133,7 @@ class Strips:
         return result.transpose(0, 3, 1, 2).astype(np.float64)
 
 
+@pytest.mark.race
 @pytest.mark.parametrize(("name", "precision"), CASES)
 def test_every_strip_gives_the_same_numbers(name: str, precision: str, tmp_path: Path) -> None:
     (make, shape), dtype = NETS[name], DTYPES[precision]

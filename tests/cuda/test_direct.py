@@ -63,6 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulated")
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("name", SMALL)
 def test_numbers(name: str, parts: int, folder: Path) -> None:

@@ -97,6 +97,7 @@ def test_pointwise(dtype: str, layouts: tuple[Layout, Layout], tmp_path: Path) -
         np.testing.assert_array_equal(read(memory, target, 2), expected)
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("channels", [3, 40])
 def test_copies_between_layouts(channels: int, tmp_path: Path) -> None:
     shape = (2, channels, 5, 9)
@@ -115,6 +116,7 @@ def test_copies_between_layouts(channels: int, tmp_path: Path) -> None:
         np.testing.assert_array_equal(read(memory, target, 2), x)
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("op", [ops.Softmax(1), ops.LogSoftmax(1), ops.Softmax(0), ops.Softmax(2)])
 def test_softmax(op: ops.Softmax, tmp_path: Path) -> None:
     for shape in ((3, 70, 2), (2, 300)):
@@ -142,6 +144,7 @@ def test_adaptive_pooling(layout: Layout, tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(memory, target, 2), expected)
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 24, 37, 9), (1, 33, 3, 5), (3, 136, 2, 1)], ids=str)
 def test_averages_of_whole_planes(

@@ -52,6 +52,7 @@ def own(problem: ContractionProblem) -> Kernel:
 SHAPE = (2, CHANNELS, 8, 10)
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_numbers(precision: str, tmp_path: Path) -> None:
     net, random = Block(), np.random.default_rng(0)

@@ -102,6 +102,7 @@ def test_there_are_many() -> None:
     assert len(CHOSEN) > 20
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("case", CHOSEN, ids=str)
 def test_operator(case: Case, kernels: Emulated) -> None:
     def compute(graph: Graph, inputs: Sequence[np.ndarray], dtype: str) -> Sequence[Any]:

@@ -52,6 +52,7 @@ def problem_of(
     )
 
 
+@pytest.mark.race
 @pytest.mark.parametrize(
     ("batch", "filters", "inputs", "step", "parts"),
     [

@@ -54,6 +54,7 @@ def planar_case(graph: Graph, grid: Grid | None = None, stage: bool = True) -> C
     return case_of(whole(graph, stage), numbers_for(graph), PLANAR, mapping=grid)
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_rectangles_of_any_size(rows: int, tmp_path: Path) -> None:
     """Also those that do not divide the plane, and of several warps."""
@@ -73,6 +74,7 @@ def test_rectangles_of_any_size(rows: int, tmp_path: Path) -> None:
     run_cases(cases, tmp_path)
 
 
+@pytest.mark.race
 def test_wide_windows_in_registers(tmp_path: Path) -> None:
     graph = graph_of(
         L.MaxPool2d(5, stride=1, padding=2),
@@ -218,6 +220,7 @@ def test_the_emulator_finds_writes_beside_shared_memory(tmp_path: Path) -> None:
         emulated.launch(Launch(source, (1, 1, 1), (5, 1, 1), 8), [np.zeros(1, np.float32)])
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("pool", [L.AvgPool2d(2), L.MaxPool2d(3, 3, 1), L.AvgPool2d((2, 3), 3)])
 def test_what_comes_before_a_window_is_computed_on_its_taps(pool: L.Layer, tmp_path: Path) -> None:
     """Where each element is read once, no plane lies between."""
@@ -241,6 +244,7 @@ PAIRED = (
 )
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("layers", PAIRED)
 def test_numbers_of_two_bytes_move_in_pairs(

@@ -105,6 +105,7 @@ def collect(examples: int, most: int) -> list[Case]:
     return collected.cases
 
 
+@pytest.mark.race
 def test_kernels_of_random_graphs(tmp_path: Path) -> None:
     run_cases(collect(examples=12, most=16), tmp_path)
 

@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("emulated")
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("choice", range(2 * len(winograd.SHAPES)))
 @pytest.mark.parametrize("name", SMALL)
 def test_numbers(name: str, choice: int, folder: Path) -> None:

@@ -25,8 +25,6 @@ template <class T> static inline void copy(unsigned int to, const T *from, bool 
   else memset(at, 0, 16);
 }
 static inline void copies_end() {}
-static inline void copies_commit() {}
-template <int> static inline void copies_wait() {}
 
 // Arrivals that are expected, those still missing, and how often all were there.
 struct Barrier { unsigned short expected, missing; unsigned int rounds; };

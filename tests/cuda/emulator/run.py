@@ -63,14 +63,13 @@ class Emulated:
     def launch(
         self,
         launch: Launch,
-        arguments: Sequence[np.ndarray | int],
+        arguments: Sequence[np.ndarray],
         backwards: bool = False,
     ) -> None:
         """Runs a kernel on arrays, whose memory it reads and writes as it lies; a number that it
-        takes is an array of one.  An argument may also be an address."""
+        takes is an array of one.  ``backwards``: its threads in the other order."""
         kernel = getattr(self._dll, f"enter_{launch.source.name}")
-        given = [a if isinstance(a, int) else a.ctypes.data for a in arguments]
-        pointers = (ctypes.c_void_p * len(given))(*given)
+        pointers = (ctypes.c_void_p * len(arguments))(*(a.ctypes.data for a in arguments))
         grid = (ctypes.c_uint * 3)(*launch.grid)
         status = self._dll.emulate(
             kernel, pointers, grid, launch.block[0], launch.shared_bytes, int(backwards)
@@ -78,12 +77,17 @@ class Emulated:
         assert status == 0, f"{launch.source.name}: {_WRONG[status]}"
 
 
-def _entry(source: KernelSource) -> str:
-    """A function of one type that calls a kernel with its pointers."""
+def parameters_of(source: KernelSource) -> list[str]:
+    """A kernel's parameters as they stand in its text; those with a star are pointers."""
     match = re.search(rf"\b{source.name}\((.*?)\)\s*{{", source.text, re.DOTALL)
     assert match is not None
+    return match[1].split(",")
+
+
+def _entry(source: KernelSource) -> str:
+    """A function of one type that calls a kernel with its pointers."""
     given = []
-    for i, part in enumerate(match[1].split(",")):
+    for i, part in enumerate(parameters_of(source)):
         type, star, _ = part.rpartition("*")
         given.append(f"({type}*)p[{i}]" if star else f"*({part.rsplit(' ', 1)[0]} *)p[{i}]")
     space = re.match(r"(?:.*\n)*namespace (\w+) {\n", source.text)

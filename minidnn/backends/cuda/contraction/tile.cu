@@ -25,13 +25,6 @@ template <class> MD_FUNCTION void copy(unsigned int to, const T *from, bool insi
                : : "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
 
-// Ends a group of copies, of which a slab is one.
-MD_FUNCTION void copies_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
-// Waits until all but the last COUNT groups are there.
-template <int COUNT> MD_FUNCTION void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" : : "n"(COUNT) : "memory");
-}
-
 // Sixteen rows of sixteen elements as a warp's registers have them for a product.
 MD_FUNCTION void fragments(unsigned int (&r)[4], unsigned int at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -101,7 +94,7 @@ $NEXT$
         begin();
       }
     }
-    copies_commit();
+    md_copy_commit();
   };
 
   begin();
@@ -121,7 +114,7 @@ $NEXT$
       for (int k = 0; k < 4; k++) c[i][j][k] = 0.0f;
   for (int step = 0; step < steps; step++) {
 $PROLOGUE_LOADS$
-    copies_wait<STAGES - 2>();
+    md_copy_wait_but<STAGES - 2>();
 $PROLOGUE$
     __syncthreads();
     load();
