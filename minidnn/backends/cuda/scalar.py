@@ -11,13 +11,22 @@ from minidnn.graph.expression import Instruction
 
 from ..cpu.scalar import literal, print_lines
 
-__all__ = ["literal", "print_code"]
+__all__ = ["literal", "may_part", "print_code"]
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">"}
 _INFIX |= {"ge": ">="}
 _CALLS = {"fma": "md_fma", "maximum": "md_max", "minimum": "md_min", "abs": "fabsf"}
 _CALLS |= {"sqrt": "sqrtf", "floor": "floorf", "round": "rintf"}
 _CALLS |= {name: f"md_{name}" for name in ("exp", "expm1", "log", "log1p", "tanh", "erf", "pow")}
+
+
+_CALLED = frozenset(("div", "sqrt", "exp", "expm1", "log", "log1p", "tanh", "erf", "pow"))
+"""Those that call a function for some operands, a division for infinite ones for example."""
+
+
+def may_part(code: Sequence[Instruction]) -> bool:
+    """Whether threads of a warp may be apart behind it: see :mod:`.dialect`, *Warps*."""
+    return any(line.op in _CALLED for line in code)
 
 
 def print_code(

@@ -147,7 +147,7 @@ $EPILOGUE$
         md_store<8>(y + m * P_y + n, r);
       }
     }
-    __syncwarp();
+    $JOIN$
   }
 }
 }  // namespace halo_$NAME$

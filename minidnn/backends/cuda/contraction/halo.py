@@ -13,7 +13,7 @@ from ..kernels import Launch
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
-from .text import epilogue_of, parameters_of, source_of, template, vectors_of
+from .text import epilogue_of, join_of, parameters_of, source_of, template, vectors_of
 
 TILE = 64
 """Pixels that one ``wgmma`` makes."""
@@ -177,6 +177,7 @@ def launch_of(problem: ContractionProblem, width: int, multiprocessors: int) -> 
         "TURN": template("turn.cu"),
         "VECTORS": vectors_of(problem),
         "EPILOGUE": epilogue_of(problem),
+        "JOIN": join_of(problem),
     }
     _, _, across = _split(problem, width, multiprocessors)
     source = source_of("halo.cu", parts, specific=True)

@@ -158,7 +158,7 @@ $EPILOGUE$
           md_store<8>(y + m * P_y + n, r);
         }
       }
-      __syncwarp();
+      $JOIN$
     }
   }
 }

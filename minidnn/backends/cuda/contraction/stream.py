@@ -16,7 +16,15 @@ from ..kernels import Launch
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
-from .text import compute_stages, parameters_of, source_of, template, unpack_others, vectors_of
+from .text import (
+    compute_stages,
+    join_of,
+    parameters_of,
+    source_of,
+    template,
+    unpack_others,
+    vectors_of,
+)
 from .tile import is_packed
 
 
@@ -197,6 +205,7 @@ def launch_of(problem: ContractionProblem, stream: Stream, multiprocessors: int)
         "OTHERS": _others(problem),
         "VECTORS": vectors_of(problem),
         "EPILOGUE": _epilogue(problem),
+        "JOIN": join_of(problem),
     }
     source = source_of("stream.cu", parts, specific=True)
     slabs = _slabs(problem, stream, shared_limit(ARCH))

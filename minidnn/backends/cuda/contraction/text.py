@@ -11,6 +11,7 @@ from ...cpu.code import Code
 from ..dialect import TYPES
 from ..kernels import KernelSource
 from ..pointwise import print_chain
+from ..scalar import may_part
 from .problem import ContractionProblem
 
 
@@ -79,6 +80,12 @@ def compute_stages(
     with code.block(f"for (int j = 0; j < {count}; j++)"):
         steps = [stage.step for stage in problem.stages]
         code.line(f"{result}[j] = {print_chain(code, steps, lambda i: f'b{i}[j]')};")
+
+
+def join_of(problem: ContractionProblem) -> str:
+    """The barrier of a warp behind what comes after."""
+    parts = any(may_part(stage.step.code) for stage in problem.stages)
+    return "md_sync_warp();" if parts else "__syncwarp();"
 
 
 def epilogue_of(problem: ContractionProblem) -> str:

@@ -163,7 +163,7 @@ $EPILOGUE$
       }
 $NEXT_OTHERS$
     }
-    __syncwarp();
+    $JOIN$
   }
   }
 }

@@ -21,6 +21,7 @@ from .problem import ContractionProblem
 from .text import (
     compute_stages,
     epilogue_of,
+    join_of,
     parameters_of,
     source_of,
     template,
@@ -174,6 +175,7 @@ def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> 
         "OTHERS": _others(problem, early),
         "EPILOGUE": _epilogue(problem, early),
         "NEXT_OTHERS": _next_others(problem, early),
+        "JOIN": join_of(problem),
     }
     pixels = problem.batch * problem.y.rows * problem.y.columns
     tiles = -(-pixels // tile.pixels) * -(-problem.w.shape[0] // tile.filters)

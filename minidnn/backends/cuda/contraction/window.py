@@ -15,7 +15,7 @@ from .chunks import LANES, step_of
 from .halo import pitches, why_not_line
 from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
-from .text import epilogue_of, parameters_of, source_of, template, vectors_of
+from .text import epilogue_of, join_of, parameters_of, source_of, template, vectors_of
 
 TILES = (4, 2, 1)
 """Times 64 pixels that each of a block's two warp groups makes."""
@@ -172,6 +172,7 @@ def launch_of(problem: ContractionProblem, tiles: int, multiprocessors: int) -> 
         "TURN": template("turn.cu"),
         "VECTORS": vectors_of(problem),
         "EPILOGUE": epilogue_of(problem),
+        "JOIN": join_of(problem),
     }
     source = source_of("window.cu", parts, specific=True)
     groups = -(-filters // width)
