@@ -16,6 +16,7 @@ from ...cpu.code import Code
 from ..kernels import Launch
 from ..pointwise import print_chain
 from .parts import (
+    MULTIPROCESSORS,
     RESULT,
     choice_of,
     epilogue_of,
@@ -40,7 +41,6 @@ _MOST_TAPS = 15
 _MOST_PARTS = 64
 _LEAST_SLABS = 4
 """Of a part, so that filling the pipeline is not most of its work."""
-_MULTIPROCESSORS = 132
 _THREADS = 512
 """Of a multiprocessor, at 128 registers each."""
 _KEPT = 4
@@ -131,7 +131,7 @@ def _priced(problem: ContractionProblem) -> Iterator[tuple[float, int]]:
         for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, _MOST_PARTS):
             if parts > 1 and slabs < parts * _LEAST_SLABS:
                 break
-            each = -(-tiles * parts // _MULTIPROCESSORS)  # blocks of the busiest multiprocessor
+            each = -(-tiles * parts // MULTIPROCESSORS)  # blocks of the busiest multiprocessor
             warps = min(each, _THREADS // shape.threads) * shape.threads // 32
             rate = 128 * min(1.0, (warps + 2) / 10)  # two warps a scheduler hide what they wait for
             depth = -(-slabs // parts) * _DEEP

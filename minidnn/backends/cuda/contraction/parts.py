@@ -15,6 +15,8 @@ from .problem import ContractionProblem
 from .text import compute_stages, parameters_of, source_of
 
 _THREADS = 128
+MULTIPROCESSORS = 132
+"""An H200's: which choices are worth measuring depends on it, what they compute does not."""
 RESULT = ("filters", "pixels", "plane", "width", "parts")
 """The names of :func:`result_numbers`."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ...cpu.code import Code
 from ..kernels import Launch
 from .parts import (
+    MULTIPROCESSORS,
     choice_of,
     has_whole_planes,
     in_parts,
@@ -33,7 +34,6 @@ _LEAST_CHANNELS = 16
 """With fewer, transforming tiles is most of the work."""
 _LEAST_SLABS = 4
 """Of a part."""
-_MULTIPROCESSORS = 132
 _MOST = 1 << 31
 
 
@@ -101,7 +101,7 @@ def _parts(problem: ContractionProblem) -> range:
 
 def _cycles(problem: ContractionProblem, shape: Shape, parts: int) -> float:
     """About: a multiprocessor has one block, which multiplies 128 times in three of four cycles."""
-    blocks = -(-_blocks(problem, shape) * parts // _MULTIPROCESSORS)
+    blocks = -(-_blocks(problem, shape) * parts // MULTIPROCESSORS)
     slab = shape.filters * shape.tiles * 16 * _CHANNELS / (0.75 * 128)
     adding = 3000 + 2 * part_bytes(problem, parts) / 2500 if parts > 1 else 0
     return blocks * (-(-_slabs(problem) // parts) * slab + 3000) + adding
