@@ -15,7 +15,6 @@ from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import direct, tune
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.own import DIRECT
-from minidnn.backends.cuda.contraction.parts import choice_of
 
 from .contractions import dense
 from .lowered import ARCH, problems_of
@@ -35,7 +34,7 @@ def relu(channels: int, filters: int, window: int | tuple[int, int], **options: 
 
 
 def chosen(shape: int, parts: int) -> int:
-    return choice_of(shape, parts, len(direct.SHAPES))
+    return direct.DIVISIONS.number(shape, parts)
 
 
 SMALL: dict[str, Network] = {
@@ -124,12 +123,12 @@ def test_only_exact_planar_convolutions_have_this_form() -> None:
 
 def test_few_pixels_are_divided_and_many_are_not() -> None:
     few, _ = convolution(relu(512, 512, 3, padding=1), (1, 512, 14, 14))
-    assert all(direct.division(choice)[1] >= 4 for choice in direct.candidates(few))
+    assert all(direct.DIVISIONS[choice][1] >= 4 for choice in direct.candidates(few))
     many, _ = convolution(relu(64, 64, 3, padding=1), (64, 64, 56, 56))
-    assert direct.division(direct.candidates(many)[0])[1] == 1
+    assert direct.DIVISIONS[direct.candidates(many)[0]][1] == 1
     for problem in (few, many):
         for choice in direct.candidates(problem):
-            shape, parts = direct.division(choice)
+            shape, parts = direct.DIVISIONS[choice]
             assert chosen(direct.SHAPES.index(shape), parts) == choice
 
 
@@ -149,4 +148,4 @@ def test_networks(name: str, shape: int, parts: int, monkeypatch: pytest.MonkeyP
     choice = chosen(shape, parts)
     only(monkeypatch, lambda form: form.core == DIRECT)
     monkeypatch.setattr(tune, "own_choices", lambda problem, core, arch: [choice])
-    check_on_gpu(LARGE[name], f"direct {direct.shown(choice)}")
+    check_on_gpu(LARGE[name], f"direct {direct.DIVISIONS.shown(choice)}")

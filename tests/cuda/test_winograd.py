@@ -97,9 +97,9 @@ def test_no_filters_are_wasted_where_there_is_a_choice() -> None:
 
 def test_few_tiles_are_divided_and_many_are_not() -> None:
     few, _ = convolution(relu(512, 512), (1, 512, 28, 28))
-    assert {winograd.division(choice)[1] for choice in winograd.candidates(few)} == {2, 4}
+    assert {winograd.DIVISIONS[choice][1] for choice in winograd.candidates(few)} == {2, 4}
     many, _ = convolution(relu(64, 64), (64, 64, 56, 56))
-    assert winograd.division(winograd.candidates(many)[0])[1] == 1
+    assert winograd.DIVISIONS[winograd.candidates(many)[0]][1] == 1
 
 
 LARGE: dict[str, Network] = SMALL | {
@@ -116,4 +116,4 @@ LARGE: dict[str, Network] = SMALL | {
 def test_networks(name: str, choice: int, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, lambda form: form.core == WINOGRAD)
     monkeypatch.setattr(tune, "own_choices", lambda problem, core, arch: [choice])
-    check_on_gpu(LARGE[name], f"winograd {winograd.shown(choice)}")
+    check_on_gpu(LARGE[name], f"winograd {winograd.DIVISIONS.shown(choice)}")

@@ -18,11 +18,9 @@ from ..pointwise import print_chain
 from .parts import (
     MULTIPROCESSORS,
     RESULT,
-    choice_of,
+    Divisions,
     epilogue_of,
-    in_parts,
     part_bytes,
-    parts_of,
     pixels_of,
     place_names,
     place_numbers,
@@ -77,18 +75,7 @@ SHAPES = (
     Shape(32, 128, 8, 4, 4),
     Shape(32, 64, 8, 4, 4),
 )
-
-
-def division(choice: int) -> tuple[Shape, int]:
-    """What a choice stands for: a shape, and into how many parts sums are divided."""
-    shape, parts = parts_of(choice, len(SHAPES))
-    return SHAPES[shape], parts
-
-
-def shown(choice: int) -> str:
-    """A choice as text."""
-    shape, parts = division(choice)
-    return f"{shape}{in_parts(parts)}"
+DIVISIONS = Divisions(SHAPES)
 
 
 def why_not_direct(problem: ContractionProblem) -> str | None:
@@ -140,7 +127,7 @@ def _priced(problem: ContractionProblem) -> Iterator[tuple[float, int]]:
             cycles = each * work / rate + 1500
             if parts > 1:
                 cycles += 3000 + 2 * part_bytes(problem, parts) / 2500
-            yield cycles, choice_of(i, parts, len(SHAPES))
+            yield cycles, DIVISIONS.number(i, parts)
 
 
 def launches_of(problem: ContractionProblem, choice: int) -> list[Launch]:
@@ -149,14 +136,14 @@ def launches_of(problem: ContractionProblem, choice: int) -> list[Launch]:
     Arguments of the first are those of :func:`.text.parameters_of`, without others and vectors
     where a second follows; each then takes the numbers of :func:`sizes_of`.
     """
-    shape, parts = division(choice)
+    shape, parts = DIVISIONS[choice]
     first = _product(problem, shape, parts)
     return [first] if parts == 1 else [first, print_total(problem)]
 
 
 def sizes_of(problem: ContractionProblem, choice: int) -> tuple[list[int], list[int]]:
     """The numbers that both kernels take."""
-    shape, parts = division(choice)
+    shape, parts = DIVISIONS[choice]
     rows, columns = problem.w.shape[2:]
     x = problem.x
     slabs = -(-_products(problem) // _DEEP)
@@ -313,7 +300,7 @@ def _before(problem: ContractionProblem) -> str:
 
 def room_of(problem: ContractionProblem, choice: int) -> int:
     """Bytes of all parts."""
-    return part_bytes(problem, division(choice)[1])
+    return part_bytes(problem, DIVISIONS[choice][1])
 
 
 def arguments_of(

@@ -99,14 +99,14 @@ _KERNELS: Mapping[str, _Own] = {
         lambda problem, arch: winograd.candidates(problem),
         winograd.launches_of,
         winograd.arguments_of,
-        winograd.shown,
+        winograd.DIVISIONS.shown,
         winograd.room_of,
     ),
     DIRECT: _Own(
         lambda problem, arch: direct.candidates(problem),
         direct.launches_of,
         direct.arguments_of,
-        direct.shown,
+        direct.DIVISIONS.shown,
         direct.room_of,
     ),
 }

@@ -6,7 +6,9 @@ same order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from ...cpu.code import Code
 from ..kernels import Launch
@@ -21,20 +23,28 @@ RESULT = ("filters", "pixels", "plane", "width", "parts")
 """The names of :func:`result_numbers`."""
 
 
-def choice_of(shape: int, parts: int, shapes: int) -> int:
-    """One number for one of so many shapes of blocks and a number of parts."""
-    return (parts - 1) * shapes + shape
+Shape = TypeVar("Shape")
 
 
-def parts_of(choice: int, shapes: int) -> tuple[int, int]:
-    """The other way round."""
-    parts, shape = divmod(choice, shapes)
-    return shape, parts + 1
+class Divisions(Generic[Shape]):
+    """One number for one of some shapes of blocks and into how many parts sums are divided."""
 
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self.shapes = tuple(shapes)
 
-def in_parts(parts: int) -> str:
-    """As text behind a shape."""
-    return f" in {parts} parts" if parts > 1 else ""
+    def number(self, shape: int, parts: int) -> int:
+        """Of the shape of that index."""
+        return (parts - 1) * len(self.shapes) + shape
+
+    def __getitem__(self, number: int) -> tuple[Shape, int]:
+        """The shape and the parts."""
+        parts, shape = divmod(number, len(self.shapes))
+        return self.shapes[shape], parts + 1
+
+    def shown(self, number: int) -> str:
+        """As text."""
+        shape, parts = self[number]
+        return f"{shape} in {parts} parts" if parts > 1 else str(shape)
 
 
 def has_whole_planes(t: Tensor) -> bool:

@@ -15,11 +15,9 @@ from ...cpu.code import Code
 from ..kernels import Launch
 from .parts import (
     MULTIPROCESSORS,
-    choice_of,
+    Divisions,
     has_whole_planes,
-    in_parts,
     part_bytes,
-    parts_of,
     print_total,
     total_numbers,
     without_stages,
@@ -49,6 +47,7 @@ class Shape:
 
 
 SHAPES = (Shape(64, 32), Shape(32, 64))
+DIVISIONS = Divisions(SHAPES)
 
 
 def why_not_winograd(problem: ContractionProblem) -> str | None:
@@ -67,18 +66,6 @@ def why_not_winograd(problem: ContractionProblem) -> str | None:
     return "it has too many tiles" if _tiles(problem) >= _MOST else None
 
 
-def division(choice: int) -> tuple[Shape, int]:
-    """What a choice stands for: a shape, and into how many parts sums are divided."""
-    shape, parts = parts_of(choice, len(SHAPES))
-    return SHAPES[shape], parts
-
-
-def shown(choice: int) -> str:
-    """A choice as text."""
-    shape, parts = division(choice)
-    return f"{shape}{in_parts(parts)}"
-
-
 def candidates(problem: ContractionProblem) -> list[int]:
     """Choices that are worth measuring, of each shape that wastes no filters the two cheapest."""
     filters = problem.w.shape[0]
@@ -89,7 +76,7 @@ def candidates(problem: ContractionProblem) -> list[int]:
             priced = sorted(
                 (_cycles(problem, SHAPES[i], parts), parts) for parts in _parts(problem)
             )
-            found += [choice_of(i, parts, len(SHAPES)) for _, parts in priced[:2]]
+            found += [DIVISIONS.number(i, parts) for _, parts in priced[:2]]
     return found
 
 
@@ -113,7 +100,7 @@ def launches_of(problem: ContractionProblem, choice: int) -> list[Launch]:
     Arguments of the first: filter, transformed filter; of the second: image, transformed filter,
     the others, the vectors, the result; each then takes the numbers of :func:`sizes_of`.
     """
-    shape, parts = division(choice)
+    shape, parts = DIVISIONS[choice]
     made = problem if parts == 1 else without_stages(problem)
     launches = [_filter_launch(problem, shape), _launch(made, shape, parts)]
     return launches if parts == 1 else [*launches, print_total(problem)]
@@ -121,7 +108,7 @@ def launches_of(problem: ContractionProblem, choice: int) -> list[Launch]:
 
 def room_of(problem: ContractionProblem, choice: int) -> int:
     """Bytes of the transformed filter, and of parts behind it."""
-    shape, parts = division(choice)
+    shape, parts = DIVISIONS[choice]
     return _filter_bytes(problem, shape) + part_bytes(problem, parts)
 
 
@@ -139,7 +126,7 @@ def _blocks(problem: ContractionProblem, shape: Shape) -> int:
 
 def sizes_of(problem: ContractionProblem, choice: int) -> list[list[int]]:
     """The numbers that each kernel takes."""
-    shape, parts = division(choice)
+    shape, parts = DIVISIONS[choice]
     filters, channels = problem.w.shape[:2]
     made = problem if parts == 1 else without_stages(problem)
     x, y = problem.x, made.y
@@ -234,7 +221,7 @@ def arguments_of(
     problem: ContractionProblem, choice: int, at: Addresses, x: int, workspace: int
 ) -> list[list[int]]:
     """Of each kernel."""
-    shape, parts = division(choice)
+    shape, parts = DIVISIONS[choice]
     first, second, *third = sizes_of(problem, choice)
     filters, behind = [at.w, workspace, *first], [*at.others, *at.vectors, at.y]
     if parts == 1:
