@@ -57,6 +57,13 @@ def draw_weights(net: md.Layer, random: np.random.Generator) -> None:
     net.load_state_dict(state, strict=False)
 
 
+def far_apart(x: np.ndarray) -> np.ndarray:
+    """Images whose every second column is so far from nought that SiLU divides by infinity there:
+    some threads of a warp call a function for that, and are to meet the others afterwards."""
+    x[..., ::2] *= 200.0
+    return x
+
+
 def check_numbers(net: md.Layer, shape: tuple[int, ...], dtype: str, algorithm: str) -> None:
     """Draws weights and images; holds the network on the GPU, where it must be computed by that
     algorithm, to float64, and a second call to the bits of the first."""

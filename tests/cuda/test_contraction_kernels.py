@@ -14,13 +14,13 @@ from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import halo, stream, window
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.own import STREAM
+from minidnn.backends.cuda.contraction.own import HALO, STREAM, WINDOW
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 
-from .contractions import EPSILON, dense, draw_weights, residual
+from .contractions import EPSILON, dense, draw_weights, far_apart, residual
 from .lowered import (
     ARCH,
     WORKERS,
@@ -148,6 +148,21 @@ def test_slices_and_what_comes_before(dtype: str, tmp_path: Path) -> None:
     check(lambda: dense(32), (2, 32, 14, 14), dtype, kernel, tmp_path)
 
 
+@pytest.mark.race
+@pytest.mark.parametrize("core", [HALO, WINDOW, STREAM])
+def test_threads_that_call_functions_meet_the_others(core: str, tmp_path: Path) -> None:
+    """The emulator's always do; on a GPU they did not."""
+
+    def kernel(problem: ContractionProblem) -> Kernel:
+        if core == WINDOW:
+            return by_window(problem, 2)
+        return by_halo(problem) if core == HALO else by_stream(problem)
+
+    size = 1 if core == STREAM else 3
+    net = L.Sequential(L.Conv2d(64, 64, size, padding=size // 2), L.SiLU())
+    check(lambda: net, (2, 64, 9, 20), HALF, kernel, tmp_path, far=True)
+
+
 def test_every_geometry_is_run() -> None:
     """By the tests above, which compute-sanitizer watches on a GPU."""
 
@@ -227,10 +242,12 @@ def check(
     dtype: str,
     kernel: Callable[[ContractionProblem], Kernel],
     folder: Path,
+    far: bool = False,
 ) -> None:
     net, random = make(), np.random.default_rng(0)
     draw_weights(net, random)
-    x = rounded_to(dtype, random.standard_normal(shape).astype(np.float32)).astype(np.float32)
+    x = random.standard_normal(shape).astype(np.float32)
+    x = rounded_to(dtype, far_apart(x) if far else x).astype(np.float32)
     (expected,) = evaluate(to_graph(net, shape), [x], "float64")
     run = EmulatedProgram(net, shape, dtype, kernel, folder)
     y = run(x)

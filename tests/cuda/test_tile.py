@@ -16,7 +16,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 
-from .contractions import EPSILON, draw_weights
+from .contractions import EPSILON, draw_weights, far_apart
 from .lowered import EmulatedProgram, Kernel
 
 pytestmark = pytest.mark.early
@@ -38,6 +38,7 @@ NETS = {
     "normalized": (lambda: joined(72, 64, 1), (3, 72, 9, 15)),
     "3x3": (lambda: joined(24, 48, 3), (3, 24, 9, 15)),
     "stride": (lambda: L.Conv2d(40, 136, 3, 2, 1), (4, 40, 15, 15)),
+    "far": (lambda: L.Sequential(L.Conv2d(64, 72, 1), L.SiLU()), (3, 64, 9, 15)),
     "stem": (lambda: L.Sequential(L.Conv2d(3, 64, 7, 2, 3), L.SiLU()), (2, 3, 25, 31)),
 }
 
@@ -56,7 +57,10 @@ def test_numbers(name: str, shape: tile.Tile, tmp_path: Path) -> None:
     make, size = NETS[name]
     net, random = make(), np.random.default_rng(0)
     draw_weights(net, random)
-    x = rounded_to(dtype, random.standard_normal(size).astype(np.float32)).astype(np.float32)
+    x = random.standard_normal(size).astype(np.float32)
+    if name == "far":
+        x = far_apart(x)
+    x = rounded_to(dtype, x).astype(np.float32)
     (expected,) = evaluate(to_graph(net, size), [x], "float64")
     run = EmulatedProgram(net, size, dtype, kernel, tmp_path)
     y = run(x)
