@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import minidnn as md
@@ -15,14 +16,17 @@ from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import direct, tune
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.own import DIRECT
+from minidnn.graph.evaluate import evaluate
+from minidnn.layers.build import to_graph
 
-from .contractions import dense
+from .contractions import dense, draw_weights
 from .lowered import ARCH, problems_of
 from .single import (
     Network,
     check_emulated,
     check_on_gpu,
     convolution,
+    emulated,
     normalized,
     only,
     residual_network,
@@ -71,6 +75,44 @@ def test_numbers(name: str, parts: int, folder: Path) -> None:
     )
     choices = [chosen(shape, parts) for shape in shapes]
     check_emulated(SMALL[name], DIRECT, choices, folder, wide=3 if name == "odd" else 0)
+
+
+def drawn(random: np.random.Generator) -> Network:
+    """A convolution of any geometry whose image has pixels left, and its image."""
+    channels, filters, batch = (int(random.integers(1, most)) for most in (24, 80, 4))
+    window, stride, dilation = (random.integers(1, most, 2).tolist() for most in (6, 4, 3))
+    padding = [tuple(pair) for pair in random.integers(0, 4, (2, 2)).tolist()]
+    if window == [1, 1]:
+        padding = [(0, 0), (0, 0)]
+    reach = [
+        d * (k - 1) + 1 - a - b for d, k, (a, b) in zip(dilation, window, padding, strict=True)
+    ]
+    rows, columns = (max(1, r) + int(random.integers(0, 9)) for r in reach)
+    more: dict[str, Any] = {"stride": tuple(stride), "dilation": tuple(dilation)}
+    more |= {"padding": tuple(padding), "bias": bool(random.integers(2))}
+    net = L.Sequential(L.Conv2d(channels, filters, tuple(window), **more), L.ReLU())
+    return lambda: net, (batch, channels, rows, columns)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_geometry(seed: int, folder: Path) -> None:
+    random = np.random.default_rng(seed)
+    network = drawn(random)
+    shape, parts = int(random.integers(len(direct.SHAPES))), int(random.integers(1, 4))
+    check_emulated(network, DIRECT, [chosen(shape, parts)], folder, wide=int(random.integers(3)))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_nan_and_infinities_reach_their_windows_alone(parts: int, folder: Path) -> None:
+    net = L.Conv2d(20, 33, 3, padding=1)
+    random = np.random.default_rng(0)
+    draw_weights(net, random)
+    x = random.standard_normal((1, 20, 12, 14)).astype(np.float32)
+    x[0, 3, 2, 2], x[0, 19, 5, 9], x[0, 0, 11, 0] = np.nan, np.inf, -np.inf
+    (expected,) = evaluate(to_graph(net, x.shape), [x], "float64")
+    y = emulated(net, x, DIRECT, chosen(3, parts), False, folder)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
