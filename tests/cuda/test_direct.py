@@ -174,6 +174,24 @@ def test_few_pixels_are_divided_and_many_are_not() -> None:
             assert chosen(direct.SHAPES.index(shape), parts) == choice
 
 
+@pytest.mark.parametrize("channels", [128, 232, 520, 696, 2056])
+def test_no_part_is_empty(channels: int) -> None:
+    problem, _ = convolution(relu(channels, 32, 3, padding=1), (1, channels, 2, 2))
+    slabs = -(-channels * 9 // 16)
+    divided = [direct.DIVISIONS[choice][1] for choice in direct.candidates(problem)]
+    assert max(divided) > 1
+    for parts in divided:
+        assert (parts - 1) * -(-slabs // parts) < slabs
+
+
+def test_more_blocks_than_a_grid_has_are_refused() -> None:
+    problem, _ = convolution(relu(32, 32, 3, padding=1), (1, 32, 4, 4))
+    for filters, channels, fits in ((65535, 32, True), (65536, 32, False)):
+        shape = (filters, channels, *problem.w.shape[2:])
+        larger = replace(problem, w=replace(problem.w, shape=shape))
+        assert (direct.why_not_direct(larger) is None) is fits
+
+
 LARGE: dict[str, Network] = SMALL | {
     "slices": (lambda: dense(32), (3, 32, 14, 14)),
     "large": (lambda: relu(64, 64, 3, padding=1), (16, 64, 56, 56)),

@@ -16,10 +16,12 @@ from ...cpu.code import Code
 from ..kernels import Launch
 from ..pointwise import print_chain
 from .parts import (
+    MOST_DOWN,
     MULTIPROCESSORS,
     RESULT,
     Divisions,
     epilogue_of,
+    filled,
     part_bytes,
     pixels_of,
     place_names,
@@ -95,13 +97,15 @@ def why_not_direct(problem: ContractionProblem) -> str | None:
         return f"its filters have more than {_MOST_TAPS} rows or columns"
     if prod(problem.w.shape[2:]) == 1 and any(map(any, problem.padding)):
         return "it pads an image that it reads pixel by pixel"
+    if problem.w.shape[0] > MOST_DOWN:
+        return "it has too many filters"
     sizes = (pixels_of(problem), x.channels * x.channel, x.rows * x.row)
     return "it is too large for numbers of 32 bits" if max(sizes) >= _MOST_PIXELS else None
 
 
 def candidates(problem: ContractionProblem) -> list[int]:
     """Divisions that are worth measuring, the most promising first; of each shape two at most."""
-    priced = sorted(_priced(problem))
+    priced = sorted(set(_priced(problem)))
     kept: list[int] = []
     for _, choice in priced:
         of_shape = [one for one in kept if one % len(SHAPES) == choice % len(SHAPES)]
@@ -115,9 +119,10 @@ def _priced(problem: ContractionProblem) -> Iterator[tuple[float, int]]:
     slabs = -(-_products(problem) // _DEEP)
     for i, shape in enumerate(SHAPES):
         tiles = prod(_grid(problem, shape))
-        for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, _MOST_PARTS):
-            if parts > 1 and slabs < parts * _LEAST_SLABS:
+        for wanted in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, _MOST_PARTS):
+            if wanted > 1 and slabs < wanted * _LEAST_SLABS:
                 break
+            parts = filled(slabs, wanted)
             each = -(-tiles * parts // MULTIPROCESSORS)  # blocks of the busiest multiprocessor
             warps = min(each, _THREADS // shape.threads) * shape.threads // 32
             rate = 128 * min(1.0, (warps + 2) / 10)  # two warps a scheduler hide what they wait for

@@ -19,6 +19,8 @@ from .text import compute_stages, parameters_of, source_of
 _THREADS = 128
 MULTIPROCESSORS = 132
 """An H200's: which choices are worth measuring depends on it, what they compute does not."""
+MOST_DOWN = 65535
+"""Blocks of a grid in y, where filters or channels are."""
 RESULT = ("filters", "pixels", "plane", "width", "parts")
 """The names of :func:`result_numbers`."""
 
@@ -45,6 +47,12 @@ class Divisions(Generic[Shape]):
         """As text."""
         shape, parts = self[number]
         return f"{shape} in {parts} parts" if parts > 1 else str(shape)
+
+
+def filled(slabs: int, parts: int) -> int:
+    """How many of so many parts have slabs: each is as deep as the first, so the last ones may
+    begin behind the end."""
+    return -(-slabs // -(-slabs // parts))
 
 
 def has_whole_planes(t: Tensor) -> bool:

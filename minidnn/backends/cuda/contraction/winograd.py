@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from ...cpu.code import Code
 from ..kernels import Launch
 from .parts import (
+    MOST_DOWN,
     MULTIPROCESSORS,
     Divisions,
+    filled,
     has_whole_planes,
     part_bytes,
     print_total,
@@ -63,6 +65,8 @@ def why_not_winograd(problem: ContractionProblem) -> str | None:
         return "its images are not planar"
     if min(problem.w.shape[:2]) < _LEAST_CHANNELS:
         return "it has few channels"
+    if max(problem.w.shape[0], _slabs(problem) * _CHANNELS) > MOST_DOWN:
+        return "it has too many filters or channels"
     return "it has too many tiles" if _tiles(problem) >= _MOST else None
 
 
@@ -80,10 +84,13 @@ def candidates(problem: ContractionProblem) -> list[int]:
     return found
 
 
-def _parts(problem: ContractionProblem) -> range:
-    """Into how many parts sums can be divided."""
+def _parts(problem: ContractionProblem) -> list[int]:
+    """Into how many parts sums can be divided: none is empty, which would read filters behind the
+    last."""
+    slabs = _slabs(problem)
     divisible = all(map(has_whole_planes, (problem.y, *problem.others)))
-    return range(1, 1 + (max(1, _slabs(problem) // _LEAST_SLABS) if divisible else 1))
+    most = max(1, slabs // _LEAST_SLABS) if divisible else 1
+    return sorted({filled(slabs, parts) for parts in range(1, 1 + most)})
 
 
 def _cycles(problem: ContractionProblem, shape: Shape, parts: int) -> float:
