@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.math import BOUNDS
+from minidnn.backends.cuda.dialect import TYPES
 from minidnn.backends.cuda.kernels import KernelSource, Launch
+from minidnn.backends.cuda.sequence.window import inverse_of
+from minidnn.graph.types import rounded_to
 from tests.cuda.emulator.run import Emulated
 
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-39, 1.2e-38, 3e38, 1e-30, 1e37]
@@ -40,15 +43,33 @@ def test_division_by_a_whole_number_is_exact(divisor: int, tmp_path: Path) -> No
     with np.errstate(all="ignore"):
         expected = x / np.float32(divisor)
     np.testing.assert_array_equal(apply(text, x, tmp_path), expected)
-    text = text.replace("md_quotient", "md_short_quotient")
     if divisor % 2:
+        text = text.replace("md_quotient", "md_odd_quotient")
         np.testing.assert_array_equal(apply(text, x, tmp_path), expected)
-    # Sums of float16 are multiples of 2^-24, or not finite.
-    sums = np.round(np.random.default_rng(1).standard_normal(20_000) * 1e4).astype(np.float32)
-    sums = np.concatenate([sums * np.float32(2.0**-24), sums, np.array(SPECIAL[:5], np.float32)])
+
+
+@pytest.mark.parametrize("divisor", [3, 6, 7, 9, 25, 49, 62])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_quotients_of_sums_are_rounded_to_two_bytes(
+    dtype: str, divisor: int, tmp_path: Path
+) -> None:
+    """As exact ones are: at the middle between two numbers, beside it, and of tiny sums."""
+    random = np.random.default_rng(1)
+    least, bits = {"float16": (-24, 11), "bfloat16": (-133, 8)}[dtype]
+    middles = np.arange(2**bits, 2 ** (bits + 1)) * 2.0 ** random.integers(-13, 13, 2**bits)
+    middles = (middles * divisor).astype(np.float32)
+    near = [np.nextafter(middles, np.float32(to)) for to in (-np.inf, np.inf)]
+    tiny = random.integers(-(1 << 20), 1 << 20, 20_000) * 2.0**least
+    drawn = rounded_to(dtype, numbers(4000))  # special numbers among them
+    sums = np.concatenate([middles, *near, tiny, drawn]).astype(np.float32)
     with np.errstate(all="ignore"):
-        quotients = sums / np.float32(divisor)
-    np.testing.assert_array_equal(apply(text, sums, tmp_path), quotients)
+        expected = rounded_to(dtype, (sums + np.float32(0.0)) / np.float32(divisor))
+    high, low = inverse_of(divisor)
+    text = f"md_narrow_quotient(x, {high!r}f, {low!r}f)"
+    got = apply(f"md_round<{TYPES[dtype]}>({text})", sums, tmp_path)
+    np.testing.assert_array_equal(got, expected.astype(np.float32))
+    zero = got == 0.0
+    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(expected[zero]))
 
 
 @pytest.mark.parametrize("name", ["exp", "expm1", "log", "log1p", "tanh", "erf"])

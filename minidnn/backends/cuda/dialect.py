@@ -26,6 +26,8 @@ others had not yet written).  A mask that the compiler does not know leaves it n
 ``md_load_pairs`` reads as many as are wanted and ``md_of_pairs<T>(x, v)`` gives number v as float.
 ``md_load(x, p)`` and ``md_store(p, x)`` move N neighbours with accesses as wide as
 ``sizeof(T) * N``, to which ``p`` is aligned; ``md_load_floats(x, p)`` any multiple of 4 floats.
+``md_write(p, x)`` is ``md_store`` to global memory in one instruction for certain: NVRTC makes four
+of a store of 16 bytes in functions that it inlines; halves are then converted two at a time.
 
 **Functions** beside CUDA's own are those of :mod:`.math`.  No header is included: parsing
 ``cuda_fp16.h`` takes longer than compiling most kernels.
@@ -80,6 +82,13 @@ template <int Bytes> MD_FUNCTION void md_copy_if(void *to, const void *from, boo
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
                : : "r"(address), "l"(from), "n"(Bytes), "r"(some ? Bytes : 0) : "memory");
 }
+MD_FUNCTION void md_write_word(void *p, uint2 x) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(p), "r"(x.x), "r"(x.y) : "memory");
+}
+MD_FUNCTION void md_write_word(void *p, uint4 x) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               : : "l"(p), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
 MD_FUNCTION void md_copy_wait() { asm volatile("cp.async.wait_all;" : : : "memory"); }
 MD_FUNCTION void md_copy_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 template <int Groups> MD_FUNCTION void md_copy_wait_but() {
@@ -106,6 +115,16 @@ MD_FUNCTION unsigned short md_to_bf16(float x) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
   return y;
 }
+MD_FUNCTION unsigned int md_pair_of_halves(float low, float high) {
+  unsigned int y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+MD_FUNCTION unsigned int md_pair_of_bf16s(float low, float high) {
+  unsigned int y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
 #endif
 """
 
@@ -118,13 +137,20 @@ MD_FUNCTION float md_quotient(float x, float d, float r) {
   const float a = fabsf(x);
   return a < 0x1p+120f && (a > 0x1p-100f || a == 0.0f) ? y : x / d;
 }
-// The same without a division, where the quotient of a tiny number is no tie between two others:
-// for odd d, for which it was compared with the quotient for every number so small, and for sums
-// of float16, which never are.
-MD_FUNCTION float md_short_quotient(float x, float d, float r) {
+// The same without a branch, where the quotient of a tiny number is no tie between two others: for
+// odd d, for which it was compared with the quotient for every number so small.
+MD_FUNCTION float md_odd_quotient(float x, float d, float r) {
   const float q = x * r;
   const float y = md_fma(md_fma(-q, d, x), r, q);
   return y == y ? y : q;
+}
+// x / d where that is then rounded to two bytes: high + low is 1 / d, and both are positive, so
+// that infinity stays itself.  It is the exact quotient of all but tiny numbers: what low brings is
+// off by 2^-24 of itself, and no quotient lies so near to the middle between two floats.
+// Of tiny ones it is off by less than 2^-148, which is far less than sums of float16 or bfloat16
+// lie from where their quotients would be rounded otherwise.
+MD_FUNCTION float md_narrow_quotient(float x, float high, float low) {
+  return md_fma(x, high, md_fma(x, low, 0.0f));
 }
 struct md_half { unsigned short bits; };
 struct md_bf16 { unsigned short bits; };
@@ -139,7 +165,10 @@ template <class T> MD_FUNCTION T md_as(float x) {
   md_set(y, x);
   return y;
 }
-template <class T> MD_FUNCTION float md_round(float x) { return md_value(md_as<T>(x)); }
+MD_FUNCTION float md_rounded(md_half, float x) { return md_from_half(md_to_half(x)); }
+// As one of a pair: on its own, the conversion has a quarter of the rate.
+MD_FUNCTION float md_rounded(md_bf16, float x) { return floatbits(md_pair_of_bf16s(0.0f, x)); }
+template <class T> MD_FUNCTION float md_round(float x) { return md_rounded(T(), x); }
 template <int Bytes> struct md_word;
 template <> struct md_word<2> { typedef unsigned short type; };
 template <> struct md_word<4> { typedef unsigned int type; };
@@ -195,6 +224,21 @@ template <int N, class T> MD_FUNCTION void md_store(T *p, const float (&x)[N]) {
   #pragma unroll
   for (int i = 0; i < N; i++) pack.items[i] = md_as<T>(x[i]);
   *(typename md_word<N * sizeof(T)>::type *)p = pack.word;
+}
+MD_FUNCTION unsigned int md_as_pair(md_half, float a, float b) { return md_pair_of_halves(a, b); }
+MD_FUNCTION unsigned int md_as_pair(md_bf16, float a, float b) { return md_pair_of_bf16s(a, b); }
+MD_FUNCTION void md_write_word(void *p, unsigned int x) { *(unsigned int *)p = x; }
+template <int N, class T> MD_FUNCTION void md_write(T *p, const float (&x)[N]) {
+  md_pairs<N / 2> pairs;
+  #pragma unroll
+  for (int i = 0; i < N; i += 2) pairs.items[i / 2] = md_as_pair(T(), x[i], x[i + 1]);
+  md_write_word(p, pairs.word);
+}
+template <int N> MD_FUNCTION void md_write(float *p, const float (&x)[N]) {
+  md_pairs<N> words;
+  #pragma unroll
+  for (int i = 0; i < N; i++) words.items[i] = intbits(x[i]);
+  md_write_word(p, words.word);
 }
 """
 

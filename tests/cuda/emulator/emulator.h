@@ -273,6 +273,14 @@ MD_FUNCTION unsigned short md_to_bf16(float x) {
   const unsigned int bits = intbits(x);
   return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+MD_FUNCTION void md_write_word(void *p, uint2 x) { *(uint2 *)p = x; }
+MD_FUNCTION void md_write_word(void *p, uint4 x) { *(uint4 *)p = x; }
+MD_FUNCTION unsigned int md_pair_of_halves(float low, float high) {
+  return (unsigned int)md_to_half(high) << 16 | md_to_half(low);
+}
+MD_FUNCTION unsigned int md_pair_of_bf16s(float low, float high) {
+  return (unsigned int)md_to_bf16(high) << 16 | md_to_bf16(low);
+}
 MD_FUNCTION unsigned int md_max_halves(unsigned int a, unsigned int b) {
   const auto half = [](unsigned int x) { return md_from_half((unsigned short)x); };
   const unsigned int high = md_to_half(md_max(half(a >> 16), half(b >> 16)));

@@ -15,6 +15,7 @@ from ...cpu.code import Code
 from ..dialect import TYPES
 from ..tensor import Tensor
 from .pack import Pack
+from .rounding import roundings
 from .vectors import SequenceKernel, kernel_of
 
 THREADS = 256
@@ -153,6 +154,7 @@ class _Printer:
 
     def _compute(self, pack: Pack, segment: int, k: int, names: dict[int, str]) -> None:
         operations = self.plan.steps[0].segments[segment]
+        dtypes = roundings(operations, self.plan.planes)
         vectors = {n: f"v{n}" if self.is_same_channel else f"v{n}_{k}" for n in self.vectors}
         if not self.is_same_channel:
             self._channel_data(pack, segment, k, names, vectors)
@@ -160,8 +162,7 @@ class _Printer:
             arguments = [self._argument(pack, names[n]) for n in operation.operands]
             arguments += [self._argument(pack, vectors[n]) for n in operation.vectors]
             result = f"p{operation.result}_{k}"
-            plane = self.plan.planes[operation.result]
-            pack.compute(result, operation.code, arguments, plane.dtype)
+            pack.compute(result, operation.code, arguments, dtypes[operation.result])
             names[operation.result] = result
         for operation in operations:
             number = operation.result

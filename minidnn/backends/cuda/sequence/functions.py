@@ -40,7 +40,7 @@ class Function:
         def bound(value: Bound) -> Bound:
             return value if isinstance(value, int) else self.take("const int", value)
 
-        return Span(bound(span.begin), bound(span.end))
+        return Span(bound(span.begin), bound(span.end), span.length)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil, gcd
 
-from minidnn.graph.window import Window
+from minidnn.graph.window import Window, WindowAxis
 
 from ....fusion.plan import Binding, KernelPlan, PlanStep
 from ..arch import shared_limit
@@ -29,6 +29,17 @@ SECTOR_BYTES = 32
 """What memory is read and written in."""
 
 LINE_BYTES = 128
+TILE_ROWS = 4
+"""Rows of a tile whose channels lie side by side and whose neighbours share rows."""
+
+PACK_OF_SUMS = 4
+"""Channels that a thread sums at once, in float32: then there is room for neighbours, which share
+conversions and sums of rows."""
+
+REGISTERS_OF_SUMS = 56
+"""Of a thread that sums a tile of them: more would leave too few threads to issue instructions, of
+which converting halves takes many."""
+
 MEMORY_CYCLES, BARRIER_CYCLES = 600, 150
 ENOUGH_BLOCKS = 1024
 MOST_THREADS = 512
@@ -54,6 +65,8 @@ class Mapping:
     #: For each step.
     tiles: tuple[Tile, ...]
     places: Places
+    #: Blocks for which a multiprocessor's registers should be enough; 0: as the compiler likes.
+    blocks: int = 0
 
 
 def choose_mapping(
@@ -63,9 +76,10 @@ def choose_mapping(
     planar = _is_planar(plan, binding, tensors)
     limit = shared_limit(arch)
     pack = 1 if planar else _pack(binding, tensors)
-    paired = planar and len(plan.steps) == 1 == len(plan.patches(1))
-    paired = paired and all(map(lies_in_pairs, tensors))
-    tiles = [_tile(plan, step, planar, pack, paired) for step in plan.steps]
+    if any(map(_adds_overlapping, plan.steps)):
+        pack = min(pack, PACK_OF_SUMS)
+    by_units = tensors if planar and len(plan.steps) == 1 == len(plan.patches(1)) else ()
+    tiles = [_tile(plan, step, planar, pack, by_units) for step in plan.steps]
     positions = max(_items(step, tile, plan) for step, tile in zip(plan.steps, tiles, strict=True))
     channels = max(end - begin for begin, end in binding.segments)
     group = 1
@@ -78,6 +92,8 @@ def choose_mapping(
             group //= 2
     while planar and group < channels and positions * group < 2 * WARP:
         group *= 2
+    if by_units and tiles[0].columns > 2:
+        group = _fullest(group, positions, binding)
     while True:
         places = place_buffers(plan, group, planar)
         if places.bytes <= limit or group <= pack:
@@ -86,11 +102,15 @@ def choose_mapping(
     items = [_items(s, t, plan) * group // pack for s, t in zip(plan.steps, tiles, strict=True)]
     costs = [_instructions(s, t) * pack for s, t in zip(plan.steps, tiles, strict=True)]
     waits = [MEMORY_CYCLES if _touches_memory(plan, s) else BARRIER_CYCLES for s in plan.steps]
-    threads = _few_rounds(items[0])
+    threads = _few_rounds(items[0], MOST_THREADS)
+    blocks = 0
+    if len(items) == 1 and not planar and _sums_few_halves(plan, tensors):
+        threads = _few_rounds(items[0], MOST_THREADS // 2)
+        blocks = min(32, 65536 // (REGISTERS_OF_SUMS * threads))
     if len(items) > 1:
         room = limit // max(1, places.bytes)
         threads = _threads(list(zip(items, costs, waits, strict=True)), room)
-    return Mapping(planar, group, pack, threads, tuple(tiles), places)
+    return Mapping(planar, group, pack, threads, tuple(tiles), places, blocks)
 
 
 def _is_planar(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> bool:
@@ -105,11 +125,61 @@ def _is_planar(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) ->
     return weights[1] >= weights[0]
 
 
-def lies_in_pairs(t: Tensor) -> bool:
-    """Whether rows of a planar tensor are pairs of numbers of two bytes, which begin at multiples
-    of four: then one access moves both, and both lie in the plane or neither."""
-    places = (t.offset, t.image, t.channel, t.row, t.columns)
-    return t.itemsize == 2 and t.pixel == 1 and all(place % 2 == 0 for place in places)
+def unit_of(t: Tensor) -> int:
+    """How many numbers one access moves of a planar tensor's rows: as many as are 16 bytes, or a
+    half or a quarter of that, so that rows and what lies between them are multiples of it, and all
+    of them lie in the plane or none."""
+    if t.pixel != 1:
+        return 1
+    return gcd(16 // t.itemsize, t.offset, t.image, t.channel, t.row, t.columns)
+
+
+def reads_units(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
+    """Whether a lone window moves by one position and rows are units of at least four numbers:
+    then each thread reads and writes some of a few rows, and its neighbours' edges come from the
+    cache, with less work than by way of shared memory."""
+    if len(plan.steps) != 1 or len(plan.patches(0)) * len(plan.patches(1)) > 1:
+        return False
+    windows = [o.window for s in plan.steps[0].segments for o in s if o.window is not None]
+    return bool(windows) and all(
+        _columns_of(w, tensors) >= 4 and w.taps <= UNROLLED_TAPS for w in windows
+    )
+
+
+def _columns_of(window: Window | None, tensors: Sequence[Tensor]) -> int:
+    """Columns of a tile that reads and writes units: all of one, if neighbouring outputs have most
+    of their columns in common, else a register of them."""
+    unit = min(map(unit_of, tensors))
+    if window is not None and window.columns.stride == 1:
+        return unit
+    return min(unit, 4 // max(t.itemsize for t in tensors))
+
+
+def skips(plan: KernelPlan) -> bool:
+    """Whether a window's neighbours share taps though it moves by more than one position."""
+    windows = [o.window for t in plan.steps for s in t.segments for o in s if o.window is not None]
+    return any(1 < axis.stride < axis.kernel for w in windows for axis in w.axes)
+
+
+def _adds_overlapping(step: PlanStep) -> bool:
+    """Whether a step has sums of which neighbours share taps along both axes."""
+    windows = [o.window for s in step.segments for o in s if o.window is not None]
+    return any(w.reduce != "max" and all(map(moves_by_one, w.axes)) for w in windows)
+
+
+def _sums_few_halves(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
+    """Whether a lone step converts and sums halves, so few that ``REGISTERS_OF_SUMS`` are enough:
+    windows of up to 3x3 taps in one patch across, which all divide by the same, and no more."""
+    if len(plan.patches(1)) > 1 or any(t.itemsize != 2 for t in tensors):
+        return False
+    for segment in plan.steps[0].segments:
+        if len(segment) != 1 or segment[0].window is None:
+            return False
+        window, extent = segment[0].window, plan.planes[segment[0].operands[0]].extent
+        several = any(len(set(table.tolist())) > 1 for table in window.divisors(extent))
+        if several or any(axis.kernel > 3 for axis in window.axes):
+            return False
+    return _adds_overlapping(plan.steps[0])
 
 
 def _pack(binding: Binding, tensors: Sequence[Tensor]) -> int:
@@ -134,6 +204,20 @@ def _channel_group(positions: int, pack: int, itemsize: int) -> int:
     return max(wide, _ceil(128 * pack // positions, pack))
 
 
+def _fullest(group: int, positions: int, binding: Binding) -> int:
+    """Channels of a block whose last warp is hardly idle, if there are enough such blocks."""
+    counts, channels = [group], [end - begin for begin, end in binding.segments]
+    while positions * 2 * group <= MOST_THREADS and gcd(*channels) % (2 * group) == 0:
+        group *= 2
+        if binding.batch * sum(channels) // group >= ENOUGH_BLOCKS:
+            counts.append(group)
+
+    def taken(count: int) -> float:
+        return _ceil(positions * count, WARP) / (positions * count)
+
+    return min(counts, key=lambda count: (round(taken(count), 1), count))
+
+
 def _instructions(step: PlanStep, tile: Tile) -> int:
     """About how many a tile takes."""
     taken = 0
@@ -145,9 +229,9 @@ def _instructions(step: PlanStep, tile: Tile) -> int:
     return 20 + taken + 6 * tile.rows * tile.columns
 
 
-def _few_rounds(items: int) -> int:
+def _few_rounds(items: int, most: int) -> int:
     """Threads of a block without barriers: as few rounds as they need, and no more of them."""
-    rounds = ceil(items / MOST_THREADS)
+    rounds = ceil(items / most)
     return max(WARP, _ceil(ceil(items / rounds), WARP))
 
 
@@ -183,7 +267,10 @@ def extent_of(step: PlanStep, plan: KernelPlan) -> tuple[int, int]:
     return rows, step.columns.span(plan.schedule.columns)
 
 
-def _tile(plan: KernelPlan, step: PlanStep, planar: bool, pack: int, paired: bool) -> Tile:
+def _tile(
+    plan: KernelPlan, step: PlanStep, planar: bool, pack: int, by_units: Sequence[Tensor]
+) -> Tile:
+    """The tile of a step; ``by_units``: the tensors, if their rows may be moved by units."""
     rows, columns = extent_of(step, plan)
     windows = [o.window for s in step.segments for o in s if o.window is not None]
     if any(w.taps > UNROLLED_TAPS for w in windows):
@@ -193,21 +280,26 @@ def _tile(plan: KernelPlan, step: PlanStep, planar: bool, pack: int, paired: boo
         return Tile(1, 1) if window is None else _tile_of_packs(window, rows, columns, pack)
     if _touches_memory(plan, step) or window is None:
         # Neighbouring threads must meet neighbouring numbers.
-        down = 4 if window is None or not paired or window.rows.kernel > window.rows.stride else 2
-        return Tile(min(down, rows), 2 if paired else 1)
+        across = _columns_of(window, by_units) if by_units else 1
+        # A warp's accesses of units are whole rows one below the other: few of them lie between.
+        down = 2 if across > 2 else 4
+        if window is not None and across == 2 and window.rows.kernel <= window.rows.stride:
+            down = 2
+        return Tile(min(down, rows), across)
     return _best_tile(window, rows, columns)
 
 
 def _tile_of_packs(window: Window, rows: int, columns: int, pack: int) -> Tile:
     """A tile of positions whose channels lie side by side: each takes ``pack`` registers."""
-    if pack <= 4:
-        return Tile(min(2, rows), min(2, columns))
-    return Tile(min(4 if moves_by_one(window) else 2, rows), 1)
+    down, across = map(moves_by_one, window.axes)
+    if down:
+        return Tile(min(TILE_ROWS, rows), min(2 if across or pack <= 4 else 1, columns))
+    return Tile(min(2, rows), min(2 if pack <= 4 else 1, columns))
 
 
-def moves_by_one(window: Window) -> bool:
-    """Whether neighbouring outputs have most of their rows in common."""
-    return window.rows.stride == 1 < window.rows.kernel
+def moves_by_one(axis: WindowAxis) -> bool:
+    """Whether neighbouring outputs have most of their taps along an axis in common."""
+    return axis.stride == 1 < axis.kernel
 
 
 def _touches_memory(plan: KernelPlan, step: PlanStep) -> bool:

@@ -54,13 +54,20 @@ class Pack:
         with self.code.block("else"):
             self.each(f"{name}[v] = {otherwise};")
 
-    def store(self, address: str, name: str, dtype: str, condition: str = "") -> None:
-        """Writes a variable to memory where the condition holds."""
+    def store(
+        self,
+        address: str,
+        name: str,
+        dtype: str,
+        condition: str = "",
+        function: str = "md_store",
+    ) -> None:
+        """Writes a variable to memory where the condition holds; a pack by ``function``."""
         test = f"if ({condition}) " if condition else ""
         if self.size == 1:
             self.code.line(f"{test}*({address}) = md_as<{TYPES[dtype]}>({name});")
         else:
-            self.code.line(f"{test}md_store({address}, {name});")
+            self.code.line(f"{test}{function}({address}, {name});")
 
     def compute(
         self, name: str, code: Sequence[Instruction], arguments: Sequence[str], dtype: str
@@ -90,6 +97,14 @@ class Pack:
     def least(self) -> str:
         """What no number is below."""
         return "floatbits(0xff800000)"
+
+    @property
+    def zero(self) -> str:
+        return "0.0f"
+
+    def element(self, name: str, index: int | str) -> str:
+        """A number of a pack as a float."""
+        return f"{name}[{index}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +137,17 @@ class Pairs(Pack):
     def least(self) -> str:
         return "0xfc00fc00u" if self.dtype == "float16" else "0xff80ff80u"
 
-    def number(self, name: str) -> str:
-        """Number ``v`` of a pack as a float."""
-        return f"md_of_pairs<{TYPES[self.dtype]}>({name}, v)"
+    @property
+    def zero(self) -> str:
+        return "0u"
+
+    def element(self, name: str, index: int | str) -> str:
+        return f"md_of_pairs<{TYPES[self.dtype]}>({name}, {index})"
+
+
+def unit_pack(code: Code, size: int, dtype: str) -> Pack:
+    """How neighbours of a row are held that one access loads: as they lie."""
+    return Pack(code, size) if dtype == "float32" else Pairs(code, size, dtype)
 
 
 Loader = Callable[[int, int], str]

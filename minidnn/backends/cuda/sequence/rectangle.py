@@ -32,6 +32,8 @@ class RectanglePrinter:
     regions: Mapping[int, str]
     positive: frozenset[int]
     triples: bool
+    #: What results are rounded to when they are computed.
+    dtypes: Mapping[int, str]
     #: Where the edges of a window's phases begin, and floats between a thread's numbers.
     halves: tuple[int, int]
     pitch: int
@@ -97,7 +99,7 @@ class RectanglePrinter:
                 operands = [self._operand(n, row, column) for n in operation.operands]
                 vectors = [f"v{self.vectors.index(n)}" for n in operation.vectors]
                 name = f"p{self.local[operation.result]}_{row}_{column}"
-                dtype = self.plan.planes[operation.result].dtype
+                dtype = self.dtypes[operation.result]
                 self.pack.compute(name, operation.code, [*operands, *vectors], dtype)
             self.names[operation.result, row, column] = name
         for operation in self.operations:
@@ -112,8 +114,8 @@ class RectanglePrinter:
             return total
         source = self.plan.planes[operation.operands[0]]
         at = f"y + {row}", f"x + {column}"
-        text = average_text(window, source.extent, total, *at, source.dtype)
-        dtype = self.plan.planes[operation.result].dtype
+        text = average_text(window, source.extent, total, *at, source.dtype, branch=True)
+        dtype = self.dtypes[operation.result]
         if dtype != "float32":
             text = f"md_round<{TYPES[dtype]}>({text})"
         name = f"p{self.local[operation.result]}_{row}_{column}"

@@ -25,6 +25,7 @@ from .facts import positive_planes
 from .functions import Functions
 from .grid import Grid, assign_arrays, operations_of, phases_of, reach_of
 from .rectangle import RectanglePrinter
+from .rounding import roundings
 from .vectors import SequenceKernel, kernel_of
 
 _UNITS = (16, 8, 4, 2)
@@ -142,6 +143,8 @@ class _Printer:
     def _segment(self, code: Code, segment: int) -> None:
         plan = self.plan
         self.arrays = assign_arrays(plan, segment)
+        operations = [o for step in plan.steps for o in step.segments[segment]]
+        self.dtypes = roundings(operations, plan.planes)
         used = dict.fromkeys(
             n for s in plan.steps for o in s.segments[segment] for n in (*o.operands, o.result)
         )
@@ -290,6 +293,7 @@ class _Printer:
             },
             self.positive,
             self.triples,
+            self.dtypes,
             self.halves,
             self.pitch,
             self.barrier,

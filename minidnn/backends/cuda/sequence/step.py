@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, gcd
 
 from minidnn.graph.window import Window
 
@@ -13,7 +13,8 @@ from ...cpu.code import Code
 from ..dialect import TYPES
 from .lanes import Lanes
 from .mapping import Tile
-from .pack import Pack, Pairs
+from .pack import Pack, Pairs, unit_pack
+from .rounding import roundings
 from .taps import Taps
 from .view import Span, View, minus, plus, times
 from .window import UNROLLED_TAPS, WindowPrinter, average_text, identity_text
@@ -55,6 +56,7 @@ class StepPrinter:
 
     def print(self) -> None:
         self.pack = Pack(self.code, self.lanes.pack)
+        self.dtypes = roundings(self.operations, self.planes)
         code, threads = self.code, self.lanes.threads
         items = self._items()
         if items is not None and items <= threads:
@@ -163,7 +165,7 @@ class StepPrinter:
         if not isinstance(pack, Pairs):
             return name
         fresh = self.code.fresh()
-        self.pack.declare(fresh, pack.number(name))
+        self.pack.declare(fresh, pack.element(name, "v"))
         return fresh
 
     def _taps(self, number: int, pack: Pack, window: Window, several: bool) -> Taps:
@@ -180,8 +182,7 @@ class StepPrinter:
             arguments = [self.pack.at(loaded[n]) for n in operation.operands]
             arguments += [self.pack.at(f"v{n}") for n in operation.vectors]
             name = f"r{operation.result}_{row}_{column}"
-            dtype = self.planes[operation.result].dtype
-            self.pack.compute(name, operation.code, arguments, dtype)
+            self.pack.compute(name, operation.code, arguments, self.dtypes[operation.result])
             loaded[operation.result] = name
         test = next(iter(taps.values())).test(row, column)
         if not test:
@@ -206,10 +207,12 @@ class StepPrinter:
             for column in range(self.tile.columns):
                 if operation.result in self.copies:
                     self._copy(operation, row, column)
-                elif not self._is_in_pairs(operation.result):
+                    continue
+                unit = self._stored_at_once(operation.result)
+                if unit == 1:
                     self._store(operation.result, row, column)
-                elif column % 2 == 0:
-                    self._store_pair(operation.result, row, column)
+                elif column % unit == 0:
+                    self._store_unit(operation.result, row, column, unit)
 
     def _windowed(self, operation: PlanOperation, total: str, row: int, column: int) -> str:
         window = operation.window
@@ -219,7 +222,7 @@ class StepPrinter:
         source = self.planes[operation.operands[0]]
         at = plus("y", row), plus("x", column)
         text = average_text(window, source.extent, self.pack.at(total), *at, source.dtype)
-        dtype = self.planes[operation.result].dtype
+        dtype = self.dtypes[operation.result]
         if dtype != "float32":
             text = f"md_round<{TYPES[dtype]}>({text})"
         name = f"p{operation.result}_{row}_{column}"
@@ -230,7 +233,7 @@ class StepPrinter:
         operands = [self.pack.at(self._operand(n, row, column)) for n in operation.operands]
         vectors = [self.pack.at(f"v{n}") for n in operation.vectors]
         name = f"p{operation.result}_{row}_{column}"
-        dtype = self.planes[operation.result].dtype
+        dtype = self.dtypes[operation.result]
         self.pack.compute(name, operation.code, [*operands, *vectors], dtype)
         return name
 
@@ -253,6 +256,9 @@ class StepPrinter:
         if (number, row, column) in self.names:
             return self.names[number, row, column]
         view = self.sources[number]
+        unit = self._unit([view]) if view.flat == (False, False) else 1
+        if unit > 1:
+            return self._operand_of_unit(number, row, column, unit)
         name = f"q{number}_{row}_{column}"
         y = "0" if view.flat[0] else plus("y", row)
         x = "0" if view.flat[1] else plus("x", column)
@@ -267,6 +273,18 @@ class StepPrinter:
         self.names[number, row, column] = name
         return name
 
+    def _operand_of_unit(self, number: int, row: int, column: int, unit: int) -> str:
+        """Loads what is read at neighbouring positions at once."""
+        first, view, whole = column // unit * unit, self.sources[number], self.code.fresh()
+        address = view.address(plus("y", row), plus("x", first), self.lanes)
+        pack = unit_pack(self.code, unit, view.dtype)
+        pack.load(whole, address, " && ".join(self._inside(row, first)), pack.zero)
+        for i in range(unit):
+            name = f"q{number}_{row}_{first + i}"
+            self.code.line(f"const float {name} = {pack.element(whole, i)};")
+            self.names[number, row, first + i] = name
+        return self.names[number, row, column]
+
     def _copy(self, operation: PlanOperation, row: int, column: int) -> None:
         """Starts a copy from a tensor to a buffer."""
         y, x = plus("y", row), plus("x", column)
@@ -277,18 +295,23 @@ class StepPrinter:
         to = target.view.address(y, x, self.lanes)
         self.code.line(f"{f'if ({tests}) ' if tests else ''}md_copy<{bytes}>({to}, {source});")
 
-    def _is_in_pairs(self, number: int) -> bool:
-        """Whether two neighbours of a result can be written at once."""
-        begin, size = self.columns.begin, self.columns.size
-        even = (begin, size, self.tile.columns)
-        if self.pack.size > 1 or any(not isinstance(n, int) or n % 2 for n in even):
-            return False
-        return all(t.view.pairs and t.columns is None for t in self.targets.get(number, ()))
+    def _stored_at_once(self, number: int) -> int:
+        targets = self.targets.get(number, ())
+        if not targets or any(target.columns is not None for target in targets):
+            return 1
+        return self._unit([target.view for target in targets])
 
-    def _store_pair(self, number: int, row: int, column: int) -> None:
-        names = (self.names[number, row, column + i] for i in range(2))
+    def _unit(self, views: Sequence[View]) -> int:
+        """How many neighbours of a tile one access moves."""
+        begin, size = self.columns.begin, self.columns.size
+        if self.pack.size > 1 or not isinstance(begin, int) or size is None:
+            return 1
+        return gcd(begin, size, self.tile.columns, *(view.unit for view in views))
+
+    def _store_unit(self, number: int, row: int, column: int, unit: int) -> None:
+        names = (self.names[number, row, column + i] for i in range(unit))
         pair = self.code.fresh()
-        self.code.line(f"const float {pair}[2] = {{{', '.join(names)}}};")
+        self.code.line(f"const float {pair}[{unit}] = {{{', '.join(names)}}};")
         y, x = plus("y", row), plus("x", column)
         for target in self.targets.get(number, ()):
             tests = self._inside(row, column)
@@ -296,7 +319,7 @@ class StepPrinter:
                 tests += [f"{y} >= {target.rows.begin}", f"{y} < {target.rows.end}"]
             to = target.view.address(y, x, self.lanes)
             test = f"if ({' && '.join(tests)}) " if tests else ""
-            self.code.line(f"{test}md_store({to}, {pair});")
+            self.code.line(f"{test}md_write({to}, {pair});")
 
     def _store(self, number: int, row: int, column: int) -> None:
         name = self.names[number, row, column]
@@ -307,4 +330,6 @@ class StepPrinter:
                 if span is not None:
                     tests += [f"{position} >= {span.begin}", f"{position} < {span.end}"]
             address = target.view.address(y, x, self.lanes)
-            self.pack.store(address, name, target.view.dtype, " && ".join(tests))
+            view = target.view
+            function = "md_store" if view.shared or view.in_parts else "md_write"
+            self.pack.store(address, name, view.dtype, " && ".join(tests), function)

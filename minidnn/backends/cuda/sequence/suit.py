@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 
 from ....errors import GraphError
 from ....fusion.collapse import cheapest
@@ -21,7 +22,7 @@ from ....graph.ir import Value
 from ....graph.types import ITEMSIZE
 from ..arch import shared_limit
 from ..tensor import Tensor
-from .mapping import SECTOR_BYTES, moves_by_one
+from .mapping import SECTOR_BYTES, TILE_ROWS, moves_by_one, reads_units
 from .printer import print_sequence
 from .prologue import absorb_prologues
 from .vectors import SequenceKernel
@@ -51,7 +52,7 @@ def print_region(region: Region, lies: Callable[[Value], Tensor], arch: str) -> 
     values = (*sequence.inputs, *sequence.outputs)
     wide = [v for v in values if v.type.plane[2] * v.type.plane[3] > 1 and v.type.plane[1] > 1]
     planar = all(lies(value).is_planar for value in wide)
-    schedule = _schedule(region, sequence, planar, arch)
+    schedule = _schedule(region, sequence, lies, planar, arch)
     suited = region if schedule == region.schedule else replace(region, schedule=schedule)
     plan, binding = suited.kernel
     inputs = [lies(slot.value) for slot in binding.inputs]
@@ -59,20 +60,26 @@ def print_region(region: Region, lies: Callable[[Value], Tensor], arch: str) -> 
     return Suited(print_sequence(plan, binding, inputs, outputs, arch), binding)
 
 
-def _schedule(region: Region, sequence: Sequence, planar: bool, arch: str) -> Schedule:
+def _schedule(
+    region: Region, sequence: Sequence, lies: Callable[[Value], Tensor], planar: bool, arch: str
+) -> Schedule:
     _, _, rows, columns = sequence.anchor.type.plane
     # The cost model's choice may be to copy what a lone window reads; here caches do better.
     schedule = replace(region.schedule, stage=False)
     direct = region if schedule == region.schedule else replace(region, schedule=schedule)
     lone = len(sequence.steps) <= 2 and len(absorb_prologues(direct.kernel[0]).steps) == 1
-    if lone and not (planar and sequence.stays_in_registers):
+    resident = planar and sequence.stays_in_registers
+    if resident and lone:
+        whole = replace(region, schedule=Schedule(rows, columns))
+        tensors = [lies(value) for value in (*sequence.inputs, *sequence.outputs)]
+        resident = not reads_units(whole.kernel[0], tensors)
+    if lone and not resident:
         if planar or sequence.is_whole:
             return Schedule(rows, columns)
-        pixels = PIXELS
         windows = [o.window for o in sequence.operations if o.window is not None]
-        if any(map(moves_by_one, windows)):
-            pixels *= 2  # its rows are read again by the patches above and below
-        return Schedule(max(1, min(rows, pixels // columns)), columns)
+        if any(moves_by_one(window.rows) for window in windows):
+            return _overlapping_patches(rows, columns)
+        return Schedule(max(1, min(rows, PIXELS // columns)), columns)
     choice = cheapest(sequence, _device(sequence, planar, arch))
     if choice is None:
         raise GraphError(
@@ -80,6 +87,14 @@ def _schedule(region: Region, sequence: Sequence, planar: bool, arch: str) -> Sc
             f"its layout; valid are sequences of fewer steps (strategy='one')"
         )
     return choice.schedule
+
+
+def _overlapping_patches(rows: int, columns: int) -> Schedule:
+    """Patches whose rows are read again by those above and below: of twice as many pixels, and of
+    as few rows as a tile only where planes are wide."""
+    across = ceil(columns / ceil(columns * TILE_ROWS / (2 * PIXELS)))
+    down = max(TILE_ROWS, 2 * PIXELS // across // TILE_ROWS * TILE_ROWS)
+    return Schedule(min(rows, down), across)
 
 
 def _device(sequence: Sequence, planar: bool, arch: str) -> Device:

@@ -7,7 +7,8 @@ tile lies outside, nothing is tested.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil
+from functools import cached_property
+from math import ceil, gcd
 
 from minidnn.graph.window import Window, WindowAxis
 
@@ -15,9 +16,9 @@ from ...cpu.code import Code
 from ..dialect import TYPES
 from .lanes import Lanes
 from .mapping import Tile
-from .pack import Pack, Pairs
+from .pack import Pack, unit_pack
 from .view import Span, View, minus, plus, times
-from .window import average_text, identity_text, join_text
+from .window import average_text, identity_text, join_text, taps_of
 
 __all__ = ["Taps", "average_text"]
 
@@ -39,8 +40,8 @@ class Taps:
     #: The condition for a row or column of taps to lie inside, by offset.
     row_tests: dict[int, str] = field(default_factory=dict)
     column_tests: dict[int, str] = field(default_factory=dict)
-    #: Pairs of elements that were loaded together, by row and the first one's column.
-    words: dict[tuple[int, int], str] = field(default_factory=dict)
+    #: Units of elements that were loaded together, by row and the first one's column.
+    units: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Declares where the first tap lies: ``s`` and ``u``, from the first row and column that
@@ -53,7 +54,7 @@ class Taps:
 
     def test(self, row: int, column: int) -> str:
         """The condition for an element to lie inside; empty if it is known to."""
-        column = self._first(column)
+        column, _ = self._unit(column)
         if row not in self.row_tests:
             self._row(row)
         if column not in self.column_tests:
@@ -63,9 +64,11 @@ class Taps:
     def load(self, row: int, column: int) -> str:
         """Loads the element so far from the first tap; its variable."""
         name = f"e{self.tag}{row}_{column}"
-        if self._odd is not None:
-            half = f"md_of_pairs<{TYPES[self.view.dtype]}>({self._word(row, column)}"
-            self.code.line(f"const float {name} = {half}, {column - self._first(column)});")
+        first, size = self._unit(column)
+        if size > 1:
+            unit = self._load_unit(row, first, size)
+            value = unit_pack(self.code, size, self.view.dtype).element(unit, column - first)
+            self.code.line(f"const float {name} = {value};")
             return name
         test = self.test(row, column)
         place = times(plus(f"u{self.tag}", column), self.view.column)
@@ -73,35 +76,55 @@ class Taps:
         self.pack.load(name, f"w{self.tag}{row} + {place}", test, outside)
         return name
 
-    @property
-    def _odd(self) -> int | None:
-        """1 if the first tap of each tile is the second of a pair, 0 if it is the first; None if
-        elements are not loaded by pairs."""
+    def _unit(self, column: int) -> tuple[int, int]:
+        """The first column of what is loaded with one, and how many they are: a whole unit where
+        the tile needs all of it, else what a register holds."""
+        most, phase = self._phase
+        while most > self._least:
+            first = column - (column + phase) % most
+            if all(each in self._wanted for each in range(first, first + most)):
+                return first, most
+            most //= 2
+        return column - (column + phase) % most, most
+
+    @cached_property
+    def _phase(self) -> tuple[int, int]:
+        """How many neighbours are loaded at once, 1 if it is not known where they begin; and which
+        of its unit the first tap of each tile is."""
         begin, axis = self.columns.begin, self.window.columns
-        known = isinstance(begin, int) and self.tile.columns * axis.stride % 2 == 0
-        if not self.view.pairs or self.pack.size > 1 or not known:
-            return None
-        assert isinstance(begin, int)
-        return (begin * axis.stride - axis.padding[0]) % 2
+        if self.pack.size > 1 or not isinstance(begin, int):
+            return 1, 0
+        columns = self.tile.columns
+        unit = gcd(self.view.unit, columns * axis.stride, max(self._least, columns))
+        return unit, (begin * axis.stride - axis.padding[0]) % unit
 
-    def _first(self, column: int) -> int:
-        """Where what is loaded with a column begins."""
-        return column if self._odd is None else column - (column + self._odd) % 2
+    @property
+    def _least(self) -> int:
+        """How many elements a register holds."""
+        return 1 if self.view.dtype == "float32" else 2
 
-    def _word(self, row: int, column: int) -> str:
-        """Loads the pair in which an element lies; its variable."""
-        first = self._first(column)
-        if (row, first) not in self.words:
+    @cached_property
+    def _wanted(self) -> frozenset[int]:
+        """The columns of the tile's taps, from the first."""
+        axis = self.window.columns
+        return frozenset(tap for o in range(self.tile.columns) for tap in taps_of(axis, o))
+
+    def _load_unit(self, row: int, first: int, size: int) -> str:
+        """Loads neighbours as they lie, two in a register; their variable."""
+        if (row, first) not in self.units:
             test = self.test(row, first)
-            name = f"d{self.tag}{row}_{column}"
-            value = f"*(const unsigned int *)(w{self.tag}{row} + {plus(f'u{self.tag}', first)})"
-            outside = "0u"
-            if self.window.reduce == "max":
-                outside = Pairs(self.code, 2, self.view.dtype).least
-            value = f"{test} ? {value} : {outside}" if test else value
-            self.code.line(f"const unsigned int {name}[1] = {{{value}}};")
-            self.words[row, first] = name
-        return self.words[row, first]
+            number = f"{first}".replace("-", "before")
+            name, place = f"d{self.tag}{row}_{number}", plus(f"u{self.tag}", first)
+            pack = unit_pack(self.code, size, self.view.dtype)
+            outside = pack.least if self.window.reduce == "max" else pack.zero
+            if size > self._least:
+                pack.load(name, f"w{self.tag}{row} + {place}", test, outside)
+            else:
+                value = f"*(const unsigned int *)(w{self.tag}{row} + {place})"
+                value = f"{test} ? {value} : {outside}" if test else value
+                self.code.line(f"const unsigned int {name}[1] = {{{value}}};")
+            self.units[row, first] = name
+        return self.units[row, first]
 
     def _row(self, row: int) -> None:
         test, at = "", plus(f"s{self.tag}", row)
@@ -172,7 +195,9 @@ def _within(position: str, span: Span) -> str:
 
 def _is_inside(has: Span, step: Span, tile: int, axis: WindowAxis, offset: int) -> bool:
     """Whether it is known that a tap lies in ``has`` for all tiles of a step."""
-    if has.size is None or step.size is None or step.size == 0:
+    if step.size is None or step.size == 0:
+        return False
+    if not all(isinstance(bound, int) for bound in (has.begin, has.end, step.begin)):
         return False
     assert isinstance(has.begin, int) and isinstance(has.end, int)
     assert isinstance(step.begin, int)

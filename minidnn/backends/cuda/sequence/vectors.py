@@ -33,9 +33,14 @@ def kernel_of(
     threads: int,
     shared_bytes: int = 0,
     functions: object = "",
+    at_once: int = 0,
 ) -> SequenceKernel:
-    """The kernel of that body, behind the functions that it calls, whose names begin with ``$``."""
-    head = f'extern "C" __global__ void __launch_bounds__({threads})'
+    """The kernel of that body, behind the functions that it calls, whose names begin with ``$``.
+
+    ``at_once``: blocks for which a multiprocessor's registers are enough.
+    """
+    bounds = f"{threads}, {at_once}" if at_once else threads
+    head = f'extern "C" __global__ void __launch_bounds__({bounds})'
     text = f"{functions}{head} $({parameters(binding, tensors)}) {body}"
     name = f"seq_{digest(text)[:20]}"
     source = KernelSource(name, text.replace("$", name))

@@ -16,10 +16,14 @@ class Span:
 
     begin: Bound
     end: Bound
+    #: How many, if that is known though their ends are not.
+    length: int | None = None
 
     @property
     def size(self) -> int | None:
         """How many, if that is known."""
+        if self.length is not None:
+            return self.length
         if isinstance(self.begin, int) and isinstance(self.end, int):
             return self.end - self.begin
         return None
@@ -47,8 +51,11 @@ class View:
     flat: tuple[bool, bool] = (False, False)
     #: Whether it has one channel for all.
     one_channel: bool = False
-    #: Whether its rows are pairs of numbers of two bytes, each of which one access moves.
-    pairs: bool = False
+    #: Whether it lies in shared memory, or is left to the compiler to write in parts.
+    shared: bool = False
+    in_parts: bool = False
+    #: How many neighbours of a row one access moves, from each multiple of that many on.
+    unit: int = 1
 
     def has_channel(self, lanes: Lanes) -> bool:
         """Whether its elements are found by channel."""

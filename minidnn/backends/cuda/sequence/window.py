@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 
@@ -121,9 +122,16 @@ def taps_of(axis: WindowAxis, output: int) -> list[int]:
 
 
 def average_text(
-    window: Window, extent: tuple[int, int], total: str, row: str, column: str, dtype: str
+    window: Window,
+    extent: tuple[int, int],
+    total: str,
+    row: str,
+    column: str,
+    dtype: str,
+    branch: bool = False,
 ) -> str:
-    """A sum of numbers of ``dtype`` divided by how many taps count at this position.
+    """A sum of numbers of ``dtype`` divided by how many taps count at this position; ``branch``:
+    with one for tiny float32, which is a little faster unless it stands between loads.
 
     Zero is added because the reference's sums begin with it: of negative zeros they are positive.
     """
@@ -147,11 +155,21 @@ def average_text(
         if constant > 0 and constant & (constant - 1) == 0:
             return f"({total} + 0.0f) * {1.0 / constant!r}f"
         if 3 <= constant <= 64:
+            if dtype != "float32":
+                most, rest = map(literal, inverse_of(constant))
+                return f"md_narrow_quotient({total}, {most}, {rest})"
             inverse = literal(float(np.float32(1.0) / np.float32(constant)))
-            # float32 keeps the branch: without it the compiler reads fewer numbers ahead.
-            short = dtype == "float16" or (dtype == "bfloat16" and constant % 2 == 1)
-            function = "md_short_quotient" if short else "md_quotient"
+            function = "md_quotient" if branch or constant % 2 == 0 else "md_odd_quotient"
             return f"{function}({total} + 0.0f, {constant}.0f, {inverse})"
         return f"({total} + 0.0f) / {constant}.0f"
     product = " * ".join([*([str(constant)] if constant != 1 else []), *parts])
     return f"({total} + 0.0f) / (float)({product})"
+
+
+def inverse_of(divisor: int) -> tuple[float, float]:
+    """1 / divisor as the sum of two floats, the first of which is below it."""
+    exact = Fraction(1, divisor)
+    high = np.float32(1.0) / np.float32(divisor)
+    if Fraction(float(high)) > exact:
+        high = np.nextafter(high, np.float32(0.0))
+    return float(high), float(np.float32(float(exact - Fraction(float(high)))))
