@@ -2,6 +2,8 @@
 //
 // Blocks run one after the other.  Between two barriers the threads of a block run one after the
 // other, in an order that the caller chooses, so that a missing barrier shows up as another result.
+// In one order copies to shared memory are made at once, in the other when they are waited for: so
+// what does not wait for them shows up, too.
 //
 // It stands before every text and includes little: C++'s own headers take longer to read than most
 // kernels to compile.
@@ -47,7 +49,16 @@ struct Fiber {
 };
 const unsigned int MOST_THREADS = 1024, STACK_BYTES = 64 << 10, PIECES = (256 << 10) / 16;
 
+// A copy to shared memory that was asked for; nothing is read where ``from`` is null.
+struct Copy { void *to; const void *from; unsigned int bytes, group; };
+struct Copies {
+  unsigned int made, asked, groups;  // so many of them, and groups that are complete
+  Copy queue[1024];
+};
+static Copies emulated_copies[MOST_THREADS];
+
 struct Emulator {
+  bool late = false;  // whether copies are made when they are waited for
   unsigned char *shared = nullptr;
   void *main = nullptr;
   Fiber fibers[MOST_THREADS];
@@ -150,6 +161,8 @@ static int run_block(unsigned char *stacks, unsigned int threads, bool backwards
     memset(top, 0, 8 * sizeof(void *));
     top[6] = (void *)fiber_main;
     emulator.fibers[i] = {top, RUNNING};
+    Copies &copies = emulated_copies[i];
+    copies.made = copies.asked = copies.groups = 0;
   }
   const unsigned int warps = (threads + 31) / 32;
   for (unsigned int idle = 0; idle < 1000;) {
@@ -201,6 +214,7 @@ extern "C" int emulate(void (*kernel)(void **), void **arguments, const unsigned
   emulator.shared = begin + margin;
   emulator.kernel = kernel;
   emulator.arguments = arguments;
+  emulator.late = backwards;
   blockDim = {threads, 1, 1};
   gridDim = {grid[0], grid[1], grid[2]};
   int wrong = 0;
@@ -217,17 +231,36 @@ extern "C" int emulate(void (*kernel)(void **), void **arguments, const unsigned
   return wrong;
 }
 
-template <int Bytes> static inline void md_copy(void *to, const void *from) {
-  if ((size_t)to % Bytes || (size_t)from % Bytes) abort();
-  memcpy(to, from, Bytes);
+static void emulated_copy(const Copy &copy) {
+  if (copy.from) memcpy(copy.to, copy.from, copy.bytes);
+  else memset(copy.to, 0, copy.bytes);
+}
+// Makes the copies of this thread's first groups, in the order in which they were asked for.
+static void emulated_copies_until(unsigned int group) {
+  Copies &copies = emulated_copies[emulator.current];
+  for (; copies.made != copies.asked; copies.made++) {
+    const Copy &copy = copies.queue[copies.made % 1024];
+    if (copy.group >= group) break;
+    emulated_copy(copy);
+  }
 }
 template <int Bytes> static inline void md_copy_if(void *to, const void *from, bool some) {
-  if (some) md_copy<Bytes>(to, from);
-  else memset(to, 0, Bytes);
+  if ((size_t)to % Bytes || (some && (size_t)from % Bytes)) abort();
+  Copies &copies = emulated_copies[emulator.current];
+  const Copy copy = {to, some ? from : nullptr, Bytes, copies.groups};
+  if (!emulator.late) return emulated_copy(copy);
+  if (copies.asked - copies.made == 1024) abort();
+  copies.queue[copies.asked++ % 1024] = copy;
 }
-static inline void md_copy_wait() {}
-static inline void md_copy_commit() {}
-template <int Groups> static inline void md_copy_wait_but() {}
+template <int Bytes> static inline void md_copy(void *to, const void *from) {
+  md_copy_if<Bytes>(to, from, true);
+}
+static inline void md_copy_commit() { emulated_copies[emulator.current].groups++; }
+static inline void md_copy_wait() { emulated_copies_until(~0u); }
+template <unsigned int Groups> static inline void md_copy_wait_but() {
+  const unsigned int complete = emulated_copies[emulator.current].groups;
+  if (complete > Groups) emulated_copies_until(complete - Groups);
+}
 
 MD_FUNCTION unsigned int intbits(float x) {
   unsigned int y;

@@ -1,8 +1,8 @@
 // Instructions of kernels for tensor cores: the functions of contraction/hopper.cu and tile.cu on
 // the emulator's shared memory.
 //
-// Copies are there at once, and products are made when they are asked for: what must wait for
-// them is not tested so, but who waits at which barrier is, and where everything lies.
+// Products are made when they are asked for: what must wait for them is not tested so, but who waits
+// at which barrier is, and where everything lies.
 
 // Where shared memory begins for those who see addresses: not where a swizzle's pattern does.
 static const unsigned int SHARED_BEGINS = 1040;
@@ -21,10 +21,9 @@ template <class T> static inline void copy(unsigned int to, const T *from, bool 
   unsigned short &copier = emulator.copiers[(at - emulator.shared) / 16];
   if (copier == 0) copier = (unsigned short)(emulator.current + 1);
   if (copier != emulator.current + 1) abort();
-  if (inside) memcpy(at, from, 16);
-  else memset(at, 0, 16);
+  md_copy_if<16>(at, from, inside);
 }
-static inline void copies_end() {}
+static inline void copies_end() { md_copy_wait(); }
 
 // Arrivals that are expected, those still missing, and how often all were there.
 struct Barrier { unsigned short expected, missing; unsigned int rounds; };
@@ -41,7 +40,10 @@ static inline void arrive(unsigned int barrier) {
   emulator.progress = true;
   if (--b->missing == 0) b->missing = b->expected, b->rounds++;
 }
-static inline void arrive_with_copies(unsigned int barrier) { arrive(barrier); }
+static inline void arrive_with_copies(unsigned int barrier) {
+  md_copy_wait();
+  arrive(barrier);
+}
 static inline void wait(unsigned int barrier, int round) {
   while ((emulated_barrier(barrier)->rounds & 1) == (round & 1)) spin();
   // A barrier that went on twice looks as if nobody had come.
