@@ -49,7 +49,8 @@ struct Fiber {
 };
 const unsigned int MOST_THREADS = 1024, STACK_BYTES = 64 << 10, PIECES = (256 << 10) / 16;
 
-// A copy to shared memory that was asked for; nothing is read where ``from`` is null.
+// A copy to shared memory that was asked for; nothing is read where ``from`` is null.  Those that
+// no queue holds are made early, as any may be.
 struct Copy { void *to; const void *from; unsigned int bytes, group; };
 struct Copies {
   unsigned int made, asked, groups;  // so many of them, and groups that are complete
@@ -249,7 +250,7 @@ template <int Bytes> static inline void md_copy_if(void *to, const void *from, b
   Copies &copies = emulated_copies[emulator.current];
   const Copy copy = {to, some ? from : nullptr, Bytes, copies.groups};
   if (!emulator.late) return emulated_copy(copy);
-  if (copies.asked - copies.made == 1024) abort();
+  if (copies.asked - copies.made == 1024) emulated_copy(copies.queue[copies.made++ % 1024]);
   copies.queue[copies.asked++ % 1024] = copy;
 }
 template <int Bytes> static inline void md_copy(void *to, const void *from) {
