@@ -79,7 +79,8 @@ def _schedule(
         windows = [o.window for o in sequence.operations if o.window is not None]
         if any(moves_by_one(window.rows) for window in windows):
             return _overlapping_patches(rows, columns)
-        return Schedule(max(1, min(rows, PIXELS // columns)), columns)
+        patches = ceil(rows / max(1, PIXELS // columns))
+        return Schedule(ceil(rows / patches), columns)  # of equal size, if that can be
     choice = cheapest(sequence, _device(sequence, planar, arch))
     if choice is None:
         raise GraphError(
