@@ -1,9 +1,9 @@
 """Convolutions in exact float32 by kernels of ours, which share out the sum over the taps too.
 
-cuDNN gives each block all products of some results: at batch 1 a layer of 14x14 pixels then has
-work for a tenth of an H200's multiprocessors.  Here parts of the sum are computed side by side into
-the workspace, and a second kernel adds them, always in the same order, with what follows.  Without
-parts, the first kernel does all.
+Blocks that compute all products of their results leave most multiprocessors idle where pixels are
+few: at batch 1 a layer of 14x14 pixels and 512 filters makes eight blocks.  Here parts of the sum
+are computed side by side into the workspace, and a second kernel adds them, always in the same
+order, with what follows.  Without parts, the first kernel does all.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from .parts import (
     MULTIPROCESSORS,
     RESULT,
     Divisions,
-    epilogue_of,
     filled,
+    has_whole_planes,
     part_bytes,
     pixels_of,
     place_names,
     place_numbers,
+    planar_epilogue_of,
     print_total,
     result_numbers,
     total_numbers,
@@ -91,7 +92,7 @@ def why_not_direct(problem: ContractionProblem) -> str | None:
         return "every tap would compute what comes before"
     if problem.groups != 1:
         return "it has groups"
-    if any(t.pixel != 1 or t.row != t.columns for t in (y, *problem.others)) or x.pixel != 1:
+    if x.pixel != 1 or not all(map(has_whole_planes, (y, *problem.others))):
         return "its planes have gaps"
     if max(problem.w.shape[2:]) > _MOST_TAPS:
         return f"its filters have more than {_MOST_TAPS} rows or columns"
@@ -108,7 +109,8 @@ def candidates(problem: ContractionProblem) -> list[int]:
     priced = sorted(set(_priced(problem)))
     kept: list[int] = []
     for _, choice in priced:
-        of_shape = [one for one in kept if one % len(SHAPES) == choice % len(SHAPES)]
+        shape, _ = DIVISIONS[choice]
+        of_shape = [one for one in kept if DIVISIONS[one][0] == shape]
         if len(of_shape) < 2 and len(kept) < _KEPT:
             kept.append(choice)
     return kept
@@ -193,7 +195,9 @@ def _product(problem: ContractionProblem, shape: Shape, parts: int) -> Launch:
         "NEXT": _NEXT if window else "",
         "TAP": _TAP if window else _POINT,
         "BEFORE": _before(problem),
-        "RESULTS": _PARTS if parts > 1 else _RESULTS.replace("$EPILOGUE$", epilogue_of(problem)),
+        "RESULTS": _PARTS
+        if parts > 1
+        else _RESULTS.replace("$EPILOGUE$", planar_epilogue_of(problem)),
     }
     names = _PRODUCT if parts > 1 else (*_PRODUCT, *place_names(problem))
     made = without_stages(problem) if parts > 1 else problem

@@ -111,13 +111,13 @@ def print_total(problem: ContractionProblem) -> Launch:
     names = (*RESULT, *place_names(problem))
     text = {
         "PARAMETERS": parameters_of(problem, names, distances=False),
-        "EPILOGUE": epilogue_of(problem),
+        "EPILOGUE": planar_epilogue_of(problem),
     }
     across = -(-_width(problem) // (4 * _THREADS))
     return Launch(source_of("parts.cu", text), (across, problem.w.shape[0], 1), (_THREADS, 1, 1))
 
 
-def epilogue_of(problem: ContractionProblem) -> str:
+def planar_epilogue_of(problem: ContractionProblem) -> str:
     """What comes after, on four pixels of filter ``k`` from pixel ``m`` on, and where they go."""
     code = Code()
     code.line("const int n = m / plane, p = m - n * plane;")

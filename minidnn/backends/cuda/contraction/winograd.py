@@ -155,18 +155,8 @@ def _names(problem: ContractionProblem) -> tuple[str, ...]:
     tensors = ["y", *(f"x{1 + i}" for i in range(len(problem.others)))]
     places = (f"{what}_{t}" for t in tensors for what in ("offset", "image", "channel", "row"))
     return (
-        *(
-            "channels",
-            "filters",
-            "groups",
-            "depth",
-            "part",
-            "tiles",
-            "plane",
-            "across",
-            "top",
-            "left",
-        ),
+        *("channels", "filters", "groups", "depth", "part"),
+        *("tiles", "plane", "across", "top", "left"),
         *("height", "width", "image", "channel", "row", "rows", "columns", *places),
     )
 
