@@ -132,6 +132,18 @@ def test_contractions_keep_to_the_budget(
     check(tiles_of(problem, every=False), "sm_80")
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_normalizations_in_front_keep_to_the_budget(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With them everything that may stand around a contraction is compiled, cuDNN's too."""
+    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    problems = problems_of(dense(32), (2, 32, 14, 14), precision)
+    assert any(problem.before for problem in problems)
+    for arch in ("sm_80", "sm_90"):
+        check([one for p in problems for one in contraction_launches(p, arch)], arch)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "precision"), ALL)
 def test_all_networks_keep_to_the_budget(name: str, precision: str) -> None:

@@ -95,10 +95,15 @@ def test_functions_keep_the_bounds_of_the_cpus(name: str, tmp_path: Path) -> Non
     np.testing.assert_array_equal(got[np.isinf(rounded)], rounded[np.isinf(rounded)])
 
 
-def test_float16_is_rounded_as_numpy_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", TYPES)
+def test_numbers_are_rounded_to_every_type(dtype: str, tmp_path: Path) -> None:
     x = np.concatenate([numbers(2000), np.array([65519.9, 65520.0, 6e-8, 2.9e-8], np.float32)])
     with np.errstate(all="ignore"):
-        expected = x.astype(np.float16).astype(np.float32)
-    np.testing.assert_array_equal(apply("md_round<md_half>(x)", x, tmp_path), expected)
+        expected = rounded_to(dtype, x).astype(np.float32)
+    got = apply(f"md_round<{TYPES[dtype]}>(x)", x, tmp_path)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_every_float16_is_read(tmp_path: Path) -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     np.testing.assert_array_equal(apply("x", halves, tmp_path, "md_half"), halves.astype("f4"))

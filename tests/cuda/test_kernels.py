@@ -73,7 +73,10 @@ def slices(shape: tuple[int, ...], dtype: str, layout: Layout) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layouts", [(PLANAR, PLANAR), (CHANNELS_LAST, CHANNELS_LAST)], ids=str)
-def test_pointwise(dtype: str, layouts: tuple[Layout, Layout], tmp_path: Path) -> None:
+@pytest.mark.parametrize("round_steps", [False, True])
+def test_pointwise(
+    dtype: str, layouts: tuple[Layout, Layout], round_steps: bool, tmp_path: Path
+) -> None:
     """relu(x * scale + other), into a slice and not."""
     shape = (2, 16, 3, 4)
     scale = linearize(argument(0) * argument(1) + argument(2))
@@ -87,7 +90,7 @@ def test_pointwise(dtype: str, layouts: tuple[Layout, Layout], tmp_path: Path) -
     launches, results = [], []
     for source in slices(shape, dtype, layouts[0]):
         for target in slices(shape, dtype, layouts[1]):
-            launch = print_pointwise(2, [source, source], target, [dtype], steps)
+            launch = print_pointwise(2, [source, source], target, [dtype], steps, round_steps)
             arguments = [memory_of(source, a, 2) for a in (x, other)]
             memory = memory_of(target, None, 2)
             launches.append((launch, [*arguments, stored(vector, dtype), memory]))

@@ -165,6 +165,7 @@ template <class T> MD_FUNCTION T md_as(float x) {
   md_set(y, x);
   return y;
 }
+MD_FUNCTION float md_rounded(float, float x) { return x; }
 MD_FUNCTION float md_rounded(md_half, float x) { return md_from_half(md_to_half(x)); }
 // As one of a pair: on its own, the conversion has a quarter of the rate.
 MD_FUNCTION float md_rounded(md_bf16, float x) { return floatbits(md_pair_of_bf16s(0.0f, x)); }
