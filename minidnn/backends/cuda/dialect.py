@@ -20,6 +20,13 @@ warp; but after a division of which some threads took the slow path (operands th
 or far from 1, which call a function) the warp was not (NVRTC 13.0 on an H200: threads read what
 others had not yet written).  A mask that the compiler does not know leaves it no choice.
 
+**Clusters**, from sm_90 on.  A kernel whose head says ``__cluster_dims__(P, 1, 1)`` runs P blocks
+that follow each other in x at once; blocks are of whole warps.  ``md_cluster_meet()`` is where all
+their threads wait for each other; ``md_load_of(x, p, block)`` reads a multiple of 4 floats from
+where ``p``, aligned to 16 bytes, would point in the shared memory of one of them, 0 to P - 1.  That
+one must not have ended, so all meet again behind the last such read.  A meeting waits for what its
+threads have written to global memory as well.
+
 **Element types.**  ``float``, ``md_half`` and ``md_bf16`` in memory, float in registers.
 ``md_value`` reads one, ``md_as<T>`` rounds to one, ``md_round<T>`` is the float that it then is.
 ``md_max_pairs<T>`` is ``md_max`` of two pairs of halves as they lie in registers, of which
@@ -100,6 +107,25 @@ MD_FUNCTION void md_sync_warp() {
   asm("mov.u32 %0, %%lanemask_ge;" : "=r"(behind));
   asm volatile("bar.warp.sync %0;" : : "r"(before | behind) : "memory");
 }
+#if __CUDA_ARCH__ >= 900
+// A warp arrives as one: see md_sync_warp().
+MD_FUNCTION void md_cluster_meet() {
+  md_sync_warp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+template <int N> MD_FUNCTION void md_load_of(float (&x)[N], const float *p, int block) {
+  static_assert(N % 4 == 0, "whole vectors");
+  const unsigned int own = (unsigned int)__cvta_generic_to_shared(p);
+  unsigned int address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(own), "r"(block));
+  #pragma unroll
+  for (int i = 0; i < N; i += 4)
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[i]), "=f"(x[i + 1]), "=f"(x[i + 2]), "=f"(x[i + 3])
+                 : "r"(address + 4 * i) : "memory");
+}
+#endif
 MD_FUNCTION float md_from_half(unsigned short x) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));

@@ -1,9 +1,10 @@
 // CUDA's words for a C++ compiler: each thread of a block is a fiber that yields at barriers.
 //
-// Blocks run one after the other.  Between two barriers the threads of a block run one after the
-// other, in an order that the caller chooses, so that a missing barrier shows up as another result.
-// In one order copies to shared memory are made at once, in the other when they are waited for: so
-// what does not wait for them shows up, too.
+// Clusters of blocks run one after the other.  Between two meetings of a cluster its blocks run one
+// after the other, between two barriers the threads of a block do, in an order that the caller
+// chooses, so that a missing barrier or meeting shows up as another result.  In one order copies to
+// shared memory are made at once, in the other when they are waited for: so what does not wait for
+// them shows up, too.
 //
 // It stands before every text and includes little: C++'s own headers take longer to read than most
 // kernels to compile.
@@ -29,6 +30,7 @@ long long llabs(long long);
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define MD_FUNCTION static inline
 #define MD_METHOD
 #define MD_SHARED unsigned char *const md_shared = emulator.shared
@@ -41,13 +43,17 @@ struct alignas(16) uint4 { unsigned int x, y, z, w; };
 struct Index { unsigned int x, y, z; };
 static Index threadIdx, blockIdx, blockDim, gridDim;
 
-enum State { RUNNING, AT_WARP, AT_BLOCK, SPINNING, DONE };
+enum State { RUNNING, AT_WARP, AT_BLOCK, AT_CLUSTER, SPINNING, DONE };
 
 struct Fiber {
   void *stack;  // its top while the fiber does not run: six registers, and where to go on
   State state;
 };
-const unsigned int MOST_THREADS = 1024, STACK_BYTES = 64 << 10, PIECES = (256 << 10) / 16;
+// Of a block, and of a cluster, whose blocks begin with a warp each.
+const unsigned int MOST_OF_BLOCK = 1024, MOST_THREADS = 2048, MOST_BLOCKS = 8;
+const unsigned int STACK_BYTES = 64 << 10, PIECES = (256 << 10) / 16;
+// Bytes on both sides of shared memory, which is aligned to 16 bytes and to no more.
+const unsigned int MARGIN = 4096 + 16;
 
 // A copy to shared memory that was asked for; nothing is read where ``from`` is null.  Those that
 // no queue holds are made early, as any may be.
@@ -58,16 +64,26 @@ struct Copies {
 };
 static Copies emulated_copies[MOST_THREADS];
 
+// A block of the cluster that runs.
+struct Block {
+  Index index;
+  unsigned int first, past;    // its fibers
+  unsigned char *begin, *end;  // shared memory and its margins
+  unsigned short copiers[PIECES];  // 1 + who copied to 16 bytes of shared memory, 0: nobody
+};
+
 struct Emulator {
   bool late = false;  // whether copies are made when they are waited for
-  unsigned char *shared = nullptr;
+  Block blocks[MOST_BLOCKS];
+  unsigned int cluster = 0;  // so many of them
+  Block *block = nullptr;    // the one that runs
+  unsigned char *shared = nullptr;  // its shared memory
   void *main = nullptr;
   Fiber fibers[MOST_THREADS];
   unsigned int current = 0;
   void (*kernel)(void **) = nullptr;
   void **arguments = nullptr;
   unsigned int exchanged[MOST_THREADS];
-  unsigned short copiers[PIECES];  // 1 + who copied to 16 bytes of shared memory, 0: nobody
   bool progress = false;  // whether something was done that a waiting thread may wait for
 };
 static Emulator emulator;
@@ -111,6 +127,14 @@ static inline void spin() { yield_as(SPINNING); }
 static inline void __syncthreads() { yield_as(AT_BLOCK); }
 static inline void __syncwarp(unsigned int = 0xffffffffu) { yield_as(AT_WARP); }
 static inline void md_sync_warp() { __syncwarp(); }
+static inline void md_cluster_meet() { yield_as(AT_CLUSTER); }
+template <int N> static inline void md_load_of(float (&x)[N], const float *p, int block) {
+  static_assert(N % 4 == 0, "whole vectors");
+  const size_t at = (const unsigned char *)p - emulator.block->begin;
+  const size_t size = emulator.block->end - emulator.block->begin;
+  if ((size_t)p % 16 || at >= size || (unsigned int)block >= emulator.cluster) abort();
+  memcpy(x, emulator.blocks[block].begin + at, sizeof(x));
+}
 template <class T> static inline T emulated_exchange(T x, unsigned int lane) {
   unsigned int bits;
   memcpy(&bits, &x, 4);
@@ -139,24 +163,68 @@ static void fiber_main() {
   yield_as(DONE);
 }
 
-// Runs every fiber of a warp that may run; tells whether there was one.
-static bool run_warp(unsigned int first, unsigned int past, bool backwards) {
-  bool any = false;
+static unsigned int count(unsigned int first, unsigned int past, State state) {
+  unsigned int there = 0;
+  for (unsigned int i = first; i < past; i++) there += emulator.fibers[i].state == state;
+  return there;
+}
+// Those that wait in a state go on; tells how many.
+static unsigned int resume(unsigned int first, unsigned int past, State state) {
+  unsigned int there = 0;
+  for (unsigned int i = first; i < past; i++) {
+    if (emulator.fibers[i].state != state) continue;
+    emulator.fibers[i].state = RUNNING;
+    there++;
+  }
+  return there;
+}
+
+// Runs every fiber of a warp that may run.
+static void run_warp(unsigned int first, unsigned int past, bool backwards) {
   for (unsigned int i = first; i < past; i++) {
     const unsigned int at = backwards ? past - 1 - (i - first) : i;
     Fiber &fiber = emulator.fibers[at];
     if (fiber.state != RUNNING) continue;
-    any = true;
     emulator.current = at;
-    threadIdx = {at, 0, 0};
+    threadIdx = {at - emulator.block->first, 0, 0};
     emulated_switch(&emulator.main, fiber.stack);
   }
-  return any;
 }
 
-// 0, or what is wrong: 1 a thread ended while others wait at a barrier, 3 all wait for ever.
-static int run_block(unsigned char *stacks, unsigned int threads, bool backwards) {
-  for (unsigned int i = 0; i < threads; i++) {
+// Runs a block until its threads ended or wait for other blocks.  0, or what is wrong: 1 a thread
+// ended or waits elsewhere while others wait at a barrier, 3 all wait for ever.
+static int run_block(Block &block, bool backwards) {
+  const unsigned int begin = block.first, end = block.past, warps = (end - begin + 31) / 32;
+  emulator.block = &block;
+  emulator.shared = block.begin + MARGIN;
+  blockIdx = block.index;
+  for (unsigned int idle = 0; idle < 1000; backwards = !backwards) {
+    for (unsigned int i = 0; i < warps; i++) {
+      const unsigned int first = begin + (backwards ? warps - 1 - i : i) * 32;
+      const unsigned int past = first + 32 < end ? first + 32 : end;
+      for (;;) {
+        run_warp(first, past, backwards);
+        if (count(first, past, SPINNING)) break;
+        const unsigned int waiting = resume(first, past, AT_WARP);
+        if (!waiting) break;
+        if (waiting != past - first) return 1;
+      }
+    }
+    if (resume(begin, end, SPINNING)) {
+      idle = emulator.progress ? 0 : idle + 1;
+      emulator.progress = false;
+      continue;
+    }
+    const State state = emulator.fibers[begin].state;
+    if (count(begin, end, state) != end - begin) return 1;
+    if (state != AT_BLOCK) return 0;
+    resume(begin, end, AT_BLOCK);
+  }
+  return 3;
+}
+
+static void begin_block(Block &block, unsigned char *stacks) {
+  for (unsigned int i = block.first; i < block.past; i++) {
     // As if fiber_main had been called: above its address lies the one that it would return to.
     void **top = (void **)(stacks + (size_t)(i + 1) * STACK_BYTES) - 8;
     memset(top, 0, 8 * sizeof(void *));
@@ -165,68 +233,69 @@ static int run_block(unsigned char *stacks, unsigned int threads, bool backwards
     Copies &copies = emulated_copies[i];
     copies.made = copies.asked = copies.groups = 0;
   }
-  const unsigned int warps = (threads + 31) / 32;
-  for (unsigned int idle = 0; idle < 1000;) {
-    for (unsigned int i = 0; i < warps; i++) {
-      const unsigned int warp = backwards ? warps - 1 - i : i;
-      const unsigned int first = warp * 32, past = first + 32 < threads ? first + 32 : threads;
-      for (;;) {
-        run_warp(first, past, backwards);
-        unsigned int waiting = 0, spinning = 0;
-        for (unsigned int k = first; k < past; k++) {
-          waiting += emulator.fibers[k].state == AT_WARP;
-          spinning += emulator.fibers[k].state == SPINNING;
-        }
-        if (!waiting || spinning) break;
-        if (waiting != past - first) return 1;
-        for (unsigned int k = first; k < past; k++) emulator.fibers[k].state = RUNNING;
-      }
-    }
-    unsigned int spinning = 0;
-    for (unsigned int i = 0; i < threads; i++) spinning += emulator.fibers[i].state == SPINNING;
-    if (spinning) {
-      for (unsigned int i = 0; i < threads; i++)
-        if (emulator.fibers[i].state == SPINNING) emulator.fibers[i].state = RUNNING;
-      idle = emulator.progress ? 0 : idle + 1;
-      emulator.progress = false;
-      backwards = !backwards;
-      continue;
-    }
-    unsigned int at_block = 0;
-    for (unsigned int i = 0; i < threads; i++) at_block += emulator.fibers[i].state == AT_BLOCK;
-    if (!at_block) return 0;
-    if (at_block != threads) return 1;
-    for (unsigned int i = 0; i < threads; i++) emulator.fibers[i].state = RUNNING;
-    backwards = !backwards;
-  }
-  return 3;
+  memset(block.copiers, 0, sizeof(block.copiers));
 }
 
-// Runs a kernel; shared memory holds NaN before each block, and nothing may be written beside it.
+// Tells whether the margins are whole.  What others still read of the block is NaN from now on, and
+// so is what the next one in its place begins with.
+static bool end_block(Block &block) {
+  for (unsigned int i = 0; i < MARGIN; i++)
+    if (block.begin[i] != 0xff || *(block.end - 1 - i) != 0xff) return false;
+  memset(block.begin, 0xff, block.end - block.begin);
+  return true;
+}
+
+// 0, or what is wrong, as run_block says; 2 something was written beside shared memory.
+static int run_cluster(bool backwards) {
+  for (;; backwards = !backwards) {
+    unsigned int waiting = 0;
+    for (unsigned int i = 0; i < emulator.cluster; i++) {
+      Block &block = emulator.blocks[backwards ? emulator.cluster - 1 - i : i];
+      if (const int wrong = run_block(block, backwards)) return wrong;
+      if (emulator.fibers[block.first].state == AT_CLUSTER) waiting++;
+      else if (!end_block(block)) return 2;
+    }
+    if (!waiting) return 0;
+    if (waiting != emulator.cluster) return 1;
+    for (unsigned int i = 0; i < emulator.cluster; i++)
+      resume(emulator.blocks[i].first, emulator.blocks[i].past, AT_CLUSTER);
+  }
+}
+
+// Runs a kernel of which so many blocks make a cluster.  Shared memory holds NaN before each block
+// and after it, and nothing may be written beside it.
 extern "C" int emulate(void (*kernel)(void **), void **arguments, const unsigned int *grid,
-                       unsigned int threads, unsigned int shared_bytes, int backwards) {
-  if (threads > MOST_THREADS || shared_bytes > PIECES * 16) return 4;
-  // Aligned to 16 bytes and to no more.
-  const unsigned int margin = 4096 + 16, size = shared_bytes + 2 * margin;
+                       unsigned int threads, unsigned int shared_bytes, unsigned int cluster,
+                       int backwards) {
+  const unsigned int whole_warps = (threads + 31) / 32 * 32, fibers = whole_warps * cluster;
+  if (threads > MOST_OF_BLOCK || fibers > MOST_THREADS || cluster > MOST_BLOCKS) return 4;
+  if (shared_bytes > PIECES * 16) return 4;
+  if (grid[0] % cluster) return 6;
+  const size_t size = shared_bytes + 2 * MARGIN, apart = (size + 4095) / 4096 * 4096;
   void *memory;  // the stacks, and shared memory between its margins
-  if (posix_memalign(&memory, 4096, (size_t)threads * STACK_BYTES + size)) return 5;
+  if (posix_memalign(&memory, 4096, (size_t)fibers * STACK_BYTES + cluster * apart)) return 5;
   unsigned char *const stacks = (unsigned char *)memory;
-  unsigned char *const begin = stacks + (size_t)threads * STACK_BYTES;
-  emulator.shared = begin + margin;
+  unsigned char *const shared = stacks + (size_t)fibers * STACK_BYTES;
+  memset(shared, 0xff, cluster * apart);
   emulator.kernel = kernel;
   emulator.arguments = arguments;
   emulator.late = backwards;
+  emulator.cluster = cluster;
   blockDim = {threads, 1, 1};
   gridDim = {grid[0], grid[1], grid[2]};
   int wrong = 0;
   const unsigned int blocks = grid[0] * grid[1] * grid[2];
-  for (unsigned int i = 0; i < blocks && !wrong; i++) {
-    memset(begin, 0xff, size);
-    memset(emulator.copiers, 0, sizeof(emulator.copiers));
-    blockIdx = {i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
-    wrong = run_block(stacks, threads, backwards);
-    for (unsigned int k = 0; k < margin && !wrong; k++)
-      if (begin[k] != 0xff || begin[size - 1 - k] != 0xff) wrong = 2;
+  for (unsigned int i = 0; i < blocks && !wrong; i += cluster) {
+    for (unsigned int k = 0; k < cluster; k++) {
+      Block &block = emulator.blocks[k];
+      block.index = {(i + k) % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
+      block.first = k * whole_warps;
+      block.past = block.first + threads;
+      block.begin = shared + k * apart;
+      block.end = block.begin + size;
+      begin_block(block, stacks);
+    }
+    wrong = run_cluster(backwards);
   }
   free(memory);
   return wrong;

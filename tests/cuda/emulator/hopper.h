@@ -18,7 +18,7 @@ static inline unsigned char *emulated_shared(unsigned int at) {
 template <class T> static inline void copy(unsigned int to, const T *from, bool inside) {
   unsigned char *at = emulated_shared(to);
   if ((size_t)at % 16 || (size_t)from % 16) abort();
-  unsigned short &copier = emulator.copiers[(at - emulator.shared) / 16];
+  unsigned short &copier = emulator.block->copiers[(at - emulator.shared) / 16];
   if (copier == 0) copier = (unsigned short)(emulator.current + 1);
   if (copier != emulator.current + 1) abort();
   md_copy_if<16>(at, from, inside);
@@ -52,9 +52,9 @@ static inline void wait(unsigned int barrier, int round) {
 }
 
 struct Meeting { int came = 0; unsigned int rounds = 0; };
-static Meeting emulated_meetings[16];
+static Meeting emulated_meetings[MOST_BLOCKS][16];
 static inline void meet(int barrier, int threads) {
-  Meeting &m = emulated_meetings[barrier];
+  Meeting &m = emulated_meetings[emulator.block - emulator.blocks][barrier];
   const unsigned int round = m.rounds;
   emulator.progress = true;
   if (++m.came == threads) m.came = 0, m.rounds++;
@@ -102,7 +102,7 @@ template <class T> static inline float emulated_value(unsigned short bits) {
 }
 template <class T, int N, class Row, class Column>
 static inline void emulated_products(float (&c)[N], Row row_of, Column column_of, int add) {
-  const int lane = emulator.current & 31, warp = emulator.current >> 5 & 3;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
   for (int i = 0; i < N; i++) {
     const int row = lane / 4 + (i >> 1 & 1) * 8, column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
     float sum = add ? c[i] : 0.0f;
@@ -123,7 +123,7 @@ static inline void multiply(float (&c)[N], unsigned long long a, unsigned long l
 template <int COUNT> struct Registers {
   unsigned int (*of)[COUNT];
   explicit Registers(const unsigned int *own) {
-    static unsigned int all[1024][COUNT];
+    static unsigned int all[MOST_THREADS][COUNT];
     memcpy(all[emulator.current], own, 4 * COUNT);
     __syncwarp();
     of = all + (emulator.current & ~31u);

@@ -29,10 +29,11 @@ FLAGS: tuple[str, ...] = (
 )
 #: The processor's own conversions of halves and multiply-adds, which are exact like the library's.
 FLAGS += ("-march=native", "-fno-exceptions")
-_WRONG = {1: "a thread ended, or left its warp, while others wait at a barrier"}
+_WRONG = {1: "a thread or block ended, or left its warp, while others wait at a barrier"}
 _WRONG |= {3: "its threads wait for each other for ever"}
 _WRONG |= {2: "something was written beside shared memory"}
 _WRONG |= {4: "it has more threads or shared memory than the emulator", 5: "there is no memory"}
+_WRONG |= {6: "the columns of its grid make no whole clusters"}
 MARGIN = 64
 """Elements of NaN on both sides of every buffer."""
 
@@ -72,9 +73,24 @@ class Emulated:
         pointers = (ctypes.c_void_p * len(arguments))(*(a.ctypes.data for a in arguments))
         grid = (ctypes.c_uint * 3)(*launch.grid)
         status = self._dll.emulate(
-            kernel, pointers, grid, launch.block[0], launch.shared_bytes, int(backwards)
+            kernel,
+            pointers,
+            grid,
+            launch.block[0],
+            launch.shared_bytes,
+            blocks_of_cluster(launch.source),
+            int(backwards),
         )
         assert status == 0, f"{launch.source.name}: {_WRONG[status]}"
+
+
+def blocks_of_cluster(source: KernelSource) -> int:
+    """How many blocks make a cluster, as a kernel's text says."""
+    if "__cluster_dims__" not in source.text:
+        return 1
+    match = re.search(r"\b__cluster_dims__\(([248]), 1, 1\)", source.text)
+    assert match is not None, f"{source.name}: clusters of 2, 4 or 8 blocks in x alone"
+    return int(match[1])
 
 
 def parameters_of(source: KernelSource) -> list[str]:
