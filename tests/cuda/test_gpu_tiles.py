@@ -10,16 +10,19 @@ from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.own import TILE
 from minidnn.backends.cuda.contraction.recipe import Form
-from minidnn.backends.cuda.contraction.tile import TILES, why_not_tiled
+from minidnn.backends.cuda.contraction.tile import DIVISIONS, TILES, why_not_tiled
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
-from tests.cuda.contractions import EPSILON, Forgetful, dense, draw_weights, residual
+from tests.cuda.contractions import EPSILON, Forgetful, dense, draw_weights, residual, within
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(params=range(len(TILES)), ids=lambda i: str(TILES[i]))
+DIVIDED = [DIVISIONS.number(*one) for one in ((2, 2), (2, 4), (2, 8), (3, 2), (5, 8), (6, 4))]
+
+
+@pytest.fixture(params=[*range(len(TILES)), *DIVIDED], ids=DIVISIONS.shown)
 def only_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contractions are computed by this tile or not at all."""
 
@@ -30,7 +33,7 @@ def only_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(tune, "forms_of", forms)
     monkeypatch.setattr(tune, "_store", Forgetful())
-    monkeypatch.setattr(tune, "own_choices", lambda problem, core, arch: [request.param])
+    monkeypatch.setattr(tune, "own_choices", lambda p, core, arch: [within(p, request.param)])
 
 
 NETS = {

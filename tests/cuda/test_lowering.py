@@ -29,7 +29,13 @@ from minidnn.backends.cuda.contraction.halo import why_not_halo
 from minidnn.backends.cuda.contraction.own import HALO, OWN, STREAM, TILE
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import FIXED, PRODUCT, Form, finish_of, target, used
-from minidnn.backends.cuda.contraction.tile import TILES, candidates, launch_of, why_not_tiled
+from minidnn.backends.cuda.contraction.tile import (
+    DIVISIONS,
+    TILES,
+    candidates,
+    launch_of,
+    why_not_tiled,
+)
 from minidnn.backends.cuda.instance import Places
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Task, lower_plan
@@ -166,16 +172,27 @@ def test_tiles_take_whole_chunks_alone() -> None:
     (problem,) = of(L.Conv2d(16, 24, 1), (2, 16, 9, 9), "float16")
     assert why_not_tiled(problem) is None
     for index in range(len(TILES)):
-        launch = launch_of(problem, TILES[index], 132)
+        launch = launch_of(problem, index, 132)
         assert launch.block == (TILES[index].threads, 1, 1)
         assert launch.source.name in launch.source.text and "$" not in launch.source.text
-    assert set(candidates(problem)) <= set(range(len(TILES)))
+    assert set(candidates(problem, "sm_80")) <= set(range(len(TILES)))
     odd = replace(problem, y=replace(problem.y, offset=4))
     assert why_not_tiled(odd) == "its tensors are no whole chunks of 8 channels"
     (single,) = of(L.Conv2d(16, 24, 1), (2, 16, 9, 9), "tf32")
     assert why_not_tiled(single) == "it is in float32"
     (grouped,) = of(L.Conv2d(16, 16, 3, groups=2), (2, 16, 9, 9), "float16")
     assert why_not_tiled(grouped) == "it has 2 groups"
+
+
+def test_sums_of_few_pixels_are_divided_where_there_are_clusters() -> None:
+    def parts(batch: int, arch: str) -> set[int]:
+        (problem,) = of(L.Conv2d(512, 512, 3, padding=1), (batch, 512, 7, 7), "float16")
+        return {DIVISIONS[choice][1] for choice in candidates(problem, arch)}
+
+    assert max(parts(1, "sm_90")) == 8
+    assert parts(1, "sm_80") == parts(128, "sm_90") == {1}
+    (short,) = of(L.Conv2d(64, 512, 1), (1, 64, 7, 7), "float16")
+    assert {DIVISIONS[choice][1] for choice in candidates(short, "sm_90")} == {1}
 
 
 def test_convolutions_whose_filters_and_rows_fit_may_read_each_pixel_once() -> None:
@@ -230,7 +247,7 @@ def test_halo_kernels_keep_to_the_budget(
 
 def test_one_kernel_serves_all_shapes() -> None:
     shapes = [of(L.Conv2d(16, 64, 3), (n, 16, s, s), "float16")[0] for n, s in ((1, 9), (8, 30))]
-    assert len({launch_of(problem, TILES[0], 132).source for problem in shapes}) == 1
+    assert len({launch_of(problem, 0, 132).source for problem in shapes}) == 1
 
 
 def test_outputs_that_no_kernel_writes_are_copied() -> None:

@@ -16,7 +16,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 
-from .contractions import EPSILON, draw_weights, far_apart
+from .contractions import EPSILON, draw_weights, far_apart, within
 from .lowered import EmulatedProgram, Kernel
 
 pytestmark = pytest.mark.early
@@ -43,16 +43,21 @@ NETS = {
 }
 
 
+WHOLE = [tile.DIVISIONS.number(i, 1) for i in range(len(tile.TILES))]
+DIVIDED = [tile.DIVISIONS.number(*one) for one in ((2, 2), (2, 8), (3, 4), (0, 2), (6, 4))]
+
+
 @pytest.mark.race
-@pytest.mark.parametrize("shape", tile.TILES, ids=str)
+@pytest.mark.parametrize("choice", [*WHOLE, *DIVIDED], ids=tile.DIVISIONS.shown)
 @pytest.mark.parametrize("name", NETS)
-def test_numbers(name: str, shape: tile.Tile, tmp_path: Path) -> None:
-    dtype = ("float16", "bfloat16")[(list(NETS).index(name) + tile.TILES.index(shape)) % 2]
+def test_numbers(name: str, choice: int, tmp_path: Path) -> None:
+    dtype = ("float16", "bfloat16")[(list(NETS).index(name) + choice) % 2]
 
     def kernel(problem: ContractionProblem) -> Kernel:
         assert tile.why_not_tiled(problem) is None
-        launch = tile.launch_of(problem, shape, MULTIPROCESSORS)
-        return TILE, launch, tile.sizes_of(problem, shape)
+        number = within(problem, choice)
+        launch = tile.launch_of(problem, number, MULTIPROCESSORS)
+        return TILE, launch, tile.sizes_of(problem, number)
 
     make, size = NETS[name]
     net, random = make(), np.random.default_rng(0)

@@ -21,5 +21,10 @@ def joins_three(arch: str) -> bool:
     return _number(arch) >= _HOPPER
 
 
+def has_clusters(arch: str) -> bool:
+    """Whether blocks can run at once and read each other's shared memory."""
+    return _number(arch) >= _HOPPER
+
+
 def _number(arch: str) -> int:
     return int(arch.removeprefix("sm_").rstrip("af"))

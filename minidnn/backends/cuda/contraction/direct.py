@@ -44,7 +44,6 @@ _LEAST_SLABS = 4
 """Of a part, so that filling the pipeline is not most of its work."""
 _THREADS = 512
 """Of a multiprocessor, at 128 registers each."""
-_KEPT = 4
 _MOST_PIXELS = 1 << 30
 
 
@@ -106,14 +105,7 @@ def why_not_direct(problem: ContractionProblem) -> str | None:
 
 def candidates(problem: ContractionProblem) -> list[int]:
     """Divisions that are worth measuring, the most promising first; of each shape two at most."""
-    priced = sorted(set(_priced(problem)))
-    kept: list[int] = []
-    for _, choice in priced:
-        shape, _ = DIVISIONS[choice]
-        of_shape = [one for one in kept if DIVISIONS[one][0] == shape]
-        if len(of_shape) < 2 and len(kept) < _KEPT:
-            kept.append(choice)
-    return kept
+    return DIVISIONS.promising(_priced(problem))
 
 
 def _priced(problem: ContractionProblem) -> Iterator[tuple[float, int]]:

@@ -59,10 +59,10 @@ def _usual(sizes: Callable[[ContractionProblem, int], list[int]]) -> Arguments:
 
 _KERNELS: Mapping[str, _Own] = {
     TILE: _Own(
-        lambda problem, arch: tile.candidates(problem),
-        lambda problem, i: [tile.launch_of(problem, tile.TILES[i], multiprocessors())],
-        _usual(lambda problem, i: tile.sizes_of(problem, tile.TILES[i])),
-        lambda i: str(tile.TILES[i]),
+        tile.candidates,
+        lambda problem, i: [tile.launch_of(problem, i, multiprocessors())],
+        _usual(tile.sizes_of),
+        tile.DIVISIONS.shown,
     ),
     HALO: _Own(
         halo.widths,

@@ -6,7 +6,7 @@ same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -21,6 +21,8 @@ MULTIPROCESSORS = 132
 """An H200's: which choices are worth measuring depends on it, what they compute does not."""
 MOST_DOWN = 65535
 """Blocks of a grid in y, where filters or channels are."""
+_KEPT = 4
+"""So many divisions are worth measuring."""
 RESULT = ("filters", "pixels", "plane", "width", "parts")
 """The names of :func:`result_numbers`."""
 
@@ -42,6 +44,16 @@ class Divisions(Generic[Shape]):
         """The shape and the parts."""
         parts, shape = divmod(number, len(self.shapes))
         return self.shapes[shape], parts + 1
+
+    def promising(self, priced: Iterable[tuple[float, int]]) -> list[int]:
+        """Of numbers with their prices the cheapest first, of each shape two at most."""
+        kept: list[int] = []
+        for _, number in sorted(set(priced)):
+            shape, _ = self[number]
+            of_shape = [one for one in kept if self[one][0] == shape]
+            if len(of_shape) < 2 and len(kept) < _KEPT:
+                kept.append(number)
+        return kept
 
     def shown(self, number: int) -> str:
         """As text."""

@@ -7,9 +7,10 @@
 namespace tile_$NAME$ {
 typedef $T$ T;
 enum { BM = $BM$, BN = $BN$, BK = $BK$, WM = $WM$, WN = $WN$, STAGES = $STAGES$ };
+enum { PARTS = $PARTS$ };
 enum { WARPS_N = BN / WN, THREADS = BM / WM * WARPS_N * 32 };
 enum { CHUNKS = BK / 8, ROWS = THREADS / CHUNKS, TURNS_A = BM / ROWS };
-enum { TURNS_B = (BN + ROWS - 1) / ROWS, STAGE = (BM + BN) * BK * 2, PITCH = WN + 8 };
+enum { TURNS_B = (BN + ROWS - 1) / ROWS, STAGE = (BM + BN) * BK * 2 };
 
 MD_FUNCTION int place(int row, int chunk) {
   const int turn = CHUNKS == 8 ? row & 7 : (row >> 1) & 3;
@@ -50,17 +51,20 @@ MD_FUNCTION unsigned int scaled(unsigned int x, unsigned int scale, unsigned int
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETERS$) {
+extern "C" __global__ void $CLUSTER$__launch_bounds__(THREADS, $BLOCKS$) $NAME$($PARAMETERS$) {
   MD_SHARED;
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
-  const int filters = (int)P_filters, products = (int)P_products, steps = (int)P_steps;
+  const int filters = (int)P_filters, products = (int)P_products;
+  // This block's part of the slabs: at least one, as there are no more parts than slabs.
+  const int part = blockIdx.x % PARTS, step0 = part * (int)P_steps / PARTS;
+  const int steps = (part + 1) * (int)P_steps / PARTS - step0;
   const int tiles_n = (filters + BN - 1) / BN;
   const int tiles = (int)((P_pixels + BM - 1) / BM) * tiles_n;
   const int column = thread % CHUNKS, first = thread / CHUNKS;
   const unsigned int shared = (unsigned int)__cvta_generic_to_shared(md_shared);
 
   // What is loaded next: runs ahead of what is multiplied, through the block's tiles.
-  int load_tile = blockIdx.x, load_step = 0, load_slot = 0, load_n0 = 0;
+  int load_tile = blockIdx.x / PARTS, load_step = 0, load_slot = 0, load_n0 = 0;
 $STATE$
   auto begin = [&]() {
     const long long m0 = load_tile / tiles_n * (long long)BM;
@@ -70,7 +74,7 @@ $ROWS$
   auto load = [&]() {
     if (load_tile < tiles) {
       const unsigned int slab = shared + load_slot * STAGE;
-      const int q = load_step * CHUNKS + column;
+      const int q = (step0 + load_step) * CHUNKS + column;
       const bool some = q < products;
 $TAP$
       #pragma unroll
@@ -90,7 +94,7 @@ $NEXT$
       load_slot = load_slot + 1 == STAGES ? 0 : load_slot + 1;
       if (++load_step == steps) {
         load_step = 0;
-        load_tile += gridDim.x;
+        load_tile += gridDim.x / PARTS;
         begin();
       }
     }
@@ -102,7 +106,7 @@ $NEXT$
   for (int i = 0; i < STAGES - 1; i++) load();
   const int wm = warp / WARPS_N * WM, wn = warp % WARPS_N * WN;
   int slot = 0;
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  for (int tile = blockIdx.x / PARTS; tile < tiles; tile += gridDim.x / PARTS) {
   const long long m0 = tile / tiles_n * (long long)BM;
   const int n0 = tile % tiles_n * BN;
   float c[WM / 16][WN / 8][4];
@@ -140,31 +144,7 @@ $PROLOGUE$
     }
   }
 
-  // Each warp turns its results, sixteen rows at a time, so that threads write whole chunks.
-  // Meanwhile the next tile's slabs arrive.
-  float *turned = (float *)(md_shared + STAGES * STAGE) + warp * 16 * PITCH;
-  const int n = n0 + wn + lane % (WN / 8) * 8;
-  const bool some = n < filters;
-$VECTORS$
-$OTHERS$
-  #pragma unroll
-  for (int i = 0; i < WM / 16; i++) {
-    turn<WN, PITCH>(turned, c[i][0], lane);
-    __syncwarp();
-    #pragma unroll
-    for (int k = 0; k < WN / 16; k++) {
-      const int row = lane / (WN / 8) + k * (32 / (WN / 8));
-      const long long m = m0 + wm + i * 16 + row;
-      if (m < P_pixels && some) {
-        float a0[8], r[8];
-        read_turned(a0, turned + row * PITCH + lane % (WN / 8) * 8, row);
-$EPILOGUE$
-        md_store<8>(y + m * P_y + n, r);
-      }
-$NEXT_OTHERS$
-    }
-    $JOIN$
-  }
+$RESULTS$
   }
 }
 }  // namespace tile_$NAME$

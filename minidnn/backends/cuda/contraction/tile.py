@@ -7,20 +7,24 @@ kernel serves all shapes; what is computed around the product stands in its text
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from ....graph.expression import linearize
 from ....graph.operators import ReLU, ScaleShift
 from ...cpu.code import Code
+from ..arch import has_clusters, shared_limit
 from ..dialect import TYPES
 from ..kernels import Launch
 from ..pointwise import print_chain
 from .chunks import LANES, is_aligned, is_regular, step_of
+from .parts import MULTIPROCESSORS, Divisions, pixels_of
 from .problem import ContractionProblem
 from .text import (
     compute_stages,
     epilogue_of,
+    fill,
     join_of,
     parameters_of,
     source_of,
@@ -52,9 +56,19 @@ class Tile:
         return self.pixels // self.warp_pixels * (self.filters // self.warp_filters) * 32
 
     @property
-    def shared_bytes(self) -> int:
-        slabs = self.stages * (self.pixels + self.filters) * self.products * 2
-        return slabs + self.threads // 32 * 16 * (self.warp_filters + 8) * 4
+    def slab_bytes(self) -> int:
+        return (self.pixels + self.filters) * self.products * 2
+
+    def shared_bytes(self, parts: int) -> int:
+        """Of a block, where so many make a tile: slabs, and what is turned, or all sums."""
+        turned = self.threads // 32 * 16 * (self.warp_filters + 8) * 4
+        sums = self.pixels * (self.filters + 8) * 4
+        return self.stages * self.slab_bytes + (turned if parts == 1 else sums)
+
+    def side_by_side(self, parts: int) -> int:
+        """Blocks of a multiprocessor; where there are parts, there are clusters."""
+        room = shared_limit("sm_90") // self.shared_bytes(parts)
+        return self.blocks if parts == 1 else min(self.blocks, room)
 
     def __str__(self) -> str:
         return f"{self.pixels}x{self.filters}x{self.products}"
@@ -71,7 +85,11 @@ TILES = (
     Tile(128, 128, 64, 64, 32, 2, 2, (3, 1)),
     Tile(128, 128, 32, 64, 64, 4, 2, (4, 1)),
     Tile(128, 64, 32, 64, 32, 4, 3, (4, 4)),
+    Tile(64, 32, 64, 32, 16, 4, 3, (2, 2)),
 )
+PARTS = (1, 2, 4, 8)
+"""Into how many parts sums may be divided: as many blocks as a cluster has on every device."""
+DIVISIONS = Divisions(TILES)
 
 
 def why_not_tiled(problem: ContractionProblem) -> str | None:
@@ -93,18 +111,45 @@ def why_not_tiled(problem: ContractionProblem) -> str | None:
 
 
 _FEW_BLOCKS = 128
+# What a multiprocessor of an H200 does in a cycle: multiply-adds, bytes into its shared memory, its
+# share of the last cache's rate if all ask; and the cycles that a launch and a meeting take.
+_PRODUCTS, _BYTES, _SHARED_BYTES, _LAUNCH, _MEETING = 1000, 56, 26, 2000, 1500
 
 
-def candidates(problem: ContractionProblem) -> list[int]:
-    """Which of :data:`TILES` are worth measuring, the most promising first: by filters, and
-    smaller ones where large ones would leave multiprocessors without work."""
+def candidates(problem: ContractionProblem, arch: str) -> list[int]:
+    """Which of :data:`DIVISIONS` are worth measuring, the most promising first: by filters, and
+    by price where large tiles would leave multiprocessors without work."""
     filters = problem.w.shape[0]
-    pixels = problem.batch * problem.y.rows * problem.y.columns
+    if pixels_of(problem) / 128 * filters / 64 < _FEW_BLOCKS:
+        return DIVISIONS.promising(_priced(problem, arch))
     if filters <= 32:
         return [0]
-    if pixels / 128 * filters / 64 < _FEW_BLOCKS:
-        return [2, 5]
     return [1, 5] if filters <= 64 else [3, 4, 5]
+
+
+def _priced(problem: ContractionProblem, arch: str) -> Iterator[tuple[float, int]]:
+    """Cycles, about, of each division."""
+    for i, tile in enumerate(TILES):
+        slabs = _slabs(problem, tile)
+        work = tile.pixels * tile.filters * tile.products / _PRODUCTS
+        for parts in PARTS if has_clusters(arch) else PARTS[:1]:
+            if parts > slabs:
+                break
+            blocks = _tiles(problem, tile) * parts
+            busy = min(1.0, blocks / MULTIPROCESSORS)
+            slab = max(work, tile.slab_bytes / min(_BYTES, _SHARED_BYTES / busy))
+            each = -(-blocks // MULTIPROCESSORS) * -(-slabs // parts)
+            meeting = _MEETING if parts > 1 else 0
+            yield _LAUNCH + each * slab + meeting, DIVISIONS.number(i, parts)
+
+
+def _tiles(problem: ContractionProblem, tile: Tile) -> int:
+    return -(-pixels_of(problem) // tile.pixels) * -(-problem.w.shape[0] // tile.filters)
+
+
+def _slabs(problem: ContractionProblem, tile: Tile) -> int:
+    """Of each tile's products."""
+    return -(-prod(problem.w.shape[1:]) // tile.products)
 
 
 _HEAD = ("pixels", "filters", "products", "steps", "columns", "plane", "H", "W")
@@ -112,17 +157,16 @@ _GEOMETRY = ("SY", "SX", "PY", "PX", "DY", "DX", "S", "C8", "image", "row", "pix
 _NAMES = (*_HEAD, *_GEOMETRY)
 
 
-def sizes_of(problem: ContractionProblem, tile: Tile) -> list[int]:
+def sizes_of(problem: ContractionProblem, choice: int) -> list[int]:
     """The numbers that the kernel takes."""
     x, y = problem.gathered, problem.y
     out, channels, rows, columns = problem.w.shape
-    products = rows * columns * channels // LANES
-    chunks = tile.products // LANES
+    tile, _ = DIVISIONS[choice]
     return [
-        problem.batch * y.rows * y.columns,
+        pixels_of(problem),
         out,
-        products,
-        -(-products // chunks),
+        rows * columns * channels // LANES,
+        _slabs(problem, tile),
         y.columns,
         y.rows * y.columns,
         x.rows,
@@ -140,25 +184,27 @@ def sizes_of(problem: ContractionProblem, tile: Tile) -> list[int]:
     ]
 
 
-def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> Launch:
-    """The kernel of a problem: as many blocks as run side by side on so many multiprocessors.
+def launch_of(problem: ContractionProblem, choice: int, multiprocessors: int) -> Launch:
+    """The kernel of a problem: as many blocks as run side by side on so many multiprocessors, and
+    as many for each tile as its sums have parts.
 
     Arguments: image, filter, the others, the vectors of what comes after, those of what comes
     before, the result; then the numbers of :func:`sizes_of`.
     """
-    element = TYPES[problem.x.dtype]
+    tile, parts = DIVISIONS[choice]
     simple = _is_simple(problem)
     x = problem.gathered
-    early = tile.early[not simple] // max(1, len(problem.others))
-    parts = {
-        "T": element,
+    text = {
+        "T": TYPES[problem.x.dtype],
         "BM": tile.pixels,
         "BN": tile.filters,
         "BK": tile.products,
         "WM": tile.warp_pixels,
         "WN": tile.warp_filters,
         "STAGES": tile.stages,
-        "BLOCKS": tile.blocks,
+        "PARTS": parts,
+        "CLUSTER": f"__cluster_dims__({parts}, 1, 1) " if parts > 1 else "",
+        "BLOCKS": tile.side_by_side(parts),
         "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
         "PARAMETERS": parameters_of(problem, _NAMES),
         "TURN": template("turn.cu"),
@@ -171,17 +217,12 @@ def launch_of(problem: ContractionProblem, tile: Tile, multiprocessors: int) -> 
         "STEP": "P_image" if x.rows * x.columns == 1 else "P_pixel",
         "PROLOGUE_LOADS": _prologue_loads(problem),
         "PROLOGUE": _prologue(problem),
-        "VECTORS": vectors_of(problem),
-        "OTHERS": _others(problem, early),
-        "EPILOGUE": _epilogue(problem, early),
-        "NEXT_OTHERS": _next_others(problem, early),
-        "JOIN": join_of(problem),
+        "RESULTS": _whole_results(problem, tile, simple) if parts == 1 else _added_results(problem),
     }
-    pixels = problem.batch * problem.y.rows * problem.y.columns
-    tiles = -(-pixels // tile.pixels) * -(-problem.w.shape[0] // tile.filters)
-    blocks = min(tiles, multiprocessors * tile.blocks)
-    source = source_of("tile.cu", parts)
-    return Launch(source, (blocks, 1, 1), (tile.threads, 1, 1), tile.shared_bytes)
+    clusters = max(1, multiprocessors * tile.side_by_side(parts) // parts)
+    blocks = min(_tiles(problem, tile), clusters) * parts
+    source = source_of("tile.cu", text)
+    return Launch(source, (blocks, 1, 1), (tile.threads, 1, 1), tile.shared_bytes(parts))
 
 
 def _is_simple(problem: ContractionProblem) -> bool:
@@ -210,7 +251,8 @@ _WINDOW_STATE = """\
   const int H = (int)P_H, W = (int)P_W, S = (int)P_S, C8 = (int)P_C8;
   const int DY = (int)P_DY, DX = (int)P_DX, columns = (int)P_columns;
   // Of the chunk that is loaded next: channel, column and row of the filter.
-  const int channel0 = column % C8, across0 = column / C8 % S * DX, down0 = column / C8 / S * DY;
+  const int chunk0 = step0 * CHUNKS + column;
+  const int channel0 = chunk0 % C8, across0 = chunk0 / C8 % S * DX, down0 = chunk0 / C8 / S * DY;
   int channel = 0, across = 0, down = 0;"""
 _WINDOW_ROWS = """\
     channel = channel0, across = across0, down = down0;
@@ -257,7 +299,8 @@ def _prologue_loads(problem: ContractionProblem) -> str:
         return ""
     count = len(problem.before_vectors)
     code = Code()
-    code.line("const int q = step * CHUNKS + column < products ? (step * CHUNKS + column) * 8 : 0;")
+    code.line("const int loaded0 = (step0 + step) * CHUNKS + column;")
+    code.line("const int q = loaded0 < products ? loaded0 * 8 : 0;")
     for i in range(count):
         if is_packed(problem):
             code.line(f"const uint4 s{i} = *(const uint4 *)(u{i} + q);")
@@ -293,6 +336,28 @@ def _prologue(problem: ContractionProblem) -> str:
     return str(code).rstrip("\n")
 
 
+def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str:
+    """What a block does with the sums of its tile."""
+    early = tile.early[not simple] // max(1, len(problem.others))
+    text = {
+        "OTHERS": _others(problem, early),
+        "EPILOGUE": _epilogue(problem, f"[i % {early}][k]") if early else epilogue_of(problem),
+        "NEXT_OTHERS": _next_others(problem, early),
+    }
+    return _results("tile_whole.cu", problem, text)
+
+
+def _added_results(problem: ContractionProblem) -> str:
+    """What a block of a cluster does with its part of the sums."""
+    text = {"OTHERS": _others_of_parts(problem), "EPILOGUE": _epilogue(problem, "[i]")}
+    return _results("tile_parts.cu", problem, text)
+
+
+def _results(file: str, problem: ContractionProblem, text: Mapping[str, str]) -> str:
+    usual = {"VECTORS": vectors_of(problem), "JOIN": join_of(problem)}
+    return fill(template(file), {**usual, **text}).rstrip("\n")
+
+
 def _others(problem: ContractionProblem, early: int) -> str:
     """The other tensors, asked for long before they are used; if not, they are read there."""
     code = Code()
@@ -320,14 +385,26 @@ def _next_others(problem: ContractionProblem, early: int) -> str:
     return str(code).rstrip("\n")
 
 
+def _others_of_parts(problem: ContractionProblem) -> str:
+    """The other tensors where a block writes, asked for before the cluster meets."""
+    code = Code()
+    for i in range(len(problem.others)):
+        code.line(f"uint4 p{i}[TIMES];")
+        code.line("#pragma unroll")
+        with code.block("for (int i = 0; i < TIMES; i++)"):
+            code.line("const int row = i * DOWN + thread / ACROSS;")
+            code.line("const long long m = m0 + part * OWN + row;")
+            code.line(f"if (row < OWN && m < P_pixels && some) p{i}[i] = {_chunk(i, 'm')};")
+    return str(code).rstrip("\n")
+
+
 def _chunk(i: int, m: str) -> str:
     return f"*(const uint4 *)(x{1 + i} + {m} * P_other{i} + n)"
 
 
-def _epilogue(problem: ContractionProblem, early: int) -> str:
-    if not early:
-        return epilogue_of(problem)
+def _epilogue(problem: ContractionProblem, index: str) -> str:
+    """What comes after, the other tensors' numbers being there already."""
     code = Code()
-    unpack_others(code, problem, f"[i % {early}][k]")
+    unpack_others(code, problem, index)
     compute_stages(code, problem)
     return str(code).rstrip("\n")
