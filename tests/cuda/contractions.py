@@ -8,8 +8,8 @@ import numpy as np
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.contraction import tile
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, PARTS, TILES
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
@@ -30,10 +30,10 @@ class Forgetful:
 
 def within(problem: ContractionProblem, choice: int) -> int:
     """The choice of tiles with no more parts than there are slabs of products."""
-    shape, parts = tile.DIVISIONS[choice]
+    shape, parts = DIVISIONS[choice]
     slabs = -(-prod(problem.w.shape[1:]) // shape.products)
-    most = max(one for one in tile.PARTS if one <= min(parts, slabs))
-    return tile.DIVISIONS.number(tile.TILES.index(shape), most)
+    most = max(one for one in PARTS if one <= min(parts, slabs))
+    return DIVISIONS.number(TILES.index(shape), most)
 
 
 def residual(channels: int, window: int) -> md.Layer:

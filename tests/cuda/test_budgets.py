@@ -17,6 +17,7 @@ from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import halo, own, tile, window
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
 from minidnn.backends.cuda.contraction.tune import launches_of as contraction_launches
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
@@ -97,12 +98,11 @@ def tiles_of(problem: ContractionProblem, arch: str, every: bool = False) -> lis
     whose threads have the fewest registers beside their sums."""
     assert tile.why_not_tiled(problem) is None
     spare = [
-        REGISTERS // (t.threads * t.blocks) - t.warp_pixels * t.warp_filters // 32
-        for t in tile.TILES
+        REGISTERS // (t.threads * t.blocks) - t.warp_pixels * t.warp_filters // 32 for t in TILES
     ]
     choices = [i for i, one in enumerate(spare) if every or one == min(spare)]
     if every and arch == "sm_90":
-        choices += [tile.DIVISIONS.number(i, 4) for i in range(len(tile.TILES))]
+        choices += [DIVISIONS.number(i, 4) for i in range(len(TILES))]
     return [tile.launch_of(problem, choice, MULTIPROCESSORS) for choice in choices]
 
 

@@ -10,7 +10,8 @@ from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.own import TILE
 from minidnn.backends.cuda.contraction.recipe import Form
-from minidnn.backends.cuda.contraction.tile import DIVISIONS, TILES, why_not_tiled
+from minidnn.backends.cuda.contraction.tile import why_not_tiled
+from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph

@@ -29,13 +29,8 @@ from minidnn.backends.cuda.contraction.halo import why_not_halo
 from minidnn.backends.cuda.contraction.own import HALO, OWN, STREAM, TILE
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import FIXED, PRODUCT, Form, finish_of, target, used
-from minidnn.backends.cuda.contraction.tile import (
-    DIVISIONS,
-    TILES,
-    candidates,
-    launch_of,
-    why_not_tiled,
-)
+from minidnn.backends.cuda.contraction.tile import launch_of, why_not_tiled
+from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES, candidates
 from minidnn.backends.cuda.instance import Places
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Task, lower_plan

@@ -12,6 +12,7 @@ from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tile
 from minidnn.backends.cuda.contraction.own import TILE
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
@@ -43,12 +44,12 @@ NETS = {
 }
 
 
-WHOLE = [tile.DIVISIONS.number(i, 1) for i in range(len(tile.TILES))]
-DIVIDED = [tile.DIVISIONS.number(*one) for one in ((2, 2), (2, 8), (3, 4), (0, 2), (6, 4))]
+WHOLE = [DIVISIONS.number(i, 1) for i in range(len(TILES))]
+DIVIDED = [DIVISIONS.number(*one) for one in ((2, 2), (2, 8), (3, 4), (0, 2), (6, 4))]
 
 
 @pytest.mark.race
-@pytest.mark.parametrize("choice", [*WHOLE, *DIVIDED], ids=tile.DIVISIONS.shown)
+@pytest.mark.parametrize("choice", [*WHOLE, *DIVIDED], ids=DIVISIONS.shown)
 @pytest.mark.parametrize("name", NETS)
 def test_numbers(name: str, choice: int, tmp_path: Path) -> None:
     dtype = ("float16", "bfloat16")[(list(NETS).index(name) + choice) % 2]

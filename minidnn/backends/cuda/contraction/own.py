@@ -13,7 +13,7 @@ from ....cudnn._cupy import cupy
 from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..machine import machine_of
-from . import depthwise, direct, halo, rows, stream, tile, window, winograd
+from . import depthwise, direct, halo, rows, stream, tile, tile_choice, window, winograd
 from .problem import Addresses, ContractionProblem
 
 TILE = "tile"
@@ -59,10 +59,10 @@ def _usual(sizes: Callable[[ContractionProblem, int], list[int]]) -> Arguments:
 
 _KERNELS: Mapping[str, _Own] = {
     TILE: _Own(
-        tile.candidates,
+        tile_choice.candidates,
         lambda problem, i: [tile.launch_of(problem, i, multiprocessors())],
         _usual(tile.sizes_of),
-        tile.DIVISIONS.shown,
+        tile_choice.DIVISIONS.shown,
     ),
     HALO: _Own(
         halo.widths,

@@ -1,0 +1,112 @@
+"""Which tiles there are, and which of them are worth measuring for a contraction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from ..arch import has_clusters, shared_limit
+from .parts import MULTIPROCESSORS, Divisions, pixels_of
+from .problem import ContractionProblem
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block and a warp make, products in a slab, slabs in flight, blocks side by side.
+
+    ``early``: of how many parts of sixteen rows the other tensors are asked for before results are
+    turned, behind products of pixels and behind windows.
+    """
+
+    pixels: int
+    filters: int
+    products: int
+    warp_pixels: int
+    warp_filters: int
+    stages: int
+    blocks: int
+    early: tuple[int, int]
+
+    @property
+    def threads(self) -> int:
+        return self.pixels // self.warp_pixels * (self.filters // self.warp_filters) * 32
+
+    @property
+    def slab_bytes(self) -> int:
+        return (self.pixels + self.filters) * self.products * 2
+
+    def shared_bytes(self, parts: int) -> int:
+        """Of a block, where so many make a tile: slabs, and what is turned, or all sums."""
+        turned = self.threads // 32 * 16 * (self.warp_filters + 8) * 4
+        sums = self.pixels * (self.filters + 8) * 4
+        return self.stages * self.slab_bytes + (turned if parts == 1 else sums)
+
+    def side_by_side(self, parts: int) -> int:
+        """Blocks of a multiprocessor; where there are parts, there are clusters."""
+        room = shared_limit("sm_90") // self.shared_bytes(parts)
+        return self.blocks if parts == 1 else min(self.blocks, room)
+
+    def __str__(self) -> str:
+        return f"{self.pixels}x{self.filters}x{self.products}"
+
+
+# A residual that is asked for early is there when it is needed: 64 -> 256 filters on 56 x 56 at
+# batch 128 take 142 us on an H200 with three parts of 128 x 128 x 64, 158 with two, 172 with one
+# and 205 with none.  But each takes WN / 4 registers of those that sums leave, and spills are
+# dearer (160 us with four), as is a crowded loop of windows.
+TILES = (
+    Tile(128, 32, 64, 32, 32, 3, 3, (2, 2)),
+    Tile(256, 64, 32, 64, 32, 3, 2, (1, 0)),
+    Tile(64, 64, 64, 32, 32, 3, 3, (2, 2)),
+    Tile(128, 128, 64, 64, 32, 2, 2, (3, 1)),
+    Tile(128, 128, 32, 64, 64, 4, 2, (4, 1)),
+    Tile(128, 64, 32, 64, 32, 4, 3, (4, 4)),
+    Tile(64, 32, 64, 32, 16, 4, 3, (2, 2)),
+)
+PARTS = (1, 2, 4, 8)
+"""Into how many parts sums may be divided: as many blocks as a cluster has on every device."""
+DIVISIONS = Divisions(TILES)
+
+
+_FEW_BLOCKS = 128
+# What a multiprocessor of an H200 does in a cycle: multiply-adds, bytes into its shared memory, its
+# share of the last cache's rate if all ask; and the cycles that a launch and a meeting take.
+_PRODUCTS, _BYTES, _SHARED_BYTES, _LAUNCH, _MEETING = 1000, 56, 26, 2000, 1500
+
+
+def candidates(problem: ContractionProblem, arch: str) -> list[int]:
+    """Which of :data:`DIVISIONS` are worth measuring, the most promising first: by filters, and
+    by price where large tiles would leave multiprocessors without work."""
+    filters = problem.w.shape[0]
+    if pixels_of(problem) / 128 * filters / 64 < _FEW_BLOCKS:
+        return DIVISIONS.promising(_priced(problem, arch))
+    if filters <= 32:
+        return [0]
+    return [1, 5] if filters <= 64 else [3, 4, 5]
+
+
+def _priced(problem: ContractionProblem, arch: str) -> Iterator[tuple[float, int]]:
+    """Cycles, about, of each division."""
+    for i, tile in enumerate(TILES):
+        slabs = slabs_of(problem, tile)
+        work = tile.pixels * tile.filters * tile.products / _PRODUCTS
+        for parts in PARTS if has_clusters(arch) else PARTS[:1]:
+            if parts > slabs:
+                break
+            blocks = tiles_of(problem, tile) * parts
+            busy = min(1.0, blocks / MULTIPROCESSORS)
+            slab = max(work, tile.slab_bytes / min(_BYTES, _SHARED_BYTES / busy))
+            each = -(-blocks // MULTIPROCESSORS) * -(-slabs // parts)
+            meeting = _MEETING if parts > 1 else 0
+            yield _LAUNCH + each * slab + meeting, DIVISIONS.number(i, parts)
+
+
+def tiles_of(problem: ContractionProblem, tile: Tile) -> int:
+    """How many tiles a result has."""
+    return -(-pixels_of(problem) // tile.pixels) * -(-problem.w.shape[0] // tile.filters)
+
+
+def slabs_of(problem: ContractionProblem, tile: Tile) -> int:
+    """Into how many slabs a tile's products fall."""
+    return -(-prod(problem.w.shape[1:]) // tile.products)
