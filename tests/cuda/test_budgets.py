@@ -17,7 +17,7 @@ from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import halo, own, tile, window
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
+from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, PARTS, TILES
 from minidnn.backends.cuda.contraction.tune import launches_of as contraction_launches
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import lower_plan
@@ -97,12 +97,11 @@ def tiles_of(problem: ContractionProblem, arch: str, every: bool = False) -> lis
     """The kernels of tiles: every one, and with sums in parts where there are clusters, or those
     whose threads have the fewest registers beside their sums."""
     assert tile.why_not_tiled(problem) is None
-    spare = [
-        REGISTERS // (t.threads * t.blocks) - t.warp_pixels * t.warp_filters // 32 for t in TILES
-    ]
+    spare = [t.spare_registers(1) for t in TILES]
     choices = [i for i, one in enumerate(spare) if every or one == min(spare)]
     if every and arch == "sm_90":
-        choices += [DIVISIONS.number(i, 4) for i in range(len(TILES))]
+        divided = [(i, p) for i, t in enumerate(TILES) for p in PARTS[1:] if t.divides(p)]
+        choices += [DIVISIONS.number(*one) for one in divided]
     return [tile.launch_of(problem, choice, MULTIPROCESSORS) for choice in choices]
 
 

@@ -12,7 +12,7 @@ from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.kernels import KernelSource, Launch
 from tests.cuda.emulator.run import Emulated
 
-MEETING = "md_cluster_meet();"
+MEET, LEAVE = "md_cluster_meet();", "md_cluster_leave();"
 
 SUMS = f"""
 extern "C" __global__ void __cluster_dims__($BLOCKS$, 1, 1) __launch_bounds__($THREADS$, 1)
@@ -26,15 +26,16 @@ sums(float *y, const float *x) {{
     md_copy<16>(own + 4 * thread, x + 4 * (at + thread));
     md_copy_wait();
     for (int i = 0; i < number; i++) __syncthreads();
-    {MEETING}
+    {MEET}
     float sum[4] = {{0.0f, 0.0f, 0.0f, 0.0f}}, part[4];
     for (int i = 0; i < $BLOCKS$; i++) {{
       md_load_of(part, own + 4 * other, i);
       for (int j = 0; j < 4; j++) sum[j] += part[j];
     }}
-    {MEETING}
+    md_cluster_done();
     for (int j = 0; j < 4; j++) sum[j] = __shfl_xor_sync(0xffffffffu, sum[j], 1);
     md_store(y + 4 * (at + (other ^ 1)), sum);
+    {LEAVE}
   }}
 }}
 """
@@ -49,12 +50,9 @@ def launch_of(blocks: int, threads: int, text: str = SUMS, rounds: int = 2) -> L
     return Launch(KernelSource("sums", text), (2 * blocks, 2, 1), (threads, 1, 1), threads * 16)
 
 
-def without_meeting(number: int) -> str:
+def without(meeting: str) -> str:
     """The kernel's text where blocks wait for their own threads alone at one of the meetings."""
-    parts = SUMS.split(MEETING)
-    ways = [MEETING, MEETING]
-    ways[number] = "__syncthreads();"
-    return parts[0] + ways[0] + parts[1] + ways[1] + parts[2]
+    return SUMS.replace(meeting, "__syncthreads();")
 
 
 def run(
@@ -93,13 +91,13 @@ def test_blocks_read_what_others_have(blocks: int, threads: int, tmp_path: Path)
 
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("rounds", [1, 2])
-@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("missing", [MEET, LEAVE])
 def test_a_missing_meeting_shows_up(
-    missing: int, rounds: int, backwards: bool, tmp_path: Path
+    missing: str, rounds: int, backwards: bool, tmp_path: Path
 ) -> None:
     """The first: others read what is not there yet; the second: a block goes on and overwrites what
     they read, or ends."""
-    launch = launch_of(4, 64, without_meeting(missing), rounds)
+    launch = launch_of(4, 64, without(missing), rounds)
     assert not right(launch, tmp_path, backwards, rounds)
 
 
@@ -107,7 +105,7 @@ def test_a_missing_meeting_shows_up(
 def test_blocks_run_in_both_orders(read: int, tmp_path: Path) -> None:
     """Where all read of the first block alone, or of the last, only one order shows that they do
     not wait for it."""
-    text = without_meeting(0).replace("4 * other, i)", f"4 * other, {read})")
+    text = without(MEET).replace("4 * other, i)", f"4 * other, {read})")
     launch = launch_of(4, 64, text, rounds=1)
     missed = [np.isnan(run(launch, tmp_path, backwards, 1)[0]).any() for backwards in (False, True)]
     assert missed == [read == 3, read == 0]
@@ -116,7 +114,7 @@ def test_blocks_run_in_both_orders(read: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("who", ["number == 1", "threadIdx.x >= 32"])
 @pytest.mark.parametrize("instead", ["return;", "__syncthreads();"])
 def test_who_does_not_come_to_a_meeting_is_missed(who: str, instead: str, tmp_path: Path) -> None:
-    text = SUMS.replace(MEETING, f"if ({who}) {{ {instead} }} {MEETING}", 1)
+    text = SUMS.replace(MEET, f"if ({who}) {{ {instead} }} {MEET}")
     launch = launch_of(2, 64, text)
     if (who, instead) == ("number == 1", "__syncthreads();"):
         assert right(launch, tmp_path, backwards=False)
@@ -127,7 +125,7 @@ def test_who_does_not_come_to_a_meeting_is_missed(who: str, instead: str, tmp_pa
 
 @pytest.mark.parametrize("beside", ["own[-1]", "own[4 * $THREADS$]"])
 def test_margins_of_every_block_are_looked_at(beside: str, tmp_path: Path) -> None:
-    text = SUMS.replace(MEETING, f"if (number == 2) {beside} = 0.0f; {MEETING}", 1)
+    text = SUMS.replace(MEET, f"if (number == 2) {beside} = 0.0f; {MEET}")
     with pytest.raises(AssertionError, match="beside shared memory"):
         right(launch_of(4, 40, text), tmp_path, backwards=False)
 

@@ -24,8 +24,9 @@ others had not yet written).  A mask that the compiler does not know leaves it n
 that follow each other in x at once; blocks are of whole warps.  ``md_cluster_meet()`` is where all
 their threads wait for each other; ``md_load_of(x, p, block)`` reads a multiple of 4 floats from
 where ``p``, aligned to 16 bytes, would point in the shared memory of one of them, 0 to P - 1.  That
-one must not have ended, so all meet again behind the last such read.  A meeting waits for what its
-threads have written to global memory as well.
+one must neither have ended nor have written there again: ``md_cluster_done()`` says that what this
+thread has read so was used, and ``md_cluster_leave()`` waits until all have said so.  A meeting
+waits for what its threads have written to global memory as well, which those two do not.
 
 **Element types.**  ``float``, ``md_half`` and ``md_bf16`` in memory, float in registers.
 ``md_value`` reads one, ``md_as<T>`` rounds to one, ``md_round<T>`` is the float that it then is.
@@ -113,6 +114,14 @@ MD_FUNCTION void md_cluster_meet() {
   md_sync_warp();
   asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+MD_FUNCTION void md_cluster_done() {
+  md_sync_warp();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
+}
+MD_FUNCTION void md_cluster_leave() {
+  md_sync_warp();
+  asm volatile("barrier.cluster.wait.aligned;" : : : "memory");
 }
 template <int N> MD_FUNCTION void md_load_of(float (&x)[N], const float *p, int block) {
   static_assert(N % 4 == 0, "whole vectors");

@@ -128,6 +128,8 @@ static inline void __syncthreads() { yield_as(AT_BLOCK); }
 static inline void __syncwarp(unsigned int = 0xffffffffu) { yield_as(AT_WARP); }
 static inline void md_sync_warp() { __syncwarp(); }
 static inline void md_cluster_meet() { yield_as(AT_CLUSTER); }
+static inline void md_cluster_done() { __syncwarp(); }
+static inline void md_cluster_leave() { yield_as(AT_CLUSTER); }
 template <int N> static inline void md_load_of(float (&x)[N], const float *p, int block) {
   static_assert(N % 4 == 0, "whole vectors");
   const size_t at = (const unsigned char *)p - emulator.block->begin;

@@ -95,14 +95,14 @@ $NEXT$
       if (++load_step == steps) {
         load_step = 0;
         load_tile += gridDim.x / PARTS;
-        begin();
+        if (load_tile < tiles) begin();
       }
     }
     md_copy_commit();
   };
 
   begin();
-  #pragma unroll
+  #pragma unroll $AHEAD$
   for (int i = 0; i < STAGES - 1; i++) load();
   const int wm = warp / WARPS_N * WM, wn = warp % WARPS_N * WN;
   int slot = 0;

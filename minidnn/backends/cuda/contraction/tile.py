@@ -46,7 +46,7 @@ def why_not_tiled(problem: ContractionProblem) -> str | None:
         return "every tap would compute what comes before"
     if any(not is_regular(t) for t in (problem.y, *problem.others)):
         return "pixels of its result do not follow each other"
-    if problem.batch * problem.gathered.image // LANES >= 1 << 31:
+    if max(problem.batch * problem.gathered.image // LANES, pixels_of(problem)) >= 1 << 30:
         return "its images do not fit 32 bits"
     return None
 
@@ -83,6 +83,12 @@ def sizes_of(problem: ContractionProblem, choice: int) -> list[int]:
     ]
 
 
+_FEW_REGISTERS = 112
+"""With fewer beside the sums, divisions are those of 64 bits, which are calls, and the first loads
+stand one behind the other, or threads spill.  Elsewhere short code counts: to fetch it takes longer
+than the first slabs do."""
+
+
 def launch_of(problem: ContractionProblem, choice: int, multiprocessors: int) -> Launch:
     """The kernel of a problem: as many blocks as run side by side on so many multiprocessors, and
     as many for each tile as its sums have parts.
@@ -92,6 +98,7 @@ def launch_of(problem: ContractionProblem, choice: int, multiprocessors: int) ->
     """
     tile, parts = DIVISIONS[choice]
     simple = _is_simple(problem)
+    crowded = tile.spare_registers(parts) < _FEW_REGISTERS
     x = problem.gathered
     text = {
         "T": TYPES[problem.x.dtype],
@@ -104,6 +111,7 @@ def launch_of(problem: ContractionProblem, choice: int, multiprocessors: int) ->
         "PARTS": parts,
         "CLUSTER": f"__cluster_dims__({parts}, 1, 1) " if parts > 1 else "",
         "BLOCKS": tile.side_by_side(parts),
+        "AHEAD": tile.stages if crowded else 1,
         "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
         "PARAMETERS": parameters_of(problem, _NAMES),
         "TURN": template("turn.cu"),
@@ -112,6 +120,7 @@ def launch_of(problem: ContractionProblem, choice: int, multiprocessors: int) ->
         "TAP": "" if simple else _WINDOW_TAP,
         "LOAD": _SIMPLE_LOAD if simple else _WINDOW_LOAD,
         "NEXT": "" if simple else _WINDOW_NEXT,
+        "INDEX": "long long" if crowded else "int",
         "CACHE": "cg.shared.global.L2::128B" if simple else "ca.shared.global",
         "STEP": "P_image" if x.rows * x.columns == 1 else "P_pixel",
         "PROLOGUE_LOADS": _prologue_loads(problem),
@@ -157,9 +166,9 @@ _WINDOW_ROWS = """\
     channel = channel0, across = across0, down = down0;
     #pragma unroll
     for (int i = 0; i < TURNS_A; i++) {
-      const long long m = m0 + first + i * ROWS;
-      const long long image = m / P_plane;
-      const int p = (int)(m - image * P_plane);
+      const $INDEX$ plane = ($INDEX$)P_plane, m = ($INDEX$)(m0 + first + i * ROWS);
+      const $INDEX$ image = m / plane;
+      const int p = (int)(m - image * plane);
       top[i] = p / columns * (int)P_SY - (int)P_PY;
       left[i] = p % columns * (int)P_SX - (int)P_PX;
       base[i] = (int)((image * P_image + top[i] * P_row + left[i] * P_pixel) >> 3);

@@ -11,24 +11,32 @@
 $VECTORS$
 $OTHERS$
   md_cluster_meet();
+  float total[TIMES][8];
   #pragma unroll
   for (int i = 0; i < TIMES; i++) {
     const int row = i * DOWN + thread / ACROSS;
-    const long long m = m0 + part * OWN + row;
-    if (row < OWN && m < P_pixels && some) {
+    if (row < OWN) {
       const float *from = sums + (part * OWN + row) * PITCH + thread % ACROSS * 8;
-      float a0[8], r[8];
-      md_load_of(a0, from, 0);
+      md_load_of(total[i], from, 0);
       #pragma unroll
       for (int k = 1; k < PARTS; k++) {
         float more[8];
         md_load_of(more, from, k);
         #pragma unroll
-        for (int j = 0; j < 8; j++) a0[j] += more[j];
+        for (int j = 0; j < 8; j++) total[i][j] += more[j];
       }
+    }
+  }
+  md_cluster_done();
+  #pragma unroll
+  for (int i = 0; i < TIMES; i++) {
+    const int row = i * DOWN + thread / ACROSS;
+    const long long m = m0 + part * OWN + row;
+    if (row < OWN && m < P_pixels && some) {
+      const float (&a0)[8] = total[i];
+      float r[8];
 $EPILOGUE$
       md_store<8>(y + m * P_y + n, r);
     }
   }
-  $JOIN$
-  md_cluster_meet();  // the others have read this block's sums
+  md_cluster_leave();
