@@ -24,9 +24,9 @@ others had not yet written).  A mask that the compiler does not know leaves it n
 that follow each other in x at once; blocks are of whole warps.  ``md_cluster_meet()`` is where all
 their threads wait for each other; ``md_load_of(x, p, block)`` reads a multiple of 4 floats from
 where ``p``, aligned to 16 bytes, would point in the shared memory of one of them, 0 to P - 1.  That
-one must neither have ended nor have written there again: ``md_cluster_done()`` says that what this
-thread has read so was used, and ``md_cluster_leave()`` waits until all have said so.  A meeting
-waits for what its threads have written to global memory as well, which those two do not.
+one must neither have ended nor have written there again: ``md_cluster_done()`` says that this
+thread reads no more, and ``md_cluster_leave()`` waits until all have said so.  Meeting and saying
+so wait for what the thread has written to global memory, too: store between done and leave.
 
 **Element types.**  ``float``, ``md_half`` and ``md_bf16`` in memory, float in registers.
 ``md_value`` reads one, ``md_as<T>`` rounds to one, ``md_round<T>`` is the float that it then is.
@@ -115,9 +115,10 @@ MD_FUNCTION void md_cluster_meet() {
   asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
+// Relaxed it would not wait for reads that are on their way.
 MD_FUNCTION void md_cluster_done() {
   md_sync_warp();
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
 MD_FUNCTION void md_cluster_leave() {
   md_sync_warp();
