@@ -143,7 +143,8 @@ def test_normalizations_in_front_keep_to_the_budget(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("batch", [1, 128])
 @pytest.mark.parametrize(("name", "precision"), ALL)
-def test_all_networks_keep_to_the_budget(name: str, precision: str) -> None:
+def test_all_networks_keep_to_the_budget(name: str, precision: str, batch: int) -> None:
     for arch in ("sm_80", "sm_90"):
-        check(launches_of(name, precision, arch, batch=128), arch)
+        check(launches_of(name, precision, arch, batch), arch)
