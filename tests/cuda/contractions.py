@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +55,27 @@ def dense(channels: int) -> md.Layer:
         y = L.Concat()(y, L.Conv2d(24, 16, 3, padding=1, bias=False)(z))
     last = L.ReLU()(L.BatchNorm2d(channels + 48)(y))
     return md.Model(x, L.Conv2d(channels + 48, 8, 1)(last))
+
+
+def drawn(
+    random: np.random.Generator, unit: int = 1
+) -> tuple[Callable[[], md.Layer], tuple[int, ...]]:
+    """A convolution of any geometry whose image has pixels left, channels in whole units, and the
+    shape of its images."""
+    channels, filters = (unit * int(random.integers(1, most // unit)) for most in (24, 80))
+    batch = int(random.integers(1, 4))
+    window, stride, dilation = (random.integers(1, most, 2).tolist() for most in (6, 4, 3))
+    padding = [tuple(pair) for pair in random.integers(0, 4, (2, 2)).tolist()]
+    if window == [1, 1]:
+        padding = [(0, 0), (0, 0)]
+    reach = [
+        d * (k - 1) + 1 - a - b for d, k, (a, b) in zip(dilation, window, padding, strict=True)
+    ]
+    rows, columns = (max(1, r) + int(random.integers(0, 9)) for r in reach)
+    more: dict[str, Any] = {"stride": tuple(stride), "dilation": tuple(dilation)}
+    more |= {"padding": tuple(padding), "bias": bool(random.integers(2))}
+    net = L.Sequential(L.Conv2d(channels, filters, tuple(window), **more), L.ReLU())
+    return lambda: net, (batch, channels, rows, columns)
 
 
 def draw_weights(net: md.Layer, random: np.random.Generator) -> None:

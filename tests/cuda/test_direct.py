@@ -19,7 +19,7 @@ from minidnn.backends.cuda.contraction.own import DIRECT
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
 
-from .contractions import dense, draw_weights
+from .contractions import dense, draw_weights, drawn
 from .lowered import ARCH, problems_of
 from .single import (
     Network,
@@ -75,23 +75,6 @@ def test_numbers(name: str, parts: int, folder: Path) -> None:
     )
     choices = [chosen(shape, parts) for shape in shapes]
     check_emulated(SMALL[name], DIRECT, choices, folder, wide=3 if name == "odd" else 0)
-
-
-def drawn(random: np.random.Generator) -> Network:
-    """A convolution of any geometry whose image has pixels left, and its image."""
-    channels, filters, batch = (int(random.integers(1, most)) for most in (24, 80, 4))
-    window, stride, dilation = (random.integers(1, most, 2).tolist() for most in (6, 4, 3))
-    padding = [tuple(pair) for pair in random.integers(0, 4, (2, 2)).tolist()]
-    if window == [1, 1]:
-        padding = [(0, 0), (0, 0)]
-    reach = [
-        d * (k - 1) + 1 - a - b for d, k, (a, b) in zip(dilation, window, padding, strict=True)
-    ]
-    rows, columns = (max(1, r) + int(random.integers(0, 9)) for r in reach)
-    more: dict[str, Any] = {"stride": tuple(stride), "dilation": tuple(dilation)}
-    more |= {"padding": tuple(padding), "bias": bool(random.integers(2))}
-    net = L.Sequential(L.Conv2d(channels, filters, tuple(window), **more), L.ReLU())
-    return lambda: net, (batch, channels, rows, columns)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -10,14 +10,15 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tile
+from minidnn.backends.cuda.contraction.chunks import LANES
 from minidnn.backends.cuda.contraction.own import TILE
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
+from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, PARTS, TILES
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 
-from .contractions import EPSILON, draw_weights, far_apart, within
+from .contractions import EPSILON, draw_weights, drawn, far_apart, within
 from .lowered import EmulatedProgram, Kernel
 
 pytestmark = pytest.mark.early
@@ -52,7 +53,28 @@ DIVIDED = [DIVISIONS.number(*one) for one in ((2, 2), (2, 8), (3, 4), (0, 2), (6
 @pytest.mark.parametrize("choice", [*WHOLE, *DIVIDED], ids=DIVISIONS.shown)
 @pytest.mark.parametrize("name", NETS)
 def test_numbers(name: str, choice: int, tmp_path: Path) -> None:
+    make, size = NETS[name]
+    random = np.random.default_rng(0)
+    x = random.standard_normal(size).astype(np.float32)
+    if name == "far":
+        x = far_apart(x)
     dtype = ("float16", "bfloat16")[(list(NETS).index(name) + choice) % 2]
+    check(make(), x, dtype, choice, tmp_path)
+
+
+@pytest.mark.race
+@pytest.mark.parametrize("seed", range(12))
+def test_any_geometry(seed: int, tmp_path: Path) -> None:
+    random = np.random.default_rng(seed)
+    make, size = drawn(random, LANES)
+    parts = [(i, p) for i, t in enumerate(TILES) for p in PARTS if t.divides(p)]
+    choice = DIVISIONS.number(*parts[random.integers(len(parts))])
+    dtype = ("float16", "bfloat16")[seed % 2]
+    check(make(), random.standard_normal(size).astype(np.float32), dtype, choice, tmp_path)
+
+
+def check(net: md.Layer, x: np.ndarray, dtype: str, choice: int, folder: Path) -> None:
+    """The tile's results beside float64, and in both orders of threads."""
 
     def kernel(problem: ContractionProblem) -> Kernel:
         assert tile.why_not_tiled(problem) is None
@@ -60,15 +82,10 @@ def test_numbers(name: str, choice: int, tmp_path: Path) -> None:
         launch = tile.launch_of(problem, number, MULTIPROCESSORS)
         return TILE, launch, tile.sizes_of(problem, number)
 
-    make, size = NETS[name]
-    net, random = make(), np.random.default_rng(0)
-    draw_weights(net, random)
-    x = random.standard_normal(size).astype(np.float32)
-    if name == "far":
-        x = far_apart(x)
+    draw_weights(net, np.random.default_rng(0))
     x = rounded_to(dtype, x).astype(np.float32)
-    (expected,) = evaluate(to_graph(net, size), [x], "float64")
-    run = EmulatedProgram(net, size, dtype, kernel, tmp_path)
+    (expected,) = evaluate(to_graph(net, x.shape), [x], "float64")
+    run = EmulatedProgram(net, x.shape, dtype, kernel, folder)
     y = run(x)
     assert np.abs(y - expected).max() <= 4 * EPSILON[dtype] * np.abs(expected).max()
     np.testing.assert_array_equal(run(x, backwards=True), y)
