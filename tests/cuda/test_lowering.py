@@ -190,6 +190,17 @@ def test_sums_of_few_pixels_are_divided_where_there_are_clusters() -> None:
     assert {DIVISIONS[choice][1] for choice in candidates(short, "sm_90")} == {1}
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("batch", [1, 8, 128])
+def test_tiles_that_are_measured_fit_shared_memory(batch: int, arch: str) -> None:
+    """Clusters alone do not say so: a block of sm_120 has less than half of what sm_90's have."""
+    (problem,) = of(L.Conv2d(512, 512, 3, padding=1), (batch, 512, 7, 7), "float16")
+    choices = candidates(problem, arch)
+    assert choices
+    for choice in choices:
+        assert launch_of(problem, choice, 132).shared_bytes <= shared_limit(arch)
+
+
 def test_convolutions_whose_filters_and_rows_fit_may_read_each_pixel_once() -> None:
     def first(layer: md.Layer, channels: int, size: int = 14) -> ContractionProblem:
         return of(layer, (2, channels, size, size), "float16")[0]

@@ -48,7 +48,7 @@ class Tile:
         return parts == 1 or self.pixels * self.filters // (8 * parts * self.threads) <= 4
 
     def side_by_side(self, parts: int) -> int:
-        """Blocks of a multiprocessor; where there are parts, there are clusters."""
+        """Blocks of a multiprocessor, by the shared memory of sm_90 where there are parts."""
         room = shared_limit("sm_90") // self.shared_bytes(parts)
         return self.blocks if parts == 1 else min(self.blocks, room)
 
@@ -105,7 +105,8 @@ def _priced(problem: ContractionProblem, arch: str) -> Iterator[tuple[float, int
         sums = tile.pixels * tile.filters
         busy = max(sums * tile.products / _PRODUCTS, tile.slab_bytes / _LOADED)
         for parts in PARTS if has_clusters(arch) else PARTS[:1]:
-            if parts > slabs or not tile.divides(parts):
+            fits = tile.shared_bytes(parts) <= shared_limit(arch)
+            if parts > slabs or not tile.divides(parts) or not fits:
                 continue
             each = -(-tiles * parts // MULTIPROCESSORS)  # blocks of the busiest multiprocessor
             cycles = -(-slabs // parts) * max(each * busy, _SLAB)
