@@ -12,7 +12,7 @@ from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.kernels import KernelSource, Launch
 from tests.cuda.emulator.run import Emulated
 
-MEET, LEAVE = "md_cluster_meet();", "md_cluster_leave();"
+MEET, DONE, LEAVE = "md_cluster_meet();", "md_cluster_done();", "md_cluster_leave();"
 
 SUMS = f"""
 extern "C" __global__ void __cluster_dims__($BLOCKS$, 1, 1) __launch_bounds__($THREADS$, 1)
@@ -32,7 +32,7 @@ sums(float *y, const float *x) {{
       md_load_of(part, own + 4 * other, i);
       for (int j = 0; j < 4; j++) sum[j] += part[j];
     }}
-    md_cluster_done();
+    {DONE}
     for (int j = 0; j < 4; j++) sum[j] = __shfl_xor_sync(0xffffffffu, sum[j], 1);
     md_store(y + 4 * (at + (other ^ 1)), sum);
     {LEAVE}
@@ -99,6 +99,14 @@ def test_a_missing_meeting_shows_up(
     they read, or ends."""
     launch = launch_of(4, 64, without(missing), rounds)
     assert not right(launch, tmp_path, backwards, rounds)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_reads_after_the_last_show_up(rounds: int, backwards: bool, tmp_path: Path) -> None:
+    """Others go on when all are done, before all have left."""
+    text = SUMS.replace(DONE, "").replace(MEET, MEET + DONE)
+    assert not right(launch_of(4, 64, text, rounds), tmp_path, backwards, rounds)
 
 
 @pytest.mark.parametrize("read", [0, 3])

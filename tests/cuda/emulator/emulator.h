@@ -48,6 +48,7 @@ enum State { RUNNING, AT_WARP, AT_BLOCK, AT_CLUSTER, SPINNING, DONE };
 struct Fiber {
   void *stack;  // its top while the fiber does not run: six registers, and where to go on
   State state;
+  bool reads_no_more;  // of other blocks, until it leaves them
 };
 // Of a block, and of a cluster, whose blocks begin with a warp each.
 const unsigned int MOST_OF_BLOCK = 1024, MOST_THREADS = 2048, MOST_BLOCKS = 8;
@@ -128,14 +129,22 @@ static inline void __syncthreads() { yield_as(AT_BLOCK); }
 static inline void __syncwarp(unsigned int = 0xffffffffu) { yield_as(AT_WARP); }
 static inline void md_sync_warp() { __syncwarp(); }
 static inline void md_cluster_meet() { yield_as(AT_CLUSTER); }
-static inline void md_cluster_done() { __syncwarp(); }
-static inline void md_cluster_leave() { yield_as(AT_CLUSTER); }
+static inline void md_cluster_done() {
+  emulator.fibers[emulator.current].reads_no_more = true;
+  __syncwarp();
+}
+static inline void md_cluster_leave() {
+  yield_as(AT_CLUSTER);
+  emulator.fibers[emulator.current].reads_no_more = false;
+}
+// NaN where the other block may have gone on.
 template <int N> static inline void md_load_of(float (&x)[N], const float *p, int block) {
   static_assert(N % 4 == 0, "whole vectors");
   const size_t at = (const unsigned char *)p - emulator.block->begin;
   const size_t size = emulator.block->end - emulator.block->begin;
   if ((size_t)p % 16 || at >= size || (unsigned int)block >= emulator.cluster) abort();
-  memcpy(x, emulator.blocks[block].begin + at, sizeof(x));
+  if (emulator.fibers[emulator.current].reads_no_more) memset(x, 0xff, sizeof(x));
+  else memcpy(x, emulator.blocks[block].begin + at, sizeof(x));
 }
 template <class T> static inline T emulated_exchange(T x, unsigned int lane) {
   unsigned int bits;
@@ -231,7 +240,7 @@ static void begin_block(Block &block, unsigned char *stacks) {
     void **top = (void **)(stacks + (size_t)(i + 1) * STACK_BYTES) - 8;
     memset(top, 0, 8 * sizeof(void *));
     top[6] = (void *)fiber_main;
-    emulator.fibers[i] = {top, RUNNING};
+    emulator.fibers[i] = {top, RUNNING, false};
     Copies &copies = emulated_copies[i];
     copies.made = copies.asked = copies.groups = 0;
   }
