@@ -70,16 +70,24 @@ def test_any_geometry(seed: int, tmp_path: Path) -> None:
     parts = [(i, p) for i, t in enumerate(TILES) for p in PARTS if t.divides(p)]
     choice = DIVISIONS.number(*parts[random.integers(len(parts))])
     dtype = ("float16", "bfloat16")[seed % 2]
-    check(make(), random.standard_normal(size).astype(np.float32), dtype, choice, tmp_path)
+    x = random.standard_normal(size).astype(np.float32)
+    check(make(), x, dtype, choice, tmp_path, multiprocessors=int(random.integers(1, 5)))
 
 
-def check(net: md.Layer, x: np.ndarray, dtype: str, choice: int, folder: Path) -> None:
+def check(
+    net: md.Layer,
+    x: np.ndarray,
+    dtype: str,
+    choice: int,
+    folder: Path,
+    multiprocessors: int = MULTIPROCESSORS,
+) -> None:
     """The tile's results beside float64, and in both orders of threads."""
 
     def kernel(problem: ContractionProblem) -> Kernel:
         assert tile.why_not_tiled(problem) is None
         number = within(problem, choice)
-        launch = tile.launch_of(problem, number, MULTIPROCESSORS)
+        launch = tile.launch_of(problem, number, multiprocessors)
         return TILE, launch, tile.sizes_of(problem, number)
 
     draw_weights(net, np.random.default_rng(0))
