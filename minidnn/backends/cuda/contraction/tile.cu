@@ -1,9 +1,10 @@
 // A convolution as a matrix product on tensor cores: pixels by channels of images (channels last)
 // times taps of filters.  Printed by tile.py, which says what the names in dollars stand for.
 //
-// A block makes BM pixels by BN filters.  Rows of BK products lie in shared memory as chunks of 16
-// bytes, swizzled so that eight rows' chunks never share a bank; STAGES such slabs are in flight.
-// A block makes one tile after another, and loads run ahead into the next.
+// A block makes a tile of BM pixels by BN filters.  Rows of BK products lie in shared memory as
+// chunks of 16 bytes, swizzled so that eight rows' chunks never share a bank; STAGES such slabs are
+// in flight.  A block makes one tile after another, and loads run ahead into the next.  Where PARTS
+// is more than 1, a cluster of so many blocks makes a tile, each the sums of some of its slabs.
 namespace tile_$NAME$ {
 typedef $T$ T;
 enum { BM = $BM$, BN = $BN$, BK = $BK$, WM = $WM$, WN = $WN$, STAGES = $STAGES$ };

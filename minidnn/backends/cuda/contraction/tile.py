@@ -2,7 +2,8 @@
 
 It takes what point-wise operators come before a 1x1 convolution, residuals, slices on both sides,
 and any window over channels-last images.  Sizes and strides are numbers in memory, so that one
-kernel serves all shapes; what is computed around the product stands in its text.
+kernel serves all shapes; what is computed around the product stands in its text.  Where pixels are
+few, a cluster of blocks makes a tile: each some of the products, whose sums they then add up.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ def sizes_of(problem: ContractionProblem, choice: int) -> list[int]:
 
 
 _FEW_REGISTERS = 112
-"""With fewer beside the sums, divisions are those of 64 bits, which are calls, and the first loads
-stand one behind the other, or threads spill.  Elsewhere short code counts: to fetch it takes longer
-than the first slabs do."""
+"""Threads with fewer beside their sums would spill if they did not divide in 64 bits, by calls, or
+if the first loads were a loop.  Elsewhere short code counts: to fetch it takes longer than the
+first slabs do."""
 
 
 def launch_of(problem: ContractionProblem, choice: int, multiprocessors: int) -> Launch:
@@ -248,6 +249,7 @@ def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str
     """What a block does with the sums of its tile."""
     early = tile.early[not simple] // max(1, len(problem.others))
     text = {
+        "JOIN": join_of(problem),
         "OTHERS": _others(problem, early),
         "EPILOGUE": _epilogue(problem, f"[i % {early}][k]") if early else epilogue_of(problem),
         "NEXT_OTHERS": _next_others(problem, early),
@@ -262,8 +264,7 @@ def _added_results(problem: ContractionProblem) -> str:
 
 
 def _results(file: str, problem: ContractionProblem, text: Mapping[str, str]) -> str:
-    usual = {"VECTORS": vectors_of(problem), "JOIN": join_of(problem)}
-    return fill(template(file), {**usual, **text}).rstrip("\n")
+    return fill(template(file), {"VECTORS": vectors_of(problem), **text}).rstrip("\n")
 
 
 def _others(problem: ContractionProblem, early: int) -> str:

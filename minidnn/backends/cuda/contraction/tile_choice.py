@@ -75,7 +75,8 @@ TILES = (
     Tile(64, 32, 64, 32, 16, 4, 3, (2, 2)),
 )
 PARTS = (1, 2, 4, 8)
-"""Into how many parts sums may be divided: as many blocks as a cluster has on every device."""
+"""Into how many parts sums may be divided: a cluster has so many blocks on every device that has
+clusters, unless it has fewer than 8 multiprocessors."""
 DIVISIONS = Divisions(TILES)
 
 

@@ -1,5 +1,6 @@
-  // Each block of the cluster leaves its part of the sums in its shared memory, then adds up some
-  // rows of all parts, always in the same order.  Meanwhile the next tile's slabs arrive.
+  // Each block of the cluster leaves its part of the sums in its shared memory, then adds up OWN rows
+  // of all parts, always in the same order: a thread a chunk of eight filters of every DOWN-th row.
+  // Meanwhile the next tile's slabs arrive.
   enum { PITCH = BN + 8, OWN = BM / PARTS, ACROSS = BN / 8, DOWN = THREADS / ACROSS };
   enum { TIMES = (OWN + DOWN - 1) / DOWN };
   float *sums = (float *)(md_shared + STAGES * STAGE);
