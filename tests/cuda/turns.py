@@ -1,6 +1,6 @@
 """A plugin: workers of pytest-xdist take turns with the GPUs that there are.
 
-    python -m pytest -p tests.cuda.turns -n 32 --dist worksteal -m gpu tests/onnx tests/torch tests/cuda
+    python -m pytest -p tests.cuda.turns -n 32 --dist worksteal -m gpu tests
 
 What is seen is set before anything of CUDA's is loaded, so each worker has one GPU and calls it its
 first; tests that need two run in a process without this plugin.
