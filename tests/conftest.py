@@ -3,6 +3,7 @@ turns."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -47,6 +48,13 @@ def why_no_gpu() -> str | None:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"no usable CUDA device: {error}"
     return None if count else "no CUDA device"
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests that stay to the end are no garbage: a collection that looks through them
+    takes half a second, and many tests ask for one."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
