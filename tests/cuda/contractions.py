@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, PARTS, TILES
+from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, PARTS, TILES, slabs_of
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
@@ -33,8 +32,7 @@ class Forgetful:
 def within(problem: ContractionProblem, choice: int) -> int:
     """The choice of tiles with no more parts than there are slabs of products."""
     shape, parts = DIVISIONS[choice]
-    slabs = -(-prod(problem.w.shape[1:]) // shape.products)
-    most = max(one for one in PARTS if one <= min(parts, slabs))
+    most = max(one for one in PARTS if one <= min(parts, slabs_of(problem, shape)))
     return DIVISIONS.number(TILES.index(shape), most)
 
 

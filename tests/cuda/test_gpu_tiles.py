@@ -7,11 +7,13 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cuda.arch import has_clusters
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.own import TILE
 from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.contraction.tile import why_not_tiled
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
+from minidnn.backends.cuda.machine import machine_of
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
@@ -26,6 +28,9 @@ DIVIDED = [DIVISIONS.number(*one) for one in ((2, 2), (2, 4), (2, 8), (3, 2), (5
 @pytest.fixture(params=[*range(len(TILES)), *DIVIDED], ids=DIVISIONS.shown)
 def only_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contractions are computed by this tile or not at all."""
+    arch = machine_of(0).arch
+    if DIVISIONS[request.param][1] > 1 and not has_clusters(arch):
+        pytest.skip(f"{arch} has no clusters")
 
     def forms(problem: object, arch: str) -> list[Form]:
         reason = why_not_tiled(problem)  # type: ignore[arg-type]

@@ -17,12 +17,11 @@ from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
 from .text import (
-    compute_stages,
+    epilogue_of,
     join_of,
     parameters_of,
     source_of,
     template,
-    unpack_others,
     vectors_of,
 )
 from .tile import is_packed
@@ -204,7 +203,7 @@ def launch_of(problem: ContractionProblem, stream: Stream, multiprocessors: int)
         "SCALE1": _scale(problem, "0", "slab * 4 + k"),
         "OTHERS": _others(problem),
         "VECTORS": vectors_of(problem),
-        "EPILOGUE": _epilogue(problem),
+        "EPILOGUE": epilogue_of(problem, "[part][k]"),
         "JOIN": join_of(problem),
     }
     source = source_of("stream.cu", parts, specific=True)
@@ -260,11 +259,4 @@ def _others(problem: ContractionProblem) -> str:
                 code.line("const bool inside = m < P_pixels && n1 + part * PART < filters;")
                 place = f"*(const uint4 *)(x{1 + i} + m * P_other{i} + n1 + part * PART)"
                 code.line(f"if (inside) p{i}[part][k] = {place};")
-    return str(code).rstrip("\n")
-
-
-def _epilogue(problem: ContractionProblem) -> str:
-    code = Code()
-    unpack_others(code, problem, "[part][k]")
-    compute_stages(code, problem)
     return str(code).rstrip("\n")

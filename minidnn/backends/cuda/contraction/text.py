@@ -62,16 +62,6 @@ def vectors_of(problem: ContractionProblem) -> str:
     return str(code).rstrip("\n")
 
 
-def unpack_others(code: Code, problem: ContractionProblem, index: str) -> None:
-    """The other tensors' eight numbers that were asked for early, into ``a1`` and on."""
-    for i in range(len(problem.others)):
-        code.line(f"float a{1 + i}[8];")
-        code.line(f"md_pack<8, T> q{i};")
-        code.line(f"q{i}.word = p{i}{index};")
-        code.line("#pragma unroll")
-        code.line(f"for (int j = 0; j < 8; j++) a{1 + i}[j] = md_value(q{i}.items[j]);")
-
-
 def compute_stages(
     code: Code, problem: ContractionProblem, count: str = "8", result: str = "r"
 ) -> None:
@@ -88,11 +78,18 @@ def join_of(problem: ContractionProblem) -> str:
     return "md_sync_warp();" if parts else "__syncwarp();"
 
 
-def epilogue_of(problem: ContractionProblem) -> str:
-    """The other tensors' eight numbers behind pixel ``m``, and what comes after on ``a0``."""
+def epilogue_of(problem: ContractionProblem, asked: str | None = None) -> str:
+    """What comes after, on ``a0`` and the other tensors' eight numbers behind pixel ``m``: those of
+    the words ``p0`` and on at that index, if they were asked for early."""
     code = Code()
     for i in range(len(problem.others)):
         code.line(f"float a{1 + i}[8];")
-        code.line(f"md_load<8>(a{1 + i}, x{1 + i} + m * P_other{i} + n);")
+        if asked is None:
+            code.line(f"md_load<8>(a{1 + i}, x{1 + i} + m * P_other{i} + n);")
+            continue
+        code.line(f"md_pack<8, T> q{i};")
+        code.line(f"q{i}.word = p{i}{asked};")
+        code.line("#pragma unroll")
+        code.line(f"for (int j = 0; j < 8; j++) a{1 + i}[j] = md_value(q{i}.items[j]);")
     compute_stages(code, problem)
     return str(code).rstrip("\n")

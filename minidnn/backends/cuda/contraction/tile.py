@@ -21,14 +21,12 @@ from .chunks import LANES, is_aligned, is_regular, step_of
 from .parts import pixels_of
 from .problem import ContractionProblem
 from .text import (
-    compute_stages,
     epilogue_of,
     fill,
     join_of,
     parameters_of,
     source_of,
     template,
-    unpack_others,
     vectors_of,
 )
 from .tile_choice import DIVISIONS, Tile, slabs_of, tiles_of
@@ -251,7 +249,7 @@ def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str
     text = {
         "JOIN": join_of(problem),
         "OTHERS": _others(problem, early),
-        "EPILOGUE": _epilogue(problem, f"[i % {early}][k]") if early else epilogue_of(problem),
+        "EPILOGUE": epilogue_of(problem, f"[i % {early}][k]" if early else None),
         "NEXT_OTHERS": _next_others(problem, early),
     }
     return _results("tile_whole.cu", problem, text)
@@ -259,7 +257,7 @@ def _whole_results(problem: ContractionProblem, tile: Tile, simple: bool) -> str
 
 def _added_results(problem: ContractionProblem) -> str:
     """What a block of a cluster does with its part of the sums."""
-    text = {"OTHERS": _others_of_parts(problem), "EPILOGUE": _epilogue(problem, "[i]")}
+    text = {"OTHERS": _others_of_parts(problem), "EPILOGUE": epilogue_of(problem, "[i]")}
     return _results("tile_parts.cu", problem, text)
 
 
@@ -309,11 +307,3 @@ def _others_of_parts(problem: ContractionProblem) -> str:
 
 def _chunk(i: int, m: str) -> str:
     return f"*(const uint4 *)(x{1 + i} + {m} * P_other{i} + n)"
-
-
-def _epilogue(problem: ContractionProblem, index: str) -> str:
-    """What comes after, the other tensors' numbers being there already."""
-    code = Code()
-    unpack_others(code, problem, index)
-    compute_stages(code, problem)
-    return str(code).rstrip("\n")
