@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from minidnn.backends.cpu.compiler import Unit, compile_units
 from minidnn.backends.cpu.dialect import prelude
 from minidnn.backends.cpu.isa import AVX2, Isa
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
-from minidnn.cache import forbid_builds
+from minidnn.cache import clear, forbid_builds
 from minidnn.errors import CompileError, DeviceError, MiniDNNWarning
 
 from .conftest import Build, MakeFake, processes_with, run_python, wait_until
@@ -50,6 +51,21 @@ def test_second_time_starts_no_compiler(cold_cache: Path) -> None:
     with forbid_builds():
         again = compile_units([unit(), unit(name="equal text")])
     assert [library.path for library in again] == [first.path] * 2
+
+
+def test_what_was_found_stays_while_others_are_compiled(
+    cold_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_units([unit()])
+    # A file that this process has not loaded: of one that it has the loader needs the name alone.
+    monkeypatch.setenv("MINIDNN_CACHE", str(shutil.copytree(cold_cache, tmp_path / "copied")))
+    other = unit(DOUBLE + "// another\n", "other")
+
+    def while_others_clear_the_cache(*_: object) -> None:
+        clear()
+
+    found = compile_units([unit(), other], progress=while_others_clear_the_cache)
+    assert all(works(one) for one in found)
 
 
 def test_key_covers_what_matters() -> None:

@@ -66,7 +66,7 @@ def _function(source: KernelSource) -> Any:
 
     (kernel,) = compile_kernels([source], machine_of(0).arch)
     module = cupy.cuda.function.Module()
-    module.load(kernel.cubin.read_bytes())
+    module.load(kernel.cubin)
     return module.get_function(kernel.name)
 
 

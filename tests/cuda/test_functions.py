@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -30,9 +29,9 @@ def test_launches_of_one_kernel_may_all_have_their_shared_memory(
     sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compiled(sources: Sequence[KernelSource], arch: str) -> list[Kernel]:
-        return [Kernel(Path("unit"), s.name, Resources(32, 0, 0, 0)) for s in sources]
+        return [Kernel(b"unit", s.name, Resources(32, 0, 0, 0)) for s in sources]
 
-    def module(cubin: Path) -> SimpleNamespace:
+    def module(cubin: bytes) -> SimpleNamespace:
         return SimpleNamespace(get_function=lambda name: SimpleNamespace(ptr=name))
 
     driver = Driver()

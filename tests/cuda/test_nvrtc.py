@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_the_whole_dialect_compiles(arch: str) -> None:
     lines += ["y[8] = md_pow(x[0], x[1]);", "y[9] = md_round<md_half>(x[3]);"]
     lines += ["float p[8]; md_load(p, (const md_bf16 *)x); md_store((md_half *)y, p);"]
     (compiled,) = compile_kernels([kernel("all", " ".join(lines))], arch)
-    assert compiled.cubin.read_bytes().startswith(b"\x7fELF")
+    assert compiled.cubin.startswith(b"\x7fELF")
     assert compiled.resources.spill_bytes == compiled.resources.stack_bytes == 0
     assert 16 <= compiled.resources.registers <= 64
 
@@ -57,6 +58,19 @@ def test_kernels_are_found_again_in_whatever_unit_they_are() -> None:
         with pytest.raises(CompileError, match=r"1 CUDA kernel \(k0\) is not in the cache"):
             compile_kernels(sources[:1], "sm_80")
     assert [k.name for k in first] == ["k0", "k1", "k2", "k3", "k4"]
+
+
+def test_what_was_found_stays_while_others_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = kernel("k1", "y[0] = x[1];"), kernel("k2", "y[0] = x[2];")
+    (known,) = compile_kernels([first], "sm_90")
+    compiled = nvrtc.Nvrtc.compile
+
+    def while_others_clear_the_cache(*arguments: Any) -> nvrtc.Compiled:
+        assert cache.clear()
+        return compiled(*arguments)
+
+    monkeypatch.setattr(nvrtc.Nvrtc, "compile", while_others_clear_the_cache)
+    assert compile_kernels([first, second], "sm_90")[0] == known
 
 
 def test_two_kernels_of_one_name_are_refused() -> None:

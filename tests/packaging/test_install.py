@@ -109,7 +109,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     with tarfile.open(build("build_sdist", source, folder)) as archive:
-        archive.extractall(folder / "sdist", filter="data")
+        # Python 3.11.0 to 3.11.3 have no filters.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder / "sdist")
     (unpacked,) = (folder / "sdist").iterdir()
     return build("build_wheel", unpacked, folder)
 

@@ -93,16 +93,16 @@ def compile_units(
     limit = compile_seconds() if timeout is None else timeout
     store = unit_store()
     wanted = {unit.key(ispc): unit for unit in units}
-    paths = _cached(store, wanted)
-    if len(paths) < len(wanted):
+    ready = _cached(store, wanted)
+    if len(ready) < len(wanted):
         with one_builder(limit):
             # Another process may have built the same while this one waited for its turn.
-            paths |= _cached(store, {k: u for k, u in wanted.items() if k not in paths})
-            missing = {key: unit for key, unit in wanted.items() if key not in paths}
+            ready |= _cached(store, {k: u for k, u in wanted.items() if k not in ready})
+            missing = {key: unit for key, unit in wanted.items() if key not in ready}
             if missing:
                 watch = progress or terminal_progress()
-                paths |= _build(missing, store, ispc, limit, jobs or usable_cores(), watch)
-    return [load(paths[unit.key(ispc)]) for unit in units]
+                ready |= _build(missing, store, ispc, limit, jobs or usable_cores(), watch)
+    return [ready[unit.key(ispc)] for unit in units]
 
 
 def compile_seconds() -> float:
@@ -123,14 +123,15 @@ def compile_seconds() -> float:
     return seconds
 
 
-def _cached(store: Store, wanted: dict[str, Unit]) -> dict[str, Path]:
-    found = {key: store.path(key) for key in wanted}
-    return {key: path for key, path in found.items() if path is not None}
+def _cached(store: Store, wanted: dict[str, Unit]) -> dict[str, Library]:
+    """Those that are there, loaded before the cache may drop them."""
+    found = ((key, store.path(key)) for key in wanted)
+    return {key: load(path) for key, path in found if path is not None}
 
 
 def _build(
     missing: dict[str, Unit], store: Store, ispc: Ispc, timeout: float, jobs: int, watch: Watch
-) -> dict[str, Path]:
+) -> dict[str, Library]:
     names = ", ".join(unit.name for unit in missing.values())
     building_allowed(f"{len(missing)} ISPC file{'s' * (len(missing) > 1)} ({names})")
     for unit in missing.values():
@@ -140,7 +141,7 @@ def _build(
         with tempfile.TemporaryDirectory(prefix="minidnn-ispc-") as folder:
             objects = _compile(missing, Path(folder), ispc, timeout, jobs, watch)
             return {
-                key: store.put_file(key, path, label=missing[key].name)
+                key: load(store.put_file(key, path, label=missing[key].name))
                 for key, path in _link(objects, missing, compiler, timeout, jobs).items()
             }
     except OSError as error:

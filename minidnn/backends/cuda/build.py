@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
+from functools import cache
 
 from ...cache import Store, building_allowed, digest
 from ..cpu.cores import usable_cores
@@ -26,9 +26,12 @@ INDEX_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled kernel: the file of its unit, its name in it, and what it takes."""
+    """A compiled kernel: its unit, its name in it, and what it takes.
 
-    cubin: Path
+    The unit is held, not its file, which the cache may drop while others are still compiled.
+    """
+
+    cubin: bytes = field(repr=False)
     name: str
     resources: Resources
 
@@ -59,12 +62,12 @@ def compile_kernels(
     units, index = cubin_store(), Store("cubin_index", ".json", INDEX_BYTES)
     keys = {s.name: _key(s, head, arch, nvrtc) for s in unique.values()}
     ready: dict[str, Kernel] = {}
+    read = cache(units.read)  # many kernels lie in one unit
     for name, key in keys.items():
         if (entry := index.read(key)) is not None:
             known = json.loads(entry)
-            path = units.path(known["unit"])
-            if path is not None:
-                ready[name] = Kernel(path, name, Resources(**known["resources"]))
+            if (cubin := read(known["unit"])) is not None:
+                ready[name] = Kernel(cubin, name, Resources(**known["resources"]))
     missing = [source for name, source in unique.items() if name not in ready]
     if missing:
         names = ", ".join(source.name for source in missing)
@@ -90,8 +93,8 @@ def _build(
         target = arch + "a" * members[0].specific
         key = digest("cubin", text, target, OPTIONS, nvrtc.version)
         compiled = nvrtc.compile(text, target, f"kernels_{key[:8]}")
-        path = units.put(key, compiled.cubin)
-        return key, [Kernel(path, s.name, compiled.resources[s.name]) for s in members]
+        units.put(key, compiled.cubin)
+        return key, [Kernel(compiled.cubin, s.name, compiled.resources[s.name]) for s in members]
 
     groups = [
         members

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...cudnn._cupy import cupy
-from .build import Kernel, compile_kernels
+from .build import compile_kernels
 from .kernels import Launch
+from .nvrtc import Resources
 
 Run = Callable[[], None]
 
@@ -23,7 +23,7 @@ class Loaded:
     """A launch whose kernel is on the device."""
 
     launch: Launch
-    kernel: Kernel
+    resources: Resources
     function: Any
 
     def bind(self, pointers: Sequence[int]) -> Run:
@@ -74,7 +74,7 @@ def load_launches(launches: Sequence[Launch], arch: str) -> list[Loaded]:
     for launch in launches:
         name = launch.source.name
         most[name] = max(most.get(name, 0), launch.shared_bytes)
-    modules: dict[Path, Any] = {}
+    modules: dict[bytes, Any] = {}
     loaded = []
     for launch, kernel in zip(launches, kernels, strict=True):
         if kernel.cubin not in modules:
@@ -83,11 +83,11 @@ def load_launches(launches: Sequence[Launch], arch: str) -> list[Loaded]:
         shared_bytes = most[kernel.name]
         if shared_bytes > _PLENTY:
             cupy().cuda.driver.funcSetAttribute(function.ptr, _MOST_SHARED, shared_bytes)
-        loaded.append(Loaded(launch, kernel, function))
+        loaded.append(Loaded(launch, kernel.resources, function))
     return loaded
 
 
-def _module(cubin: Path) -> Any:
+def _module(cubin: bytes) -> Any:
     module = cupy().cuda.function.Module()
-    module.load(cubin.read_bytes())
+    module.load(cubin)
     return module

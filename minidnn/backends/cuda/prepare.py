@@ -38,7 +38,7 @@ class KernelWork:
         return self.loaded.bind([_address(p, places, self.constants) for p in self.pointers])
 
     def describe(self) -> str:
-        took = self.loaded.kernel.resources
+        took = self.loaded.resources
         return (
             f"{took.registers} registers, {self.loaded.launch.shared_bytes} bytes of shared "
             f"memory, {100 * self.loaded.occupancy:.0f}% occupancy"
