@@ -23,8 +23,9 @@ sums(float *y, const float *x) {{
   const int number = blockIdx.x % $BLOCKS$;
   for (int round = 0; round < $ROUNDS$; round++) {{
     const int at = ((blockIdx.y * gridDim.x + blockIdx.x) * $ROUNDS$ + round) * $THREADS$;
-    md_copy<16>(own + 4 * thread, x + 4 * (at + thread));
-    md_copy_wait();
+    float read[4];
+    md_load(read, x + 4 * (at + thread));
+    md_store(own + 4 * thread, read);
     for (int i = 0; i < number; i++) __syncthreads();
     {MEET}
     float sum[4] = {{0.0f, 0.0f, 0.0f, 0.0f}}, part[4];
