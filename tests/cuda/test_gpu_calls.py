@@ -12,6 +12,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cuda import prepare
 from minidnn.backends.cuda.program import CudaProgram
 from minidnn.errors import DeviceError, GraphError, OutOfMemoryError, UnsupportedError
 
@@ -66,6 +67,29 @@ def test_half_precision_inputs_are_taken_as_they_are() -> None:
     assert torch.equal(exe(half), exe(half.float()))
     strided = half.to(memory_format=torch.channels_last)
     assert torch.equal(exe(strided), exe(half))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "float16"])
+def test_what_an_image_is_gathered_to_needs_no_leave(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "MOST_WORKSPACE", 0)
+    for tune in ("heuristic", "quick"):
+        net = L.Conv2d(3, 8, 3, padding=1)
+        exe = md.compile(net, SHAPE, device="cuda", precision=precision, tune=tune)
+        wanted = md.compile(net, SHAPE, device="reference")(x())
+        assert np.abs(exe(x()).astype(np.float32) - wanted).max() < 1e-2
+
+
+def test_a_limit_that_leaves_no_room_to_gather_is_told() -> None:
+    net = L.Conv2d(3, 8, 3, padding=1)
+    exe = md.compile(net, SHAPE, device="cuda", precision="float16", tune="heuristic")
+    program = exe.program
+    assert isinstance(program, CudaProgram)
+    gathered = 4 * (17 + 2) * (19 + 2) * 8 * 2
+    limit = program.bytes - gathered // 2
+    with pytest.raises(OutOfMemoryError, match=rf"memory_limit={limit} .* \d+ are needed"):
+        md.compile(net, SHAPE, device="cuda", precision="float16", memory_limit=limit)
 
 
 def test_out_is_written_and_returned() -> None:

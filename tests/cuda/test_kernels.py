@@ -191,17 +191,18 @@ def test_joins_along_any_axis(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("geometry", [(7, 2, 3), (3, 1, 1), (11, 4, 2), (3, 2, 0)], ids=str)
 @pytest.mark.parametrize("layout", [PLANAR, CHANNELS_LAST], ids=str)
+@pytest.mark.parametrize("whole", [False, True])
 def test_gathered_images_give_the_same_convolution(
-    geometry: tuple[int, int, int], layout: Layout, tmp_path: Path
+    geometry: tuple[int, int, int], layout: Layout, whole: bool, tmp_path: Path
 ) -> None:
     kernel, stride, pad = geometry
     x = numbers_of((2, 3, 21, 25), "float16")
     weight = numbers_of((8, 3, kernel, kernel), "float16")
     conv = ops.Conv2d((stride, stride), ((pad, pad), (pad, pad)))
     (expected,) = conv.reference(x.astype(np.float64), weight.astype(np.float64))
-    how = Gather((stride, stride), (pad, pad))
+    how = Gather((stride, stride), (pad, pad), kernel if whole else stride)
     source = tensor_of(TensorType(x.shape, "float16"), layout)
-    made = how.gathered(source, expected.shape[2:], (kernel, kernel))
+    made = how.gathered(source, expected.shape[2:], how.taps((kernel, kernel)))
     memory = memory_of(made, None, 2)
     launch = print_gather(2, source, made, how)
     run(launch, [memory_of(source, x, 2), memory], tmp_path)

@@ -157,6 +157,10 @@ def test_images_of_few_channels_are_gathered() -> None:
     (problem,) = of(L.Conv2d(3, 64, 7, 2, 3), (2, 3, 224, 224), "float16")
     assert problem.gather is not None and problem.w.shape == (64, 16, 4, 4)
     assert problem.input.shape == (2, 16, 115, 115) and problem.stride == (1, 1)
+    (whole,) = of(L.Conv2d(3, 64, 7, 2, 3), (2, 3, 224, 224), "tf32")
+    assert whole.w.shape == (64, 44, 4, 1) and whole.input.shape == (2, 44, 115, 112)
+    (wide,) = of(L.Conv2d(3, 64, 11, 4, 2), (2, 3, 224, 224), "tf32")
+    assert wide.w.shape == (64, 48, 3, 3), "blocks of the stride have channels enough"
     (exact,) = of(L.Conv2d(3, 64, 7, 2, 3), (2, 3, 224, 224), "float32")
     assert exact.gather is None and exact.planar
     (linear,) = of(L.Linear(3, 8), (2, 3), "float16")

@@ -116,7 +116,8 @@ def prepare(
     load = Loader(arch)
     with threads() as making, threads() as building:
         constants = Constants((p for p in pointers if isinstance(p, Data)), making)
-        workspace_limit = _workspace_limit(memory_limit, lay_out(plan, {}), constants)
+        left = _left(memory_limit, lay_out(plan, {}), constants)
+        workspace_limit = MOST_WORKSPACE if left is None else min(left, MOST_WORKSPACE)
         tuning = Tuning(arch, tune, workspace_limit, load, _spare(plan, tasks))
         choice = Choice(list(problems), tuning, building)
         load([*launches, *choice.launches()])
@@ -128,6 +129,7 @@ def prepare(
             most = workspaces.get(task.node, 0)
             workspaces[task.node] = max(most, built[task.work].workspace)
     block = lay_out(plan, workspaces)
+    _left(memory_limit, block, constants)
     done = []
     for task in tasks:
         if isinstance(task.work, Launch):
@@ -139,16 +141,17 @@ def prepare(
     return Prepared(tuple(done), block, constants, outputs)
 
 
-def _workspace_limit(memory_limit: int | None, least: Block, constants: Constants) -> int:
+def _left(memory_limit: int | None, block: Block, constants: Constants) -> int | None:
+    """Bytes that the limit, if there is one, leaves beside weights and block."""
     if memory_limit is None:
-        return MOST_WORKSPACE
-    left = memory_limit - constants.bytes - least.own_bytes
-    if left < 0:
+        return None
+    needed = constants.bytes + block.own_bytes
+    if needed > memory_limit:
         raise OutOfMemoryError(
-            f"memory_limit={memory_limit} bytes; weights take {constants.bytes} and values "
-            f"{least.own_bytes}, so at least {constants.bytes + least.own_bytes} are needed"
+            f"memory_limit={memory_limit} bytes; weights take {constants.bytes} and values with "
+            f"workspaces {block.own_bytes}, so at least {needed} are needed"
         )
-    return min(left, MOST_WORKSPACE)
+    return memory_limit - needed
 
 
 def _spare(plan: Plan, tasks: Sequence[Task]) -> dict[ContractionProblem, int]:

@@ -18,7 +18,7 @@ from ....graph.operator import Operator
 from ....graph.operators import Conv2d, Linear
 from ..pointwise import CHAIN, Argument, PointStep
 from ..tensor import Tensor
-from .gather import FEW_CHANNELS, Gather
+from .gather import FEW_CHANNELS, Gather, gather_of
 
 Pair = tuple[int, int]
 
@@ -71,8 +71,8 @@ class ContractionProblem:
         """The image that the convolution reads."""
         if self.gather is None:
             return self.x
-        kernel = self.w.shape[2] * self.gather.stride[0], self.w.shape[3] * self.gather.stride[1]
-        return self.gather.gathered(self.x, (self.y.rows, self.y.columns), kernel)
+        _, _, rows, columns = self.w.shape
+        return self.gather.gathered(self.x, (self.y.rows, self.y.columns), (rows, columns))
 
     @property
     def input(self) -> TensorSpec:
@@ -211,8 +211,9 @@ def contraction_of(
     gather = None
     few = wants_gather(geometry, shape, "tf32" if tf32 else x.dtype)
     if few and isinstance(op, Conv2d):
-        gather = Gather(stride, (padding[0][0], padding[1][0]))
-        taps = gather.taps((shape[2], shape[3]))
+        before_first, kernel = (padding[0][0], padding[1][0]), (shape[2], shape[3])
+        gather = gather_of(stride, before_first, kernel, shape[1], x.dtype)
+        taps = gather.taps(kernel)
         shape = (shape[0], gather.channels(shape[1], x.dtype), *taps)
         padding, stride, planar = ((0, 0), (0, 0)), (1, 1), False
     problem = ContractionProblem(

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 _KEPT = 6
 _OWN_KEPT = 2
 """So many of our kernels race with cuDNN's, once they were timed among themselves."""
-_VERSION = 17
+_VERSION = 18
 _COMPILED = 1
 """So many of cuDNN's engines that compile are measured for a form: building one takes a second of a
 core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
@@ -65,7 +65,7 @@ Ahead = dict[Form, list[tuple[Recipe, Core]]]
 class Tuning:
     """How recipes are chosen on the current device, of architecture ``arch`` ("sm_90"): ``tune``,
     and bytes of workspace: ``workspace_limit``, or what is ``spare`` in the plan's memory while a
-    contraction runs, if that is more."""
+    contraction runs, or what it takes in any case, if that is more."""
 
     arch: str
     tune: str
@@ -75,7 +75,8 @@ class Tuning:
 
     def limit(self, problem: ContractionProblem) -> int:
         """Bytes of workspace that the problem may take."""
-        return max(self.workspace_limit, self.spare.get(problem, 0))
+        needed = room(problem, Form(CONVOLUTION, len(problem.stages)), 0)
+        return max(self.workspace_limit, self.spare.get(problem, 0), needed)
 
     @property
     def memory(self) -> Memory:
