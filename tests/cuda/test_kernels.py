@@ -189,6 +189,16 @@ def test_joins_along_any_axis(tmp_path: Path) -> None:
     assert not y[..., :5].any()
 
 
+def test_places_of_giant_images_are_whole() -> None:
+    """Their channels lie further apart than 32 bits count."""
+    for size, wide in ((1 << 14, False), (1 << 15, True)):
+        source = tensor_of(TensorType((1, 3, size, size), "float16"), PLANAR)
+        how = Gather((16, 16), (0, 0), 16)
+        made = how.gathered(source, (size // 16, size // 16), (1, 1))
+        text = print_gather(1, source, made, how).source.text
+        assert (f"* (long long){size * size}" in text) == wide
+
+
 @pytest.mark.parametrize("geometry", [(7, 2, 3), (3, 1, 1), (11, 4, 2), (3, 2, 0)], ids=str)
 @pytest.mark.parametrize("layout", [PLANAR, CHANNELS_LAST], ids=str)
 @pytest.mark.parametrize("whole", [False, True])

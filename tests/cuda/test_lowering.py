@@ -161,6 +161,10 @@ def test_images_of_few_channels_are_gathered() -> None:
     assert whole.w.shape == (64, 44, 4, 1) and whole.input.shape == (2, 44, 115, 112)
     (wide,) = of(L.Conv2d(3, 64, 11, 4, 2), (2, 3, 224, 224), "tf32")
     assert wide.w.shape == (64, 48, 3, 3), "blocks of the stride have channels enough"
+    (long,) = of(L.Conv2d(1, 8, (1, 251)), (2, 1, 1, 3200), "tf32")
+    assert long.w.shape == (8, 4, 1, 251), (
+        "blocks as wide as this window would take 63 times as much"
+    )
     (exact,) = of(L.Conv2d(3, 64, 7, 2, 3), (2, 3, 224, 224), "float32")
     assert exact.gather is None and exact.planar
     (linear,) = of(L.Linear(3, 8), (2, 3), "float16")

@@ -274,15 +274,6 @@ def test_another_tuning_is_another_choice(book: _Book) -> None:
     assert book.of("measured") == some * 2
 
 
-@pytest.mark.parametrize("precision", ["float16", "tf32"])
-def test_an_image_may_be_gathered_whatever_it_takes(precision: str) -> None:
-    """It has to be: else batches of large images had no way at all."""
-    (problem,) = problems_of(L.Conv2d(3, 16, 3, padding=1), (64, 3, 1200, 1000), precision)
-    tuning = Tuning(ARCH, "quick", 1 << 30, lambda launches: [])
-    gathered = problem.batch * problem.gathered.image * problem.gathered.itemsize
-    assert 1 << 30 < gathered <= tuning.limit(problem) < gathered + 256
-
-
 def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ...errors import OutOfMemoryError
+from ...errors import OutOfMemoryError, UnsupportedError
 from ...graph.ir import Constant, Node, Value
 from ...runtime.plan import Plan
 from .arrays import Given
@@ -123,13 +124,17 @@ def prepare(
         load([*launches, *choice.launches()])
         constants.lay_down()  # before anything is measured, which nothing shall disturb
         built = choice.made()
-    workspaces: dict[Node, int] = {}
-    for task in tasks:
-        if isinstance(task.work, ContractionProblem):
-            most = workspaces.get(task.node, 0)
-            workspaces[task.node] = max(most, built[task.work].workspace)
-    block = lay_out(plan, workspaces)
-    _left(memory_limit, block, constants)
+        block = lay_out(plan, _workspaces(tasks, built))
+        if memory_limit is not None and constants.bytes + block.own_bytes > memory_limit:
+            # Each workspace is within the limit, but where one lies no input or output can; or an
+            # image has to be gathered, whatever that takes.
+            tuning = replace(tuning, workspace_limit=0, spare={})
+            choice = Choice(list(problems), tuning, building)
+            load(choice.launches())
+            with suppress(UnsupportedError):  # a contraction has no way without a workspace
+                built = choice.made()
+                block = lay_out(plan, _workspaces(tasks, built))
+            _left(memory_limit, block, constants)
     done = []
     for task in tasks:
         if isinstance(task.work, Launch):
@@ -152,6 +157,17 @@ def _left(memory_limit: int | None, block: Block, constants: Constants) -> int |
             f"workspaces {block.own_bytes}, so at least {needed} are needed"
         )
     return memory_limit - needed
+
+
+def _workspaces(
+    tasks: Sequence[Task], built: Mapping[ContractionProblem, Built]
+) -> dict[Node, int]:
+    """Bytes that each node takes beside its values."""
+    found: dict[Node, int] = {}
+    for task in tasks:
+        if isinstance(task.work, ContractionProblem):
+            found[task.node] = max(found.get(task.node, 0), built[task.work].workspace)
+    return found
 
 
 def _spare(plan: Plan, tasks: Sequence[Task]) -> dict[ContractionProblem, int]:

@@ -10,7 +10,8 @@ of stride 1 with fewer taps; the padding is written, and channels are filled up 
 In tf32 cuDNN's engines take 32 channels of a tap at once, of which such blocks have 4 to 12.  There
 blocks are as wide as the window and overlap, so that more is written, and each row of the window is
 one tap: on an H200 ResNet's first convolution took 0.66 of the time at batch 32.  For halves our
-own kernels read neighbouring blocks from shared memory, and writing more took longer.
+own kernels read neighbouring blocks from shared memory, and writing more took longer.  Blocks of
+more than 48 channels would take too much memory for what they save.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..tensor import Tensor
 Pair = tuple[int, int]
 FEW_CHANNELS = 4
 _AT_ONCE = 32  # channels of a tap, in tf32
+_WIDEST = 48  # channels of a block that is as wide as the window
 _ACCESS = 16  # bytes
 _THREADS = 128
 
@@ -75,8 +77,9 @@ class Gather:
 
 def gather_of(stride: Pair, padding: Pair, kernel: Pair, channels: int, dtype: str) -> Gather:
     """The gather of a convolution of so many channels; "float32" is computed in tf32."""
-    narrow = channels * stride[0] * stride[1] < _AT_ONCE
-    return Gather(stride, padding, kernel[1] if dtype == "float32" and narrow else stride[1])
+    narrow, wide = (channels * stride[0] * columns for columns in (stride[1], kernel[1]))
+    whole = dtype == "float32" and narrow < _AT_ONCE and wide <= _WIDEST
+    return Gather(stride, padding, kernel[1] if whole else stride[1])
 
 
 def print_gather(batch: int, x: Tensor, made: Tensor, how: Gather) -> Launch:
@@ -106,6 +109,8 @@ def print_gather(batch: int, x: Tensor, made: Tensor, how: Gather) -> Launch:
             inside = f"(unsigned)row < {x.rows}u && (unsigned)column < {x.columns}u"
             code.line(f"const bool inside = down < {how.stride[0]} && {inside};")
             place = f"rest % {x.channels} * {x.channel} + row * {x.row} + column * {x.pixel}"
+            if x.image >= 1 << 31:
+                place = place.replace("* ", "* (long long)")
             code.line(f"r[i] = inside ? md_value(x[{place}]) : 0.0f;")
         code.line(f"md_store<{lanes}>(y + (long long)t * {lanes}, r);")
     name = f"gather_{digest(str(code))[:20]}"

@@ -12,6 +12,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 
 from ....cache import Store, digest
 from ....cudnn import machine
@@ -75,7 +76,7 @@ class Tuning:
 
     def limit(self, problem: ContractionProblem) -> int:
         """Bytes of workspace that the problem may take."""
-        needed = room(problem, Form(CONVOLUTION, len(problem.stages)), 0)
+        needed = _least_room(problem, self.arch)
         return max(self.workspace_limit, self.spare.get(problem, 0), needed)
 
     @property
@@ -87,6 +88,13 @@ class Tuning:
     @property
     def device(self) -> str:
         return machine.device_name(cupy().cuda.runtime.getDevice())
+
+
+@lru_cache(maxsize=1024)
+def _least_room(problem: ContractionProblem, arch: str) -> int:
+    """Bytes beside the tensors that all forms take: for an image that has to be gathered, or that
+    only cuDNN's forms read, which take nothing that comes before."""
+    return min(room(problem, form, 0) for form in forms_of(problem, arch))
 
 
 def launches_of(
@@ -249,6 +257,9 @@ def _candidates(
             if size <= workspace_limit:
                 yield Recipe(form, choice, (), size), core
         return
+    left = workspace_limit - room(problem, form, 0)
+    if left < 0:
+        return
     graph = graph_of(problem, form.core, form.stages, target(problem, form))
     # The fastest of exact float32 are among those that no heuristic proposes, and few.
     everything = most is None or (problem.is_exact and tuning.tune == "quick")
@@ -257,7 +268,7 @@ def _candidates(
             defaults=everything,
             most=None if everything else most,
             most_compiled=_COMPILED if tuning.tune == "quick" and not everything else None,
-            constraints=constraints_of(problem, workspace_limit),
+            constraints=constraints_of(problem, left),
         )
     except UnsupportedError as error:
         log.info("%s", error)

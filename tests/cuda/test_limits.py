@@ -1,0 +1,152 @@
+"""How much memory a plan may take; without a GPU, whose part is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cuda import prepare
+from minidnn.backends.cuda.block import lay_out
+from minidnn.backends.cuda.constants import Constants
+from minidnn.backends.cuda.contraction import direct, own, tune, winograd
+from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.own import OWN, own_choices
+from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.recipe import room
+from minidnn.backends.cuda.contraction.tune import Tuning
+from minidnn.backends.cuda.lower import lower_plan
+from minidnn.errors import OutOfMemoryError, UnsupportedError
+
+from .lowered import ARCH, planned, problems_of
+
+STEM = L.Conv2d(3, 64, 7, 2, 3)
+AFTER_NORM = L.Sequential(L.BatchNorm2d(224), L.ReLU(), L.Conv2d(224, 128, 1, bias=False))
+THREE = L.Sequential(
+    *(L.Conv2d(64, 64, 3, padding=1), L.ReLU(), L.Conv2d(64, 64, 3, padding=1), L.ReLU()),
+    L.Conv2d(64, 64, 3, padding=1),
+)
+
+
+def tuning(limit: int, tuned: str = "quick") -> Tuning:
+    return Tuning(ARCH, tuned, limit, lambda launches: [])
+
+
+@pytest.mark.parametrize("precision", ["float16", "tf32"])
+def test_an_image_may_be_gathered_whatever_it_takes(precision: str) -> None:
+    """It has to be: else batches of large images had no way at all."""
+    (problem,) = problems_of(L.Conv2d(3, 16, 3, padding=1), (64, 3, 1200, 1000), precision)
+    gathered = problem.batch * problem.gathered.image * problem.gathered.itemsize
+    assert 1 << 30 < gathered <= tuning(1 << 30).limit(problem) < gathered + 256
+
+
+@pytest.mark.parametrize("precision", ["float16", "float32"])
+def test_what_comes_before_needs_no_memory(precision: str) -> None:
+    """cuDNN's forms need a copy that has been through it, our kernels do not."""
+    (problem,) = problems_of(AFTER_NORM, (32, 224, 56, 56), precision)
+    assert problem.before and tuning(0).limit(problem) == 0
+
+
+@pytest.mark.parametrize("left", [0, 1 << 20])
+@pytest.mark.parametrize("precision", ["float32", "tf32", "float16"])
+@pytest.mark.parametrize("network", [STEM, AFTER_NORM], ids=["stem", "after a norm"])
+def test_nothing_takes_more_than_the_limit(
+    network: md.Layer, precision: str, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN's engines take all that they may, beside what is prepared for them."""
+
+    def plans(constraints: Any, **options: Any) -> list[Any]:
+        config = SimpleNamespace(engine=1, knobs=())
+        return [SimpleNamespace(workspace=constraints.workspace_limit, config=config)]
+
+    monkeypatch.setattr(tune, "graph_of", lambda *given: SimpleNamespace(plans=plans))
+    monkeypatch.setattr(tune, "fixed_convolution", lambda *given: "there is no cuDNN")
+    monkeypatch.setattr(own, "multiprocessors", lambda: 132)
+    channels = 3 if network is STEM else 224
+    (problem,) = problems_of(network, (4, channels, 56, 56), precision)
+    heuristic = tuning(left, "heuristic")
+    found = [
+        recipe
+        for form in forms_of(problem, ARCH)
+        for recipe, _ in tune._candidates(problem, form, 3, heuristic)
+    ]
+    assert found and all(one.workspace <= heuristic.limit(problem) for one in found)
+
+
+class _Greedy:
+    """Takes what needs most workspace of what the limits leave."""
+
+    def __init__(self, problems: Sequence[ContractionProblem], tuning: Tuning, pool: Any) -> None:
+        self.problems, self.tuning = problems, tuning
+
+    def launches(self) -> list[Any]:
+        return []
+
+    def made(self) -> dict[ContractionProblem, Any]:
+        return {problem: self._most(problem) for problem in self.problems}
+
+    def _most(self, problem: ContractionProblem) -> Any:
+        limit = self.tuning.limit(problem)
+        sizes = []
+        for form in forms_of(problem, ARCH):
+            choices = own_choices(problem, form.core, ARCH) if form.core in OWN else [-1]
+            for i in choices:
+                size = own._KERNELS[form.core].room(problem, i) if i >= 0 else 0
+                sizes.append(room(problem, form, size))
+        fitting = [size for size in sizes if size <= limit]
+        if not fitting:
+            raise UnsupportedError(f"no way within {limit} bytes")
+        return SimpleNamespace(workspace=max(fitting), recipe=None)
+
+
+@pytest.fixture
+def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (own, direct, winograd):
+        monkeypatch.setattr(module, "multiprocessors", lambda: 132, raising=False)
+    monkeypatch.setattr(prepare, "Choice", _Greedy)
+    monkeypatch.setattr(prepare, "Loader", lambda arch: lambda launches: [None] * len(launches))
+    monkeypatch.setattr(Constants, "lay_down", lambda self: self.bytes)
+
+
+def least(network: md.Layer, shape: tuple[int, ...], precision: str) -> tuple[Any, Any, int]:
+    """The plan, its tasks, and bytes of weights and values."""
+    plan = planned(network, shape, precision)
+    tasks = lower_plan(plan, ARCH, precision == "tf32")
+    data = [p for task in tasks for p in task.pointers if isinstance(p, prepare.Data)]
+    with prepare.threads() as pool:
+        weights = Constants(data, pool).bytes
+    return plan, tasks, weights + lay_out(plan, {}).own_bytes
+
+
+@pytest.mark.parametrize("extra", [0, 256, 1 << 18, 1 << 20, 4 << 20])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize(
+    "network, shape",
+    [(THREE, (8, 64, 56, 56)), (AFTER_NORM, (8, 224, 28, 28))],
+    ids=["three convolutions", "after a norm"],
+)
+@pytest.mark.usefixtures("greedy")
+def test_a_limit_that_can_be_kept_is_kept(
+    network: md.Layer, shape: tuple[int, ...], precision: str, extra: int
+) -> None:
+    """Each workspace is within the limit, but may lie where the input or output would."""
+    plan, tasks, needed = least(network, shape, precision)
+    made = prepare.prepare(plan, tasks, ARCH, "quick", needed + extra)
+    assert made.constants.bytes + made.block.own_bytes <= needed + extra
+
+
+@pytest.mark.parametrize("precision", ["tf32", "float16"])
+@pytest.mark.usefixtures("greedy")
+def test_a_limit_that_leaves_no_room_to_gather_is_told(precision: str) -> None:
+    network = L.Sequential(STEM, L.ReLU(), L.MaxPool2d(3, 2, 1))
+    plan, tasks, needed = least(network, (2, 3, 64, 64), precision)
+    (problem,) = (task.work for task in tasks if isinstance(task.work, ContractionProblem))
+    gathered = tuning(0).limit(problem)
+    with pytest.raises(OutOfMemoryError, match=rf"memory_limit={needed} .* \d+ are needed"):
+        prepare.prepare(plan, tasks, ARCH, "quick", needed)
+    made = prepare.prepare(plan, tasks, ARCH, "quick", needed + gathered)
+    assert made.block.own_bytes <= needed + gathered
