@@ -38,7 +38,10 @@ MOST_BYTES = 1 << 30
 SMALL = 1 << 22
 
 NUMBERS = (0, 1, -1, 2, 7, 2**31 - 1, 2**31, -(2**31), 2**40, 2**63 - 1, -(2**63), 10**9)
-PATHS = ("../../etc/passwd", "/etc/passwd", "..\\x", "link/passwd", "a\0b", "", ".", "missing.bin")
+PATHS = (
+    *("../../etc/passwd", "/etc/passwd", "..\\x", "link/passwd", "a\0b", "", ".", "missing.bin"),
+    *("long" * 100, "deep/" * 2000 + "x", "model.onnx/x", "\ud7ff"),
+)
 
 
 @cache

@@ -211,6 +211,14 @@ def test_external_data_outside_of_the_folder(tmp_path: Path, location: str) -> N
         external_path(location, folder, "tensor")
 
 
+@pytest.mark.parametrize("location", ["w" * 300, "w" * 5000, "a/" * 3000 + "w", "loop"])
+def test_external_data_that_no_file_system_can_look_for(tmp_path: Path, location: str) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(GraphError, match="tensor has external data in ") as caught:
+        external_path(location, tmp_path, "tensor")
+    assert len(str(caught.value)) < 300
+
+
 def test_arguments_that_are_not_legal() -> None:
     with pytest.raises(GraphError, match="model=5 is a int; valid are a path, the bytes of a mod"):
         load_onnx(5)

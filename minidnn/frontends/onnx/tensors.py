@@ -126,12 +126,19 @@ def external_path(location: str, folder: Path | None, what: str) -> Path:
         )
     if not location or "\0" in location or os.path.isabs(location) or "\\" in location:
         raise GraphError(f"{what} has external data in {location!r:.100}; {_VALID}")
-    base = Path(os.path.realpath(folder))
-    path = Path(os.path.realpath(base / location))
-    if base not in path.parents or ".." in Path(location).parts:
-        raise GraphError(f"{what} has external data in {location!r:.100}; {_VALID}")
-    if not path.is_file():
-        raise GraphError(f"{what} has external data in {location!r:.100}, which is no file")
+    told = f"{what} has external data in {location!r:.100}"
+    try:
+        base = Path(os.path.realpath(folder))
+        path = Path(os.path.realpath(base / location))
+        within = base in path.parents and ".." not in Path(location).parts
+        there = within and path.is_file()
+    except (OSError, ValueError) as error:  # too long, or beyond the file system's encoding
+        reason = getattr(error, "strerror", None) or error
+        raise GraphError(f"{told}, which cannot be looked for: {reason}") from error
+    if not within:
+        raise GraphError(f"{told}; {_VALID}")
+    if not there:
+        raise GraphError(f"{told}, which is no file")
     return path
 
 
