@@ -61,6 +61,30 @@ def taken(fast: Any) -> list[bool]:
     return [level.taken for level in fast.programs[0].levels]
 
 
+class Particular(nn.Module):
+    """Takes nothing but plain tensors, and has no message for who brings others."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if type(x) is not torch.Tensor:
+            raise AssertionError  # as a bare assert where pytest writes no message into it
+        return x * 2
+
+
+def test_one_that_fails_without_a_message() -> None:
+    fast = optimized(nn.Sequential(conv(3), Particular(), conv()))
+    assert taken(fast) == [True, False, True]
+    assert "\n  1: a module as it is: AssertionError\n" in fast.explain()
+
+
+def test_a_mistake_without_a_message_is_told_as_it_is() -> None:
+    class Refusing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError
+
+    with pytest.raises(ValueError, match=r"^$"):
+        md.optimize(nn.Sequential(conv(3), Refusing()).eval(), examples(2, 3, 4, 4))
+
+
 def test_one_that_stands_in_several_places() -> None:
     shared = Deciding(lambda x: x * 2)
     fast = optimized(nn.Sequential(conv(3), shared, conv(), shared, conv(), Around(shared)))

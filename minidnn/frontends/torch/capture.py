@@ -180,7 +180,7 @@ class _Export:
                 return self._exported()
             except Exception as error:  # whatever a module's own Python does
                 path = culprit(error, self._root)
-                said = f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.200}"
+                said = _said(error)
                 if path in self._unfit:
                     raise self._refusal(self._unfit[path]) from error
                 if path is None or path in self.opaque.reasons:
@@ -225,6 +225,13 @@ class _Export:
             f"{type(self._root).__name__} cannot be captured: {reason}; "
             'torch.compile(model, backend="minidnn") splits a network at such places'
         )
+
+
+def _said(error: Exception) -> str:
+    """The kind of an error and the first line of its message, if it has one."""
+    first, *_ = str(error).strip().splitlines() or [""]
+    kind = type(error).__name__
+    return f"{kind}: {first:.200}" if first else kind
 
 
 def _captured(root: nn.Module, program: Any, held_leaves: Mapping[int, Held]) -> Captured:
