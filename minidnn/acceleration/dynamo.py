@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from minidnn.acceleration.engine import Engine, engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
@@ -55,6 +55,7 @@ def backend(
     return Piece(
         module,
         _weights(module, example),
+        _numbers(module),
         known.get("device"),
         known.get("precision"),
         bool(known.get("strict", False)),
@@ -70,6 +71,7 @@ class Piece:
         self,
         module: Any,
         weights: Mapping[int, str],
+        numbers: Sequence[int],
         device: str | None,
         precision: str | None,
         strict: bool,
@@ -81,6 +83,10 @@ class Piece:
         self._weights = dict(weights)
         self._now: dict[int, Any] = {}
         self._held = {i: Held(self._now, i, name) for i, name in self._weights.items()}
+        #: Arguments that stand for numbers which modules hold, and the values that they had.
+        self._numbers = list(numbers)
+        self._values: set[tuple[float, ...]] = set()
+        self._sizes = sizes
         self._device = device
         self._precision = precision
         self._strict = strict
@@ -111,14 +117,20 @@ class Piece:
 
     def _run(self, args: Sequence[Any]) -> tuple[bool, Any]:
         """Whether the piece was taken, and what it then gives."""
-        inputs = [arg for place, arg in enumerate(args) if place not in self._weights]
+        values = self._values_of(args)
+        inputs = [
+            arg
+            for place, arg in enumerate(args)
+            if place not in self._weights and place not in values
+        ]
         key = describe(inputs)
         if key in self._refused:
             return False, None
         engine = self._engine(args)
         try:
+            arranged = (len(args), *values.values())
             made = self.programs.run(
-                inputs, len(args), lambda: self._made(args, inputs, engine), args
+                inputs, arranged, lambda: self._made(args, inputs, values, engine), args
             )
             return True, made
         except UnsupportedError as error:
@@ -126,6 +138,18 @@ class Piece:
                 raise
             self._leave(key, str(error))
             return False, None
+
+    def _values_of(self, args: Sequence[Any]) -> dict[int, float]:
+        """The numbers that modules hold, which are part of a program; ones that change again and
+        again are tensors, as PyTorch gives them, lest each value be compiled."""
+        found = {place: args[place].item() for place in self._numbers}
+        values = tuple(found.values())
+        if values not in self._values:
+            if len(self._values) == self._sizes:
+                self._numbers.clear()
+                return {}
+            self._values.add(values)
+        return found
 
     def _engine(self, args: Sequence[Any]) -> Engine:
         """The one for these arguments: errors for what is not legal are the caller's to see."""
@@ -136,8 +160,15 @@ class Piece:
             self._engines[memory] = engine
         return self._engines[memory]
 
-    def _made(self, args: Sequence[Any], inputs: Sequence[Any], engine: Engine) -> Program:
-        captured = capture(self.module, args, held_leaves=self._held)
+    def _made(
+        self,
+        args: Sequence[Any],
+        inputs: Sequence[Any],
+        values: Mapping[int, float],
+        engine: Engine,
+    ) -> Program:
+        module = _with_numbers(self.module, values) if values else self.module
+        captured = capture(module, args, held_leaves=self._held)
         program = Program(captured, engine, "torch.compile", describe(inputs), self._strict)
         if not program.parts:
             raise UnsupportedError(f"nothing of it is taken:\n{program.rest()}")
@@ -198,11 +229,49 @@ def _weights(module: Any, example: Sequence[Any]) -> dict[int, str]:
     return found
 
 
+def _numbers(module: Any) -> list[int]:
+    """The places of arguments that stand for numbers which modules hold.
+
+    Where sizes are to be dynamic, PyTorch makes such numbers, like the epsilon of a norm, arguments
+    too: tensors on the CPU that the piece takes the number of.
+    """
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return [
+        place
+        for place, node in enumerate(placeholders)
+        if getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False)
+        and "NN_MODULE" in str(_asked(getattr(node, "_dynamo_source", None), "guard_source"))
+        and all(map(_takes_number, node.users))
+    ]
+
+
+def _takes_number(node: fx.Node) -> bool:
+    return node.op == "call_method" and node.target == "item"
+
+
+def _with_numbers(module: fx.GraphModule, values: Mapping[int, float]) -> fx.GraphModule:
+    """The piece with these numbers, by the places of their arguments, as constants."""
+    graph = fx.Graph()
+    found: dict[fx.Node, Any] = {}
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    numbers = {placeholders[place]: value for place, value in values.items()}
+    for node in module.graph.nodes:
+        if _takes_number(node) and node.args[0] in numbers:
+            found[node] = numbers[node.args[0]]
+        else:
+            found[node] = graph.node_copy(node, found.__getitem__)
+    return fx.GraphModule(module, graph)
+
+
+def _asked(source: Any, what: str) -> Any:
+    """What PyTorch says of where an argument comes from: attributes, methods once."""
+    said = getattr(source, what, None)
+    return said() if callable(said) else said
+
+
 def _name(node: Any) -> str:
     """The name in a state dict of what PyTorch finds at
     ``L['self']._modules['conv']._parameters['weight']``."""
-    source = getattr(node, "_dynamo_source", None)
-    name = getattr(source, "name", None)
-    text = str(name() if callable(name) else name) if name is not None else str(node.name)
+    text = str(_asked(getattr(node, "_dynamo_source", None), "name") or node.name)
     keys = re.findall(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", text)
     return ".".join(keys) or text

@@ -109,6 +109,64 @@ def test_several_sizes_compile_once_each(caplog: pytest.LogCaptureFixture) -> No
     assert all("compiled in" in text for text in said)
 
 
+class Norms(nn.Module):
+    """Numbers that modules hold: those of norms, and one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8, eps=0.5),
+            nn.LeakyReLU(0.3),
+            nn.GroupNorm(2, 8, eps=0.1),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.LayerNorm(32, eps=0.2),
+            nn.Linear(32, 4),
+        )
+        self.scale = 1.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norms(x) * self.scale
+
+
+def test_numbers_that_modules_hold_are_constants_where_sizes_are_dynamic() -> None:
+    torch.manual_seed(0)
+    net = Norms().eval()
+    fast = torch.compile(
+        net, backend=dynamo.backend, dynamic=True, options={"device": "reference", "strict": True}
+    )
+    with torch.inference_mode():
+        for shape in ((2, 3, 8, 8), (3, 3, 8, 8), (5, 3, 10, 10), (2, 3, 8, 8)):
+            x = examples(*shape)
+            close(fast(x), net(x))
+        (piece,) = dynamo.pieces()
+        assert [len(program.parts) for program in piece.programs] == [1, 1, 1]
+        net.norms[1].eps = 2.25  # of which PyTorch makes another piece
+        close(fast(x), net(x))
+        net.scale = 0.75  # which it hands to that piece
+        close(fast(x), net(x))
+        assert [len(list(piece.programs)) for piece in dynamo.pieces()] == [3, 2]
+
+
+def test_a_number_that_changes_again_and_again_is_no_constant() -> None:
+    torch.manual_seed(0)
+    net = Norms().eval()
+    net.norms = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    fast = torch.compile(
+        net, backend=dynamo.backend, dynamic=True, options={"device": "reference", "sizes": 3}
+    )
+    x = examples(2, 3, 8, 8)
+    with torch.inference_mode():
+        for step in range(9):
+            net.scale = 0.1 * step + 0.05
+            close(fast(x), net(x))
+    (piece,) = dynamo.pieces()
+    *constant, last = piece.programs
+    assert [len(program.left) for program in constant] == [0, 0]
+    assert len(last.left) == 2
+
+
 def test_changed_weights_are_noticed() -> None:
     net, x = make(), examples(2, 3, 8, 8)
     fast = compiled(net)
