@@ -8,7 +8,7 @@ from typing import Any
 from minidnn.backends.backend import Backend, default_device, get_backend
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
-from minidnn.frontends.frontend import frontend_for, frontends
+from minidnn.frontends.frontend import ask
 from minidnn.fusion.collapse import check_strategy
 from minidnn.fusion.region import constants
 from minidnn.graph.checker import check
@@ -112,14 +112,14 @@ def _graph(network: Layer | Graph | Any, shape: Shapes | None) -> Graph:
             _check_own_shape(network, shape)
         return _checked(network)
     if not isinstance(network, Layer):
-        frontend = frontend_for(network)
-        if frontend is None:
-            valid = "".join(f", or {each.takes}" for each in frontends().values())
+        asked = ask(network)
+        if asked.found is None:
+            valid = "".join(f", or {takes}" for takes in asked.takes)
             raise GraphError(
                 f"network={network!r:.80} is a {type(network).__name__}; valid are layers and "
-                f"graphs{valid}"
+                f"graphs{valid}{asked.complaint}"
             )
-        return _checked(frontend.to_graph(network, shape))
+        return _checked(asked.found.to_graph(network, shape))
     if shape is None:
         raise GraphError(
             "shape=None; valid is the input's shape with the batch, such as (1, 3, 224, 224)"

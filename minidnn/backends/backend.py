@@ -10,16 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from minidnn.errors import DeviceError
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Node
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import Program
+from minidnn.third_parties import BACKENDS, broken, entries, make
 
 
+@runtime_checkable
 class Backend(Protocol):
     """A device that plans are compiled for."""
 
@@ -68,28 +69,39 @@ PREFERENCE = ("cuda", "cpu", "reference")
 
 def backend_names() -> list[str]:
     """The names of all backends, those of third parties included."""
-    return sorted({*_BUILT_IN, *(e.name for e in entry_points(group="minidnn.backends"))})
+    return sorted({*_BUILT_IN, *(entry.name for entry in entries(BACKENDS))})
 
 
 def get_backend(name: str) -> Backend:
     """The backend of that name; "cuda:1" is the second GPU.
 
-    DeviceError if there is none, or if it cannot be used here, with the reason.
+    DeviceError if there is none, or if it cannot be used here, with the reason, which for one of a
+    third party may be that it is broken.
     """
     if isinstance(name, str) and name in _BUILT_IN:
         backend = _BUILT_IN[name]()
+        reason = backend.unavailable()
     elif isinstance(name, str) and re.fullmatch(r"cuda:\d{1,4}", name):
         backend = _cuda(int(name.removeprefix("cuda:")))
+        reason = backend.unavailable()
     else:
-        found = [e for e in entry_points(group="minidnn.backends") if e.name == name]
-        if not found:
-            valid = ", ".join(map(repr, backend_names()))
-            raise DeviceError(f"device={name!r}; valid are {valid}")
-        backend = found[0].load()()
-    reason = backend.unavailable()
+        backend, reason = _third_party(name)
     if reason is not None:
         raise DeviceError(f"device={name!r} cannot be used here: {reason}")
     return backend
+
+
+def _third_party(name: str) -> tuple[Backend, str | None]:
+    """The backend of a third party, and why it cannot be used."""
+    found = [entry for entry in entries(BACKENDS) if entry.name == name]
+    if not found:
+        valid = ", ".join(map(repr, backend_names()))
+        raise DeviceError(f"device={name!r}; valid are {valid}")
+    backend: Backend = make(found[0], Backend)
+    try:
+        return backend, backend.unavailable()
+    except Exception as error:  # whatever its own code does
+        raise broken(found[0], error) from error
 
 
 def default_device(among: Sequence[str] = PREFERENCE) -> tuple[str, list[str]]:

@@ -8,13 +8,16 @@ object of another library.  Third parties add one by an entry point in the group
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from minidnn.errors import DeviceError
 from minidnn.graph.ir import Graph
+from minidnn.third_parties import FRONTENDS, broken, entries, make
 
 
+@runtime_checkable
 class FrontEnd(Protocol):
     """A kind of models that graphs can be made of."""
 
@@ -47,15 +50,49 @@ def _torch() -> FrontEnd:
 _BUILT_IN: dict[str, Callable[[], FrontEnd]] = {"onnx": _onnx, "torch": _torch}
 
 
-def frontends() -> dict[str, FrontEnd]:
-    """All front ends by name, those of third parties included; ours come first."""
-    found = {name: make() for name, make in sorted(_BUILT_IN.items())}
-    for entry in sorted(entry_points(group="minidnn.frontends"), key=lambda entry: entry.name):
-        if entry.name not in found:
-            found[entry.name] = entry.load()()
-    return found
+@dataclass
+class Asked:
+    """The front ends' answer to a network.
+
+    Attributes:
+        found: the first that accepts it, ours first.
+        takes: what those take that do not, for messages.
+        broken: what is wrong with those of third parties that could not be asked.
+    """
+
+    found: FrontEnd | None = None
+    takes: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def complaint(self) -> str:
+        """What is broken, to be added to the message of an error."""
+        return "".join(f"; {text}" for text in self.broken)
 
 
-def frontend_for(network: object) -> FrontEnd | None:
-    """The first front end that accepts ``network``, or None."""
-    return next((each for each in frontends().values() if each.accepts(network)), None)
+def ask(network: object) -> Asked:
+    """Asks the front ends, until one accepts ``network``; those of third parties are imported
+    only if none of ours does."""
+    asked = Asked()
+    for _, ours in sorted(_BUILT_IN.items()):
+        if _accepts(ours(), network, asked):
+            return asked
+    for entry in entries(FRONTENDS):
+        if entry.name in _BUILT_IN:
+            continue
+        try:
+            if _accepts(make(entry, FrontEnd), network, asked):
+                return asked
+        except DeviceError as error:
+            asked.broken.append(str(error))
+        except Exception as error:  # whatever its own code does
+            asked.broken.append(str(broken(entry, error)))
+    return asked
+
+
+def _accepts(each: FrontEnd, network: object, asked: Asked) -> bool:
+    if each.accepts(network):
+        asked.found = each
+        return True
+    asked.takes.append(each.takes)
+    return False

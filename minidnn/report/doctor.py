@@ -314,6 +314,30 @@ def _device() -> list[Finding]:
     return _one("default device", FOUND, "\n".join(lines), advice)
 
 
+def _third_parties() -> list[Finding]:
+    """What others have added, each made in a process of its own: it may do anything."""
+    from minidnn.third_parties import BACKENDS, FRONTENDS, described, entries
+
+    findings = []
+    for group, module, title, reason in (
+        (BACKENDS, "minidnn.backends.backend", "Backend", "made.unavailable() or ''"),
+        (FRONTENDS, "minidnn.frontends.frontend", "FrontEnd", "''"),
+    ):
+        for entry in entries(group):
+            code = (
+                f"import json; from {module} import {title}; "
+                "from minidnn.third_parties import entries, make; "
+                f"found = [e for e in entries({group!r}) if e.name == {entry.name!r}]; "
+                f"made = make(found[0], {title}); print(json.dumps({reason}))"
+            )
+            unusable, problem = _ask(code)
+            state = BROKEN if problem else MISSING if unusable else FOUND
+            what = "device" if group == BACKENDS else "front end"
+            text = f"{described(entry)}{': ' * (state != FOUND)}{problem or unusable}"
+            findings += _one(f"{what} {entry.name}", state, text)
+    return findings
+
+
 def _environment() -> list[Finding]:
     found = [f"{name}={os.environ[name]}" for name in _VARIABLES if os.environ.get(name)]
     return _one("environment", FOUND, "\n".join(found)) if found else []
@@ -332,5 +356,6 @@ CHECKS: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
     ("PyTorch", _pytorch),
     ("cache", _cache),
     ("default device", _device),
+    ("third parties", _third_parties),
     ("environment", _environment),
 )

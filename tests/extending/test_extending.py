@@ -14,7 +14,8 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.cli import main
-from minidnn.errors import GraphError, UnsupportedError
+from minidnn.errors import DeviceError, GraphError, UnsupportedError
+from minidnn.report.doctor import BROKEN, FOUND, MISSING, examine
 
 HERE = Path(__file__).parent
 SHAPE = (2, 3, 8, 8)
@@ -34,6 +35,36 @@ def installed(root: Path, tmp_path: Path) -> Iterator[Path]:
     sys.path.remove(str(tmp_path))
     for name in [name for name in sys.modules if name.split(".")[0] == "toy"]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def broken(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another distribution beside the toys', with entry points that all fail in their own way."""
+    info = installed / "ruin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ruin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[minidnn.backends]\n"
+        "absent = no_such_package:Backend\n"
+        "away = ruin:Away\n"
+        "nothing = builtins:object\n"
+        "silly = ruin:Silly\n"
+        "unnamed = toy.backend:NoSuchBackend\n"
+        "[minidnn.frontends]\n"
+        "absent = no_such_package:FrontEnd\n"
+        "blind = ruin:Blind\n"
+    )
+    (installed / "ruin.py").write_text(
+        "from toy.backend import CountingBackend\n"
+        "from toy.frontend import WordsFrontEnd\n"
+        "class Away(CountingBackend):\n"
+        "    def unavailable(self): return 'it is not plugged in'\n"
+        "class Silly(CountingBackend):\n"
+        "    def unavailable(self): return 1 / 0\n"
+        "class Blind(WordsFrontEnd):\n"
+        "    def accepts(self, network): raise LookupError('no eyes')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(installed))
 
 
 def blocks(root: Path, language: str) -> list[str]:
@@ -103,3 +134,52 @@ def test_its_errors(installed: Path, tmp_path: Path) -> None:
         GraphError, match=r"valid are layers and graphs.*, or paths that end in \.w"
     ):
         md.compile("net.wurds", device="reference")
+
+
+WHY = {
+    "absent": r"No module named 'no_such_package'",
+    "nothing": r"entry point nothing = builtins:object of ruin 1\.0 \(minidnn\.backends\) gives a "
+    "object, which lacks something of a Backend$",
+    "silly": r"entry point silly = ruin:Silly of ruin 1\.0 \(minidnn\.backends\) fails: "
+    "ZeroDivisionError: ",
+    "unnamed": r"NoSuchBackend of ruin 1\.0 \(minidnn\.backends\) fails: AttributeError: ",
+}
+
+
+@pytest.mark.parametrize("name", WHY)
+def test_a_broken_backend_is_told_as_whose_it_is(broken: None, name: str) -> None:
+    with pytest.raises(DeviceError, match=WHY[name]):
+        md.compile(L.ReLU(), SHAPE, device=name)
+
+
+def test_broken_third_parties_do_not_hinder_others(broken: None, tmp_path: Path) -> None:
+    md.compile(L.ReLU(), SHAPE, device="counting")
+    (tmp_path / "net.words").write_text("relu\n")
+    md.compile(tmp_path / "net.words", SHAPE, device="reference")
+    with pytest.raises(FileNotFoundError):
+        md.compile(tmp_path / "net.onnx", SHAPE, device="reference")
+    with pytest.raises(GraphError, match=r"valid are layers and .*\.words; entry point ") as caught:
+        md.compile("net.wurds", device="reference")
+    for text in (
+        "absent = no_such_package:FrontEnd of ruin 1.0 (minidnn.frontends) fails: ModuleNotFound",
+        "blind = ruin:Blind of ruin 1.0 (minidnn.frontends) fails: LookupError: no eyes",
+    ):
+        assert text in str(caught.value)
+
+
+def test_the_doctor_looks_at_third_parties(broken: None, installed: Path) -> None:
+    found = {f.subject: f for f in examine() if f.subject.startswith(("device ", "front end "))}
+    assert {subject: finding.state for subject, finding in found.items()} == {
+        "device absent": BROKEN,
+        "device away": MISSING,
+        "device counting": FOUND,
+        "device nothing": BROKEN,
+        "device silly": BROKEN,
+        "device unnamed": BROKEN,
+        "front end absent": BROKEN,
+        "front end blind": FOUND,
+        "front end words": FOUND,
+    }
+    assert found["device counting"].found == "counting = toy.backend:CountingBackend of toy 0"
+    assert found["device away"].found.endswith("of ruin 1.0: it is not plugged in")
+    assert "No module named 'no_such_package'" in found["front end absent"].found

@@ -1,0 +1,48 @@
+"""What third parties add by entry points, and whose fault it is where that fails."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from minidnn.errors import DeviceError
+
+BACKENDS = "minidnn.backends"
+FRONTENDS = "minidnn.frontends"
+
+
+def entries(group: str) -> list[EntryPoint]:
+    """The entry points of a group, by name.  Nothing of theirs is imported."""
+    return sorted(entry_points(group=group), key=lambda entry: entry.name)
+
+
+def described(entry: EntryPoint) -> str:
+    """An entry point and its distribution, for messages."""
+    name, version = (entry.dist.name, entry.dist.version) if entry.dist else ("something", "")
+    return f"{entry.name} = {entry.value} of {name} {version}".rstrip()
+
+
+def make(entry: EntryPoint, kind: Any) -> Any:
+    """What an entry point's function gives: an object that has all of a runtime protocol.
+
+    DeviceError that names the entry point and its distribution, whatever goes wrong in there.
+    """
+    try:
+        made = entry.load()()
+        complete = isinstance(made, kind)
+    except Exception as error:  # whatever is raised there
+        raise broken(entry, error) from error
+    if not complete:
+        raise DeviceError(
+            f"entry point {described(entry)} ({entry.group}) gives a {type(made).__name__}, which "
+            f"lacks something of a {kind.__name__}"
+        )
+    return made
+
+
+def broken(entry: EntryPoint, error: Exception) -> DeviceError:
+    """The error that says whose code raised."""
+    return DeviceError(
+        f"entry point {described(entry)} ({entry.group}) fails: {type(error).__name__}: "
+        f"{error!s:.500}"
+    )
