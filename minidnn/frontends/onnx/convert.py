@@ -39,7 +39,8 @@ def load_onnx(model: Any, shape: Any = None, constants: Mapping[str, Any] | None
 
     Raises:
         GraphError: the model is malformed, hostile, or the shapes do not fit it.
-        UnsupportedError: nodes, types or the opset are not known; all nodes are listed at once.
+        UnsupportedError: nodes, dtypes or the opset are not known; all inputs, initializers and
+            nodes are listed at once.
         DeviceError: the package ``onnx`` is not installed.
         OSError: the file cannot be read.
     """
@@ -69,14 +70,14 @@ class _Conversion:
         self.trace = trace
         self.build = Builder(trace, Budget(model.bytes))
         #: What each name of the model stands for; None for what could not be converted.
-        self.values: dict[str, Value | None] = {}
+        self.values: dict[str, Value | None] = dict.fromkeys(model.refused)
         self.refused: list[str] = []
         self.open_inputs: set[str] = set()
         for name, array in model.initializers.items():
             self.values[name] = self.build.constant(array, name)
         inputs = self._bound(constants)
         for name, size in bind_shapes(model.title, inputs, shape).items():
-            dtype = next(declared.dtype for declared in inputs if declared.name == name)
+            dtype = next(one.dtype for one in inputs if one.name == name and one.dtype)
             value = self.build.input(trace.input(TensorType(size, dtype), name))
             self.values[name] = value
 
@@ -88,11 +89,13 @@ class _Conversion:
                 raise GraphError(
                     f"{self.model.title}: constants names {name!r:.100}; valid are {list(declared)}"
                 )
+            dtype = declared[name].dtype
+            if dtype is None:
+                continue
             array = np.asarray(given)
-            if array.dtype != numpy_dtype(declared[name].dtype):
+            if array.dtype != numpy_dtype(dtype):
                 raise GraphError(
-                    f"{self.model.title}: the constant {name!r} is {array.dtype}; valid is "
-                    f"{declared[name].dtype}"
+                    f"{self.model.title}: the constant {name!r} is {array.dtype}; valid is {dtype}"
                 )
             self.values[name] = self.build.constant(array, name)
         return [one for one in self.model.inputs if one.name not in constants]
@@ -100,15 +103,8 @@ class _Conversion:
     def graph(self) -> Graph:
         for number, proto in enumerate(self.model.proto.graph.node):
             self._node(number, proto)
-        if self.refused:
-            count = len(self.refused)
-            message = (
-                f"{self.model.title} (opset {self.model.opset}) has {count} nodes that cannot be "
-                "converted:\n  " + "\n  ".join(self.refused)
-            )
-            if self.open_inputs:
-                raise OpenInputsError(message, tuple(sorted(self.open_inputs)))
-            raise UnsupportedError(message)
+        if self.refused or self.model.refused:
+            raise self._refusal()
         outputs = []
         for name in self.model.outputs:
             value = self.values.get(name)
@@ -119,6 +115,19 @@ class _Conversion:
         if names is not None and len(set(names)) < len(names):
             raise GraphError(f"{self.model.title} has two outputs of one name: {names}")
         return self.trace.graph(outputs, names)
+
+    def _refusal(self) -> UnsupportedError:
+        """All that cannot be taken: inputs, initializers, nodes."""
+        tensors = list(self.model.refused.values())
+        counts = [f"{len(tensors)} tensors"] * bool(tensors)
+        counts += [f"{len(self.refused)} nodes"] * bool(self.refused)
+        message = (
+            f"{self.model.title} (opset {self.model.opset}) has {' and '.join(counts)} that cannot "
+            "be converted:\n  " + "\n  ".join(tensors + self.refused)
+        )
+        if self.open_inputs:
+            return OpenInputsError(message, tuple(sorted(self.open_inputs)))
+        return UnsupportedError(message)
 
     def _node(self, number: int, proto: Any) -> None:
         label = str(proto.name) or f"{proto.op_type}_{number}"
@@ -137,12 +146,13 @@ class _Conversion:
         self.values |= dict.fromkeys((name for name in proto.output if name), None)
         try:
             results = self._converted(proto, label)
-        except Refused as reason:
+        except (Refused, UnsupportedError) as reason:
             self.refused.append(f"{label!r:.100} ({proto.op_type!s:.50}): {reason}")
-            self.open_inputs |= reason.inputs
+            if isinstance(reason, Refused):
+                self.open_inputs |= reason.inputs
             return
-        except (GraphError, UnsupportedError) as error:
-            raise type(error)(f"{where}: {error}") from error
+        except GraphError as error:
+            raise GraphError(f"{where}: {error}") from error
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
             # Attributes of the right types may still be beyond what an operator computes with.
             raise GraphError(f"{where} does not fit its operands: {error!r}") from error

@@ -21,11 +21,11 @@ OWN_DOMAIN = ("", "ai.onnx")
 
 @dataclass(frozen=True)
 class Declared:
-    """A graph input: its dtype, and for each axis a size, the name of an open one, or None; the
-    whole is None where nothing is said of the shape."""
+    """A graph input: its dtype, None where minidnn has none for it, and for each axis a size, the
+    name of an open one, or None; the whole is None where nothing is said of the shape."""
 
     name: str
-    dtype: str
+    dtype: str | None
     sizes: tuple[int | str | None, ...] | None
 
 
@@ -41,6 +41,8 @@ class Model:
     folder: Path | None
     inputs: tuple[Declared, ...]
     initializers: Mapping[str, np.ndarray]
+    #: Why inputs and initializers cannot be taken, by name; converting tells it with all else.
+    refused: Mapping[str, str]
 
     @property
     def nodes(self) -> list[Any]:
@@ -114,21 +116,30 @@ def _checked(proto: Any, size: int, folder: Path | None, title: str) -> Model:
     opset = _opset(proto, title)
     if len(proto.graph.node) > MOST_NODES:
         raise GraphError(f"{title} has {len(proto.graph.node)} nodes; valid are {MOST_NODES}")
-    if len(proto.graph.sparse_initializer):
-        raise UnsupportedError(f"{title} has sparse initializers; valid are dense ones")
+    sparse = [each.values.name for each in proto.graph.sparse_initializer]
+    refused = {
+        name: f"initializer {name!r:.100} is sparse; valid is a dense one" for name in sparse
+    }
     initializers: dict[str, np.ndarray] = {}
     for tensor in proto.graph.initializer:
-        what = f"{title}: initializer {tensor.name!r:.100}"
-        if tensor.name in initializers or not tensor.name:
-            raise GraphError(f"{what} has no name of its own")
-        initializers[tensor.name] = read_tensor(tensor, folder, what)
+        what = f"initializer {tensor.name!r:.100}"
+        if tensor.name in initializers or tensor.name in refused or not tensor.name:
+            raise GraphError(f"{title}: {what} has no name of its own")
+        try:
+            initializers[tensor.name] = read_tensor(tensor, folder, what)
+        except UnsupportedError as error:
+            refused[tensor.name] = str(error)
+        except GraphError as error:
+            raise GraphError(f"{title}: {error}") from error
     inputs = tuple(
-        _declared(value, title) for value in proto.graph.input if value.name not in initializers
+        _declared(value, title, refused)
+        for value in proto.graph.input
+        if value.name not in initializers and value.name not in refused
     )
     names = [declared.name for declared in inputs]
     if len(set(names)) < len(names):
         raise GraphError(f"{title} has two inputs of one name: {', '.join(names):.200}")
-    return Model(title, proto, opset, size, folder, inputs, initializers)
+    return Model(title, proto, opset, size, folder, inputs, initializers, refused)
 
 
 def _opset(proto: Any, title: str) -> int:
@@ -142,15 +153,21 @@ def _opset(proto: Any, title: str) -> int:
     return int(found[0])
 
 
-def _declared(value: Any, title: str) -> Declared:
-    what = f"{title}: input {value.name!r:.100}"
+def _declared(value: Any, title: str, refused: dict[str, str]) -> Declared:
+    """A graph input; if minidnn cannot take it, ``refused`` gets the reason."""
+    what = f"input {value.name!r:.100}"
     if not value.name:
         raise GraphError(f"{title} has an input without a name")
     if value.type.WhichOneof("value") != "tensor_type":
         kind = value.type.WhichOneof("value") or "no type"
-        raise UnsupportedError(f"{what} is a {kind.removesuffix('_type')}; valid is a tensor")
+        refused[value.name] = f"{what} is a {kind.removesuffix('_type')}; valid is a tensor"
+        return Declared(value.name, None, None)
     tensor = value.type.tensor_type
-    dtype = dtype_of(tensor.elem_type, what)
+    dtype = None
+    try:
+        dtype = dtype_of(tensor.elem_type, what)
+    except UnsupportedError as error:
+        refused[value.name] = str(error)
     if not tensor.HasField("shape"):
         return Declared(value.name, dtype, None)
     sizes: list[int | str | None] = []
@@ -159,6 +176,8 @@ def _declared(value: Any, title: str) -> Declared:
         sizes.append(None if known is None else getattr(dim, known) or None)
         if known == "dim_value":
             if dim.dim_value < 0:
-                raise GraphError(f"{what} has an axis of size {dim.dim_value}; valid are >= 0")
+                raise GraphError(
+                    f"{title}: {what} has an axis of size {dim.dim_value}; valid are >= 0"
+                )
             sizes[-1] = int(dim.dim_value)
     return Declared(value.name, dtype, tuple(sizes))

@@ -11,7 +11,7 @@ from minidnn.frontends.onnx.model import Declared
 
 
 def bind_shapes(title: str, inputs: Sequence[Declared], given: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every input.
+    """The shape of every input whose dtype is known.
 
     ``given`` is None, one shape, a sequence of shapes or a dict of them by name; open sizes of one
     name are the same everywhere, so a dict need not name every input.  GraphError if something
@@ -42,6 +42,8 @@ def bind_shapes(title: str, inputs: Sequence[Declared], given: Any) -> dict[str,
             bound = [named.get(s, s) if isinstance(s, str) else s for s in declared.sizes]
             if all(isinstance(size, int) for size in bound):
                 shape = tuple(size for size in bound if isinstance(size, int))
+        if declared.dtype is None:
+            continue
         if shape is None:
             open_inputs.append(f"{declared.name}: {_text(declared)}")
         else:
