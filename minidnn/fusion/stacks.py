@@ -98,6 +98,37 @@ def channel_frame(nodes: Sequence[Node]) -> dict[Value, int] | None:
     return {value: place - lowest for value, place in frame.items()}
 
 
+class _Group:
+    """Nodes of one group, as bits over positions those of others before and after it, and what
+    joining it with another asks of it."""
+
+    def __init__(self, node: Node, position: int) -> None:
+        self.positions = [position]
+        self.bits = 1 << position
+        self.before = 0
+        self.after = 0
+        self.dtypes = {value.dtype for value in node.outputs}
+        self.batches = {value.shape[:1] for value in node.outputs}
+        self.joins = isinstance(node.op, Concat)
+        self.values = set(node.outputs)
+        self.broadcast = {
+            value
+            for value in node.inputs
+            if node.op.kind == "elementwise" and value.shape != node.output.shape
+        }
+
+    def take(self, other: _Group) -> None:
+        self.positions += other.positions
+        self.bits |= other.bits
+        self.before |= other.before
+        self.after |= other.after
+        self.dtypes |= other.dtypes
+        self.batches |= other.batches
+        self.joins |= other.joins
+        self.values |= other.values
+        self.broadcast |= other.broadcast
+
+
 class Groups:
     """Groups of nodes that can be contracted without making a cycle.
 
@@ -107,60 +138,60 @@ class Groups:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        count = len(graph.nodes)
-        self._before = [0] * count
-        self._after = [0] * count
-        self.members: dict[int, list[int]] = {}
-        self._group = list(range(count))
+        self._group = [_Group(node, i) for i, node in enumerate(graph.nodes)]
         for i, node in enumerate(graph.nodes):
             for value in node.inputs:
                 if value.producer in graph.position:
                     j = graph.position[value.producer]
-                    self._before[i] |= self._before[j] | 1 << j
-        for i in reversed(range(count)):
-            bit = 1 << i
-            for value in graph.nodes[i].outputs:
+                    self._group[i].before |= self._group[j].before | 1 << j
+        for i, node in reversed(list(enumerate(graph.nodes))):
+            for value in node.outputs:
                 for reader in graph.readers[value]:
                     j = graph.position[reader]
-                    self._after[i] |= self._after[j] | 1 << j
-            self._after[i] &= ~bit
+                    self._group[i].after |= self._group[j].after | 1 << j
+
+    def of(self, node: Node) -> _Group:
+        """The group that a node is in."""
+        return self._group[self.graph.position[node]]
 
     def nodes_of(self, node: Node) -> list[Node]:
         """The group that a node is in, itself included, in the graph's order."""
-        i = self.graph.position[node]
-        return [self.graph.nodes[j] for j in sorted(self._members(i))]
-
-    def _members(self, i: int) -> list[int]:
-        return self.members.get(self._group[i], [i])
+        return [self.graph.nodes[i] for i in sorted(self.of(node).positions)]
 
     def can_merge(self, nodes: Sequence[Node]) -> bool:
         """Whether the groups of these nodes may become one."""
-        union, before, after = self._union(nodes)
+        union = before = after = 0
+        for group in map(self.of, nodes):
+            union |= group.bits
+            before |= group.before
+            after |= group.after
         return not before & after & ~union
 
     def merge(self, nodes: Sequence[Node]) -> None:
-        """Makes one group of the groups of these nodes; the caller has asked can_merge."""
-        union, before, after = self._union(nodes)
-        group = list(_bits(union))
-        for i in group:
-            self._group[i] = group[0]
-        self.members[group[0]] = group
-        before |= union
-        after |= union
-        for i in _bits(after):
-            self._before[i] |= before
-        for i in _bits(before):
-            self._after[i] |= after
+        """Makes one group of the groups of these nodes; the caller has asked can_merge.
 
-    def _union(self, nodes: Sequence[Node]) -> tuple[int, int, int]:
-        union = before = after = 0
-        for node in nodes:
-            for i in self._members(self.graph.position[node]):
-                union |= 1 << i
-        for i in _bits(union):
-            before |= self._before[i]
-            after |= self._after[i]
-        return union, before, after
+        What lies behind all of them knows all of them already, and what lies before likewise: the
+        rest, which is few in a chain, is told.
+        """
+        merged, *others = sorted(
+            dict.fromkeys(map(self.of, nodes)), key=lambda group: -len(group.positions)
+        )
+        shared_before, shared_after = merged.before, merged.after
+        for group in others:
+            shared_before &= group.before
+            shared_after &= group.after
+            merged.take(group)
+            for i in group.positions:
+                self._group[i] = merged
+        before, after = merged.before | merged.bits, merged.after | merged.bits
+        for group in self._at(merged.after & ~shared_after & ~merged.bits):
+            group.before |= before
+        for group in self._at(merged.before & ~shared_before & ~merged.bits):
+            group.after |= after
+
+    def _at(self, positions: int) -> dict[_Group, None]:
+        """The groups that have one of these positions."""
+        return dict.fromkeys(self._group[i] for i in _bits(positions))
 
 
 def _bits(mask: int) -> list[int]:
@@ -185,7 +216,10 @@ def find_stacks(graph: Graph) -> list[list[Node]]:
     while True:
         fusable.difference_update(loose)
         stacks = _grow(graph, fusable)
-        loose = [n for stack in stacks for n in stack if _is_loose_join(graph, n, set(stack))]
+        loose = []
+        for stack in stacks:
+            members = set(stack)
+            loose += [node for node in stack if _is_loose_join(graph, node, members)]
         if not loose:
             return stacks
 
@@ -199,11 +233,10 @@ def _grow(graph: Graph, fusable: set[Node]) -> list[list[Node]]:
             producer = value.producer
             if producer in fusable and is_tensor_operand(node, i):
                 _try_join(groups, producer, node, value)
-    stacks: dict[Node, list[Node]] = {}
+    stacks: dict[_Group, list[Node]] = {}
     for node in graph.nodes:
         if node in fusable:
-            members = groups.nodes_of(node)
-            stacks[members[0]] = members
+            stacks.setdefault(groups.of(node), []).append(node)
     return list(stacks.values())
 
 
@@ -219,27 +252,24 @@ def _try_join(groups: Groups, producer: Node, node: Node, value: Value) -> None:
     """Joins two nodes' groups, if patches can pass from one to the other."""
     if isinstance(node.op, Elementwise) and value.shape != node.output.shape:
         return  # a broadcast reads another place than it writes
-    first, second = groups.nodes_of(producer), groups.nodes_of(node)
-    if producer in second:
+    first, second = groups.of(producer), groups.of(node)
+    if first is second:
         return
-    both = first + second
-    if len({n.output.dtype for n in both}) > 1 or len({n.output.shape[0] for n in both}) > 1:
+    if len(first.dtypes | second.dtypes) > 1 or len(first.batches | second.batches) > 1:
         return
-    if any(isinstance(n.op, Concat) for n in both) and channel_frame(both) is None:
-        return
-    if _reads_broadcast(both) or not groups.can_merge([producer, node]):
+    if first.joins or second.joins:
+        both = groups.nodes_of(producer) + groups.nodes_of(node)
+        if channel_frame(both) is None:
+            return
+    if _reads_broadcast(first, second) or not groups.can_merge([producer, node]):
         return
     groups.merge([producer, node])
 
 
-def _reads_broadcast(nodes: Sequence[Node]) -> bool:
-    """Whether one of the nodes broadcasts a value that another computes."""
-    inside = {value for node in nodes for value in node.outputs}
-    return any(
-        value in inside and value.shape != node.output.shape
-        for node in nodes
-        if node.op.kind == "elementwise"
-        for value in node.inputs
+def _reads_broadcast(first: _Group, second: _Group) -> bool:
+    """Whether one of the groups broadcasts a value that the other computes."""
+    return not (
+        first.broadcast.isdisjoint(second.values) and second.broadcast.isdisjoint(first.values)
     )
 
 
