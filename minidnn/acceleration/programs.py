@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -13,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from minidnn.acceleration.program import Program
+from minidnn.frontends.torch.capture import CAPTURING
 
 log = logging.getLogger(__name__)
 
@@ -22,18 +24,23 @@ Make = Callable[[], Program]
 
 class Programs:
     """Programs by the sizes of the arguments; when there are too many, the one not used for the
-    longest time is dropped.  Several threads may ask at once."""
+    longest time is dropped.
+
+    Several threads may ask at once.  Whose program is there and as its weights are does not wait
+    for one that is being made, which one thread of the process does at a time.
+    """
 
     def __init__(self, name: str, limit: int) -> None:
         self._name = name
         self._limit = limit
         self._found: OrderedDict[Any, Program] = OrderedDict()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of what was found, for a moment; never while one is made
         self._last: _Last | None = None
 
     def __iter__(self) -> Iterator[Program]:
         """The programs, the one used last at the end."""
-        return iter(list(self._found.values()))
+        with self._lock:
+            return iter(list(self._found.values()))
 
     def at_once(self, tensors: Sequence[Any]) -> Any:
         """What the program used last gives for these arguments, if they lie there as it takes
@@ -69,36 +76,51 @@ class Programs:
         arguments = leaves if arguments is None else arguments
         program = self._again(leaves, arranged)
         if program is None:
-            key = (arranged, *map(_key, leaves))
-            with self._lock:
-                program = self._found.get(key)
-                if program is not None:
-                    self._found.move_to_end(key)
-                    self._last = _Last(program, arranged, leaves)
-        elif not program.starts_early and program.watch.is_as_it_was():
-            return program.run(arguments)
-        if program is not None and program.starts_early:
-            result = program.run(arguments)
-            if program.watch.is_as_it_was():
-                return result
+            program = self._kept((arranged, *map(_key, leaves)))
+            if program is not None:
+                self._last = _Last(program, arranged, leaves)
+        if program is not None:
+            if program.starts_early:
+                result = program.run(arguments)
+                if program.watch.is_as_it_was():
+                    return result
+            elif program.watch.is_as_it_was():
+                return program.run(arguments)
         return self.program_for(leaves, arranged, make).run(arguments)
 
     def program_for(self, leaves: Sequence[Any], arranged: Any, make: Make) -> Program:
         """The program for such arguments, made if there is none yet, and compiled again if weights
         have changed since; both are logged."""
         key = (arranged, *map(_key, leaves))
-        with self._lock:
-            program = self._found.get(key)
+        with CAPTURING:
+            program = self._kept(key)
             if program is not None and program.watch.restructured():
                 log.info("%s: captured again: a module was replaced or changed mode", self._name)
                 program = None
             if program is not None and (name := program.watch.changed()) is not None:
-                program = self._renewed(program, name)
+                program = self._renewed(key, program, name)
             if program is None:
                 program = self._made(key, leaves, make)
-            self._found.move_to_end(key)
             self._last = _Last(program, arranged, leaves)
         return program
+
+    def _kept(self, key: Any) -> Program | None:
+        """The program of this key, from now on the one used last."""
+        with self._lock:
+            program = self._found.get(key)
+            if program is not None:
+                self._found.move_to_end(key)
+            return program
+
+    def _keep(self, key: Any, program: Program) -> bool:
+        """Keeps a program; whether another had to go."""
+        with self._lock:
+            self._found[key] = program
+            self._found.move_to_end(key)
+            if len(self._found) > self._limit:
+                self._found.popitem(last=False)
+                return True
+            return False
 
     def _again(self, leaves: Sequence[Any], arranged: Any) -> Program | None:
         """The program used last, if these arguments are of its types; None says nothing."""
@@ -107,13 +129,17 @@ class Programs:
             return None
         return last.program if all(map(_is_like, leaves, last.types)) else None
 
-    def _renewed(self, program: Program, name: str) -> Program | None:
+    def _renewed(self, key: Any, program: Program, name: str) -> Program | None:
         if (refitted := program.watch.refitted()) is not None:
             log.info("%s: captured again: weight %s has another type", self._name, refitted)
             return None
         start = time.perf_counter()
+        # Other threads go on asking the one that there is, which says that a weight has changed.
+        program = copy.copy(program)
+        program.watch = copy.copy(program.watch)
         program.compile()
         seconds = time.perf_counter() - start
+        self._keep(key, program)
         log.info("%s: compiled again in %.1f s: weight %s changed", self._name, seconds, name)
         return program
 
@@ -122,10 +148,7 @@ class Programs:
         program = make()
         seconds = time.perf_counter() - start
         log.info("%s: compiled in %.1f s for %s", self._name, seconds, describe(leaves))
-        self._found[key] = program
-        self._found.move_to_end(key)
-        if len(self._found) > self._limit:
-            self._found.popitem(last=False)
+        if self._keep(key, program):
             log.warning(
                 "%s: more than %d sizes of arguments; the one not used for the longest time was "
                 "dropped (sizes=%d keeps them all)",

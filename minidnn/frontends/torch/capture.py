@@ -10,6 +10,7 @@ import contextlib
 import io
 import operator
 import sys
+import threading
 import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,11 @@ from minidnn.frontends.torch.opaque import (
     culprit,
     is_opaque,
 )
+from minidnn.frontends.torch.replica import replica
+
+#: Held by the thread that captures: PyTorch keeps what it does meanwhile where all threads see it.
+#: Whoever makes programs holds it all along, so that nobody waits for it who is waited for.
+CAPTURING = threading.RLock()
 
 #: Operations that check what a program's key says already.
 _CHECKS = ("_assert_tensor_metadata.default",)
@@ -124,8 +130,20 @@ def capture(
 
     held_leaves: leaves of the arguments, by place, that are weights.
 
+    Several threads may ask at once, and others call the module meanwhile.
+
     UnsupportedError if that cannot be had, with what PyTorch says.
     """
+    with CAPTURING:
+        return _capture(root, args, kwargs, held_leaves)
+
+
+def _capture(
+    root: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    held_leaves: Mapping[int, Held] | None,
+) -> Captured:
     export = _Export(root, tuple(args), dict(kwargs or {}))
     program = export.program()
     notes = []
@@ -163,6 +181,8 @@ class _Export:
     def __init__(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.opaque = OpaqueCalls({})
         self._root = root
+        #: What PyTorch is given: others may call the module itself meanwhile.
+        self._subject = replica(root)
         self._args = args
         self._kwargs = kwargs
         #: Why modules that cannot be captured cannot be called as one operation either.
@@ -172,17 +192,23 @@ class _Export:
         while True:
             try:
                 if self.opaque.reasons:  # a mistake of the caller's comes to light here
-                    self.opaque.record(self._root, self._args, self._kwargs)
+                    self.opaque.record(self._subject, self._args, self._kwargs, self._root)
             except NotOneOperation as error:
                 self.widen(error.path, error.reason)
                 continue
             try:
-                return self._exported()
+                program = self._exported()
+                if self._subject is self._root or not _is_entangled(self._root, program):
+                    return program
+                self._subject = self._root
             except Exception as error:  # whatever a module's own Python does
-                path = culprit(error, self._root)
+                path = culprit(error, self._subject)
                 said = _said(error)
                 if path in self._unfit:
                     raise self._refusal(self._unfit[path]) from error
+                if path is None and self._subject is not self._root:
+                    self._subject = self._root  # it may refer to itself where a replica cannot
+                    continue
                 if path is None or path in self.opaque.reasons:
                     with torch.no_grad():
                         self._root(*self._args, **self._kwargs)  # such a mistake does here, too
@@ -209,10 +235,10 @@ class _Export:
         printed = io.StringIO()  # where it fails, PyTorch prints what it had of the program
         with (
             torch.no_grad(),
-            self.opaque.standing_in(self._root),
+            self.opaque.standing_in(self._subject),
             contextlib.redirect_stderr(printed),
         ):
-            program = torch.export.export(self._root, self._args, self._kwargs, strict=False)
+            program = torch.export.export(self._subject, self._args, self._kwargs, strict=False)
         sys.stderr.write(printed.getvalue())
         for node in filter(is_opaque, program.graph.nodes):
             operands, index = node.args
@@ -232,6 +258,22 @@ def _said(error: Exception) -> str:
     first, *_ = str(error).strip().splitlines() or [""]
     kind = type(error).__name__
     return f"{kind}: {first:.200}" if first else kind
+
+
+def _is_entangled(root: nn.Module, program: Any) -> bool:
+    """Whether a program of a replica has weights of the module itself among its constants, where
+    they are no weights: some function in the module keeps the module."""
+    own = set(map(_memory, (*root.parameters(), *root.buffers())))
+    specs = program.graph_signature.input_specs
+    found = [s.target for s in specs if s.kind is InputKind.CONSTANT_TENSOR]
+    return not own.isdisjoint({*map(_memory, map(program.constants.get, found))} - {None})
+
+
+def _memory(tensor: Any) -> int | None:
+    """Where a tensor's storage begins, if it is a plain one that has any."""
+    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        return None
+    return tensor.untyped_storage().data_ptr() or None
 
 
 def _captured(root: nn.Module, program: Any, held_leaves: Mapping[int, Held]) -> Captured:

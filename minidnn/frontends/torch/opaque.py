@@ -88,20 +88,30 @@ class OpaqueCalls:
         self.calls: list[OpaqueCall] = []
         self._is_within = False
 
-    def record(self, root: nn.Module, args: Any, kwargs: Any) -> None:
-        """Runs the network once, to see what the opaque modules are given and give."""
+    def record(self, root: nn.Module, args: Any, kwargs: Any, original: nn.Module) -> None:
+        """Runs the network once, to see what the opaque modules are given and give.
+
+        original: the network whose modules are called later, of which ``root`` is a replica.
+        """
         self.calls.clear()
         self._is_within = False
-        with self._replaced(root, self._recorder), torch.no_grad():
+
+        def recorder(path: str, forward: Any) -> Any:
+            return self._recorder(path, original.get_submodule(path), forward)
+
+        with self._replaced(root, recorder), torch.no_grad():
             root(*args, **kwargs)
 
     @contextmanager
     def standing_in(self, root: nn.Module) -> Iterator[None]:
-        """Within, calls of opaque modules are recorded as opaque operations."""
+        """Within, calls of opaque modules of ``root`` are recorded as opaque operations.
+
+        All threads see that, so ``root`` is a replica that no other thread calls.
+        """
         _define()
         count = iter(range(len(self.calls)))
 
-        def replacement(path: str, module: nn.Module, forward: Any) -> Any:
+        def replacement(path: str, forward: Any) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
                 index = next(count)
                 recorded = self.calls[index]
@@ -147,7 +157,7 @@ class OpaqueCalls:
             for path in self.reasons:
                 module = root.get_submodule(path)
                 saved.append((module, module.__dict__.get("forward", missing)))
-                module.__dict__["forward"] = make(path, module, module.forward)
+                module.__dict__["forward"] = make(path, module.forward)
             yield
         finally:
             for module, own in saved:
@@ -189,7 +199,7 @@ def _kinds(leaves: list[Any]) -> str:
     return ", ".join(map(_kind, leaves)) or "nothing"
 
 
-#: What the opaque calls that are being captured give.
+#: What the opaque calls that are being captured give; one thread captures at a time.
 _standing: dict[int, list[torch.Tensor]] = {}
 
 

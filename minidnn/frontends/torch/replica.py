@@ -1,0 +1,65 @@
+"""A second set of a network's modules, with the same weights, for whoever changes modules.
+
+While PyTorch captures a network its modules hold tensors without data, and other functions than
+their own.  Other threads call the network meanwhile, so that is done to a replica.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def replica(root: nn.Module) -> nn.Module:
+    """The same network of modules of its own: what is set in them, their parameters among it, is
+    not set in the network's.
+
+    Modules, lists, tuples, dicts and bound methods are replaced wherever they stand in them; all
+    else is the network's own.
+    """
+    made: Any = _Replicas().of(root)
+    return made
+
+
+class _Replicas:
+    """What stands for the things that were met, each for one."""
+
+    def __init__(self) -> None:
+        #: By their identity, with the things themselves, which must not go meanwhile.
+        self._made: dict[int, tuple[Any, Any]] = {}
+
+    def of(self, thing: Any) -> Any:
+        if id(thing) in self._made:
+            return self._made[id(thing)][1]
+        kind = type(thing)
+        # Scripted modules keep theirs outside of Python.
+        if isinstance(thing, nn.Module) and not isinstance(thing, torch.jit.ScriptModule):
+            module = object.__new__(kind)
+            self._keep(thing, module)
+            vars(module).update({key: self.of(each) for key, each in vars(thing).items()})
+            return module
+        if kind is list:
+            items = self._keep(thing, [])
+            items.extend(map(self.of, thing))
+            return items
+        if kind in (dict, OrderedDict):
+            entries = self._keep(thing, kind())
+            entries.update((key, self.of(each)) for key, each in thing.items())
+            return entries
+        if kind is tuple:
+            return self._keep(thing, tuple(map(self.of, thing)))
+        if kind is types.MethodType:
+            return types.MethodType(thing.__func__, self.of(thing.__self__))
+        if kind is partial:
+            arguments, named = map(self.of, thing.args), self.of(thing.keywords)
+            return partial(self.of(thing.func), *arguments, **named)
+        return thing
+
+    def _keep(self, thing: Any, made: Any) -> Any:
+        self._made[id(thing)] = (thing, made)
+        return made
