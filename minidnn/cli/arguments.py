@@ -7,7 +7,10 @@ import math
 import re
 from typing import Any
 
-NETWORK_HELP = "a network of the zoo (resnet18), an ONNX file, or one that save_graph wrote"
+NETWORK_HELP = (
+    "a network of the zoo (resnet18), an ONNX file or one of another installed front end, or one "
+    "that save_graph wrote"
+)
 
 
 def count(text: str) -> int:
@@ -56,6 +59,12 @@ def add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("network", metavar="NET", help=NETWORK_HELP)
     parser.add_argument("--batch", type=count, help="images (1; a graph file has its own size)")
     parser.add_argument("--size", type=size, help="224 or 192x256 (the network's own)")
+    parser.add_argument(
+        "--shape",
+        type=shape,
+        nargs="+",
+        help="one for each input of a file of another front end, such as 1x3x224x224",
+    )
 
 
 def add_tune(parser: argparse._ActionsContainer) -> None:

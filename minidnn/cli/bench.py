@@ -135,7 +135,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     from minidnn.backends.cpu.isa import usable_isa
     from minidnn.bench.files import file_case
     from minidnn.bench.networks import case_of
-    from minidnn.cli.networks import is_onnx
+    from minidnn.cli.networks import in_options, is_onnx
 
     if not options.networks and not options.merge:
         raise MiniDNNError("NET: name a network of the zoo, or results with --merge")
@@ -143,13 +143,14 @@ def _cases(options: argparse.Namespace) -> list[Case]:
         raise UnsupportedError(f"--dtype {options.dtype!r}: valid are {', '.join(DTYPES)}")
     isa = usable_isa(options.isa).name if options.isa else None
     threads = options.threads or usable_cores()
-    return [
-        (file_case if is_onnx(network) else case_of)(
-            network, batch, options.size, threads, isa, options.tune
-        )
-        for network in dict.fromkeys(options.networks)
-        for batch in dict.fromkeys(options.batch)
-    ]
+    with in_options("--size gives rows and columns"):
+        return [
+            (file_case if is_onnx(network) else case_of)(
+                network, batch, options.size, threads, isa, options.tune
+            )
+            for network in dict.fromkeys(options.networks)
+            for batch in dict.fromkeys(options.batch)
+        ]
 
 
 def _suited(case: Case, kinds: Sequence[Kind], asked: Sequence[str] | None) -> list[Kind]:

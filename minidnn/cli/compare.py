@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -49,9 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from minidnn.comparison import compare
 
-    model, shapes = _model_and_shapes(options)
+    model, inputs, shapes = _given(options)
     found = compare(
         model,
+        inputs,
         shape=shapes,
         tolerance=options.tolerance,
         seed=options.seed,
@@ -67,18 +69,24 @@ def run(options: argparse.Namespace) -> int:
     return 0 if found.equal else 1
 
 
-def _model_and_shapes(options: argparse.Namespace) -> tuple[Any, Any]:
+def _given(options: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """The model, and either its inputs or their shapes."""
     path, colon, name = options.model.rpartition(":")
     if colon and name.isidentifier() and all(part.isidentifier() for part in path.split(".")):
         if options.shape is None or options.batch is not None or options.size is not None:
             raise GraphError("a PyTorch module needs --shape, and takes no --batch and no --size")
-        return _module(path, name), options.shape
+        module = _module(path, name)
+        return module, _inputs(options.model, module, options.shape, options.seed), None
     if options.shape is not None:
         raise GraphError("--shape is for PyTorch modules; an ONNX file has --batch and --size")
-    from minidnn.cli.networks import onnx_graph
+    from minidnn.cli.networks import is_onnx, onnx_graph
 
+    if not is_onnx(options.model):
+        raise GraphError(
+            f"MODEL {options.model!r}; valid are an ONNX file (.onnx) and package.module:name"
+        )
     graph = onnx_graph(options.model, options.batch, options.size)
-    return options.model, {value.name: value.shape for value in graph.inputs}
+    return options.model, None, {value.name: value.shape for value in graph.inputs}
 
 
 def _module(path: str, name: str) -> Any:
@@ -99,6 +107,25 @@ def _module(path: str, name: str) -> Any:
     if not isinstance(made, nn.Module):
         raise MiniDNNError(f"{path}:{name} is a {type(made).__name__}; valid is a torch.nn.Module")
     return made.eval()
+
+
+def _inputs(named: str, module: Any, shapes: Sequence[tuple[int, ...]], seed: int) -> list[Any]:
+    """Random inputs that the module was seen to take: what it raises of them is the user's."""
+    import numpy as np
+    import torch
+
+    random = np.random.default_rng(seed)
+    arrays = [random.standard_normal(each, np.float32) for each in shapes]
+    weights = [*module.parameters(), *module.buffers()]
+    device = weights[0].device if weights else None
+    try:
+        with torch.no_grad():
+            module(*(torch.tensor(array, device=device) for array in arrays))
+    except Exception as error:  # whatever the user's own code raises
+        given = " ".join("x".join(map(str, each)) for each in shapes)
+        told = f"{type(error).__name__}: {error}"
+        raise MiniDNNError(f"{named} fails on --shape {given}: {told}") from error
+    return arrays
 
 
 def _document(found: Any) -> dict[str, Any]:

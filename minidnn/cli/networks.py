@@ -1,43 +1,85 @@
-"""Networks by what a user typed: a name of the zoo, an ONNX file, or one that save_graph wrote."""
+"""Networks by what a user typed: a name of the zoo, a file of a front end, or one that save_graph
+wrote."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidnn.errors import GraphError
+from minidnn.errors import GraphError, MiniDNNError, UnsupportedError
 from minidnn.graph.ir import Graph
 from minidnn.graph.types import numpy_dtype
 from minidnn.layers.build import to_graph
 from minidnn.layers.calibration import calibrate
 from minidnn.models import get_model, list_models
 
+if TYPE_CHECKING:
+    from minidnn.frontends.frontend import FrontEnd
+
 
 def graph_of(options: argparse.Namespace, network: Any = None) -> Graph:
-    """The graph that NET, ``--batch`` and ``--size`` mean.
+    """The graph that NET, ``--batch``, ``--size`` and ``--shape`` mean.
 
     network: what NET names, when the caller has made it already.
     GraphError, WeightsError if there is no such thing.
     """
     name = options.network
+    if network is None and is_file(name) and not is_onnx(name):
+        return _of_file(options)
+    _refuse(options, ["shape"], f"{name!r} takes --batch and --size")
     if network is None and is_onnx(name):
         return onnx_graph(name, options.batch, options.size)
-    if network is None and is_file(name):
-        from minidnn.storage import load_graph
-
-        for argument in ("batch", "size"):
-            if (value := getattr(options, argument)) is not None:
-                raise GraphError(
-                    f"--{argument} {value}: the graph file {name!r} has its own size; valid is "
-                    "a network of the zoo"
-                )
-        return load_graph(name)
     if network is None:
         network = get_model(name)
     return to_graph(network, shape_of(network, options.batch or 1, options.size))
+
+
+def _of_file(options: argparse.Namespace) -> Graph:
+    """The graph of a file of a third party's front end, or else of one that save_graph wrote."""
+    from minidnn.frontends.frontend import ask
+
+    name, asked = options.network, ask(options.network)
+    if asked.found is not None:
+        _refuse(options, ["batch", "size"], f"{name!r} takes --shape")
+        return _of_frontend(asked.found, name, options.shape)
+    from minidnn.storage import load_graph
+
+    reason = f"the graph file {name!r} has its own size; valid is a network of the zoo"
+    _refuse(options, ["batch", "size", "shape"], reason)
+    try:
+        return load_graph(name)
+    except MiniDNNError as error:
+        if not asked.broken:
+            raise
+        raise type(error)(f"{error}{asked.complaint}") from error
+
+
+def _of_frontend(frontend: FrontEnd, name: str, shapes: list[tuple[int, ...]] | None) -> Graph:
+    """The graph that a third party's front end makes of a file."""
+    shape = shapes[0] if shapes is not None and len(shapes) == 1 else shapes
+    try:
+        return frontend.to_graph(name, shape)
+    except GraphError as error:
+        if shape is not None:
+            raise
+        raise GraphError(f"{error}; --shape 1x3x224x224 says it, one for each input") from error
+    except (MiniDNNError, OSError):
+        raise
+    except Exception as error:  # whatever its own code does
+        told = f"{type(error).__name__}: {error}"
+        raise MiniDNNError(f"front end {frontend.name!r} fails on {name!r}: {told}") from error
+
+
+def _refuse(options: argparse.Namespace, arguments: list[str], reason: str) -> None:
+    """GraphError if one of these arguments was given."""
+    for argument in arguments:
+        if (value := getattr(options, argument)) is not None:
+            raise GraphError(f"--{argument} {value}: {reason}")
 
 
 def is_file(name: str) -> bool:
@@ -73,7 +115,24 @@ def onnx_graph(name: str, batch: int | None = None, size: tuple[int, int] | None
             shape[2:] = shape[2:] if size is None else size
         if all(isinstance(each, int) for each in shape):
             shapes[declared.name] = tuple(shape)
-    return load_model(model, shapes)[0]
+    with in_options("--size gives rows and columns of inputs of rank 4; no option gives others"):
+        return load_model(model, shapes)[0]
+
+
+@contextmanager
+def in_options(sizes: str) -> Iterator[None]:
+    """What an ONNX file leaves open is told as a command can have it: ``sizes`` says how."""
+    from minidnn.frontends.onnx.convert import OpenInputsError
+    from minidnn.frontends.onnx.shapes import OpenSizesError
+
+    try:
+        yield
+    except OpenSizesError as error:
+        raise GraphError(f"{error.told}; {sizes}") from error
+    except OpenInputsError as error:
+        raise UnsupportedError(
+            f"{error}\n  (no option gives constants: minidnn.load_onnx does, in Python)"
+        ) from error
 
 
 def shape_of(network: Any, batch: int, size: tuple[int, int] | None = None) -> tuple[int, ...]:

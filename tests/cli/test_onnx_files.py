@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from minidnn.cli import main
 from tests.onnx.models import model, moves, network, node, save
@@ -33,6 +34,23 @@ def test_explain(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_sizes_of_a_file_are_its_own(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, err = run(capsys, "explain", net, "--size", 9, "--device", "reference", code=2)
     assert "shape (1, 3, 9, 9) for input 'x'; valid is (N, 3, 16, 16)" in err
+
+
+def test_what_a_file_leaves_open_is_told_in_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = model([node("Relu", "x")], [("x", ["N", 3, "H", "W"])])
+    path = save(wide, tmp_path / "wide.onnx")
+    for command in ("explain", "compare", "bisect", "bench"):
+        _, err = run(capsys, command, path, code=2)
+        assert "open (x: (N, 3, H, W)); --size gives rows and columns" in err
+        assert "shape=" not in err
+    decided = model([node("Expand", "x s")], [("x", [2, 3])])
+    decided.graph.input.append(helper.make_tensor_value_info("s", TensorProto.INT64, [3]))
+    _, err = run(capsys, "explain", save(decided, tmp_path / "decided.onnx"), code=2)
+    assert "(no option gives constants: minidnn.load_onnx does, in Python)" in err
+    _, err = run(capsys, "explain", path, "--shape", "1x3x4x4", code=2)
+    assert "wide.onnx' takes --batch and --size" in err
 
 
 def test_bisect(net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +82,9 @@ def test_compare_modules(
         "ready = nn.Softmax(1)\n"
         "number = 3\n"
         "def broken(): raise RuntimeError('no such weights')\n"
+        "class Picky(nn.Module):\n"
+        "    def forward(self, x): raise ValueError('not this one')\n"
+        "picky = nn.Sequential(nn.ReLU(), Picky())\n"
     )
     monkeypatch.chdir(tmp_path)
     common = ("--device", "reference")
@@ -85,6 +106,14 @@ def test_compare_modules(
     ):
         _, err = run(capsys, "compare", named, "--shape", "1x3", *common, code=2)
         assert text in err
+    for arguments, text in (
+        (("my_nets:picky", "--shape", "1x3"), "picky fails on --shape 1x3: ValueError: not this"),
+        (("my_nets:small", "--shape", "1x4x8x8"), "small fails on --shape 1x4x8x8: RuntimeError: "),
+        (("my_nets:ready", "--shape", "1x3", "2"), "fails on --shape 1x3 2: TypeError: "),
+        (("net.words",), "MODEL 'net.words'; valid are an ONNX file (.onnx) and package.module:na"),
+    ):
+        _, err = run(capsys, "compare", *arguments, *common, code=2)
+        assert text in err and "internal error" not in err
     _, err = run(capsys, "compare", "my_nets:small", *common, code=2)
     assert "a PyTorch module needs --shape" in err
     _, err = run(capsys, "compare", "net.onnx", "--shape", "1x3", *common, code=2)

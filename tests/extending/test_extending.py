@@ -123,6 +123,29 @@ def test_a_third_partys_front_end(installed: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(y, np.stack([expected, expected], 1), rtol=1e-4, atol=1e-5)
 
 
+def test_the_commands_take_its_files(
+    installed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "net.words"
+    path.write_text("conv 4 3\nrelu\n")
+    common = (str(path), "--device", "reference")
+    assert main(["explain", *common, "--shape", "2x3x8x8"]) == 0
+    assert "Conv2d" in capsys.readouterr().out
+    assert main(["bisect", *common, "--shape", "2x3x8x8"]) == 0
+    capsys.readouterr()
+    odd = tmp_path / "odd.words"
+    odd.write_text("conv four\n")
+    for arguments, text in (
+        (common, "--shape 1x3x224x224 says it, one for each input\n"),
+        ((*common, "--batch", "2"), f"--batch 2: {str(path)!r} takes --shape\n"),
+        (("digits", "--shape", "1x3"), "'digits' takes --batch and --size\n"),
+        ((str(odd), "--shape", "2x3x8x8"), "front end 'words' fails on "),
+    ):
+        assert main(["explain", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert text in error and "internal error" not in error
+
+
 def test_its_errors(installed: Path, tmp_path: Path) -> None:
     path = tmp_path / "net.words"
     path.write_text("conv 4 3\ndream\nrelu\nhope\n")
@@ -165,6 +188,14 @@ def test_broken_third_parties_do_not_hinder_others(broken: None, tmp_path: Path)
         "blind = ruin:Blind of ruin 1.0 (minidnn.frontends) fails: LookupError: no eyes",
     ):
         assert text in str(caught.value)
+
+
+def test_a_file_that_only_a_broken_front_end_may_take(
+    broken: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.dreams").write_text("a whole network in here")
+    assert main(["explain", str(tmp_path / "net.dreams")]) == 2
+    assert "; entry point absent = no_such_package:FrontEnd of ruin" in capsys.readouterr().err
 
 
 def test_the_doctor_looks_at_third_parties(broken: None, installed: Path) -> None:

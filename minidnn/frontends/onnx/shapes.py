@@ -10,12 +10,22 @@ from minidnn.frontends.onnx.limits import check_shape
 from minidnn.frontends.onnx.model import Declared
 
 
+class OpenSizesError(GraphError):
+    """Sizes of inputs stay open; ``told`` says which, and nothing of how they are given."""
+
+    def __init__(self, told: str) -> None:
+        super().__init__(
+            f"{told}; give shape=, one shape, a sequence of shapes or a dict of them by name"
+        )
+        self.told = told
+
+
 def bind_shapes(title: str, inputs: Sequence[Declared], given: Any) -> dict[str, tuple[int, ...]]:
     """The shape of every input whose dtype is known.
 
     ``given`` is None, one shape, a sequence of shapes or a dict of them by name; open sizes of one
     name are the same everywhere, so a dict need not name every input.  GraphError if something
-    does not fit or stays open.
+    does not fit, OpenSizesError if something stays open.
     """
     shapes = _by_name(title, inputs, given)
     named: dict[str, int] = {}
@@ -49,10 +59,7 @@ def bind_shapes(title: str, inputs: Sequence[Declared], given: Any) -> dict[str,
         else:
             found[declared.name] = check_shape(f"{title}: input {declared.name!r}", shape)
     if open_inputs:
-        raise GraphError(
-            f"{title} leaves sizes of its inputs open ({'; '.join(open_inputs)}); give shape=, one "
-            "shape, a sequence of shapes or a dict of them by name"
-        )
+        raise OpenSizesError(f"{title} leaves sizes of its inputs open ({'; '.join(open_inputs)})")
     return found
 
 
