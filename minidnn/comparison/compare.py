@@ -34,10 +34,10 @@ def compare(
 
     model: an ONNX model (path, bytes or ``ModelProto``), which ONNX Runtime runs as it is, without
         rewrites of its own; or a ``torch.nn.Module``, which PyTorch runs.
-    inputs: an array or a sequence of them; None: random ones (by ``seed``), for a module of
-        ``shape``.
-    shape, constants: as for ``load_onnx``; for a module one shape or a sequence of them, and no
-        constants.
+    inputs: an array, a sequence of them or a dict of them by name (a module's by the names of
+        ``forward``'s parameters); None: random ones (by ``seed``), for a module of ``shape``.
+    shape, constants: as for ``load_onnx``, with the inputs' shapes where they are given; for a
+        module one shape or a sequence of them, and no constants.
     tolerance: the largest difference of a layer, as a part of its largest number, that counts as
         equal.
     options: ``device``, ``precision`` and others, as ``compile`` takes them.

@@ -25,10 +25,13 @@ def original(
 ) -> Original:
     """The model with the values of all its nodes, by ONNX Runtime."""
     parsed = read_model(model)
+    given = _by_name(parsed, inputs, constants or {})
+    if shape is None and given is not None:
+        shape = {name: array.shape for name, array in given.items()}
     graph, values = load_model(parsed, shape, constants)
     known = {name: np.asarray(array) for name, array in (constants or {}).items()}
-    arrays = _inputs(graph.inputs, inputs, seed)
-    given = {value.name: array for value, array in zip(graph.inputs, arrays, strict=True)}
+    arrays = _inputs(graph.inputs, given, seed)
+    fed = {value.name: array for value, array in zip(graph.inputs, arrays, strict=True)}
     layers = []
     for node in parsed.nodes:
         for name in node.output:
@@ -36,27 +39,44 @@ def original(
             if value is not None and value.producer is not None:
                 layers.append((str(name), str(node.op_type), value))
     names = [*dict.fromkeys([*(name for name, _, _ in layers), *parsed.outputs])]
-    engine, found = _run(parsed, names, given | known)
+    engine, found = _run(parsed, names, fed | known)
     return Original(
         engine, graph, layers, parsed.outputs, arrays, dict(zip(names, found, strict=True))
     )
 
 
-def _inputs(wanted: Sequence[Value], given: Any, seed: int) -> list[np.ndarray]:
+def _by_name(
+    parsed: Model, given: Any, constants: Mapping[str, Any]
+) -> dict[str, np.ndarray] | None:
+    """The inputs that were given, an array for each of the model's by its name."""
+    names = [declared.name for declared in parsed.inputs if declared.name not in constants]
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        if set(given) != set(names):
+            raise GraphError(f"inputs of {[*given]!r:.100} given; valid are those of {names}")
+        return {name: np.asarray(given[name]) for name in names}
+    arrays = list(given) if isinstance(given, (list, tuple)) else [given]
+    if len(arrays) != len(names):
+        raise GraphError(f"{len(arrays)} inputs given; valid are {len(names)}, of {names}")
+    return {name: np.asarray(array) for name, array in zip(names, arrays, strict=True)}
+
+
+def _inputs(
+    wanted: Sequence[Value], given: Mapping[str, np.ndarray] | None, seed: int
+) -> list[np.ndarray]:
     if given is None:
         random = np.random.default_rng(seed)
         return [
             random.standard_normal(value.shape).astype(numpy_dtype(value.dtype)) for value in wanted
         ]
-    arrays = [given] if isinstance(given, np.ndarray) else [np.asarray(array) for array in given]
-    for value, array in zip(wanted, arrays, strict=False):
+    for value in wanted:
+        array = given[value.name]
         if array.shape != value.shape or array.dtype != numpy_dtype(value.dtype):
             raise GraphError(
                 f"input {value.name!r} is {array.dtype}{list(array.shape)}; valid is {value.type}"
             )
-    if len(arrays) != len(wanted):
-        raise GraphError(f"{len(arrays)} inputs given; valid are {len(wanted)}")
-    return arrays
+    return [given[value.name] for value in wanted]
 
 
 def _run(

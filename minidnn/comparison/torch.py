@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ def original(
     from minidnn.frontends.torch.capture import capture
     from minidnn.frontends.torch.convert import as_numpy, convert, judge_operations, label_of
 
+    if isinstance(inputs, Mapping):
+        inputs = _in_order(model, inputs)
     given = _given(inputs, shape, seed)
     weights = [*model.parameters(), *model.buffers()]
     tensors = [torch.as_tensor(a, device=weights[0].device if weights else None) for a in given]
@@ -74,6 +77,24 @@ def original(
     arrays = [as_numpy(leaves[node]) for node in part.inputs]
     outputs = [names[node] for node in ends]
     return Original(f"PyTorch {torch.__version__}", graph, layers, outputs, arrays, results)
+
+
+def _in_order(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
+    """Inputs that were given by the names of ``forward``'s parameters, in their order."""
+    signature = inspect.signature(model.forward)
+    try:
+        bound = signature.bind(**inputs)
+    except TypeError as error:
+        raise GraphError(
+            f"inputs of {[*inputs]!r:.100} given: {error}; valid are those of "
+            f"{type(model).__name__}.forward{signature}"
+        ) from None
+    if bound.kwargs:
+        raise GraphError(
+            f"inputs of {[*inputs]!r:.100} given; valid are the first parameters of "
+            f"{type(model).__name__}.forward{signature}, without a gap"
+        )
+    return list(bound.args)
 
 
 def _given(inputs: Any, shape: Any, seed: int) -> list[Any]:

@@ -41,6 +41,37 @@ def test_a_file_of_the_newest_format() -> None:
     assert model.ir_version == onnx.IR_VERSION
 
 
+def test_inputs_say_the_sizes_and_are_given_in_any_form() -> None:
+    x = np.random.default_rng(1).standard_normal((3, 3, 16, 16), np.float32)
+    for inputs in (x, [x], {"x": x}, torch.from_numpy(x)):
+        found = md.compare(network(), inputs, device="reference")
+        assert found.equal and found.layers[0].shape[0] == 3
+    for wrong in ({}, {"y": x}, {"x": x, "y": x}):
+        with pytest.raises(GraphError, match=r"^inputs of \[.*; valid are those of \['x'\]$"):
+            md.compare(network(), wrong)
+    with pytest.raises(GraphError, match=r"^2 inputs given; valid are 1, of \['x'\]$"):
+        md.compare(network(), [x, x])
+    with pytest.raises(GraphError, match=r"shape \(3, 2, 16, 16\) for input 'x'; valid is \("):
+        md.compare(network(), x[:, :2])
+    with pytest.raises(GraphError, match=r"leaves sizes of its inputs open .*; give shape="):
+        md.compare(network())
+
+
+class Product(torch.nn.Module):
+    def forward(self, a: Any, b: Any, c: Any = 1.0) -> Any:
+        return (a @ b).relu() * c
+
+
+def test_inputs_of_a_module_by_name() -> None:
+    a, b = torch.ones(2, 3), torch.ones(3, 4)
+    found = md.compare(Product().eval(), {"b": b, "a": a}, device="reference")
+    assert found.equal and found.outputs[0].shape == (2, 4)
+    with pytest.raises(GraphError, match=r"missing .*'b'; valid are those of Product.forward\("):
+        md.compare(Product().eval(), {"a": a})
+    with pytest.raises(GraphError, match=r"unexpected .*'z'; valid are those of Product"):
+        md.compare(Product().eval(), {"a": a, "b": b, "z": b})
+
+
 DEVICES = ["reference", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
