@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from minidnn.backends.backend import get_backend
 from minidnn.errors import GraphError
 from minidnn.frontends.torch.library import require_torch
+from minidnn.frontends.torch.modes import check_mode
 
 if TYPE_CHECKING:
     from minidnn.acceleration.module import OptimizedModule
@@ -72,11 +73,7 @@ def optimize(
     if device is not None:  # before the first call, which may be far away
         get_backend(device)
         Engine(device, precision, options).check()
-    if module.training:
-        raise GraphError(
-            f"optimize: {type(module).__name__} is in training mode; valid is a module in "
-            "evaluation mode: call module.eval() first"
-        )
+    check_mode(module, "optimize: ")
     optimized = OptimizedModule(module, device, precision, strict, sizes, options)
     if example is not None or kwargs:
         args = example if isinstance(example, tuple) else () if example is None else (example,)

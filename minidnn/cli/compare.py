@@ -92,6 +92,7 @@ def _given(options: argparse.Namespace) -> tuple[Any, Any, Any]:
 def _module(path: str, name: str) -> Any:
     """The PyTorch module that ``path:name`` is or makes, in evaluation mode."""
     from minidnn.frontends.torch.library import require_torch
+    from minidnn.frontends.torch.modes import evaluated
 
     require_torch()
     from torch import nn
@@ -106,7 +107,7 @@ def _module(path: str, name: str) -> Any:
         sys.path.pop(0)
     if not isinstance(made, nn.Module):
         raise MiniDNNError(f"{path}:{name} is a {type(made).__name__}; valid is a torch.nn.Module")
-    return made.eval()
+    return evaluated(made)
 
 
 def _inputs(named: str, module: Any, shapes: Sequence[tuple[int, ...]], seed: int) -> list[Any]:

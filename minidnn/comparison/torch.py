@@ -11,6 +11,7 @@ import numpy as np
 from minidnn.comparison.original import Original
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.torch.library import require_torch
+from minidnn.frontends.torch.modes import check_mode
 from minidnn.graph.ir import Graph
 
 
@@ -23,11 +24,7 @@ def original(
 
     if constants:
         raise GraphError("a PyTorch module is compared without constants; valid are inputs")
-    if model.training:
-        raise GraphError(
-            f"{type(model).__name__} is in training mode; valid is a module in evaluation mode: "
-            "call module.eval() first"
-        )
+    check_mode(model)
     from minidnn.frontends.torch.capture import capture
     from minidnn.frontends.torch.convert import as_numpy, convert, judge_operations, label_of
 

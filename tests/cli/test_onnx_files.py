@@ -80,6 +80,8 @@ def test_compare_modules(
         "from torch import nn\n"
         "def small(): return nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.ReLU())\n"
         "ready = nn.Softmax(1)\n"
+        "import torch\n"
+        "exported = torch.export.export(ready, (torch.ones(2, 3),)).module()\n"
         "number = 3\n"
         "def broken(): raise RuntimeError('no such weights')\n"
         "class Picky(nn.Module):\n"
@@ -92,6 +94,7 @@ def test_compare_modules(
     assert out.startswith("3 layers in PyTorch ") and "(output, (2, 2, 6, 7))" in out
     out, _ = run(capsys, "compare", "my_nets:ready", "--shape", "2x3", *common, "--json")
     assert json.loads(out)["equal"]
+    run(capsys, "compare", "my_nets:exported", "--shape", "2x3", *common)
     out, _ = run(
         *(capsys, "compare", "my_nets:small", "--shape", "1x3x8x8", *common),
         *("--tolerance", 1e-12),

@@ -8,6 +8,7 @@ from typing import Any
 
 from minidnn.errors import GraphError
 from minidnn.frontends.torch.library import require_torch
+from minidnn.frontends.torch.modes import check_mode
 from minidnn.graph.ir import Graph
 
 
@@ -27,11 +28,7 @@ class TorchFrontEnd:
         require_torch()
         from minidnn.frontends.torch.whole import graph_of_module
 
-        if network.training:
-            raise GraphError(
-                f"{type(network).__name__} is in training mode; valid is a module in evaluation "
-                "mode: call module.eval() first"
-            )
+        check_mode(network)
         return graph_of_module(network, *_arguments(shape))
 
 

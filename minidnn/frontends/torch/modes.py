@@ -1,0 +1,36 @@
+"""Training and evaluation mode: what minidnn takes is in the latter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minidnn.errors import GraphError
+
+
+def check_mode(module: Any, where: str = "") -> None:
+    """GraphError if a module is in training mode; it says how that is left."""
+    if module.training:
+        how = "call module.eval() first"
+        if _is_exported(module):
+            how = (
+                "it is an exported program, which computes in the mode that it was exported in and "
+                "forbids eval(); export a module in evaluation mode and set module.training = False"
+            )
+        raise GraphError(
+            f"{where}{type(module).__name__} is in training mode; valid is a module in evaluation "
+            f"mode: {how}"
+        )
+
+
+def evaluated(module: Any) -> Any:
+    """The module, set to evaluation mode."""
+    if _is_exported(module):
+        module.training = False
+        return module
+    return module.eval()
+
+
+def _is_exported(module: Any) -> bool:
+    """Whether it is what ``torch.export`` gives: such a module has an ``eval`` of its own, which
+    does nothing but raise."""
+    return "eval" in vars(module)
