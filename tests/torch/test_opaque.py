@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -208,3 +209,102 @@ def test_results_that_are_not_those_of_the_capture() -> None:
         fast(examples(2, 3, 4, 4))
     assert str(caught.value).startswith("module '1' gave ")
     assert " of NoneType; when the network was captured, " in str(caught.value)
+
+
+class Keeping(nn.Module):
+    """Writes to what it holds, as it is told."""
+
+    def __init__(self, write: Callable[[Any, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.write = write
+        self.calls = 0
+        self.last: torch.Tensor | None = None
+        self.seen: list[torch.Tensor] = []
+        self.by_name: dict[str, Any] = {"nested": []}
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * (self.calls + 1) + self.mean
+        if self.last is not None:
+            y = y + self.last
+        self.write(self, x)
+        return y + len(self.seen)
+
+
+WRITES: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "calls": lambda self, x: setattr(self, "calls", self.calls + 1),
+    "last": lambda self, x: setattr(self, "last", x.detach()),
+    "seen": lambda self, x: self.seen.append(x),
+    "by_name": lambda self, x: self.by_name["nested"].append(x),
+    "feature": lambda self, x: setattr(self, "feature", x),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_one_that_keeps_state(name: str) -> None:
+    """It is called as it is, and capturing leaves no trace in it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(conv(3), Around(Keeping(WRITES[name])), conv()).eval()
+    kept, seen, eager = net[1].inner[0], net[1].inner[0].seen, copy.deepcopy(net)
+    before = dict(vars(kept))
+    fast = md.optimize(net, examples(2, 3, 4, 4), device="reference")
+    assert taken(fast) == [True, False, True]
+    assert vars(kept) == before and kept.seen is seen == []
+    assert f"it keeps state: its attribute {name!r} changes when it is called" in fast.explain()
+    with torch.no_grad():
+        for shift in range(3):
+            x = examples(2, 3, 4, 4) + shift
+            torch.testing.assert_close(fast(x), eager(x), rtol=1e-5, atol=1e-5)
+    states = [vars(each.get_submodule("1.inner.0"))[name] for each in (net, eager)]
+    torch.testing.assert_close(*states, rtol=1e-5, atol=1e-5)
+    assert len(fast.programs) == 1
+
+
+def test_one_that_keeps_state_beside_one_that_cannot_be_captured() -> None:
+    """The network is run once to see what that gives, which leaves no trace either."""
+
+    def write(self: Any, x: torch.Tensor) -> None:
+        self.calls += 1
+        self.mean.add_(1)
+
+    torch.manual_seed(0)
+    net = nn.Sequential(conv(3), Deciding(torch.cos), Keeping(write), conv()).eval()
+    eager = copy.deepcopy(net)
+    fast = md.optimize(net, examples(2, 3, 4, 4), device="reference")
+    assert net[2].calls == net[2].mean == 0
+    x = examples(2, 3, 4, 4)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), eager(x), rtol=1e-5, atol=1e-5)
+    assert net[2].calls == net[2].mean == 3
+
+
+def test_state_of_the_network_itself_is_refused() -> None:
+    class Counting(nn.Sequential):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x) * self.calls
+
+    net = Counting(conv(3)).eval()
+    with pytest.raises(UnsupportedError, match="Counting cannot be captured: it keeps state: its"):
+        md.optimize(net, examples(2, 3, 4, 4))
+    assert "calls" not in vars(net)
+
+
+def test_state_of_one_that_another_writes_to() -> None:
+    class Outside(Around):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.inner[0].calls += 1
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    net = nn.Sequential(conv(3), Outside(Keeping(lambda self, x: None)), conv()).eval()
+    eager = copy.deepcopy(net)
+    fast = md.optimize(net, examples(2, 3, 4, 4), device="reference")
+    x = examples(2, 3, 4, 4)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), eager(x), rtol=1e-5, atol=1e-5)
+    assert "attribute 'calls' is written to from outside" in fast.explain()

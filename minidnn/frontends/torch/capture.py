@@ -33,6 +33,7 @@ from minidnn.frontends.torch.opaque import (
     is_opaque,
 )
 from minidnn.frontends.torch.replica import replica
+from minidnn.frontends.torch.state import observed, unchanged
 
 #: Held by the thread that captures: PyTorch keeps what it does meanwhile where all threads see it.
 #: Whoever makes programs holds it all along, so that nobody waits for it who is waited for.
@@ -187,22 +188,25 @@ class _Export:
         self._kwargs = kwargs
         #: Why modules that cannot be captured cannot be called as one operation either.
         self._unfit: dict[str, str] = {}
+        #: Which modules write to attributes, by their paths, and to which.
+        self._changed: dict[str, str] = {}
 
     def program(self) -> Any:
         while True:
             try:
                 if self.opaque.reasons:  # a mistake of the caller's comes to light here
-                    self.opaque.record(self._subject, self._args, self._kwargs, self._root)
+                    with unchanged(self._subject):
+                        self.opaque.record(self._subject, self._args, self._kwargs, self._root)
             except NotOneOperation as error:
                 self.widen(error.path, error.reason)
                 continue
             try:
                 program = self._exported()
-                if self._subject is self._root or not _is_entangled(self._root, program):
-                    return program
-                self._subject = self._root
             except Exception as error:  # whatever a module's own Python does
                 path = culprit(error, self._subject)
+                if self._changed and (path is None or path in self.opaque.reasons):
+                    self._keep_state()
+                    continue
                 said = _said(error)
                 if path in self._unfit:
                     raise self._refusal(self._unfit[path]) from error
@@ -214,6 +218,13 @@ class _Export:
                         self._root(*self._args, **self._kwargs)  # such a mistake does here, too
                     raise self._refusal(said) from error
                 self.opaque = OpaqueCalls({**self.opaque.reasons, path: said})
+            else:
+                if self._subject is not self._root and _is_entangled(self._root, program):
+                    self._subject = self._root
+                elif self._changed:
+                    self._keep_state()
+                else:
+                    return program
 
     def widen(self, path: str, reason: str) -> None:
         """The module around an opaque one is opaque in its place."""
@@ -231,10 +242,24 @@ class _Export:
         kept = {each: why for each, why in reasons.items() if not each.startswith(f"{around}.")}
         self.opaque = OpaqueCalls({**kept, around: said})
 
+    def _keep_state(self) -> None:
+        """Those modules are opaque whose attributes change when they are called."""
+        for path, name in self._changed.items():
+            said = f"it keeps state: its attribute {name!r} changes when it is called"
+            while path in self._unfit:
+                path = path.rpartition(".")[0]
+            if not path:
+                raise self._refusal(said)
+            if path in self.opaque.reasons:
+                self.widen(path, f"attribute {name!r} is written to from outside")
+            else:
+                self.opaque = OpaqueCalls({**self.opaque.reasons, path: said})
+
     def _exported(self) -> Any:
         printed = io.StringIO()  # where it fails, PyTorch prints what it had of the program
         with (
             torch.no_grad(),
+            observed(self._subject) as self._changed,
             self.opaque.standing_in(self._subject),
             contextlib.redirect_stderr(printed),
         ):
