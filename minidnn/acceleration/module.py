@@ -142,10 +142,11 @@ class OptimizedModule(nn.Module):
         return list(self._programs)
 
     def refresh(self) -> None:
-        """Compiles anew with the weights as they are, for changes that PyTorch does not count:
-        those of ``parameter.data`` or of a NumPy view."""
+        """Lets the next call of each size capture and compile anew, for changes that are not
+        noticed: of ``parameter.data`` or a NumPy view, or of what code reads beyond the attributes
+        of modules."""
         for program in self._programs:
-            program.compile()
+            program.watch.doubt()
 
     def _run(self, leaves: Any, arranged: Any, args: Any, kwargs: Any) -> Any:
         memory = self._memory(leaves)

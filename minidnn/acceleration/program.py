@@ -60,7 +60,8 @@ class Program:
         graph = captured.module.graph
         self._results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
         held = (h for node, h in captured.held.items() if node.users)
-        self.watch = Watch(held, root, fetches=engine.device == "cpu")
+        opaque = (call.module for call in captured.opaque)
+        self.watch = Watch(held, root, engine.device == "cpu", opaque)
         if self.watch.uncounted:
             log.warning(
                 "%s: %d weights are tensors of inference mode, whose writes PyTorch does not "

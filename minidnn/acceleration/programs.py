@@ -94,8 +94,8 @@ class Programs:
         key = (arranged, *map(_key, leaves))
         with CAPTURING:
             program = self._kept(key)
-            if program is not None and program.watch.restructured():
-                log.info("%s: captured again: a module was replaced or changed mode", self._name)
+            if program is not None and (reason := program.watch.restructured()) is not None:
+                log.info("%s: captured again: %s", self._name, reason)
                 program = None
             if program is not None and (name := program.watch.changed()) is not None:
                 program = self._renewed(key, program, name)

@@ -3,14 +3,19 @@
 PyTorch counts the writes to a tensor, so nothing has to be compared: a weight is as it was if the
 module holds the same tensor under that name, its count is the same and so is its address.  What
 that cannot see is a write past PyTorch (to ``tensor.data``, or to a NumPy view).
+
+A captured program knows a tensor by one name, and has modules and their attributes in it as they
+were.  So all that modules hold is looked at, under every name: where a tied weight is untied, a
+bias or a module comes or goes, or an attribute is replaced, the program is captured anew.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, call, is_, itemgetter
 from typing import Any
 
 import torch
@@ -19,11 +24,15 @@ from torch import nn
 from minidnn.acceleration.layout import unchanged_words
 from minidnn.acceleration.nearby import fetcher
 from minidnn.frontends.torch.capture import Held
+from minidnn.frontends.torch.state import is_same
 
 _ADDRESS = torch.Tensor.data_ptr
 _VERSION = attrgetter("_version")
 _TRAINING = attrgetter("training")
 _END = object()
+
+#: What every module has, of PyTorch's.
+_OF_MODULES = frozenset(vars(nn.Module()))
 
 #: Modules that compute the same in training: their mode need not be looked at.
 _WITHOUT_MODES = {
@@ -36,21 +45,24 @@ _WITHOUT_MODES = {
 class Watch:
     """The weights of a program as they were when it was compiled.
 
-    ``fetches``: whether what is looked at is fetched from memory first; the CPU engine must be
-    there.
+    ``root``: the module that was captured; ``opaque``: those in it that are called as they are, so
+    that what they hold may change.  ``fetches``: whether what is looked at is fetched from memory
+    first; the CPU engine must be there.
     """
 
     def __init__(
-        self, held: Iterable[Held], root: torch.nn.Module | None = None, fetches: bool = False
+        self,
+        held: Iterable[Held],
+        root: torch.nn.Module | None = None,
+        fetches: bool = False,
+        opaque: Iterable[nn.Module] = (),
     ) -> None:
         self._held = list(held)
         self._fetches = fetches
-        #: Where each module stands in the one around it.
-        self._places = [
-            (parent._modules, name)
-            for parent in (root.modules() if root is not None else ())
-            for name in parent._modules
-        ]
+        known = {id(module) for module in opaque}
+        #: The modules whose code is in the program, and their paths.
+        self._owners = [] if root is None else list(_captured(root, "", known, set()))
+        self._doubted = False
         self.renew()
 
     def renew(self) -> None:
@@ -69,11 +81,46 @@ class Watch:
         ]
         self._types = [_type(tensor) for _, tensor in tensors]
         self._modules = [
-            (holder, name, holder[name], holder[name].training)
-            for holder, name in self._places
-            if holder.get(name) is not None
+            (owner._modules, name, module, module.training)
+            for _, owner in self._owners
+            for name, module in owner._modules.items()
+            if module is not None
         ]
+        self._others = self._not_compiled_in()
+        self._keys = [(path, holder, list(holder)) for path, holder in self._holders()]
+        self.attributes = _Attributes(self._owners)
         self._glance = _Glance(self, self._fetches)
+
+    def _holders(self) -> Iterator[tuple[str, Any]]:
+        """The dicts in which modules hold weights and modules.  Those of PyTorch's modules look for
+        nothing that they do not have from the beginning."""
+        for path, owner in self._owners:
+            for holder in (owner._parameters, owner._buffers, owner._modules):
+                if holder or not _is_layer(owner):
+                    yield path, holder
+
+    def _not_compiled_in(self) -> list[tuple[str, Any, Any, Any]]:
+        """What is held besides the weights that the program reads and that have just one name."""
+        entries = [
+            (f"{path}.{key}".lstrip("."), holder, key, holder[key])
+            for path, owner in self._owners
+            for holder in (owner._parameters, owner._buffers)
+            for key in holder
+        ]
+        names = Counter(id(tensor) for *_, tensor in entries)
+        alone = {(id(each.holder), each.key) for each in self._held if names[id(each.tensor)] == 1}
+        return [entry for entry in entries if (id(entry[1]), entry[2]) not in alone]
+
+    @property
+    def dicts(self) -> list[Any]:
+        """All dicts in which something is held that is looked at."""
+        held = {id(each.holder): each.holder for each in self._held}
+        held.update((id(holder), holder) for _, holder, _ in self._keys)
+        return list(held.values())
+
+    def doubt(self) -> None:
+        """From now on nothing is as it was."""
+        self._doubted = True
 
     @property
     def uncounted(self) -> int:
@@ -82,9 +129,9 @@ class Watch:
 
     def is_as_it_was(self) -> bool:
         """Whether weights and modules are those that were compiled in."""
-        if self._glance.is_as_it_was():
+        if self._glance.is_as_it_was() and not self._doubted:
             return True
-        return not self.restructured() and self.changed() is None
+        return self.restructured() is None and self.changed() is None
 
     def changed(self) -> str | None:
         """The name of a weight that is not what it was, or None."""
@@ -108,12 +155,77 @@ class Watch:
                 return each.name
         return None
 
-    def restructured(self) -> bool:
-        """Whether a module was replaced, or put into training or evaluation mode."""
+    def restructured(self) -> str | None:
+        """What is not as it was captured, beyond a weight's value, or None."""
+        if self._doubted:
+            return "refresh() was called"
         for holder, name, module, training in self._modules:
             if holder.get(name) is not module or module.training != training:
-                return True
-        return False
+                return "a module was replaced or changed mode"
+        for name, holder, key, tensor in self._others:
+            if holder.get(key) is not tensor:
+                return f"weight {name}, which has or had another name or no use, was replaced"
+        for path, holder, keys in self._keys:
+            if list(holder) != keys:
+                return f"weights or modules of {path or 'the network'} were added or removed"
+        return self.attributes.changed()
+
+
+class _Attributes:
+    """The attributes of modules, but those of PyTorch's that every module has."""
+
+    def __init__(self, owners: Iterable[tuple[str, nn.Module]]) -> None:
+        self._found = [
+            (path, vars(owner), names)
+            for path, owner in owners
+            if (names := [name for name in vars(owner) if name not in _OF_MODULES])
+        ]
+        self.dicts = [of for _, of, _ in self._found]
+        # Of one name a getter gives no tuple, so there is another.
+        self._getters = [itemgetter("_parameters", *names) for *_, names in self._found]
+        self.values = list(self._now())
+
+    def _now(self) -> Iterable[Any]:
+        return chain.from_iterable(map(call, self._getters, self.dicts))
+
+    def are_the_same(self) -> bool:
+        try:
+            return all(map(is_, self._now(), self.values))
+        except KeyError:
+            return False
+
+    def changed(self) -> str | None:
+        """What is another now, or None.  Equal numbers, strings and lists of them are the same
+        (``torch.export`` leaves copies), and seen at a glance from now on."""
+        before = iter(self.values)
+        now: list[Any] = []
+        for path, of, names in self._found:
+            for name in ("_parameters", *names):
+                value = of.get(name, _END)
+                now.append(value)
+                if not is_same(value, next(before)):
+                    return f"attribute {f'{path}.{name}'.lstrip('.')} changed"
+        self.values[:] = now
+        return None
+
+
+def _captured(
+    root: nn.Module, path: str, opaque: set[int], seen: set[int]
+) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that a program was captured of, each once, and their paths."""
+    if id(root) in opaque or id(root) in seen:
+        return
+    seen.add(id(root))
+    yield path, root
+    for name, module in root._modules.items():
+        if module is not None:
+            yield from _captured(module, f"{path}.{name}".lstrip("."), opaque, seen)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether it is one of PyTorch's that are no containers."""
+    kind = type(module).__module__
+    return kind.startswith("torch.nn.modules.") and not kind.endswith(".container")
 
 
 class _Glance:
@@ -127,10 +239,7 @@ class _Glance:
     """
 
     def __init__(self, watch: Watch, fetches: bool) -> None:
-        held = [*watch._seen, *watch._uncounted]
-        holders = {id(holder): holder for holder, *_ in held}
-        parents = {id(parent): parent for parent, *_ in watch._modules}
-        self._dicts = [each.values() for each in (*holders.values(), *parents.values())]
+        self._dicts = [each.values() for each in watch.dicts]
         self._objects = [*chain.from_iterable(self._dicts), _END]
         tensors = [tensor for _, _, tensor, _, _ in watch._seen]
         uncounted = [tensor for _, _, tensor, _ in watch._uncounted]
@@ -146,9 +255,10 @@ class _Glance:
             module for _, _, module, _ in watch._modules if type(module) not in _WITHOUT_MODES
         ]
         self._modes = [module.training for module in self._modules]
+        self._attributes = watch.attributes
         self._fetch = None
         if fetches:
-            dicts = [*holders.values(), *parents.values(), *map(vars, self._modules)]
+            dicts = [*watch.dicts, *self._attributes.dicts, *map(vars, self._modules)]
             self._fetch = fetcher(dicts, self._objects, self._addressed)
 
     def is_as_it_was(self) -> bool:
@@ -160,6 +270,7 @@ class _Glance:
             and self._words()
             and (not self._addressed or self._says_the_same())
             and list(map(_TRAINING, self._modules)) == self._modes
+            and self._attributes.are_the_same()
         )
 
     def _says_the_same(self) -> bool:

@@ -1,0 +1,151 @@
+"""Changes of an optimized network that are no writes to a weight: another tensor, module or
+attribute."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import minidnn as md
+
+
+def examples(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(2))
+
+
+X = examples(2, 3, 6, 6)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.scale = torch.tensor(2.0)
+        self.factor = 1.5
+        self.turned = False
+        self.act: Callable[[torch.Tensor], torch.Tensor] = torch.relu
+        self.table = {"shift": 1.0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x) * self.scale * self.factor + self.table["shift"]
+        y = y.transpose(2, 3) if self.turned else y
+        return self.act(y + self.offset) if hasattr(self, "offset") else self.act(y)
+
+
+def make() -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.LeakyReLU(0.1), Scaled()),
+        *(nn.Conv2d(3, 3, 1, bias=False), nn.BatchNorm2d(3)),
+    )
+    net[4].weight, net[5].running_mean = net[0].weight, net[1].running_mean
+    return net.eval()
+
+
+def _weight() -> nn.Parameter:
+    return nn.Parameter(examples(3, 3, 1, 1))
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "tied weight": (
+        lambda net: setattr(net[4], "weight", _weight()),
+        "weight 4.weight, which has or had another name or no use, was replaced",
+    ),
+    "first of tied": (
+        lambda net: setattr(net[0], "weight", _weight()),
+        "weight 0.weight, which has or had another name or no use, was replaced",
+    ),
+    "tied buffer": (
+        lambda net: setattr(net[5], "running_mean", examples(3)),
+        "weight 5.running_mean, which has or had another name or no use, was replaced",
+    ),
+    "assigned": (
+        lambda net: net.load_state_dict(
+            {name: tensor.clone() * 1.5 for name, tensor in net.state_dict().items()}, assign=True
+        ),
+        "weight 0.weight, which has or had another name or no use, was replaced",
+    ),
+    "bias": (
+        lambda net: setattr(net[4], "bias", nn.Parameter(examples(3))),
+        "weight 4.bias, which has or had another name or no use, was replaced",
+    ),
+    "buffer": (
+        lambda net: net[3].register_buffer("offset", examples(6)),
+        "weights or modules of 3 were added or removed",
+    ),
+    "appended": (
+        lambda net: net.append(nn.Conv2d(3, 4, 1)),
+        "weights or modules of the network were added or removed",
+    ),
+    "removed": (
+        lambda net: net.pop(2),
+        "a module was replaced or changed mode",
+    ),
+    "slope": (lambda net: setattr(net[2], "negative_slope", 0.5), "attribute 2.negative_slope"),
+    "tensor": (lambda net: setattr(net[3], "scale", torch.tensor(7.0)), "attribute 3.scale"),
+    "float": (lambda net: setattr(net[3], "factor", 9), "attribute 3.factor"),
+    "bool": (lambda net: setattr(net[3], "turned", True), "attribute 3.turned"),
+    "function": (lambda net: setattr(net[3], "act", torch.sigmoid), "attribute 3.act"),
+}
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_are_captured_anew(
+    name: str, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, (change, reason) = make(), CHANGES[name]
+    fast = md.optimize(net, X, device=device)
+    with torch.no_grad(), caplog.at_level(logging.INFO, "minidnn.acceleration"):
+        torch.testing.assert_close(fast(X), net(X), rtol=1e-4, atol=1e-4)
+        caplog.clear()
+        change(net)
+        torch.testing.assert_close(fast(X), net(X), rtol=1e-4, atol=1e-4)
+        said = [r.getMessage() for r in caplog.records if "captured again" in r.getMessage()]
+        assert said == [f"Sequential: captured again: {reason}"] or (
+            said == [f"Sequential: captured again: {reason} changed"]
+        )
+        caplog.clear()
+        torch.testing.assert_close(fast(X), net(X), rtol=1e-4, atol=1e-4)
+        assert not [r for r in caplog.records if r.name.startswith("minidnn.")]
+
+
+def test_equal_attributes_are_no_change() -> None:
+    net = make()
+    fast = md.optimize(net, X, device="reference")
+    (program,) = fast.programs
+    net[3].factor = float("1.5")
+    net[0].stride = tuple([1, 1])
+    assert not program.watch._glance.is_as_it_was()
+    assert program.watch.is_as_it_was() and program.watch._glance.is_as_it_was()
+    del net[3].factor
+    assert not program.watch._glance.is_as_it_was()
+    assert program.watch.restructured() == "attribute 3.factor changed"
+
+
+def test_refresh_captures_what_is_not_noticed_anew() -> None:
+    net = make()
+    fast = md.optimize(net, X, device="reference")
+    net[3].table["shift"] = 3.0
+    fast.refresh()
+    with torch.no_grad():
+        torch.testing.assert_close(fast(X), net(X), rtol=1e-5, atol=1e-5)
+        (program,) = fast.programs
+        fast(X)
+    assert fast.programs == [program]
+
+
+def test_other_sizes_leave_programs_as_they_are() -> None:
+    """torch.export leaves copies of a module's tuples, lists and dicts."""
+    net = make()
+    table, stride = net[3].table, net[0].stride
+    fast = md.optimize(net, X, device="reference")
+    with torch.no_grad():
+        fast(X[:1])
+    assert all(program.watch._glance.is_as_it_was() for program in fast.programs)
+    assert net[3].table is table and net[0].stride is stride
