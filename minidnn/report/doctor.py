@@ -333,8 +333,8 @@ def _third_parties() -> list[Finding]:
             unusable, problem = _ask(code)
             state = BROKEN if problem else MISSING if unusable else FOUND
             what = "device" if group == BACKENDS else "front end"
-            text = f"{described(entry)}{': ' * (state != FOUND)}{problem or unusable}"
-            findings += _one(f"{what} {entry.name}", state, text)
+            usable = f"{described(entry)}{': ' * bool(unusable)}{unusable}"
+            findings += _one(f"{what} {entry.name}", state, problem or usable)
     return findings
 
 

@@ -213,4 +213,7 @@ def test_the_doctor_looks_at_third_parties(broken: None, installed: Path) -> Non
     }
     assert found["device counting"].found == "counting = toy.backend:CountingBackend of toy 0"
     assert found["device away"].found.endswith("of ruin 1.0: it is not plugged in")
-    assert "No module named 'no_such_package'" in found["front end absent"].found
+    assert found["front end absent"].found == (
+        "entry point absent = no_such_package:FrontEnd of ruin 1.0 (minidnn.frontends) fails: "
+        "ModuleNotFoundError: No module named 'no_such_package'"
+    )
