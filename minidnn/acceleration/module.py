@@ -13,7 +13,7 @@ from torch import nn
 
 from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
-from minidnn.acceleration.program import Program
+from minidnn.acceleration.program import OverlapError, Program
 from minidnn.acceleration.programs import Programs, arrangement, describe
 from minidnn.acceleration.watched import derived, watched
 from minidnn.errors import MiniDNNWarning, UnsupportedError
@@ -151,9 +151,12 @@ class OptimizedModule(nn.Module):
     def _run(self, leaves: Any, arranged: Any, args: Any, kwargs: Any) -> Any:
         memory = self._memory(leaves)
         self._refuse_autocast(memory)
-        return self._programs.run(
-            leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
-        )
+        try:
+            return self._programs.run(
+                leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
+            )
+        except OverlapError as error:
+            return self._left(str(error), args, kwargs, "where writes are made in their order")
 
     def _compile(self, memory: str, leaves: Any, args: Any, kwargs: Any) -> Program:
         device, precision, strict, _, options = self._settings
@@ -185,7 +188,13 @@ class OptimizedModule(nn.Module):
         first = next(self.original.parameters(), None)
         return "cpu" if first is None else memory_of(first)
 
-    def _left(self, how: str, args: Any, kwargs: Any) -> Any:
+    def _left(
+        self,
+        how: str,
+        args: Any,
+        kwargs: Any,
+        why: str = "where derivatives and transforms are computed",
+    ) -> Any:
         """The original's result for a call which is PyTorch's as a whole."""
         name = type(self.original).__name__
         if self._settings[2]:
@@ -193,8 +202,7 @@ class OptimizedModule(nn.Module):
         if not self._warned:
             self.__dict__["_warned"] = True
             warnings.warn(
-                f"{name} was called {how}: it runs in PyTorch, where derivatives and "
-                "transforms are computed",
+                f"{name} was called {how}: it runs in PyTorch, {why}",
                 MiniDNNWarning,
                 stacklevel=4,
             )

@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from minidnn.acceleration.engine import Engine, memory_of
+from minidnn.acceleration.overlaps import Overlaps
 from minidnn.acceleration.part import TakenPart, lies_there
 from minidnn.acceleration.weights import Watch
 from minidnn.errors import UnsupportedError
@@ -25,6 +26,10 @@ from minidnn.graph.operators import Dropout, Identity
 log = logging.getLogger(__name__)
 
 _MOVES = "it only moves elements, which PyTorch does without a kernel"
+
+
+class OverlapError(UnsupportedError):
+    """Memory that a program writes to is that of something else, too."""
 
 
 class Program:
@@ -84,6 +89,7 @@ class Program:
                 among = len(self.levels) > 1
                 memory = self.engine.memory
                 self.parts.append(TakenPart(part, executable, memory, followed, among))
+        self._overlaps = Overlaps(self.captured) if self.captured.writes else None
         self._runner, self._held, self._places = self._build()
         whole = len(self.levels) == 1 and self.levels[0].taken and not self._held
         self._direct = self.parts[0] if whole and self._is_direct() else None
@@ -120,7 +126,15 @@ class Program:
         """The network's result for the leaves of its arguments.
 
         PyTorch's gradients must be off.
+
+        OverlapError, before anything is computed, if a tensor that is written to shares memory
+        with another.
         """
+        if self._overlaps is not None and self._overlaps.are_in(leaves):
+            raise OverlapError(
+                "with a tensor to write to that shares memory with another argument, a parameter "
+                "or a buffer"
+            )
         if self._direct is not None:
             result = self._direct.forward(*[leaves[place] for place in self._places])
             if self._is_bare:

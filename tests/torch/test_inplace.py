@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import minidnn as md
+from minidnn.errors import MiniDNNWarning, UnsupportedError
 
 
 def close(got: Any, expected: Any) -> None:
@@ -63,3 +64,83 @@ def test_writes_in_place_keep_their_meaning(body: Any) -> None:
         close(fast(given), other(expected))
         close(given, expected)
         close(module.count, other.count)
+
+
+class Both(nn.Module):
+    """Writes to its first argument before it reads the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2, 3))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return (x * y).relu() + self.count
+
+
+def _same(module: Any, memory: torch.Tensor) -> Any:
+    return memory[:2], memory[:2]
+
+
+def _views(module: Any, memory: torch.Tensor) -> Any:
+    return memory[:2], memory[1:]
+
+
+def _buffer(module: Any, memory: torch.Tensor) -> Any:
+    return module.count, memory[1:]
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("arguments", [_same, _views, _buffer])
+def test_memory_that_is_written_to_and_read_otherwise_is_left_to_pytorch(
+    arguments: Any, is_compiled: bool
+) -> None:
+    memory = torch.randn(3, 3, generator=torch.Generator().manual_seed(2))
+    net, other = Both().eval(), Both().eval()
+    example = (torch.ones(2, 3), torch.ones(2, 3)) if is_compiled else None
+    fast = md.optimize(net, example, device="reference")
+    given, expected = memory.clone(), memory.clone()
+    with pytest.warns(MiniDNNWarning, match="Both was called with a tensor to write to that"):
+        close(fast(*arguments(net, given)), other(*arguments(other, expected)))
+    close(given, expected)
+    close(net.count, other.count)
+    # Such a call is left, others are not.
+    close(fast(given[:1].clone(), given[1:2]), other(expected[:1].clone(), expected[1:2]))
+    strict = md.optimize(net, device="reference", strict=True)
+    with pytest.raises(UnsupportedError, match="strict=True, and Both was called with a tensor to"):
+        strict(*arguments(net, given))
+    close(given, expected)
+
+
+class Counted(nn.Module):
+    """Cannot be captured, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return x * 2 if float(x.sum()) < 1e9 else x
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Counted()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        self.count.add_(1)
+        return self.inner(x * 1) + self.count
+
+
+def test_writes_around_an_opaque_module_are_made_once_each() -> None:
+    net, other = Around().eval(), Around().eval()
+    fast = md.optimize(net, device="reference")
+    given, expected = torch.ones(2, 3), torch.ones(2, 3)
+    for _ in range(2):
+        close(fast(given), other(expected))
+        close(given, expected)
+        close(net.state_dict(), other.state_dict())

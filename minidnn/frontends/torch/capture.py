@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
@@ -152,7 +153,7 @@ def _capture(
         opaque = next((call for call in export.opaque.calls if call.views is not None), None)
         if opaque is None:
             notes.append(f"writes in place were removed by PyTorch: {reason}")
-            program = _functional(export.program())
+            program = export.functional()
             break
         # PyTorch, which can remove writes, does not know whose memory such a call gives.
         export.widen(opaque.path, f"it gives memory that it was given, and {reason}")
@@ -161,15 +162,6 @@ def _capture(
     captured.opaque, captured.reasons = export.opaque.calls, export.opaque.reasons
     captured.notes = notes
     return captured
-
-
-def _functional(program: Any) -> Any:
-    """A program without writes in place, which PyTorch removes."""
-    without_dropout(program.graph)  # it gives its operand, which PyTorch does not see here
-    program.graph_module.recompile()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, of its pytrees
-        return program.run_decompositions({})
 
 
 class _Export:
@@ -195,8 +187,7 @@ class _Export:
         while True:
             try:
                 if self.opaque.reasons:  # a mistake of the caller's comes to light here
-                    with unchanged(self._subject):
-                        self.opaque.record(self._subject, self._args, self._kwargs, self._root)
+                    self._record()
             except NotOneOperation as error:
                 self.widen(error.path, error.reason)
                 continue
@@ -225,6 +216,34 @@ class _Export:
                     self._keep_state()
                 else:
                     return program
+
+    def _record(self) -> None:
+        """Has the opaque calls recorded, on copies: that it ran must not be seen."""
+        args, kwargs = self._copies()
+        subject = self._subject
+        if subject is not self._root:
+            subject = replica(self._root, with_buffers=True)
+        with unchanged(subject):
+            self.opaque.record(subject, args, kwargs, self._root)
+
+    def _copies(self) -> Any:
+        """The arguments, each in memory of its own."""
+        with torch.no_grad():
+            return pytree.tree_map_only(torch.Tensor, torch.clone, (self._args, self._kwargs))
+
+    def functional(self) -> Any:
+        """A program without writes in place, which PyTorch removes."""
+        # It knows no arguments that share memory; who runs the program looks for such.
+        self._args, self._kwargs = self._copies()
+        program = self.program()
+        without_dropout(program.graph)  # it gives its operand, which PyTorch does not see here
+        program.graph_module.recompile()
+        try:
+            with self.opaque.standing_in(self._subject), warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, of its pytrees
+                return program.run_decompositions({})
+        except Exception as error:  # assertions, among others
+            raise self._refusal(f"its writes in place are not removed: {_said(error)}") from error
 
     def widen(self, path: str, reason: str) -> None:
         """The module around an opaque one is opaque in its place."""

@@ -115,7 +115,6 @@ class OpaqueCalls:
             def call(*args: Any, **kwargs: Any) -> Any:
                 index = next(count)
                 recorded = self.calls[index]
-                _standing[index] = _tensors(recorded.results)
                 tensors = _tensors(pytree.tree_leaves((args, kwargs)))
                 given = iter(torch.ops.minidnn.opaque(tensors, index))
                 leaves = [each if each is None else next(given) for each in recorded.results]
@@ -124,6 +123,7 @@ class OpaqueCalls:
             return call
 
         with self._replaced(root, replacement):
+            _standing.extend(_tensors(each.results) for each in self.calls)
             try:
                 yield
             finally:
@@ -200,7 +200,7 @@ def _kinds(leaves: list[Any]) -> str:
 
 
 #: What the opaque calls that are being captured give; one thread captures at a time.
-_standing: dict[int, list[torch.Tensor]] = {}
+_standing: list[list[torch.Tensor]] = []
 
 
 @cache

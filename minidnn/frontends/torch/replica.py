@@ -15,14 +15,18 @@ import torch
 from torch import nn
 
 
-def replica(root: nn.Module) -> nn.Module:
+def replica(root: nn.Module, with_buffers: bool = False) -> nn.Module:
     """The same network of modules of its own: what is set in them, their parameters among it, is
     not set in the network's.
 
     Modules, lists, tuples, dicts and bound methods are replaced wherever they stand in them; all
-    else is the network's own.
+    else is the network's own, but for copies of its buffers if it is to be run ``with_buffers``.
     """
-    made: Any = _Replicas().of(root)
+    replicas = _Replicas()
+    if with_buffers:
+        for each in root.buffers():
+            replicas.keep(each, each.detach().clone())
+    made: Any = replicas.of(root)
     return made
 
 
@@ -40,19 +44,19 @@ class _Replicas:
         # Scripted modules keep theirs outside of Python.
         if isinstance(thing, nn.Module) and not isinstance(thing, torch.jit.ScriptModule):
             module = object.__new__(kind)
-            self._keep(thing, module)
+            self.keep(thing, module)
             vars(module).update({key: self.of(each) for key, each in vars(thing).items()})
             return module
         if kind is list:
-            items = self._keep(thing, [])
+            items = self.keep(thing, [])
             items.extend(map(self.of, thing))
             return items
         if kind in (dict, OrderedDict):
-            entries = self._keep(thing, kind())
+            entries = self.keep(thing, kind())
             entries.update((key, self.of(each)) for key, each in thing.items())
             return entries
         if kind is tuple:
-            return self._keep(thing, tuple(map(self.of, thing)))
+            return self.keep(thing, tuple(map(self.of, thing)))
         if kind is types.MethodType:
             return types.MethodType(thing.__func__, self.of(thing.__self__))
         if kind is partial:
@@ -60,6 +64,6 @@ class _Replicas:
             return partial(self.of(thing.func), *arguments, **named)
         return thing
 
-    def _keep(self, thing: Any, made: Any) -> Any:
+    def keep(self, thing: Any, made: Any) -> Any:
         self._made[id(thing)] = (thing, made)
         return made
