@@ -437,23 +437,6 @@ def refused(kind: type[Exception], text: str, *args: Any, **options: Any) -> Non
     assert str(caught.value) == text
 
 
-def test_an_exported_program() -> None:
-    net, x = make(), examples(1, 3, 8, 8)
-    program = torch.export.export(net, (x,)).module()
-    text = (
-        " is in training mode; valid is a module in evaluation mode: it is an exported program, "
-        "which computes in the mode that it was exported in and forbids eval(); export a module in "
-        "evaluation mode and set module.training = False"
-    )
-    with pytest.raises(GraphError) as caught:
-        md.optimize(program, x, device="reference")
-    assert str(caught.value).startswith("optimize: ") and str(caught.value).endswith(text)
-    program.training = False
-    fast = md.optimize(program, x, device="reference")
-    with torch.no_grad():
-        torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-5)
-
-
 def test_arguments_that_are_not_legal() -> None:
     net, x = make(), examples(1, 3, 8, 8)
     text = "optimize: module=5 is a int; valid is a torch.nn.Module"
