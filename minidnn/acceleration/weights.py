@@ -24,15 +24,12 @@ from torch import nn
 from minidnn.acceleration.layout import unchanged_words
 from minidnn.acceleration.nearby import fetcher
 from minidnn.frontends.torch.capture import Held
-from minidnn.frontends.torch.state import is_same
+from minidnn.frontends.torch.state import OF_MODULES, is_same
 
 _ADDRESS = torch.Tensor.data_ptr
 _VERSION = attrgetter("_version")
 _TRAINING = attrgetter("training")
 _END = object()
-
-#: What every module has, of PyTorch's.
-_OF_MODULES = frozenset(vars(nn.Module()))
 
 #: Modules that compute the same in training: their mode need not be looked at.
 _WITHOUT_MODES = {
@@ -178,7 +175,7 @@ class _Attributes:
         self._found = [
             (path, vars(owner), names)
             for path, owner in owners
-            if (names := [name for name in vars(owner) if name not in _OF_MODULES])
+            if (names := [name for name in vars(owner) if name not in OF_MODULES])
         ]
         self.dicts = [of for _, of, _ in self._found]
         # Of one name a getter gives no tuple, so there is another.

@@ -293,18 +293,45 @@ def test_state_of_the_network_itself_is_refused() -> None:
     assert "calls" not in vars(net)
 
 
-def test_state_of_one_that_another_writes_to() -> None:
-    class Outside(Around):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.inner[0].calls += 1
-            return super().forward(x)
+class Outside(nn.Module):
+    """Has one whose state it reads or writes itself."""
 
+    def __init__(self, read: Callable[[Any, torch.Tensor], Any], inner: nn.Module) -> None:
+        super().__init__()
+        self.read = read
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        found = self.read(self.inner, y)
+        return y if found is None else y + found
+
+
+def _written(inner: Any, y: torch.Tensor) -> None:
+    inner.flag = not getattr(inner, "flag", False)
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (lambda inner, y: inner.last, "attribute 'last' is read from outside"),
+        (_written, "attribute 'flag' is written to from outside"),
+    ],
+)
+def test_state_that_another_reads_or_writes(
+    read: Callable[[Any, torch.Tensor], Any], said: str
+) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(conv(3), Outside(Keeping(lambda self, x: None)), conv()).eval()
-    eager = copy.deepcopy(net)
-    fast = md.optimize(net, examples(2, 3, 4, 4), device="reference")
+    around = Outside(read, Keeping(WRITES["last"]))
+    net = nn.Sequential(conv(3), around, conv()).eval()
     x = examples(2, 3, 4, 4)
     with torch.no_grad():
+        net(x - 1)
+        eager = copy.deepcopy(net)
+        fast = md.optimize(net, x, device="reference")
+        assert taken(fast) == [True, False, True]
         for _ in range(3):
             torch.testing.assert_close(fast(x), eager(x), rtol=1e-5, atol=1e-5)
-    assert "attribute 'calls' is written to from outside" in fast.explain()
+        assert said in fast.explain()
+        with pytest.raises(UnsupportedError, match=f"Outside cannot be captured: .*{said}"):
+            md.optimize(around, net[0](x))

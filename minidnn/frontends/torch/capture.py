@@ -180,8 +180,10 @@ class _Export:
         self._kwargs = kwargs
         #: Why modules that cannot be captured cannot be called as one operation either.
         self._unfit: dict[str, str] = {}
-        #: Which modules write to attributes, by their paths, and to which.
-        self._changed: dict[str, str] = {}
+        #: Which modules write to attributes, by their paths, and to which: in the last capture,
+        #: and in all.
+        self._changed: dict[str, dict[str, None]] = {}
+        self._kept: dict[str, dict[str, None]] = {}
 
     def program(self) -> Any:
         while True:
@@ -197,6 +199,9 @@ class _Export:
                 path = culprit(error, self._subject)
                 if self._changed and (path is None or path in self.opaque.reasons):
                     self._keep_state()
+                    continue
+                if path is not None and (name := self._read(error, path)) is not None:
+                    self._is_stateful(path, name, "read")
                     continue
                 said = _said(error)
                 if path in self._unfit:
@@ -263,22 +268,32 @@ class _Export:
 
     def _keep_state(self) -> None:
         """Those modules are opaque whose attributes change when they are called."""
-        for path, name in self._changed.items():
-            said = f"it keeps state: its attribute {name!r} changes when it is called"
-            while path in self._unfit:
-                path = path.rpartition(".")[0]
-            if not path:
-                raise self._refusal(said)
-            if path in self.opaque.reasons:
-                self.widen(path, f"attribute {name!r} is written to from outside")
-            else:
-                self.opaque = OpaqueCalls({**self.opaque.reasons, path: said})
+        for path, names in self._changed.items():
+            self._kept.setdefault(path, {}).update(names)
+            self._is_stateful(path, next(iter(names)), "written to")
+
+    def _is_stateful(self, path: str, name: str, used: str) -> None:
+        """A module is opaque that keeps state in an attribute; if it is, that is used outside."""
+        said = f"it keeps state: its attribute {name!r} changes when it is called"
+        while path in self._unfit:
+            path = path.rpartition(".")[0]
+        if not path:
+            raise self._refusal(said)
+        if path in self.opaque.reasons:
+            self.widen(path, f"attribute {name!r} is {used} from outside")
+        else:
+            self.opaque = OpaqueCalls({**self.opaque.reasons, path: said})
+
+    def _read(self, error: Exception, path: str) -> str | None:
+        """The attribute that a module keeps state in, and that is not there to be read."""
+        name = error.name if isinstance(error, AttributeError) else None
+        return name if name in self._kept.get(path, {}) else None
 
     def _exported(self) -> Any:
         printed = io.StringIO()  # where it fails, PyTorch prints what it had of the program
         with (
             torch.no_grad(),
-            observed(self._subject) as self._changed,
+            observed(self._subject, self._kept) as self._changed,
             self.opaque.standing_in(self._subject),
             contextlib.redirect_stderr(printed),
         ):

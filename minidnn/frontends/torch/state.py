@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from operator import is_
@@ -20,6 +20,9 @@ from torch import nn
 
 _PLAIN = (bool, int, float, complex, str)
 _MISSING = object()
+
+#: What every module has, of PyTorch's.
+OF_MODULES = frozenset(vars(nn.Module()))
 
 
 class State:
@@ -40,17 +43,17 @@ class State:
             for container in _containers(value, seen)
         ]
 
-    def changed(self) -> dict[str, str]:
+    def changed(self) -> dict[str, dict[str, None]]:
         """By the paths of modules, the names of attributes that are others, or whose contents
         are."""
-        found: dict[str, str] = {}
+        found: dict[str, dict[str, None]] = {}
         for path, name, container, content in self._contents:
             if not is_same(_content(container), content):
-                found.setdefault(path, name)
+                found.setdefault(path, {})[name] = None
         for path, now, before in self._attributes:
             for name in {**before, **now}:
                 if not is_same(now.get(name, _MISSING), before.get(name, _MISSING)):
-                    found.setdefault(path, name)
+                    found.setdefault(path, {})[name] = None
         return found
 
     def restore(self) -> None:
@@ -91,11 +94,21 @@ def unchanged(root: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def observed(root: nn.Module) -> Iterator[dict[str, str]]:
+def observed(
+    root: nn.Module, without: Mapping[str, Iterable[str]]
+) -> Iterator[dict[str, dict[str, None]]]:
     """Gives the modules that calls of a network change, and the names of their attributes; each
-    call finds, and all leave, what was there before."""
-    found: dict[str, str] = {}
+    call finds, and all leave, what was there before.
+
+    without: attributes which are not there meanwhile, so that it is an error to read them.
+    """
+    found: dict[str, dict[str, None]] = {}
     outside = State(root)
+    for path, names in without.items():
+        attributes = vars(root.get_submodule(path))
+        for name in names:
+            if name not in OF_MODULES:
+                attributes.pop(name, None)
     forward = root.forward
 
     @functools.wraps(forward)
