@@ -13,12 +13,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import minidnn as md
-from minidnn.errors import GraphError, UnsupportedError
+from minidnn.backends.backend import get_backend
+from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.frontends.onnx.convert import OpenInputsError, load_onnx
 from minidnn.frontends.onnx.limits import COMPUTED_BYTES
 from minidnn.frontends.onnx.supported import table
 from minidnn.frontends.onnx.tensors import external_path
+from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
+from minidnn.graph.types import TensorType
 
 from .models import model, network, node, save, with_external_data
 
@@ -207,7 +210,63 @@ def test_padding_with_whole_numbers_is_exact() -> None:
     fails(padded(np.array(1.5, np.float32)), "constant_value is float32; valid is int64")
     older = model([node("Pad", "x", pads=[0, 1], value=1e30)], [("x", [2])], opset=10)
     older.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
-    fails(older, "value=1.0000000150474662e+30 of an input int64[2]; valid are numbers of int64")
+    fails(older, "its data is int64; valid are float16, float32, float64")
+    with pytest.raises(GraphError, match=r"value=1e\+30 of an input int64\[2\]; valid are nu"):
+        ops.Pad((0,), (1,), "constant", 1e30).infer(TensorType((2,), "int64"))
+
+
+def test_operands_are_what_the_operator_takes() -> None:
+    arrays = {"i": np.array(3), "f": np.ones(1, np.float32), "b": np.array([True])}
+
+    def refused(text: str, *given: Any, **attributes: Any) -> None:
+        fails(model([node(*given, **attributes)], X, arrays=arrays), text)
+
+    refused("node 'Relu_0' (Relu): it has 2 inputs; valid are 1", "Relu", "x x")
+    refused("it has 4 inputs; valid are 3", "Clip", "x f f f")
+    refused("(Where): its condition is float32; valid are bool", "Where", "x x x")
+    refused("(Clip): its min is int64; valid is float32, as its input is", "Clip", "x i")
+    refused("(Add): its B is int64; valid is float32, as its A is", "Add", "x i")
+    refused("(Concat): its inputs is int64; valid is float32", "Concat", "x i", axis=0)
+    refused("(Pow): its Y is bool; valid are float16, float32, float64, int32", "Pow", "x b")
+    refused("(Reshape): its shape is float32; valid are int64", "Reshape", "x f")
+    whole = model([node("Relu", "x")], X, dtype=TensorProto.INT64, opset=13)
+    fails(whole, "(Relu): its X is int64; valid are float16, float32, float64")
+    whole = model([node("Relu", "x")], X, dtype=TensorProto.INT64, opset=14)
+    assert load_onnx(whole).outputs[0].dtype == "int64"
+    kept = model([node("Pow", "x i"), node("Max", "y x x x", "z")], X, [("z", None)], arrays)
+    assert load_onnx(kept).outputs[0].dtype == "float32"
+
+
+def test_outputs_are_what_the_model_says() -> None:
+    def declared(*sizes: Any, dtype: int = TensorProto.FLOAT) -> Any:
+        made = model([node("Relu", "x")], X)
+        made.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", dtype, sizes))
+        return made
+
+    for right in ((2, 3), ("N", 3), (None, None)):
+        load_onnx(declared(*right))
+    wrong = r"^the ONNX model: output 'y' is declared \({}\); what is computed is \(2, 3\)$"
+    for sizes, shown in (((1, 3), "1, 3"), ((2, 3, 1), "2, 3, 1"), (("N", 4), "[?], 4")):
+        with pytest.warns(MiniDNNWarning, match=wrong.format(shown)):
+            load_onnx(declared(*sizes))
+    text = "output 'y' is declared int64; what is computed is float32"
+    fails(declared(2, 3, dtype=TensorProto.INT64), text)
+    fails(declared(2, 3, dtype=TensorProto.UINT8), "'y' is declared of another type; what is")
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_a_product_over_an_axis_of_no_elements_is_zero(device: str) -> None:
+    if get_backend(device).unavailable() is not None:
+        pytest.skip("the device cannot be used here")
+    arrays = {"w": np.zeros((0, 4), np.float32), "c": np.arange(4, dtype=np.float32)}
+    x = np.zeros((2, 0), np.float32)
+    made = model([node("MatMul", "x w", "z"), node("Relu", "z")], [("x", [2, 0])], arrays=arrays)
+    np.testing.assert_array_equal(md.compile(made, device=device)(x), np.zeros((2, 4)))
+    made = model([node("Gemm", "x w c")], [("x", [2, 0])], arrays=arrays)
+    np.testing.assert_array_equal(md.compile(made, device=device)(x), [[0, 1, 2, 3]] * 2)
+    made = model([node("MatMul", "x v")], [("x", [2, 0]), ("v", [0, 3])])
+    v = np.zeros((0, 3), np.float32)
+    np.testing.assert_array_equal(md.compile(made, device=device)(x, v), np.zeros((2, 3)))
 
 
 def test_tables_of_what_stands_between_have_an_end() -> None:

@@ -13,7 +13,8 @@ from minidnn.frontends.onnx.call import Call, Refused
 from minidnn.frontends.onnx.limits import MOST_OUTPUTS, Budget
 from minidnn.frontends.onnx.model import OWN_DOMAIN, Model, read_model
 from minidnn.frontends.onnx.operators import CONVERTERS
-from minidnn.frontends.onnx.shapes import bind_shapes
+from minidnn.frontends.onnx.shapes import bind_shapes, check_output
+from minidnn.frontends.onnx.signature import signature_of
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import Trace, tracing
 from minidnn.graph.types import TensorType, numpy_dtype
@@ -111,6 +112,8 @@ class _Conversion:
             if value is None:
                 raise GraphError(f"{self.model.title}: nothing computes its output {name!r:.100}")
             outputs.append(value)
+        for declared, value in zip(self.model.proto.graph.output, outputs, strict=True):
+            check_output(self.model.title, declared, value.type)
         names = self.model.outputs if len(outputs) > 1 else None
         if names is not None and len(set(names)) < len(names):
             raise GraphError(f"{self.model.title} has two outputs of one name: {names}")
@@ -171,6 +174,9 @@ class _Conversion:
         unknown = [n for n, v in zip(proto.input, operands, strict=True) if n and v is None]
         if unknown:
             return ()  # what it reads was refused already
+        signature = signature_of(str(proto.op_type), self.model.opset)
+        if signature is not None:
+            signature.check(operands)
         call = Call(proto, self.model.opset, operands, self.build, self.model.folder)
         with self.trace.scope(label, leaf=True):
             results = CONVERTERS[proto.op_type].convert(call)

@@ -1,13 +1,17 @@
-"""The shapes of a model's inputs: what it says itself, and what a caller gives for the rest."""
+"""The shapes of a model's inputs: what it says itself, and what a caller gives for the rest; and
+what it says of its outputs."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minidnn.errors import GraphError
+from minidnn.errors import GraphError, MiniDNNWarning
 from minidnn.frontends.onnx.limits import check_shape
 from minidnn.frontends.onnx.model import Declared
+from minidnn.frontends.onnx.tensors import DTYPES
+from minidnn.graph.types import TensorType
 
 
 class OpenSizesError(GraphError):
@@ -61,6 +65,37 @@ def bind_shapes(title: str, inputs: Sequence[Declared], given: Any) -> dict[str,
     if open_inputs:
         raise OpenSizesError(f"{title} leaves sizes of its inputs open ({'; '.join(open_inputs)})")
     return found
+
+
+def check_output(title: str, declared: Any, computed: TensorType) -> None:
+    """What a model says of an output, beside what is computed.
+
+    As in ONNX Runtime, another dtype is a GraphError, and another shape, which models keep whose
+    batch was changed, is warned of.
+    """
+    if declared.type.WhichOneof("value") != "tensor_type":
+        return
+    what = f"{title}: output {declared.name!r:.100}"
+    tensor = declared.type.tensor_type
+    dtype = DTYPES.get(tensor.elem_type, "of another type")
+    if tensor.elem_type and dtype != computed.dtype:
+        raise GraphError(f"{what} is declared {dtype}; what is computed is {computed.dtype}")
+    if not tensor.HasField("shape"):
+        return
+    sizes = [
+        dim.dim_value if dim.WhichOneof("value") == "dim_value" else None
+        for dim in tensor.shape.dim
+    ]
+    fits = len(sizes) == computed.rank and all(
+        own in (None, size) for own, size in zip(sizes, computed.shape, strict=True)
+    )
+    if not fits:
+        shown = ", ".join("?" if size is None else str(size) for size in sizes)
+        warnings.warn(
+            f"{what} is declared ({shown}); what is computed is {computed.shape}",
+            MiniDNNWarning,
+            stacklevel=5,  # the caller of load_onnx
+        )
 
 
 def _by_name(

@@ -161,6 +161,9 @@ def product(build: Builder, a: Value, b: Value) -> Value:
     """``a @ b``; by a matrix that is known it is a linear layer."""
     if a.dtype in INTEGERS:
         return _whole_product(build, a, b)
+    (type,) = ops.MatMul().infer(a.type, b.type)
+    if a.shape[-1] == 0:  # sums of nothing
+        return build.filled(type.shape, 0, type.dtype)
     if isinstance(b, Constant) and b.type.rank == 2 and not isinstance(a, Constant):
         return build.apply(ops.Linear(), a, build.transpose(b, (1, 0)))
     return build.apply(ops.MatMul(), a, b)
@@ -195,7 +198,7 @@ def _gemm(call: Call) -> Value:
     if a.dtype in INTEGERS and not (alpha.is_integer() and beta.is_integer()):
         raise call.refuse(f"its operands are {a.dtype} with alpha={alpha}, beta={beta}")
     bias = _scaled(build, c, beta)
-    if isinstance(b, Constant) and not isinstance(a, Constant) and a.dtype not in INTEGERS:
+    if _is_weight(a, b):
         weight = build.transpose(_scaled(build, b, alpha) or b, (1, 0))
         vector = _as_bias(bias, b.shape[1])
         if vector is not None:
@@ -209,6 +212,12 @@ def _gemm(call: Call) -> Value:
     if np.broadcast_shapes(out.shape, bias.shape) != out.shape:
         raise GraphError(f"C has shape {bias.shape}, which does not broadcast to {out.shape}")
     return build.pointwise("Add", lambda x, y: x + y, out, bias, op=ops.Add())
+
+
+def _is_weight(a: Value, b: Value) -> bool:
+    """Whether ``a @ b`` is a linear layer."""
+    known = isinstance(b, Constant) and not isinstance(a, Constant)
+    return known and a.dtype not in INTEGERS and b.shape[-2] > 0
 
 
 def _scaled(build: Builder, x: Value | None, factor: float) -> Value | None:

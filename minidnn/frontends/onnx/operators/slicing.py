@@ -112,8 +112,6 @@ def _pad(call: Call) -> Value:
         axes = list(range(rank))
     else:
         pads, given = call.known_ints(1, "pads"), call.maybe_known(2, "constant_value")
-        if given is not None and str(given.dtype) != x.dtype:
-            raise GraphError(f"constant_value is {given.dtype}; valid is {x.dtype}")
         value = 0.0 if given is None or not given.size else given.reshape(-1)[0].item()
         listed = call.known_ints(3, "axes")
         axes = list(range(rank)) if listed is None else call.axes(listed, rank)
