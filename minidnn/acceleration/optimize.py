@@ -49,6 +49,7 @@ def optimize(
 
     from minidnn.acceleration.engine import Engine
     from minidnn.acceleration.module import OptimizedModule
+    from minidnn.frontends.torch.scripted import check_scripted
 
     if not isinstance(module, nn.Module):
         raise GraphError(
@@ -74,6 +75,7 @@ def optimize(
         get_backend(device)
         Engine(device, precision, options).check()
     check_mode(module, "optimize: ")
+    check_scripted(module)
     optimized = OptimizedModule(module, device, precision, strict, sizes, options)
     if example is not None or kwargs:
         args = example if isinstance(example, tuple) else () if example is None else (example,)

@@ -24,6 +24,7 @@ from torch import nn
 from minidnn.acceleration.layout import unchanged_words
 from minidnn.acceleration.nearby import fetcher
 from minidnn.frontends.torch.capture import Held
+from minidnn.frontends.torch.scripted import is_scripted
 from minidnn.frontends.torch.state import OF_MODULES, is_same
 
 _ADDRESS = torch.Tensor.data_ptr
@@ -210,7 +211,7 @@ def _captured(
     root: nn.Module, path: str, opaque: set[int], seen: set[int]
 ) -> Iterator[tuple[str, nn.Module]]:
     """The modules that a program was captured of, each once, and their paths."""
-    if id(root) in opaque or id(root) in seen:
+    if id(root) in opaque or id(root) in seen or is_scripted(root):
         return
     seen.add(id(root))
     yield path, root

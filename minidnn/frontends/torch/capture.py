@@ -34,6 +34,7 @@ from minidnn.frontends.torch.opaque import (
     is_opaque,
 )
 from minidnn.frontends.torch.replica import replica
+from minidnn.frontends.torch.scripted import check_scripted, scripted_within
 from minidnn.frontends.torch.state import observed, unchanged
 
 #: Held by the thread that captures: PyTorch keeps what it does meanwhile where all threads see it.
@@ -146,6 +147,7 @@ def _capture(
     kwargs: Mapping[str, Any] | None,
     held_leaves: Mapping[int, Held] | None,
 ) -> Captured:
+    check_scripted(root)
     export = _Export(root, tuple(args), dict(kwargs or {}))
     program = export.program()
     notes = []
@@ -172,7 +174,7 @@ class _Export:
     """
 
     def __init__(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.opaque = OpaqueCalls({})
+        self.opaque = OpaqueCalls(scripted_within(root))
         self._root = root
         #: What PyTorch is given: others may call the module itself meanwhile.
         self._subject = replica(root)

@@ -11,8 +11,9 @@ from collections import OrderedDict
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
+
+from minidnn.frontends.torch.scripted import Scripted, is_scripted
 
 
 def replica(root: nn.Module, with_buffers: bool = False) -> nn.Module:
@@ -41,8 +42,9 @@ class _Replicas:
         if id(thing) in self._made:
             return self._made[id(thing)][1]
         kind = type(thing)
-        # Scripted modules keep theirs outside of Python.
-        if isinstance(thing, nn.Module) and not isinstance(thing, torch.jit.ScriptModule):
+        if is_scripted(thing):
+            return self.keep(thing, Scripted(thing))
+        if isinstance(thing, nn.Module):
             module = object.__new__(kind)
             self.keep(thing, module)
             vars(module).update({key: self.of(each) for key, each in vars(thing).items()})

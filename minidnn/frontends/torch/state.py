@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from minidnn.frontends.torch.scripted import is_scripted
+
 _PLAIN = (bool, int, float, complex, str)
 _MISSING = object()
 
@@ -33,7 +35,7 @@ class State:
         self._attributes = [
             (path, vars(module), dict(vars(module)))
             for path, module in root.named_modules()
-            if not isinstance(module, torch.jit.ScriptModule)
+            if not is_scripted(module)
         ]
         seen: dict[int, Any] = {}
         self._contents = [

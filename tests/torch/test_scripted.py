@@ -1,0 +1,68 @@
+"""TorchScript modules in networks, and as networks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import minidnn as md
+from minidnn.errors import UnsupportedError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+
+X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(2))
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+        self.act = nn.Sequential(nn.SiLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.conv(x)) * 2
+
+
+def made(kind: str) -> Any:
+    torch.manual_seed(0)
+    inner = Inner().eval()
+    return torch.jit.script(inner) if kind == "scripted" else torch.jit.trace(inner, X)
+
+
+@pytest.mark.parametrize("kind", ["scripted", "traced"])
+def test_one_in_a_network_is_called_as_it_is(kind: str) -> None:
+    inner = made(kind)
+    net = nn.Sequential(nn.Conv2d(3, 3, 1), inner, nn.ReLU(), nn.Sequential(inner)).eval()
+    fast = md.optimize(net, X, device="reference")
+    assert [level.taken for level in fast.programs[0].levels] == [True, False, True, False]
+    assert "1, 1: a module as it is: it is a TorchScript module, whose code" in fast.explain()
+    (program,) = fast.programs
+    with torch.no_grad():
+        torch.testing.assert_close(fast(X), net(X), rtol=1e-5, atol=1e-5)
+        inner.conv.weight.mul_(2)  # its own business
+        torch.testing.assert_close(fast(X), net(X), rtol=1e-5, atol=1e-5)
+        assert fast.programs == [program]
+        net[1] = nn.Tanh()
+        torch.testing.assert_close(fast(X), net(X), rtol=1e-5, atol=1e-5)
+
+
+def test_one_that_is_not_called() -> None:
+    class Spare(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self[0](x)
+
+    net = Spare(nn.Conv2d(3, 3, 1), made("scripted")).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(md.optimize(net, X, strict=True)(X), net(X))
+
+
+@pytest.mark.parametrize("kind", ["scripted", "traced"])
+def test_one_as_a_whole_is_refused(kind: str) -> None:
+    refused = "Module cannot be captured: it is a TorchScript module, .*; valid is the module that"
+    with pytest.raises(UnsupportedError, match=refused):
+        md.optimize(made(kind))
+    with pytest.raises(UnsupportedError, match=refused):
+        md.compile(made(kind), X.shape)
