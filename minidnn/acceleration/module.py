@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -235,6 +235,23 @@ class OptimizedModule(nn.Module):
             if name == "original":  # not yet there, while one is copied
                 raise
             return getattr(self.original, name)
+
+    # Python looks for these at the type: what the original has none of is its TypeError.
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.original[key]
+
+    def __len__(self) -> int:
+        return len(self.original)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.original)
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self.original
+
+    def __bool__(self) -> bool:
+        return bool(self.original)  # else one without a length would be asked for it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
         return OptimizedModule(copy.deepcopy(self.original, memo), *self._settings)

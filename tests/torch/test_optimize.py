@@ -390,6 +390,29 @@ def test_inputs_that_require_gradients_run_in_pytorch() -> None:
         close(fast(x), net(x))
 
 
+def test_a_block_under_autocast_is_named() -> None:
+    class Casting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                y = x @ x.transpose(0, 1)
+            return y.float().relu()
+
+    fast = md.optimize(Casting().eval(), torch.ones(2, 3), device="reference")
+    assert "wrap_with_autocast: it is a block under autocast, which PyTorch" in fast.explain()
+
+
+def test_what_containers_hold_is_found_in_an_optimized_one() -> None:
+    conv, relu = nn.Conv2d(3, 4, 3), nn.ReLU()
+    fast: Any = md.optimize(nn.Sequential(conv, relu).eval(), device="reference")
+    assert fast[0] is conv and len(fast) == 2 and list(fast) == [conv, relu] and relu in fast
+    assert isinstance(fast[:1], nn.Sequential) and fast and not md.optimize(nn.Sequential().eval())
+    single: Any = md.optimize(nn.ReLU().eval(), device="reference")
+    assert single
+    for ask in (len, iter, lambda module: module[0], lambda module: relu in module):
+        with pytest.raises(TypeError, match=r"ReLU"):
+            ask(single)
+
+
 def test_autocast_is_refused() -> None:
     fast = optimized(make(), examples(1, 3, 8, 8))
     text = "Network was called under autocast, which an optimized module does not follow"

@@ -64,6 +64,10 @@ def convert(
     return Part(graph, tuple(values.inputs), tuple(outputs))
 
 
+#: Blocks within a module, which are one operation each in its program.
+_BLOCKS = {"wrap_with_autocast": "it is a block under autocast, which PyTorch honours"}
+
+
 def judge_operations(
     nodes: Iterable[Node],
     constants: Mapping[Node, None],
@@ -92,6 +96,8 @@ def _reason(
         container = node.all_input_nodes[0]
         return left.get(container)
     try:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise Refused(_BLOCKS.get(key_of(node), "it is a block of operations"))
         if any(isinstance(value, (list, tuple)) for value in _results(node)):
             raise Refused("it gives lists within lists")
         with tracing("one") as trace:
