@@ -14,7 +14,7 @@ from torch import nn
 from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.program import OverlapError, Program
-from minidnn.acceleration.programs import Programs, arrangement, describe
+from minidnn.acceleration.programs import Programs, arrangement, describe, foreign
 from minidnn.acceleration.watched import derived, watched
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.capture import capture
@@ -122,6 +122,11 @@ class OptimizedModule(nn.Module):
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compiles for arguments of these sizes, without running."""
         leaves, arranged = arrangement(args, kwargs)
+        if (kind := foreign(leaves)) is not None:
+            raise UnsupportedError(
+                f"{type(self.original).__name__} cannot be compiled for a {kind}; calls with one "
+                "run in PyTorch: leave example away"
+            )
         memory = self._memory(leaves)
         self._refuse_autocast(memory)
         with torch.no_grad():
@@ -149,6 +154,8 @@ class OptimizedModule(nn.Module):
             program.watch.doubt()
 
     def _run(self, leaves: Any, arranged: Any, args: Any, kwargs: Any) -> Any:
+        if leaves is not args and (kind := foreign(leaves)) is not None:
+            return self._left(f"with a {kind}", args, kwargs, "which takes objects of any kind")
         memory = self._memory(leaves)
         self._refuse_autocast(memory)
         try:
@@ -199,6 +206,7 @@ class OptimizedModule(nn.Module):
         name = type(self.original).__name__
         if self._settings[2]:
             raise UnsupportedError(f"strict=True, and {name} was called {how}")
+        result = self.original(*args, **kwargs)  # whose errors come alone
         if not self._warned:
             self.__dict__["_warned"] = True
             warnings.warn(
@@ -206,7 +214,7 @@ class OptimizedModule(nn.Module):
                 MiniDNNWarning,
                 stacklevel=4,
             )
-        return self.original(*args, **kwargs)
+        return result
 
     # What a module is asked for is the original's.
 

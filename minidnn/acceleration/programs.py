@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import logging
 import threading
 import time
@@ -17,6 +18,9 @@ from minidnn.acceleration.program import Program
 from minidnn.frontends.torch.capture import CAPTURING
 
 log = logging.getLogger(__name__)
+
+#: What an argument's leaf can be: a tensor, or a value that its text says all of.
+_LEAVES = (torch.Tensor, int, float, str, type(None), enum.Enum, torch.Size)
 
 #: Makes the program that is missing.
 Make = Callable[[], Program]
@@ -189,6 +193,11 @@ def arrangement(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence
         return args, len(args)
     leaves, arranged = pytree.tree_flatten((args, kwargs))
     return leaves, repr(arranged)
+
+
+def foreign(leaves: Sequence[Any]) -> str | None:
+    """The type of a leaf that no program can be for, or None."""
+    return next((type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _LEAVES)), None)
 
 
 def describe(leaves: Sequence[Any]) -> str:

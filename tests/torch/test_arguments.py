@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import minidnn as md
-from minidnn.errors import MiniDNNWarning
+from minidnn.errors import MiniDNNWarning, UnsupportedError
 
 
 class Looking(nn.Module):
@@ -39,3 +42,78 @@ def test_without_images_all_runs_in_pytorch() -> None:
         found = fast(x)
     with torch.no_grad():
         torch.testing.assert_close(found, net(x), rtol=0, atol=0)
+
+
+class Given(nn.Module):
+    """Takes a tensor, and what is done with it."""
+
+    def forward(self, x: torch.Tensor, what: Any) -> torch.Tensor:
+        if isinstance(what, slice):
+            return x[:, what].relu()
+        return x * what(x) if callable(what) else x * torch.as_tensor(what).sum()
+
+
+@pytest.mark.parametrize("what", [slice(0, 2), 2j, np.float32(2), np.arange(3.0), nn.ReLU()])
+def test_objects_that_no_program_can_be_for_are_left_to_pytorch(what: Any) -> None:
+    net, x = Given().eval(), torch.ones(2, 3)
+    kind = type(what).__name__
+    with pytest.warns(MiniDNNWarning, match=f"^Given was called with a {kind}: it runs in PyTorch"):
+        found = md.optimize(net, device="reference")(x, what)
+    torch.testing.assert_close(found, net(x, what), rtol=0, atol=0)
+    with pytest.raises(UnsupportedError, match=f"strict=True, and Given was called with a {kind}"):
+        md.optimize(net, device="reference", strict=True)(x, what)
+    with pytest.raises(UnsupportedError, match=f"cannot be compiled for a {kind}; calls with one"):
+        md.optimize(net, (x, what), device="reference")
+
+
+class Appending(nn.Module):
+    def forward(self, x: torch.Tensor, kept: list[torch.Tensor]) -> torch.Tensor:
+        kept.append(x.relu())
+        return kept[-1] + 1
+
+
+class Entering(nn.Module):
+    def forward(self, x: torch.Tensor, kept: dict[str, torch.Tensor]) -> torch.Tensor:
+        kept["x"] = x.relu()
+        return x + 1
+
+
+class Replacing(nn.Module):
+    """Cannot be captured, and changes what it is given."""
+
+    def forward(self, kept: list[torch.Tensor]) -> torch.Tensor:
+        kept[0] = kept[0].relu() if float(kept[0].sum()) < 9 else kept[0]
+        return kept[0] + 1
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Replacing()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = [x * 2]
+        found: torch.Tensor = self.inner(kept)
+        return found + kept[0]
+
+
+@pytest.mark.parametrize(
+    "net, kept", [(Appending(), []), (Entering(), {}), (Entering(), {"x": torch.zeros(2, 3)})]
+)
+def test_a_module_that_changes_a_list_or_dict_that_it_is_given_is_refused(
+    net: nn.Module, kept: Any
+) -> None:
+    before = kept.copy()
+    with pytest.raises(UnsupportedError, match="it changes a list or dict that it is given"):
+        md.optimize(net.eval(), device="reference")(torch.ones(2, 3), kept)
+    assert kept == before
+
+
+def test_one_that_is_opaque_takes_the_module_around_it_along() -> None:
+    body = Around()
+    net = nn.Sequential(nn.Linear(3, 3), body, nn.ReLU()).eval()
+    x = torch.ones(2, 3)
+    fast = md.optimize(net, x, device="reference")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+    assert "operation: it changes a list or dict that it is given" in fast.explain()

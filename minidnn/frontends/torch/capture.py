@@ -23,6 +23,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from minidnn.errors import UnsupportedError
+from minidnn.frontends.torch.arguments import changed_in_calls
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.convert import label_of
 from minidnn.frontends.torch.inplace import VIEWED, without_dropout, without_writes
@@ -186,6 +187,7 @@ class _Export:
         #: and in all.
         self._changed: dict[str, dict[str, None]] = {}
         self._kept: dict[str, dict[str, None]] = {}
+        self._changes_arguments = False
 
     def program(self) -> Any:
         while True:
@@ -212,8 +214,9 @@ class _Export:
                     self._subject = self._root  # it may refer to itself where a replica cannot
                     continue
                 if path is None or path in self.opaque.reasons:
+                    args, kwargs = self._copies()
                     with torch.no_grad():
-                        self._root(*self._args, **self._kwargs)  # such a mistake does here, too
+                        self._root(*args, **kwargs)  # such a mistake does here, too
                     raise self._refusal(said) from error
                 self.opaque = OpaqueCalls({**self.opaque.reasons, path: said})
             else:
@@ -221,6 +224,8 @@ class _Export:
                     self._subject = self._root
                 elif self._changed:
                     self._keep_state()
+                elif self._changes_arguments:
+                    raise self._refusal("it changes a list or dict that it is given")
                 else:
                     return program
 
@@ -295,12 +300,14 @@ class _Export:
         printed = io.StringIO()  # where it fails, PyTorch prints what it had of the program
         with (
             torch.no_grad(),
+            changed_in_calls(self._subject) as has_changed,
             observed(self._subject, self._kept) as self._changed,
             self.opaque.standing_in(self._subject),
             contextlib.redirect_stderr(printed),
         ):
             program = torch.export.export(self._subject, self._args, self._kwargs, strict=False)
         sys.stderr.write(printed.getvalue())
+        self._changes_arguments = has_changed()
         for node in filter(is_opaque, program.graph.nodes):
             operands, index = node.args
             if (views := self.opaque.calls[index].views) is not None:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from minidnn.errors import UnsupportedError
+from minidnn.frontends.torch.arguments import Arguments
 
 
 class NotOneOperation(Exception):
@@ -133,13 +134,16 @@ class OpaqueCalls:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._is_within:  # it is part of another's call
                 return forward(*args, **kwargs)
-            leaves, given = pytree.tree_flatten((args, kwargs))
+            arguments = Arguments(args, kwargs)
+            leaves, given = arguments.leaves, arguments.arranged
             tensors = _tensors(leaves)
             before = [tensor._version for tensor in tensors if not tensor.is_inference()]
             self._is_within = True
             result = forward(*args, **kwargs)
             self._is_within = False
             after = [tensor._version for tensor in tensors if not tensor.is_inference()]
+            if arguments.have_changed():
+                raise NotOneOperation(path, "it changes a list or dict that it is given")
             results, arranged = pytree.tree_flatten(result)
             views = _views(path, tensors, results, before != after)
             others = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
