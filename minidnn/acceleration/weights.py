@@ -15,7 +15,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from operator import attrgetter, call, is_, itemgetter
+from operator import attrgetter, call, getitem, is_, itemgetter
 from typing import Any
 
 import torch
@@ -25,12 +25,13 @@ from minidnn.acceleration.layout import unchanged_words
 from minidnn.acceleration.nearby import fetcher
 from minidnn.frontends.torch.capture import Held
 from minidnn.frontends.torch.scripted import is_scripted
-from minidnn.frontends.torch.state import OF_MODULES, is_same
+from minidnn.frontends.torch.state import OF_MODULES
 
 _ADDRESS = torch.Tensor.data_ptr
 _VERSION = attrgetter("_version")
 _TRAINING = attrgetter("training")
 _END = object()
+_PLAIN = (bool, int, float, complex, str)
 
 #: Modules that compute the same in training: their mode need not be looked at.
 _WITHOUT_MODES = {
@@ -174,37 +175,50 @@ class _Attributes:
 
     def __init__(self, owners: Iterable[tuple[str, nn.Module]]) -> None:
         self._found = [
-            (path, vars(owner), names)
+            (f"{path}.{name}".lstrip("."), vars(owner), name, value)
             for path, owner in owners
-            if (names := [name for name in vars(owner) if name not in OF_MODULES])
+            for name, value in vars(owner).items()
+            if name not in OF_MODULES
         ]
-        self.dicts = [of for _, of, _ in self._found]
-        # Of one name a getter gives no tuple, so there is another.
-        self._getters = [itemgetter("_parameters", *names) for *_, names in self._found]
-        self.values = list(self._now())
-
-    def _now(self) -> Iterable[Any]:
-        return chain.from_iterable(map(call, self._getters, self.dicts))
+        plain: dict[int, tuple[Any, list[str]]] = {}
+        others: list[tuple[Any, str, Any]] = []
+        for _, of, name, value in self._found:
+            if _is_plain(value):
+                plain.setdefault(id(of), (of, []))[1].append(name)
+            else:
+                others.append((of, name, value))
+        self.dicts = list({id(of): of for _, of, _, _ in self._found}.values())
+        #: The dicts with numbers and strings, which C compares by dicts.
+        self._plain = [of for of, _ in plain.values()]
+        self._getters = [itemgetter(*names) for _, names in plain.values()]
+        self._values = list(map(call, self._getters, self._plain))
+        #: Of what else there is: the dicts, names and values.
+        self._others = [*zip(*others, strict=True)] or [(), (), ()]
 
     def are_the_same(self) -> bool:
+        """Whether numbers and strings are equal, and all else is the same object."""
+        of, names, values = self._others
         try:
-            return all(map(is_, self._now(), self.values))
-        except KeyError:
+            return list(map(call, self._getters, self._plain)) == self._values and all(
+                map(is_, map(getitem, of, names), values)
+            )
+        except Exception:  # one is gone, or something that compares in a way of its own
             return False
 
     def changed(self) -> str | None:
-        """What is another now, or None.  Equal numbers, strings and lists of them are the same
-        (``torch.export`` leaves copies), and seen at a glance from now on."""
-        before = iter(self.values)
-        now: list[Any] = []
-        for path, of, names in self._found:
-            for name in ("_parameters", *names):
-                value = of.get(name, _END)
-                now.append(value)
-                if not is_same(value, next(before)):
-                    return f"attribute {f'{path}.{name}'.lstrip('.')} changed"
-        self.values[:] = now
+        """What is another now, or None."""
+        for name, of, key, before in self._found:
+            value = of.get(key, _END)
+            alike = type(value) is type(before) and _is_plain(value)
+            if value is not before and not (alike and value == before):
+                return f"attribute {name} changed"
         return None
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return value is None or type(value) in _PLAIN
 
 
 def _captured(

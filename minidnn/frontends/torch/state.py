@@ -50,11 +50,11 @@ class State:
         are."""
         found: dict[str, dict[str, None]] = {}
         for path, name, container, content in self._contents:
-            if not is_same(_content(container), content):
+            if not _is_same(_content(container), content):
                 found.setdefault(path, {})[name] = None
         for path, now, before in self._attributes:
             for name in {**before, **now}:
-                if not is_same(now.get(name, _MISSING), before.get(name, _MISSING)):
+                if not _is_same(now.get(name, _MISSING), before.get(name, _MISSING)):
                     found.setdefault(path, {})[name] = None
         return found
 
@@ -129,14 +129,14 @@ def observed(
         outside.restore()  # PyTorch leaves copies of tuples and lists
 
 
-def is_same(value: Any, before: Any) -> bool:
+def _is_same(value: Any, before: Any) -> bool:
     """Whether two things are one, or equal numbers, strings, or lists, dicts or sets of such."""
     if value is before or type(value) is not type(before):
         return value is before
     if isinstance(value, (list, tuple)):
-        return len(value) == len(before) and all(map(is_same, value, before))
+        return len(value) == len(before) and all(map(_is_same, value, before))
     if isinstance(value, dict):
-        return value.keys() == before.keys() and all(is_same(value[k], before[k]) for k in value)
+        return value.keys() == before.keys() and all(_is_same(value[k], before[k]) for k in value)
     if isinstance(value, _PLAIN):
         return bool(value == before)
     return isinstance(value, (set, frozenset)) and bool(value == before)
