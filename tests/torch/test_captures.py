@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import minidnn as md
+from minidnn.acceleration import engine
 
 
 class Looking(nn.Module):
@@ -123,6 +124,32 @@ def test_a_known_size_does_not_wait_for_a_capture() -> None:
             waiting.go_on.set()
 
     together((captures, calls))
+
+
+def test_nobody_has_a_program_that_is_compiled_again_before_that_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), examples(2, 4)
+    fast = md.optimize(net, x, device="cpu")  # which packs weights
+    check(fast, net, x)
+    with torch.no_grad():
+        net[0].weight.mul_(3)
+    compiles, called = threading.Event(), threading.Event()
+    compile_ = engine.compile
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        compiles.set()
+        called.wait(0.5)  # as long as the other call may take that has not to wait
+        return compile_(*args, **kwargs)
+
+    monkeypatch.setattr(engine, "compile", slow)
+
+    def calls() -> None:
+        assert compiles.wait(60)
+        check(fast, net, x)
+        called.set()
+
+    together((lambda: check(fast, net, x), calls))
 
 
 class Waiting(nn.Module):
