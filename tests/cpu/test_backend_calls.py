@@ -80,6 +80,24 @@ def test_several_executables_at_once() -> None:
             np.testing.assert_array_equal(run.result(), expected)
 
 
+def test_a_sum_of_many_and_many_results_of_one() -> None:
+    """A kernel has as many operands as what it computes."""
+    inputs = [md.Input((3,)) for _ in range(100)]
+    total = L.ReLU()(inputs[0])
+    for one in inputs[1:]:
+        total = total + one
+    given = [draw(i, (2, 3)) for i in range(100)]
+    exe = md.compile(md.Model(inputs, total), [(2, 3)] * 100, device="cpu")
+    wanted = np.maximum(given[0], 0) + np.sum(given[1:], axis=0, dtype=np.float64)
+    np.testing.assert_allclose(exe(*given), wanted, rtol=1e-5, atol=1e-5)
+    x = md.Input((3,))
+    many = md.Model(x, [L.ReLU()(L.Tanh()(x)) for _ in range(100)])
+    results = md.compile(many, (2, 3), device="cpu")(given[0])
+    assert len(results) == 100
+    for one in results:
+        np.testing.assert_allclose(one, np.maximum(np.tanh(given[0]), 0), rtol=1e-6)
+
+
 def test_results_are_fresh_and_stay() -> None:
     exe = compiled()
     first = exe(draw(1))

@@ -445,7 +445,10 @@ def test_cost_of_runs_and_regions() -> None:
         (lambda k: Region(k, (Operand(-1),), 1), "names none of the 2 slots"),
         (lambda k: Region(k, (), -1), "region 0 (r): tasks=-1 is not in 0..2**31-1"),
         (lambda k: Region(k, (), 1, 0), "region 0 (r): grain=0 is not in 1..2**31-1"),
-        (lambda k: Region(k, (Operand(0),) * 65, 1), "region 0 (r): 65 operands, more than 64"),
+        (
+            lambda k: Group((Region(k, (Operand(0),) * 1025, 1, name="m"),), 2),
+            "member m: 1025 operands, more than 1024",
+        ),
         (lambda k: Region(k, (Operand(0, 0, 4),), 1), "strides are for members of a group"),
         (lambda k: Region(Kernel("x", 0, Path()), (), 1), "the kernel has no address"),
     ],

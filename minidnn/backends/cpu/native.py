@@ -20,7 +20,8 @@ SOURCES = Path(__file__).parent / "runner"
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 BUILD_SECONDS = 60.0
 ABI = 1
-MAX_OPERANDS = 64
+MAX_OPERANDS = 1024
+"""Of a member of a group, whose addresses a thread keeps on its stack."""
 
 
 class OperandStruct(ctypes.Structure):

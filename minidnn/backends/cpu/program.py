@@ -256,7 +256,10 @@ def _flatten(
             _check(0 <= region.items <= _INT32, f"{what}: items={region.items}")
             rows.append(RegionStruct(None, len(operands), 0, region.items, 1, len(region.regions)))
             for member in region.regions:
-                rows.append(_row(member, f"{what}, member {member.name}", operands, slots))
+                inner, count = f"{what}, member {member.name}", len(member.operands)
+                most = f"{count} operands, more than {MAX_OPERANDS}"
+                _check(count <= MAX_OPERANDS, f"{inner}: {most}")
+                rows.append(_row(member, inner, operands, slots))
         else:
             strides = [o for o in region.operands if o.item_stride or o.thread_stride]
             _check(not strides, f"{what}: strides are for members of a group: {strides}")
@@ -268,9 +271,7 @@ def _row(region: Region, what: str, operands: list[OperandStruct], slots: int) -
     _check(region.kernel.address != 0, f"{what}: the kernel has no address")
     _check(0 <= region.tasks <= _INT32, f"{what}: tasks={region.tasks} is not in 0..2**31-1")
     _check(1 <= region.grain <= _INT32, f"{what}: grain={region.grain} is not in 1..2**31-1")
-    count = len(region.operands)
-    _check(count <= MAX_OPERANDS, f"{what}: {count} operands, more than {MAX_OPERANDS}")
-    first = len(operands)
+    first, count = len(operands), len(region.operands)
     for operand in region.operands:
         _check(0 <= operand.slot < slots, f"{what}: {operand} names none of the {slots} slots")
         operands.append(

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define MD_ABI 1
-#define MD_MAX_OPERANDS 64
+#define MD_MAX_OPERANDS 1024 /* of a member of a group */
 
 /* A kernel computes tasks begin..end-1.  `scratch` belongs to the calling thread. */
 typedef void (*md_kernel)(void *const *pointers, int32_t begin, int32_t end, void *scratch);
