@@ -151,3 +151,23 @@ def test_other_sizes_leave_programs_as_they_are() -> None:
         fast(X[:1])
     assert all(program.watch._glance.is_as_it_was() for program in fast.programs)
     assert net[3].table is table and net[0].stride is stride
+
+
+def test_weights_computed_of_weights() -> None:
+    class Normalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
+            self.register_buffer("table", torch.arange(4.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.conv(x)) * self.table.exp()[:, None, None]
+
+    torch.manual_seed(0)
+    net, x = Normalized().eval(), examples(1, 3, 6, 6)
+    fast: Any = md.optimize(net, (x,), device="reference", strict=True)
+    torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        net.conv.parametrizations.weight.original0.mul_(2)
+        net.table.add_(0.5)
+    torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)

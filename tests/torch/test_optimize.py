@@ -287,26 +287,6 @@ def test_replaced_modules_are_captured_anew(caplog: pytest.LogCaptureFixture) ->
     assert len(again) == 3
 
 
-def test_weights_computed_of_weights() -> None:
-    class Normalized(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3))
-            self.register_buffer("table", torch.arange(4.0))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.relu(self.conv(x)) * self.table.exp()[:, None, None]
-
-    torch.manual_seed(0)
-    net, x = Normalized().eval(), examples(1, 3, 6, 6)
-    fast = optimized(net, x, strict=True)
-    close(fast(x), net(x))
-    with torch.no_grad():
-        net.conv.parametrizations.weight.original0.mul_(2)
-        net.table.add_(0.5)
-    close(fast(x), net(x))
-
-
 # Sizes
 
 
