@@ -13,7 +13,7 @@ import pytest
 
 from .mutate import MOST_SECONDS
 
-OURS = {"GraphError", "UnsupportedError", "OpenInputsError", "OutOfMemoryError"}
+OURS = {"GraphError", "OpenSizesError", "UnsupportedError", "OpenInputsError", "OutOfMemoryError"}
 
 
 def read_mutated(root: Path, folder: Path, first: int, count: int) -> None:
