@@ -69,6 +69,11 @@ LAYERS = {
         *(Layer(64, 96, 3, 1, 35), Layer(48, 64, 5, 1, 35), Layer(288, 64, 1, 1, 35)),
         *(Layer(768, 192, 1, 1, 17), Layer(1280, 320, 1, 1, 8), Layer(448, 384, 3, 1, 8)),
     ),
+    # Of images: ResNets and DenseNets, VGGs, SqueezeNet 1.1, AlexNet.
+    "first": (
+        *(Layer(3, 64, 7, 2, 224), Layer(3, 64, 3, 1, 224), Layer(3, 64, 3, 2, 224)),
+        Layer(3, 64, 11, 4, 224),
+    ),
     # Of MobileNets, MnasNet, ShuffleNet, EfficientNet and ConvNeXt.
     "depthwise": tuple(
         _depthwise(*sizes)
