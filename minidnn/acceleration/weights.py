@@ -25,13 +25,12 @@ from minidnn.acceleration.layout import unchanged_words
 from minidnn.acceleration.nearby import fetcher
 from minidnn.frontends.torch.capture import Held
 from minidnn.frontends.torch.scripted import is_scripted
-from minidnn.frontends.torch.state import OF_MODULES
+from minidnn.frontends.torch.state import OF_MODULES, PLAIN
 
 _ADDRESS = torch.Tensor.data_ptr
 _VERSION = attrgetter("_version")
 _TRAINING = attrgetter("training")
 _END = object()
-_PLAIN = (bool, int, float, complex, str)
 
 #: Modules that compute the same in training: their mode need not be looked at.
 _WITHOUT_MODES = {
@@ -218,7 +217,7 @@ class _Attributes:
 def _is_plain(value: Any) -> bool:
     if type(value) is tuple:
         return all(map(_is_plain, value))
-    return value is None or type(value) in _PLAIN
+    return value is None or type(value) in PLAIN
 
 
 def _captured(

@@ -20,7 +20,8 @@ from torch import nn
 
 from minidnn.frontends.torch.scripted import is_scripted
 
-_PLAIN = (bool, int, float, complex, str)
+#: Types of attributes that are compared by their values.
+PLAIN = (bool, int, float, complex, str)
 _MISSING = object()
 
 #: What every module has, of PyTorch's.
@@ -137,7 +138,7 @@ def _is_same(value: Any, before: Any) -> bool:
         return len(value) == len(before) and all(map(_is_same, value, before))
     if isinstance(value, dict):
         return value.keys() == before.keys() and all(_is_same(value[k], before[k]) for k in value)
-    if isinstance(value, _PLAIN):
+    if isinstance(value, PLAIN):
         return bool(value == before)
     return isinstance(value, (set, frozenset)) and bool(value == before)
 
