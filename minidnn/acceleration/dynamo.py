@@ -2,7 +2,8 @@
 
 PyTorch hands over one piece of the model between any two graph breaks, with the weights among the
 arguments.  A piece is compiled at its first call for each size, which is all that has to be done
-where PyTorch has made a size dynamic.  What cannot be taken runs in PyTorch, with a warning.
+where PyTorch has made a size dynamic, and for each module that shares it: several of one class have
+the same pieces.  What cannot be taken runs in PyTorch, with a warning.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -79,10 +81,8 @@ class Piece:
         options: Mapping[str, Any],
     ) -> None:
         self.module = module
-        self.programs = Programs("torch.compile", sizes)
+        self.programs = Programs("torch.compile", sizes, "sizes of arguments and modules")
         self._weights = dict(weights)
-        self._now: dict[int, Any] = {}
-        self._held = {i: Held(self._now, i, name) for i, name in self._weights.items()}
         #: Arguments that stand for numbers which modules hold, and the values that they had.
         self._numbers = list(numbers)
         self._values: set[tuple[float, ...]] = set()
@@ -94,16 +94,14 @@ class Piece:
         self._engines: dict[str, Engine] = {}
         #: Why pieces were not taken, by the types of their arguments.
         self._refused: dict[Any, str] = {}
-        self._trained = False
         _pieces.append(weakref.ref(self))
 
     def __call__(self, *args: Any) -> Any:
-        reason = self._not_now(args)
+        gradients = self._gradients(args)
+        reason = _not_now(gradients)
         if reason is None:
-            for place in self._weights:
-                self._now[place] = args[place]
             with torch.no_grad():
-                done, results = self._run(args)
+                done, results = self._run(args, trained=bool(gradients))
                 if done:
                     return results
         else:
@@ -115,7 +113,7 @@ class Piece:
         left = [f"left to PyTorch: {reason}" for reason in self._refused.values()]
         return "\n\n".join([*map(explain_program, self.programs), *left])
 
-    def _run(self, args: Sequence[Any]) -> tuple[bool, Any]:
+    def _run(self, args: Sequence[Any], trained: bool) -> tuple[bool, Any]:
         """Whether the piece was taken, and what it then gives."""
         values = self._values_of(args)
         inputs = [
@@ -128,9 +126,12 @@ class Piece:
             return False, None
         engine = self._engine(args)
         try:
-            arranged = (len(args), *values.values())
+            weights = _Weights([args[place] for place in self._weights])
             made = self.programs.run(
-                inputs, arranged, lambda: self._made(args, inputs, values, engine), args
+                inputs,
+                (len(args), weights, *values.values()),
+                lambda: self._made(args, inputs, values, engine, trained),
+                args,
             )
             return True, made
         except UnsupportedError as error:
@@ -146,7 +147,7 @@ class Piece:
         values = tuple(found.values())
         if values not in self._values:
             if len(self._values) == self._sizes:
-                self._numbers.clear()
+                self._numbers = []  # another thread may be walking through what it was
                 return {}
             self._values.add(values)
         return found
@@ -166,30 +167,29 @@ class Piece:
         inputs: Sequence[Any],
         values: Mapping[int, float],
         engine: Engine,
+        trained: bool,
     ) -> Program:
         module = _with_numbers(self.module, values) if values else self.module
-        captured = capture(module, args, held_leaves=self._held)
+        weights = {place: args[place] for place in self._weights}
+        held = {place: Held(weights, place, name) for place, name in self._weights.items()}
+        captured = capture(module, args, held_leaves=held)
         program = Program(captured, engine, "torch.compile", describe(inputs), self._strict)
         if not program.parts:
             raise UnsupportedError(f"nothing of it is taken:\n{program.rest()}")
         trains = any(TRAINING in reason for reason in program.left.values())
-        if self._trained and (trains or captured.writes):
+        if trained and (trains or captured.writes):
             raise UnsupportedError(f"it is in training mode:\n{program.rest()}")
         return program
 
-    def _not_now(self, args: Sequence[Any]) -> str | None:
-        """Why this call is PyTorch's, whatever the piece is."""
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                return "autocast is on, which PyTorch honours"
-        self._trained = False
-        if torch.is_grad_enabled():
-            for place, arg in enumerate(args):
-                if isinstance(arg, torch.Tensor) and arg.requires_grad:
-                    if place not in self._weights:
-                        return "an input requires a gradient"
-                    self._trained = True
-        return None
+    def _gradients(self, args: Sequence[Any]) -> set[str]:
+        """What requires a gradient, if any is computed: "a weight", "an input"."""
+        if not torch.is_grad_enabled():
+            return set()
+        return {
+            "a weight" if place in self._weights else "an input"
+            for place, arg in enumerate(args)
+            if isinstance(arg, torch.Tensor) and arg.requires_grad
+        }
 
     def _leave(self, key: Any, reason: str) -> None:
         if self._strict:
@@ -199,6 +199,27 @@ class Piece:
             warnings.warn(
                 f"torch.compile: a piece runs in PyTorch: {reason}", MiniDNNWarning, stacklevel=4
             )
+
+
+class _Weights:
+    """The weights that a piece is called with, which are equal if they are the same tensors."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._tensors = tensors
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Weights) and all(map(is_, self._tensors, other._tensors))
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self._tensors)))
+
+
+def _not_now(gradients: set[str]) -> str | None:
+    """Why a call is PyTorch's, whatever the piece is."""
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            return "autocast is on, which PyTorch honours"
+    return "an input requires a gradient" if "an input" in gradients else None
 
 
 _pieces: list[weakref.ref[Piece]] = []

@@ -34,9 +34,10 @@ class Programs:
     for one that is being made, which one thread of the process does at a time.
     """
 
-    def __init__(self, name: str, limit: int) -> None:
+    def __init__(self, name: str, limit: int, kept_for: str = "sizes of arguments") -> None:
         self._name = name
         self._limit = limit
+        self._kept_for = kept_for
         self._found: OrderedDict[Any, Program] = OrderedDict()
         self._lock = threading.Lock()  # of what was found, for a moment; never while one is made
         self._last: _Last | None = None
@@ -154,10 +155,11 @@ class Programs:
         log.info("%s: compiled in %.1f s for %s", self._name, seconds, describe(leaves))
         if self._keep(key, program):
             log.warning(
-                "%s: more than %d sizes of arguments; the one not used for the longest time was "
+                "%s: more than %d %s; the one not used for the longest time was "
                 "dropped (sizes=%d keeps them all)",
                 self._name,
                 self._limit,
+                self._kept_for,
                 self._limit + 1,
             )
         return program

@@ -6,8 +6,10 @@ import gc
 import logging
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +53,8 @@ class Network(nn.Module):
         return self.head(y.mean((2, 3)))
 
 
-def make(broken: bool = False) -> Network:
-    torch.manual_seed(0)
+def make(broken: bool = False, seed: int = 0) -> Network:
+    torch.manual_seed(seed)
     return Network(broken).eval()
 
 
@@ -178,6 +180,51 @@ def test_changed_weights_are_noticed() -> None:
         close(fast(x), net(x))
         net.head.weight = nn.Parameter(examples(4, 8))
         close(fast(x), net(x))
+
+
+def test_modules_that_share_a_piece_have_weights_of_their_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nets, x = [make(seed=seed) for seed in range(2)], examples(2, 3, 8, 8)
+    pairs = [(net, compiled(net, sizes=2)) for net in nets]
+    with torch.no_grad(), caplog.at_level(logging.INFO, "minidnn.acceleration"):
+        for net, fast in pairs * 3:
+            close(fast(x), net(x))
+        assert [record.getMessage().split(" in ")[0] for record in caplog.records] == [
+            "torch.compile: compiled",
+            "torch.compile: compiled",
+        ]
+        nets[0].conv.weight.mul_(2)
+        nets[1].head.weight = nn.Parameter(examples(4, 8))
+        for net, fast in pairs:
+            close(fast(x), net(x))
+        assert caplog.records[-1].getMessage() == (
+            "torch.compile: more than 2 sizes of arguments and modules; the one not used for the "
+            "longest time was dropped (sizes=3 keeps them all)"
+        )
+    (piece,) = dynamo.pieces()
+    assert len(list(piece.programs)) == 2
+
+
+def test_modules_that_share_a_piece_are_called_in_threads() -> None:
+    x = examples(2, 3, 8, 8)
+    nets = [make(seed=seed) for seed in range(4)]
+    fasts = [compiled(net) for net in nets]
+    with torch.no_grad():
+        expected = [net(x) for net in nets]
+        for fast in fasts:  # while PyTorch captures, none of its compiled modules can be called
+            fast(x)
+    start = threading.Barrier(len(nets))
+
+    def work(place: int) -> float:
+        with torch.no_grad():
+            start.wait()
+            return max(float((fasts[place](x) - expected[place]).abs().max()) for _ in range(30))
+
+    with ThreadPoolExecutor(len(nets)) as pool:
+        deviations = list(pool.map(work, range(len(nets))))
+    assert max(deviations) < 1e-5
+    assert len(dynamo.pieces()) == 1
 
 
 def test_what_is_not_known_stays_in_its_place() -> None:
