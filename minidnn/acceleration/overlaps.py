@@ -1,7 +1,8 @@
 """Whether what a program writes to lies apart from all else that it is given.
 
 Writes are made once all is computed.  That is the same as when the network makes them only if
-nobody reads their memory as something else's.
+nobody reads their memory as something else's.  And what is a view of such memory is one only where
+strides are those of the capture.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ class Overlaps:
         self._held = _Regions(held.values())
         self._written_held = _Regions(held[node] for node in written if node in held)
         self._given = [(place, node in written) for node, place in captured.given.items()]
+        self._strides = [
+            (place, _steps(node.meta["val"]))
+            for node, place in captured.given.items()
+            if node in written
+        ]
         self._within_held = any(
             one is not other and _meet(held[one], held[other])
             for one in written
@@ -50,6 +56,15 @@ class Overlaps:
             ):
                 return True
         return False
+
+    def are_strided_otherwise(self, leaves: Sequence[Any]) -> bool:
+        """Whether a tensor that is written to has other strides than when it was captured."""
+        return any(_steps(leaves[place]) != steps for place, steps in self._strides)
+
+
+def _steps(tensor: torch.Tensor) -> list[int]:
+    """The strides of the axes along which there is more than one element."""
+    return [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 class _Regions:

@@ -19,17 +19,19 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.capture import Captured
 from minidnn.frontends.torch.convert import convert, judge_operations
+from minidnn.frontends.torch.memory import SHARED
 from minidnn.frontends.torch.opaque import OpaqueModule, is_opaque
 from minidnn.frontends.torch.partition import Level, levels
 from minidnn.graph.operators import Dropout, Identity
 
 log = logging.getLogger(__name__)
 
+_SHARES = "a result lies in the memory of something else"
 _MOVES = "it only moves elements, which PyTorch does without a kernel"
 
 
 class OverlapError(UnsupportedError):
-    """Memory that a program writes to is that of something else, too."""
+    """Memory that a program writes to is that of something else, too, or lies in another way."""
 
 
 class Program:
@@ -128,13 +130,19 @@ class Program:
         PyTorch's gradients must be off.
 
         OverlapError, before anything is computed, if a tensor that is written to shares memory
-        with another.
+        with another, or has other strides than the captured one.
         """
-        if self._overlaps is not None and self._overlaps.are_in(leaves):
-            raise OverlapError(
-                "with a tensor to write to that shares memory with another argument, a parameter "
-                "or a buffer"
-            )
+        if self._overlaps is not None:
+            if self._overlaps.are_in(leaves):
+                raise OverlapError(
+                    "with a tensor to write to that shares memory with another argument, a "
+                    "parameter or a buffer"
+                )
+            if self._overlaps.are_strided_otherwise(leaves):
+                raise OverlapError(
+                    "with a tensor to write to that has other strides than the one it was captured "
+                    "with"
+                )
         if self._direct is not None:
             result = self._direct.forward(*[leaves[place] for place in self._places])
             if self._is_bare:
@@ -278,10 +286,12 @@ class _Builder:
 
 
 def _divide(captured: Captured, engine: Engine) -> tuple[list[Level], dict[fx.Node, str]]:
-    """What is taken and what is left; a part that computes nothing is not worth a copy."""
+    """What is taken and what is left; a part that computes nothing is not worth a copy, and views
+    that only say where a result lies are left without a word."""
     operations = captured.operations
     elsewhere = {node: _elsewhere(node, engine.memory) for node in operations}
     left = {node: reason for node, reason in elsewhere.items() if reason is not None}
+    left.update((node, _SHARES) for node in operations if SHARED in node.meta)
     judge_operations(operations, captured.constants, captured.tensor, engine.why_not, left)
     while True:
         found = levels(captured.module.graph, left, captured.constants)
@@ -289,7 +299,7 @@ def _divide(captured: Captured, engine: Engine) -> tuple[list[Level], dict[fx.No
             level.nodes for level in found if level.taken and not _computes(level.nodes, captured)
         ]
         if not idle:
-            return found, left
+            return found, {node: why for node, why in left.items() if SHARED not in node.meta}
         left.update((node, _MOVES) for nodes in idle for node in nodes)
 
 

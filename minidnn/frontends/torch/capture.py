@@ -26,7 +26,8 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.arguments import changed_in_calls
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.convert import label_of
-from minidnn.frontends.torch.inplace import VIEWED, without_dropout, without_writes
+from minidnn.frontends.torch.inplace import without_dropout, without_writes
+from minidnn.frontends.torch.memory import VIEWED, share_results, unsaid_views
 from minidnn.frontends.torch.opaque import (
     NotOneOperation,
     OpaqueCall,
@@ -253,7 +254,7 @@ class _Export:
         try:
             with self.opaque.standing_in(self._subject), warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # PyTorch's own, of its pytrees
-                return program.run_decompositions({})
+                return program.run_decompositions(_decompositions(program.graph))
         except Exception as error:  # assertions, among others
             raise self._refusal(f"its writes in place are not removed: {_said(error)}") from error
 
@@ -321,6 +322,14 @@ class _Export:
         )
 
 
+def _decompositions(graph: torch.fx.Graph) -> dict[Any, Any]:
+    """Of operations which PyTorch would else take for such that give memory of their own."""
+    if not (unsaid := unsaid_views(graph)):
+        return {}
+    known = torch.export.default_decompositions()
+    return {operation: known[operation] for operation in unsaid if operation in known}
+
+
 def _said(error: Exception) -> str:
     """The kind of an error and the first line of its message, if it has one."""
     first, *_ = str(error).strip().splitlines() or [""]
@@ -362,15 +371,16 @@ def _captured(root: nn.Module, program: Any, held_leaves: Mapping[int, Held]) ->
             held[node] = Held(program.constants, spec.target, spec.target)
         else:
             raise UnsupportedError(f"the program is given {spec.target!r} of kind {spec.kind}")
+    writes = []
+    for place, spec in enumerate(signature.output_specs):
+        if spec.kind in (OutputKind.USER_INPUT_MUTATION, OutputKind.BUFFER_MUTATION):
+            writes.append((place, _mutated(spec, signature, by_name)))
+    share_results(graph, writes)
     _remove_checks(graph)
     graph.eliminate_dead_code()
     for node, where in held.items():
         node.meta["minidnn_name"] = where.name
     _mark_leaves(root, graph)
-    writes = []
-    for place, spec in enumerate(signature.output_specs):
-        if spec.kind in (OutputKind.USER_INPUT_MUTATION, OutputKind.BUFFER_MUTATION):
-            writes.append((place, _mutated(spec, signature, by_name)))
     return Captured(
         program.graph_module,
         held,

@@ -11,25 +11,20 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-#: The key, in a node's ``meta``, of the operand whose memory it gives, where its operation's schema
-#: does not say so.
-VIEWED = "minidnn_viewed"
-
-#: They give their first operand itself at inference, though their schemas do not say so.
-_GIVES_OPERAND = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+from minidnn.frontends.torch.memory import Memory, is_idle_dropout
 
 
 def without_writes(graph: Graph) -> str | None:
     """Replaces all writes in place; or says why one cannot be, the graph then being half done."""
     position = {node: i for i, node in enumerate(graph.nodes)}
-    root: dict[Node, Node] = {}
-    family: dict[Node, list[Node]] = {}
+    memory = Memory(graph)
+    family: dict[int, list[Node]] = {}
     for node in list(graph.nodes):
         written = _written(node)
         if isinstance(written, str):
             return written
         if written is not None:
-            shared = _shared(written, node, root, family, position)
+            shared = _shared(written, node, memory, family, position)
             if shared is not None:
                 return shared
             new = _functional(node)
@@ -40,27 +35,17 @@ def without_writes(graph: Graph) -> str | None:
                 node,
                 delete_user_cb=lambda user, here=position[node]: position[user] > here,
             )
-            source = None
-        else:
-            source = _viewed(node)
-        root[node] = root.get(source, source) if source is not None else node
-        family.setdefault(root[node], []).append(node)
+        for storage in memory.of(node):
+            family.setdefault(storage, []).append(node)
     return None
 
 
 def without_dropout(graph: Graph) -> None:
     """Puts the operands of dropout operations, which do nothing at inference, in their place."""
     for node in list(graph.nodes):
-        if node.op == "call_function" and _gives_operand(node) and node.args[2] is False:
+        if node.op == "call_function" and is_idle_dropout(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-
-
-def _gives_operand(node: Node) -> bool:
-    target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    return target.overloadpacket.__name__.removesuffix("_") in _GIVES_OPERAND
 
 
 def _written(node: Node) -> Node | str | None:
@@ -85,34 +70,23 @@ def _written(node: Node) -> Node | str | None:
 def _shared(
     written: Node,
     node: Node,
-    root: dict[Node, Node],
-    family: dict[Node, list[Node]],
+    memory: Memory,
+    family: dict[int, list[Node]],
     position: dict[Node, int],
 ) -> str | None:
     """Who else would see what ``node`` writes to ``written``, or None."""
-    origin = root[written]
-    if origin.op != "call_function":
-        return f"{node.target} writes to {origin.name}, which the program was given"
-    for other in family[origin]:
-        if other is not written and any(position[user] > position[node] for user in other.users):
-            return f"{node.target} writes to {written.name}, which {other.name} shares memory with"
+    for storage in memory.of(written):
+        origin, *_ = family[storage]
+        if origin.op != "call_function":
+            return f"{node.target} writes to {origin.name}, which the program was given"
+        for other in family[storage]:
+            if other is not written and any(
+                position[user] > position[node] for user in other.users
+            ):
+                return (
+                    f"{node.target} writes to {written.name}, which {other.name} shares memory with"
+                )
     return None
-
-
-def _viewed(node: Node) -> Node | None:
-    """The operand whose memory a node's result may share."""
-    if node.op != "call_function" or not node.args:
-        return None
-    if (viewed := node.meta.get(VIEWED)) is not None:
-        return viewed if isinstance(viewed, Node) else None
-    target: Any = node.target
-    first = node.args[0]
-    if isinstance(first, (list, tuple)):
-        first = first[0] if first else None
-    if not isinstance(target, torch._ops.OpOverload):
-        return first if isinstance(first, Node) else None  # getitem, and what is not known
-    shares = any(r.alias_info is not None for r in target._schema.returns)
-    return first if (shares or _gives_operand(node)) and isinstance(first, Node) else None
 
 
 def _functional(node: Node) -> Any:

@@ -1,0 +1,155 @@
+"""Which values of a captured program lie in the same memory.
+
+What schemas say of it is not all: ``einsum`` may give a view, and ``type_as`` the operand itself.
+So PyTorch's tensors without data are asked, whose storages are shared as those of the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+#: The key, in a node's ``meta``, of the operand whose memory it gives, where its tensors without
+#: data do not say so.
+VIEWED = "minidnn_viewed"
+
+#: The key of what marks a node that gives a result in the memory of something else.
+SHARED = "minidnn_shared"
+
+#: They give their first operand itself at inference, which tensors without data do not say.
+_DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+
+
+class Memory:
+    """The memory of a program's values."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._joined: dict[int, int] = {}
+        for node in graph.nodes:
+            viewed = node.args[0] if is_idle_dropout(node) else node.meta.get(VIEWED)
+            if isinstance(viewed, Node):
+                self.join(node, viewed)
+
+    def join(self, one: Node, other: Node) -> None:
+        """Has two values lie in one memory."""
+        found = sorted(self.of(one) | self.of(other))
+        self._joined.update((storage, found[0]) for storage in found[1:])
+
+    def of(self, node: Node) -> frozenset[int]:
+        """The memory of a node's value, or of each in its list."""
+        return frozenset(map(self._first, _storages(node.meta.get("val"))))
+
+    def viewed(self, node: Node) -> list[Node]:
+        """The operands whose memory a node's value lies in."""
+        own = self.of(node)
+        return [operand for operand in node.all_input_nodes if own & self.of(operand)]
+
+    def _first(self, storage: int) -> int:
+        while storage in self._joined:
+            storage = self._joined[storage]
+        return storage
+
+
+def is_idle_dropout(node: Node) -> bool:
+    """Whether it is a dropout operation that does nothing."""
+    target: Any = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return False
+    name = target.overloadpacket.__name__.removesuffix("_")
+    return name in _DROPOUTS and node.args[2] is False
+
+
+def unsaid_views(graph: Graph) -> list[Any]:
+    """The operations that give memory of an operand's, though their schemas do not say so."""
+    memory = Memory(graph)
+    found = {
+        node.target: None
+        for node in graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
+        and VIEWED not in node.meta
+        and all(result.alias_info is None for result in node.target._schema.returns)
+        and memory.viewed(node)
+    }
+    return list(found)
+
+
+def share_results(graph: Graph, writes: Sequence[tuple[int, Node]]) -> None:
+    """Lets results that lie in the memory of arguments, of weights or of one another be made in
+    that memory, by operations of their own: the caller may write to it.
+
+    writes: results, by place, that are written back to placeholders: what lies in their memory
+        lies in those.
+    """
+    memory = Memory(graph)
+    output = next(node for node in graph.nodes if node.op == "output")
+    results: Any = output.args[0]
+    made = {results[place]: target for place, target in writes}
+    own = set(range(len(results))) - {place for place, _ in writes}
+    families: dict[frozenset[int], dict[Node, None]] = {}
+    for place in sorted(own):
+        if isinstance(results[place], Node):
+            families.setdefault(memory.of(results[place]), {})[results[place]] = None
+    taken = {s for node in (*graph.nodes, *made) if _is_given(node, made) for s in memory.of(node)}
+    for storages, family in families.items():
+        if len(storages) == 1 and (storages & taken or _meet(list(family))):
+            for result in family:
+                _share(result, memory, output, made)
+    output.args = (
+        [
+            made.get(result, result) if place in own else result
+            for place, result in enumerate(results)
+        ],
+    )
+
+
+def _is_given(node: Node, written: Mapping[Node, Node]) -> bool:
+    return node.op in ("placeholder", "get_attr") or node in written
+
+
+def _share(node: Node, memory: Memory, before: Node, made: dict[Node, Node]) -> Node:
+    """A copy of the views that lead to a node; the node itself where it is no view."""
+    if node not in made:
+        made[node] = node
+        viewed = memory.viewed(node) if node.op == "call_function" else []
+        if viewed and VIEWED not in node.meta:
+            found = {each: _share(each, memory, before, made) for each in viewed}
+            with before.graph.inserting_before(before):
+                made[node] = before.graph.node_copy(node, lambda each: found.get(each, each))
+            made[node].meta[SHARED] = True
+    return made[node]
+
+
+def _meet(family: Sequence[Node]) -> bool:
+    """Whether values in one memory have elements in common."""
+    values = [node.meta["val"] for node in family]
+    if len(values) < 2:
+        return False
+    if len({value.dtype for value in values}) > 1:
+        return True
+    ends = [_end(value) for value in values]
+    taken = torch.zeros(max(ends), dtype=torch.bool, device="cpu")
+    for value in values:
+        own = taken.as_strided(value.shape, value.stride(), value.storage_offset())
+        if own.any():
+            return True
+        own.fill_(True)
+    return False
+
+
+def _end(value: torch.Tensor) -> int:
+    """Behind the last element of a tensor, in its storage."""
+    if not value.numel():
+        return 0
+    steps = zip(value.shape, value.stride(), strict=True)
+    return 1 + value.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+
+
+def _storages(value: Any) -> set[int]:
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(_storages, value))
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return set()
+    return {value.untyped_storage()._cdata}

@@ -1,0 +1,175 @@
+"""Memory that values share in PyTorch: writes to it are seen wherever they are in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo import graph_break
+
+import minidnn as md
+from minidnn.acceleration import dynamo
+from minidnn.errors import MiniDNNWarning
+
+Body = Callable[[nn.Module, torch.Tensor], Any]
+
+
+def close(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+class Network(nn.Module):
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.weight = nn.Parameter(torch.randn(2, 2, 1, 1, generator=generator))
+        self.register_buffer("kept", torch.zeros(2, 2, 3, 3))
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.body(self, x)
+
+
+def conv(net: Any, x: torch.Tensor) -> torch.Tensor:
+    return F.conv2d(x, net.weight)
+
+
+def _views_of_an_argument(net: Any, x: torch.Tensor) -> Any:
+    return conv(net, x), x[:, 0], x.view(2, -1)
+
+
+def _views_of_one_another(net: Any, x: torch.Tensor) -> Any:
+    y = conv(net, x)
+    return y.flatten(1), y.transpose(1, 2), x
+
+
+def _a_dropped_out_one(net: Any, x: torch.Tensor) -> Any:
+    y = conv(net, x)
+    return y, F.dropout(y, 0.5, False), x
+
+
+def _a_written_argument(net: Any, x: torch.Tensor) -> Any:
+    x.add_(1)
+    return x, conv(net, x), x.flatten()
+
+
+def _a_written_buffer(net: Any, x: torch.Tensor) -> Any:
+    net.kept.add_(conv(net, x))
+    return net.kept, net.kept[0], x
+
+
+def _pieces_that_lie_apart(net: Any, x: torch.Tensor) -> Any:
+    return (*conv(net, x).chunk(2, 1), x)
+
+
+RESULTS = [
+    *(_views_of_an_argument, _views_of_one_another, _a_dropped_out_one),
+    *(_a_written_argument, _a_written_buffer, _pieces_that_lie_apart),
+]
+
+
+def images() -> torch.Tensor:
+    return torch.randn(2, 2, 3, 3, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize("body", RESULTS)
+def test_results_share_the_memory_that_they_share_in_pytorch(body: Body) -> None:
+    found = []
+    for make in (lambda net: net, lambda net: md.optimize(net, device="reference")):
+        net = Network(body).eval()
+        call, x = make(net), images()
+        with torch.no_grad():
+            for _ in range(2):
+                results = call(x)
+                for factor, result in enumerate(results, 2):
+                    result.mul_(factor)
+        found.append((results, x, net.kept))
+    close(found[1], found[0])
+
+
+def test_results_that_lie_apart_are_taken_whole() -> None:
+    net = Network(_pieces_that_lie_apart).eval()
+    fast = md.optimize(net, images(), device="reference", strict=True)
+    assert len(fast.programs[0].levels) == 1
+
+
+def test_views_of_results_are_nothing_that_is_left() -> None:
+    net = Network(_views_of_one_another).eval()
+    fast = md.optimize(net, images(), device="reference", strict=True)
+    assert "left to PyTorch" not in fast.explain()
+
+
+def _argument_behind(net: Any, x: torch.Tensor) -> Any:
+    a, b = x[:, :1], conv(net, x)
+    graph_break()
+    a.add_(1)
+    return x + b
+
+
+def _base_behind(net: Any, x: torch.Tensor) -> Any:
+    y = conv(net, x)
+    z = y.flatten(1)
+    graph_break()
+    y.relu_()
+    return z
+
+
+def _view_behind(net: Any, x: torch.Tensor) -> Any:
+    y = conv(net, x)
+    a, b = y.chunk(2, 1)
+    graph_break()
+    a.relu_()
+    return y + b
+
+
+@pytest.mark.filterwarnings("ignore:.*a piece runs in PyTorch:minidnn.errors.MiniDNNWarning")
+@pytest.mark.parametrize("body", [_argument_behind, _base_behind, _view_behind])
+def test_writes_behind_a_graph_break(body: Body) -> None:
+    torch._dynamo.reset()
+    net, x, given = Network(body).eval(), images(), images()
+    fast = torch.compile(net, backend=dynamo.backend, options={"device": "reference"})
+    with torch.no_grad():
+        close(fast(given), net(x))
+    close(given, x)
+
+
+#: Views, or operands themselves, of which the operations' schemas say nothing.
+UNSAID: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "einsum": lambda y: torch.einsum("nchw->nhwc", y),
+    "type_as": lambda y: y.type_as(torch.ones(1)),
+    "broadcast_tensors": lambda y: torch.broadcast_tensors(y, y)[0],
+    "meshgrid": lambda y: torch.meshgrid(y.view(-1), y.view(-1)[:1], indexing="ij")[0],
+    "cartesian_prod": lambda y: torch.cartesian_prod(y.view(-1)),
+    "atleast_3d": torch.atleast_3d,
+}
+
+
+@pytest.mark.parametrize("name", UNSAID)
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_writes_to_views_of_which_schemas_say_nothing(name: str, is_argument: bool) -> None:
+    def body(net: Any, x: torch.Tensor) -> Any:
+        y = x if is_argument else conv(net, x)
+        UNSAID[name](y).mul_(2)
+        return conv(net, x) + y
+
+    net, x, given = Network(body).eval(), images(), images()
+    with torch.no_grad():
+        close(md.optimize(net, given, device="reference")(given), net(x))
+    close(given, x)
+
+
+def test_an_argument_to_write_to_that_is_strided_otherwise_is_left_to_pytorch() -> None:
+    def body(net: Any, x: torch.Tensor) -> Any:
+        x.reshape(-1).add_(1)  # a view of one that is contiguous, a copy of another
+        return conv(net, x)
+
+    net, other = Network(body).eval(), Network(body).eval()
+    fast = md.optimize(net, images(), device="reference")
+    x, given = images().transpose(2, 3), images().transpose(2, 3)
+    with pytest.warns(MiniDNNWarning, match="with a tensor to write to that has other strides"):
+        close(fast(given), other(x))
+    close(given, x)
