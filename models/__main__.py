@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from minidnn.errors import MiniDNNError
-
 from . import get_model, list_models
+from ._script import run
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -24,11 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     stacks = commands.add_parser("stacks", help=text, description=f"{text.capitalize()}.")
     stacks.set_defaults(command=_stacks)
     stacks.add_argument("network", nargs="*", help="networks (all of torchvision's)")
-    options = parser.parse_args(arguments)
-    try:
-        options.command(options)
-    except MiniDNNError as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
+    run(parser, arguments)
 
 
 def _list(options: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ values of ordinary size.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -35,12 +36,23 @@ def main(*names: str, arguments: Sequence[str] | None = None) -> None:
     Ends the process with status 1 and one line if something of minidnn's fails, with 2 for wrong
     arguments.
     """
-    parser = _parser(names)
+    run(_parser(names), arguments)
+
+
+def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
+    """Runs the command that the arguments choose, and turns what fails into one line."""
     options = parser.parse_args(arguments)
     try:
         options.command(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read our output has seen enough.  Python flushes once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        parser.exit(1)
     except MiniDNNError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
+    except OSError as error:
+        parser.exit(1, f"{parser.prog}: {error.strerror or error}\n")
 
 
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
@@ -63,7 +75,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
         if command is _summary:
             continue
         sub.add_argument("--weights", help="a path or torchvision's name (random weights)")
-        sub.add_argument("--seed", type=int, default=0, help="of random weights and inputs (0)")
+        sub.add_argument("--seed", type=_count_from_0, default=0, help="of random weights and inputs (0)")
         sub.add_argument("--device", help="reference, cpu or cuda (the best there is)")
         if command is _run:
             sub.add_argument("--image", type=Path, help="a picture (random numbers)")

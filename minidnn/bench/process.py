@@ -133,7 +133,9 @@ class EngineProcess:
             raise self._failed(f"its process has ended; asked to {request['do']}") from None
         answer: dict[str, Any] = json.loads(self._line(request["do"]))
         if "error" in answer:
-            raise self._failed(f"could not {request['do']}: {answer['error']}")
+            error = self._failed(f"could not {request['do']}: {answer['error']}")
+            error.add_note(f"in the engine's process:\n{answer['at']}")  # a traceback shows it
+            raise error
         return answer
 
     def _line(self, what: str) -> bytes:

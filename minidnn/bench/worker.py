@@ -35,8 +35,8 @@ class Engine:
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-def main() -> None:
-    """Serves requests until there are no more."""
+def main() -> int:
+    """Serves requests until there are no more (0) or one fails (1)."""
     requests, answers = sys.stdin, os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     engine: Engine | None = None
@@ -54,8 +54,9 @@ def main() -> None:
                 answer = _DO[request["do"]](engine, request)
         except BaseException as error:  # the other side raises it
             _answer(answers, {"error": f"{type(error).__name__}: {error}", "at": _where(error)})
-            raise
+            return 1
         _answer(answers, answer)
+    return 0
 
 
 def _answer(answers: TextIO, answer: Mapping[str, Any]) -> None:
@@ -112,4 +113,4 @@ if __name__ == "__main__":
     # Not this copy, called __main__, but the module that engines import their Engine from.
     from minidnn.bench.worker import main as serve
 
-    serve()
+    sys.exit(serve())

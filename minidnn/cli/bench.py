@@ -99,6 +99,9 @@ def run(options: argparse.Namespace) -> int:
         if not path.exists():
             raise MiniDNNError(f"--merge {path}: there is no such file")
         results.merge(Results.read(path))
+    for option, path in (("--json", options.json), ("--plot", options.plot)):
+        if path is not None:
+            _require_writable(option, path)
     where = commit(), describe_machine().line()
     end, measured = time.monotonic() + (options.seconds or math.inf), False
     with ExitStack() as stack:
@@ -151,6 +154,17 @@ def _cases(options: argparse.Namespace) -> list[Case]:
             for network in dict.fromkeys(options.networks)
             for batch in dict.fromkeys(options.batch)
         ]
+
+
+def _require_writable(option: str, path: Path) -> None:
+    """MiniDNNError if a file cannot be written: measuring for it takes minutes."""
+    there = path.exists()
+    try:
+        path.open("a").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise MiniDNNError(f"{option} {path} cannot be written: {error.strerror}") from error
 
 
 def _suited(case: Case, kinds: Sequence[Kind], asked: Sequence[str] | None) -> list[Kind]:

@@ -77,14 +77,14 @@ def _given(options: argparse.Namespace) -> tuple[Any, Any, Any]:
             raise GraphError("a PyTorch module needs --shape, and takes no --batch and no --size")
         module = _module(path, name)
         return module, _inputs(options.model, module, options.shape, options.seed), None
-    if options.shape is not None:
-        raise GraphError("--shape is for PyTorch modules; an ONNX file has --batch and --size")
     from minidnn.cli.networks import is_onnx, onnx_graph
 
     if not is_onnx(options.model):
         raise GraphError(
             f"MODEL {options.model!r}; valid are an ONNX file (.onnx) and package.module:name"
         )
+    if options.shape is not None:
+        raise GraphError("--shape is for PyTorch modules; an ONNX file has --batch and --size")
     graph = onnx_graph(options.model, options.batch, options.size)
     return options.model, None, {value.name: value.shape for value in graph.inputs}
 
@@ -106,7 +106,7 @@ def _module(path: str, name: str) -> Any:
     finally:
         sys.path.pop(0)
     if not isinstance(made, nn.Module):
-        raise MiniDNNError(f"{path}:{name} is a {type(made).__name__}; valid is a torch.nn.Module")
+        raise MiniDNNError(f"{path}:{name} is of type {type(made).__name__}; valid is a torch.nn.Module")
     return evaluated(made)
 
 

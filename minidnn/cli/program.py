@@ -88,6 +88,8 @@ def _text(error: Exception, everything: bool) -> str:
     text = str(error).strip()
     if isinstance(error, MemoryError) and not isinstance(error, MiniDNNError):
         return f"not enough memory{': ' if text else ''}{text}"
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, MiniDNNError):
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if not isinstance(error, (MiniDNNError, OSError)):
         kind = type(error).__name__
         return f"internal error: {kind}: {text} (--debug prints where, for a bug report)"

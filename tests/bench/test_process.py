@@ -48,8 +48,10 @@ def test_what_libraries_print_does_not_disturb() -> None:
     ],
 )
 def test_what_cannot_be_made_is_named(function: str, text: str) -> None:
-    with pytest.raises(EngineError, match=text):
+    with pytest.raises(EngineError, match=text) as caught:
         engine(function)
+    assert "Traceback" not in str(caught.value)  # only where a traceback is printed
+    assert "Traceback" in "".join(caught.value.__notes__)
 
 
 def test_a_process_that_dies_is_named_with_what_it_printed() -> None:

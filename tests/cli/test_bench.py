@@ -254,6 +254,7 @@ def test_wrong_arguments_are_named(
     more = [] if "--against" in arguments else ["--against", "torch", *LITTLE]
     _, err = bench(capsys, *arguments, *more, code=2)
     assert message in err
+    assert started(log) == []  # nothing is measured for that
 
 
 @pytest.mark.parametrize(

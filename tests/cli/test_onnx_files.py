@@ -105,7 +105,7 @@ def test_compare_modules(
         ("my_nets:none", "my_nets:none cannot be had: module 'my_nets' has no attribute 'none'"),
         ("other_nets:small", "other_nets:small cannot be had: No module named 'other_nets'"),
         ("my_nets:broken", "my_nets:broken cannot be had: no such weights"),
-        ("my_nets:number", "my_nets:number is a int; valid is a torch.nn.Module"),
+        ("my_nets:number", "my_nets:number is of type int; valid is a torch.nn.Module"),
     ):
         _, err = run(capsys, "compare", named, "--shape", "1x3", *common, code=2)
         assert text in err
@@ -114,6 +114,7 @@ def test_compare_modules(
         (("my_nets:small", "--shape", "1x4x8x8"), "small fails on --shape 1x4x8x8: RuntimeError: "),
         (("my_nets:ready", "--shape", "1x3", "2"), "fails on --shape 1x3 2: TypeError: "),
         (("net.words",), "MODEL 'net.words'; valid are an ONNX file (.onnx) and package.module:na"),
+        (("my_nets:", "--shape", "1x3"), "MODEL 'my_nets:'; valid are an ONNX file (.onnx) and "),
     ):
         _, err = run(capsys, "compare", *arguments, *common, code=2)
         assert text in err and "internal error" not in err

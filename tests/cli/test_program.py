@@ -135,7 +135,8 @@ def raising(
     ("error", "code", "line"),
     [
         (MiniDNNError("no good"), 2, "no good"),
-        (OSError(28, "No space left on device", "/x"), 2, "No space left on device: '/x'"),
+        (OSError(28, "No space left on device", "/x"), 2, "doctor: /x: No space left on device"),
+        (OSError(28, "No space left on device"), 2, "doctor: No space left on device"),
         (MemoryError(), 2, "not enough memory"),
         (MemoryError("for 9 TB"), 2, "not enough memory: for 9 TB"),
         (KeyError("x"), 2, "internal error: KeyError: 'x' (--debug prints where, for a bug report"),

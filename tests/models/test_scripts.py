@@ -108,6 +108,7 @@ def test_summary_prints_the_layers(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--image", "/nowhere.png", "--device", "reference"], 1, "/nowhere.png cannot be"),
         (["bench", "--batch", "0"], 2, "argument --batch: '0' is not a number of at least 1"),
         (["bench", "resnet18"], 2, "invalid choice: 'resnet18'"),
+        (["run", "--seed", "-1"], 2, "argument --seed: '-1' is not a number of at least 0"),
         ([], 2, "required"),
     ],
 )
@@ -119,6 +120,23 @@ def test_errors_are_one_line(
     assert caught.value.code == status
     printed = capsys.readouterr()
     assert text in printed.err.splitlines()[-1] and printed.out == ""
+
+
+@pytest.mark.parametrize("arguments", [("", "list"), (".alexnet", "summary")])
+def test_output_that_cannot_be_written_is_no_traceback(arguments: tuple[str, str]) -> None:
+    command = f"{sys.executable} -m minidnn.models{arguments[0]} {arguments[1]}"
+    closed = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | true"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (closed.returncode, closed.stderr) == (1, "")
+    full = subprocess.run(
+        ["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True, timeout=120
+    )
+    name = f"python -m minidnn.models{arguments[0]}"
+    assert (full.returncode, full.stderr) == (1, f"{name}: No space left on device\n")
 
 
 def test_the_zoo_lists_its_networks(capsys: pytest.CaptureFixture[str]) -> None:
