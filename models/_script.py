@@ -75,7 +75,9 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
         if command is _summary:
             continue
         sub.add_argument("--weights", help="a path or torchvision's name (random weights)")
-        sub.add_argument("--seed", type=_count_from_0, default=0, help="of random weights and inputs (0)")
+        sub.add_argument(
+            "--seed", type=_count_from_0, default=0, help="of random weights and inputs (0)"
+        )
         sub.add_argument("--device", help="reference, cpu or cuda (the best there is)")
         if command is _run:
             sub.add_argument("--image", type=Path, help="a picture (random numbers)")

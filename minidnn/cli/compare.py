@@ -106,7 +106,9 @@ def _module(path: str, name: str) -> Any:
     finally:
         sys.path.pop(0)
     if not isinstance(made, nn.Module):
-        raise MiniDNNError(f"{path}:{name} is of type {type(made).__name__}; valid is a torch.nn.Module")
+        raise MiniDNNError(
+            f"{path}:{name} is of type {type(made).__name__}; valid is a torch.nn.Module"
+        )
     return evaluated(made)
 
 

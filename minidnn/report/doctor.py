@@ -279,7 +279,16 @@ def _pillow() -> list[Finding]:
 
 
 def _pytorch() -> list[Finding]:
-    return _package("PyTorch", "torch", ("torch",), "not needed; see pytorch.org to install it")
+    advice = "for optimize and torch.compile: pip install 'minidnn[torch]'"
+    return _package("PyTorch", "torch", ("torch",), advice)
+
+
+def _onnx() -> list[Finding]:
+    engine = "to compare with it: pip install onnxruntime"
+    return [
+        *_package("ONNX", "onnx", ("onnx",), "for .onnx files: pip install 'minidnn[onnx]'"),
+        *_package("ONNX Runtime", "onnxruntime", ("onnxruntime",), engine),
+    ]
 
 
 def _cache() -> list[Finding]:
@@ -354,6 +363,7 @@ CHECKS: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
     ("cuDNN", _cudnn),
     ("Pillow", _pillow),
     ("PyTorch", _pytorch),
+    ("ONNX", _onnx),
     ("cache", _cache),
     ("default device", _device),
     ("third parties", _third_parties),

@@ -29,6 +29,8 @@ SUBJECTS = [
     "cuDNN",
     "Pillow",
     "PyTorch",
+    "ONNX",
+    "ONNX Runtime",
     "cache",
     "default device",
 ]
@@ -162,13 +164,14 @@ def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = importlib.util.find_spec
 
     def nothing(name: str, package: str | None = None) -> object:
-        return None if name in ("PIL", "torch", "cupy") else usual(name, package)
+        return None if name in ("PIL", "torch", "cupy", "onnx") else usual(name, package)
 
     monkeypatch.setattr("importlib.util.find_spec", nothing)
     assert find("Pillow") == Finding(
         "Pillow", MISSING, "not installed", "to read pictures: pip install 'minidnn[images]'"
     )
     assert find("PyTorch").state == MISSING
+    assert find("ONNX").advice == "for .onnx files: pip install 'minidnn[onnx]'"
     assert find("CuPy").advice == "for device 'cuda': pip install 'minidnn[cuda]'"
 
 
