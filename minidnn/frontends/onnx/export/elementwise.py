@@ -11,7 +11,7 @@ from minidnn.graph.expression import linearize
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.operator import Elementwise
 from minidnn.graph.operators.arithmetic import computed_in
-from minidnn.graph.types import FLOATS
+from minidnn.graph.types import FLOATS, INTEGERS
 
 writers = Writers()
 
@@ -24,6 +24,9 @@ _PLAIN: dict[type, str] = {
 
 @writers(*_PLAIN)
 def _plain(writer: Writer, node: Node, inputs: list[str]) -> str:
+    if isinstance(node.op, ops.ReLU) and node.output.dtype in INTEGERS:
+        # ONNX has it, but ONNX Runtime has none of int64.
+        return write_expression(writer, node, inputs)
     return writer.add(_PLAIN[type(node.op)], inputs, node.name)
 
 

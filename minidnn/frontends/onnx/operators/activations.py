@@ -27,10 +27,13 @@ from minidnn.graph.expression import (
 )
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import Operator
-from minidnn.graph.types import FLOATS
+from minidnn.graph.types import FLOATS, INTEGERS
 
 _family = Family("element-wise")
 CONVERTERS = _family.converters
+
+#: What bounds Clip before opset 11 unless it is told otherwise: infinities are clipped, too.
+_LARGEST = 3.4028234663852886e38
 
 
 def _softplus(x: Expression) -> Expression:
@@ -111,15 +114,22 @@ def _hard_sigmoid(call: Call) -> Value:
 @_family("ThresholdedRelu")
 def _thresholded_relu(call: Call) -> Value:
     alpha = call.number("alpha", 1.0)
-    # NaN, which is not below, stays.
-    return _formula(call, lambda x: where(x <= alpha, 0.0, x))
+    return _formula(call, lambda x: where(x > alpha, x, 0.0))
 
 
 @_family("Shrink")
 def _shrink(call: Call) -> Value:
+    x = call.operand(0)
     bound, bias = call.number("lambd", 0.5), call.number("bias", 0.0)
-    return _formula(
-        call, lambda x: where(x < -bound, x + bias, where(x > bound, x - bias, x * 0.0))
+    dtype = x.dtype
+    if dtype in INTEGERS and not (bound.is_integer() and bias.is_integer()):
+        # Whole numbers are compared with fractions, and results cut off.
+        x = call.build.cast(x, "float32")
+    return call.build.pointwise(
+        "Shrink",
+        lambda x: where(x < -bound, x + bias, where(x > bound, x - bias, 0.0)),
+        x,
+        dtype=dtype,
     )
 
 
@@ -147,7 +157,7 @@ def _gelu(call: Call) -> Value:
 def _clip(call: Call) -> Value:
     build, x = call.build, call.operand(0)
     if call.opset < 11:
-        low, high = call.number("min", -math.inf), call.number("max", math.inf)
+        low, high = call.number("min", -_LARGEST), call.number("max", _LARGEST)
         if (low, high) == (0.0, 6.0):
             return build.apply(ops.ReLU6(), x)
         return build.pointwise("Clip", lambda x: clip(x, low, high), x)

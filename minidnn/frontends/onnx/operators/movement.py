@@ -86,8 +86,10 @@ def _transpose(call: Call) -> Value:
 def _concat(call: Call) -> Value:
     values = call.all
     axis = call.axis(call.integer("axis", 1), values[0].type.rank)
-    ops.Concat(axis).infer(*(value.type for value in values))
-    full = [value for value in values if value.type.size] or values[:1]
+    (type,) = ops.Concat(axis).infer(*(value.type for value in values))
+    full = [value for value in values if value.type.size]
+    if not full:
+        return call.build.filled(type.shape, 0, type.dtype)
     return full[0] if len(full) == 1 else call.build.apply(ops.Concat(axis), *full)
 
 

@@ -159,10 +159,7 @@ def _softmax(call: Call) -> Value:
     rank = x.type.rank
     if call.opset >= 13:
         return _along(call, x, call.axis(call.integer("axis", -1), rank))
-    axis = call.integer("axis", 1)
-    if not -rank <= axis <= rank:
-        raise GraphError(f"axis={axis} of an input {x.shape}")
-    axis += rank * (axis < 0)
+    axis = call.axis(call.integer("axis", 1), rank)
     # Before opset 13 all axes from that one on are taken together.
     flat = call.build.view(x, (prod(x.shape[:axis]), prod(x.shape[axis:])))
     return call.build.view(_along(call, flat, 1), x.shape)
@@ -170,6 +167,8 @@ def _softmax(call: Call) -> Value:
 
 def _along(call: Call, x: Value, axis: int) -> Value:
     build = call.build
+    if not x.type.size:
+        return x
     if call.kind != "Hardmax":
         kind = ops.Softmax if call.kind == "Softmax" else ops.LogSoftmax
         return build.apply(kind(axis), x)

@@ -11,6 +11,7 @@ from minidnn.frontends.onnx.call import Call
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.frontends.onnx.operators.windows import steps, window_pads
 from minidnn.graph import operators as ops
+from minidnn.graph.expression import maximum
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.window import Window, WindowAxis, WindowReduce
@@ -102,6 +103,9 @@ def _places(call: Call, x: Value, axes: list[WindowAxis], by_columns: bool) -> V
         for axis, out, size in zip((rows, columns), sizes, (height, width), strict=True)
     ]
     before = (0, 0, rows.padding[0], columns.padding[0])
+    if any((*before, *ends)):  # what minus infinity pads is no maximum, not even beside itself
+        lowest = float(np.finfo(np.dtype(x.dtype)).min)
+        x = build.pointwise("Lowest", lambda a: maximum(a, lowest), x)
     padded = build.apply(ops.Pad(before, (0, 0, *ends), value=-inf), build.view(x, shape))
     windows = build.apply(
         ops.Unfold2d(

@@ -13,7 +13,7 @@ from minidnn.frontends.onnx.build import Body
 from minidnn.frontends.onnx.call import Call
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import exp, log, sqrt
+from minidnn.graph.expression import exp, log, sqrt, where
 from minidnn.graph.ir import Value
 from minidnn.graph.types import FLOATS
 
@@ -107,6 +107,8 @@ def _log_sum_exp(call: Call) -> Value:
         out = _joined(call, build.pointwise("Exp", exp, x), "sum", axes, keep)
         return build.pointwise("Log", log, out)
     top = _joined(call, x, "max", axes, True)
+    # An infinite one would be taken from itself, which is NaN.
+    top = build.pointwise("Finite", lambda m: where(abs(m) < inf, m, 0.0), top)
     powers = build.pointwise("Exp", lambda a, m: exp(a - m), x, top)
     total = _joined(call, powers, "sum", axes, True)
     out = build.pointwise("LogSumExp", lambda s, m: log(s) + m, total, top)
@@ -123,7 +125,9 @@ def _place(turned: bool) -> Callable[[Call], Value]:
         if x.dtype == "bool":
             raise call.refuse("its operand is bool")
         if turned:
-            x = call.build.pointwise("Neg", lambda a: -a, x)
+            # Of whole numbers the smallest has no opposite.
+            whole = x.dtype not in FLOATS
+            x = call.build.pointwise("Turned", lambda a: -1 - a if whole else -a, x)
         return call.build.apply(ops.ArgMax(axis, keep, last), x)
 
     return cast("Callable[[Call], Value]", convert)

@@ -21,6 +21,7 @@ from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import fma
 from minidnn.graph.ir import Value
+from minidnn.graph.types import FLOATS
 
 _family = Family("resize")
 CONVERTERS = _family.converters
@@ -48,27 +49,31 @@ class _Axis:
             return out / scale
         if mode == "align_corners":
             return out * (size - 1) / (exact - 1) if exact != 1 else np.zeros_like(out)
-        if mode == "pytorch_half_pixel" and exact <= 1:
+        if mode == "pytorch_half_pixel" and self.outputs == 1:
             return np.zeros_like(out)
         if mode == "tf_half_pixel_for_nn":
             return (out + 0.5) / scale
         if mode == "tf_crop_and_resize":
-            first, last = self.region
-            if exact <= 1:
-                return np.full_like(out, 0.5 * (first + last) * (size - 1))
-            return first * (size - 1) + out * (last - first) * (size - 1) / (exact - 1)
-        half = (out + 0.5) / scale - 0.5
-        if mode == "half_pixel_symmetric":
-            adjustment = self.outputs / exact
-            return half + size / 2 * (1 - adjustment)
-        return half
+            # In float32, as the region is: in more digits, places between two are no ties.
+            first, last = (np.float32(edge) for edge in self.region)
+            whole = np.float32(size - 1)
+            if self.outputs == 1:
+                return np.full_like(out, np.float32(0.5) * (first + last) * whole)
+            step = (last - first) * whole / np.float32(self.outputs - 1)
+            return np.asarray(first * whole + out.astype(np.float32) * step, np.float64)
+        # Added in this order, which decides where places between two fall.
+        offset = size / 2 * (1 - self.outputs / exact) if mode == "half_pixel_symmetric" else 0.0
+        return offset + (out + 0.5) / scale - 0.5
 
 
 @_family("Resize", "Upsample")
 def _resize(call: Call) -> Value:
-    """Nearest, linear and cubic; not with an axis where an output weights more than 64 inputs."""
+    """Nearest, linear and cubic, the last two of floating-point numbers; not with an axis where an
+    output weights more than 64 inputs."""
     x = call.operand(0)
     mode = call.choice("mode", "nearest", "nearest", "linear", "cubic")
+    if mode != "nearest" and x.dtype not in FLOATS:
+        raise call.refuse(f"its operand is {x.dtype}, with mode={mode!r}")
     positions, rounding = "asymmetric", "floor"
     if call.opset >= 11:
         modes = (

@@ -113,6 +113,7 @@ def _pad(call: Call) -> Value:
     else:
         pads, given = call.known_ints(1, "pads"), call.maybe_known(2, "constant_value")
         value = 0.0 if given is None or not given.size else given.reshape(-1)[0].item()
+        value = int(value) if isinstance(value, bool) else value
         listed = call.known_ints(3, "axes")
         axes = list(range(rank)) if listed is None else call.axes(listed, rank)
     if pads is None or len(pads) != 2 * len(axes):

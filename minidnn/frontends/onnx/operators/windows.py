@@ -124,6 +124,7 @@ def _transposed_pads(
         raise GraphError(f"output_padding={extra}; valid are {count} of at least 0")
     if wanted is not None and len(wanted) == count + 2:
         wanted = wanted[2:]
+    asked = wanted is not None
     if wanted is None and auto.startswith("SAME"):
         wanted = [size * stride for size, stride in zip(sizes, strides, strict=True)]
     values = [0] * 2 * count if given is None or auto == "VALID" else given
@@ -137,7 +138,9 @@ def _transposed_pads(
         for i, size in enumerate(sizes):
             reach = dilations[i] * (kernel[i] - 1) + 1
             total = strides[i] * (size - 1) + extra[i] + reach - wanted[i]
-            pads.append(_halves(total, auto == "SAME_UPPER"))
+            # What no window reaches of a size that is asked for lies behind, as in all engines.
+            halves = _halves(total, auto == "SAME_UPPER")
+            pads.append((0, total) if asked and total < 0 else halves)
     full = [
         strides[i] * (size - 1) + dilations[i] * (kernel[i] - 1) + 1 + extra[i] - sum(pads[i])
         for i, size in enumerate(sizes)

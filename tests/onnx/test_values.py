@@ -1,0 +1,191 @@
+"""Values at the edges of what operators take: infinities, NaN, extremes, nothing at all.
+
+What is expected is what the specification says; where it leaves a choice, what ONNX Runtime and
+ONNX's reference have both taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import minidnn as md
+from minidnn.errors import GraphError, UnsupportedError
+from minidnn.frontends.onnx.convert import load_onnx
+from minidnn.frontends.onnx.export import to_onnx
+from minidnn.graph.evaluate import evaluate
+
+from .models import node
+
+INF, NAN = float("inf"), float("nan")
+_TYPES = {
+    "float32": TensorProto.FLOAT,
+    "int64": TensorProto.INT64,
+    "int32": TensorProto.INT32,
+    "bool": TensorProto.BOOL,
+}
+
+
+def floats(*numbers: Any) -> np.ndarray:
+    return np.array(numbers, np.float32)
+
+
+def wholes(*numbers: Any) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+def one_node(
+    kind: str,
+    inputs: Sequence[np.ndarray],
+    known: Mapping[str, np.ndarray] | None = None,
+    opset: int = 18,
+    outputs: str = "y",
+    operands: str | None = None,
+    **attributes: Any,
+) -> Any:
+    """A model of one node that reads inputs ``x0``, ``x1``, ... and then what is known."""
+    names = [f"x{i}" for i in range(len(inputs))]
+    made = node(kind, operands or " ".join([*names, *(known or {})]), outputs, **attributes)
+    graph = helper.make_graph(
+        [made],
+        "test",
+        [
+            helper.make_tensor_value_info(name, _TYPES[str(array.dtype)], array.shape)
+            for name, array in zip(names, inputs, strict=True)
+        ],
+        [helper.make_empty_tensor_value_info(name) for name in outputs.split()],
+        [numpy_helper.from_array(array, name) for name, array in (known or {}).items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    model.ir_version = 8
+    return model
+
+
+def results(kind: str, inputs: Sequence[np.ndarray], **given: Any) -> list[np.ndarray]:
+    return list(evaluate(load_onnx(one_node(kind, inputs, **given)), inputs))
+
+
+def gives(expected: np.ndarray, kind: str, *inputs: np.ndarray, **given: Any) -> None:
+    (found,) = results(kind, inputs, **given)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_parts_without_elements_are_joined(dtype: str) -> None:
+    parts = [np.zeros((2, size, 0), dtype) for size in (1, 3, 2)]
+    gives(np.zeros((2, 6, 0), dtype), "Concat", *parts, axis=1)
+    gives(np.zeros((2, 0), dtype), "Concat", *(np.zeros((2, 0), dtype),) * 2, axis=-1)
+
+
+def test_padding_with_truth_values() -> None:
+    for value in (True, False):
+        known = {"pads": wholes(1, 2), "value": np.array(value)}
+        expected = np.array([value, True, False, value, value])
+        gives(expected, "Pad", np.array([True, False]), known=known)
+        found = md.compile(one_node("Pad", [np.array([True, False])], known), device="reference")
+        np.testing.assert_array_equal(found(np.array([True, False])), expected)
+
+
+def test_the_place_of_the_smallest_number_of_all() -> None:
+    for dtype in ("int64", "int32"):
+        least = np.iinfo(dtype).min
+        x = np.array([0, least, least + 1, least], dtype)
+        gives(wholes(1), "ArgMin", x)
+        gives(wholes(3), "ArgMin", x, select_last_index=1)
+    gives(wholes(2), "ArgMin", floats(1, -3, -INF, INF))
+
+
+def test_logarithms_of_sums_of_infinities() -> None:
+    x = floats([-INF, -INF], [INF, 1], [-INF, 2], [INF, INF], [NAN, INF])
+    gives(floats(-INF, INF, 2, INF, NAN), "ReduceLogSumExp", x, opset=13, axes=[1], keepdims=0)
+    gives(floats([-INF, INF]), "ReduceLogSumExp", floats([-INF, -INF], [INF, 1]).T.copy(),
+          opset=13, axes=[0])  # fmt: skip
+
+
+def test_what_is_nan_is_beyond_no_threshold() -> None:
+    gives(floats(0, INF, 0, 2), "ThresholdedRelu", floats(NAN, INF, 1, 2))
+    gives(floats(0, INF, -INF, 0, 2), "Shrink", floats(NAN, INF, -INF, 0.25, 2))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_whole_numbers_shrink_by_fractions(dtype: str) -> None:
+    x = np.arange(-3, 4).astype(dtype)
+    expected = np.array([-2, -1, 0, 0, 0, 1, 2], dtype)
+    gives(expected, "Shrink", x, lambd=1.5, bias=0.5)
+    gives(np.array([-2, 0, 0, 0, 0, 0, 2], dtype), "Shrink", x, lambd=2.0, bias=1.0)
+
+
+def test_infinities_are_clipped_before_opset_11() -> None:
+    largest = float(np.finfo(np.float32).max)
+    x = floats(-INF, -1, NAN, INF)
+    gives(floats(-largest, -1, NAN, largest), "Clip", x, opset=10)
+    gives(floats(0, 0, NAN, largest), "Clip", x, opset=6, min=0.0)
+    gives(x, "Clip", x, opset=11)
+
+
+def test_places_of_maxima_that_are_minus_infinity_lie_in_the_input() -> None:
+    x = np.full((1, 2, 3, 3), -INF, np.float32)
+    given: dict[str, Any] = {"kernel_shape": [2, 2], "pads": [1, 1, 1, 1], "outputs": "y places"}
+    values, places = results("MaxPool", [x], **given)
+    assert (values == -INF).all()
+    rows = np.array([[0, 0, 1, 2], [0, 0, 1, 2], [3, 3, 4, 5], [6, 6, 7, 8]])
+    np.testing.assert_array_equal(places[0], [rows, rows + 9])
+
+
+def test_an_axis_beyond_the_input_is_told() -> None:
+    for kind in ("Softmax", "LogSoftmax", "Hardmax"):
+        with pytest.raises(GraphError, match="axis=1; valid are -1 to 0"):
+            results(kind, [floats(1, 2)], opset=12)
+        gives(np.zeros((2, 0), np.float32), kind, np.zeros((2, 0), np.float32), opset=13)
+
+
+def test_a_larger_output_than_windows_reach_ends_in_zeros() -> None:
+    known = {"w": np.ones((1, 1, 1), np.float32)}
+    x = floats([[1, 2]])
+    given: dict[str, Any] = {"known": known, "strides": [4]}
+    gives(floats([[1, 0, 0, 0, 2, 0, 0, 0]]), "ConvTranspose", x, output_shape=[8], **given)
+    gives(floats([[1, 0, 0, 0, 2]]), "ConvTranspose", x, **given)
+
+
+def resized(
+    x: np.ndarray, scale: float, how: str, *roi: float, mode: str = "nearest"
+) -> np.ndarray:
+    known = {"roi": floats(*roi), "scales": floats(scale)}
+    given: dict[str, Any] = {"coordinate_transformation_mode": how, "mode": mode}
+    (found,) = results("Resize", [x], known=known, opset=19, **given)
+    return found
+
+
+def test_places_between_two_inputs() -> None:
+    x = np.arange(6, dtype=np.float32)
+    # One output lies at the first input, even if the scale makes a little more than one.
+    assert resized(x[:3], 1 / 3, "pytorch_half_pixel", mode="linear") == 0
+    # 0.5, 1.83, 3.17, 4.5: between two, the lower is taken.
+    np.testing.assert_array_equal(resized(x, 0.75, "half_pixel_symmetric"), [0, 2, 3, 4])
+    # From 0.5 in steps of 0.5.
+    found = resized(x, 1.75, "tf_crop_and_resize", 0.1, 1.0)
+    np.testing.assert_array_equal(found, [0, 1, 1, 2, 2, 3, 3, 4, 4, 5])
+    # The middle of the region.
+    assert resized(x, 0.3, "tf_crop_and_resize", 0.2, 0.6, mode="linear") == 2
+
+
+def test_whole_numbers_are_not_weighted() -> None:
+    known = {"scales": floats(2)}
+    x = wholes(1, 2)
+    gives(wholes(1, 1, 2, 2), "Resize", x, known=known, operands="x0 _ scales")
+    with pytest.raises(UnsupportedError, match="its operand is int64, with mode='linear'"):
+        results("Resize", [x], known=known, operands="x0 _ scales", mode="linear")
+
+
+def test_rectified_whole_numbers_are_written_as_onnx_runtime_has_them() -> None:
+    x = wholes(-(2**62), -1, 0, 2**62 + 1)
+    made = to_onnx(load_onnx(one_node("Relu", [x])))
+    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x0": x})
+    np.testing.assert_array_equal(found, [0, 0, 0, 2**62 + 1])
