@@ -246,7 +246,7 @@ class _Builder:
         for node in nodes:
             if is_opaque(node):
                 name = f"opaque{len(self._modules)}"
-                self._modules[name] = OpaqueModule(self._captured.opaque_call(node))
+                self._modules[name] = OpaqueModule(self._captured.opaque_call(node), _read(node))
                 given = fx.map_arg(node.args[0], self.value)
                 self._found[node] = self._graph.call_module(name, (given,))
             else:
@@ -319,6 +319,15 @@ def _computes(nodes: Sequence[fx.Node], captured: Captured) -> bool:
     graph = convert(nodes, captured.constants, captured.tensor, "part").graph
     idle = (Identity, Dropout)
     return any(n.op.kind != "movement" and not isinstance(n.op, idle) for n in graph.nodes)
+
+
+def _read(node: fx.Node) -> set[int]:
+    """Which of an opaque call's results others than the caller read."""
+    return {
+        int(user.args[1])
+        for user in node.users
+        if any(reader.op != "output" for reader in user.users)
+    }
 
 
 def _is_channels_last(value: Any) -> bool:

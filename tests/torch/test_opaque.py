@@ -211,6 +211,67 @@ def test_results_that_are_not_those_of_the_capture() -> None:
     assert " of NoneType; when the network was captured, " in str(caught.value)
 
 
+class Selecting(nn.Module):
+    """Gives the rows whose first number is positive."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x[:, 0] > 0] if x.mean() < 1e9 else x
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_results_of_another_size_than_at_the_capture(is_read: bool) -> None:
+    class Averaging(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(x).cumsum(0) / len(x)
+
+    net = nn.Sequential(nn.Linear(4, 4), Selecting(), *[Averaging()][:is_read]).eval()
+    with torch.no_grad():
+        x = torch.linalg.solve(net[0].weight, examples(8, 4).abs().T - net[0].bias[:, None]).T
+        fast = md.optimize(net, x, device="reference")
+        torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+        other = x.clone()
+        other[:4] -= torch.linalg.solve(net[0].weight, torch.full((4,), 9.0))
+        if not is_read:
+            torch.testing.assert_close(fast(other), net(other), rtol=1e-4, atol=1e-4)
+            return
+        with pytest.raises(UnsupportedError) as caught:
+            fast(other)
+    assert str(caught.value).startswith("module '1' gave float32[4, 4] on cpu; when the network")
+
+
+def test_results_of_other_strides() -> None:
+    class Turning(nn.Module):
+        """Gives an array's transpose, whose strides depend on its sum."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            turned = (x + 1).transpose(1, 2)
+            return turned if x.sum() > 0 else turned.contiguous()
+
+    class Asking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x if x.is_contiguous() else x.contiguous()
+            return torch.sin(x.view(2, -1)).cumsum(1)
+
+    net = nn.Sequential(nn.ReLU(), Turning(), Asking()).eval()
+    for given in (1.0, -1.0):
+        fast = md.optimize(net, torch.full((2, 3, 4), given), device="reference")
+        for x in (examples(2, 3, 4).abs(), -examples(2, 3, 4).abs()):
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+
+
+def test_random_numbers_are_those_of_pytorch() -> None:
+    class Drawing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand(1) if x.mean() < 1e9 else x
+
+    net = nn.Sequential(nn.ReLU(), Drawing(), nn.ReLU()).eval()
+    found = []
+    for call in (net, md.optimize(net, device="reference")):
+        torch.manual_seed(1)
+        found.append(call(examples(2, 3)))
+    torch.testing.assert_close(*found)
+
+
 class Keeping(nn.Module):
     """Writes to what it holds, as it is told."""
 

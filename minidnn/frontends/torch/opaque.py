@@ -7,7 +7,7 @@ with results like those.  When the program runs, the module itself is called the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -35,6 +35,36 @@ class NotOneOperation(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True)
+class Lying:
+    """How a tensor lies in memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def like(self) -> torch.Tensor:
+        """A tensor that lies so."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one of these elements, however it lies."""
+        return (
+            tensor.shape == self.shape
+            and tensor.dtype == self.dtype
+            and tensor.device == self.device
+        )
+
+    def laid(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of these elements that lies so."""
+        if tensor.stride() == self.strides:
+            return tensor
+        if 0 in self.strides:
+            return tensor.contiguous()
+        return self.like().copy_(tensor)
+
+
 @dataclass
 class OpaqueCall:
     """One call of such a module: how its operands and results are arranged.
@@ -48,8 +78,8 @@ class OpaqueCall:
     given: Any
     #: Leaves of the arguments: None for a tensor, else the thing itself, wrapped in a tuple.
     others: list[tuple[Any] | None]
-    #: Leaves of what it gives: tensors, or None.
-    results: list[torch.Tensor | None] = field(repr=False)
+    #: Leaves of what it gives: tensors as they lay there when it was recorded, or None.
+    results: list[Lying | None] = field(repr=False)
     arranged: Any = None
     views: int | None = None
 
@@ -62,11 +92,17 @@ class OpaqueCall:
 
 
 class OpaqueModule(nn.Module):
-    """Calls a module on a list of tensors; gives the list of the tensors that it gives."""
+    """Calls a module on a list of tensors; gives the list of the tensors that it gives.
 
-    def __init__(self, call: OpaqueCall) -> None:
+    ``read``: the tensors among these, by place, that operations of the program read, in which their
+    shapes and strides are.
+    """
+
+    def __init__(self, call: OpaqueCall, read: Collection[int]) -> None:
         super().__init__()
         self._call = call
+        self._read = sorted(read)
+        self._expected = [each for each in call.results if each is not None]
 
     def forward(self, tensors: list[torch.Tensor]) -> list[Any]:
         call = self._call
@@ -78,7 +114,18 @@ class OpaqueModule(nn.Module):
                 f"captured, which this module cannot be, it gave {call.arranged} of "
                 f"{_kinds(call.results)}"
             )
-        return _tensors(given)
+        tensors = _tensors(given)
+        for place in self._read:
+            tensor, expected = tensors[place], self._expected[place]
+            if not expected.fits(tensor):
+                raise UnsupportedError(
+                    f"module {call.path!r} gave {_text(tensor)}; when the network was captured, "
+                    f"which this module cannot be, it gave {_text(expected)}, of which other "
+                    'operations were made; torch.compile(model, backend="minidnn") splits a '
+                    "network at such places"
+                )
+            tensors[place] = expected.laid(tensor)
+        return tensors
 
 
 class OpaqueCalls:
@@ -124,7 +171,9 @@ class OpaqueCalls:
             return call
 
         with self._replaced(root, replacement):
-            _standing.extend(_tensors(each.results) for each in self.calls)
+            _standing.extend(
+                [each for each in call.results if each is not None] for call in self.calls
+            )
             try:
                 yield
             finally:
@@ -147,7 +196,8 @@ class OpaqueCalls:
             results, arranged = pytree.tree_flatten(result)
             views = _views(path, tensors, results, before != after)
             others = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
-            self.calls.append(OpaqueCall(path, module, given, others, results, arranged, views))
+            lying = [None if each is None else _lying(each) for each in results]
+            self.calls.append(OpaqueCall(path, module, given, others, lying, arranged, views))
             return result
 
         return call
@@ -196,15 +246,23 @@ def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
 
 
 def _kind(leaf: Any) -> str:
-    return "Tensor" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+    return "Tensor" if isinstance(leaf, (torch.Tensor, Lying)) else type(leaf).__name__
 
 
 def _kinds(leaves: list[Any]) -> str:
     return ", ".join(map(_kind, leaves)) or "nothing"
 
 
+def _lying(tensor: torch.Tensor) -> Lying:
+    return Lying(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _text(lying: torch.Tensor | Lying) -> str:
+    return f"{str(lying.dtype).removeprefix('torch.')}{list(lying.shape)} on {lying.device}"
+
+
 #: What the opaque calls that are being captured give; one thread captures at a time.
-_standing: list[list[torch.Tensor]] = []
+_standing: list[list[Lying]] = []
 
 
 @cache
@@ -214,10 +272,7 @@ def _define() -> torch.library.Library:
     library.define("opaque(Tensor[] inputs, int call) -> Tensor[]")
 
     def like(inputs: list[torch.Tensor], call: int) -> list[torch.Tensor]:
-        return [
-            torch.empty(result.shape, dtype=result.dtype, device=result.device)
-            for result in _standing[call]
-        ]
+        return [result.like() for result in _standing[call]]
 
     torch.library.register_fake("minidnn::opaque", like, lib=library)
     # A call whose results nobody reads may be one that prints, or counts.

@@ -82,12 +82,15 @@ class State:
 
 @contextmanager
 def unchanged(root: nn.Module) -> Iterator[None]:
-    """Leaves what was there before, and as it was where PyTorch counts the writes."""
+    """Leaves what was there before, and as it was where PyTorch counts the writes; and PyTorch's
+    random numbers."""
     state = State(root)
     tensors = [tensor for tensor in state.tensors() if not tensor.is_inference()]
     saved = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        yield
+        with torch.random.fork_rng(gpus):
+            yield
     finally:
         state.restore()
         with torch.no_grad():
