@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import minidnn as md
+from minidnn.acceleration import dynamo
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 
 pytestmark = [
@@ -62,6 +63,16 @@ def test_transforms_are_pytorchs_with_a_warning(net: nn.Module, name: str) -> No
     torch.testing.assert_close(transform(fast), found)  # warned of once
     with torch.no_grad():
         assert not fast(X).requires_grad
+
+
+def test_dual_numbers_are_pytorchs_in_torch_compile(net: nn.Module) -> None:
+    torch._dynamo.reset()
+    fast = torch.compile(net, backend=dynamo.backend, options={"device": "reference"})
+    with torch.no_grad():
+        fast(X)
+        with pytest.warns(MiniDNNWarning, match="a piece runs in PyTorch: its operations are rec"):
+            found = _dual(fast)
+        torch.testing.assert_close(found, _dual(net), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
