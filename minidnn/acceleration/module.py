@@ -16,6 +16,7 @@ from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.program import OverlapError, Program
 from minidnn.acceleration.programs import Programs, arrangement, describe, foreign
 from minidnn.acceleration.watched import derived, watched
+from minidnn.acceleration.weights import StandsFor
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.capture import capture
 
@@ -32,7 +33,7 @@ _GLOBAL_HOOKS = tuple(
 )
 
 
-class OptimizedModule(nn.Module):
+class OptimizedModule(StandsFor):
     """What :func:`minidnn.optimize` gives.
 
     It shares the parameters, buffers and children of the module that it was made of: state dict,
@@ -42,8 +43,6 @@ class OptimizedModule(nn.Module):
     Attributes:
         original: the module that it was made of.
     """
-
-    original: nn.Module
 
     def __init__(
         self,
@@ -59,7 +58,6 @@ class OptimizedModule(nn.Module):
         own["original"] = original  # not as a child: names in the state dict stay what they are
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             own[shared] = original.__dict__[shared]
-        own["training"] = original.training
         own["_settings"] = (device, precision, strict, sizes, dict(options))
         own["_programs"] = Programs(type(original).__name__, sizes)
         own["_warned"] = False
@@ -113,7 +111,9 @@ class OptimizedModule(nn.Module):
 
     def _is_plain(self, args: tuple[Any, ...]) -> bool:
         """Whether a call for tensors is inference, without gradients or autocast."""
-        if self.__dict__["training"] or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        if self.__dict__["original"].training or any(
+            map(torch.is_autocast_enabled, ("cpu", "cuda"))
+        ):
             return False
         return not torch.is_grad_enabled() or not any(
             isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
@@ -218,9 +218,17 @@ class OptimizedModule(nn.Module):
 
     # What a module is asked for is the original's.
 
+    @property
+    def training(self) -> bool:
+        return self.original.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "original" in self.__dict__:  # else it is PyTorch that begins with True
+            self.original.training = mode
+
     def train(self, mode: bool = True) -> Self:
         self.original.train(mode)
-        self.training = mode
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
@@ -243,6 +251,18 @@ class OptimizedModule(nn.Module):
             if name == "original":  # not yet there, while one is copied
                 raise
             return getattr(self.original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(type(self), name) or name in self.__dict__:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.original, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if hasattr(type(self), name) or name in self.__dict__:
+            super().__delattr__(name)
+        else:
+            delattr(self.original, name)
 
     # Python looks for these at the type: what the original has none of is its TypeError.
 

@@ -40,6 +40,16 @@ _WITHOUT_MODES = {
 }
 
 
+class StandsFor(nn.Module):
+    """A module that stands for another, whose parameters, buffers and children it has.
+
+    Attributes:
+        original: that module.
+    """
+
+    original: nn.Module
+
+
 class Watch:
     """The weights of a program as they were when it was compiled.
 
@@ -179,6 +189,10 @@ class _Attributes:
             for name, value in vars(owner).items()
             if name not in OF_MODULES
         ]
+        self._all = [(path, vars(owner), list(vars(owner))) for path, owner in owners]
+        #: All that modules hold, of which there may be more later, and how much each has.
+        self._holders = [holder for _, holder, _ in self._all]
+        self._counts = list(map(len, self._holders))
         plain: dict[int, tuple[Any, list[str]]] = {}
         others: list[tuple[Any, str, Any]] = []
         for _, of, name, value in self._found:
@@ -186,7 +200,7 @@ class _Attributes:
                 plain.setdefault(id(of), (of, []))[1].append(name)
             else:
                 others.append((of, name, value))
-        self.dicts = list({id(of): of for _, of, _, _ in self._found}.values())
+        self.dicts = self._holders
         #: The dicts with numbers and strings, which C compares by dicts.
         self._plain = [of for of, _ in plain.values()]
         self._getters = [itemgetter(*names) for _, names in plain.values()]
@@ -198,8 +212,10 @@ class _Attributes:
         """Whether numbers and strings are equal, and all else is the same object."""
         of, names, values = self._others
         try:
-            return list(map(call, self._getters, self._plain)) == self._values and all(
-                map(is_, map(getitem, of, names), values)
+            return (
+                list(map(call, self._getters, self._plain)) == self._values
+                and all(map(is_, map(getitem, of, names), values))
+                and list(map(len, self._holders)) == self._counts
             )
         except Exception:  # one is gone, or something that compares in a way of its own
             return False
@@ -211,6 +227,9 @@ class _Attributes:
             alike = type(value) is type(before) and _is_plain(value)
             if value is not before and not (alike and value == before):
                 return f"attribute {name} changed"
+        for path, holder, names in self._all:
+            for name in holder.keys() - set(names):
+                return f"attribute {f'{path}.{name}'.lstrip('.')} was added"
         return None
 
 
@@ -224,6 +243,8 @@ def _captured(
     root: nn.Module, path: str, opaque: set[int], seen: set[int]
 ) -> Iterator[tuple[str, nn.Module]]:
     """The modules that a program was captured of, each once, and their paths."""
+    if isinstance(root, StandsFor):
+        root = root.original
     if id(root) in opaque or id(root) in seen or is_scripted(root):
         return
     seen.add(id(root))

@@ -22,6 +22,8 @@ X = examples(2, 3, 6, 6)
 
 
 class Scaled(nn.Module):
+    power = 1.0
+
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 3, 1)
@@ -32,7 +34,7 @@ class Scaled(nn.Module):
         self.table = {"shift": 1.0}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.conv(x) * self.scale * self.factor + self.table["shift"]
+        y = self.conv(x) * self.scale * self.factor * self.power + self.table["shift"]
         y = y.transpose(2, 3) if self.turned else y
         return self.act(y + self.offset) if hasattr(self, "offset") else self.act(y)
 
@@ -91,6 +93,14 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "float": (lambda net: setattr(net[3], "factor", 9), "attribute 3.factor"),
     "bool": (lambda net: setattr(net[3], "turned", True), "attribute 3.turned"),
     "function": (lambda net: setattr(net[3], "act", torch.sigmoid), "attribute 3.act"),
+    "of the class": (
+        lambda net: setattr(net[3], "power", 3.0),
+        "attribute 3.power was added",
+    ),
+    "forward": (
+        lambda net: setattr(net[2], "forward", lambda x: x * 3),
+        "attribute 2.forward was added",
+    ),
 }
 
 
@@ -171,3 +181,53 @@ def test_weights_computed_of_weights() -> None:
         net.conv.parametrizations.weight.original0.mul_(2)
         net.table.add_(0.5)
     torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+
+
+def test_attributes_set_at_the_optimized_module_are_the_originals() -> None:
+    class Divided(Scaled):
+        @property
+        def halved(self) -> float:
+            return self.factor / 2
+
+        @halved.setter
+        def halved(self, value: float) -> None:
+            self.factor = value * 2
+
+    torch.manual_seed(0)
+    net = Divided().eval()
+    fast: Any = md.optimize(net, X, device="reference")
+    for name, value in (("power", 3.0), ("halved", 2.0), ("conv", nn.Conv2d(3, 3, 1))):
+        setattr(fast, name, value)
+        assert getattr(net, name) == value
+        with torch.no_grad():
+            torch.testing.assert_close(fast(X), net(X), rtol=1e-5, atol=1e-5)
+    del fast.power
+    assert "power" not in vars(net)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(X), net(X), rtol=1e-5, atol=1e-5)
+
+
+def test_the_mode_is_the_originals() -> None:
+    class Functional(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x) * (2 if self.training else 1)
+
+    net = Functional().eval()
+    fast = md.optimize(net, X, device="reference")
+    for mode in (True, False):
+        net.train(mode)
+        assert fast.training is mode
+        torch.testing.assert_close(fast(X), net(X))
+        fast.train(not mode)
+        assert net.training is not mode
+        torch.testing.assert_close(fast(X), net(X))
+
+
+@pytest.mark.parametrize("change", [CHANGES["float"][0], CHANGES["forward"][0]])
+def test_changes_within_an_optimized_module_in_another(change: Callable[[Any], Any]) -> None:
+    net = make()
+    around = nn.Sequential(md.optimize(net, device="reference"), nn.ReLU()).eval()
+    fast = md.optimize(around, X, device="reference")
+    change(net)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(X), net(X).relu(), rtol=1e-5, atol=1e-5)
