@@ -25,6 +25,7 @@ from .models import node
 INF, NAN = float("inf"), float("nan")
 _TYPES = {
     "float32": TensorProto.FLOAT,
+    "float64": TensorProto.DOUBLE,
     "int64": TensorProto.INT64,
     "int32": TensorProto.INT32,
     "bool": TensorProto.BOOL,
@@ -183,9 +184,50 @@ def test_whole_numbers_are_not_weighted() -> None:
         results("Resize", [x], known=known, operands="x0 _ scales", mode="linear")
 
 
+def run(model: Any, inputs: Sequence[np.ndarray]) -> Any:
+    """What ONNX Runtime makes of a model with one output."""
+    data = model.SerializeToString()
+    session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+    names = [value.name for value in model.graph.input]
+    (found,) = session.run(None, dict(zip(names, inputs, strict=True)))
+    return found
+
+
 def test_rectified_whole_numbers_are_written_as_onnx_runtime_has_them() -> None:
     x = wholes(-(2**62), -1, 0, 2**62 + 1)
-    made = to_onnx(load_onnx(one_node("Relu", [x])))
-    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"x0": x})
+    found = run(to_onnx(load_onnx(one_node("Relu", [x]))), [x])
     np.testing.assert_array_equal(found, [0, 0, 0, 2**62 + 1])
+
+
+def test_rests_are_written_to_the_last_bit() -> None:
+    random = np.random.default_rng(0)
+    b = random.standard_normal(10_000).astype(np.float32)
+    a = (random.standard_normal(10_000) * 100).astype(np.float32)
+    graph = load_onnx(one_node("Mod", [a, b], fmod=1))
+    np.testing.assert_array_equal(evaluate(graph, [a, b])[0], np.fmod(a, b))
+    np.testing.assert_array_equal(run(to_onnx(graph), [a, b]), np.fmod(a, b))
+
+
+def test_normalized_batches_of_single_numbers() -> None:
+    """The specification takes one channel then."""
+    vectors = {name: floats(number) for name, number in zip("abcd", (2, 1, 3, 4), strict=True)}
+    gives(floats(-1, -3), "BatchNormalization", floats(1, -1), known=vectors, epsilon=0.0)
+
+
+def test_what_would_make_the_result_larger_is_told() -> None:
+    x = floats([1, 2], [3, 4])
+    for wrong in (np.ones((1, 2, 2), np.float32), np.ones(3, np.float32)):
+        with pytest.raises(GraphError, match="does not broadcast to the input's"):
+            results("LayerNormalization", [x], known={"scale": wrong})
+        with pytest.raises(GraphError, match=r"C has shape .*, which does not broadcast to"):
+            results("Gemm", [x, x], known={"c": wrong})
+    with pytest.raises(GraphError, match="it has split and num_outputs; valid is one of them"):
+        results("Split", [x], known={"split": wholes(2)}, num_outputs=1)
+
+
+def test_statistics_of_layers_are_in_float32() -> None:
+    x = np.array([[1, 3]], np.float64)
+    known = {"scale": np.ones(2)}
+    out, mean, inverse = results("LayerNormalization", [x], known=known, outputs="y mean inverse")
+    assert [str(each.dtype) for each in (out, mean, inverse)] == ["float64", "float32", "float32"]
+    assert (mean[0, 0], inverse[0, 0]) == (2.0, pytest.approx(1.0, abs=1e-5))

@@ -129,6 +129,12 @@ class Builder:
         return self.apply(Formula(formula, len(kept), len(vectors), title, dtype), *operands)
 
 
+def broadcasts_to(shape: Sequence[int], full: Sequence[int]) -> bool:
+    """Whether what has the first shape repeats to the second one, which stays as it is."""
+    pairs = zip(shape[::-1], full[::-1], strict=False)
+    return len(shape) <= len(full) and all(size in (1, whole) for size, whole in pairs)
+
+
 def _sorted_out(
     values: Sequence[Value], shape: tuple[int, ...]
 ) -> tuple[list[int], dict[int, float], list[int]]:

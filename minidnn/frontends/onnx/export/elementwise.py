@@ -81,13 +81,18 @@ def write_expression(writer: Writer, node: Node, inputs: list[str]) -> str:
         for i, (value, name) in enumerate(zip(node.inputs, inputs, strict=True))
     ]
     found: list[str] = []
-    for line in linearize(op.expression()):
+    lines = linearize(op.expression())
+    # What a quotient that was rounded down leaves is right only if it is not rounded on the way.
+    exact = any(line.op == "floor" for line in lines)
+    for line in lines:
         given = [found[i] for i in line.operands]
         if line.op == "argument":
             found.append(operands[int(line.value or 0)])
         elif line.op == "constant":
             value = float(line.value or 0.0)
             found.append(writer.number(value if computed in FLOATS else int(value), computed))
+        elif line.op == "fma" and exact:
+            found.append(_exact_fma(writer, given, computed))
         else:
             found.append(_operation(writer, line.op, given, computed))
     result = found[-1]
@@ -104,6 +109,13 @@ def _operation(writer: Writer, op: str, given: Sequence[str], dtype: str) -> str
     if op == "log1p":
         return writer.add("Log", [writer.add("Add", [*given, writer.number(1.0, dtype)])])
     return writer.add(_OPERATIONS[op], given)
+
+
+def _exact_fma(writer: Writer, given: Sequence[str], dtype: str) -> str:
+    """A fused multiply-add, by way of float64, which has all digits of the product."""
+    a, b, c = (writer.add("Cast", [name], to=DATA_TYPES["float64"]) for name in given)
+    total = writer.add("Add", [writer.add("Mul", [a, b]), c])
+    return writer.add("Cast", [total], to=DATA_TYPES[dtype])
 
 
 def _operand(writer: Writer, value: Value, name: str, dtype: str, rank: int | None) -> str:

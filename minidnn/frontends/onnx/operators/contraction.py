@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.build import Builder
+from minidnn.frontends.onnx.build import Builder, broadcasts_to
 from minidnn.frontends.onnx.call import Call, Refused
 from minidnn.frontends.onnx.limits import LONGEST_TABLE
 from minidnn.frontends.onnx.operators.registry import Family
@@ -197,6 +197,9 @@ def _gemm(call: Call) -> Value:
         raise GraphError(f"operands have shapes {a.shape} and {b.shape}; valid are matrices")
     if a.dtype in INTEGERS and not (alpha.is_integer() and beta.is_integer()):
         raise call.refuse(f"its operands are {a.dtype} with alpha={alpha}, beta={beta}")
+    full = (a.shape[0], b.shape[1])
+    if c is not None and not broadcasts_to(c.shape, full):
+        raise GraphError(f"C has shape {c.shape}, which does not broadcast to {full}")
     bias = _scaled(build, c, beta)
     if _is_weight(a, b):
         weight = build.transpose(_scaled(build, b, alpha) or b, (1, 0))
@@ -209,8 +212,6 @@ def _gemm(call: Call) -> Value:
         out = _scaled(build, out, alpha) or out
     if bias is None:
         return out
-    if np.broadcast_shapes(out.shape, bias.shape) != out.shape:
-        raise GraphError(f"C has shape {bias.shape}, which does not broadcast to {out.shape}")
     return build.pointwise("Add", lambda x, y: x + y, out, bias, op=ops.Add())
 
 

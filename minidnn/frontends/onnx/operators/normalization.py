@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.build import Builder
+from minidnn.frontends.onnx.build import Builder, broadcasts_to
 from minidnn.frontends.onnx.call import Call
 from minidnn.frontends.onnx.limits import LONGEST_TABLE
 from minidnn.frontends.onnx.operators.registry import Family
@@ -30,18 +30,22 @@ def _batch_norm(call: Call) -> Value | tuple[Value, ...]:
         raise call.refuse("it computes statistics (is_test=0); they must be stored")
     # Before opset 9 each element of an image may have statistics of its own.
     spatial = call.opset >= 9 or call.flag("spatial", True)
-    if x.type.rank < 2:
+    if x.type.rank < 1:
         raise GraphError(f"input has shape {x.shape}; valid is (N, C, ...)")
+    own = x.shape
+    if x.type.rank == 1:  # "single dimension input of size N in which case C is assumed to be 1"
+        x = build.view(x, (*own, 1))
     vectors = [call.operand(i) for i in range(1, 5)]
     valid = x.shape[1:2] if spatial else x.shape[1:]
     for name, vector in zip(("scale", "B", "mean", "var"), vectors, strict=True):
         if vector.shape != valid:
             raise GraphError(f"{name} has shape {vector.shape}; valid is {valid}")
     if training:
-        return _by_own_statistics(call, x, vectors, eps, momentum)
+        out, *moved = _by_own_statistics(call, x, vectors, eps, momentum)
+        return (build.view(out, own), *moved)
     if spatial and all(isinstance(vector, Constant) for vector in vectors):
-        return build.apply(ops.BatchNorm(eps), x, *vectors)
-    return _normalized_by(build, x, vectors, eps)
+        return build.view(build.apply(ops.BatchNorm(eps), x, *vectors), own)
+    return build.view(_normalized_by(build, x, vectors, eps), own)
 
 
 def _normalized_by(build: Builder, x: Value, vectors: list[Value], eps: float) -> Value:
@@ -85,6 +89,9 @@ def _layer_norm(call: Call) -> tuple[Value, ...]:
     op = ops.LayerNorm(x.type.rank - axis, eps)
     scale, bias = call.operand(1), call.optional(2)
     rest = [value for value in (scale, bias) if value is not None]
+    for value in rest:
+        if not broadcasts_to(value.shape, x.shape):
+            raise GraphError(f"shape {value.shape} does not broadcast to the input's {x.shape}")
     if all(value.shape == x.shape[axis:] for value in rest):
         out = build.apply(op, x, *rest)
     else:
@@ -98,7 +105,7 @@ def _layer_norm(call: Call) -> tuple[Value, ...]:
     apart = build.pointwise("Square", lambda a, b: (a - b) * (a - b), x, mean)
     variance = build.apply(ops.Reduce("mean", over, True), apart)
     inverse = build.pointwise("InvStdDev", lambda a: 1.0 / sqrt(a + eps), variance)
-    return (out, mean, inverse)
+    return (out, build.cast(mean, "float32"), build.cast(inverse, "float32"))
 
 
 @_family("InstanceNormalization")

@@ -62,6 +62,8 @@ def _split(call: Call) -> tuple[Value, ...]:
     axis = call.axis(call.integer("axis", 0), x.type.rank)
     sizes = call.ints("split") if call.opset < 13 else call.known_ints(1, "split")
     count = len(call.output_names)
+    if call.opset >= 18 and sizes is not None and call.has("num_outputs"):
+        raise GraphError("it has split and num_outputs; valid is one of them")
     if call.opset >= 18 and call.integer("num_outputs", count) != count:
         raise GraphError(f"num_outputs={call.integer('num_outputs', 0)}, but it has {count}")
     if sizes is None:
