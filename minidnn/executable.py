@@ -198,6 +198,10 @@ class Executable:
                     if isinstance(array, np.ndarray)
                     else type(array).__name__
                 )
+                if isinstance(array, np.ndarray) and not array.flags.writeable:
+                    described += ", read-only"
+                if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
+                    described += ", not C-contiguous"
                 raise GraphError(
                     f"out[{i}] is {described}; valid is a writable, C-contiguous NumPy array "
                     f"{dtype}{list(value.shape)}"

@@ -55,13 +55,16 @@ def backend(
     sizes = known.get("sizes", 8)
     if type(sizes) is not int or sizes < 1:
         raise GraphError(f"torch.compile: sizes={sizes!r}; valid is an int of at least 1")
+    strict = known.get("strict", False)
+    if type(strict) is not bool:
+        raise GraphError(f"torch.compile: strict={strict!r}; valid are True and False")
     return Piece(
         module,
         _weights(module, example),
         _numbers(module),
         known.get("device"),
         known.get("precision"),
-        bool(known.get("strict", False)),
+        strict,
         sizes,
         given,
     )

@@ -47,6 +47,8 @@ def compare(
     """
     if not isinstance(tolerance, (int, float)) or not 0 < tolerance < math.inf:
         raise GraphError(f"tolerance={tolerance!r}; valid is a number above 0")
+    if type(seed) is not int or seed < 0:
+        raise GraphError(f"seed={seed!r}; valid is an int of at least 0")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         from minidnn.comparison.torch import original

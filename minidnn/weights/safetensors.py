@@ -204,6 +204,8 @@ def save_weights(
                 stored = array.dtype.newbyteorder("<")
                 file.write(np.ascontiguousarray(array, stored).reshape(-1).view(np.uint8).data)
         os.replace(work, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # not the work file
     finally:
         work.unlink(missing_ok=True)
 

@@ -216,8 +216,8 @@ def test_what_out_cannot_be(relu: Executable, two: Executable) -> None:
     for out, described in (
         (np.empty((2, 3, 5, 4), np.float32), "float32[2, 3, 5, 4]"),
         (np.empty(SHAPE), "float64[2, 3, 4, 5]"),
-        (np.empty((5, 4, 3, 2), np.float32).T, "float32[2, 3, 4, 5]"),
-        (frozen, "float32[2, 3, 4, 5]"),
+        (np.empty((5, 4, 3, 2), np.float32).T, "float32[2, 3, 4, 5], not C-contiguous"),
+        (frozen, "float32[2, 3, 4, 5], read-only"),
         ([x.tolist()], "list"),
     ):
         refused(relu, f"out[0] is {described}; {valid}", x, out=out)

@@ -178,6 +178,8 @@ def test_pytorch_modules() -> None:
 def test_errors() -> None:
     with pytest.raises(GraphError, match=r"^tolerance=0; valid is a number above 0$"):
         md.compare(network(), tolerance=0)
+    with pytest.raises(GraphError, match=r"^seed=-1; valid is an int of at least 0$"):
+        md.compare(network(), seed=-1)
     with pytest.raises(GraphError, match=r"is a list; valid are ONNX models and PyTorch modules$"):
         md.compare([])
     with pytest.raises(GraphError, match=r"input 'x' is float64\[1\]; valid is float32\[2, 3, "):

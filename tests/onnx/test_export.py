@@ -151,8 +151,9 @@ def test_several_outputs_keep_their_names() -> None:
 def test_the_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     graph = to_graph(models.digits(), (1, 1, 8, 8))
     md.save_onnx(graph, tmp_path / "digits.onnx")
-    with pytest.raises(OSError):
+    with pytest.raises(OSError) as caught:
         md.save_onnx(graph, tmp_path / "missing" / "digits.onnx")
+    assert caught.value.filename == str(tmp_path / "missing" / "digits.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["digits.onnx"]
 
 

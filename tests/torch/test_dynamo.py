@@ -299,6 +299,8 @@ def test_options_that_are_not_legal() -> None:
     assert isinstance(caught.value.inner_exception, GraphError)  # type: ignore[attr-defined]
     with pytest.raises(Exception, match="sizes=0; valid is an int of at least 1"):
         compiled(nn.ReLU(), sizes=0)(x)
+    with pytest.raises(Exception, match="strict='yes'; valid are True and False"):
+        compiled(nn.ReLU(), strict="yes")(x)
     with torch.no_grad(), pytest.raises(DeviceError, match="device='tpu'; valid are"):
         compiled(nn.ReLU(), device="tpu")(x)
     with torch.no_grad(), pytest.raises(UnsupportedError, match="option 'speed' of device"):

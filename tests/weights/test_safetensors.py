@@ -58,6 +58,15 @@ def test_safetensors_reads_what_is_written(tmp_path: Path, tensors: Arrays) -> N
     same({name: found[name] for name in tensors}, tensors)
 
 
+@pytest.mark.parametrize("place", ["missing/w", "folder"])
+def test_errors_of_writing_name_the_file(tmp_path: Path, place: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError) as caught:
+        save_weights(tmp_path / place, {"x": np.zeros(3)})
+    assert str(caught.value).endswith(f": '{tmp_path / place}'")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
 def test_bfloat16_is_exact(tmp_path: Path) -> None:
     bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     safetensors.torch.save_file({"x": bits}, tmp_path / "x")

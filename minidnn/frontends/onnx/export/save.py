@@ -36,15 +36,18 @@ def save_onnx(graph: Graph, path: str | os.PathLike[str], opset: int = DEFAULT_O
     """
     data = to_onnx(graph, opset).SerializeToString()
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error  # not the temporary one
 
 
 def to_onnx(graph: Graph, opset: int = DEFAULT_OPSET) -> Any:
