@@ -83,7 +83,9 @@ class MappedFile:
                     self.data = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
         except WeightsError:
             raise
-        except (OSError, ValueError) as error:
+        except OSError as error:  # its text has the path, which stands here already
+            raise self.error(f"cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
             raise self.error(f"cannot be read: {error}") from error
 
     def error(self, problem: str) -> WeightsError:
