@@ -12,7 +12,6 @@ from math import prod
 
 import numpy as np
 
-from ...cache import digest
 from ...graph.expression import Expression, Instruction, linearize
 from ...graph.ir import Node
 from ...graph.operator import Elementwise
@@ -63,12 +62,11 @@ def print_elementwise(
     computed = computed_in([x.dtype for x in operands]) or "float32"
     result, inner = STORED[out.dtype], [operand[-1] for operand in strides]
     text = _print(linearize(expression), stored, result, computed, len(outer), inner)
-    name = f"broadcast_{digest(text)[:20]}"
     chunks = -(-length // CHUNK)
     given = [length, chunks, *outer, *(s for operand in strides for s in operand[:-1])]
     tasks = prod(outer) * chunks
     grain = max(1, min(WORTH // max(length, 1), tasks // 8))
-    source = KernelSource(name, text.replace("@", name))
+    source = KernelSource.named("broadcast", text)
     return Shaped(source, np.array(given, np.int64), tasks, grain)
 
 

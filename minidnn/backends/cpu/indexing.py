@@ -10,7 +10,6 @@ from math import prod
 
 import numpy as np
 
-from ...cache import digest
 from ...graph.index_map import OUTSIDE, IndexMap
 from ...graph.operators import Gather
 from ...graph.types import ITEMSIZE, TensorType, numpy_dtype
@@ -92,7 +91,7 @@ def print_move(index: IndexMap, dtype: str) -> Shaped:
     sizes = np.concatenate([np.array(head, np.int64), *tables]).astype(np.int64)
     tasks = prod(len(axis) for axis in outer) * chunks
     grain = max(1, min(WORTH // len(inner), tasks // 8))
-    return Shaped(_named("move", text), sizes, tasks, grain)
+    return Shaped(KernelSource.named("move", text), sizes, tasks, grain)
 
 
 def _run(inner: np.ndarray) -> tuple[int, int] | None:
@@ -130,9 +129,4 @@ def print_gather(op: Gather, x: TensorType, indices: TensorType) -> Shaped:
     sizes = np.array([inner, indices.size, x.shape[axis]], np.int64)
     tasks = prod(x.shape[:axis]) * indices.size
     grain = max(1, min(WORTH // max(inner, 1), tasks // 8))
-    return Shaped(_named("gather", text), sizes, tasks, grain)
-
-
-def _named(kind: str, text: str) -> KernelSource:
-    name = f"{kind}_{digest(text)[:20]}"
-    return KernelSource(name, text.replace("@", name))
+    return Shaped(KernelSource.named("gather", text), sizes, tasks, grain)

@@ -41,6 +41,12 @@ class KernelSource:
     name: str
     text: str
 
+    @classmethod
+    def named(cls, kind: str, text: str) -> KernelSource:
+        """A kernel named after its text, in which ``@`` stands for the name."""
+        name = f"{kind}_{digest(text)[:20]}"
+        return cls(name, text.replace("@", name))
+
 
 def compile_kernels(
     sources: Sequence[KernelSource],

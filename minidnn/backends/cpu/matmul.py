@@ -6,7 +6,6 @@ from math import prod
 
 import numpy as np
 
-from ...cache import digest
 from ...graph.types import TensorType
 from .broadcast import Shaped
 from .kernels import KernelSource
@@ -66,8 +65,7 @@ def print_matmul(a: TensorType, b: TensorType, y: TensorType) -> Shaped:
     places = [_matrices(a, batch), _matrices(b, batch)]
     head = [rows, columns, depth, *tiles, 7, 7 + len(places[0])]
     sizes = np.concatenate([np.array(head, np.int64), *places]).astype(np.int64)
-    name = f"matmul_{digest(text)[:20]}"
-    return Shaped(KernelSource(name, text.replace("@", name)), sizes, prod(batch) * prod(tiles))
+    return Shaped(KernelSource.named("matmul", text), sizes, prod(batch) * prod(tiles))
 
 
 def _matrices(type: TensorType, batch: tuple[int, ...]) -> np.ndarray:

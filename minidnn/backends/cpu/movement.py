@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from ...cache import digest
 from ...fusion.planning import build_plan
 from ...fusion.sequence import Schedule
 from ...graph.ir import Graph, Node, Value
@@ -58,5 +57,4 @@ def print_join(
         stride=joined.shape[axis] * inner,
         offset=offset * inner,
     )
-    name = f"join_{digest(text)[:20]}"
-    return KernelSource(name, text.replace("@", name)), prod(type.shape[:axis])
+    return KernelSource.named("join", text), prod(type.shape[:axis])

@@ -7,7 +7,6 @@ from math import prod
 
 import numpy as np
 
-from ...cache import digest
 from ...graph.operators import ArgMax, LayerNorm, Reduce
 from ...graph.types import INTEGERS, TensorType
 from .broadcast import CHUNK, STORED, WORTH, Shaped
@@ -127,7 +126,7 @@ def print_reduce(op: Reduce, x: TensorType) -> Shaped:
     sizes = np.concatenate([np.array(head, np.int64), places, *kept]).astype(np.int64)
     tasks = prod(len(axis) for axis in kept) * chunks
     grain = max(1, min(WORTH // (min(inner, CHUNK) * len(places)), tasks // 8))
-    return Shaped(_named("reduce", text), sizes, tasks, grain)
+    return Shaped(KernelSource.named("reduce", text), sizes, tasks, grain)
 
 
 def _joins(how: str, whole: bool) -> tuple[str, str, str]:
@@ -197,7 +196,9 @@ def print_argmax(op: ArgMax, x: TensorType) -> Shaped:
     size, inner = x.shape[dim], prod(x.shape[dim + 1 :])
     count = x.size // size
     tasks = -(-count // _ARGMAX_CHUNK)
-    return Shaped(_named("argmax", text), np.array([count, size, inner], np.int64), tasks)
+    return Shaped(
+        KernelSource.named("argmax", text), np.array([count, size, inner], np.int64), tasks
+    )
 
 
 _LAYER_NORM = """\
@@ -228,9 +229,4 @@ def print_layer_norm(op: LayerNorm, x: TensorType, operands: int) -> Shaped:
     count = prod(x.shape[x.rank - op.axes :])
     tasks = x.size // count
     grain = max(1, min(WORTH // count, tasks // 8))
-    return Shaped(_named("layer_norm", text), np.array([count], np.int64), tasks, grain)
-
-
-def _named(kind: str, text: str) -> KernelSource:
-    name = f"{kind}_{digest(text)[:20]}"
-    return KernelSource(name, text.replace("@", name))
+    return Shaped(KernelSource.named("layer_norm", text), np.array([count], np.int64), tasks, grain)

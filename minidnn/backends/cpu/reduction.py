@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-from ...cache import digest
 from ...graph.operators import LogSoftmax, Softmax
 from ...graph.types import TensorType
 from .isa import Isa
@@ -59,13 +58,13 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType) -> tuple[KernelSou
         last = f"foreach (i = 0 ... {size}) {{ y[i] = {value}; }}"
         if log:
             last = f"float each = md_log(total); {last.replace('shift', 'each')}"
-        return _named("softmax", _ROWS.format(size=size, last=last)), tasks
+        return KernelSource.named("softmax", _ROWS.format(size=size, last=last)), tasks
     at = f"k * {inner} + i"
     value = f"x[{at}] - top - shift" if log else f"md_exp(x[{at}] - top) / total"
     shift = "float shift = md_log(total); " if log else ""
     last = f"{shift}for (uniform int k = 0; k < {size}; k++) {{ y[{at}] = {value}; }}"
     text = _COLUMNS.format(outer=size * inner, inner=inner, size=size, last=last)
-    return _named("softmax", text), tasks
+    return KernelSource.named("softmax", text), tasks
 
 
 _ADAPTIVE = """\
@@ -112,9 +111,4 @@ def print_adaptive(
         columns=result.columns,
         lanes=isa.lanes,
     )
-    return _named("adaptive", text), batch * source.blocks
-
-
-def _named(kind: str, text: str) -> KernelSource:
-    name = f"{kind}_{digest(text)[:20]}"
-    return KernelSource(name, text.replace("@", name))
+    return KernelSource.named("adaptive", text), batch * source.blocks
