@@ -138,7 +138,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.image is None:
         x = _random(shape, options.seed + 1)
     else:
-        x = np.repeat(_picture(options.image, shape, options.network), options.batch, axis=0)
+        x = np.repeat(_picture(options, shape), options.batch, axis=0)
     y = np.asarray(_compile(network, shape, options)(x))
     for i, scores in enumerate(y):
         shares = np.exp(scores - scores.max())
@@ -148,12 +148,16 @@ def _run(options: argparse.Namespace) -> None:
             print(f"{i}  {rank}.  class {k:4d}  {100 * shares[k]:6.2f} %  output {scores[k]:.5g}")
 
 
-def _picture(path: Path, shape: tuple[int, ...], name: str) -> np.ndarray:
+def _picture(options: argparse.Namespace, shape: tuple[int, ...]) -> np.ndarray:
+    """The picture as the weights want it; a file's, as the network's newest published ones do."""
     channels, size = shape[1:3]
-    known = [weights for weights in KNOWN_WEIGHTS if weights.network == name]
-    # The margin that the crop takes off is in proportion, should another size be asked for.
-    resize = round(size * known[-1].resize / known[-1].crop) if known else size
-    return read_picture(path, Preparation(resize, size, channels))
+    own = [known for known in KNOWN_WEIGHTS if known.network == options.network]
+    named = [known for known in own if (options.weights or "").endswith(known.version)]
+    resize = size
+    for known in (named or own)[-1:]:
+        # The margin that the crop takes off is in proportion, should another size be asked for.
+        resize = round(size * known.resize / known.crop)
+    return read_picture(options.image, Preparation(resize, size, channels))
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
 """plan_memory: offsets of all storage in one arena.
 
 Offsets are found greedily (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
-Inference", arXiv 2001.03288): storage is placed in some order, each at the lowest gap among
+Inference", arXiv 2001.03288): storage is placed in some order, each in the tightest gap among
 those that live at the same time.  Several orders are tried and the smallest arena is taken.
 """
 

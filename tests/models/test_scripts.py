@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,25 @@ def test_run_takes_pictures_and_weights(tmp_path: Path, capsys: pytest.CaptureFi
     (y,) = evaluate(to_graph(net, x.shape), [x])
     assert int(row[3]) == y.argmax()
     assert float(row[-1]) == pytest.approx(float(y.max()), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("network", "weights", "resize"),
+    [
+        ("resnet50", "IMAGENET1K_V1", 256),
+        ("resnet50", "ResNet50_Weights.IMAGENET1K_V2", 232),
+        ("resnet50", "DEFAULT", 232),
+        ("resnet50", "mine.safetensors", 232),
+        ("resnet50", None, 232),
+        ("digits", "DEFAULT", 224),
+    ],
+)
+def test_pictures_are_as_the_weights_want_them(
+    monkeypatch: pytest.MonkeyPatch, network: str, weights: str | None, resize: int
+) -> None:
+    monkeypatch.setattr(_script, "read_picture", lambda path, preparation: preparation)
+    options = argparse.Namespace(network=network, weights=weights, image=Path("cat.jpg"))
+    assert _script._picture(options, (1, 3, 224, 224)) == Preparation(resize, 224, 3)
 
 
 def test_bench_prints_times(capsys: pytest.CaptureFixture[str]) -> None:
