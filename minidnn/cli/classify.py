@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, add_tune, count, tune_of
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from minidnn.executable import Executable
+    from minidnn.graph.ir import Graph
     from minidnn.pictures import Preparation
     from minidnn.weights import KnownWeights
 
@@ -75,6 +77,8 @@ class Classifier:
     #: What the weights are, for people: a file, torchvision's name, or "random".
     weights: str
     labels: list[str] | None
+    #: Whether the network gives probabilities, which are otherwise made of what it gives.
+    probabilities: bool = False
 
 
 @dataclass
@@ -163,13 +167,14 @@ def _of_onnx(options: argparse.Namespace) -> Classifier:
         raise MiniDNNError(f"--weights and --key: the ONNX file {name!r} has its weights")
     size = None if options.size is None else (options.size, options.size)
     first = onnx_graph(name, None, size)
-    shapes = [value.shape for value in (*first.inputs, *first.outputs)]
-    if len(shapes) != 2 or len(shapes[0]) != 4 or shapes[0][2] != shapes[0][3]:
+    if not _is_classifier(first):
+        types = ", ".join(str(value.type) for value in (*first.inputs, *first.outputs))
         raise MiniDNNError(
-            f"ONNX file {name!r} has inputs and outputs of shapes {shapes}; valid are one input "
-            "of square pictures (N, C, S, S) and one output"
+            f"ONNX file {name!r} has inputs and outputs {types}; valid are one input of square "
+            "pictures (N, C, S, S) and one output (N, classes), of floating-point numbers"
         )
-    (batch, channels, crop, _), outputs = shapes[0], first.outputs[0].type.size // shapes[0][0]
+    batch, channels, crop, _ = first.inputs[0].shape
+    outputs = first.outputs[0].type.size // batch
     resize = crop if options.resize is None else options.resize
     if crop > resize:
         raise MiniDNNError(f"--resize {resize} is less than the {crop} pixels that are cut out")
@@ -183,7 +188,40 @@ def _of_onnx(options: argparse.Namespace) -> Classifier:
             return first
 
     labels = None if options.labels in (None, "none") else load_labels(options.labels, outputs)
-    return Classifier(graph, Preparation(resize, crop, channels), outputs, name, labels)
+    return Classifier(
+        graph,
+        Preparation(resize, crop, channels),
+        outputs,
+        name,
+        labels,
+        _ends_in_softmax(first, outputs),
+    )
+
+
+def _is_classifier(graph: Graph) -> bool:
+    """Whether a graph takes square pictures and gives each a number for every class."""
+    from minidnn.graph.types import FLOATS
+
+    values = (*graph.inputs, *graph.outputs)
+    if len(values) != 2 or any(v.dtype not in FLOATS or not v.type.size for v in values):
+        return False
+    shape, given = (value.shape for value in values)
+    if len(shape) != 4 or shape[2] != shape[3]:
+        return False
+    wanted = (shape[0], prod(given) // shape[0])
+    return [size for size in given if size != 1] == [size for size in wanted if size != 1]
+
+
+def _ends_in_softmax(graph: Graph, classes: int) -> bool:
+    """Whether the output of a graph is a softmax over the classes, in whatever shape."""
+    from minidnn.graph import operators as ops
+
+    node = graph.outputs[0].producer
+    while node is not None and isinstance(node.op, (ops.View, ops.Flatten, ops.Reshape)):
+        node = node.inputs[0].producer
+    if node is None or not isinstance(node.op, ops.Softmax):
+        return False
+    return node.output.shape[node.op.dim] == classes
 
 
 def _source(network: str, weights: str) -> str:
@@ -316,8 +354,10 @@ def _judge(scores: np.ndarray, result: Result, classifier: Classifier, top: int)
             f"finite; the weights ({classifier.weights}) may hold such values"
         )
         return
-    shares = np.exp(scores - scores.max())
-    shares /= shares.sum()
+    shares = scores
+    if not classifier.probabilities:
+        shares = np.exp(scores - scores.max())
+        shares /= shares.sum()
     for index in np.argsort(-scores, kind="stable")[:top]:
         prediction: dict[str, Any] = {"class": int(index)}
         if classifier.labels is not None:

@@ -146,6 +146,35 @@ def test_classify(net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert out.count(" %  class ") == 9
 
 
+@pytest.mark.parametrize("opset", [11, 21])
+def test_probabilities_stay_what_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], opset: int
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    PIL.fromarray(pixels).save(tmp_path / "x.png")
+    found = []
+    for last in ("Softmax", "Identity"):
+        net = model(
+            [
+                node("GlobalAveragePool", "x", "g"),
+                node(last, "g", "s", **({"axis": 1} if last == "Softmax" else {})),
+                node("Flatten", "s"),
+            ],
+            [("x", [1, 3, 16, 16])],
+            [("y", [1, 3])],
+            opset=opset,
+        )
+        path = save(net, tmp_path / f"{last}.onnx")
+        out, _ = run(
+            capsys, "classify", tmp_path / "x.png", "--network", path, "--device", "reference",
+            "--json",
+        )  # fmt: skip
+        (picture,) = json.loads(out)["pictures"]
+        found.append([(each["class"], each["probability"]) for each in picture["classes"]])
+    assert [each for each, _ in found[0]] == [each for each, _ in found[1]]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+
+
 def test_classify_refuses(tmp_path: Path, net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "x.png"
     picture.touch()
@@ -154,5 +183,16 @@ def test_classify_refuses(tmp_path: Path, net: Path, capsys: pytest.CaptureFixtu
     path = save(moves(), tmp_path / "moves.onnx")
     _, err = run(capsys, "classify", picture, "--network", path, code=2)
     assert "valid are one input of square pictures (N, C, S, S) and one output" in err
+    for last, sizes in (
+        (node("ArgMax", "x", axis=1, keepdims=0), [1, 3, 8, 8]),  # classes themselves
+        (node("Relu", "x"), [1, 3, 8, 8]),  # numbers for each pixel
+        (node("Relu", "x"), [0, 3, 8, 8]),
+    ):
+        made = model([last], [("x", sizes)])
+        if last.op_type == "ArgMax":
+            made.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+        path = save(made, tmp_path / "other.onnx")
+        _, err = run(capsys, "classify", picture, "--network", path, code=2)
+        assert "and one output (N, classes), of floating-point numbers" in err
     _, err = run(capsys, "classify", picture, "--network", tmp_path / "missing.onnx", code=2)
     assert "missing.onnx" in err
