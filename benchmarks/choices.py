@@ -1,6 +1,6 @@
 """How near the price model's choices for contractions come to the measured best ones.
 
-    python benchmarks/choices.py resnet50 vgg16_bn --batch 1 16 [--json FILE] [--merge FILE ...]
+    python -m benchmarks.choices resnet50 vgg16_bn --batch 1 16 [--json FILE] [--merge FILE ...]
 
 Every contraction's candidates are measured where they stand in the network, as ``tune=True`` does
 (see docs/cpu-contractions.md), and the network of all the fastest is measured once more against

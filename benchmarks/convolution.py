@@ -1,6 +1,6 @@
 """How near convolutions come to the processor's multiply-add peak.
 
-    python benchmarks/convolution.py --batch 1 16 --isa avx512 avx2 [--json FILE]
+    python -m benchmarks.convolution --batch 1 16 --isa avx512 avx2 [--json FILE]
 
 Runs the convolutions of ResNet-50 in turn with a loop of multiply-adds on registers, many rounds,
 since the clock and the neighbours of a shared machine change within seconds.  A sample counts if

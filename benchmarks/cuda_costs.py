@@ -1,8 +1,8 @@
 """What minidnn costs on a GPU beside the kernels' time: compiling, memory, the host's part.
 
-    python benchmarks/cuda_costs.py compile results.json --networks resnet50 densenet121 --runs 3
-    python benchmarks/cuda_costs.py memory results.json
-    python benchmarks/cuda_costs.py host results.json
+    python -m benchmarks.cuda_costs compile results.json --networks resnet50 densenet121 --runs 3
+    python -m benchmarks.cuda_costs memory results.json
+    python -m benchmarks.cuda_costs host results.json
 
 ``compile`` compiles with an empty cache, then ``--runs`` times with what that has left there, each
 in a process of its own: seconds from the call of ``md.compile`` to an executable that runs, the

@@ -1,6 +1,6 @@
 """Convolutions of ResNet-50 and DenseNet-121: what we pick, the best of everything, PyTorch.
 
-    python benchmarks/cudnn_convolutions.py FOLDER [--seconds 500] [--batches 1,128] ...
+    python -m benchmarks.cudnn_convolutions FOLDER [--seconds 500] [--batches 1,128] ...
 
 For every distinct convolution all plans of cuDNN's graph API and all fixed-function algorithms
 are timed as ``minidnn.cudnn.choice`` does it, and the fastest is picked.  Then the pick, the next

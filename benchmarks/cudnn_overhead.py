@@ -1,6 +1,6 @@
 """Host overhead of the cuDNN binding: a warm call against the same bare C call.
 
-Run on a machine with a GPU: ``python benchmarks/cudnn_overhead.py [--json FILE]``.  Each figure is
+Run on a machine with a GPU: ``python -m benchmarks.cudnn_overhead [--json FILE]``.  Each figure is
 the median over rounds of the mean time of one call, in microseconds, on a problem so small that
 the GPU keeps up.  What counts is the difference to the bare call, not the call.
 """

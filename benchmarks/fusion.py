@@ -1,7 +1,7 @@
 """What fusion alone gains: one network, the same convolution kernels, depth-first on and off.
 
-    python benchmarks/fusion.py --net densenet121 squeezenet1_1 --batch 1 16 --json FILE
-    python benchmarks/fusion.py --json FILE --table
+    python -m benchmarks.fusion --net densenet121 squeezenet1_1 --batch 1 16 --json FILE
+    python -m benchmarks.fusion --json FILE --table
 
 Every network is compiled under three strategies and run in turn within one process:
 

@@ -1,7 +1,7 @@
 """What ``md.optimize`` adds to a network: beside the zoo's own, and with an unknown layer in it.
 
-    python benchmarks/optimize.py [--device cuda --precision float16 --batch 32] --json FILE
-    python benchmarks/optimize.py --json FILE --table
+    python -m benchmarks.optimize [--device cuda --precision float16 --batch 32] --json FILE
+    python -m benchmarks.optimize --json FILE --table
 
 All run in one process, in turn, on the same weights and input:
 

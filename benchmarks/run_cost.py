@@ -1,6 +1,6 @@
 """What a run costs beside its kernels: the call from Python, and a region of no work.
 
-    python benchmarks/run_cost.py [--network squeezenet1_1] [--threads 2] [--json FILE]
+    python -m benchmarks.run_cost [--network squeezenet1_1] [--threads 2] [--json FILE]
 
 Seconds of a call less those that the runner counts within regions; and the time that each
 further empty region adds to a program.  Medians with 95 % intervals.
