@@ -324,36 +324,3 @@ class Rewriter:
         return Graph(
             self.graph.inputs, outputs, self._nodes, self.graph.name, self.graph.output_names
         )
-
-
-def topological(nodes: Iterable[Node]) -> list[Node]:
-    """``nodes`` so that each stands after those whose outputs it reads, else as they stood.
-
-    Raises GraphError that names the nodes of a cycle, if there is one.
-    """
-    pending = list(nodes)
-    member = set(pending)
-    done: set[Node] = set()
-    order: list[Node] = []
-    for root in pending:
-        stack: list[tuple[Node, int]] = [(root, 0)]
-        path: dict[Node, None] = {}
-        while stack:
-            node, index = stack.pop()
-            if index == 0 and (node in done or node not in member):
-                continue
-            path[node] = None
-            if index < len(node.inputs):
-                stack.append((node, index + 1))
-                producer = node.inputs[index].producer
-                if producer is None:
-                    continue
-                if producer in path:
-                    names = " -> ".join(n.name for n in (*path, producer))
-                    raise GraphError(f"the graph has a cycle: {names}")
-                stack.append((producer, 0))
-                continue
-            done.add(node)
-            del path[node]
-            order.append(node)
-    return order

@@ -81,10 +81,6 @@ class Parameter:
             held = array.astype(numpy_dtype(self.type.dtype))
         self._array = LazyArray(lambda: held)
 
-    @property
-    def initialized(self) -> bool:
-        return self._array is not None
-
 
 @dataclass(frozen=True)
 class Matched:

@@ -14,7 +14,7 @@ import pytest
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.checker import check
-from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value, topological
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.types import TensorType
 
 TYPE = TensorType((2, 3, 4, 5))
@@ -155,38 +155,6 @@ def test_types_must_agree() -> None:
     text = "cannot replace %a: float32[2, 3, 4, 5] by %other: float32[1]: the types differ"
     with pytest.raises(GraphError, match=re.escape(text)):
         Rewriter(graph).replace(n["a"].output, other)
-
-
-# Order
-
-
-def test_topological_order_is_stable() -> None:
-    _, n = diamond()
-    order = [n[name] for name in "abcd"]
-    assert topological(order) == order
-    assert topological([n[name] for name in "dcba"]) == [n[name] for name in "abcd"]
-    assert topological([n[name] for name in "acdb"]) == [n[name] for name in "acbd"]
-    # Producers that are not among them are taken as given.
-    assert topological([n["d"], n["c"]]) == [n["c"], n["d"]]
-
-
-def test_a_deep_graph_needs_no_recursion() -> None:
-    value = Value(TensorType((1,)), "x")
-    nodes = []
-    for i in range(3000):
-        nodes.append(Node(ops.ReLU(), [value], f"n{i}"))
-        value = nodes[-1].output
-    assert topological(reversed(nodes)) == nodes
-
-
-def test_a_cycle_is_named() -> None:
-    _, n = diamond()
-    n["a"].inputs = (n["d"].output,)
-    with pytest.raises(GraphError, match=r"^the graph has a cycle: a -> d -> b -> a$"):
-        topological(n.values())
-    n["b"].inputs = (n["b"].output,)
-    with pytest.raises(GraphError, match=r"^the graph has a cycle: b -> b$"):
-        topological([n["b"]])
 
 
 # Text
