@@ -7,6 +7,7 @@ anything of the core.
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -35,12 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ``--debug`` its traceback comes first.  Wrong arguments end the process with 2, as argparse
     does it; ``--help`` and ``--version`` with 0.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A file's name may have letters that the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     prefix = f"minidnn {options.command_name}"
     with _messages(prefix, options.verbose):
         try:
             code: int = options.command(options)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # closed by whoever started us
+                sys.stdout.flush()
             return code
         except BrokenPipeError:
             # Who read our output has seen enough.  Python flushes once more at exit.

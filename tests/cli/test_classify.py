@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,22 @@ def test_unreadable_pictures_do_not_lose_the_others(
     out, _ = classify(capsys, *pictures, "--json", *small(squeezenet), code=1)
     entries = json.loads(out)["pictures"]
     assert ["error" in entry for entry in entries] == [False, True, False]
+
+
+def test_names_that_the_terminal_cannot_show(root: Path, tmp_path: Path) -> None:
+    image = picture(tmp_path / "\u00fc.png", 1, (8, 8))
+    command = ["-m", "minidnn", "classify", str(image), "--network", "digits", *REFERENCE]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=root,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0].endswith("\\xfc.png")
 
 
 def test_weights_are_not_fetched_for_pictures_that_are_not_there(

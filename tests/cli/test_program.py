@@ -80,6 +80,14 @@ def test_who_stops_reading_is_no_error(root: Path) -> None:
     assert len(done.stdout.splitlines()) == 1
 
 
+def test_output_may_be_closed(root: Path) -> None:
+    command = f"'{sys.executable}' -m minidnn explain digits --device reference >&-"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=root, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

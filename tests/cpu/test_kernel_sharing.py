@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -20,6 +24,30 @@ def test_layers_of_many_sizes_share_kernels(name: str, most: int) -> None:
     sources = kernels_of(graph, AVX512)
     contractions = {s.name for s in sources if s.name.startswith("conv_")}
     assert 2 < len(contractions) <= most
+
+
+def test_kernels_are_the_same_without_asserts(root: Path) -> None:
+    code = (
+        "from tests.cpu.warming import kernels_of\n"
+        "from minidnn import models\n"
+        "from minidnn.backends.cpu.isa import AVX512\n"
+        "from minidnn.layers.build import to_graph\n"
+        "graph = to_graph(models.get_model('squeezenet1_1'), (1, 3, 64, 64))\n"
+        "print([source.name for source in kernels_of(graph, AVX512)])"
+    )
+    first, second = (
+        subprocess.run(
+            [sys.executable, *flags, "-c", code],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        for flags in ([], ["-O"])
+    )
+    assert (first.returncode, second.stderr) == (0, "")
+    assert second.stdout == first.stdout
 
 
 def test_a_warm_cache_starts_no_compiler(own_cache: None) -> None:

@@ -34,7 +34,8 @@ class Numbers:
 
         A number that follows from weights is a function, called when constants are packed.
         """
-        assert self._values.setdefault(name, value) == value, f"{name} has two values"
+        held = self._values.setdefault(name, value)
+        assert held == value, f"{name} has two values"
         self._used[name] = None
         return name
 
