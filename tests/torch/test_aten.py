@@ -190,6 +190,7 @@ ONE: dict[str, Function] = {
     "roll": lambda m, x: x.relu().roll((3, -1, 2), (2, 1, 2)).sqrt(),
     "upsample_nearest2d": lambda m, x: F.interpolate(x, (5, 19)).abs(),
     "upsample_nearest2d by factors": lambda m, x: F.interpolate(x, scale_factor=(2.3, 0.7)).abs(),
+    "upsample_nearest2d as many": lambda m, x: F.interpolate(x, scale_factor=(2.1, 1.1)).abs(),
     "upsample_bilinear2d": lambda m, x: F.interpolate(x, (5, 19), mode="bilinear"),
     "upsample_bilinear2d corners": lambda m, x: F.interpolate(
         x, (1, 19), mode="bilinear", align_corners=True

@@ -23,11 +23,19 @@ _ONE = np.float32(1)
 @takes("upsample_nearest2d.vec")
 def upsample_nearest2d(call: Call) -> Any:
     x = call.tensor("input")
-    places = [
-        np.minimum((np.arange(outputs, dtype=np.float32) * step).astype(np.int64), size - 1)
-        for size, outputs, step in _axes(call, x)
-    ]
+    places = [_nearest(*axis) for axis in _axes(call, x)]
     return _taken(x, dict(enumerate(places, 2)))
+
+
+def _nearest(size: int, outputs: int, step: np.float32) -> np.ndarray:
+    """The element for each output.  Where there are as many or twice as many as before, PyTorch
+    does not ask how far apart they lie."""
+    out = np.arange(outputs)
+    if outputs == size:
+        return out
+    if outputs == 2 * size:
+        return out // 2
+    return np.minimum((out.astype(np.float32) * step).astype(np.int64), size - 1)
 
 
 @takes("upsample_bilinear2d.vec")
