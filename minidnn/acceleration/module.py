@@ -269,6 +269,12 @@ class OptimizedModule(StandsFor):
     def __getitem__(self, key: Any) -> Any:
         return self.original[key]
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.original[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self.original[key]
+
     def __len__(self) -> int:
         return len(self.original)
 
@@ -282,11 +288,20 @@ class OptimizedModule(StandsFor):
         return bool(self.original)  # else one without a length would be asked for it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
-        return OptimizedModule(copy.deepcopy(self.original, memo), *self._settings)
+        copied = OptimizedModule(copy.deepcopy(self.original, memo), *self._settings)
+        copied.__dict__.update(copy.deepcopy(self._own_hooks(), memo))
+        return copied
 
     def __reduce__(self) -> Any:
         """Pickled without what was compiled."""
-        return (OptimizedModule, (self.original, *self._settings))
+        return (OptimizedModule, (self.original, *self._settings), self._own_hooks())
+
+    def _own_hooks(self) -> dict[str, Any]:
+        """The hooks that it has besides the original's."""
+        return {name: each for name, each in vars(self).items() if "_hooks" in name and each}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
     def __repr__(self) -> str:
         return f"OptimizedModule({self.original!r})"

@@ -16,8 +16,8 @@ from minidnn.acceleration.overlaps import Overlaps
 from minidnn.acceleration.part import TakenPart, lies_there
 from minidnn.acceleration.weights import Watch
 from minidnn.errors import UnsupportedError
-from minidnn.frontends.torch.aten.call import key_of
-from minidnn.frontends.torch.capture import Captured
+from minidnn.frontends.torch.aten.call import arguments_of, key_of
+from minidnn.frontends.torch.capture import Captured, Held
 from minidnn.frontends.torch.convert import convert, judge_operations
 from minidnn.frontends.torch.memory import SHARED
 from minidnn.frontends.torch.opaque import OpaqueModule, is_opaque
@@ -27,6 +27,7 @@ from minidnn.graph.operators import Dropout, Identity
 log = logging.getLogger(__name__)
 
 _SHARES = "a result lies in the memory of something else"
+_CHANNELS_LAST = (0, 2, 3, 1)
 _MOVES = "it only moves elements, which PyTorch does without a kernel"
 
 
@@ -68,7 +69,8 @@ class Program:
         self._results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
         held = (h for node, h in captured.held.items() if node.users)
         opaque = (call.module for call in captured.opaque)
-        self.watch = Watch(held, root, engine.device == "cpu", opaque)
+        statistics = _statistics(captured) if root is None else ()
+        self.watch = Watch(held, root, engine.device == "cpu", opaque, statistics)
         if self.watch.uncounted:
             log.warning(
                 "%s: %d weights are tensors of inference mode, whose writes PyTorch does not "
@@ -237,9 +239,9 @@ class _Builder:
             value = result
             if len(outputs) > 1:
                 value = self._graph.call_function(operator.getitem, (result, place))
-            if _is_channels_last(node.meta["val"]):
+            if (order := _order(node.meta["val"])) is not None:
                 # What follows may be a view that only these strides allow.
-                value = self._graph.call_function(_channels_last, (value,))
+                value = self._graph.call_function(_ordered, (value, order))
             self._found[node] = value
 
     def left(self, nodes: Iterable[fx.Node]) -> None:
@@ -330,15 +332,37 @@ def _read(node: fx.Node) -> set[int]:
     }
 
 
-def _is_channels_last(value: Any) -> bool:
+def _statistics(captured: Captured) -> list[Held]:
+    """The weights that are stored statistics of a normalization."""
+    found = {
+        operand: None
+        for node in captured.module.graph.nodes
+        if "batch_norm" in key_of(node)
+        for name, operand in arguments_of(node).items()
+        if name in ("running_mean", "running_var")
+    }
+    return [captured.held[operand] for operand in found if operand in captured.held]
+
+
+def _order(value: Any) -> tuple[int, ...] | None:
+    """The axes as they lie in memory, the longest way first; None where they lie in order."""
     last = torch.channels_last
-    return (
-        value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=last)
-    )
+    if value.is_contiguous():
+        return None
+    if value.dim() == 4 and value.is_contiguous(memory_format=last):
+        return _CHANNELS_LAST
+    moved = [axis for axis, size in enumerate(value.shape) if size > 1 and value.stride(axis)]
+    ways = iter(sorted(moved, key=value.stride, reverse=True))
+    order = tuple(next(ways) if axis in moved else axis for axis in range(value.dim()))
+    return None if order == tuple(range(value.dim())) else order
 
 
-def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last)
+def _ordered(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The tensor with its axes in this order in memory."""
+    if tuple(order) == _CHANNELS_LAST:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return tensor.permute(*order).contiguous().permute(inverse)
 
 
 def _operation(node: fx.Node) -> str:

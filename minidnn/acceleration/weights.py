@@ -2,7 +2,9 @@
 
 PyTorch counts the writes to a tensor, so nothing has to be compared: a weight is as it was if the
 module holds the same tensor under that name, its count is the same and so is its address.  What
-that cannot see is a write past PyTorch (to ``tensor.data``, or to a NumPy view).
+that cannot see is a write past PyTorch (to ``tensor.data``, or to a NumPy view).  PyTorch does not
+count what its batch normalization writes in training, either: of modules the number of batches is
+looked at, which it does count, elsewhere the statistics themselves.
 
 A captured program knows a tensor by one name, and has modules and their attributes in it as they
 were.  So all that modules hold is looked at, under every name: where a tied weight is untied, a
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from minidnn.acceleration.layout import unchanged_words
 from minidnn.acceleration.nearby import fetcher
@@ -55,7 +58,8 @@ class Watch:
 
     ``root``: the module that was captured; ``opaque``: those in it that are called as they are, so
     that what they hold may change.  ``fetches``: whether what is looked at is fetched from memory
-    first; the CPU engine must be there.
+    first; the CPU engine must be there.  ``statistics``: those of the weights that are statistics
+    of no module that is known.
     """
 
     def __init__(
@@ -64,8 +68,10 @@ class Watch:
         root: torch.nn.Module | None = None,
         fetches: bool = False,
         opaque: Iterable[nn.Module] = (),
+        statistics: Iterable[Held] = (),
     ) -> None:
         self._held = list(held)
+        self._statistics = list(statistics)
         self._fetches = fetches
         known = {id(module) for module in opaque}
         #: The modules whose code is in the program, and their paths.
@@ -76,9 +82,11 @@ class Watch:
     def renew(self) -> None:
         """Takes the weights as they are now for unchanged."""
         tensors = [(each, each.tensor) for each in self._held]
+        batches = [(each, each.tensor) for each in self._batches()]
+        self._contents = _Contents(self._statistics)
         self._seen = [
             (each.holder, each.key, tensor, tensor._version, tensor.data_ptr())
-            for each, tensor in tensors
+            for each, tensor in (*tensors, *batches)
             if not tensor.is_inference()
         ]
         # PyTorch does not count the writes to tensors of inference mode.
@@ -106,6 +114,13 @@ class Watch:
             for holder in (owner._parameters, owner._buffers, owner._modules):
                 if holder or not _is_layer(owner):
                     yield path, holder
+
+    def _batches(self) -> Iterator[Held]:
+        """The numbers of batches of which statistics were taken."""
+        for path, owner in self._owners:
+            if isinstance(owner, _BatchNorm) and owner.num_batches_tracked is not None:
+                key = "num_batches_tracked"
+                yield Held(owner._buffers, key, f"{path}.{key}".lstrip("."))
 
     def _not_compiled_in(self) -> list[tuple[str, Any, Any, Any]]:
         """What is held besides the weights that the program reads and that have just one name."""
@@ -137,7 +152,7 @@ class Watch:
 
     def is_as_it_was(self) -> bool:
         """Whether weights and modules are those that were compiled in."""
-        if self._glance.is_as_it_was() and not self._doubted:
+        if self._glance.is_as_it_was() and not self._doubted and self._contents.changed() is None:
             return True
         return self.restructured() is None and self.changed() is None
 
@@ -150,10 +165,11 @@ class Watch:
         for holder, key, tensor, address in self._uncounted:
             if holder.get(key) is not tensor or tensor.data_ptr() != address:
                 return self._name(holder, key)
-        return None
+        return self._contents.changed()
 
     def _name(self, holder: Any, key: Any) -> str:
-        return next(e.name for e in self._held if e.holder is holder and e.key == key)
+        looked_at = chain(self._held, self._batches())
+        return next(e.name for e in looked_at if e.holder is holder and e.key == key)
 
     def refitted(self) -> str | None:
         """The name of a weight that now has another type, so that nothing fits it."""
@@ -177,6 +193,27 @@ class Watch:
             if list(holder) != keys:
                 return f"weights or modules of {path or 'the network'} were added or removed"
         return self.attributes.changed()
+
+
+class _Contents:
+    """The elements of statistics, of those on the CPU."""
+
+    def __init__(self, statistics: Iterable[Held]) -> None:
+        found = [
+            (each.name, memoryview(each.tensor.detach().view(torch.uint8).numpy()))
+            for each in statistics
+            if each.tensor.is_cpu and each.tensor.is_contiguous() and each.tensor.dim()
+        ]
+        self._names = [name for name, _ in found]
+        self._views = [view for _, view in found]
+        self._before = list(map(bytes, self._views))
+
+    def changed(self) -> str | None:
+        """The name of one that has other elements, or None."""
+        now = list(map(bytes, self._views))
+        if now == self._before:
+            return None
+        return next(n for n, a, b in zip(self._names, now, self._before, strict=True) if a != b)
 
 
 class _Attributes:

@@ -3,7 +3,9 @@ attribute."""
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -231,3 +233,52 @@ def test_changes_within_an_optimized_module_in_another(change: Callable[[Any], A
     change(net)
     with torch.no_grad():
         torch.testing.assert_close(fast(X), net(X).relu(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_statistics_that_training_writes(device: str, is_direct: bool) -> None:
+    """PyTorch does not count these writes."""
+    net = make()
+    fast = md.optimize(net, X, device=device)
+    called = net if is_direct else fast
+    with torch.no_grad():
+        called.train()
+        called(X * 3)
+        called.eval()
+        torch.testing.assert_close(fast(X), net(X), rtol=1e-4, atol=1e-4)
+
+
+def test_tensors_in_the_place_of_parameters() -> None:
+    net = make()
+    fast = md.optimize(net, X, device="reference")
+    other = {name: tensor.detach() * 1.5 for name, tensor in net.named_parameters()}
+    with torch.no_grad():
+        for given in (other, {}):
+            found = torch.func.functional_call(fast, given, (X,))
+            expected = torch.func.functional_call(net, given, (X,))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_items_set_at_the_optimized_module_are_the_originals() -> None:
+    net = make()
+    fast = md.optimize(net, X, device="reference")
+    fast[0] = nn.Conv2d(3, 3, 3)
+    del fast[5]
+    assert len(net) == 5 and net[0] is fast[0]
+    torch.testing.assert_close(fast(X), net(X), rtol=1e-4, atol=1e-4)
+
+
+def _doubled(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:
+    return result * 2
+
+
+def _pickled(module: Any) -> Any:
+    return pickle.loads(pickle.dumps(module))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, _pickled])
+def test_copies_have_the_hooks(copied: Callable[[Any], Any]) -> None:
+    fast = md.optimize(make(), X, device="reference")
+    fast.register_forward_hook(_doubled)
+    torch.testing.assert_close(copied(fast)(X), fast.original(X) * 2, rtol=1e-4, atol=1e-4)

@@ -182,6 +182,15 @@ def test_changed_weights_are_noticed() -> None:
         close(fast(x), net(x))
 
 
+def test_statistics_that_training_writes_are_noticed() -> None:
+    net, x = make(), examples(2, 3, 8, 8)
+    fast = compiled(net)
+    with torch.no_grad():
+        close(fast(x), net(x))
+        net.train()(x * 3)
+        close(fast.eval()(x), net.eval()(x))
+
+
 def test_modules_that_share_a_piece_have_weights_of_their_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

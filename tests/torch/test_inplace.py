@@ -21,6 +21,7 @@ class Writing(nn.Module):
         super().__init__()
         self.body = body
         self.register_buffer("count", torch.zeros(()))
+        self.weight = nn.Parameter(torch.ones(()), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.body(self, x)
@@ -48,13 +49,21 @@ def _to_buffer(module: Any, x: torch.Tensor) -> torch.Tensor:
     return x * module.count
 
 
+def _to_parameter(module: Any, x: torch.Tensor) -> torch.Tensor:
+    module.weight.mul_(2)
+    return x * module.weight
+
+
 def _chain(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     z = torch.dropout(y, 0.5, False).relu_().add_(1)
     return z + y.sum() + y.sub_(0.5)
 
 
-@pytest.mark.parametrize("body", [_to_view, _to_base, _to_input, _to_buffer, _chain])
+BODIES = [_to_view, _to_base, _to_input, _to_buffer, _to_parameter, _chain]
+
+
+@pytest.mark.parametrize("body", BODIES)
 def test_writes_in_place_keep_their_meaning(body: Any) -> None:
     x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(2))
     module, other = Writing(body).eval(), Writing(body).eval()
@@ -64,6 +73,7 @@ def test_writes_in_place_keep_their_meaning(body: Any) -> None:
         close(fast(given), other(expected))
         close(given, expected)
         close(module.count, other.count)
+        close(module.weight, other.weight)
 
 
 class Both(nn.Module):

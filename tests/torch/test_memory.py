@@ -173,3 +173,22 @@ def test_an_argument_to_write_to_that_is_strided_otherwise_is_left_to_pytorch() 
     with pytest.warns(MiniDNNWarning, match="with a tensor to write to that has other strides"):
         close(fast(given), other(x))
     close(given, x)
+
+
+@pytest.mark.parametrize("is_channels_last", [False, True])
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_views_that_only_the_strides_of_the_capture_allow(
+    device: str, is_channels_last: bool
+) -> None:
+    def body(net: Any, x: torch.Tensor) -> Any:
+        turned = torch.sin(conv(net, x).relu().permute(0, 2, 3, 1))
+        return torch.sin(turned.relu() + 1).permute(0, 3, 1, 2).view(2, -1)
+
+    def channels_last(net: Any, x: torch.Tensor) -> Any:
+        return torch.sin(conv(net, x).relu()).permute(0, 2, 3, 1).view(2, -1)
+
+    net, x = Network(channels_last if is_channels_last else body).eval(), images()
+    if is_channels_last:
+        x = x.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        close(md.optimize(net, x, device=device)(x), net(x))

@@ -47,6 +47,13 @@ CAPTURING = threading.RLock()
 _CHECKS = ("_assert_tensor_metadata.default",)
 
 
+_MUTATIONS = {
+    OutputKind[kind]
+    for kind in ("USER_INPUT_MUTATION", "BUFFER_MUTATION", "PARAMETER_MUTATION")
+    if kind in OutputKind.__members__
+}
+
+
 @dataclass(frozen=True)
 class Held:
     """A tensor that a module holds under a name, as it is now: ``holder[key]``."""
@@ -373,7 +380,7 @@ def _captured(root: nn.Module, program: Any, held_leaves: Mapping[int, Held]) ->
             raise UnsupportedError(f"the program is given {spec.target!r} of kind {spec.kind}")
     writes = []
     for place, spec in enumerate(signature.output_specs):
-        if spec.kind in (OutputKind.USER_INPUT_MUTATION, OutputKind.BUFFER_MUTATION):
+        if spec.kind in _MUTATIONS:
             writes.append((place, _mutated(spec, signature, by_name)))
     share_results(graph, writes)
     _remove_checks(graph)

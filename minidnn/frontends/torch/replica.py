@@ -48,6 +48,7 @@ class _Replicas:
             module = object.__new__(kind)
             self.keep(thing, module)
             vars(module).update({key: self.of(each) for key, each in vars(thing).items()})
+            _with_parameters_alone(module)
             return module
         if kind is list:
             items = self.keep(thing, [])
@@ -69,3 +70,15 @@ class _Replicas:
     def keep(self, thing: Any, made: Any) -> Any:
         self._made[id(thing)] = (thing, made)
         return made
+
+
+def _with_parameters_alone(module: nn.Module) -> None:
+    """Has what stands in the place of parameters and is none (``torch.func.functional_call`` puts
+    tensors there) stand among the buffers, where PyTorch captures it."""
+    held = module._parameters
+    for key in [key for key, each in held.items() if not _may_stand(each)]:
+        module._buffers[key] = held.pop(key)
+
+
+def _may_stand(parameter: Any) -> bool:
+    return parameter is None or isinstance(parameter, nn.Parameter)
