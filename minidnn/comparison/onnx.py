@@ -55,11 +55,18 @@ def _by_name(
     if isinstance(given, Mapping):
         if set(given) != set(names):
             raise GraphError(f"inputs of {[*given]!r:.100} given; valid are those of {names}")
-        return {name: np.asarray(given[name]) for name in names}
+        return {name: _array(name, given[name]) for name in names}
     arrays = list(given) if isinstance(given, (list, tuple)) else [given]
     if len(arrays) != len(names):
         raise GraphError(f"{len(arrays)} inputs given; valid are {len(names)}, of {names}")
-    return {name: np.asarray(array) for name, array in zip(names, arrays, strict=True)}
+    return {name: _array(name, array) for name, array in zip(names, arrays, strict=True)}
+
+
+def _array(name: str, given: Any) -> np.ndarray:
+    try:
+        return np.asarray(given)
+    except ValueError as error:  # rows of different lengths
+        raise GraphError(f"input {name!r} is no array: {error}") from error
 
 
 def _inputs(

@@ -184,6 +184,8 @@ def test_errors() -> None:
         md.compare([])
     with pytest.raises(GraphError, match=r"input 'x' is float64\[1\]; valid is float32\[2, 3, "):
         md.compare(network(), np.zeros(1), shape=SHAPE)
+    with pytest.raises(GraphError, match=r"^input 'x' is no array: .*inhomogeneous"):
+        md.compare(network(), {"x": [[1.0], [2.0, 3.0]]})
     module = torch.nn.ReLU().eval()
     for given in ({}, {"inputs": torch.ones(2), "shape": (2,)}):
         with pytest.raises(GraphError, match=r"that shape= gives, or .* valid is one of both$"):

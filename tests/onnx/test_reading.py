@@ -144,6 +144,13 @@ def test_inputs_that_decide_shapes() -> None:
     assert graph.outputs[0].shape == (4, 2, 3) and len(graph.inputs) == 1
     fails(made, "constants names 't'; valid are ['x', 's']", constants={"t": 1})
     fails(made, "the constant 's' is float64; valid is int64", constants={"s": np.ones(3)})
+    fails(made, "the constant 's' is no array: ", constants={"s": [[1], [2, 3]]})
+    fails(made, "shape (2,) for input 's'; valid is (3)", constants={"s": np.array([2, 3])})
+    two = model([node("Add", "a b")], [("a", ["N", 3]), ("b", ["N", 1])])
+    known = {"b": np.ones((4, 1), np.float32)}
+    assert load_onnx(two, constants=known).inputs[0].shape == (4, 3)
+    fails(two, "shape (5, 3) for input 'a'; valid is (N, 3) with {'N': 4}", shape={"a": (5, 3)},
+          constants=known)  # fmt: skip
 
 
 def test_opsets() -> None:

@@ -18,6 +18,7 @@ import minidnn as md
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.convert import load_onnx
 from minidnn.frontends.onnx.export import to_onnx
+from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 
 from .models import node
@@ -231,3 +232,30 @@ def test_statistics_of_layers_are_in_float32() -> None:
     out, mean, inverse = results("LayerNormalization", [x], known=known, outputs="y mean inverse")
     assert [str(each.dtype) for each in (out, mean, inverse)] == ["float64", "float32", "float32"]
     assert (mean[0, 0], inverse[0, 0]) == (2.0, pytest.approx(1.0, abs=1e-5))
+
+
+@pytest.mark.parametrize("stride", [2**31, 2**62])
+def test_strides_beyond_the_input_leave_one_window(stride: int) -> None:
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    given: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [stride, 2]}
+    for ceil in (0, 1):
+        values, places = results("MaxPool", [x], outputs="y i", ceil_mode=ceil, **given)
+        np.testing.assert_array_equal(values, floats([[[5, 7]]]))
+        np.testing.assert_array_equal(places, wholes([[[5, 7]]]))
+    # In ceil mode, a window that is longer than the input is one, too, if a stride is.
+    line = floats([[2, 4]])
+    given = {"kernel_shape": [4], "strides": [stride], "ceil_mode": 1}
+    gives(floats([[3]]), "AveragePool", line, **given)
+    known = {"w": np.ones((1, 1, 2, 2), np.float32)}
+    gives(floats([[[10, 18]]]), "Conv", x, known=known, strides=[stride, 2])
+    (windows,) = [
+        each.op for each in load_onnx(one_node("Conv", [x], known, strides=[stride, 1])).nodes
+    ]
+    assert isinstance(windows, ops.Conv2d) and windows.stride == (4, 1)
+
+
+def test_factors_beyond_whole_numbers() -> None:
+    x = wholes([1, 2], [3, 4])
+    with pytest.raises(UnsupportedError, match=r"its operands are int64 with alpha=3\.0+.*e\+38"):
+        results("Gemm", [x, x], alpha=3e38)
+    gives(wholes(0, 0), "Shrink", wholes(-1, 5), lambd=3e38)

@@ -129,6 +129,11 @@ class Builder:
         return self.apply(Formula(formula, len(kept), len(vectors), title, dtype), *operands)
 
 
+def is_whole(number: float) -> bool:
+    """Whether all dtypes of whole numbers have that number."""
+    return number.is_integer() and abs(number) < 1 << 31
+
+
 def broadcasts_to(shape: Sequence[int], full: Sequence[int]) -> bool:
     """Whether what has the first shape repeats to the second one, which stays as it is."""
     pairs = zip(shape[::-1], full[::-1], strict=False)

@@ -11,7 +11,7 @@ from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.build import Builder
 from minidnn.frontends.onnx.call import Call, Refused
 from minidnn.frontends.onnx.limits import MOST_OUTPUTS, Budget
-from minidnn.frontends.onnx.model import OWN_DOMAIN, Model, read_model
+from minidnn.frontends.onnx.model import OWN_DOMAIN, Declared, Model, read_model
 from minidnn.frontends.onnx.operators import CONVERTERS
 from minidnn.frontends.onnx.shapes import bind_shapes, check_output
 from minidnn.frontends.onnx.signature import signature_of
@@ -76,14 +76,16 @@ class _Conversion:
         self.open_inputs: set[str] = set()
         for name, array in model.initializers.items():
             self.values[name] = self.build.constant(array, name)
-        inputs = self._bound(constants)
-        for name, size in bind_shapes(model.title, inputs, shape).items():
+        known = self._known(constants)
+        inputs = [one for one in model.inputs if one.name not in constants]
+        for name, size in bind_shapes(model.title, inputs, shape, known).items():
             dtype = next(one.dtype for one in inputs if one.name == name and one.dtype)
             value = self.build.input(trace.input(TensorType(size, dtype), name))
             self.values[name] = value
 
-    def _bound(self, constants: Mapping[str, Any]) -> list[Any]:
-        """The inputs that are none of the constants, which are taken over."""
+    def _known(self, constants: Mapping[str, Any]) -> list[tuple[Declared, tuple[int, ...]]]:
+        """The inputs that are constants, which are taken over, and their shapes."""
+        found = []
         declared = {one.name: one for one in self.model.inputs}
         for name, given in constants.items():
             if name not in declared:
@@ -93,13 +95,19 @@ class _Conversion:
             dtype = declared[name].dtype
             if dtype is None:
                 continue
-            array = np.asarray(given)
+            try:
+                array = np.asarray(given)
+            except ValueError as error:  # rows of different lengths
+                raise GraphError(
+                    f"{self.model.title}: the constant {name!r} is no array: {error}"
+                ) from error
             if array.dtype != numpy_dtype(dtype):
                 raise GraphError(
                     f"{self.model.title}: the constant {name!r} is {array.dtype}; valid is {dtype}"
                 )
             self.values[name] = self.build.constant(array, name)
-        return [one for one in self.model.inputs if one.name not in constants]
+            found.append((declared[name], tuple(array.shape)))
+        return found
 
     def graph(self) -> Graph:
         for number, proto in enumerate(self.model.proto.graph.node):

@@ -24,17 +24,22 @@ class OpenSizesError(GraphError):
         self.told = told
 
 
-def bind_shapes(title: str, inputs: Sequence[Declared], given: Any) -> dict[str, tuple[int, ...]]:
+def bind_shapes(
+    title: str,
+    inputs: Sequence[Declared],
+    given: Any,
+    known: Sequence[tuple[Declared, tuple[int, ...]]] = (),
+) -> dict[str, tuple[int, ...]]:
     """The shape of every input whose dtype is known.
 
     ``given`` is None, one shape, a sequence of shapes or a dict of them by name; open sizes of one
-    name are the same everywhere, so a dict need not name every input.  GraphError if something
-    does not fit, OpenSizesError if something stays open.
+    name are the same everywhere, so a dict need not name every input.  ``known`` are other inputs
+    and their shapes.  GraphError if something does not fit, OpenSizesError if something stays open.
     """
     shapes = _by_name(title, inputs, given)
     named: dict[str, int] = {}
-    for declared in inputs:
-        shape = shapes.get(declared.name)
+    each = [(declared, shapes.get(declared.name)) for declared in inputs]
+    for declared, shape in (*known, *each):
         if shape is None:
             continue
         sizes = declared.sizes

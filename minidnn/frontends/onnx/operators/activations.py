@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from minidnn.frontends.onnx.build import Body
+from minidnn.frontends.onnx.build import Body, is_whole
 from minidnn.frontends.onnx.call import Call
 from minidnn.frontends.onnx.operators.registry import Convert, Family
 from minidnn.graph import operators as ops
@@ -122,7 +122,7 @@ def _shrink(call: Call) -> Value:
     x = call.operand(0)
     bound, bias = call.number("lambd", 0.5), call.number("bias", 0.0)
     dtype = x.dtype
-    if dtype in INTEGERS and not (bound.is_integer() and bias.is_integer()):
+    if dtype in INTEGERS and not (is_whole(bound) and is_whole(bias)):
         # Whole numbers are compared with fractions, and results cut off.
         x = call.build.cast(x, "float32")
     return call.build.pointwise(

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.build import Builder, broadcasts_to
+from minidnn.frontends.onnx.build import Builder, broadcasts_to, is_whole
 from minidnn.frontends.onnx.call import Call, Refused
 from minidnn.frontends.onnx.limits import LONGEST_TABLE
 from minidnn.frontends.onnx.operators.registry import Family
@@ -195,7 +195,7 @@ def _gemm(call: Call) -> Value:
         b = build.transpose(b, (1, 0))
     if a.type.rank != 2 or b.type.rank != 2 or a.shape[1] != b.shape[0]:
         raise GraphError(f"operands have shapes {a.shape} and {b.shape}; valid are matrices")
-    if a.dtype in INTEGERS and not (alpha.is_integer() and beta.is_integer()):
+    if a.dtype in INTEGERS and not (is_whole(alpha) and is_whole(beta)):
         raise call.refuse(f"its operands are {a.dtype} with alpha={alpha}, beta={beta}")
     full = (a.shape[0], b.shape[1])
     if c is not None and not broadcasts_to(c.shape, full):

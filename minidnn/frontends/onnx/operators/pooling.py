@@ -9,7 +9,7 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.call import Call
 from minidnn.frontends.onnx.operators.registry import Family
-from minidnn.frontends.onnx.operators.windows import steps, window_pads
+from minidnn.frontends.onnx.operators.windows import steps, strides_within, window_pads
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import maximum
 from minidnn.graph.ir import Value
@@ -32,6 +32,7 @@ def _axes(call: Call, x: Value) -> list[WindowAxis]:
         raise GraphError(f"kernel_shape={kernel}; valid are {count} of at least 1")
     strides, dilations = steps(call, count)
     pads = window_pads(call, x.shape[2:], kernel, strides, dilations)
+    strides = strides_within(strides, x.shape[2:], kernel, dilations, pads)
     ceil = call.flag("ceil_mode")
     each = zip(kernel, strides, pads, dilations, strict=True)
     return [WindowAxis(k, s, p, d, ceil) for k, s, p, d in each]

@@ -40,6 +40,8 @@ def spatial_axes(
     strides, dilations = steps(call, len(kernel))
     find = _transposed_pads if transposed else window_pads
     pads = find(call, sizes, kernel, strides, dilations)
+    if not transposed:
+        strides = strides_within(strides, sizes, kernel, dilations, pads)
     lead: int = 2 - len(kernel)
     return SpatialAxes(
         _pair([1] * lead + strides),
@@ -63,6 +65,21 @@ def steps(call: Call, count: int) -> tuple[list[int], list[int]]:
             raise GraphError(f"{name}={values}; valid are {count} of at least 1")
         found.append(values)
     return found[0], found[1]
+
+
+def strides_within(
+    strides: Sequence[int],
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[Pair],
+) -> list[int]:
+    """Strides no longer than the padded input and the window, beyond which all leave one window."""
+    longest = [
+        max(size + sum(pad), dilation * (k - 1) + 1)
+        for size, k, dilation, pad in zip(sizes, kernel, dilations, pads, strict=True)
+    ]
+    return [min(stride, most) for stride, most in zip(strides, longest, strict=True)]
 
 
 def window_pads(
