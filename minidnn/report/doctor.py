@@ -1,8 +1,8 @@
 """doctor: what minidnn finds on this machine.
 
 Every check stands alone: whatever goes wrong in one becomes its finding.  What could take the
-process with it, or is slow to import (CuPy, cuDNN), is asked in a process of its own, and only
-where a first look says that it is there.
+process with it, or is slow to import (CuPy, cuDNN, NVRTC), is asked in a process of its own, and
+only where a first look says that it is there.
 """
 
 from __future__ import annotations
@@ -214,6 +214,20 @@ def _cudnn() -> list[Finding]:
     return _one("cuDNN", BROKEN if os.environ.get(ENVIRONMENT) else MISSING, problem, advice)
 
 
+def _nvrtc() -> list[Finding]:
+    """The compiler of CUDA kernels."""
+    from minidnn.backends.cuda.nvrtc import ENVIRONMENT
+
+    code = (
+        "import json; from minidnn.backends.cuda.nvrtc import load; n = load(); "
+        "print(json.dumps(f'{n.version[0]}.{n.version[1]} at {n.path}'))"
+    )
+    found, problem = _ask(code)
+    if not problem:
+        return _one("NVRTC", FOUND, found)
+    return _one("NVRTC", BROKEN if os.environ.get(ENVIRONMENT) else MISSING, problem)
+
+
 def _ask(code: str) -> tuple[str, str]:
     """What a line of Python prints as JSON in a process of its own, or what went wrong there."""
     here = str(Path(__file__).parents[2])
@@ -361,6 +375,7 @@ CHECKS: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
     ("GPU", _gpu),
     ("CuPy", _cupy),
     ("cuDNN", _cudnn),
+    ("NVRTC", _nvrtc),
     ("Pillow", _pillow),
     ("PyTorch", _pytorch),
     ("ONNX", _onnx),

@@ -27,6 +27,7 @@ SUBJECTS = [
     "GPU",
     "CuPy",
     "cuDNN",
+    "NVRTC",
     "Pillow",
     "PyTorch",
     "ONNX",
@@ -152,6 +153,13 @@ def test_a_compiler_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     (found,) = [f for f in doctor._toolchain() if f.subject == "C compiler"]
     assert found.state == BROKEN and "'no-such-compiler' is not a program in PATH" in found.found
+
+
+def test_the_compiler_of_cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIDNN_NVRTC", "/nowhere/libnvrtc.so.13")
+    found = find("NVRTC")
+    assert found.state == BROKEN and found.found.startswith("no NVRTC ")
+    assert "MINIDNN_NVRTC: /nowhere/libnvrtc.so.13 does not exist" in found.found
 
 
 def test_packages_tell_their_versions() -> None:
