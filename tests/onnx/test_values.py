@@ -259,3 +259,11 @@ def test_factors_beyond_whole_numbers() -> None:
     with pytest.raises(UnsupportedError, match=r"its operands are int64 with alpha=3\.0+.*e\+38"):
         results("Gemm", [x, x], alpha=3e38)
     gives(wholes(0, 0), "Shrink", wholes(-1, 5), lambd=3e38)
+
+
+def test_ranges_say_what_they_are_computed_in() -> None:
+    """As they may since opset 27."""
+    known = {"start": floats(1)[0], "limit": floats(2)[0], "delta": floats(0.25)[0]}
+    model = one_node("Range", [], known={k: np.array(v) for k, v in known.items()}, stash_type=1)
+    (found,) = evaluate(load_onnx(model), [])
+    np.testing.assert_array_equal(found, floats(1, 1.25, 1.5, 1.75))

@@ -64,6 +64,7 @@ def _range(call: Call) -> Value:
     start, limit, delta = (
         call.known(i, what) for i, what in enumerate(("start", "limit", "delta"))
     )
+    call.integer("stash_type", 1)  # computed in no less, and then cast
     if start.size != 1 or limit.size != 1 or delta.size != 1 or not delta.reshape(-1)[0]:
         raise GraphError("start, limit and delta must be single numbers, and delta not 0")
     first, last, step = (array.reshape(-1)[0] for array in (start, limit, delta))
