@@ -154,7 +154,7 @@ class OptimizedModule(StandsFor):
             program.watch.doubt()
 
     def _run(self, leaves: Any, arranged: Any, args: Any, kwargs: Any) -> Any:
-        if leaves is not args and (kind := foreign(leaves)) is not None:
+        if (kind := foreign(leaves)) is not None:
             return self._left(f"with a {kind}", args, kwargs, "which takes objects of any kind")
         memory = self._memory(leaves)
         self._refuse_autocast(memory)

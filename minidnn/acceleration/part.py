@@ -78,10 +78,13 @@ class TakenPart(nn.Module):
         result = self.executable(*tensors)
         if self.before_pytorch and self._on_cores and not self.shares_threads:
             self._program.rest()
-        if self._dtypes is None:
+        if self._dtypes is None and tensors:
             return result
         results = result if isinstance(result, tuple) else (result,)
-        made = tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
+        if not tensors:  # of weights alone: nothing says that results are PyTorch's
+            results = tuple(torch.as_tensor(each, device=self._device) for each in results)
+        dtypes = self._dtypes or [each.dtype for each in results]
+        made = tuple(each.to(dtype) for each, dtype in zip(results, dtypes, strict=True))
         return made if isinstance(result, tuple) else made[0]
 
     def takes(self, tensors: Sequence[Any]) -> bool:

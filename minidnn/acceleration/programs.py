@@ -199,7 +199,15 @@ def arrangement(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence
 
 def foreign(leaves: Sequence[Any]) -> str | None:
     """The type of a leaf that no program can be for, or None."""
-    return next((type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _LEAVES)), None)
+    for leaf in leaves:
+        if not isinstance(leaf, _LEAVES):
+            return type(leaf).__name__
+        if isinstance(leaf, torch.Tensor):
+            if leaf.is_nested:
+                return "nested tensor"
+            if leaf.layout is not torch.strided:
+                return f"tensor of layout {leaf.layout}"
+    return None
 
 
 def describe(leaves: Sequence[Any]) -> str:

@@ -15,6 +15,7 @@ from minidnn.acceleration import nearby
 from minidnn.acceleration import part as parts
 from minidnn.acceleration.weights import Watch
 from minidnn.backends.backend import PREFERENCE, default_device
+from minidnn.errors import MiniDNNWarning
 from minidnn.frontends.torch.capture import Held
 
 
@@ -248,3 +249,31 @@ def test_what_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in (id(holder), id(module), id(tensor), tensor._cdata, tensor._cdata + 200):
         assert address // 64 * 64 in list(array)
     assert tensor.untyped_storage()._cdata // 64 * 64 in list(array)
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_results_of_weights_alone_are_pytorchs(device: str) -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 3))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return x, torch.dropout(self.weight, 0.5, self.training).relu()
+
+    fast, x = md.optimize(Dropping().eval(), device=device), torch.ones(2)
+    torch.testing.assert_close(fast(x), (x, torch.ones(2, 3)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", ["mkldnn", "nested"])
+def test_tensors_of_other_layouts_are_left_to_pytorch(layout: str) -> None:
+    net = nn.Linear(4, 4).eval().requires_grad_(False)
+    fast, x = md.optimize(net, device="reference"), torch.ones(3, 4)
+    fast(x)
+    nested = [x, x] if layout == "nested" else []
+    other = torch.nested.as_nested_tensor(nested) if nested else x.to_mkldnn()
+    with pytest.warns(MiniDNNWarning, match="^Linear was called with a (nested )?tensor"):
+        found = fast(other)
+    given, *_ = found.unbind() if nested else [found.to_dense()]
+    torch.testing.assert_close(given, net(x))

@@ -62,13 +62,20 @@ def _a_written_buffer(net: Any, x: torch.Tensor) -> Any:
     return net.kept, net.kept[0], x
 
 
+def _views_of_a_written_buffer(net: Any, x: torch.Tensor) -> Any:
+    view = net.kept.view_as(net.kept)
+    net.kept[...] = conv(net, x)
+    return net.kept.detach(), view, x
+
+
 def _pieces_that_lie_apart(net: Any, x: torch.Tensor) -> Any:
     return (*conv(net, x).chunk(2, 1), x)
 
 
 RESULTS = [
     *(_views_of_an_argument, _views_of_one_another, _a_dropped_out_one),
-    *(_a_written_argument, _a_written_buffer, _pieces_that_lie_apart),
+    *(_a_written_argument, _a_written_buffer, _views_of_a_written_buffer),
+    _pieces_that_lie_apart,
 ]
 
 

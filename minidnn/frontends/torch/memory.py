@@ -1,7 +1,8 @@
 """Which values of a captured program lie in the same memory.
 
 What schemas say of it is not all: ``einsum`` may give a view, and ``type_as`` the operand itself.
-So PyTorch's tensors without data are asked, whose storages are shared as those of the real ones.
+So PyTorch's tensors without data are asked, too, whose storages are shared as those of the real
+ones (but where PyTorch has removed writes).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Memory:
     def __init__(self, graph: Graph) -> None:
         self._joined: dict[int, int] = {}
         for node in graph.nodes:
-            viewed = node.args[0] if is_idle_dropout(node) else node.meta.get(VIEWED)
+            viewed = node.args[0] if _is_view(node) else node.meta.get(VIEWED)
             if isinstance(viewed, Node):
                 self.join(node, viewed)
 
@@ -51,6 +52,15 @@ class Memory:
         while storage in self._joined:
             storage = self._joined[storage]
         return storage
+
+
+def _is_view(node: Node) -> bool:
+    """Whether it gives its operand's memory as far as its schema says, or as is known."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    said = any(result.alias_info is not None for result in target._schema.returns)
+    return bool(node.args) and (said or is_idle_dropout(node))
 
 
 def is_idle_dropout(node: Node) -> bool:
