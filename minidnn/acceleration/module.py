@@ -27,6 +27,12 @@ _ASIDE = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     "_compiled_call_impl",
 )
+_SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+#: Hooks that are called where the state dict is the original's.
+_STATE_HOOKS = (
+    *("_state_dict_hooks", "_state_dict_pre_hooks"),
+    *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
 _GLOBAL_HOOKS = tuple(
     getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
     for kind in ("forward", "forward_pre", "backward", "backward_pre")
@@ -56,7 +62,7 @@ class OptimizedModule(StandsFor):
         super().__init__()
         own = self.__dict__
         own["original"] = original  # not as a child: names in the state dict stay what they are
-        for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        for shared in (*_SHARED, *_STATE_HOOKS):
             own[shared] = original.__dict__[shared]
         own["_settings"] = (device, precision, strict, sizes, dict(options))
         own["_programs"] = Programs(type(original).__name__, sizes)

@@ -282,3 +282,15 @@ def test_copies_have_the_hooks(copied: Callable[[Any], Any]) -> None:
     fast = md.optimize(make(), X, device="reference")
     fast.register_forward_hook(_doubled)
     torch.testing.assert_close(copied(fast)(X), fast.original(X) * 2, rtol=1e-4, atol=1e-4)
+
+
+def test_hooks_of_the_state_dict_are_the_originals() -> None:
+    net = make()
+    fast = md.optimize(net, X, device="reference")
+    loaded: list[nn.Module] = []
+    fast.register_state_dict_post_hook(lambda module, found, *_: found.__delitem__("0.bias"))
+    fast.register_load_state_dict_post_hook(lambda module, keys: loaded.append(module))
+    assert "0.bias" not in fast.state_dict() and "0.bias" not in net.state_dict()
+    fast.load_state_dict(fast.state_dict(), strict=False)
+    assert loaded == [net]
+    assert "0.bias" not in copy.deepcopy(fast).state_dict()
