@@ -189,7 +189,8 @@ def chain(variant: str, blocks: int, shape: tuple[int, ...]) -> dict[str, Any]:
     import torch
     import torch._inductor.config
 
-    from benchmarks.cuda_zoo_cell import in_turn, interval, median
+    from benchmarks.cuda_zoo_cell import interval, median
+    from minidnn.bench.gpu.timing import in_turn
 
     torch._inductor.config.freezing = True
     torch._dynamo.reset()
@@ -239,7 +240,8 @@ def strategy_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
 def strategies(blocks: int) -> dict[str, Any]:
     import torch
 
-    from benchmarks.cuda_zoo_cell import in_turn, median
+    from benchmarks.cuda_zoo_cell import median
+    from minidnn.bench.gpu.timing import in_turn
 
     x = torch.randn(PAPER, device="cuda")
     exes = {s: _bound("paper", blocks, x, s) for s in STRATEGIES}

@@ -26,9 +26,10 @@ from unittest.mock import patch
 import torch
 
 import minidnn as md
-from benchmarks.cuda_zoo_cell import deviations, exact, moved, peer
 from minidnn import models
 from minidnn.backends.cuda.contraction import tune
+from minidnn.bench.gpu.modes import module_of, moved
+from minidnn.bench.gpu.timing import deviations, exact
 from minidnn.cudnn.graph.timing import race
 
 LOAD = """
@@ -60,7 +61,7 @@ def main() -> None:
     for name in options.networks:
         size = 299 if name == "inception_v3" else 224
         torch.manual_seed(0)
-        network = peer(name, size)
+        network = module_of(name, (size, size))
         dtype = getattr(torch, options.precision)
         x = torch.randn(options.batch, 3, size, size, device="cuda", dtype=dtype)
         right = exact(network, x)

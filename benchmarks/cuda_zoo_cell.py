@@ -9,7 +9,6 @@ turn at the GPU (``minidnn.cudnn.turn``), on cores that nothing else of the benc
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
 import json
 import math
@@ -18,22 +17,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import cupy
 import torch
 import torchvision
 
-import minidnn as md
-from benchmarks.cuda_zoo import COMPILED, NETWORKS, OWN, UNUSABLE
-from minidnn import models
+from benchmarks.cuda_zoo import COMPILED, OWN, UNUSABLE
+from minidnn.bench.gpu.modes import (
+    Cell,
+    Own,
+    allow,
+    called,
+    dtype_of,
+    eager,
+    inductor,
+    module_of,
+    own,
+)
+from minidnn.bench.gpu.timing import Run, deviations, exact, in_turn
 from minidnn.cudnn.turn import turn
 from minidnn.report.explain import contracts
-
-Run = Callable[[], object]
-ROUND_MS = 8.0
-LONG_MS = 25.0
-"""A call of this length needs no second one beside it to be timed."""
 
 
 def main() -> None:
@@ -78,30 +83,25 @@ def alone(options: argparse.Namespace) -> Iterator[None]:
 
 def measured(name: str, precision: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
     """Times of one cell in milliseconds, and what was needed to get there."""
-    dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(precision, torch.float32)
-    tf32 = precision == "tf32"
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
+    allow(precision)
     torch.manual_seed(0)
     runs: dict[str, Run] = {}
     seconds: dict[str, float] = {}
     errors: dict[str, list[float]] = {}
     failed: dict[str, str] = {}
-    regions: dict[str, Any] = {}
+    profiles: dict[str, Any] = {}
     times: dict[str, list[float]] = {}
     outputs: dict[str, Any] = {}
     size = 299 if name == "inception_v3" else 224
     try:
-        network = peer(name, size)
-        x = torch.randn(batch, 3, size, size, device="cuda", dtype=dtype)
+        network = module_of(name, (size, size))
+        x = torch.randn(batch, 3, size, size, device="cuda", dtype=dtype_of(precision))
+        made = Cell(name, network, x, precision, options.tune, partial(alone, options))
         for engine in options.engines:
             begin = time.perf_counter()
             try:
                 last = engine in COMPILED and is_faster(runs, "eager-last", "eager", options)
-                runs[engine], outputs[engine] = ENGINE[engine](
-                    name, network, x, precision, last, options
-                )
+                runs[engine], outputs[engine] = ENGINE[engine](made, last)
                 torch.cuda.synchronize()
             except Exception as error:
                 runs.pop(engine, None)
@@ -113,7 +113,7 @@ def measured(name: str, precision: str, batch: int, options: argparse.Namespace)
             errors = deviations(outputs, exact(network, x))
             times = in_turn(runs, options.rounds)
             if options.regions:
-                regions = {e: run.regions() for e, run in runs.items() if isinstance(run, Own)}
+                profiles = {e: regions(run) for e, run in runs.items() if isinstance(run, Own)}
     except Exception as error:
         failed["timing"] = said(error)
         print(name, precision, batch, "timing failed:", failed["timing"], flush=True)
@@ -131,38 +131,11 @@ def measured(name: str, precision: str, batch: int, options: argparse.Namespace)
         "compile_seconds": seconds,
         "errors": errors,
         "failed": failed,
-    } | ({"regions": regions} if regions else {})
+    } | ({"regions": profiles} if profiles else {})
 
 
 def said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
-
-
-def exact(network: Any, x: Any) -> Any:
-    """What PyTorch computes in float32 without TF32, a few images at a time."""
-    backends = torch.backends
-    flags = (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark)
-    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = False
-    backends.cudnn.benchmark = False
-    try:
-        net = copy.deepcopy(network).to("cuda", torch.float32)
-        with torch.inference_mode():
-            return torch.cat([net(part.float()) for part in x.split(16)])
-    finally:
-        backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark = flags
-
-
-def deviations(outputs: dict[str, Any], reference: Any) -> dict[str, list[float]]:
-    """How far outputs lie from the reference: at most by its largest value, and the root of the
-    mean of squares by that of the reference."""
-    found: dict[str, list[float]] = {}
-    for engine, output in outputs.items():
-        off = output.float() - reference
-        found[engine] = [
-            float(off.abs().max() / reference.abs().max()),
-            float(off.square().mean().sqrt() / reference.square().mean().sqrt()),
-        ]
-    return found
 
 
 def versions() -> dict[str, str]:
@@ -187,261 +160,45 @@ def is_faster(runs: dict[str, Run], one: str, other: str, options: argparse.Name
     return median(times[one]) < median(times[other])
 
 
-def peer(name: str, size: int) -> Any:
-    """torchvision's network, with random weights, and statistics of its normalizations made on
-    noise: without them values grow from layer to layer, beyond what float16 holds."""
-    extra = {"init_weights": False} if name in ("inception_v3", "googlenet") else {}
-    extra |= {"aux_logits": False} if extra else {}
-    # Random numbers of the large ones take the processor seconds; minidnn reads modules beyond the
-    # zoo itself, from where they are.
-    with torch.device("cuda" if name in NETWORKS else "cpu"):
-        network = getattr(torchvision.models, name)(weights=None, **extra).eval()
-    normalizations = [m for m in network.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-    if normalizations:
-        calibrate(network, normalizations, size)
-    return network.to("cuda" if name in NETWORKS else "cpu")
+def regions(run: Own) -> list[dict[str, Any]]:
+    """What each region takes, and what it takes at least, by its bytes and its operations."""
+    graph, device = run.exe.graph, run.exe.plan.target.device
+    nodes = {node.name: node for node in graph.nodes}
+    found = []
+    profile = run.exe.profile(run.x, runs=5)
+    for region, what in zip(profile.regions, profile.descriptions, strict=True):
+        is_contraction = contracts(nodes[region.name])
+        peak = device.contraction_operations if is_contraction else device.operations
+        found.append(
+            {
+                "name": region.name,
+                "kind": region.kind,
+                "contracts": is_contraction,
+                "shape": list(nodes[region.name].outputs[0].shape),
+                "us": 1e6 * region.seconds,
+                "bytes_us": 1e6 * region.bytes / device.bandwidth,
+                "operations_us": 1e6 * region.operations / peak,
+                "what": what,
+            }
+        )
+    return found
 
 
-def calibrate(network: Any, normalizations: list[Any], size: int) -> None:
-    """Mean and variance become those of a few images of noise; leaves the network on the GPU."""
-    momentum = [one.momentum for one in normalizations]
-    for one in normalizations:
-        one.train()
-        one.momentum = 1.0
-    torch.backends.cudnn.benchmark = False
-    with torch.no_grad():
-        network.to("cuda")(torch.randn(8, 3, size, size, device="cuda"))
-    torch.backends.cudnn.benchmark = True
-    for one, usual in zip(normalizations, momentum, strict=True):
-        one.eval()
-        one.momentum = usual
-
-
-class Own:
-    """minidnn, bound to its input."""
-
-    def __init__(self, exe: Any, x: Any) -> None:
-        self._exe, self._x = exe, x
-        self._run = exe.bind(x)
-        self._run()
-        self.outputs = self._run.outputs
-
-    def __call__(self) -> None:
-        self._run()
-
-    def regions(self) -> list[dict[str, Any]]:
-        """What each region takes, and what it takes at least, by its bytes and its operations."""
-        graph, device = self._exe.graph, self._exe.plan.target.device
-        nodes = {node.name: node for node in graph.nodes}
-        found = []
-        profile = self._exe.profile(self._x, runs=5)
-        for region, what in zip(profile.regions, profile.descriptions, strict=True):
-            is_contraction = contracts(nodes[region.name])
-            peak = device.contraction_operations if is_contraction else device.operations
-            found.append(
-                {
-                    "name": region.name,
-                    "kind": region.kind,
-                    "contracts": is_contraction,
-                    "shape": list(nodes[region.name].outputs[0].shape),
-                    "us": 1e6 * region.seconds,
-                    "bytes_us": 1e6 * region.bytes / device.bandwidth,
-                    "operations_us": 1e6 * region.operations / peak,
-                    "what": what,
-                }
-            )
-        return found
-
-
-def ours(
-    name: str, network: Any, x: Any, precision: str, options: argparse.Namespace, strategy: str
-) -> tuple[Run, Any]:
-    net = network
-    if name in NETWORKS:
-        net = models.get_model(name)
-        state = network.state_dict()
-        net.load_state_dict({key: value.cpu().numpy() for key, value in state.items()})
-    exe = md.compile(
-        net,
-        tuple(x.shape),
-        device="cuda",
-        precision=precision,
-        tune=options.tune,
-        strategy=strategy,
-    )
-    run = Own(exe, x)
-    torch.cuda.synchronize()
-    cupy.get_default_memory_pool().free_all_blocks()  # what was tuned on
-    return run, run.outputs[0]
-
-
-def by_strategy(strategy: str) -> Callable[..., tuple[Run, Any]]:
-    def engine(
-        name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
-    ) -> tuple[Run, Any]:
-        return ours(name, network, x, precision, options, strategy)
-
-    return engine
-
-
-def eager(
-    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
-) -> tuple[Run, Any]:
-    return captured(moved(network, x, False), x, options)
-
-
-def eager_last(
-    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
-) -> tuple[Run, Any]:
-    return captured(moved(network, x, True), x.to(memory_format=torch.channels_last), options)
-
-
-def called(
-    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
-) -> tuple[Run, Any]:
-    net = moved(network, x, False)
-
-    def run() -> Any:
-        with torch.inference_mode():
-            return net(x)
-
-    with alone(options):
-        for _ in range(3):
-            y = run()
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # the workspaces that cudnn.benchmark has tried
-    return run, y
-
-
-def moved(network: Any, x: Any, last: bool) -> Any:
-    """A copy of the network where the image is, of its type, its weights in either layout."""
-    layout = torch.channels_last if last else torch.contiguous_format
-    return copy.deepcopy(network).to("cuda", x.dtype).to(memory_format=layout)
-
-
-def captured(network: Any, x: Any, options: argparse.Namespace) -> tuple[Run, Any]:
-    """cudnn.benchmark measures, and what it has chosen becomes a CUDA graph."""
-    with alone(options), torch.inference_mode():
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                network(x)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = network(x)
-        graph.replay()
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # the workspaces that cudnn.benchmark has tried
-
-    def run() -> Any:
-        graph.replay()
-        return network, x  # which the graph reads, and which must stay
-
-    return run, y
-
-
-def compiled(
-    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
-) -> tuple[Run, Any]:
-    return by_inductor("reduce-overhead", network, x, last, options)
-
-
-def autotuned(
-    name: str, network: Any, x: Any, precision: str, last: bool, options: argparse.Namespace
-) -> tuple[Run, Any]:
+def autotuned(cell: Cell, last: bool) -> tuple[Run, Any]:
     with turn(0):  # it measures while it compiles, on all of this worker's cores
-        return by_inductor("max-autotune", network, x, last, options)
+        return inductor(cell, last, "max-autotune")
 
 
-def by_inductor(
-    mode: str, network: Any, x: Any, last: bool, options: argparse.Namespace
-) -> tuple[Run, Any]:
-    import torch._inductor.config
-
-    torch._inductor.config.freezing = True
-    if last:
-        x = x.to(memory_format=torch.channels_last)
-    with first_runs(options) as count:
-        run, y = warmed(mode, network, x, last)
-    if not count[0]:  # this version of PyTorch runs its graphs elsewhere
-        with alone(options):
-            run, y = warmed(mode, network, x, last)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    return run, y
-
-
-def warmed(mode: str, network: Any, x: Any, last: bool) -> tuple[Run, Any]:
-    torch._dynamo.reset()
-    fast = torch.compile(moved(network, x, last), mode=mode)
-
-    def run() -> Any:
-        with torch.inference_mode(), torch.no_grad():
-            return fast(x)
-
-    for _ in range(4):
-        y = run()
-    return run, y.clone()
-
-
-@contextmanager
-def first_runs(options: argparse.Namespace) -> Iterator[list[int]]:
-    """Meanwhile compiled graphs wait for their turn whenever they run: then cudnn.benchmark and
-    Inductor's kernels measure.  Compiling, which comes before the first run, needs no turn.
-    Gives the count of runs."""
-    from torch._inductor.output_code import CompiledFxGraph
-
-    inner, count = CompiledFxGraph.__call__, [0]
-
-    def call(self: Any, inputs: Any) -> Any:
-        count[0] += 1
-        with alone(options):
-            return inner(self, inputs)
-
-    CompiledFxGraph.__call__ = call
-    try:
-        yield count
-    finally:
-        CompiledFxGraph.__call__ = inner
-
-
-ENGINE: dict[str, Callable[..., tuple[Run, Any]]] = {
-    OWN: by_strategy("model"),
-    f"{OWN}-contractions": by_strategy("contractions"),
-    f"{OWN}-layers": by_strategy("layers"),
-    "eager": eager,
-    "eager-last": eager_last,
-    "eager-calls": called,
-    "compile": compiled,
+ENGINE: dict[str, Callable[[Cell, bool], tuple[Run, Any]]] = {
+    OWN: lambda cell, last: own(cell),
+    f"{OWN}-contractions": lambda cell, last: own(cell, "contractions"),
+    f"{OWN}-layers": lambda cell, last: own(cell, "layers"),
+    "eager": lambda cell, last: eager(cell, last=False),
+    "eager-last": lambda cell, last: eager(cell, last=True),
+    "eager-calls": lambda cell, last: called(cell),
+    "compile": inductor,
     "max-autotune": autotuned,
 }
-
-
-def in_turn(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of one call, for each round."""
-    counts = {}
-    for engine, run in runs.items():
-        run()
-        once = timed(run, 2)
-        least = 1 if once > LONG_MS else 2
-        counts[engine] = max(least, min(200, math.ceil(ROUND_MS / max(once, 1e-3))))
-    times: dict[str, list[float]] = {engine: [] for engine in runs}
-    for _ in range(rounds):
-        for engine, run in runs.items():
-            times[engine].append(timed(run, counts[engine]))
-    return times
-
-
-def timed(run: Run, count: int) -> float:
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(200_000)  # the GPU does not wait for the first launch
-    before.record()
-    for _ in range(count):
-        run()
-    after.record()
-    after.synchronize()
-    return float(before.elapsed_time(after)) / count
 
 
 def median(times: list[float]) -> float:

@@ -152,7 +152,9 @@ KINDS: Mapping[str, Kind] = {
     )
 }
 PEERS = tuple(name for name in KINDS if name != OWN)
-"""Names of all engines but minidnn's own."""
+"""Names of all engines but minidnn's own, on the CPU."""
+NAMES = (*KINDS, "torch-max-autotune", "torch-calls")
+"""Names of all engines, on GPUs too, in the order of tables."""
 
 
 def chosen(names: Sequence[str] | None, argument: str) -> list[Kind]:

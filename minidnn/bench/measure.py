@@ -64,7 +64,7 @@ def measure(
     """
     total = len(kinds) * (effort.rounds + 1)
     done = len(earlier.rounds[OWN]) if earlier else 0
-    begun = earlier.begun if earlier else _now()
+    begun = earlier.begun if earlier else now()
     records: dict[str, Record] = {}
     engines: dict[str, EngineProcess] = {}
     expected = np.load(prepared.expected)
@@ -72,7 +72,7 @@ def measure(
     def give_up(error: EngineError) -> None:
         if error.engine in ("", OWN):
             raise error
-        records[error.engine] = {"error": str(error), "measured": _now()}
+        records[error.engine] = {"error": str(error), "measured": now()}
         engines.pop(error.engine, None)
 
     with ExitStack() as stack:
@@ -93,7 +93,7 @@ def measure(
         if earlier:
             times = {name: [*earlier.rounds[name], *found] for name, found in times.items()}
         for name, seconds in times.items():
-            records[name] |= {"begun": begun, **_times(seconds, times[OWN], name)}
+            records[name] |= {"begun": begun, **times_of(seconds, times[OWN], name)}
             records[name]["memory_bytes"] = engines[name].memory()
             records[name]["peak_memory_bytes"] = engines[name].peak_memory()
     return records
@@ -135,7 +135,7 @@ def _about(engine: EngineProcess, expected: np.ndarray) -> Record:
         "deviation": deviation(output, expected),
         "compile_seconds": engine.seconds + first,
         **engine.about,
-        "measured": _now(),
+        "measured": now(),
     }
 
 
@@ -146,7 +146,8 @@ def deviation(output: np.ndarray, expected: np.ndarray) -> float | None:
     return float(difference) if np.isfinite(difference) else None
 
 
-def _times(seconds: Sequence[float], own: Sequence[float], name: str) -> Record:
+def times_of(seconds: Sequence[float], own: Sequence[float], name: str) -> Record:
+    """What a record says of an engine's rounds; of another than minidnn, beside minidnn's."""
     record: dict[str, Any] = {"seconds": _plain(median(seconds)), "rounds": list(seconds)}
     if name != OWN:
         record["ratio"] = _plain(ratio(seconds, own))
@@ -157,5 +158,6 @@ def _plain(estimate: Estimate) -> dict[str, float]:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
-def _now() -> str:
+def now() -> str:
+    """The time, as records have it."""
     return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")

@@ -43,6 +43,7 @@ BEYOND = (
 class Case:
     """What is measured: a network of the zoo, a batch, a size and a dtype, on so many threads.
 
+    On the ``device`` "cuda" the dtype is a precision ("tf32"), and threads are of no account.
     ``isa`` limits minidnn, and the peers that can be limited; None is the processor's best.
     ``tune`` lets minidnn measure what is fastest.  ``file`` is the path of an ONNX file, which
     ``network`` is the name of then.
@@ -58,11 +59,14 @@ class Case:
     tune: bool = False
     channels: int = 3
     file: str = ""
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
         """``resnet18, batch 16, 224x224, float32, 2 threads``; what results are filed under."""
         text = f"{self.network}, batch {self.batch}, {self.rows}x{self.columns}, {self.dtype}"
+        if self.device != "cpu":
+            return f"{text}, {self.device}"
         text += f", {self.threads} thread{'s' * (self.threads != 1)}"
         return text + (f", {self.isa}" if self.isa else "") + (", tuned" if self.tune else "")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from minidnn.bench.engines import KINDS, OWN
+from minidnn.bench.engines import NAMES, OWN
 from minidnn.bench.results import Record, failed
 
 LEFT, TOP, ROW, WIDTH, GAP = 310.0, 66.0, 15.0, 560.0, 10.0
@@ -23,7 +23,7 @@ def to_svg(cases: Sequence[tuple[str, Mapping[str, Record]]], title: str) -> str
     shown = [(name, ratios) for name, ratios in shown if ratios]
     values = [e[key] for _, ratios in shown for e in ratios.values() for key in ("low", "high")]
     ticks = _ticks(min([1.0, *values]), max([1.0, *values]))
-    names = [n for n in KINDS if any(n in ratios for _, ratios in shown)]
+    names = [n for n in NAMES if any(n in ratios for _, ratios in shown)]
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     height = TOP + sum(len(ratios) * ROW + GAP for _, ratios in shown) + 24
 
@@ -58,7 +58,7 @@ def to_svg(cases: Sequence[tuple[str, Mapping[str, Record]]], title: str) -> str
 def _ratios(engines: Mapping[str, Record]) -> dict[str, Mapping[str, float]]:
     return {
         name: engines[name]["ratio"]
-        for name in KINDS
+        for name in NAMES
         if name in engines and not failed(engines[name]) and "ratio" in engines[name]
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from minidnn.bench.engines import KINDS, OWN
+from minidnn.bench.engines import NAMES, OWN
 from minidnn.bench.results import Record, failed
 
 TITLES = ("engine", "ms", "ratio", "deviation", "compile s", "memory MB", "precision", "version")
@@ -13,7 +13,7 @@ TITLES = ("engine", "ms", "ratio", "deviation", "compile s", "memory MB", "preci
 
 def rows(engines: Mapping[str, Record]) -> list[tuple[str, ...]]:
     """A row of cells for each engine of a case: minidnn's first, the others by time."""
-    known = {name: record for name, record in engines.items() if name in KINDS}
+    known = {name: record for name, record in engines.items() if name in NAMES}
 
     def order(name: str) -> tuple[bool, bool, float]:
         record = known[name]
@@ -54,7 +54,7 @@ def text(name: str, engines: Mapping[str, Record]) -> str:
 
 def markdown(cases: Sequence[tuple[str, Mapping[str, Record]]]) -> str:
     """One row a case: minidnn's time, the others' time over it, and the deviations' range."""
-    names = [n for n in KINDS if n != OWN and any(n in engines for _, engines in cases)]
+    names = [n for n in NAMES if n != OWN and any(n in engines for _, engines in cases)]
     lines = [f"| case | {OWN}, ms | {' | '.join(names)} | deviation |"]
     lines.append("|" + "---|" * (len(names) + 3))
     for case, engines in cases:

@@ -9,34 +9,59 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from minidnn.cli.arguments import add_tune, count, positive, size
-from minidnn.errors import MiniDNNError, UnsupportedError
+from minidnn.errors import DeviceError, MiniDNNError, UnsupportedError
 
 if TYPE_CHECKING:
-    from minidnn.bench.engines import Kind
-    from minidnn.bench.measure import Earlier, Step
-    from minidnn.bench.networks import Case, Prepared
+    from minidnn.bench.measure import Earlier, Effort, Step
+    from minidnn.bench.networks import Case
     from minidnn.bench.results import Record, Results
 
 HELP = "measure networks against other engines"
 DESCRIPTION = """\
-Runs networks of the zoo on minidnn and on other engines, each in a process of its own and in its
-best exact float32 setting, one after another in short bursts, and prints medians with 95 %
-confidence intervals. The weights are random (normalizations calibrated on data) and the same for
-all; PyTorch's outputs are what all are compared with.
+Runs networks of the zoo on minidnn and on other engines, one after another in short bursts, and
+prints medians with 95 % confidence intervals. The weights are random (normalizations calibrated on
+data) and the same for all; PyTorch's outputs in float32 are what all are compared with.
 
-NET may be an ONNX file with one input of images and one output: then its weights are those that
-it has, ONNX Runtime's outputs, without rewrites, are what all are compared with, and engines that
-take PyTorch's modules are left out.
+On the CPU each engine is in a process of its own and in its best exact float32 setting. On a GPU
+(--device cuda) all are in one process for each case, timed by events, and the others are PyTorch's
+modes: torch and torch-channels-last (with cudnn.benchmark, replayed as a CUDA graph), torch-compile
+(reduce-overhead with freezing, in whichever layout was faster); torch-max-autotune and torch-calls
+(every kernel launched by Python) if --against names them.
+
+On the CPU NET may be an ONNX file with one input of images and one output: then its weights are
+those that it has, ONNX Runtime's outputs, without rewrites, are what all are compared with, and
+engines that take PyTorch's modules are left out.
 
 With --json, results are added to a file, by commit and machine; what it has for this commit and
 machine is not measured again (--again does). With --seconds, a run that ends early leaves the
 rounds so far there, and the next one goes on with them."""
 
 DTYPES = ("float32",)
+
+
+class Bench(Protocol):
+    """Cases on one device: :class:`minidnn.bench.cpu.Cpu` or ``minidnn.bench.gpu.measure.Gpu``."""
+
+    def machine(self) -> str: ...
+
+    def suited(self, case: Case) -> list[str]: ...
+
+    def prepare(self, case: Case, names: Sequence[str], folder: Path) -> None: ...
+
+    def measure(
+        self,
+        case: Case,
+        names: Sequence[str],
+        folder: Path,
+        effort: Effort,
+        step: Step,
+        earlier: Earlier | None = None,
+    ) -> dict[str, Record]: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch", type=_counts, default=[1], metavar="N,...", help="images a run (1)"
     )
     parser.add_argument("--size", type=size, help="224 or 192x256 (the network's own)")
-    parser.add_argument("--dtype", default=DTYPES[0], help=f"valid: {', '.join(DTYPES)}")
+    parser.add_argument("--device", default="cpu", help="cpu (that) or cuda, cuda:1")
+    parser.add_argument(
+        "--dtype",
+        type=_names,
+        default=list(DTYPES),
+        metavar="DTYPE,...",
+        help="cpu: float32 (that); cuda: float32, tf32, float16, bfloat16",
+    )
     parser.add_argument("--threads", type=count, help="threads of every engine (all usable cores)")
     parser.add_argument("--isa", help="avx512 or avx2: limits minidnn and peers that can be")
     add_tune(parser)
@@ -86,13 +118,12 @@ def _names(text: str) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    from minidnn.backends.cpu.machine import describe_machine
-    from minidnn.bench.engines import KINDS, OWN, chosen
-    from minidnn.bench.measure import Effort, measure
+    from minidnn.bench.engines import OWN
+    from minidnn.bench.measure import Effort
     from minidnn.bench.results import Results, commit
     from minidnn.bench.table import text
 
-    every = [KINDS[OWN], *chosen(options.against, "--against")]
+    bench = _bench(options)
     cases = _cases(options)
     results = Results.read(options.json) if options.json else Results({})
     for path in options.merge:
@@ -102,30 +133,28 @@ def run(options: argparse.Namespace) -> int:
     for option, path in (("--json", options.json), ("--plot", options.plot)):
         if path is not None:
             _require_writable(option, path)
-    where = commit(), describe_machine().line()
+    where = commit(), bench.machine()
     end, measured = time.monotonic() + (options.seconds or math.inf), False
     with ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for number, case in enumerate(cases):
-            kinds = _suited(case, every, options.against)
+            names = bench.suited(case)
             step = _step(case, number, len(cases))
             if options.prepare:
                 step("preparing", 0, 1)
-                prepared = _prepared(case, folder)
-                for kind in kinds:
-                    kind.prepare(prepared)
+                bench.prepare(case, names, folder)
                 continue
             records = results.records(*where, case)
-            missing = kinds if options.again else _unmeasured(kinds, records, options.rounds)
+            missing = names if options.again else _unmeasured(names, records, options.rounds)
             if missing and (time.monotonic() < end or not measured):
                 measured = True  # at least one round, or nothing would ever be done
                 step("preparing", 0, 1)
                 effort = Effort(options.rounds, options.burst, end)
                 earlier = None if options.again else _earlier(missing, records)
-                records |= measure(_prepared(case, folder), missing, effort, step, earlier)
+                records |= bench.measure(case, missing, folder, effort, step, earlier)
             if options.json and records:
                 results.write(options.json)
-            shown = {kind.name: records[kind.name] for kind in kinds if kind.name in records}
+            shown = {name: records[name] for name in names if name in records}
             if OWN in shown:
                 _print(text(case.name, shown))
     if options.json and options.merge:
@@ -133,27 +162,58 @@ def run(options: argparse.Namespace) -> int:
     return _conclude(options, results, where, [] if options.prepare else cases)
 
 
+def _bench(options: argparse.Namespace) -> Bench:
+    from minidnn.bench.cpu import cpu_bench
+    from minidnn.bench.gpu.measure import gpu_bench
+
+    if options.device == "cpu":
+        return cpu_bench(options.against, "--against")
+    if not options.device.startswith("cuda"):
+        raise DeviceError(f"--device {options.device!r}: valid are cpu, cuda and cuda:1")
+    for option, value in (("--threads", options.threads), ("--isa", options.isa)):
+        if value is not None:
+            raise UnsupportedError(f"{option} {value}: it is of the CPU, not of {options.device!r}")
+    return gpu_bench(options.device, options.against, "--against")
+
+
 def _cases(options: argparse.Namespace) -> list[Case]:
     from minidnn.backends.cpu.cores import usable_cores
     from minidnn.backends.cpu.isa import usable_isa
     from minidnn.bench.files import file_case
+    from minidnn.bench.gpu.measure import PRECISIONS
     from minidnn.bench.networks import case_of
     from minidnn.cli.networks import in_options, is_onnx
 
     if not options.networks and not options.merge:
         raise MiniDNNError("NET: name a network of the zoo, or results with --merge")
-    if options.dtype not in DTYPES:
-        raise UnsupportedError(f"--dtype {options.dtype!r}: valid are {', '.join(DTYPES)}")
+    on_cpu = options.device == "cpu"
+    valid = DTYPES if on_cpu else PRECISIONS
+    for dtype in options.dtype:
+        if dtype not in valid:
+            raise UnsupportedError(f"--dtype {dtype!r}: valid are {', '.join(valid)}")
     isa = usable_isa(options.isa).name if options.isa else None
+    files = list(filter(is_onnx, options.networks))
+    if files and not on_cpu:
+        raise UnsupportedError(
+            f"NET {files[0]!r}: PyTorch's modes, which are the peers on {options.device!r}, take "
+            "networks of the zoo"
+        )
     threads = options.threads or usable_cores()
     with in_options("--size gives rows and columns"):
-        return [
+        cases = [
             (file_case if is_onnx(network) else case_of)(
-                network, batch, options.size, threads, isa, options.tune
+                network, batch, options.size, threads, isa, options.tune and on_cpu
             )
             for network in dict.fromkeys(options.networks)
             for batch in dict.fromkeys(options.batch)
         ]
+    if on_cpu:
+        return cases
+    return [
+        replace(case, dtype=dtype, device="cuda")
+        for case in cases
+        for dtype in dict.fromkeys(options.dtype)
+    ]
 
 
 def _require_writable(option: str, path: Path) -> None:
@@ -167,41 +227,24 @@ def _require_writable(option: str, path: Path) -> None:
         raise MiniDNNError(f"{option} {path} cannot be written: {error.strerror}") from error
 
 
-def _suited(case: Case, kinds: Sequence[Kind], asked: Sequence[str] | None) -> list[Kind]:
-    """The engines that can have the case: an ONNX file is no module of PyTorch."""
-    unsuited = [kind.name for kind in kinds if case.file and kind.needs_module]
-    if unsuited and asked is not None:
-        raise UnsupportedError(
-            f"--against {unsuited[0]!r}: it takes modules of PyTorch, and {case.network} is an "
-            "ONNX file"
-        )
-    return [kind for kind in kinds if kind.name not in unsuited]
-
-
-def _prepared(case: Case, folder: Path) -> Prepared:
-    from minidnn.bench import files, networks
-
-    return (files.prepare_file if case.file else networks.prepare)(case, folder)
-
-
-def _unmeasured(kinds: Sequence[Kind], records: dict[str, Record], rounds: int) -> list[Kind]:
-    """minidnn's own kind and those without so many rounds, or nothing when all have them."""
-    own, *peers = kinds
-    without = [kind for kind in peers if _rounds(kind, records) < rounds]
+def _unmeasured(names: Sequence[str], records: dict[str, Record], rounds: int) -> list[str]:
+    """minidnn and the engines without so many rounds, or nothing when all have them."""
+    own, *peers = names
+    without = [name for name in peers if _rounds(name, records) < rounds]
     if not without and _rounds(own, records) >= rounds:
         return []
     return [own, *without]  # a ratio needs both in the same rounds
 
 
-def _rounds(kind: Kind, records: dict[str, Record]) -> int:
-    return len(records.get(kind.name, {}).get("rounds", ()))
+def _rounds(name: str, records: dict[str, Record]) -> int:
+    return len(records.get(name, {}).get("rounds", ()))
 
 
-def _earlier(kinds: Sequence[Kind], records: dict[str, Record]) -> Earlier | None:
+def _earlier(names: Sequence[str], records: dict[str, Record]) -> Earlier | None:
     """The rounds of an earlier run in which all of these took part; None if there was none."""
     from minidnn.bench.measure import Earlier
 
-    found = {kind.name: records.get(kind.name, {}) for kind in kinds}
+    found = {name: records.get(name, {}) for name in names}
     ((begun, count), *others) = {
         (record.get("begun"), len(record.get("rounds", ()))) for record in found.values()
     }

@@ -1,0 +1,75 @@
+"""Times on a GPU, by events, and how far results lie from PyTorch's float32."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+Run = Callable[[], object]
+ROUND_MS = 8.0
+LONG_MS = 25.0
+"""A call of this length needs no second one beside it to be timed."""
+MOST_CALLS = 1000
+
+
+def in_turn(
+    runs: Mapping[str, Run], rounds: int, milliseconds: float = ROUND_MS
+) -> dict[str, list[float]]:
+    """Milliseconds of one call, for each round, in which every run is called for about so long."""
+    counts = {name: calls_in(run, milliseconds) for name, run in runs.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(timed(run, counts[name]))
+    return times
+
+
+def calls_in(run: Run, milliseconds: float) -> int:
+    """How many calls last about so long, at least two if they are not long themselves."""
+    run()
+    once = timed(run, 2)
+    least = 1 if once > LONG_MS else 2
+    return max(least, min(MOST_CALLS, math.ceil(milliseconds / max(once, 1e-3))))
+
+
+def timed(run: Run, count: int) -> float:
+    """Milliseconds of each of so many calls, which do not wait for one another."""
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(200_000)  # the GPU does not wait for the first launch
+    before.record()
+    for _ in range(count):
+        run()
+    after.record()
+    after.synchronize()
+    return float(before.elapsed_time(after)) / count
+
+
+def exact(network: Any, x: Any) -> Any:
+    """What PyTorch computes in float32 without TF32, a few images at a time."""
+    backends = torch.backends
+    flags = (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark)
+    backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = False
+    backends.cudnn.benchmark = False
+    try:
+        net = copy.deepcopy(network).to("cuda", torch.float32)
+        with torch.inference_mode():
+            return torch.cat([net(part.float()) for part in x.split(16)])
+    finally:
+        backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark = flags
+
+
+def deviations(outputs: Mapping[str, Any], reference: Any) -> dict[str, list[float]]:
+    """How far outputs lie from the reference: at most by its largest value, and the root of the
+    mean of squares by that of the reference."""
+    found: dict[str, list[float]] = {}
+    for name, output in outputs.items():
+        off = output.float() - reference
+        found[name] = [
+            float(off.abs().max() / reference.abs().max()),
+            float(off.square().mean().sqrt() / reference.square().mean().sqrt()),
+        ]
+    return found

@@ -1,0 +1,180 @@
+"""``minidnn bench --device cuda`` with a process that only counts, and on a GPU with real ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minidnn.backends.backend import get_backend
+from minidnn.bench.engines import NAMES, OWN
+from minidnn.bench.gpu import measure
+from minidnn.cli import main
+from minidnn.errors import DeviceError
+
+PEERS = ["torch", "torch-channels-last"]
+LITTLE = ("--rounds", "6", "--burst", "0.004", "--against", ",".join(PEERS))
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has engines that count, on a GPU that is not there."""
+    monkeypatch.setattr(measure, "TARGET", "tests.bench.engines:cell")
+    monkeypatch.setattr(measure, "NEEDED", ())
+    monkeypatch.setattr(measure, "get_backend", lambda device: None)
+    monkeypatch.setattr(measure.Gpu, "machine", lambda self: "a GPU, a driver")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def bench(
+    capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
+) -> tuple[list[str], str]:
+    assert main(["bench", "--device", "cuda", *map(str, arguments)]) == code
+    printed = capsys.readouterr()
+    return printed.out.splitlines(), printed.err
+
+
+def entries(path: Path) -> dict[str, Any]:
+    (machines,) = json.loads(path.read_text())["runs"].values()
+    (cases,) = machines.values()
+    return dict(cases)
+
+
+def test_tables_know_all_engines() -> None:
+    assert set(measure.PEERS) < set(NAMES)
+
+
+def test_every_precision_and_batch_is_a_cell(
+    capsys: pytest.CaptureFixture[str], counting: None, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.json"
+    lines, err = bench(
+        capsys, "resnet18", "--batch", "1,32", "--dtype", "float16,tf32", "--json", path, *LITTLE
+    )
+    assert err == ""
+    names = [f"resnet18, batch {n}, 224x224, {p}, cuda" for n in (1, 32) for p in DTYPES]
+    assert [line for line in lines if line.startswith("resnet18")] == names
+    assert [line.split()[0] for line in lines[1:5]] == ["engine", OWN, *PEERS]
+    cases = entries(path)
+    assert list(cases) == names
+    (machines,) = json.loads(path.read_text())["runs"].values()
+    assert list(machines) == ["a GPU, a driver"]
+    own, first, second = (cases[names[3]]["engines"][name] for name in (OWN, *PEERS))
+    assert (own["shape"], own["precision"], own["sees"]) == ([32, 3, 224, 224], "tf32", "0")
+    assert own["rounds"] == pytest.approx([1e-3 * n for n in range(1, 7)]) and "ratio" not in own
+    assert first["ratio"] == pytest.approx({"value": 2, "low": 2, "high": 2})
+    assert second["seconds"]["value"] == pytest.approx(10.5e-3) and own["deviation"] == 0.25
+    assert cases[names[3]]["device"] == "cuda" and cases[names[3]]["dtype"] == "tf32"
+
+
+DTYPES = ("float16", "tf32")
+
+
+def test_pieces_go_on_and_merge(
+    capsys: pytest.CaptureFixture[str], counting: None, tmp_path: Path
+) -> None:
+    path, other, svg = tmp_path / "r.json", tmp_path / "other.json", tmp_path / "r.svg"
+    asked = ("alexnet", "--json", path, *LITTLE)
+    for count in (1, 2):
+        bench(capsys, *asked, "--seconds", "0.001")
+        ((name, case),) = entries(path).items()
+        assert name == "alexnet, batch 1, 224x224, float32, cuda"
+        assert [len(case["engines"][n]["rounds"]) for n in (OWN, *PEERS)] == [count] * 3
+    bench(capsys, *asked)
+    (case,) = entries(path).values()
+    assert case["engines"][OWN]["rounds"] == pytest.approx(
+        [0.001, 0.001, 0.001, 0.002, 0.003, 0.004]
+    )
+    written = path.read_text()
+    bench(capsys, *asked)
+    assert path.read_text() == written  # nothing is measured twice
+    bench(capsys, "vgg11", "--json", other, *LITTLE)
+    lines, _ = bench(capsys, "--merge", path, "--json", other, "--markdown", "--plot", svg)
+    assert lines[0] == "| case | minidnn, ms | torch | torch-channels-last | deviation |"
+    assert len(lines) == 4 and len(entries(other)) == 2 and "alexnet, batch 1" in svg.read_text()
+
+
+def test_a_peer_that_fails_does_not_stop_the_others(
+    capsys: pytest.CaptureFixture[str], counting: None, tmp_path: Path
+) -> None:
+    path = tmp_path / "r.json"
+    lines, _ = bench(
+        capsys, "alexnet", "--json", path, "--rounds", 2, "--against", "torch-calls,torch", code=1
+    )
+    (case,) = entries(path).values()
+    assert case["engines"]["torch-calls"]["error"] == "ValueError: no torch-calls"
+    assert "ratio" in case["engines"]["torch"] and "failed" in lines[-1]
+
+
+def test_minidnn_itself_must_work(capsys: pytest.CaptureFixture[str], counting: None) -> None:
+    for more in ([], ["--prepare"]):
+        _, err = bench(capsys, "alexnet", "--batch", 13, *LITTLE, *more, code=2)
+        assert "engine 'minidnn': could not make: ValueError: no minidnn" in err
+    assert bench(capsys, "alexnet", *LITTLE, "--prepare") == ([], "")
+
+
+@pytest.mark.parametrize(("seen", "sees"), [(None, "1"), ("2,5", "5")])
+def test_another_gpu(
+    capsys: pytest.CaptureFixture[str],
+    counting: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: str | None,
+    sees: str,
+) -> None:
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    path = tmp_path / "r.json"
+    bench(capsys, "alexnet", "--device", "cuda:1", "--json", path, *LITTLE)
+    (case,) = entries(path).values()
+    assert case["engines"][OWN]["sees"] == sees
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--against", "openvino"], "--against 'openvino': valid on a GPU are torch, torch-"),
+        (["--dtype", "int8"], "--dtype 'int8': valid are float32, tf32, float16, bfloat16"),
+        (["--threads", "2"], "--threads 2: it is of the CPU, not of 'cuda'"),
+        (["--isa", "avx2"], "--isa avx2: it is of the CPU, not of 'cuda'"),
+        (["net.onnx"], "NET 'net.onnx': PyTorch's modes, which are the peers on 'cuda', take "),
+        (["--device", "tpu"], "--device 'tpu': valid are cpu, cuda and cuda:1"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    capsys: pytest.CaptureFixture[str], counting: None, arguments: list[str], message: str
+) -> None:
+    _, err = bench(capsys, "alexnet", *arguments, code=2)
+    assert message in err
+
+
+def test_without_a_gpu_nothing_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "NEEDED", ())
+    try:
+        get_backend("cuda")
+    except DeviceError as error:
+        _, err = bench(capsys, "alexnet", code=2)
+        assert str(error) in err
+    _, err = bench(capsys, "alexnet", "--device", "cuda:99", code=2)
+    assert "cuda:99" in err
+
+
+@pytest.mark.gpu
+def test_real_modes_agree(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    bench(
+        capsys, "squeezenet1_1", "--size", "64", "--batch", 2, "--dtype", "float16,float32",
+        "--against", "torch,torch-channels-last,torch-compile,torch-calls", "--json", path,
+        "--rounds", 2, "--burst", 0.01,
+    )  # fmt: skip
+    half, single = entries(path).values()
+    for case, most in ((half, 5e-3), (single, 1e-5)):
+        assert list(case["engines"]) == [OWN, *PEERS, "torch-compile", "torch-calls"]
+        for name, record in case["engines"].items():
+            assert record["deviation"] < most, name
+            assert 1e-6 < record["seconds"]["value"] < 1 and record["compile_seconds"] > 0, name
+        assert case["engines"][OWN]["memory_bytes"] > 1 << 20
