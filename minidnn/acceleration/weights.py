@@ -4,7 +4,7 @@ PyTorch counts the writes to a tensor, so nothing has to be compared: a weight i
 module holds the same tensor under that name, its count is the same and so is its address.  What
 that cannot see is a write past PyTorch (to ``tensor.data``, or to a NumPy view).  PyTorch does not
 count what its batch normalization writes in training, either: of modules the number of batches is
-looked at, which it does count, elsewhere the statistics themselves.
+looked at, which it does count, elsewhere the statistics themselves, where they lie on the CPU.
 
 A captured program knows a tensor by one name, and has modules and their attributes in it as they
 were.  So all that modules hold is looked at, under every name: where a tied weight is untied, a
@@ -13,6 +13,7 @@ bias or a module comes or goes, or an attribute is replaced, the program is capt
 
 from __future__ import annotations
 
+import gc
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,7 @@ _ADDRESS = torch.Tensor.data_ptr
 _VERSION = attrgetter("_version")
 _TRAINING = attrgetter("training")
 _END = object()
+_BATCHES = "num_batches_tracked"
 
 #: Modules that compute the same in training: their mode need not be looked at.
 _WITHOUT_MODES = {
@@ -59,7 +61,7 @@ class Watch:
     ``root``: the module that was captured; ``opaque``: those in it that are called as they are, so
     that what they hold may change.  ``fetches``: whether what is looked at is fetched from memory
     first; the CPU engine must be there.  ``statistics``: those of the weights that are statistics
-    of no module that is known.
+    of modules that are not known.
     """
 
     def __init__(
@@ -71,7 +73,10 @@ class Watch:
         statistics: Iterable[Held] = (),
     ) -> None:
         self._held = list(held)
-        self._statistics = list(statistics)
+        statistics = list(statistics)
+        self._counters = _counters(statistics)
+        counted = {id(t) for each in self._counters for t in each.holder.values()}
+        self._statistics = [each for each in statistics if id(each.tensor) not in counted]
         self._fetches = fetches
         known = {id(module) for module in opaque}
         #: The modules whose code is in the program, and their paths.
@@ -119,8 +124,8 @@ class Watch:
         """The numbers of batches of which statistics were taken."""
         for path, owner in self._owners:
             if isinstance(owner, _BatchNorm) and owner.num_batches_tracked is not None:
-                key = "num_batches_tracked"
-                yield Held(owner._buffers, key, f"{path}.{key}".lstrip("."))
+                yield Held(owner._buffers, _BATCHES, f"{path}.{_BATCHES}".lstrip("."))
+        yield from self._counters
 
     def _not_compiled_in(self) -> list[tuple[str, Any, Any, Any]]:
         """What is held besides the weights that the program reads and that have just one name."""
@@ -138,6 +143,7 @@ class Watch:
     def dicts(self) -> list[Any]:
         """All dicts in which something is held that is looked at."""
         held = {id(each.holder): each.holder for each in self._held}
+        held.update((id(each.holder), each.holder) for each in self._counters)
         held.update((id(holder), holder) for _, holder, _ in self._keys)
         return list(held.values())
 
@@ -193,6 +199,20 @@ class Watch:
             if list(holder) != keys:
                 return f"weights or modules of {path or 'the network'} were added or removed"
         return self.attributes.changed()
+
+
+def _counters(statistics: Iterable[Held]) -> list[Held]:
+    """The numbers of batches of which these statistics were taken, where modules count them: they
+    are looked for among all modules that there are, as nobody tells whose the statistics are."""
+    names = {id(each.tensor): each.name for each in statistics}
+    found = []
+    for each in gc.get_objects() if names else ():
+        if issubclass(type(each), _BatchNorm):
+            buffers = vars(each).get("_buffers", {})
+            name = names.get(id(buffers.get("running_mean")))
+            if name is not None and buffers.get(_BATCHES) is not None:
+                found.append(Held(buffers, _BATCHES, f"{name.rpartition('.')[0]}.{_BATCHES}"))
+    return found
 
 
 class _Contents:

@@ -233,6 +233,22 @@ def test_torch_compile() -> None:
         close(fast(x[:1]), net(x[:1]))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # PyTorch's own
+@pytest.mark.parametrize("way", ["optimize", "torch.compile"])
+def test_statistics_that_training_writes_are_noticed(way: str) -> None:
+    net, x = network().cuda().eval(), examples(2, 3, 16, 16).cuda()
+    torch._dynamo.reset()
+    fast: Any = md.optimize(net, x)
+    if way == "torch.compile":
+        fast = torch.compile(net, backend=dynamo.backend)
+    with torch.no_grad():
+        close(fast(x), net(x))
+        before = net(x).clone()
+        net.train()(3 * x + 1)
+        close(fast.eval()(x), net.eval()(x))
+    assert not torch.allclose(net(x), before, rtol=1e-2)
+
+
 def test_a_network_that_goes_down_and_up_is_taken_whole() -> None:
     torch.manual_seed(0)
     net, x = UNet().eval().cuda(), examples(2, 3, 27, 22).cuda()
