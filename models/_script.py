@@ -46,13 +46,21 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> Non
         options.command(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Who read our output has seen enough.  Python flushes once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # who read it has seen enough
         parser.exit(1)
     except MiniDNNError as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     except OSError as error:
+        _drop_output()
         parser.exit(1, f"{parser.prog}: {error.strerror or error}\n")
+
+
+def _drop_output() -> None:
+    """Drops what is left of the output if it cannot be written: Python tries again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:

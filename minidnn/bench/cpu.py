@@ -26,6 +26,8 @@ class Cpu:
 
     kinds: tuple[Kind, ...]
     asked: bool
+    #: A case may be left between two rounds, and gone on with later.
+    in_pieces = True
 
     def machine(self) -> str:
         """What results are filed under."""

@@ -29,9 +29,9 @@ data) and the same for all; PyTorch's outputs in float32 are what all are compar
 
 On the CPU each engine is in a process of its own and in its best exact float32 setting. On a GPU
 (--device cuda) all are in one process for each case, timed by events, and the others are PyTorch's
-modes: torch and torch-channels-last (with cudnn.benchmark, replayed as a CUDA graph), torch-compile
-(reduce-overhead with freezing, in whichever layout was faster); torch-max-autotune and torch-calls
-(every kernel launched by Python) if --against names them.
+modes: torch and torch-channels-last (with cudnn.benchmark, replayed as a CUDA graph) and
+torch-compile (reduce-overhead with freezing, in whichever layout was faster); torch-max-autotune
+and torch-calls (every kernel launched by Python) if --against names them.
 
 On the CPU NET may be an ONNX file with one input of images and one output: then its weights are
 those that it has, ONNX Runtime's outputs, without rewrites, are what all are compared with, and
@@ -39,13 +39,17 @@ engines that take PyTorch's modules are left out.
 
 With --json, results are added to a file, by commit and machine; what it has for this commit and
 machine is not measured again (--again does). With --seconds, a run that ends early leaves the
-rounds so far there, and the next one goes on with them."""
+rounds so far there (on a GPU, the cases), and the next one goes on with them."""
 
 DTYPES = ("float32",)
 
 
 class Bench(Protocol):
     """Cases on one device: :class:`minidnn.bench.cpu.Cpu` or ``minidnn.bench.gpu.measure.Gpu``."""
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether a case may be left between two rounds."""
 
     def machine(self) -> str: ...
 
@@ -99,7 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     effort.add_argument("--rounds", type=count, default=9, help="bursts of each engine (9)")
     effort.add_argument("--burst", type=positive, default=0.3, help="seconds of a burst (0.3)")
     effort.add_argument(
-        "--seconds", type=positive, help="begin no round that would end later than that"
+        "--seconds",
+        type=positive,
+        help="begin no round (on a GPU, no case) that would end later than that",
     )
     effort.add_argument(
         "--folder", type=Path, help="keep the prepared networks here (a temporary folder)"
@@ -134,7 +140,7 @@ def run(options: argparse.Namespace) -> int:
         if path is not None:
             _require_writable(option, path)
     where = commit(), bench.machine()
-    end, measured = time.monotonic() + (options.seconds or math.inf), False
+    end, longest = time.monotonic() + (options.seconds or math.inf), 0.0
     with ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for number, case in enumerate(cases):
@@ -146,12 +152,15 @@ def run(options: argparse.Namespace) -> int:
                 continue
             records = results.records(*where, case)
             missing = names if options.again else _unmeasured(names, records, options.rounds)
-            if missing and (time.monotonic() < end or not measured):
-                measured = True  # at least one round, or nothing would ever be done
+            begin = time.monotonic()
+            ahead = 0.0 if bench.in_pieces else longest
+            # At least one is begun, or nothing would ever be done.
+            if missing and (begin + ahead < end or not longest):
                 step("preparing", 0, 1)
                 effort = Effort(options.rounds, options.burst, end)
                 earlier = None if options.again else _earlier(missing, records)
                 records |= bench.measure(case, missing, folder, effort, step, earlier)
+                longest = max(longest, time.monotonic() - begin)
             if options.json and records:
                 results.write(options.json)
             shown = {name: records[name] for name in names if name in records}

@@ -48,8 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 sys.stdout.flush()
             return code
         except BrokenPipeError:
-            # Who read our output has seen enough.  Python flushes once more at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()  # who read it has seen enough
             return FAILED
         except KeyboardInterrupt:
             _print(f"{prefix}: interrupted")
@@ -57,8 +56,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Exception as error:
             if options.debug:
                 traceback.print_exc()
+            if isinstance(error, OSError):
+                _drop_output()
             _print(f"{prefix}: {_text(error, options.debug)}")
             return FAILED
+
+
+def _drop_output() -> None:
+    """Drops what is left of the output if it cannot be written: Python tries again at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

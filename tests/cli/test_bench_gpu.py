@@ -76,24 +76,23 @@ def test_pieces_go_on_and_merge(
     capsys: pytest.CaptureFixture[str], counting: None, tmp_path: Path
 ) -> None:
     path, other, svg = tmp_path / "r.json", tmp_path / "other.json", tmp_path / "r.svg"
-    asked = ("alexnet", "--json", path, *LITTLE)
-    for count in (1, 2):
+    asked = ("alexnet", "vgg11", "--json", path, *LITTLE)
+    for count in (1, 2, 2):  # in each piece one case, whole, until all are there
         bench(capsys, *asked, "--seconds", "0.001")
-        ((name, case),) = entries(path).items()
-        assert name == "alexnet, batch 1, 224x224, float32, cuda"
-        assert [len(case["engines"][n]["rounds"]) for n in (OWN, *PEERS)] == [count] * 3
-    bench(capsys, *asked)
-    (case,) = entries(path).values()
-    assert case["engines"][OWN]["rounds"] == pytest.approx(
-        [0.001, 0.001, 0.001, 0.002, 0.003, 0.004]
-    )
+        cases = entries(path)
+        assert [name.split(",")[0] for name in cases] == ["alexnet", "vgg11"][:count]
+        for case in cases.values():
+            assert [len(case["engines"][n]["rounds"]) for n in (OWN, *PEERS)] == [6] * 3
     written = path.read_text()
     bench(capsys, *asked)
     assert path.read_text() == written  # nothing is measured twice
-    bench(capsys, "vgg11", "--json", other, *LITTLE)
+    bench(capsys, "alexnet", "--json", path, *LITTLE, "--rounds", 8)
+    own = entries(path)["alexnet, batch 1, 224x224, float32, cuda"]["engines"][OWN]
+    assert own["rounds"] == pytest.approx([1e-3 * n for n in (1, 2, 3, 4, 5, 6, 1, 2)])
+    bench(capsys, "resnet18", "--json", other, *LITTLE)
     lines, _ = bench(capsys, "--merge", path, "--json", other, "--markdown", "--plot", svg)
     assert lines[0] == "| case | minidnn, ms | torch | torch-channels-last | deviation |"
-    assert len(lines) == 4 and len(entries(other)) == 2 and "alexnet, batch 1" in svg.read_text()
+    assert len(lines) == 5 and len(entries(other)) == 3 and "alexnet, batch 1" in svg.read_text()
 
 
 def test_a_peer_that_fails_does_not_stop_the_others(

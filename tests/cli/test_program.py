@@ -88,6 +88,21 @@ def test_output_may_be_closed(root: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("buffered", [False, True])
+def test_output_that_cannot_be_written_is_no_traceback(root: Path, buffered: bool) -> None:
+    command = f"'{sys.executable}' -m minidnn explain digits --device reference > /dev/full"
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=root,
+        env={**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (2, "minidnn explain: No space left on device\n")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

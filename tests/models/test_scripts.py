@@ -142,8 +142,12 @@ def test_errors_are_one_line(
     assert text in printed.err.splitlines()[-1] and printed.out == ""
 
 
+@pytest.mark.parametrize("buffered", [False, True])
 @pytest.mark.parametrize("arguments", [("", "list"), (".alexnet", "summary")])
-def test_output_that_cannot_be_written_is_no_traceback(arguments: tuple[str, str]) -> None:
+def test_output_that_cannot_be_written_is_no_traceback(
+    arguments: tuple[str, str], buffered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "" if buffered else "1")
     command = f"{sys.executable} -m minidnn.models{arguments[0]} {arguments[1]}"
     closed = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command} | true"],
