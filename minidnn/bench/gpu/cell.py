@@ -42,7 +42,7 @@ _MADE: dict[str, Callable[[Cell, bool], tuple[Run, Any]]] = {
 def cell(
     network: str, shape: Sequence[int], precision: str, engines: Sequence[str], burst: float
 ) -> Engine:
-    """The engines of that names, each called for about ``burst`` seconds in a round.
+    """The engines of these names, each called for about ``burst`` seconds in a round.
 
     A run gives seconds of a call of each, in the order of the report's "engines".  The report says
     of each what made it, or why it failed.
