@@ -66,6 +66,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Prints what tests have recorded for that, whichever process they ran in."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, text in getattr(report, "user_properties", ()):
+            if name == "printed at the end" and report.when == "call":
+                terminalreporter.write_line(text)
+
+
 TURNS = pytest.StashKey[Turns]()
 FOLDER = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -378,3 +379,10 @@ def test_the_example_of_the_page_runs(
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "docs/onnx.md", "exec"), {})
     assert len(load_onnx(tmp_path / "again.onnx").nodes) == 10
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    os.mkfifo(path)
+    with pytest.raises(GraphError, match=r"net\.onnx' is not a regular file"):
+        md.load_onnx(path)

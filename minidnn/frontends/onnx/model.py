@@ -74,6 +74,8 @@ def read_model(network: Any) -> Model:
     if isinstance(network, (str, os.PathLike)):
         path = Path(os.fsdecode(network))
         folder, title = path.parent, f"ONNX file {str(path)!r}"
+        if path.is_fifo() or path.is_socket() or path.is_char_device():
+            raise GraphError(f"{title} is not a regular file")  # reading one may wait for ever
         network = path.read_bytes()
     if isinstance(network, (bytes, bytearray, memoryview)):
         size = len(network)
