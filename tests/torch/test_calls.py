@@ -52,6 +52,44 @@ def net() -> nn.Module:
     return nn.Sequential(*body).eval()
 
 
+class Noted(nn.Module):
+    """Looks at values, so that it is called as it is; notes where its tensors lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[list[int]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.sin(x) if float(x.sum()) < 1e9 else x
+        self.places[:] = [[x.data_ptr()], [y.data_ptr()]]
+        return y
+
+
+def test_parts_and_pytorch_work_in_the_same_memory(
+    net: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted, x = Noted(), examples(2, 3, 8, 8)
+    network = nn.Sequential(*net[:3], noted, net[4]).eval()
+    fast = md.optimize(network, x, device="cpu")
+    first, second = fast.programs[0].parts
+    seen: list[list[int]] = []
+
+    def following(inner: Any) -> Any:
+        def run_at(inputs: list[int], outputs: list[int]) -> None:
+            seen.extend([list(inputs), list(outputs)])
+            inner(inputs, outputs)
+
+        return run_at
+
+    for part in (first, second):
+        monkeypatch.setattr(part._program, "run_at", following(part._program.run_at))
+    with torch.no_grad():
+        y = fast(x)
+    given, taken, made, result = seen
+    assert (given, result) == ([x.data_ptr()], [y.data_ptr()])
+    assert [taken, made] == noted.places
+
+
 @pytest.mark.parametrize(
     "given",
     [
