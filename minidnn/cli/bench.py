@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from minidnn.cli.arguments import add_tune, count, positive, size
 from minidnn.errors import DeviceError, MiniDNNError, UnsupportedError
 
 if TYPE_CHECKING:
-    from minidnn.bench.measure import Earlier, Effort, Step
+    from minidnn.bench.cpu import Cpu
+    from minidnn.bench.gpu.measure import Gpu
+    from minidnn.bench.measure import Earlier, Step
     from minidnn.bench.networks import Case
     from minidnn.bench.results import Record, Results
 
@@ -42,30 +44,6 @@ machine is not measured again (--again does). With --seconds, a run that ends ea
 rounds so far there (on a GPU, the cases), and the next one goes on with them."""
 
 DTYPES = ("float32",)
-
-
-class Bench(Protocol):
-    """Cases on one device: :class:`minidnn.bench.cpu.Cpu` or ``minidnn.bench.gpu.measure.Gpu``."""
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether a case may be left between two rounds."""
-
-    def machine(self) -> str: ...
-
-    def suited(self, case: Case) -> list[str]: ...
-
-    def prepare(self, case: Case, names: Sequence[str], folder: Path) -> None: ...
-
-    def measure(
-        self,
-        case: Case,
-        names: Sequence[str],
-        folder: Path,
-        effort: Effort,
-        step: Step,
-        earlier: Earlier | None = None,
-    ) -> dict[str, Record]: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,7 +149,8 @@ def run(options: argparse.Namespace) -> int:
     return _conclude(options, results, where, [] if options.prepare else cases)
 
 
-def _bench(options: argparse.Namespace) -> Bench:
+def _bench(options: argparse.Namespace) -> Cpu | Gpu:
+    """What measures on the device that was asked for; both have the same methods."""
     from minidnn.bench.cpu import cpu_bench
     from minidnn.bench.gpu.measure import gpu_bench
 

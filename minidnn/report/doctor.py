@@ -207,11 +207,7 @@ def _cudnn() -> list[Finding]:
         "import json; from minidnn.cudnn import library as l; c = l.load(); "
         "print(json.dumps(f'{l.version_text(c.version)} at {c.path}'))"
     )
-    found, problem = _ask(code)
-    if not problem:
-        return _one("cuDNN", FOUND, found)
-    advice = "" if HOW_TO_INSTALL in problem else HOW_TO_INSTALL
-    return _one("cuDNN", BROKEN if os.environ.get(ENVIRONMENT) else MISSING, problem, advice)
+    return _library("cuDNN", code, ENVIRONMENT, HOW_TO_INSTALL)
 
 
 def _nvrtc() -> list[Finding]:
@@ -222,10 +218,16 @@ def _nvrtc() -> list[Finding]:
         "import json; from minidnn.backends.cuda.nvrtc import load; n = load(); "
         "print(json.dumps(f'{n.version[0]}.{n.version[1]} at {n.path}'))"
     )
+    return _library("NVRTC", code, ENVIRONMENT)
+
+
+def _library(title: str, code: str, variable: str, advice: str = "") -> list[Finding]:
+    """A library by a line of Python that loads it; it is missing unless a variable says where."""
     found, problem = _ask(code)
     if not problem:
-        return _one("NVRTC", FOUND, found)
-    return _one("NVRTC", BROKEN if os.environ.get(ENVIRONMENT) else MISSING, problem)
+        return _one(title, FOUND, found)
+    state = BROKEN if os.environ.get(variable) else MISSING
+    return _one(title, state, problem, "" if advice in problem else advice)
 
 
 def _ask(code: str) -> tuple[str, str]:

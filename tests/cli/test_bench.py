@@ -17,6 +17,7 @@ from minidnn.bench import alternate, engines, networks
 from minidnn.bench.engines import KINDS, OWN, Kind
 from minidnn.bench.networks import Case, Prepared
 from minidnn.cli import main
+from tests.cli.benching import bench, entries
 
 LITTLE = ("--rounds", "6", "--burst", "0.004")
 
@@ -58,20 +59,6 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(networks, "prepare", prepare)
     return log
-
-
-def bench(
-    capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
-) -> tuple[list[str], str]:
-    assert main(["bench", *map(str, arguments)]) == code
-    printed = capsys.readouterr()
-    return printed.out.splitlines(), printed.err
-
-
-def entries(path: Path) -> dict[str, Any]:
-    (machines,) = json.loads(path.read_text())["runs"].values()
-    (cases,) = machines.values()
-    return dict(cases)
 
 
 def started(log: Path) -> list[str]:

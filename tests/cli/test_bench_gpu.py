@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from minidnn.backends.backend import get_backend
 from minidnn.bench.engines import NAMES, OWN
 from minidnn.bench.gpu import measure
-from minidnn.cli import main
 from minidnn.errors import DeviceError
+from tests.cli.benching import bench, entries
 
 PEERS = ["torch", "torch-channels-last"]
+DTYPES = ("float16", "tf32")
 LITTLE = ("--rounds", "6", "--burst", "0.004", "--against", ",".join(PEERS))
 
 
@@ -28,18 +28,10 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def bench(
+def on_cuda(
     capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
 ) -> tuple[list[str], str]:
-    assert main(["bench", "--device", "cuda", *map(str, arguments)]) == code
-    printed = capsys.readouterr()
-    return printed.out.splitlines(), printed.err
-
-
-def entries(path: Path) -> dict[str, Any]:
-    (machines,) = json.loads(path.read_text())["runs"].values()
-    (cases,) = machines.values()
-    return dict(cases)
+    return bench(capsys, "--device", "cuda", *arguments, code=code)
 
 
 def test_tables_know_all_engines() -> None:
@@ -50,7 +42,7 @@ def test_every_precision_and_batch_is_a_cell(
     capsys: pytest.CaptureFixture[str], counting: None, tmp_path: Path
 ) -> None:
     path = tmp_path / "r.json"
-    lines, err = bench(
+    lines, err = on_cuda(
         capsys, "resnet18", "--batch", "1,32", "--dtype", "float16,tf32", "--json", path, *LITTLE
     )
     assert err == ""
@@ -69,28 +61,25 @@ def test_every_precision_and_batch_is_a_cell(
     assert cases[names[3]]["device"] == "cuda" and cases[names[3]]["dtype"] == "tf32"
 
 
-DTYPES = ("float16", "tf32")
-
-
 def test_pieces_go_on_and_merge(
     capsys: pytest.CaptureFixture[str], counting: None, tmp_path: Path
 ) -> None:
     path, other, svg = tmp_path / "r.json", tmp_path / "other.json", tmp_path / "r.svg"
     asked = ("alexnet", "vgg11", "--json", path, *LITTLE)
     for count in (1, 2, 2):  # in each piece one case, whole, until all are there
-        bench(capsys, *asked, "--seconds", "0.001")
+        on_cuda(capsys, *asked, "--seconds", "0.001")
         cases = entries(path)
         assert [name.split(",")[0] for name in cases] == ["alexnet", "vgg11"][:count]
         for case in cases.values():
             assert [len(case["engines"][n]["rounds"]) for n in (OWN, *PEERS)] == [6] * 3
     written = path.read_text()
-    bench(capsys, *asked)
+    on_cuda(capsys, *asked)
     assert path.read_text() == written  # nothing is measured twice
-    bench(capsys, "alexnet", "--json", path, *LITTLE, "--rounds", 8)
+    on_cuda(capsys, "alexnet", "--json", path, *LITTLE, "--rounds", 8)
     own = entries(path)["alexnet, batch 1, 224x224, float32, cuda"]["engines"][OWN]
     assert own["rounds"] == pytest.approx([1e-3 * n for n in (1, 2, 3, 4, 5, 6, 1, 2)])
-    bench(capsys, "resnet18", "--json", other, *LITTLE)
-    lines, _ = bench(capsys, "--merge", path, "--json", other, "--markdown", "--plot", svg)
+    on_cuda(capsys, "resnet18", "--json", other, *LITTLE)
+    lines, _ = on_cuda(capsys, "--merge", path, "--json", other, "--markdown", "--plot", svg)
     assert lines[0] == "| case | minidnn, ms | torch | torch-channels-last | deviation |"
     assert len(lines) == 5 and len(entries(other)) == 3 and "alexnet, batch 1" in svg.read_text()
 
@@ -99,7 +88,7 @@ def test_a_peer_that_fails_does_not_stop_the_others(
     capsys: pytest.CaptureFixture[str], counting: None, tmp_path: Path
 ) -> None:
     path = tmp_path / "r.json"
-    lines, _ = bench(
+    lines, _ = on_cuda(
         capsys, "alexnet", "--json", path, "--rounds", 2, "--against", "torch-calls,torch", code=1
     )
     (case,) = entries(path).values()
@@ -109,9 +98,9 @@ def test_a_peer_that_fails_does_not_stop_the_others(
 
 def test_minidnn_itself_must_work(capsys: pytest.CaptureFixture[str], counting: None) -> None:
     for more in ([], ["--prepare"]):
-        _, err = bench(capsys, "alexnet", "--batch", 13, *LITTLE, *more, code=2)
+        _, err = on_cuda(capsys, "alexnet", "--batch", 13, *LITTLE, *more, code=2)
         assert "engine 'minidnn': could not make: ValueError: no minidnn" in err
-    assert bench(capsys, "alexnet", *LITTLE, "--prepare") == ([], "")
+    assert on_cuda(capsys, "alexnet", *LITTLE, "--prepare") == ([], "")
 
 
 @pytest.mark.parametrize(("seen", "sees"), [(None, "1"), ("2,5", "5")])
@@ -126,7 +115,7 @@ def test_another_gpu(
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     path = tmp_path / "r.json"
-    bench(capsys, "alexnet", "--device", "cuda:1", "--json", path, *LITTLE)
+    on_cuda(capsys, "alexnet", "--device", "cuda:1", "--json", path, *LITTLE)
     (case,) = entries(path).values()
     assert case["engines"][OWN]["sees"] == sees
 
@@ -145,7 +134,7 @@ def test_another_gpu(
 def test_wrong_arguments_are_named(
     capsys: pytest.CaptureFixture[str], counting: None, arguments: list[str], message: str
 ) -> None:
-    _, err = bench(capsys, "alexnet", *arguments, code=2)
+    _, err = on_cuda(capsys, "alexnet", *arguments, code=2)
     assert message in err
 
 
@@ -156,16 +145,16 @@ def test_without_a_gpu_nothing_is_measured(
     try:
         get_backend("cuda")
     except DeviceError as error:
-        _, err = bench(capsys, "alexnet", code=2)
+        _, err = on_cuda(capsys, "alexnet", code=2)
         assert str(error) in err
-    _, err = bench(capsys, "alexnet", "--device", "cuda:99", code=2)
+    _, err = on_cuda(capsys, "alexnet", "--device", "cuda:99", code=2)
     assert "cuda:99" in err
 
 
 @pytest.mark.gpu
 def test_real_modes_agree(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    bench(
+    on_cuda(
         capsys, "squeezenet1_1", "--size", "64", "--batch", 2, "--dtype", "float16,float32",
         "--against", "torch,torch-channels-last,torch-compile,torch-calls", "--json", path,
         "--rounds", 2, "--burst", 0.01,
