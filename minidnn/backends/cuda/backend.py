@@ -95,7 +95,8 @@ class CudaBackend:
         with on_device(self.index):
             _, memory = cupy().cuda.runtime.memGetInfo()
             plan.check_fits(memory, machine.name)
-            tasks = lower_plan(plan, machine.arch, precision == "tf32", accuracy)
+            others = tune == "exhaustive"
+            tasks = lower_plan(plan, machine.arch, precision == "tf32", accuracy, others)
             return CudaProgram(plan, tasks, self.index, machine.arch, tune, limit)
 
 

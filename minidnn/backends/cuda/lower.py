@@ -38,7 +38,7 @@ from .kernels import Launch
 from .matmul import print_matmul
 from .reduce import print_argmax, print_layer_norm, print_reduce
 from .reduction import averages_planes, print_adaptive, print_plane_average
-from .sequence import print_region
+from .sequence import print_region, print_variants
 from .softmax import print_softmax
 from .strided import print_broadcast, print_join, strided_of
 from .tensor import Tensor, tensor_of
@@ -69,23 +69,29 @@ class Task:
     node: Node
     work: Launch | ContractionProblem
     pointers: tuple[Pointer, ...]
+    #: Launches that may take the place of ``work``: they give the same bits.
+    others: tuple[Launch, ...] = ()
 
 
-def lower_plan(plan: Plan, arch: str, tf32: bool, accuracy: str = "normal") -> list[Task]:
-    """The tasks of a plan for ``arch`` ("sm_90"), in the order in which they run.
+def lower_plan(
+    plan: Plan, arch: str, tf32: bool, accuracy: str = "normal", others: bool = False
+) -> list[Task]:
+    """The tasks of a plan for ``arch`` ("sm_90"), in the order in which they run, with ``others``
+    to be measured beside the cost model's choice, if they are wanted.
 
     UnsupportedError names a node that no kernel computes as it stands in this graph.
     """
-    lowering = _Lowering(plan, arch, tf32, accuracy)
+    lowering = _Lowering(plan, arch, tf32, accuracy, others)
     return [task for node in plan.graph.nodes for task in lowering.node(node)]
 
 
 class _Lowering:
-    def __init__(self, plan: Plan, arch: str, tf32: bool, accuracy: str) -> None:
+    def __init__(self, plan: Plan, arch: str, tf32: bool, accuracy: str, others: bool) -> None:
         self.plan = plan
         self.arch = arch
         self.tf32 = tf32
         self.accuracy = accuracy
+        self.others = others
 
     def tensor(self, value: Value) -> Tensor:
         """How a value lies in memory; a constant lies as NCHW."""
@@ -175,12 +181,17 @@ class _Lowering:
     def _sequence(self, node: Node, op: SequenceRegion) -> Task:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
-        suited = print_region(op, lambda value: self.tensor(outer.get(value, value)), self.arch)
+
+        def lies(value: Value) -> Tensor:
+            return self.tensor(outer.get(value, value))
+
+        suited = print_region(op, lies, self.arch)
         values = [outer.get(slot.value, slot.value) for slot in suited.binding.slots]
         pointers: list[Pointer] = [_pointer(value) for value in values]
         if suited.binding.vectors:
             pointers.append(Data(suited.kernel.vectors, "float32", (id(op), "vectors")))
-        return Task(node, suited.kernel.launch, tuple(pointers))
+        others = print_variants(op, lies, self.arch) if self.others else ()
+        return Task(node, suited.kernel.launch, tuple(pointers), tuple(others))
 
     def _contraction(self, node: Node) -> Task:
         found = contraction_of(node, self.tensor, self._is_planar, self.tf32, self.accuracy)

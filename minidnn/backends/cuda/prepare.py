@@ -17,6 +17,7 @@ from .contraction.choice import Choice, threads
 from .contraction.problem import ContractionProblem, Place
 from .contraction.recipe import Addresses, Built
 from .contraction.tune import Tuning
+from .fastest import Fastest
 from .functions import Loaded, Loader, Run
 from .instance import Places
 from .kernels import Launch
@@ -29,21 +30,23 @@ lies free among the values meanwhile."""
 
 @dataclass(frozen=True)
 class KernelWork:
-    """A kernel of ours on its operands."""
+    """A kernel of ours on its operands, the fastest of so many that were measured, if any."""
 
     loaded: Loaded
     pointers: tuple[Pointer, ...]
     constants: Constants
+    measured: int = 0
 
     def bind(self, places: Places) -> Run:
         return self.loaded.bind([_address(p, places, self.constants) for p in self.pointers])
 
     def describe(self) -> str:
         took = self.loaded.resources
-        return (
+        text = (
             f"{took.registers} registers, {self.loaded.launch.shared_bytes} bytes of shared "
             f"memory, {100 * self.loaded.occupancy:.0f}% occupancy"
         )
+        return f"{text}, the fastest of {self.measured} kernels" if self.measured else text
 
 
 @dataclass(frozen=True)
@@ -113,17 +116,19 @@ def prepare(
             outputs[value] = data_of(value)
     pointers = (*outputs.values(), *(p for task in tasks for p in task.pointers))
     problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
-    launches = [task.work for task in tasks if isinstance(task.work, Launch)]
+    launches = [t.work for t in tasks if isinstance(t.work, Launch) and not t.others]
     load = Loader(arch)
+    fastest = Fastest(plan, tasks)
     with threads() as making, threads() as building:
         constants = Constants((p for p in pointers if isinstance(p, Data)), making)
         left = _left(memory_limit, lay_out(plan, {}), constants)
         workspace_limit = MOST_WORKSPACE if left is None else min(left, MOST_WORKSPACE)
         tuning = Tuning(arch, tune, workspace_limit, load, _spare(plan, tasks))
         choice = Choice(list(problems), tuning, building)
-        load([*launches, *choice.launches()])
+        load([*launches, *fastest.launches(), *choice.launches()])
         constants.lay_down()  # before anything is measured, which nothing shall disturb
         built = choice.made()
+        fastest.measure(load, constants)
         block = lay_out(plan, _workspaces(tasks, built))
         if memory_limit is not None and constants.bytes + block.own_bytes > memory_limit:
             # Each workspace is within the limit, but where one lies no input or output can; or an
@@ -138,7 +143,9 @@ def prepare(
     done = []
     for task in tasks:
         if isinstance(task.work, Launch):
-            work: Any = KernelWork(load([task.work])[0], task.pointers, constants)
+            measured = 1 + len(task.others) if task.others else 0
+            loaded = load([fastest(task)])[0]
+            work: Any = KernelWork(loaded, task.pointers, constants, measured)
         else:
             room = block.workspaces.get(task.node, 0)
             work = ContractionWork(built[task.work], task.pointers, constants, room)

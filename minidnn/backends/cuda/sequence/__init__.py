@@ -2,6 +2,7 @@
 
 from .printer import print_sequence
 from .suit import Suited, print_region
+from .variants import print_variants
 from .vectors import SequenceKernel
 
-__all__ = ["SequenceKernel", "Suited", "print_region", "print_sequence"]
+__all__ = ["SequenceKernel", "Suited", "print_region", "print_sequence", "print_variants"]

@@ -18,17 +18,21 @@ from .pack import Pack
 from .rounding import roundings
 from .vectors import SequenceKernel, kernel_of
 
-THREADS = 256
 ROUNDS = 2
 """Packs that a thread loads before it computes: so much more is on its way from memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """How elements are numbered: by channel and then pixel (planar), or the other way round."""
+    """How elements are numbered: by channel and then pixel (planar), or the other way round; and
+    how they are spread over threads."""
 
     planar: bool
     pack: int
+    #: Of a block.
+    threads: int = 256
+    #: Packs that a thread loads before it computes; 0: as many as usual.
+    rounds: int = 0
 
 
 def choose_flat(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> Flat | None:
@@ -85,7 +89,7 @@ class _Printer:
         self.frame = max(end for _, end in binding.segments)
 
     def print(self) -> SequenceKernel:
-        step = THREADS * self.flat.pack
+        step = self.flat.threads * self.flat.pack
         channels = [end - begin for begin, end in self.binding.segments]
         sizes = [count * self.area for count in channels]
         rounds = [self._rounds(count) for count in channels]
@@ -101,16 +105,18 @@ class _Printer:
                     self._segment(code, segment, first, rounds[segment])
                 first += count
         blocks = self.binding.batch * sum(chunks)
-        return kernel_of(self.binding, self.tensors, code, blocks, THREADS)
+        return kernel_of(self.binding, self.tensors, code, blocks, self.flat.threads)
 
     def _keeps_channels(self, channels: int) -> bool:
         """Whether packs are of neighbouring channels, the same ones in each round of a thread."""
-        step = THREADS * self.flat.pack
+        step = self.flat.threads * self.flat.pack
         whole = not self.flat.planar and channels % self.flat.pack == 0
         return whole and step % channels == 0
 
     def _rounds(self, channels: int) -> int:
         """Packs that a thread computes: more where they can share what they load of vectors."""
+        if self.flat.rounds:
+            return self.flat.rounds
         return 4 if self.binding.vectors and self._keeps_channels(channels) else ROUNDS
 
     def _segment(self, code: Code, segment: int, first: int, rounds: int) -> None:
@@ -130,7 +136,7 @@ class _Printer:
         #: thread are of the same ones.
         self.has_one_channel = self.flat.planar and self.area % size_of_pack == 0
         self.has_whole_channels = not self.flat.planar and self.channels % size_of_pack == 0
-        step = THREADS * size_of_pack
+        step = self.flat.threads * size_of_pack
         self.is_same_channel = self._keeps_channels(self.channels)
         start = f"(block - {first})" if first else "block"
         code.line(f"const int start = {start} * {rounds * step} + threadIdx.x * {size_of_pack};")

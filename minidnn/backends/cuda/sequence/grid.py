@@ -47,23 +47,27 @@ class Grid:
 
 def choose_grid(plan: KernelPlan, tensors: Sequence[Tensor]) -> Grid | None:
     """The grid on which a plan is cheapest; None if its planes cannot stay in registers."""
+    return next(iter(grids(plan, tensors)), None)
+
+
+def grids(plan: KernelPlan, tensors: Sequence[Tensor]) -> list[Grid]:
+    """The grids that a plan can be spread over, from cheap to dear; none if its planes cannot stay
+    in registers."""
     if not _suits(plan, tensors):
-        return None
+        return []
     height, width = plan.anchor
     kept = most_kept(plan)
     windows = [o.window for o in operations_of(plan) if o.window is not None]
     reach = [max(max(reach_of(w)[axis]) for w in windows) for axis in (0, 1)]
-    best: tuple[float, Grid] | None = None
+    found: list[tuple[float, Grid]] = []
     for rows in range(max(1, reach[0]), min(height, MOST_RESIDENT) + 1):
         for columns in range(max(1, reach[1]), min(width, MOST_RESIDENT // rows) + 1):
             grid = Grid(rows, columns, ceil(height / rows), ceil(width / columns))
             registers = kept * rows * columns
             if registers > MOST_RESIDENT or grid.threads > _most_threads(registers):
                 continue
-            cost = _cost(grid, height, width, registers)
-            if best is None or cost < best[0]:
-                best = (cost, grid)
-    return None if best is None else best[1]
+            found.append((_cost(grid, height, width, registers), grid))
+    return [grid for _, grid in sorted(found, key=lambda one: one[0])]
 
 
 def _most_threads(registers: int) -> int:

@@ -20,7 +20,7 @@ from ..dialect import TYPES
 from ..tensor import Tensor
 from .barrier import barrier_of
 from .facts import positive_planes
-from .flat import choose_flat, print_flat
+from .flat import Flat, choose_flat, print_flat
 from .functions import Function, Functions
 from .grid import Grid, choose_grid
 from .lanes import Lanes
@@ -38,9 +38,10 @@ def print_sequence(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     arch: str,
-    mapping: Mapping | Grid | None = None,
+    mapping: Mapping | Grid | Flat | None = None,
 ) -> SequenceKernel:
-    """The kernel of a plan on tensors that lie as given, for ``arch`` ("sm_90").
+    """The kernel of a plan on tensors that lie as given, for ``arch`` ("sm_90"), spread over
+    threads by ``mapping``, or as seems fastest.
 
     GraphError if the plan computes in place (on a GPU, rows are computed in no order), or if its
     patch does not fit shared memory.
@@ -62,6 +63,8 @@ def print_sequence(
                 return printed
         plan = absorb_prologues(plan)
         mapping = choose_mapping(plan, binding, tensors, arch)
+    if isinstance(mapping, Flat):
+        return print_flat(plan, binding, tensors, mapping)
     if isinstance(mapping, Grid):
         return print_resident(plan, binding, tensors, arch, mapping)
     if mapping.places.bytes > shared_limit(arch):

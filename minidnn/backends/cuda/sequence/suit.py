@@ -15,7 +15,7 @@ from ....errors import GraphError
 from ....fusion.collapse import cheapest
 from ....fusion.device import H200, Device
 from ....fusion.operations import lower
-from ....fusion.plan import Binding
+from ....fusion.plan import Binding, KernelPlan
 from ....fusion.region import Sequence as Region
 from ....fusion.sequence import Schedule, Sequence
 from ....graph.ir import Value
@@ -46,48 +46,79 @@ def print_region(region: Region, lies: Callable[[Value], Tensor], arch: str) -> 
 
     ``lies`` is asked for values of the region's body.
     """
-    body = region.body
-    stack = lower(body.nodes, body.outputs)
-    sequence = Sequence(stack.steps, body.outputs, stack.batch, stack.channels)
-    values = (*sequence.inputs, *sequence.outputs)
-    wide = [v for v in values if v.type.plane[2] * v.type.plane[3] > 1 and v.type.plane[1] > 1]
-    planar = all(lies(value).is_planar for value in wide)
-    schedule = _schedule(region, sequence, lies, planar, arch)
-    suited = region if schedule == region.schedule else replace(region, schedule=schedule)
-    plan, binding = suited.kernel
-    inputs = [lies(slot.value) for slot in binding.inputs]
-    outputs = [lies(slot.value) for slot in binding.outputs]
+    lying = Lying(region, lies, arch)
+    plan, binding, inputs, outputs = lying.planned(lying.schedule())
     return Suited(print_sequence(plan, binding, inputs, outputs, arch), binding)
 
 
-def _schedule(
-    region: Region, sequence: Sequence, lies: Callable[[Value], Tensor], planar: bool, arch: str
-) -> Schedule:
-    _, _, rows, columns = sequence.anchor.type.plane
-    # The cost model's choice may be to copy what a lone window reads; here caches do better.
-    schedule = replace(region.schedule, stage=False)
-    direct = region if schedule == region.schedule else replace(region, schedule=schedule)
-    lone = len(sequence.steps) <= 2 and len(absorb_prologues(direct.kernel[0]).steps) == 1
-    resident = planar and sequence.stays_in_registers
-    if resident and lone:
-        whole = replace(region, schedule=Schedule(rows, columns))
-        tensors = [lies(value) for value in (*sequence.inputs, *sequence.outputs)]
-        resident = not reads_units(whole.kernel[0], tensors)
-    if lone and not resident:
-        if planar or sequence.is_whole:
-            return Schedule(rows, columns)
-        windows = [o.window for o in sequence.operations if o.window is not None]
-        if any(moves_by_one(window.rows) for window in windows):
-            return _overlapping_patches(rows, columns)
-        patches = ceil(rows / max(1, PIXELS // columns))
-        return Schedule(ceil(rows / patches), columns)  # of equal size, if that can be
-    choice = cheapest(sequence, _device(sequence, planar, arch))
-    if choice is None:
-        raise GraphError(
-            f"no patch of the sequence {region.body.name!r} fits the shared memory of {arch} in "
-            f"its layout; valid are sequences of fewer steps (strategy='one')"
-        )
-    return choice.schedule
+class Lying:
+    """A sequence whose values lie in some layout, and the schedules that suit it there."""
+
+    def __init__(self, region: Region, lies: Callable[[Value], Tensor], arch: str) -> None:
+        self.region = region
+        self.arch = arch
+        self._lies = lies
+        body = region.body
+        stack = lower(body.nodes, body.outputs)
+        self.sequence = Sequence(stack.steps, body.outputs, stack.batch, stack.channels)
+        values = (*self.sequence.inputs, *self.sequence.outputs)
+        wide = [v for v in values if v.type.plane[2] * v.type.plane[3] > 1 and v.type.plane[1] > 1]
+        self.is_planar = all(lies(value).is_planar for value in wide)
+
+    def planned(self, schedule: Schedule) -> tuple[KernelPlan, Binding, list[Tensor], list[Tensor]]:
+        """The plan under a schedule, what it is bound to, and how inputs and outputs lie."""
+        same = schedule == self.region.schedule
+        plan, binding = (self.region if same else replace(self.region, schedule=schedule)).kernel
+        inputs = [self._lies(slot.value) for slot in binding.inputs]
+        outputs = [self._lies(slot.value) for slot in binding.outputs]
+        return plan, binding, inputs, outputs
+
+    def schedule(self) -> Schedule:
+        """The one that the cost model chooses, or that suits a lone window.
+
+        GraphError if no patch fits.
+        """
+        region, sequence = self.region, self.sequence
+        _, _, rows, columns = sequence.anchor.type.plane
+        # The cost model's choice may be to copy what a lone window reads; here caches do better.
+        schedule = replace(region.schedule, stage=False)
+        direct = region if schedule == region.schedule else replace(region, schedule=schedule)
+        lone = len(sequence.steps) <= 2 and len(absorb_prologues(direct.kernel[0]).steps) == 1
+        resident = self.is_planar and sequence.stays_in_registers
+        if resident and lone:
+            whole = replace(region, schedule=Schedule(rows, columns))
+            tensors = [self._lies(value) for value in (*sequence.inputs, *sequence.outputs)]
+            resident = not reads_units(whole.kernel[0], tensors)
+        if lone and not resident:
+            if self.is_planar or sequence.is_whole:
+                return Schedule(rows, columns)
+            windows = [o.window for o in sequence.operations if o.window is not None]
+            if any(moves_by_one(window.rows) for window in windows):
+                return _overlapping_patches(rows, columns)
+            patches = ceil(rows / max(1, PIXELS // columns))
+            return Schedule(ceil(rows / patches), columns)  # of equal size, if that can be
+        choice = cheapest(sequence, self._device())
+        if choice is None:
+            raise GraphError(
+                f"no patch of the sequence {region.body.name!r} fits the shared memory of "
+                f"{self.arch} in its layout; valid are sequences of fewer steps (strategy='one')"
+            )
+        return choice.schedule
+
+    def schedules(self) -> list[Schedule]:
+        """All that fit, those that the cost model takes for the fastest first."""
+        device = self._device()
+        priced = [(self.sequence.price(s, device), s) for s in self.sequence.candidates(device)]
+        fitting = [(price.seconds, i) for i, (price, _) in enumerate(priced) if price is not None]
+        return [priced[i][1] for _, i in sorted(fitting)]
+
+    def _device(self) -> Device:
+        limit = shared_limit(self.arch)
+        if self.is_planar:
+            return replace(H200, local_bytes=limit)
+        itemsize = min(ITEMSIZE[value.dtype] for value in self.sequence.outputs)
+        lanes = min(SECTOR_BYTES // itemsize, self.sequence.channels)
+        return replace(H200, local_bytes=limit, lanes=lanes, register_bytes=1)
 
 
 def _overlapping_patches(rows: int, columns: int) -> Schedule:
@@ -96,15 +127,3 @@ def _overlapping_patches(rows: int, columns: int) -> Schedule:
     across = ceil(columns / ceil(columns * TILE_ROWS / (2 * PIXELS)))
     down = max(TILE_ROWS, 2 * PIXELS // across // TILE_ROWS * TILE_ROWS)
     return Schedule(min(rows, down), across)
-
-
-def _device(sequence: Sequence, planar: bool, arch: str) -> Device:
-    limit = shared_limit(arch)
-    if planar:
-        return replace(H200, local_bytes=limit)
-    lanes = min(SECTOR_BYTES // _itemsize(sequence), sequence.channels)
-    return replace(H200, local_bytes=limit, lanes=lanes, register_bytes=1)
-
-
-def _itemsize(sequence: Sequence) -> int:
-    return min(ITEMSIZE[value.dtype] for value in sequence.outputs)

@@ -1,0 +1,141 @@
+"""The fastest of several kernels that give the same bits: measured once, remembered on disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...cache import Store, digest
+from ...cudnn import machine
+from ...cudnn._cupy import cupy
+from ...cudnn.graph import arrays
+from ...cudnn.graph.spec import TensorSpec
+from ...cudnn.graph.timing import Contestant, race
+from ...errors import MiniDNNWarning, OutOfMemoryError
+from ...graph.ir import Value
+from ...runtime.plan import Plan
+from .constants import Constants
+from .functions import Loaded
+from .kernels import Launch
+from .lower import Data, Pointer, Task
+
+log = logging.getLogger(__name__)
+
+_VERSION = 1
+_store = Store("cuda_sequence", ".json", 32 << 20)
+
+Load = Callable[[Sequence[Launch]], list[Loaded]]
+
+
+class Fastest:
+    """Which launch computes each task of several, on the current device.
+
+    Tasks with the same launches are measured once.
+    """
+
+    def __init__(self, plan: Plan, tasks: Iterable[Task]) -> None:
+        self._plan = plan
+        self._tasks = {_launches(task): task for task in tasks if task.others}
+        self._known: dict[tuple[Launch, ...], Launch] = {}
+        for launches in self._tasks:
+            if (found := _recall(launches)) is not None:
+                self._known[launches] = found
+
+    def launches(self) -> list[Launch]:
+        """What may be needed, to be compiled together: all, of those that nothing is known of."""
+        missing = [one for some in self._missing() for one in some]
+        return [*self._known.values(), *missing]
+
+    def measure(self, load: Load, constants: Constants) -> None:
+        """Measures what is not remembered.  What there is no memory for stays as the cost model
+        has it, and a MiniDNNWarning says so."""
+        start = time.perf_counter()
+        missing = self._missing()
+        for launches in missing:
+            task = self._tasks[launches]
+            try:
+                self._known[launches] = self._fastest(task, load(launches), constants)
+            except OutOfMemoryError as error:
+                text = f"node {task.node.name!r}: its kernels are not measured: {error}"
+                log.warning(text)
+                warnings.warn(text, MiniDNNWarning, stacklevel=2)
+                self._known[launches] = launches[0]
+        if missing:
+            log.info("measured %d sequences in %.2f s", len(missing), time.perf_counter() - start)
+
+    def __call__(self, task: Task) -> Launch:
+        """The task's launch, once all is measured."""
+        assert isinstance(task.work, Launch)
+        return self._known[_launches(task)] if task.others else task.work
+
+    def _missing(self) -> list[tuple[Launch, ...]]:
+        return [launches for launches in self._tasks if launches not in self._known]
+
+    def _fastest(self, task: Task, loaded: Sequence[Loaded], constants: Constants) -> Launch:
+        # The cost model's keeps to its budget of registers, which tests see to; others may not.
+        able = [loaded[0], *(one for one in loaded[1:] if not one.resources.spill_bytes)]
+        kept: list[Any] = []
+        try:
+            pointers = [self._scratch(p, constants, kept) for p in task.pointers]
+        except cupy().cuda.memory.OutOfMemoryError as error:
+            raise OutOfMemoryError(f"no memory for its operands: {error}") from error
+        times = race([Contestant(one.bind(pointers)) for one in able])
+        order = sorted((ms, i) for i, ms in enumerate(times) if ms is not None)
+        best = able[order[0][1]].launch
+        log.info(
+            "%s: the fastest of %d kernels takes %.4f ms, the cost model's %.4f",
+            task.node.name,
+            len(able),
+            order[0][0],
+            times[0],
+        )
+        _remember([one.launch for one in loaded], best, order[0][0], times[0])
+        return best
+
+    def _scratch(self, pointer: Pointer, constants: Constants, kept: list[Any]) -> int:
+        """Where numbers lie on which a kernel is timed: random ones, since timings on zeros lie."""
+        if isinstance(pointer, Data):
+            return constants.address(pointer)
+        assert isinstance(pointer, Value)
+        placement = self._plan.graph.placements.get(pointer)
+        type = pointer.type if placement is None else placement.buffer.type
+        kept.append(arrays.random_like(TensorSpec((type.size,), (1,), type.dtype), len(kept)))
+        return int(kept[-1].ptr)
+
+
+def _launches(task: Task) -> tuple[Launch, ...]:
+    assert isinstance(task.work, Launch)
+    return (task.work, *task.others)
+
+
+def _key(launches: Sequence[Launch]) -> str:
+    device = machine.device_name(cupy().cuda.runtime.getDevice())
+    named = [(one.source.name, one.grid, one.block, one.shared_bytes) for one in launches]
+    return digest("fastest kernel", _VERSION, named, device)
+
+
+def _recall(launches: Sequence[Launch]) -> Launch | None:
+    """What was remembered; None for what is missing or of another shape."""
+    data = _store.read(_key(launches))
+    if data is None:
+        return None
+    try:
+        index = json.loads(data)["fastest"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return launches[index] if index in range(len(launches)) else None
+
+
+def _remember(
+    launches: Sequence[Launch], best: Launch, milliseconds: float, usual: float | None
+) -> None:
+    entry = {
+        "fastest": launches.index(best),
+        "milliseconds": milliseconds,
+        "milliseconds of the cost model's": usual,
+    }
+    _store.put(_key(launches), json.dumps(entry, indent=1).encode(), label="fastest kernel")
