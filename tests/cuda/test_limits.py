@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,18 +10,16 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda import prepare
-from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.constants import Constants
-from minidnn.backends.cuda.contraction import direct, own, tune, winograd
+from minidnn.backends.cuda.contraction import own, tune
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.own import OWN, own_choices
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
-from minidnn.backends.cuda.contraction.recipe import room
 from minidnn.backends.cuda.contraction.tune import Tuning
-from minidnn.backends.cuda.lower import lower_plan
-from minidnn.errors import OutOfMemoryError, UnsupportedError
+from minidnn.backends.cuda.memory import Limit
+from minidnn.errors import OutOfMemoryError
 
-from .lowered import ARCH, planned, problems_of
+from .greedy import be_greedy, least
+from .lowered import ARCH, problems_of
 
 STEM = L.Conv2d(3, 64, 7, 2, 3)
 AFTER_NORM = L.Sequential(L.BatchNorm2d(224), L.ReLU(), L.Conv2d(224, 128, 1, bias=False))
@@ -30,6 +27,10 @@ THREE = L.Sequential(
     *(L.Conv2d(64, 64, 3, padding=1), L.ReLU(), L.Conv2d(64, 64, 3, padding=1), L.ReLU()),
     L.Conv2d(64, 64, 3, padding=1),
 )
+
+
+def limit(size: int) -> Limit:
+    return Limit(size, f"memory_limit={size} bytes")
 
 
 def tuning(limit: int, tuned: str = "quick") -> Tuning:
@@ -77,49 +78,10 @@ def test_nothing_takes_more_than_the_limit(
     assert found and all(one.workspace <= heuristic.limit(problem) for one in found)
 
 
-class _Greedy:
-    """Takes what needs most workspace of what the limits leave."""
-
-    def __init__(self, problems: Sequence[ContractionProblem], tuning: Tuning, pool: Any) -> None:
-        self.problems, self.tuning = problems, tuning
-
-    def launches(self) -> list[Any]:
-        return []
-
-    def made(self) -> dict[ContractionProblem, Any]:
-        return {problem: self._most(problem) for problem in self.problems}
-
-    def _most(self, problem: ContractionProblem) -> Any:
-        limit = self.tuning.limit(problem)
-        sizes = []
-        for form in forms_of(problem, ARCH):
-            choices = own_choices(problem, form.core, ARCH) if form.core in OWN else [-1]
-            for i in choices:
-                size = own._KERNELS[form.core].room(problem, i) if i >= 0 else 0
-                sizes.append(room(problem, form, size))
-        fitting = [size for size in sizes if size <= limit]
-        if not fitting:
-            raise UnsupportedError(f"no way within {limit} bytes")
-        return SimpleNamespace(workspace=max(fitting), recipe=None)
-
-
 @pytest.fixture
 def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (own, direct, winograd):
-        monkeypatch.setattr(module, "multiprocessors", lambda: 132, raising=False)
-    monkeypatch.setattr(prepare, "Choice", _Greedy)
-    monkeypatch.setattr(prepare, "Loader", lambda arch: lambda launches: [None] * len(launches))
+    be_greedy(monkeypatch)
     monkeypatch.setattr(Constants, "lay_down", lambda self: self.bytes)
-
-
-def least(network: md.Layer, shape: tuple[int, ...], precision: str) -> tuple[Any, Any, int]:
-    """The plan, its tasks, and bytes of weights and values."""
-    plan = planned(network, shape, precision)
-    tasks = lower_plan(plan, ARCH, precision == "tf32")
-    data = [p for task in tasks for p in task.pointers if isinstance(p, prepare.Data)]
-    with prepare.threads() as pool:
-        weights = Constants(data, pool).bytes
-    return plan, tasks, weights + lay_out(plan, {}).own_bytes
 
 
 @pytest.mark.parametrize("extra", [0, 256, 1 << 18, 1 << 20, 4 << 20])
@@ -135,7 +97,7 @@ def test_a_limit_that_can_be_kept_is_kept(
 ) -> None:
     """Each workspace is within the limit, but may lie where the input or output would."""
     plan, tasks, needed = least(network, shape, precision)
-    made = prepare.prepare(plan, tasks, ARCH, "quick", needed + extra)
+    made = prepare.prepare(plan, tasks, ARCH, "quick", limit(needed + extra))
     assert made.constants.bytes + made.block.own_bytes <= needed + extra
 
 
@@ -147,6 +109,6 @@ def test_a_limit_that_leaves_no_room_to_gather_is_told(precision: str) -> None:
     (problem,) = (task.work for task in tasks if isinstance(task.work, ContractionProblem))
     gathered = tuning(0).limit(problem)
     with pytest.raises(OutOfMemoryError, match=rf"memory_limit={needed} .* \d+ are needed"):
-        prepare.prepare(plan, tasks, ARCH, "quick", needed)
-    made = prepare.prepare(plan, tasks, ARCH, "quick", needed + gathered)
+        prepare.prepare(plan, tasks, ARCH, "quick", limit(needed))
+    made = prepare.prepare(plan, tasks, ARCH, "quick", limit(needed + gathered))
     assert made.block.own_bytes <= needed + gathered

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from minidnn import layers as L
-from minidnn.backends.cuda import constants
+from minidnn.backends.cuda import constants, memory
 from minidnn.backends.cuda.bits import to_bits
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.contraction import choice, tune
@@ -64,9 +64,10 @@ def device_memory(monkeypatch: pytest.MonkeyPatch) -> list[_HostMemory]:
         return made[-1]
 
     stream = SimpleNamespace(null=SimpleNamespace(synchronize=lambda: None))
-    memory = SimpleNamespace(OutOfMemoryError=MemoryError)
-    cuda = SimpleNamespace(alloc=alloc, Stream=stream, memory=memory)
+    errors = SimpleNamespace(OutOfMemoryError=MemoryError)
+    cuda = SimpleNamespace(alloc=alloc, Stream=stream, memory=errors)
     monkeypatch.setattr(constants, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(memory, "cupy", constants.cupy)
     return made
 
 

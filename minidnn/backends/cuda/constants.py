@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...cudnn._cupy import cupy
-from ...errors import OutOfMemoryError
 from .bits import to_bits
 from .lower import Data
+from .memory import allocated
 
 _ALIGNMENT = 256
 
@@ -43,18 +43,14 @@ class Constants:
 
     def lay_down(self) -> None:
         """Copies everything to the device; OutOfMemoryError if it does not fit."""
-        cuda = cupy().cuda
-        try:
-            self._memory = cuda.alloc(max(1, self.bytes))
-        except cuda.memory.OutOfMemoryError as error:
-            raise OutOfMemoryError(f"no room for {self.bytes} bytes of weights: {error}") from error
+        self._memory = allocated(self.bytes, "weights")
         for key, made in self._making.items():
             array = made.result()
             place = self._memory + self._offsets[key]
             place.copy_from_host(array.ctypes.data, array.nbytes)
         # From pageable memory a copy may still be on its way.  All of the device cannot be waited
         # for while another thread captures.
-        cuda.Stream.null.synchronize()
+        cupy().cuda.Stream.null.synchronize()
         self._making.clear()
 
     def address(self, data: Data) -> int:

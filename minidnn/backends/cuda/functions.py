@@ -35,6 +35,14 @@ class Loaded:
 
         return run
 
+    def describe(self) -> str:
+        """What it takes of a multiprocessor."""
+        shared = self.resources.shared_bytes + self.launch.shared_bytes
+        return (
+            f"{self.resources.registers} registers, {shared} bytes of shared memory, "
+            f"{100 * self.occupancy:.0f}% occupancy"
+        )
+
     @property
     def occupancy(self) -> float:
         """The part of a multiprocessor's threads that its blocks can fill."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...cudnn._cupy import cupy
-from ...errors import OutOfMemoryError
 from ...graph.ir import Constant, Value
 from ...runtime.plan import Plan
 from .arrays import DEVICE_TO_DEVICE, Given
 from .block import Block
 from .functions import Run
+from .memory import allocated
 from .replay import End, Replay
 
 
@@ -62,7 +62,8 @@ class Instance:
     ) -> None:
         cuda = cupy().cuda
         own = inputs is None or outputs is None
-        self._memory = _allocate(block.own_bytes if own else block.bytes)
+        size = block.own_bytes if own else block.bytes
+        self._memory = allocated(size, "activations and workspace")
         begin = int(self._memory.ptr)
         self.inputs = tuple(inputs or (begin + offset for offset in block.inputs))
         self.outputs = tuple(outputs or (begin + offset for offset in block.outputs))
@@ -125,13 +126,3 @@ class Instance:
     def is_idle(self) -> bool:
         """Whether what was last started on it is done."""
         return bool(self.done.done)
-
-
-def _allocate(size: int) -> Any:
-    cuda = cupy().cuda
-    try:
-        return cuda.alloc(max(1, size))
-    except cuda.memory.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            f"no room for {size} bytes of activations and workspace: {error}"
-        ) from error

@@ -22,6 +22,7 @@ from .functions import Loaded, Loader, Run
 from .instance import Places
 from .kernels import Launch
 from .lower import Data, Pointer, Task, data_of
+from .memory import Limit, release_unused
 
 MOST_WORKSPACE = 1 << 30
 """Bytes that algorithms may take beside their tensors, unless ``memory_limit`` leaves less, or more
@@ -41,11 +42,7 @@ class KernelWork:
         return self.loaded.bind([_address(p, places, self.constants) for p in self.pointers])
 
     def describe(self) -> str:
-        took = self.loaded.resources
-        text = (
-            f"{took.registers} registers, {self.loaded.launch.shared_bytes} bytes of shared "
-            f"memory, {100 * self.loaded.occupancy:.0f}% occupancy"
-        )
+        text = self.loaded.describe()
         return f"{text}, the fastest of {self.measured} kernels" if self.measured else text
 
 
@@ -77,7 +74,8 @@ class ContractionWork:
             text += f", then {left} stage{'s' * (left > 1)} in a kernel"
         if recipe.form.packed:
             text += ", carried into its slice"
-        return f"{text}, {self.built.workspace / 1e6:.1f} MB of workspace"
+        text += f", {self.built.workspace / 1e6:.1f} MB of workspace"
+        return "; ".join([text, *self.built.describe_kernels()])
 
 
 @dataclass(frozen=True)
@@ -104,12 +102,13 @@ def prepare(
     tasks: Sequence[Task],
     arch: str,
     tune: str,
-    memory_limit: int | None,
+    limit: Limit | None,
 ) -> Prepared:
     """Everything that is done once, on the current device.
 
-    OutOfMemoryError if the limit does not suffice, or memory runs out.
+    OutOfMemoryError if the limit does not suffice, a Shortage if memory runs out.
     """
+    short = limit is not None and limit.short
     outputs: dict[Value, Data] = {}
     for value in plan.graph.outputs:
         if isinstance(value, Constant):
@@ -119,18 +118,21 @@ def prepare(
     launches = [t.work for t in tasks if isinstance(t.work, Launch) and not t.others]
     load = Loader(arch)
     fastest = Fastest(plan, tasks)
-    with threads() as making, threads() as building:
+    # Where memory is short, tensors for one timing at a time have to do.
+    with threads() as making, threads(*([1] if short else [])) as building:
         constants = Constants((p for p in pointers if isinstance(p, Data)), making)
-        left = _left(memory_limit, lay_out(plan, {}), constants)
-        workspace_limit = MOST_WORKSPACE if left is None else min(left, MOST_WORKSPACE)
+        workspace_limit = MOST_WORKSPACE
+        if limit is not None:
+            left = _left(limit, lay_out(plan, {}), constants)
+            workspace_limit = min(_power_of_two(left), MOST_WORKSPACE)
         tuning = Tuning(arch, tune, workspace_limit, load, _spare(plan, tasks))
         choice = Choice(list(problems), tuning, building)
         load([*launches, *fastest.launches(), *choice.launches()])
-        constants.lay_down()  # before anything is measured, which nothing shall disturb
+        if not short:
+            constants.lay_down()  # while cuDNN builds, before anything is measured
         built = choice.made()
-        fastest.measure(load, constants)
         block = lay_out(plan, _workspaces(tasks, built))
-        if memory_limit is not None and constants.bytes + block.own_bytes > memory_limit:
+        if limit is not None and constants.bytes + block.own_bytes > limit.bytes:
             # Each workspace is within the limit, but where one lies no input or output can; or an
             # image has to be gathered, whatever that takes.
             tuning = replace(tuning, workspace_limit=0, spare={})
@@ -139,7 +141,11 @@ def prepare(
             with suppress(UnsupportedError):  # a contraction has no way without a workspace
                 built = choice.made()
                 block = lay_out(plan, _workspaces(tasks, built))
-            _left(memory_limit, block, constants)
+            _left(limit, block, constants)
+        if short:
+            release_unused()
+            constants.lay_down()
+        fastest.measure(load, constants)
     done = []
     for task in tasks:
         if isinstance(task.work, Launch):
@@ -153,17 +159,21 @@ def prepare(
     return Prepared(tuple(done), block, constants, outputs)
 
 
-def _left(memory_limit: int | None, block: Block, constants: Constants) -> int | None:
-    """Bytes that the limit, if there is one, leaves beside weights and block."""
-    if memory_limit is None:
-        return None
+def _left(limit: Limit, block: Block, constants: Constants) -> int:
+    """Bytes that the limit leaves beside weights and block."""
     needed = constants.bytes + block.own_bytes
-    if needed > memory_limit:
+    if needed > limit.bytes:
         raise OutOfMemoryError(
-            f"memory_limit={memory_limit} bytes; weights take {constants.bytes} and values with "
-            f"workspaces {block.own_bytes}, so at least {needed} are needed"
+            f"{limit.said}; weights take {constants.bytes} and values with workspaces "
+            f"{block.own_bytes}, so at least {needed} are needed"
         )
-    return memory_limit - needed
+    return limit.bytes - needed
+
+
+def _power_of_two(size: int) -> int:
+    """The largest one within ``size``, so that what is chosen is found again where about as much is
+    free; 0 within 0."""
+    return 1 << size.bit_length() >> 1
 
 
 def _workspaces(

@@ -23,7 +23,8 @@ from .arrays import (
 )
 from .instance import Instance
 from .lower import Task
-from .prepare import as_it_is, prepare
+from .memory import Limit, make_within
+from .prepare import Prepared, as_it_is, prepare
 from .target import CudaTarget
 
 _PER_THREAD_STREAM = 2
@@ -63,14 +64,19 @@ class CudaProgram:
         graph = plan.graph
         self._inputs = [Slot.of(f"input {v.name!r}", v) for v in graph.inputs]
         self._outputs = [Slot.of(f"out[{i}]", v) for i, v in enumerate(graph.outputs)]
-        self._limit = memory_limit
         self._lock = threading.Lock()
         self._runtime = cupy().cuda.runtime
         self._instances: dict[object, Instance] = {}
+        given = memory_limit
+        limit = None if given is None else Limit(given, f"memory_limit={given} bytes")
+
+        def make(limit: Limit | None) -> tuple[Limit | None, Prepared, Instance]:
+            prepared = prepare(plan, tasks, arch, tune, limit)
+            return limit, prepared, _instance_of(plan, prepared)
+
         with on_device(device):
-            self.prepared = prepare(plan, tasks, arch, tune, memory_limit)
-            self._block = self.prepared.block
-            self._instances[None] = self._instance()
+            self._limit, self.prepared, self._instances[None] = make_within(limit, make)
+        self._block = self.prepared.block
 
     # Calls
 
@@ -139,8 +145,11 @@ class CudaProgram:
             for slot, one in zip(self._inputs, given, strict=True):
                 for other, two in zip(self._outputs, results, strict=True):
                     check_apart(slot, one, other, two)
-            instance = self._instance(
-                [one.pointer for one in given], [one.pointer for one in results]
+            instance = _instance_of(
+                self.plan,
+                self.prepared,
+                [one.pointer for one in given],
+                [one.pointer for one in results],
             )
         outputs = tuple(self._finished(results))
         return Bound(instance, self.device, library, (given, results, self), outputs)
@@ -162,15 +171,6 @@ class CudaProgram:
 
     # Instances
 
-    def _instance(
-        self, inputs: Sequence[int] | None = None, outputs: Sequence[int] | None = None
-    ) -> Instance:
-        works = [done.work for done in self.prepared.tasks]
-        return Instance(self.plan, self._block, works, self._constant, inputs, outputs)
-
-    def _constant(self, value: Constant) -> int:
-        return self.prepared.constants.address(self.prepared.outputs[value])
-
     def _take(self, key: object) -> Instance:
         """The instance of a stream, an idle one, a new one, or the one that was made first."""
         found = self._instances.get(key)
@@ -188,10 +188,10 @@ class CudaProgram:
             if instance.is_idle():
                 del self._instances[key]
                 return instance
-        within = self._limit is None or self._limit >= self.bytes + self._block.own_bytes
+        within = self._limit is None or self._limit.bytes >= self.bytes + self._block.own_bytes
         if len(self._instances) < _MOST_INSTANCES and within:
             try:
-                return self._instance()
+                return _instance_of(self.plan, self.prepared)
             except OutOfMemoryError:
                 pass  # the streams then take turns, in the memory that there is
         return self._instances.pop(next(iter(self._instances)))
@@ -263,6 +263,21 @@ class Bound:
             return
         with on_device(device):
             self._launch(self._executable, self._library.stream(device))
+
+
+def _instance_of(
+    plan: Plan,
+    prepared: Prepared,
+    inputs: Sequence[int] | None = None,
+    outputs: Sequence[int] | None = None,
+) -> Instance:
+    """Memory of its own for a program, or on the caller's inputs and outputs."""
+
+    def constant(value: Constant) -> int:
+        return prepared.constants.address(prepared.outputs[value])
+
+    works = [done.work for done in prepared.tasks]
+    return Instance(plan, prepared.block, works, constant, inputs, outputs)
 
 
 def _lying_at(address: int) -> Given:

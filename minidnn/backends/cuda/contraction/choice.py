@@ -43,10 +43,10 @@ T = TypeVar("T")
 
 
 @contextmanager
-def threads() -> Iterator[Executor]:
+def threads(most: int = _MOST_THREADS) -> Iterator[Executor]:
     """As many as there are cores, or a few; what has not begun when an error ends this never
     begins."""
-    pool = ThreadPoolExecutor(min(_MOST_THREADS, usable_cores()))
+    pool = ThreadPoolExecutor(min(most, usable_cores()))
     try:
         yield pool
     finally:

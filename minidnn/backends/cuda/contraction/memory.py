@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....cudnn._cupy import cupy
 from ....cudnn.graph import arrays
 from ....cudnn.graph.spec import TensorSpec
-from ....errors import OutOfMemoryError
+from ..memory import with_room
 from .problem import Addresses, ContractionProblem, spec_of
 
 
@@ -16,6 +15,11 @@ def scratch_addresses(problem: ContractionProblem, workspace: int) -> tuple[Addr
 
     OutOfMemoryError if they do not fit into the free memory.
     """
+    what = f"the tensors of a timing with {workspace} bytes of workspace"
+    return with_room(lambda: _scratch(problem, workspace), what)
+
+
+def _scratch(problem: ContractionProblem, workspace: int) -> tuple[Addresses, int, Any]:
     kept: list[Any] = []
 
     def tensor(spec: TensorSpec, offset: int) -> int:
@@ -24,21 +28,15 @@ def scratch_addresses(problem: ContractionProblem, workspace: int) -> tuple[Addr
         return int(kept[-1].ptr)
 
     batch = problem.batch
-    try:
-        at = Addresses(
-            tensor(spec_of(problem.x, batch), problem.x.offset),
-            tensor(problem.w, 0),
-            tensor(problem.output, problem.y.offset),
-            tuple(tensor(spec_of(t, batch), t.offset) for t in problem.others),
-            tuple(tensor(_vector(problem.w.shape[0], dtype), 0) for dtype in problem.vectors),
-            tuple(
-                tensor(_vector(problem.x.channels, dtype), 0) for dtype in problem.before_vectors
-            ),
-        )
-        room = arrays.allocate(workspace) if workspace else None
-    except cupy().cuda.memory.OutOfMemoryError as error:
-        kept.clear()
-        raise OutOfMemoryError(f"no memory to time with {workspace} bytes: {error}") from error
+    at = Addresses(
+        tensor(spec_of(problem.x, batch), problem.x.offset),
+        tensor(problem.w, 0),
+        tensor(problem.output, problem.y.offset),
+        tuple(tensor(spec_of(t, batch), t.offset) for t in problem.others),
+        tuple(tensor(_vector(problem.w.shape[0], dtype), 0) for dtype in problem.vectors),
+        tuple(tensor(_vector(problem.x.channels, dtype), 0) for dtype in problem.before_vectors),
+    )
+    room = arrays.allocate(workspace) if workspace else None
     kept.append(room)
     return at, 0 if room is None else int(room.ptr), kept
 

@@ -78,6 +78,16 @@ class Built:
         """Bytes beside the tensors: cuDNN's, and the packed result."""
         return room(self.problem, self.recipe.form, self.core.workspace)
 
+    def describe_kernels(self) -> list[str]:
+        """What each kernel of ours takes of a multiprocessor, in order; cuDNN's do not tell."""
+        own = self.core.loaded if isinstance(self.core, OwnConvolution) else ()
+        said = [one.describe() for one in own]
+        if self.prepare is not None:
+            said.insert(0, f"before it {self.prepare.describe()}")
+        if self.finish is not None:
+            said.append(f"after it {self.finish.describe()}")
+        return said
+
     def bind(self, at: Addresses, workspace: int) -> Run:
         """Runs on those addresses, on CuPy's current stream."""
         problem, form = self.problem, self.recipe.form

@@ -224,11 +224,11 @@ def _fitting(
             at, workspace, kept = scratch_addresses(problem, most)
         except OutOfMemoryError as error:
             smaller = [b for b in fitting if b.workspace < most]
+            if not smaller:
+                raise
             text = f"{problem.describe()}: {error}; algorithms with less workspace are tried"
             log.warning(text)
             warnings.warn(text, MiniDNNWarning, stacklevel=2)
-            if not smaller:
-                raise
             fitting = smaller
             continue
         order = [b for b in built if any(b is one for one in fitting)]

@@ -1,0 +1,68 @@
+"""Plans prepared without a GPU, each contraction by what takes most workspace of what it may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import minidnn as md
+from minidnn.backends.cuda import prepare
+from minidnn.backends.cuda.block import lay_out
+from minidnn.backends.cuda.constants import Constants
+from minidnn.backends.cuda.contraction import direct, own, winograd
+from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.own import OWN, own_choices
+from minidnn.backends.cuda.contraction.problem import ContractionProblem
+from minidnn.backends.cuda.contraction.recipe import room
+from minidnn.backends.cuda.contraction.tune import Tuning
+from minidnn.backends.cuda.lower import lower_plan
+from minidnn.errors import UnsupportedError
+
+from .lowered import ARCH, planned
+
+
+class Greedy:
+    """Takes what needs most workspace of what the limits leave."""
+
+    def __init__(self, problems: Sequence[ContractionProblem], tuning: Tuning, pool: Any) -> None:
+        self.problems, self.tuning = problems, tuning
+
+    def launches(self) -> list[Any]:
+        return []
+
+    def made(self) -> dict[ContractionProblem, Any]:
+        return {problem: self._most(problem) for problem in self.problems}
+
+    def _most(self, problem: ContractionProblem) -> Any:
+        limit = self.tuning.limit(problem)
+        sizes = []
+        for form in forms_of(problem, ARCH):
+            choices = own_choices(problem, form.core, ARCH) if form.core in OWN else [-1]
+            for i in choices:
+                size = own._KERNELS[form.core].room(problem, i) if i >= 0 else 0
+                sizes.append(room(problem, form, size))
+        fitting = [size for size in sizes if size <= limit]
+        if not fitting:
+            raise UnsupportedError(f"no way within {limit} bytes")
+        return SimpleNamespace(workspace=max(fitting), recipe=None)
+
+
+def be_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has :class:`Greedy` choose, and nothing compiled."""
+    for module in (own, direct, winograd):
+        monkeypatch.setattr(module, "multiprocessors", lambda: 132, raising=False)
+    monkeypatch.setattr(prepare, "Choice", Greedy)
+    monkeypatch.setattr(prepare, "Loader", lambda arch: lambda launches: [None] * len(launches))
+
+
+def least(network: md.Layer, shape: tuple[int, ...], precision: str) -> tuple[Any, Any, int]:
+    """The plan, its tasks, and bytes of weights and values."""
+    plan = planned(network, shape, precision)
+    tasks = lower_plan(plan, ARCH, precision == "tf32")
+    data = [p for task in tasks for p in task.pointers if isinstance(p, prepare.Data)]
+    with prepare.threads() as pool:
+        weights = Constants(data, pool).bytes
+    return plan, tasks, weights + lay_out(plan, {}).own_bytes
