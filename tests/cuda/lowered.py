@@ -14,10 +14,10 @@ from minidnn.backends.cuda.contraction import halo, stream, window
 from minidnn.backends.cuda.contraction.own import HALO, STREAM, WINDOW
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, Place
 from minidnn.backends.cuda.contraction.recipe import Form, prepare_of, room
-from minidnn.backends.cuda.instance import Places
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Data, Pointer, Task, lower_plan
 from minidnn.backends.cuda.machine import Machine
+from minidnn.backends.cuda.places import Places
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.ir import Constant, Node
 from minidnn.layers.build import to_graph

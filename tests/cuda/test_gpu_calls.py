@@ -163,6 +163,44 @@ def test_arrays_of_every_kind_in_turn() -> None:
         np.testing.assert_allclose(result.cpu().numpy(), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["float16", "tf32"])
+def test_kernels_work_where_callers_arrays_lie(precision: str) -> None:
+    net = L.Sequential(L.Conv2d(3, 16, 3, padding=1), L.ReLU(), L.Conv2d(16, 16, 3, padding=1))
+    exe = md.compile(net, SHAPE, device="cuda", precision=precision, tune="heuristic")
+    dtype = torch.float16 if precision == "float16" else torch.float32
+    pool = [torch.from_numpy(x(seed)).to("cuda", dtype) for seed in range(3)]
+    fixed = pool[0].clone()
+    bound = exe.bind(fixed)
+    results: list[Any] = []
+    for given in (*pool, *pool):
+        results.append(exe(given))  # which stay, so that the next one lies elsewhere
+        assert in_place(exe) == [True, True]
+        fixed.copy_(given)
+        bound()
+        assert torch.equal(results[-1], bound.outputs[0])
+    assert all(map(torch.equal, results[:3], results[3:]))
+    # What does not begin at 16 bytes, and what is written over what is read, is copied.
+    count = pool[0].numel()
+    room = torch.zeros(count + results[0].numel() + 8, dtype=dtype, device="cuda")
+    given = room[1 : count + 1].view(SHAPE).copy_(pool[1])
+    assert torch.equal(exe(given), results[1])
+    assert in_place(exe) == [False, True]
+    given = room[:count].view(SHAPE).copy_(pool[2])
+    out = room[8 : 8 + results[0].numel()].view(results[0].shape)
+    assert torch.equal(exe(given, out=out), results[2])
+    assert in_place(exe) == [False, False]
+    assert torch.equal(exe(pool[0]), results[0])
+    assert in_place(exe) == [True, True]
+    exe.profile(pool[0])
+    assert torch.equal(exe(pool[1]), results[1])
+
+
+def in_place(exe: Any) -> list[bool]:
+    """Of inputs, then outputs: whether the last call's kernels worked in the caller's memory."""
+    (instance,) = set(exe.program._instances.values())
+    return [end.is_direct for end in (*instance.takes, *instance.gives)]
+
+
 def managed(array: np.ndarray) -> Any:
     """A copy in memory that moves between the CPU and the GPU."""
     memory = cupy.cuda.malloc_managed(array.nbytes)

@@ -31,10 +31,10 @@ from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import FIXED, PRODUCT, Form, finish_of, target, used
 from minidnn.backends.cuda.contraction.tile import launch_of, why_not_tiled
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES, candidates
-from minidnn.backends.cuda.instance import Places
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Task, lower_plan
 from minidnn.backends.cuda.machine import Machine
+from minidnn.backends.cuda.places import Places
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.errors import DeviceError, GraphError, OutOfMemoryError, UnsupportedError
 from minidnn.layers.build import to_graph

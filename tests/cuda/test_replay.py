@@ -1,7 +1,9 @@
-"""Copies at the ends of a CUDA graph, with a driver that keeps graphs and memory in Python."""
+"""What reaches callers' arrays from a CUDA graph: copies at its ends, and kernels that are told
+where to work, with a driver that keeps graphs and memory in Python."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,8 +13,9 @@ import pytest
 
 from minidnn.backends.cuda import replay
 from minidnn.backends.cuda.arrays import DEVICE_TO_HOST, HOST_TO_DEVICE
-from minidnn.backends.cuda.replay import End, Replay
+from minidnn.backends.cuda.replay import Aim, End, KernelNode, Replay
 from minidnn.cudnn import driver
+from minidnn.errors import DeviceError
 
 IN, OUT = 0x100, 0x200  # an instance's own memory
 FOREIGN = 0xBAD  # an address that no node of a graph can copy from
@@ -29,6 +32,9 @@ class FakeCuda:
         self.behind: dict[int, set[int]] = {}
         self.disabled: set[int] = set()
         self.sets = 0
+        #: The arguments of kernels that take any, by their nodes; and some that none takes.
+        self.arguments: dict[int, list[int]] = {}
+        self.refused: set[int] = set()
         self.destroyed: list[str] = []
         self.streamCaptureModeRelaxed = 2
 
@@ -110,6 +116,21 @@ class FakeCuda:
         if FOREIGN in (params._obj.srcDevice, params._obj.dstDevice):
             return 1
         self._write(node.value, params._obj)
+        return 0
+
+    def cuGraphKernelNodeGetParams_v2(self, node: Any, params: Any) -> int:
+        params._obj.func = 1000 + node.value
+        return 0
+
+    def cuGraphExecKernelNodeSetParams_v2(self, executable: Any, node: Any, params: Any) -> int:
+        assert (executable.value, params._obj.func) == (8, 1000 + node.value)
+        given = self.arguments[node.value]
+        pointers = ctypes.cast(params._obj.kernelParams, ctypes.POINTER(ctypes.c_void_p))
+        new = [ctypes.c_uint64.from_address(pointers[i] or 0).value for i in range(len(given))]
+        if self.refused.intersection(new):
+            return 1
+        given[:] = new
+        self.sets += 1
         return 0
 
     def cuGraphNodeSetEnabled(self, executable: Any, node: Any, on: Any) -> int:
@@ -197,6 +218,82 @@ def test_what_a_node_cannot_reach_is_left_to_the_caller(cuda: FakeCuda) -> None:
         assert take.reach(0x1000) and give.reach(0x4000)
         cuda.launch()
         assert cuda.memory[0x4000] == "a''"
+
+
+def aimed(cuda: FakeCuda) -> tuple[Replay, End, End]:
+    """The same of one kernel that takes addresses, and a number: of the elements behind the second
+    one of what it is given."""
+    take, give = End(IN, 16, takes=True), End(OUT, 16, takes=False)
+
+    def kernel() -> None:
+        source, to, times = cuda.arguments[1]
+        cuda.memory[to] = cuda.memory[source - 2] + "'" * times
+
+    def enqueue() -> None:
+        cuda.arguments[1] = [IN + 2, OUT, 3]
+        cuda.start(kernel)
+        node = KernelNode(1, cuda.arguments[1])
+        take.aims, give.aims = [Aim(node, 0, 2)], [Aim(node, 1, 0)]
+
+    return Replay(SimpleNamespace(ptr=5), enqueue, [take], [give]), take, give
+
+
+def test_kernels_work_in_the_callers_memory(cuda: FakeCuda) -> None:
+    _graph, take, give = aimed(cuda)
+    cuda.memory |= {0x1000: "a", 0x2000: "b", IN: "own"}
+    for source, to in ((0x1000, 0x4000), (0x2000, 0x4000), (0x2000, 0x5000)):
+        assert take.reach(source) and give.reach(to)
+        assert take.is_direct and give.is_direct
+        cuda.launch()
+        assert cuda.memory[to] == cuda.memory[source] + "'''"
+    assert cuda.sets == 4  # what lies where it lay is not set again
+    assert cuda.memory[IN] == "own" and OUT not in cuda.memory
+
+
+@pytest.mark.parametrize("by_host", [True, False])
+def test_what_is_copied_around_the_graph_is_the_kernels_own(cuda: FakeCuda, by_host: bool) -> None:
+    _graph, take, give = aimed(cuda)
+    cuda.memory[0x1000] = "a"
+    for _ in range(2):
+        assert take.reach(0x1000) and give.reach(0x4000)
+        cuda.launch()
+        assert cuda.memory[0x4000] == "a'''"
+        if by_host:
+            reached = take.reach(0x6000, HOST_TO_DEVICE), give.reach(0x7000, DEVICE_TO_HOST)
+        else:
+            reached = take.reach(FOREIGN), give.reach(FOREIGN)
+        assert reached == (False, False)
+        assert not take.is_direct and not give.is_direct
+        cuda.memory |= {IN: "copied", 0x4000: "as it was"}
+        cuda.launch()
+        assert cuda.memory[OUT] == "copied'''" and cuda.memory[0x4000] == "as it was"
+
+
+def test_what_overlaps_or_begins_anywhere_is_copied(cuda: FakeCuda) -> None:
+    _graph, take, give = aimed(cuda)
+    cuda.memory |= {0x1000: "a", 0x1008: "b"}
+    assert take.reach(0x1000) and give.reach(0x4000)
+    for source, apart in ((0x1000, False), (0x1008, True)):
+        assert take.reach(source, apart=apart) and give.reach(0x4000, apart=apart)
+        assert not take.is_direct and give.is_direct is apart
+        cuda.launch()
+        assert cuda.memory[IN] == cuda.memory[source]
+        assert cuda.memory[0x4000] == cuda.memory[source] + "'''"
+    assert take.reach(0x1000) and take.is_direct
+
+
+def test_kernels_that_take_no_other_address_are_left_alone(cuda: FakeCuda) -> None:
+    _graph, take, give = aimed(cuda)
+    cuda.memory |= {0x1000: "a", 0x2000: "b"}
+    cuda.refused.add(0x1000 + 2)
+    for source in (0x1000, 0x2000):
+        assert take.reach(source) and give.reach(0x4000)
+        assert not take.is_direct and give.is_direct
+        cuda.launch()
+        assert cuda.memory[0x4000] == cuda.memory[source] + "'''"
+    cuda.refused |= {0x5000, OUT}
+    with pytest.raises(DeviceError, match="takes no address, not even the first"):
+        give.reach(0x5000)
 
 
 def test_an_old_driver_copies_nothing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

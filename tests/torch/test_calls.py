@@ -17,6 +17,7 @@ from minidnn.acceleration.weights import Watch
 from minidnn.backends.backend import PREFERENCE, default_device
 from minidnn.errors import MiniDNNWarning
 from minidnn.frontends.torch.capture import Held
+from tests.torch.networks import Noted
 
 
 class Strange(nn.Module):
@@ -50,19 +51,6 @@ def net() -> nn.Module:
     torch.manual_seed(0)
     body = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), Strange(), nn.Conv2d(8, 4, 1))
     return nn.Sequential(*body).eval()
-
-
-class Noted(nn.Module):
-    """Looks at values, so that it is called as it is; notes where its tensors lie."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.places: list[list[int]] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.sin(x) if float(x.sum()) < 1e9 else x
-        self.places[:] = [[x.data_ptr()], [y.data_ptr()]]
-        return y
 
 
 def test_parts_and_pytorch_work_in_the_same_memory(

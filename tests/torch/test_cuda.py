@@ -13,7 +13,7 @@ import minidnn as md
 from minidnn.acceleration import dynamo
 from minidnn.backends.backend import PREFERENCE, default_device
 from minidnn.errors import DeviceError, MiniDNNWarning, UnsupportedError
-from tests.torch.networks import UNet, errors, example, torchvision
+from tests.torch.networks import Noted, UNet, errors, example, torchvision
 
 pytestmark = pytest.mark.gpu
 
@@ -69,6 +69,65 @@ def test_it_gives_what_pytorch_gives(middle: nn.Module | None) -> None:
     (program,) = fast.programs
     assert program.engine.device == "cuda"
     assert len(program.parts) == (1 if middle is None else 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_parts_and_pytorch_work_in_the_same_memory(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted, x = Noted(), examples(2, 3, 16, 16).to("cuda", dtype)
+    fast = md.optimize(network(noted).to("cuda", dtype), x)
+    first, second = fast.programs[0].parts
+    seen: list[list[int]] = []
+
+    def following(inner: Any) -> Any:
+        def run_on(stream: int, inputs: list[int], outputs: list[int]) -> None:
+            seen.extend([list(inputs), list(outputs)])
+            inner(stream, inputs, outputs)
+
+        return run_on
+
+    for part in (first, second):
+        monkeypatch.setattr(part._program, "run_on", following(part._program.run_on))
+    with torch.no_grad():
+        y = fast(x)
+    given, taken, made, result = seen
+    assert (given, result) == ([x.data_ptr()], [y.data_ptr()])
+    assert [taken, made] == noted.places
+    if dtype is torch.float16:  # in exact float32 cuDNN is at the ends, whose addresses are its own
+        ((reads, writes), (again, _)) = (in_place(part) for part in (first, second))
+        assert (reads, writes, again) == (True, True, True)
+
+
+def in_place(part: Any) -> list[bool]:
+    """Of a part's inputs, and then its outputs: whether kernels work in PyTorch's memory, so that
+    nothing was copied at the last call."""
+    (instance,) = set(part._program._instances.values())
+    return [end.is_direct for end in (*instance.takes, *instance.gives)]
+
+
+class Last(nn.Module):
+    """Looks at values, and gives its operand with channels last."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = torch.channels_last if x.mean() < 1e9 else torch.contiguous_format
+        return x.contiguous(memory_format=order)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_tensors_that_lie_in_another_way_are_converted(dtype: torch.dtype) -> None:
+    net, x = network(Last()).to("cuda", dtype), examples(2, 3, 16, 16).to("cuda", dtype)
+    fast = md.optimize(net, x)
+    room = torch.zeros(x.numel() + 1, dtype=dtype, device="cuda")
+    with torch.inference_mode():
+        y = fast(x)
+        torch.testing.assert_close(y, net(x), rtol=1e-2, atol=1e-2)
+        others = [x.to(memory_format=torch.channels_last), x.repeat(1, 1, 1, 2)[..., :16]]
+        others.append(room[1:].view(x.shape).copy_(x))  # contiguous, and not where it may begin
+        for other in others:
+            assert torch.equal(fast(other), y)
+        assert torch.equal(fast(x), y)
+    assert y.is_contiguous()
 
 
 class Looking(nn.Module):

@@ -277,8 +277,13 @@ def outputs_of(given: Any, slots: Sequence[Slot], device: int) -> list[Given]:
 
 def check_apart(slot: Slot, one: Given, other: Slot, two: Given) -> None:
     """GraphError if two arrays overlap."""
-    if one.pointer < two.pointer + other.bytes and two.pointer < one.pointer + slot.bytes:
+    if overlap(slot, one, other, two):
         raise GraphError(f"{slot.what} and {other.what} share memory; valid are arrays that do not")
+
+
+def overlap(slot: Slot, one: Given, other: Slot, two: Given) -> bool:
+    """Whether two arrays share memory."""
+    return one.pointer < two.pointer + other.bytes and two.pointer < one.pointer + slot.bytes
 
 
 def _output(slot: Slot, array: Any, device: int) -> Given:

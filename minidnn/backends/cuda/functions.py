@@ -13,6 +13,7 @@ from .kernels import Launch
 from .nvrtc import Resources
 
 Run = Callable[[], None]
+"""Starts work on CuPy's current stream."""
 
 _PLENTY = 48 << 10
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -26,14 +27,9 @@ class Loaded:
     resources: Resources
     function: Any
 
-    def bind(self, pointers: Sequence[int]) -> Run:
+    def bind(self, pointers: Sequence[int]) -> KernelRun:
         """Launches with these pointers on CuPy's current stream."""
-        function, launch, arguments = self.function, self.launch, tuple(pointers)
-
-        def run() -> None:
-            function(launch.grid, launch.block, arguments, shared_mem=launch.shared_bytes)
-
-        return run
+        return KernelRun(self, tuple(pointers))
 
     def describe(self) -> str:
         """What it takes of a multiprocessor."""
@@ -56,6 +52,54 @@ class Loaded:
         device = cupy().cuda.Device()
         most = device.attributes["MaxThreadsPerMultiProcessor"]
         return float(blocks * threads / most)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class KernelRun:
+    """A kernel of ours with its arguments: addresses and whole numbers, 64 bits each."""
+
+    loaded: Loaded
+    arguments: tuple[int, ...]
+
+    def __call__(self) -> None:
+        launch = self.loaded.launch
+        self.loaded.function(
+            launch.grid, launch.block, self.arguments, shared_mem=launch.shared_bytes
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LibraryRun:
+    """What a library starts on these addresses."""
+
+    run: Run
+    addresses: tuple[int, ...]
+
+    def __call__(self) -> None:
+        self.run()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class InTurn:
+    """Several runs, one after the other."""
+
+    runs: tuple[Run, ...]
+
+    def __call__(self) -> None:
+        for run in self.runs:
+            run()
+
+
+def in_turn(runs: Sequence[Run]) -> Run:
+    """The runs as one."""
+    return runs[0] if len(runs) == 1 else InTurn(tuple(runs))
+
+
+def parts_of(run: Run) -> list[Run]:
+    """What a run starts, one by one."""
+    if isinstance(run, InTurn):
+        return [part for each in run.runs for part in parts_of(each)]
+    return [run]
 
 
 class Loader:

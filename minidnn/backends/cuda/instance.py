@@ -4,48 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from ...cudnn import driver
 from ...cudnn._cupy import cupy
-from ...graph.ir import Constant, Value
+from ...graph.ir import Constant
 from ...runtime.plan import Plan
 from .arrays import DEVICE_TO_DEVICE, Given
 from .block import Block
-from .functions import Run
+from .functions import KernelRun, parts_of
 from .memory import allocated
-from .replay import End, Replay
-
-
-class Work(Protocol):
-    """What a task does, wherever its operands lie."""
-
-    def bind(self, places: Places) -> Run:
-        """What launches it on CuPy's current stream."""
-
-
-class Places:
-    """Where the values of a plan lie in one instance."""
-
-    def __init__(
-        self, plan: Plan, block: int, inputs: Sequence[int], outputs: Sequence[int]
-    ) -> None:
-        #: Where the instance's memory begins, and in it the arena.
-        self.block = block
-        self._plan = plan
-        self._roots = {value: block + offset for value, offset in plan.arena.offsets.items()}
-        self._roots |= dict(zip(plan.graph.inputs, inputs, strict=True))
-        #: What must be copied at the end: to, from (a value's root), bytes.
-        self.copies: list[tuple[int, Value, int]] = []
-        for value, address in zip(plan.graph.outputs, outputs, strict=True):
-            root = plan.roots.get(value, value)
-            if root in self._roots or isinstance(root, Constant):
-                self.copies.append((address, root, value.type.bytes))
-            else:
-                self._roots[root] = address
-
-    def address(self, value: Value) -> int:
-        """Where the storage begins that a value lies in."""
-        return self._roots[self._plan.roots.get(value, value)]
+from .places import Places, Work
+from .replay import Aim, End, KernelNode, Replay
+from .sites import Site, sites_of_ends
 
 
 class Instance:
@@ -78,35 +48,43 @@ class Instance:
             (to, constant(root) if isinstance(root, Constant) else self.places.address(root), size)
             for to, root, size in self.places.copies
         ]
-        #: Where copies begin and end; a bound instance has none.
-        self._takes: list[End] = []
-        self._gives: list[End] = []
+        #: What reaches callers' arrays; a bound instance, which has them, has none.
+        self.takes: list[End] = []
+        self.gives: list[End] = []
+        self._sites: list[tuple[Site, ...]] = []
         if own:
             inner = zip(self.inputs, plan.graph.inputs, strict=True)
             outer = zip(self.outputs, plan.graph.outputs, strict=True)
-            self._takes = [End(at, value.type.bytes, takes=True) for at, value in inner]
-            self._gives = [End(at, value.type.bytes, takes=False) for at, value in outer]
+            self.takes = [End(at, value.type.bytes, takes=True) for at, value in inner]
+            self.gives = [End(at, value.type.bytes, takes=False) for at, value in outer]
+            self._sites = sites_of_ends(plan, works, self.runs, self.places)
         with self.stream:
             if inputs is None:  # what nobody has written yet is zeros
                 for address, value in zip(self.inputs, plan.graph.inputs, strict=True):
                     cuda.runtime.memsetAsync(address, 0, value.type.bytes, self.stream.ptr)
             self._enqueue()  # loads what is loaded late, and shows failures
             self.stream.synchronize()
-            self._replay = Replay(self.stream, self._enqueue, self._takes, self._gives)
+            self._replay = Replay(self.stream, self._captured, self.takes, self.gives)
         self.executable = self._replay.executable
         cuda.runtime.graphUpload(self.executable, self.stream.ptr)
         self.stream.synchronize()
 
-    def launch(self, given: Sequence[Given], results: Sequence[Given], stream: int) -> None:
-        """Computes results of what is given, on a stream, without waiting."""
+    def launch(
+        self, given: Sequence[Given], results: Sequence[Given], stream: int, apart: bool
+    ) -> None:
+        """Computes results of what is given, on a stream, without waiting.
+
+        apart: whether kernels may work on these arrays where they lie, as no result overlaps
+            anything that is given.
+        """
         runtime = self._runtime
-        for end, one in zip(self._takes, given, strict=True):
-            if not end.reach(one.pointer, one.kind):
+        for end, one in zip(self.takes, given, strict=True):
+            if not end.reach(one.pointer, one.kind, apart):
                 runtime.memcpyAsync(end.address, one.pointer, end.bytes, one.kind, stream)
         left = [
             (end, one)
-            for end, one in zip(self._gives, results, strict=True)
-            if not end.reach(one.pointer, one.kind)
+            for end, one in zip(self.gives, results, strict=True)
+            if not end.reach(one.pointer, one.kind, apart)
         ]
         runtime.graphLaunch(self.executable, stream)
         for end, one in left:
@@ -116,6 +94,21 @@ class Instance:
         for run in self.runs:
             run()
         self.copy_outputs()
+
+    def _captured(self) -> None:
+        """Enqueues all, and has the ends know the nodes of the kernels that work on them."""
+        nodes: dict[int, KernelNode] = {}
+        wanted = {site.part for sites in self._sites for site in sites}
+        for number, part in enumerate(part for run in self.runs for part in parts_of(run)):
+            part()
+            if number in wanted and (now := driver.captured(self.stream.ptr)) is not None:
+                assert isinstance(part, KernelRun)
+                (node,) = now[1]
+                nodes[number] = KernelNode(node, part.arguments)
+        self.copy_outputs()
+        for end, sites in zip((*self.takes, *self.gives), self._sites, strict=True):
+            if nodes:
+                end.aims = [Aim(nodes[one.part], one.argument, one.offset) for one in sites]
 
     def copy_outputs(self) -> None:
         """Copies outputs that no kernel writes: inputs, constants, and values given twice."""

@@ -19,10 +19,10 @@ from .contraction.recipe import Addresses, Built
 from .contraction.tune import Tuning
 from .fastest import Fastest
 from .functions import Loaded, Loader, Run
-from .instance import Places
 from .kernels import Launch
 from .lower import Data, Pointer, Task, data_of
 from .memory import Limit, release_unused
+from .places import Places
 
 MOST_WORKSPACE = 1 << 30
 """Bytes that algorithms may take beside their tensors, unless ``memory_limit`` leaves less, or more

@@ -19,6 +19,7 @@ from .arrays import (
     Slot,
     check_apart,
     outputs_of,
+    overlap,
     read,
 )
 from .instance import Instance
@@ -90,15 +91,21 @@ class CudaProgram:
 
         GraphError or DeviceError if an array does not fit.
         """
+        return self._computed(inputs, out, in_place=True)
+
+    def _computed(self, inputs: Sequence[Any], out: Any, in_place: bool) -> Sequence[Any]:
+        """in_place: whether kernels may work where arrays lie; else all are copied, so that the
+        inputs lie in an instance's own memory afterwards, too."""
         device = self.device
         if self._runtime.getDevice() != device:
             with on_device(device):
-                return self.call(inputs, out)
+                return self._computed(inputs, out, in_place)
         given = [read(s, a, device) for s, a in zip(self._inputs, inputs, strict=True)]
         library = given[0].library if given else NUMPY
         stream = _stream_of(given, device)
         results = self._results(library, out)
-        self._enqueue(given, results, stream)
+        in_place = in_place and (out is None or self._are_apart(given, results))
+        self._enqueue(given, results, stream, in_place)
         for one in results:
             if one.library.is_host:
                 self._runtime.streamSynchronize(stream)
@@ -109,19 +116,21 @@ class CudaProgram:
 
     def run_on(self, stream: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Computes the outputs on a stream; all are addresses on the device of contiguous arrays
-        of the right types, which nobody checks."""
+        of the right types, no output overlapping any other, which nobody checks."""
         if self._runtime.getDevice() != self.device:
             with on_device(self.device):
                 return self.run_on(stream, inputs, outputs)
-        self._enqueue(list(map(_lying_at, inputs)), list(map(_lying_at, outputs)), stream)
+        self._enqueue(list(map(_lying_at, inputs)), list(map(_lying_at, outputs)), stream, True)
 
-    def _enqueue(self, given: Sequence[Given], results: Sequence[Given], stream: int) -> None:
+    def _enqueue(
+        self, given: Sequence[Given], results: Sequence[Given], stream: int, apart: bool
+    ) -> None:
         runtime, key = self._runtime, _key(stream)
         instance = self._take(key)
         with instance.lock:
             if instance.last is not None and instance.last != key:
                 runtime.streamWaitEvent(stream, instance.done.ptr)
-            instance.launch(given, results, stream)
+            instance.launch(given, results, stream, apart)
             runtime.eventRecord(instance.done.ptr, stream)
             instance.last = key
 
@@ -153,6 +162,14 @@ class CudaProgram:
             )
         outputs = tuple(self._finished(results))
         return Bound(instance, self.device, library, (given, results, self), outputs)
+
+    def _are_apart(self, given: Sequence[Given], results: Sequence[Given]) -> bool:
+        """Whether no result overlaps anything that is given."""
+        return not any(
+            overlap(slot, one, other, two)
+            for slot, one in zip(self._inputs, given, strict=True)
+            for other, two in zip(self._outputs, results, strict=True)
+        )
 
     def _finished(self, results: Sequence[Given]) -> list[Any]:
         return [
@@ -214,7 +231,7 @@ class CudaProgram:
         """Computes the outputs; the seconds of each node, by events around its kernels."""
         from .timing import seconds_of_runs
 
-        self.call(inputs, None)
+        self._computed(inputs, None, in_place=False)
         with on_device(self.device):
             instance = next(iter(self._instances.values()))
             with instance.lock:

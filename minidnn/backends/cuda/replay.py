@@ -1,8 +1,9 @@
-"""A plan captured as a CUDA graph, with copies at its ends whose outer addresses each launch sets.
+"""A plan captured as a CUDA graph, at whose ends each launch sets the callers' addresses.
 
-Callers' arrays lie elsewhere each time.  To enqueue a copy takes the driver's host part longer
-than to launch the graph; in a node of the graph only an address is written, and only where it is
-another than the last time.
+Callers' arrays lie elsewhere each time.  Where kernels of ours alone work on an input or output,
+they are told where it is, and nothing is copied.  Else a node of the graph copies it: to enqueue a
+copy takes the driver's host part longer than to launch the graph.  Either way addresses are set
+only where they are others than the last time.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...cudnn import driver
 from ...cudnn._cupy import cupy
+from ...cudnn.graph.spec import ALIGNMENT
+from ...errors import DeviceError
 from .arrays import DEVICE_TO_DEVICE
 
 _DEVICE = 2
@@ -43,8 +47,64 @@ class _CopyStruct(ctypes.Structure):
     )
 
 
+class _KernelStruct(ctypes.Structure):
+    """``CUDA_KERNEL_NODE_PARAMS_v2``."""
+
+    _fields_ = (
+        ("func", ctypes.c_void_p),
+        *((side + axis, ctypes.c_uint) for side in ("gridDim", "blockDim") for axis in "XYZ"),
+        ("sharedMemBytes", ctypes.c_uint),
+        *((name, ctypes.c_void_p) for name in ("kernelParams", "extra", "kern", "ctx")),
+    )
+
+
+class KernelNode:
+    """A kernel of ours in a graph, whose arguments are 64 bits each and can be set."""
+
+    def __init__(self, node: int, arguments: Sequence[int]) -> None:
+        self._node = ctypes.c_void_p(node)
+        self._arguments = (ctypes.c_uint64 * len(arguments))(*arguments)
+        begin = ctypes.addressof(self._arguments)
+        places = (begin + 8 * place for place in range(len(arguments)))
+        self._places = (ctypes.c_void_p * len(arguments))(*places)
+        self._params = _KernelStruct()
+        self._set: Callable[..., int] | None = None
+
+    def attach(self, executable: ctypes.c_void_p) -> None:
+        """The node is part of an executable graph now; nothing happens the second time."""
+        if self._set is None:
+            driver.call("cuGraphKernelNodeGetParams_v2", self._node, ctypes.byref(self._params))
+            self._params.kernelParams = ctypes.addressof(self._places)
+            self._set = driver.driver().cuGraphExecKernelNodeSetParams_v2
+            self._given = (executable, self._node, ctypes.byref(self._params))
+
+    def set(self, argument: int, value: int) -> bool:
+        """Whether launches from the next one on have that argument."""
+        assert self._set is not None
+        self._arguments[argument] = value
+        return self._set(*self._given) == driver.SUCCESS
+
+
+@dataclass(frozen=True)
+class Aim:
+    """An argument of a kernel that is an address, so many bytes behind the caller's."""
+
+    kernel: KernelNode
+    argument: int
+    offset: int
+
+    def at(self, address: int) -> bool:
+        """Whether the kernel works there from now on."""
+        return self.kernel.set(self.argument, address + self.offset)
+
+
 class End:
-    """An input's or output's memory, and the node that copies a caller's array there or back."""
+    """An input's or output's memory, and what reaches a caller's array instead: the kernels that
+    work there, or a node that copies it there or back.
+
+    Attributes:
+        aims: all arguments that are its address, if kernels of ours alone take it.
+    """
 
     def __init__(self, address: int, size: int, takes: bool) -> None:
         self.address = address
@@ -60,7 +120,10 @@ class End:
             Depth=1,
         )
         self._outer = "srcDevice" if takes else "dstDevice"
+        self.aims: Sequence[Aim] = ()
         self._reached: int | None = address
+        self._aimed = address
+        self._copies = True
         self._set: Callable[..., int] | None = None
 
     def attach(self, executable: int, context: ctypes.c_void_p) -> None:
@@ -68,29 +131,64 @@ class End:
         self._set = driver.driver().cuGraphExecMemcpyNodeSetParams
         self._handle = ctypes.c_void_p(executable)
         self._given = (self._handle, self.node, ctypes.byref(self.params), context)
+        for aim in self.aims:
+            aim.kernel.attach(self._handle)
 
-    def reach(self, address: int, kind: int = DEVICE_TO_DEVICE) -> bool:
-        """Whether the graph copies from or to that address from its next launch on; if not, it
-        copies nothing here, and that is left to the caller.  No bytes need no copy."""
-        if address == self._reached or not self.bytes:
+    @property
+    def is_direct(self) -> bool:
+        """Whether kernels work in the caller's memory now, and nothing is copied."""
+        return self._aimed != self.address
+
+    def reach(self, address: int, kind: int = DEVICE_TO_DEVICE, apart: bool = True) -> bool:
+        """Whether the graph works at that address, or copies from or to it, from its next launch
+        on; if not, it copies nothing here, and that is left to the caller.  No bytes need no copy.
+
+        kind: how the array would be copied.
+        apart: whether no other array of the launch overlaps it that is written or, if this one is,
+            read.
+        """
+        if not self.bytes:
+            return True
+        direct = apart and kind == DEVICE_TO_DEVICE and bool(self.aims) and address % ALIGNMENT == 0
+        if address == self._reached and direct is self.is_direct:
             return True
         if self._set is None:
             return False
-        before, self._reached = self._reached, None
+        self._reached = None
+        if direct and self._aim(address):
+            self._switch(False)
+            self._reached = address
+            return True
+        self._aim(self.address)
         if kind == DEVICE_TO_DEVICE:
             setattr(self.params, self._outer, address)
             if self._set(*self._given) == driver.SUCCESS:
-                if before is None:
-                    self._switch(1)
+                self._switch(True)
                 self._reached = address
                 return True
             # It is no memory of this device's own: managed memory, for example.
-        if before is not None:
-            self._switch(0)
+        self._switch(False)
         return False
 
-    def _switch(self, on: int) -> None:
-        driver.call("cuGraphNodeSetEnabled", self._handle, self.node, ctypes.c_uint(on))
+    def _aim(self, address: int) -> bool:
+        """Whether all kernels work at that address; if the driver refuses, they stay where they
+        were made to work for good."""
+        if address == self._aimed:
+            return True
+        if all(aim.at(address) for aim in self.aims):
+            self._aimed = address
+            return True
+        if not all(aim.at(self.address) for aim in self.aims):
+            raise DeviceError("cuGraphExecKernelNodeSetParams takes no address, not even the first")
+        self._aimed, self.aims = self.address, ()
+        return False
+
+    def _switch(self, copies: bool) -> None:
+        if copies is not self._copies:
+            driver.call(
+                "cuGraphNodeSetEnabled", self._handle, self.node, ctypes.c_uint(int(copies))
+            )
+            self._copies = copies
 
 
 class Replay:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ....cudnn._cupy import cupy
-from ..functions import Loaded, Run
+from ..functions import Loaded, Run, in_turn
 from ..kernels import Launch
 from ..machine import machine_of
 from . import depthwise, direct, halo, rows, stream, tile, tile_choice, window, winograd
@@ -130,15 +130,7 @@ class OwnConvolution:
     def bind(self, at: Addresses, x: int, workspace: int) -> Run:
         """Runs on those addresses, on CuPy's current stream; ``x`` is where the image begins."""
         every = _KERNELS[self.core].arguments(self.problem, self.choice, at, x, workspace)
-        runs = [one.bind(some) for one, some in zip(self.loaded, every, strict=True)]
-        if len(runs) == 1:
-            return runs[0]
-
-        def run() -> None:
-            for each in runs:
-                each()
-
-        return run
+        return in_turn([one.bind(some) for one, some in zip(self.loaded, every, strict=True)])
 
 
 def own_choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:

@@ -9,7 +9,7 @@ from ....cudnn.graph import EngineConfig
 from ....cudnn.graph.plan import Plan
 from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
-from ..functions import Loaded, Run
+from ..functions import LibraryRun, Loaded, Run, in_turn
 from ..kernels import Launch
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
@@ -95,7 +95,7 @@ class Built:
         prepared = packed + _up(_packed_bytes(problem, form))
         y = packed if form.packed else at.y + problem.y.offset * problem.y.itemsize
         x = at.x + problem.x.offset * problem.x.itemsize if self.prepare is None else prepared
-        runs = [self._core(at, x, y, workspace)]
+        runs: list[Run] = [self._core(at, x, y, workspace)]
         if self.prepare is not None:
             runs.insert(0, self.prepare.bind([at.x, *at.before, prepared]))
         if self.finish is not None:
@@ -103,14 +103,7 @@ class Built:
             pointers = [packed if form.packed else at.y]
             pointers += [at.others[i] for i in tensors] + [at.vectors[i] for i in vectors]
             runs.append(self.finish.bind([*pointers, at.y]))
-        if len(runs) == 1:
-            return runs[0]
-
-        def run() -> None:
-            for one in runs:
-                one()
-
-        return run
+        return in_turn(runs)
 
     def _core(self, at: Addresses, x: int, y: int, workspace: int) -> Run:
         problem = self.problem
@@ -129,8 +122,10 @@ class Built:
                 reads.append(residual)
         if isinstance(self.core, FixedConvolution):
             bias = at.vectors[0] if at.vectors else 0
-            return self.core.bind(x, at.w, y, bias, residual, workspace)
-        return self.core.bind_pointers([*reads, y], _Room(workspace), self.core, settled)
+            run = self.core.bind(x, at.w, y, bias, residual, workspace)
+            return LibraryRun(run, (x, at.w, y, bias, residual))
+        run = self.core.bind_pointers([*reads, y], _Room(workspace), self.core, settled)
+        return LibraryRun(run, (*reads, y))
 
 
 @dataclass(frozen=True)
