@@ -10,33 +10,40 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
-from minidnn.backends.cpu.native import TensorLayoutStruct, TensorStruct, tensors_unchanged
+from minidnn.backends.cpu.native import TensorLayoutStruct, TensorStruct, unchanged
 
 _OBJECT, _BODY, _STORAGE, _COUNTER = 8, 26, 8, 4  # words that are searched
 
 
-def unchanged_words(tensors: Sequence[Any]) -> tuple[Callable[[], int], list[Any]]:
-    """What tells whether these tensors are as they are now, and the ones that it says nothing of.
+class TensorWords:
+    """The words of tensors as they are now; the tensors must be alive whenever they are compared.
 
-    The tensors must be alive whenever it is called.
+    Attributes:
+        arguments: what C takes to compare them.
+        others: the tensors that nothing is said of.
     """
-    at = layout()
-    if at is None:
-        return lambda: True, list(tensors)
-    with _Memory() as memory:
-        seen = [_words(memory, tensor, at) for tensor in tensors]
-    known = [words for words in seen if words is not None]
-    others = [tensor for tensor, words in zip(tensors, seen, strict=True) if words is None]
-    array = (TensorStruct * len(known))(*known)
-    return partial(tensors_unchanged(), array, len(array), at), others
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        at = layout()
+        seen: list[TensorStruct | None] = [None] * len(tensors)
+        if at is not None:
+            with _Memory() as memory:
+                seen = [_words(memory, tensor, at) for tensor in tensors]
+        known = [words for words in seen if words is not None]
+        self.arguments = ((TensorStruct * len(known))(*known), len(known), at)
+        self.others = [t for t, words in zip(tensors, seen, strict=True) if words is None]
+
+    def unchanged(self) -> bool:
+        """Whether the tensors are as they were."""
+        return bool(unchanged()(None, None, 0, *self.arguments))
 
 
 def _words(memory: _Memory, tensor: Any, at: TensorLayoutStruct) -> TensorStruct | None:

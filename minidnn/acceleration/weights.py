@@ -14,35 +14,23 @@ bias or a module comes or goes, or an attribute is replaced, the program is capt
 from __future__ import annotations
 
 import gc
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from operator import attrgetter, call, getitem, is_, itemgetter
+from operator import call, getitem, is_, itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from minidnn.acceleration.layout import unchanged_words
-from minidnn.acceleration.nearby import fetcher
+from minidnn.acceleration.glance import Glance
 from minidnn.frontends.torch.capture import Held
 from minidnn.frontends.torch.scripted import is_scripted
 from minidnn.frontends.torch.state import OF_MODULES, PLAIN
 
-_ADDRESS = torch.Tensor.data_ptr
-_VERSION = attrgetter("_version")
-_TRAINING = attrgetter("training")
 _END = object()
 _BATCHES = "num_batches_tracked"
-
-#: Modules that compute the same in training: their mode need not be looked at.
-_WITHOUT_MODES = {
-    *(nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Conv2d, nn.Flatten, nn.GELU, nn.Hardsigmoid),
-    *(nn.Hardswish, nn.Identity, nn.LayerNorm, nn.Linear, nn.MaxPool2d, nn.ReLU, nn.ReLU6),
-    *(nn.Sequential, nn.Sigmoid, nn.SiLU),
-}
 
 
 class StandsFor(nn.Module):
@@ -59,16 +47,16 @@ class Watch:
     """The weights of a program as they were when it was compiled.
 
     ``root``: the module that was captured; ``opaque``: those in it that are called as they are, so
-    that what they hold may change.  ``fetches``: whether what is looked at is fetched from memory
-    first; the CPU engine must be there.  ``statistics``: those of the weights that are statistics
-    of modules that are not known.
+    that what they hold may change.  ``native``: whether to look with the CPU engine's C, which must
+    be there.  ``statistics``: those of the weights that are statistics of modules that are not
+    known.
     """
 
     def __init__(
         self,
         held: Iterable[Held],
         root: torch.nn.Module | None = None,
-        fetches: bool = False,
+        native: bool = False,
         opaque: Iterable[nn.Module] = (),
         statistics: Iterable[Held] = (),
     ) -> None:
@@ -77,7 +65,7 @@ class Watch:
         self._counters = _counters(statistics)
         counted = {id(t) for each in self._counters for t in each.holder.values()}
         self._statistics = [each for each in statistics if id(each.tensor) not in counted]
-        self._fetches = fetches
+        self._native = native
         known = {id(module) for module in opaque}
         #: The modules whose code is in the program, and their paths.
         self._owners = [] if root is None else list(_captured(root, "", known, set()))
@@ -110,7 +98,14 @@ class Watch:
         self._others = self._not_compiled_in()
         self._keys = [(path, holder, list(holder)) for path, holder in self._holders()]
         self.attributes = _Attributes(self._owners)
-        self._glance = _Glance(self, self._fetches)
+        self._glance = Glance(
+            self.dicts,
+            [tensor for _, _, tensor, _, _ in self._seen],
+            [tensor for _, _, tensor, _ in self._uncounted],
+            [module for _, _, module, _ in self._modules],
+            self.attributes,
+            self._native,
+        )
 
     def _holders(self) -> Iterator[tuple[str, Any]]:
         """The dicts in which modules hold weights and modules.  Those of PyTorch's modules look for
@@ -315,59 +310,6 @@ def _is_layer(module: nn.Module) -> bool:
     """Whether it is one of PyTorch's that are no containers."""
     kind = type(module).__module__
     return kind.startswith("torch.nn.modules.") and not kind.endswith(".container")
-
-
-class _Glance:
-    """Whether all is as it was, at one glance, before every call of a network.
-
-    By then the network has taken the caches, and hundreds of weights lie somewhere in memory.  So
-    each thing is looked at in a pass over all weights, which only C walks: the processor then waits
-    for many of them at a time, where a loop of Python's waits for one after the other.  Before,
-    they are fetched all at a time.  Counts and addresses are read where PyTorch keeps them, if that
-    place is known (:mod:`.layout`), else asked for.
-    """
-
-    def __init__(self, watch: Watch, fetches: bool) -> None:
-        self._dicts = [each.values() for each in watch.dicts]
-        self._objects = [*chain.from_iterable(self._dicts), _END]
-        tensors = [tensor for _, _, tensor, _, _ in watch._seen]
-        uncounted = [tensor for _, _, tensor, _ in watch._uncounted]
-        self._alive = [*tensors, *uncounted]
-        self._words: Callable[[], int] = lambda: True
-        if fetches:
-            self._words, tensors = unchanged_words(tensors)
-        self._tensors = tensors
-        self._versions = list(map(_VERSION, tensors))
-        self._addressed = [*tensors, *uncounted]
-        self._addresses = array("Q", map(_ADDRESS, self._addressed))
-        self._modules = [
-            module for _, _, module, _ in watch._modules if type(module) not in _WITHOUT_MODES
-        ]
-        self._modes = [module.training for module in self._modules]
-        self._attributes = watch.attributes
-        self._fetch = None
-        if fetches:
-            dicts = [*watch.dicts, *self._attributes.dicts, *map(vars, self._modules)]
-            self._fetch = fetcher(dicts, self._objects, self._addressed)
-
-    def is_as_it_was(self) -> bool:
-        """True only if nothing at all has changed; a longer look may find it in order, too."""
-        if self._fetch is not None:
-            self._fetch()
-        return bool(
-            all(map(is_, chain(chain.from_iterable(self._dicts), (_END,)), self._objects))
-            and self._words()
-            and (not self._addressed or self._says_the_same())
-            and list(map(_TRAINING, self._modules)) == self._modes
-            and self._attributes.are_the_same()
-        )
-
-    def _says_the_same(self) -> bool:
-        """Whether PyTorch says of those tensors what it said."""
-        return (
-            list(map(_VERSION, self._tensors)) == self._versions
-            and array("Q", map(_ADDRESS, self._addressed)) == self._addresses
-        )
 
 
 def _type(tensor: Any) -> Any:

@@ -242,13 +242,13 @@ def test_a_weight_that_is_gone_is_noticed() -> None:
     assert watch.changed() == "weight"
 
 
-@pytest.mark.parametrize("fetches", [False, True])
-def test_weights_of_inference_mode_are_seen_at_a_glance(net: nn.Module, fetches: bool) -> None:
+@pytest.mark.parametrize("native", [False, True])
+def test_weights_of_inference_mode_are_seen_at_a_glance(net: nn.Module, native: bool) -> None:
     with torch.inference_mode():
         holder = {"weight": examples(3), "bias": examples(3)}
         other = examples(3)
     holder["scale"] = examples(3)
-    watch = Watch([Held(holder, key, key) for key in holder], fetches=fetches)
+    watch = Watch([Held(holder, key, key) for key in holder], native=native)
     assert watch.uncounted == 2
     assert watch._glance.is_as_it_was()
     with torch.inference_mode():

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import minidnn as md
+from minidnn.acceleration import dict_versions
 
 
 def examples(*shape: int) -> torch.Tensor:
@@ -106,7 +107,15 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.fixture(params=["reference", "cpu", "cpu, without versions of dicts"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The devices that look at weights in ways of their own."""
+    name, _, without = request.param.partition(", ")
+    if without:
+        monkeypatch.setattr(dict_versions, "are_known", lambda: False)
+    return str(name)
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_are_captured_anew(
     name: str, device: str, caplog: pytest.LogCaptureFixture
@@ -127,9 +136,9 @@ def test_changes_are_captured_anew(
         assert not [r for r in caplog.records if r.name.startswith("minidnn.")]
 
 
-def test_equal_attributes_are_no_change() -> None:
+def test_equal_attributes_are_no_change(device: str) -> None:
     net = make()
-    fast = md.optimize(net, X, device="reference")
+    fast = md.optimize(net, X, device=device)
     (program,) = fast.programs
     net[3].factor = float("1.5")
     net[0].stride = tuple([1, 1])
@@ -235,7 +244,6 @@ def test_changes_within_an_optimized_module_in_another(change: Callable[[Any], A
         torch.testing.assert_close(fast(X), net(X).relu(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("is_direct", [False, True])
 def test_statistics_that_training_writes(device: str, is_direct: bool) -> None:
     """PyTorch does not count these writes."""

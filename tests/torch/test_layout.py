@@ -55,13 +55,13 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("place", [0, 20])
 def test_each_change_is_told(change: Callable[[Any], Any], place: int) -> None:
     tensors = [weight(3, 4) for _ in range(21)]
-    unchanged, others = words.unchanged_words(tensors)
-    assert others == [] and unchanged()
-    assert unchanged()
+    seen = words.TensorWords(tensors)
+    assert seen.others == [] and seen.unchanged()
+    assert seen.unchanged()
     change(tensors[place])
-    assert not unchanged()
-    unchanged, others = words.unchanged_words(tensors)
-    assert others == [] and unchanged()
+    assert not seen.unchanged()
+    seen = words.TensorWords(tensors)
+    assert seen.others == [] and seen.unchanged()
 
 
 @pytest.mark.parametrize("asked_in", [torch.inference_mode, partial(torch.device, "meta")])
@@ -77,17 +77,18 @@ def test_words_are_found_wherever_they_are_first_asked_for(asked_in: Callable[[]
 def test_tensors_of_many_kinds() -> None:
     whole = torch.ones(8, 8)
     plain = [whole, whole[2:], whole.t()[1:, ::2], torch.ones(()), torch.ones(0), weight(2).half()]
-    unchanged, others = words.unchanged_words(plain)
-    assert others == [] and unchanged()
+    seen = words.TensorWords(plain)
+    assert seen.others == [] and seen.unchanged()
     whole.zero_()
-    assert not unchanged()
+    assert not seen.unchanged()
     with torch.sparse.check_sparse_tensor_invariants():
         sparse = torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 2))
     with torch.inference_mode():
         uncounted = torch.ones(2)
-    unchanged, others = words.unchanged_words([sparse, whole, uncounted])
-    assert [each is it for each, it in zip(others, (sparse, uncounted), strict=True)] == [True] * 2
-    assert unchanged()
+    seen = words.TensorWords([sparse, whole, uncounted])
+    left = zip(seen.others, (sparse, uncounted), strict=True)
+    assert [each is it for each, it in left] == [True] * 2
+    assert seen.unchanged()
 
 
 @pytest.mark.parametrize("why", ["two places", "no memory", "no lock"])
@@ -111,8 +112,8 @@ def test_what_is_not_certain_is_asked_for(why: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     try:
         tensors = [weight(2)]
-        unchanged, others = words.unchanged_words(tensors)
-        assert unchanged() and others == tensors
+        seen = words.TensorWords(tensors)
+        assert seen.unchanged() and seen.others == tensors
     finally:
         words.layout.cache_clear()
 

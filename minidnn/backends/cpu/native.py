@@ -120,7 +120,10 @@ _SIGNATURES = {
 }
 
 #: Called with the global interpreter lock held.
-_UNCHANGED = ctypes.PYFUNCTYPE(c_int, c_void_p, c_int32, POINTER(TensorLayoutStruct))
+_UNCHANGED = ctypes.PYFUNCTYPE(
+    *(c_int, c_void_p, c_void_p, c_int32, c_void_p, c_int32, POINTER(TensorLayoutStruct))
+)
+_TAKE_WORDS = ctypes.PYFUNCTYPE(None, c_void_p, c_void_p, c_int32)
 
 _lock = ForkLock()
 _runners: dict[tuple[str, ...], Library] = {}
@@ -139,9 +142,14 @@ def runner(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     return _library(extra_flags).handle
 
 
-def tensors_unchanged() -> Any:
-    """``md_tensors_unchanged``, which is called with the global interpreter lock held."""
-    return _UNCHANGED(("md_tensors_unchanged", runner()))
+def unchanged() -> Any:
+    """``md_unchanged``, which is called with the global interpreter lock held."""
+    return _UNCHANGED(("md_unchanged", runner()))
+
+
+def take_words() -> Any:
+    """``md_take_words``, which is called with the global interpreter lock held."""
+    return _TAKE_WORDS(("md_take_words", runner()))
 
 
 def runner_kernel(name: str) -> Kernel:

@@ -87,6 +87,7 @@ int64_t md_memory_check(const md_memory *memory); /* offset from data of a stray
 void md_memory_free(md_memory *memory);
 void md_memory_release(void);
 void md_fetch(const void *const *addresses, int32_t count);
+void md_take_words(const uint64_t *const *words, uint64_t *seen, int32_t count);
 
 /* What PyTorch says of a tensor, and where that stands. */
 typedef struct {
@@ -100,6 +101,7 @@ typedef struct {
   int64_t version, data;            /* within those */
 } md_tensor_layout;
 
-int md_tensors_unchanged(const md_tensor *seen, int32_t count, const md_tensor_layout *at);
+int md_unchanged(const uint64_t *const *words, const uint64_t *seen, int32_t count,
+                 const md_tensor *tensors, int32_t tensor_count, const md_tensor_layout *at);
 
 #endif

@@ -76,10 +76,20 @@ void md_fetch(const void *const *addresses, int32_t count) {
   for (int32_t i = 0; i < count; i++) __builtin_prefetch(addresses[i]);
 }
 
-/* Whether all these tensors are as they were: each word is reached again from the tensor's Python
- * object, by offsets that md_tensor_layout has.  The global interpreter lock must be held, and
- * the objects be alive. */
-int md_tensors_unchanged(const md_tensor *seen, int32_t count, const md_tensor_layout *at) {
+/* Reads these words as they are now. */
+void md_take_words(const uint64_t *const *words, uint64_t *seen, int32_t count) {
+  for (int32_t i = 0; i < count; i++) seen[i] = *words[i];
+}
+
+/* None of them waits for another: the processor has as many under way as it can. */
+static int words_unchanged(const uint64_t *const *words, const uint64_t *seen, int32_t count) {
+  uint64_t changed = 0;
+  for (int32_t i = 0; i < count; i++) changed |= *words[i] ^ seen[i];
+  return !changed;
+}
+
+/* Each word is reached again from the tensor's Python object. */
+static int tensors_unchanged(const md_tensor *seen, int32_t count, const md_tensor_layout *at) {
   enum { AHEAD = 8 };
   uint64_t changed = 0;
   for (int32_t i = 0; i < count; i++) {
@@ -103,4 +113,12 @@ int md_tensors_unchanged(const md_tensor *seen, int32_t count, const md_tensor_l
     changed |= *(const uint64_t *)(body + at->offset) ^ tensor->offset;
   }
   return !changed;
+}
+
+/* Whether all these words are as they were, and all these tensors by the offsets that
+ * md_tensor_layout has.  The global interpreter lock must be held, and the objects be alive in which
+ * the words are. */
+int md_unchanged(const uint64_t *const *words, const uint64_t *seen, int32_t count,
+                 const md_tensor *tensors, int32_t tensor_count, const md_tensor_layout *at) {
+  return words_unchanged(words, seen, count) && tensors_unchanged(tensors, tensor_count, at);
 }
