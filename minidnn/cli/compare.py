@@ -97,6 +97,9 @@ def _module(path: str, name: str) -> Any:
     require_torch()
     from torch import nn
 
+    from minidnn.frontends.torch.torchvision import make_importable
+
+    make_importable()  # which the user's own module may import, too
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(import_module(path), name)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +126,27 @@ def test_compare_modules(
     assert "a PyTorch module needs --shape" in err
     _, err = run(capsys, "compare", "net.onnx", "--shape", "1x3", *common, code=2)
     assert "--shape is for PyTorch modules" in err
+
+
+@pytest.mark.parametrize("by", ["torchvision.models:squeezenet1_1", "of_theirs:small"])
+def test_compare_networks_of_torchvision(by: str, tmp_path: Path, root: Path) -> None:
+    """In a process where nobody has imported it, beside whichever PyTorch there is."""
+    pytest.importorskip("torch")
+    if find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    (tmp_path / "of_theirs.py").write_text(
+        "import torchvision\ndef small(): return torchvision.models.squeezenet1_1()\n"
+    )
+    command = ["compare", by, "--shape", "1x3x32x32", "--device", "reference"]
+    done = subprocess.run(
+        [sys.executable, "-m", "minidnn", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith("66 layers in PyTorch "), done.stderr
+    assert done.returncode == 0
 
 
 def test_classify(net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
