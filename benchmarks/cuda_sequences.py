@@ -178,21 +178,16 @@ def single(step: Step, precision: str, order: str) -> dict[str, Any]:
     contestants = [Contestant(copy), *(Contestant(one.bind(pointers)) for one in kernels)]
     times = race(contestants, margin=100.0, rounds=9, finalists=len(contestants))
     other, *own = (time or float("inf") for time in times)
-    best = own.index(min(own))
-    return {
-        "ms": own[0],
-        "copy ms": other,
-        "share": other / own[0],
-        "MB": moved / 1e6,
-        **_described(kernels[0]),
-        "kernels": len(kernels),
-        "fastest": {"ms": own[best], "share": other / own[best], **_described(kernels[best])},
-    }
+    found = [_described(*one, other) for one in zip(kernels, own, strict=True)]
+    ranked = sorted(found, key=lambda one: one["ms"])
+    return {**found[0], "copy ms": other, "MB": moved / 1e6, "fastest": ranked}
 
 
-def _described(kernel: Any) -> dict[str, Any]:
+def _described(kernel: Any, ms: float, copy_ms: float) -> dict[str, Any]:
     launch = kernel.launch
     return {
+        "ms": ms,
+        "share": copy_ms / ms,
         "blocks": launch.grid[0],
         "threads": launch.block[0],
         "shared bytes": launch.shared_bytes,
@@ -312,7 +307,7 @@ def report(data: dict[str, Any]) -> list[str]:
 
 def _shares(one: dict[str, Any]) -> str:
     """That of the cost model's choice, and that of the fastest, if it is another."""
-    chosen, fastest = (f"{share:.2f}" for share in (one["share"], one["fastest"]["share"]))
+    chosen, fastest = (f"{share:.2f}" for share in (one["share"], one["fastest"][0]["share"]))
     return chosen if chosen == fastest else f"{chosen} ({fastest})"
 
 

@@ -44,8 +44,7 @@ CHAINS: dict[str, tuple[list[L.Layer], tuple[int, ...]]] = {
 }
 
 
-def region_of(name: str) -> Region:
-    layers, shape = CHAINS[name]
+def region_of(layers: list[L.Layer], shape: tuple[int, ...]) -> Region:
     graph = run_passes(to_graph(L.Sequential(*layers), shape), PIPELINE[:3], Context())
     _, _, rows, columns = graph.outputs[0].type.plane
     return Region(graph, Schedule(rows, columns))
@@ -65,7 +64,7 @@ def numbers_for(graph: Graph) -> list[np.ndarray]:
 
 
 def cases_of(name: str, layout: Layout, arch: str) -> list[Case]:
-    region = region_of(name)
+    region = region_of(*CHAINS[name])
     case = case_of(region, numbers_for(region.body), layout, arch, suit=True)
     launches = print_variants(region, lies_in(layout), arch)
     return [replace(case, kernel=SequenceKernel(one, case.kernel.vectors)) for one in launches]
@@ -81,7 +80,7 @@ def test_all_give_the_same_bits(name: str, layout: Layout, tmp_path: Path) -> No
 
 
 def test_they_differ_in_blocks_and_patches() -> None:
-    region = region_of("patches")
+    region = region_of(*CHAINS["patches"])
     chosen = print_region(region, lies_in(CHANNELS_LAST), ARCH).kernel.launch
     others = print_variants(region, lies_in(CHANNELS_LAST), ARCH)
     assert chosen not in others and len(set(others)) == len(others)
@@ -99,13 +98,21 @@ def test_they_compile_within_what_a_block_can_have(
         one
         for name in CHAINS
         for layout in (PLANAR, CHANNELS_LAST)
-        for one in print_variants(region_of(name), lies_in(layout), arch)
+        for one in print_variants(region_of(*CHAINS[name]), lies_in(layout), arch)
     ]
     kernels = compile_kernels([one.source for one in launches], arch)
     for launch, kernel in zip(launches, kernels, strict=True):
         taken, (threads, _, _) = kernel.resources, launch.block
         assert threads <= 1024 and taken.registers * threads <= 65536, launch.source.text
         assert launch.shared_bytes + taken.shared_bytes <= shared_limit(arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90"])
+def test_twice_the_channels_may_be_too_many(arch: str) -> None:
+    region = region_of([L.MaxPool2d(3, 1, 1)], (128, 64, 56, 56))
+    launches = print_variants(region, lies_in(CHANNELS_LAST), arch)
+    assert max(one.shared_bytes for one in launches) <= shared_limit(arch)
+    assert max(one.shared_bytes for one in launches) > shared_limit(arch) // 2
 
 
 # Which of them is taken

@@ -60,7 +60,7 @@ def _spreads(
     if flat is not None:
         if place == 0:  # patches are nothing to it
             for threads in (128, 256, 512):
-                for rounds in (0, 1, 2, 4):
+                for rounds in (1, 2, 4):
                     yield plan, replace(flat, threads=threads, rounds=rounds)
         return
     for grid in grids(plan, tensors)[:_GRIDS]:
@@ -71,7 +71,8 @@ def _spreads(
         yield joined, mapping
         if place < _BLOCKS_OF:
             for other in _of_other_size(mapping, joined, binding):
-                yield joined, other
+                if other.places.bytes <= shared_limit(arch):
+                    yield joined, other
 
 
 def _of_other_size(mapping: Mapping, plan: KernelPlan, binding: Binding) -> Iterator[Mapping]:
