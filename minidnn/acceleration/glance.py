@@ -11,6 +11,7 @@ are looked at themselves, and PyTorch is asked; the former are then fetched all 
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,7 +25,10 @@ from torch import nn
 from minidnn.acceleration import dict_versions
 from minidnn.acceleration.layout import TensorWords
 from minidnn.acceleration.nearby import fetcher
-from minidnn.backends.cpu.native import unchanged
+from minidnn.backends.cpu.native import runner, unchanged
+from minidnn.errors import CompileError, DeviceError
+
+log = logging.getLogger(__name__)
 
 _ADDRESS = torch.Tensor.data_ptr
 _VERSION = attrgetter("_version")
@@ -125,6 +129,19 @@ class Glance:
             list(map(_VERSION, self._tensors)) == self._versions
             and array("Q", map(_ADDRESS, self._addressed)) == self._addresses
         )
+
+
+def is_native(device: str) -> bool:
+    """Whether networks on a device are looked at with the CPU engine's C.  Those on a GPU are if it
+    can be built, as the processor has less to do then between two launches; else this is logged."""
+    kind = device.partition(":")[0]
+    if kind == "cuda":
+        try:
+            runner()
+        except (CompileError, DeviceError) as error:
+            log.info("weights are looked at by Python before each call on a GPU: %s", error)
+            return False
+    return kind in ("cpu", "cuda")
 
 
 class _Modes:

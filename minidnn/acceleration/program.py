@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from minidnn.acceleration.engine import Engine, memory_of
+from minidnn.acceleration.glance import is_native
 from minidnn.acceleration.overlaps import Overlaps
 from minidnn.acceleration.part import TakenPart, lies_there
 from minidnn.acceleration.weights import Watch
@@ -70,7 +71,7 @@ class Program:
         held = (h for node, h in captured.held.items() if node.users)
         opaque = (call.module for call in captured.opaque)
         statistics = _statistics(captured) if root is None else ()
-        self.watch = Watch(held, root, engine.device == "cpu", opaque, statistics)
+        self.watch = Watch(held, root, is_native(engine.device), opaque, statistics)
         if self.watch.uncounted:
             log.warning(
                 "%s: %d weights are tensors of inference mode, whose writes PyTorch does not "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import Any
 
@@ -13,6 +14,7 @@ import minidnn as md
 from minidnn.acceleration import dict_versions, glance
 from minidnn.acceleration.weights import Watch
 from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.errors import DeviceError
 from minidnn.frontends.torch.capture import Held
 
 pytestmark = pytest.mark.skipif(
@@ -158,3 +160,20 @@ def test_without_the_engines_c_entries_are_looked_at(monkeypatch: pytest.MonkeyP
     assert watch.is_as_it_was() and watch.is_as_it_was()
     holder["weight"].mul_(2)
     assert not watch.is_as_it_was()
+
+
+def test_devices_that_are_looked_at_with_the_engines_c(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    devices = ("cpu", "cuda", "cuda:1", "reference")
+    assert list(map(glance.is_native, devices)) == [True, True, True, False]
+
+    def missing() -> Any:
+        raise DeviceError("no C compiler")
+
+    monkeypatch.setattr(glance, "runner", missing)
+    with caplog.at_level(logging.INFO, "minidnn.acceleration"):
+        assert not glance.is_native("cuda")
+    assert [each.getMessage() for each in caplog.records] == [
+        "weights are looked at by Python before each call on a GPU: no C compiler"
+    ]
