@@ -15,6 +15,7 @@ from minidnn.backends.cuda.arrays import (
     DEVICE_TO_HOST,
     NUMPY,
     Slot,
+    as_it_is,
     outputs_of,
     read,
 )
@@ -53,6 +54,41 @@ def test_what_fits_is_taken_as_it_is() -> None:
     given = read(SLOT, array, 1)
     assert (given.pointer, given.library, given.kind) == (0x5000, CUPY, DEVICE_TO_DEVICE)
     assert given.kept is array
+
+
+class ByDlpack:
+    """An array that has nothing but DLPack."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.array.data.device_id
+
+
+class ByInterface:
+    """An array that has nothing but its address."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"data": (self.array.data.ptr, False)}
+
+
+@pytest.mark.parametrize("kind", [ByDlpack, ByInterface])
+def test_bare_arrays_are_taken_as_they_are(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("from_dlpack", "asarray"):
+        monkeypatch.setattr(sys.modules["cupy"], name, lambda one: one.array, raising=False)
+    bare = kind(Array())
+    given = read(SLOT, bare, 1)
+    assert (given.pointer, given.library) == (0x5000, CUPY) and as_it_is(bare, given)
+    other = kind(Array(dtype="float32"))
+    given = read(SLOT, other, 1)
+    assert given.pointer == 0x9000 and not as_it_is(other, given)
+    with pytest.raises(DeviceError, match=r"input 'x' lies on device cuda:0; valid is cuda:1"):
+        read(SLOT, kind(Array(device=0)), 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", ">f2"])

@@ -263,6 +263,17 @@ def _other(slot: Slot, array: Any, device: int) -> Given:
     return _cupy(slot, cupy().from_dlpack(array), device, library)
 
 
+def as_it_is(array: Any, given: Given) -> bool:
+    """Whether an array on the device was taken as it is, not converted."""
+    if hasattr(array, "data_ptr"):
+        return bool(given.pointer == array.data_ptr())
+    if (pointer := getattr(getattr(array, "data", None), "ptr", None)) is not None:
+        return given.pointer == pointer
+    if hasattr(array, "__cuda_array_interface__"):
+        return bool(given.pointer == array.__cuda_array_interface__["data"][0])
+    return given.pointer == cupy().from_dlpack(array).data.ptr
+
+
 def outputs_of(given: Any, slots: Sequence[Slot], device: int) -> list[Given]:
     """The arrays of ``out=``: contiguous, of the right type, on the device or NumPy's."""
     arrays = list(given) if isinstance(given, (list, tuple)) else [given]

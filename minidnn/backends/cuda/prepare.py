@@ -10,7 +10,6 @@ from typing import Any
 from ...errors import OutOfMemoryError, UnsupportedError
 from ...graph.ir import Constant, Node, Value
 from ...runtime.plan import Plan
-from .arrays import Given
 from .block import Block, lay_out, spare
 from .constants import Constants
 from .contraction.choice import Choice, threads
@@ -203,9 +202,3 @@ def _address(pointer: Pointer, places: Places, constants: Constants) -> int:
     if isinstance(pointer, Place):
         return places.address(pointer.value) + pointer.bytes
     return places.address(pointer)
-
-
-def as_it_is(array: Any, given: Given) -> bool:
-    """Whether a caller's array was taken as it is, not converted."""
-    pointer = array.data_ptr() if hasattr(array, "data_ptr") else getattr(array, "data", None)
-    return given.pointer == getattr(pointer, "ptr", pointer)

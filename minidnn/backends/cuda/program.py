@@ -17,6 +17,7 @@ from .arrays import (
     Given,
     Library,
     Slot,
+    as_it_is,
     check_apart,
     outputs_of,
     overlap,
@@ -25,7 +26,7 @@ from .arrays import (
 from .instance import Instance
 from .lower import Task
 from .memory import Limit, make_within
-from .prepare import Prepared, as_it_is, prepare
+from .prepare import Prepared, prepare
 from .target import CudaTarget
 
 _PER_THREAD_STREAM = 2
