@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import minidnn as md
+from minidnn import layers as L
 from minidnn import models
+from minidnn.graph.evaluate import evaluate
+from minidnn.layers.build import to_graph
 
 torch = pytest.importorskip("torch")
 from tests.models.test_torchvision import NETWORKS, SMALL, images, peer, theirs  # noqa: E402
@@ -83,6 +86,21 @@ def test_batches(batch: int) -> None:
     expected = theirs(peer("resnet18", num_classes=12), net.state_dict(), x)
     error = np.abs(np.asarray(exe(x), np.float64) - expected).max() / np.abs(expected).max()
     assert error < 5e-3
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+def test_a_batch_of_256(precision: str) -> None:
+    """At 16 x 16, with all that larger networks have: strides, a residual, a join, averages."""
+    x = md.Input((3, 16, 16))
+    y = L.ReLU()(L.BatchNorm2d(16)(L.Conv2d(3, 16, 3, stride=2, padding=1, bias=False)(x)))
+    z = L.ReLU()(L.Conv2d(16, 16, 3, padding=1)(y) + y)
+    joined = L.Concat()(z, L.MaxPool2d(3, 1, 1)(y))
+    net = md.Model(x, L.Linear(32, 10)(L.Flatten()(L.AdaptiveAvgPool2d(1)(joined))))
+    given = np.random.default_rng(0).standard_normal((256, 3, 16, 16), np.float32)
+    exe = md.compile(net, given.shape, device="cuda", precision=precision)
+    (expected,) = evaluate(to_graph(net, given.shape), [given], "float64")
+    error = np.abs(np.asarray(exe(given), np.float64) - expected).max()
+    assert error < 3 * TOLERANCE[precision] * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vgg11_bn"])
