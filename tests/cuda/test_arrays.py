@@ -14,8 +14,10 @@ from minidnn.backends.cuda.arrays import (
     DEVICE_TO_DEVICE,
     DEVICE_TO_HOST,
     NUMPY,
+    Given,
     Slot,
     as_it_is,
+    check_aligned,
     outputs_of,
     read,
 )
@@ -108,6 +110,12 @@ def test_what_does_not_fit_is_refused() -> None:
     bits = Slot("input 'x'", (2, 3), "bfloat16", 12)
     with pytest.raises(GraphError, match="input 'x' has dtype uint16; valid is bfloat16"):
         read(bits, Array(dtype="uint16"), 1)  # numbers, not another's bits
+
+
+def test_kernels_work_on_aligned_arrays_only() -> None:
+    check_aligned(SLOT, Given(0x5000, CUPY, None))
+    with pytest.raises(GraphError, match=r"input 'x' begins at 0x5004, so .* multiple of 16"):
+        check_aligned(SLOT, Given(0x5004, CUPY, None))
 
 
 def test_out_may_be_what_fits() -> None:

@@ -106,6 +106,16 @@ def test_others_are_made_contiguous(bare: Any) -> None:
 
 
 @BARE
+def test_those_that_begin_anywhere_are_copied_and_not_bound(bare: Any) -> None:
+    memory = cupy.zeros(1 + int(np.prod(SHAPE)), cupy.float32)
+    array = memory[1:].reshape(SHAPE)
+    array[...] = cupy.asarray(numbers())
+    check(compiled()(bare(array)), numbers())
+    with pytest.raises(GraphError, match=r"'input' begins at 0x.*valid is a multiple of 16"):
+        compiled().bind(bare(array))
+
+
+@BARE
 def test_other_floats_are_converted_and_other_types_refused(bare: Any) -> None:
     array = cupy.asarray(numbers()).astype(cupy.float16)
     check(compiled()(bare(array)), cupy.asnumpy(array).astype(np.float32))

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..._cached_property import cached_property
 from ...cudnn._cupy import cupy
+from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import DeviceError, GraphError
 from ...graph.ir import Value
 from ...graph.types import FLOATS, numpy_dtype
@@ -284,6 +285,15 @@ def outputs_of(given: Any, slots: Sequence[Slot], device: int) -> list[Given]:
         for i in range(j):
             check_apart(slots[i], found[i], slots[j], one)
     return found
+
+
+def check_aligned(slot: Slot, one: Given) -> None:
+    """GraphError if an array does not begin where kernels may work on it."""
+    if one.pointer % ALIGNMENT:
+        raise GraphError(
+            f"{slot.what} begins at {one.pointer:#x}, so it cannot be bound; valid is a multiple "
+            f"of {ALIGNMENT} (it may be given to a call, which copies it)"
+        )
 
 
 def check_apart(slot: Slot, one: Given, other: Slot, two: Given) -> None:

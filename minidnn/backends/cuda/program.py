@@ -18,6 +18,7 @@ from .arrays import (
     Library,
     Slot,
     as_it_is,
+    check_aligned,
     check_apart,
     outputs_of,
     overlap,
@@ -138,7 +139,7 @@ class CudaProgram:
     def bind(self, inputs: Sequence[Any], out: Any) -> Bound:
         """What computes from these very arrays, and into ``out``, without a copy.
 
-        GraphError unless they lie on the device, contiguous, in the compiled dtypes.
+        GraphError unless they lie on the device, contiguous and aligned, in the compiled dtypes.
         """
         with on_device(self.device):
             given = [read(s, a, self.device) for s, a in zip(self._inputs, inputs, strict=True)]
@@ -153,8 +154,11 @@ class CudaProgram:
             if any(one.library.is_host for one in results):
                 raise GraphError("out is a NumPy array; valid is an array on the GPU")
             for slot, one in zip(self._inputs, given, strict=True):
+                check_aligned(slot, one)
                 for other, two in zip(self._outputs, results, strict=True):
                     check_apart(slot, one, other, two)
+            for slot, one in zip(self._outputs, results, strict=True):
+                check_aligned(slot, one)
             instance = _instance_of(
                 self.plan,
                 self.prepared,
