@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,19 @@ while size > 2 << 20:
     size = runtime.memGetInfo()[0] - left
 print("held", flush=True)
 sys.stdin.read()
+"""
+
+
+FRESH = """
+import minidnn as md
+from minidnn import layers as L
+
+try:
+    md.compile(L.ReLU(), (2, 3, 4, 4), device="cuda")
+except md.OutOfMemoryError as error:
+    print("OutOfMemoryError:", error)
+else:
+    print("it fits")
 """
 
 
@@ -191,3 +205,13 @@ def test_another_process_fills_the_gpu(least: int) -> None:
             compiled(LARGE)
         assert used_bytes() <= before
     check(compiled(LARGE), LARGE)
+
+
+@pytest.mark.alone
+def test_a_process_that_finds_the_gpu_full_says_so(root: Path) -> None:
+    """There is not even room for a context of CUDA's, which takes some hundred megabytes."""
+    used_bytes()
+    with held_by_another(64 << 20):
+        command = [sys.executable, "-c", FRESH]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root)
+    assert found.stdout.startswith("OutOfMemoryError: no room for "), found

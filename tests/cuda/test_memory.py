@@ -13,7 +13,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda import memory, prepare, program
+from minidnn.backends.cuda import backend, memory, prepare, program
 from minidnn.backends.cuda.block import Block
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.contraction import tune
@@ -26,7 +26,7 @@ from minidnn.cudnn.errors import CuDNNError
 from minidnn.errors import CompileError, MiniDNNWarning, OutOfMemoryError
 
 from .greedy import Greedy, be_greedy, least
-from .lowered import ARCH, problems_of
+from .lowered import ARCH, MACHINE, problems_of
 
 SHAPE = (8, 64, 56, 56)
 THREE = L.Sequential(
@@ -259,6 +259,7 @@ def test_other_instances_keep_to_what_was_free(card: Card) -> None:
 OURS = [
     CudaError(2),
     CuDNNError(Status.CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED, "cudnnCreate"),
+    CuDNNError(Status.CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED, "cudnnCreate"),
 ]
 OTHERS = [CudaError(1), CuDNNError(Status.CUDNN_STATUS_EXECUTION_FAILED), CompileError("no")]
 
@@ -268,6 +269,23 @@ OTHERS = [CudaError(1), CuDNNError(Status.CUDNN_STATUS_EXECUTION_FAILED), Compil
 def test_memory_that_cuda_does_not_find_is_a_shortage(error: Exception) -> None:
     with pytest.raises(Shortage, match="no room for what CUDA needs itself: "), told():
         raise error
+
+
+def test_no_room_for_a_context_is_told(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA makes one when it is first asked for anything of the device."""
+    module = card.cupy
+
+    def without_room() -> None:
+        raise CudaError(2)
+
+    module.cuda.runtime.memGetInfo = without_room
+    monkeypatch.setattr(memory, "cupy", lambda: module)
+    monkeypatch.setattr(program, "cupy", lambda: module)
+    monkeypatch.setattr(backend, "cupy", lambda: module)
+    monkeypatch.setattr(backend, "machine_of", lambda index: MACHINE)
+    plan, _, _ = least(THREE, SHAPE, "float32")
+    with pytest.raises(OutOfMemoryError, match="no room for what CUDA needs itself: error 2"):
+        backend.CudaBackend(0).compile(plan, "float32", {})
 
 
 @pytest.mark.parametrize("error", OTHERS, ids=repr)

@@ -21,6 +21,7 @@ from ..options import accuracy_option, check_options, tune_option
 from .dialect import TYPES
 from .lower import lower_plan
 from .machine import machine_of
+from .memory import told
 from .nvrtc import why_unusable
 from .program import CudaProgram, on_device
 from .target import STORAGE, CudaTarget
@@ -92,7 +93,7 @@ class CudaBackend:
         tune, accuracy = tune_option(options, "quick"), accuracy_option(options)
         limit = _memory_limit(options)
         machine = machine_of(self.index)
-        with on_device(self.index):
+        with told(), on_device(self.index):  # there may be no room for CUDA's context
             _, memory = cupy().cuda.runtime.memGetInfo()
             plan.check_fits(memory, machine.name)
             others = tune == "exhaustive"

@@ -21,6 +21,11 @@ LEFT_FREE = 16 << 20
 """Bytes of what is free that nobody plans to take: allocations are rounded up, by 2 MiB each, and
 CUDA itself needs some for kernels and graphs."""
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
+_CUDNN_FULL = (
+    Status.CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED,
+    # Formerly CUDNN_STATUS_ALLOC_FAILED, for what could not be allocated wherever.
+    Status.CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED,
+)
 T = TypeVar("T")
 
 
@@ -124,6 +129,6 @@ def told() -> Iterator[None]:
 def _is_shortage(error: Exception) -> bool:
     cuda = cupy().cuda
     if isinstance(error, CuDNNError):
-        return error.status == Status.CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+        return error.status in _CUDNN_FULL
     known = (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError)
     return isinstance(error, known) and error.status == _OUT_OF_MEMORY
