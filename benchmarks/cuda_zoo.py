@@ -43,6 +43,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -67,6 +68,28 @@ UNUSABLE = 3
 GIGABYTES = 125.0
 """Of a GPU's memory, for what its workers hold at once."""
 MEASURING_CORES = 2
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All networks of the zoo, or all beyond it, in one precision at one batch size."""
+
+    precision: str
+    batch: int
+    beyond: bool
+
+    @staticmethod
+    def of(text: str) -> Stage:
+        """What ``tf32:128`` or ``beyond:float16:1`` says."""
+        *place, precision, batch = ["", *text.split(":")]
+        if place not in ([""], ["", "beyond"]) or precision not in PRECISIONS:
+            batch = ""
+        if not batch.isdecimal() or int(batch) < 1:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}; valid is PRECISION:BATCH, or beyond:PRECISION:BATCH for the networks "
+                f"beyond the zoo, PRECISION one of {', '.join(PRECISIONS)}"
+            )
+        return Stage(precision, int(batch), len(place) == 2)
 
 
 def main() -> None:
@@ -95,12 +118,11 @@ def cells(options: argparse.Namespace) -> list[tuple[str, str, int]]:
     """What is to be measured: STAGES in their order, then what else was asked for."""
     networks = mixed(options.networks)
     if options.stages:
-        found = []
-        for stage in options.stages:
-            *beyond, precision, batch = stage.split(":")
-            names = BEYOND if beyond == ["beyond"] else networks
-            found += [(name, precision, int(batch)) for name in names]
-        return found
+        return [
+            (name, stage.precision, stage.batch)
+            for stage in options.stages
+            for name in (BEYOND if stage.beyond else networks)
+        ]
     asked = [(p, b) for p in options.precisions for b in options.batches]
     stages = [one for one in STAGES if one in asked] + [one for one in asked if one not in STAGES]
     found = []
@@ -188,7 +210,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engines", nargs="+", default=list(USUAL), choices=ENGINES)
     parser.add_argument("--leave-out", nargs="+", default=[], help="such as eager-last:float32")
     parser.add_argument("--beyond", action="store_true", help=f"also {', '.join(BEYOND)}")
-    parser.add_argument("--stages", nargs="+", help="such as tf32:128 beyond:float16:1, in order")
+    parser.add_argument(
+        "--stages", nargs="+", type=Stage.of, help="such as tf32:128 beyond:float16:1, in order"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--gpus", nargs="+", type=int, default=[0])
     parser.add_argument("--workers", type=int, default=1, help="of each GPU")

@@ -12,11 +12,19 @@ import torch
 import minidnn as md
 from minidnn import models as zoo
 from minidnn.backends.backend import get_backend
+from minidnn.backends.cuda.lower import lower_plan
+from minidnn.backends.cuda.machine import Machine
+from minidnn.backends.cuda.target import CudaTarget
 from minidnn.bench.networks import BEYOND
 from minidnn.frontends.torch.capture import capture
+from minidnn.frontends.torch.frontend import TorchFrontEnd
+from minidnn.passes.infrastructure import Context
+from minidnn.passes.pipeline import optimize
+from minidnn.runtime.plan import make_plan
 from tests.torch.networks import UNet, errors, example, torchvision
 
 ZOO = sorted(set(zoo.list_models()) - {"digits"})
+GPU = Machine("a GPU", (9, 0), 132, 4.3e12)
 CI = ("resnet18", "squeezenet1_1")
 
 
@@ -112,3 +120,24 @@ def test_with_an_unknown_layer_in_the_middle_the_rest_keeps_its_regions() -> Non
     for part in program.parts:
         halves += regions(part.executable)
     assert halves == regions(whole.executable)
+
+
+def kernels_of(name: str, batch: int, precision: str) -> int:
+    """How many tasks a GPU runs for a network; an error if there is no kernel for a node."""
+    graph = TorchFrontEnd().to_graph(torchvision(name), tuple(example(name, batch, 224).shape))
+    context = Context(CudaTarget(GPU.device(precision), precision))
+    plan = make_plan(optimize(graph, context, verify=True), context)
+    return len(lower_plan(plan, "sm_90", precision == "tf32"))
+
+
+@pytest.mark.parametrize("precision", ["float16", "float32"])
+def test_a_network_has_kernels_on_a_gpu(precision: str) -> None:
+    assert kernels_of("shufflenet_v2_x1_0", 1, precision) < 200
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "tf32", "float32"])
+@pytest.mark.parametrize("batch", [1, 128])
+@pytest.mark.parametrize("name", BEYOND)
+def test_every_network_has_kernels_on_a_gpu(name: str, batch: int, precision: str) -> None:
+    assert kernels_of(name, batch, precision) < 200
