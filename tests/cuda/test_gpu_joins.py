@@ -10,14 +10,13 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.program import CudaProgram
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 
-from .contractions import Forgetful, draw_weights
+from .contractions import draw_weights
 
 pytestmark = pytest.mark.gpu
 SHAPE = (3, 32, 14, 14)
@@ -65,10 +64,7 @@ def dense() -> md.Layer:
 
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("block", [fire, inception, dense])
-def test_slices_are_written_in_place(
-    block: Callable[[], md.Layer], precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tune, "_store", Forgetful())
+def test_slices_are_written_in_place(block: Callable[[], md.Layer], precision: str) -> None:
     random, net = np.random.default_rng(0), block()
     draw_weights(net, random)
     dtype = "float32" if precision == "tf32" else precision
