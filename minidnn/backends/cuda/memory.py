@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ...cudnn._cupy import cupy
 from ...cudnn.enums import Status
 from ...cudnn.errors import CuDNNError
-from ...errors import MiniDNNWarning, OutOfMemoryError
+from ...errors import MiniDNNError, MiniDNNWarning, OutOfMemoryError
 
 log = logging.getLogger(__name__)
 
@@ -127,8 +127,8 @@ def told() -> Iterator[None]:
 
 
 def _is_shortage(error: Exception) -> bool:
+    if isinstance(error, MiniDNNError):
+        return isinstance(error, CuDNNError) and error.status in _CUDNN_FULL
     cuda = cupy().cuda
-    if isinstance(error, CuDNNError):
-        return error.status in _CUDNN_FULL
     known = (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError)
     return isinstance(error, known) and error.status == _OUT_OF_MEMORY
