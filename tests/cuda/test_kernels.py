@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from minidnn.backends.cuda import copy
 from minidnn.backends.cuda.contraction.gather import Gather, print_gather
-from minidnn.backends.cuda.copy import print_copy
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep, print_pointwise
 from minidnn.backends.cuda.reduction import (
@@ -101,22 +102,47 @@ def test_pointwise(
 
 
 @pytest.mark.race
-@pytest.mark.parametrize("channels", [3, 40])
-def test_copies_between_layouts(channels: int, tmp_path: Path) -> None:
-    shape = (2, channels, 5, 9)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("plenty", [1, copy.PLENTY])
+@pytest.mark.parametrize(("channels", "plane"), [(3, (5, 9)), (40, (5, 9)), (72, (8, 12))])
+def test_copies_between_layouts(
+    dtype: str,
+    plenty: int,
+    channels: int,
+    plane: tuple[int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By packs of every size, in tiles that do not fit."""
+    monkeypatch.setattr(copy, "PLENTY", plenty)
+    shape = (2, channels, *plane)
     launches, results = [], []
     for one in (PLANAR, CHANNELS_LAST):
         for other in (PLANAR, CHANNELS_LAST):
-            x = numbers_of(shape, "float16")
-            for source in slices(shape, "float16", one):
-                for target in slices(shape, "float16", other):
+            x = numbers_of(shape, dtype)
+            for source in slices(shape, dtype, one):
+                for target in slices(shape, dtype, other):
                     memory = memory_of(target, None, 2)
-                    launch = print_copy(2, source, target)
+                    launch = copy.print_copy(2, source, target)
                     launches.append((launch, [memory_of(source, x, 2), memory]))
                     results.append((memory, target, x))
     run_all(launches, tmp_path)
     for memory, target, x in results:
         np.testing.assert_array_equal(read(memory, target, 2), x)
+
+
+def test_packs_are_as_wide_as_alignment_allows() -> None:
+    def words(channels: int, plane: tuple[int, int], last: int) -> list[str]:
+        type = TensorType((2, channels, *plane), "float16")
+        wide = TensorType((2, last, *plane), "float16")
+        source, target = tensor_of(type, PLANAR), tensor_of(type, CHANNELS_LAST, wide)
+        text = copy.print_copy(2, source, target).source.text
+        return sorted(set(re.findall(r"md_pack<(\d+)", text)))
+
+    assert words(64, (8, 8), 64) == ["8"]
+    assert words(64, (7, 7), 64) == ["1", "8"]
+    assert words(64, (7, 14), 100) == ["2", "4"]
+    assert words(63, (8, 8), 63) == ["1", "8"]
 
 
 @pytest.mark.race

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import gcd
+
 from ...cache import digest
 from ..cpu.code import Code
 from .dialect import TYPES
@@ -9,12 +12,16 @@ from .kernels import KernelSource, Launch
 from .pointwise import print_pointwise
 from .tensor import Tensor
 
-TILE = 32
-ROWS = 8
+THREADS = 256
+TILES = (64, 32)
+"""Channels and pixels of a block; the smaller where the larger makes too few blocks."""
+PLENTY = 512
+"""Blocks that keep every multiprocessor busy."""
 FEW_CHANNELS = 8
 """Up to that many channels a thread moves all of a pixel's."""
 
 _MOST_IN_Z = 65535
+_WIDEST = 16  # bytes of one access
 
 
 def print_copy(batch: int, source: Tensor, target: Tensor) -> Launch:
@@ -52,33 +59,78 @@ def _few(batch: int, source: Tensor, target: Tensor) -> Launch:
 
 
 def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
-    """A block transposes tiles of 32 channels by 32 pixels through shared memory."""
+    """A block transposes a tile of channels and pixels through shared memory.
+
+    Threads read packs of the source's neighbours and write packs of the target's, each as wide as
+    alignment allows: enough bytes have to be on their way for memory to be busy.
+    """
     plane, channels = source.rows * source.columns, source.channels
-    code = Code()
     to_last = _is_planar(source)
-    outer, inner = (channels, plane) if to_last else (plane, channels)
     # "inner" runs along the source's neighbours, "outer" along the target's.
+    outer, inner = (channels, plane) if to_last else (plane, channels)
     from_outer, to_inner = (
         (source.channel, target.pixel) if to_last else (source.pixel, target.channel)
     )
+    reads = _pack(source, inner, (source.image, from_outer, source.offset))
+    writes = _pack(target, outer, (target.image, to_inner, target.offset))
+    tile = next(t for t in TILES if t == TILES[-1] or _blocks(batch, outer, inner, t) >= PLENTY)
+    element, pitch = TYPES[source.dtype], tile + 4 // source.itemsize
+    code = Code()
     with code.block(f'extern "C" __global__ void @({_parameters(source, target)})'):
-        element = TYPES[source.dtype]
         code.line("MD_SHARED;")
-        code.line(f"{element} (*tile)[{TILE + 1}] = ({element} (*)[{TILE + 1}])md_shared;")
-        code.line(f"const int lane = threadIdx.x % {TILE}, row = threadIdx.x / {TILE};")
-        code.line(f"const int inner = blockIdx.x * {TILE}, outer = blockIdx.y * {TILE};")
+        code.line(f"{element} (*tile)[{pitch}] = ({element} (*)[{pitch}])md_shared;")
+        code.line(f"const int inner = blockIdx.x * {tile}, outer = blockIdx.y * {tile};")
         code.line(f"x += blockIdx.z * {source.image}ll + {source.offset};")
         code.line(f"y += blockIdx.z * {target.image}ll + {target.offset};")
-        with code.block(f"for (int k = row; k < {TILE}; k += {ROWS})"):
-            code.line("const int o = outer + k, i = inner + lane;")
-            code.line(f"if (o < {outer} && i < {inner}) tile[k][lane] = x[o * {from_outer}ll + i];")
+        # All of a thread's packs are on their way before the first is waited for.
+        across, rows = _shares(tile, reads)
+        code.line(f"const int a = threadIdx.x % {across} * {reads}, b = threadIdx.x / {across};")
+        code.line(f"md_pack<{reads}, {element}> packs[{-(-tile // rows)}];")
+        code.line("#pragma unroll")
+        with code.block(f"for (int k = 0; k < {tile}; k += {rows})"):
+            code.line("const int o = outer + b + k, i = inner + a;")
+            code.line(f"if (b + k < {tile} && o < {outer} && i < {inner})")
+            place = f"(x + (o * {from_outer}ll + i))"
+            word = f"md_word<{reads * source.itemsize}>::type"
+            code.line(f"  packs[k / {rows}].word = *(const {word} *){place};")
+        code.line("#pragma unroll")
+        with code.block(f"for (int k = 0; k < {tile}; k += {rows})"):
+            code.line("#pragma unroll")
+            with code.block(f"for (int j = 0; j < {reads}; j++)"):
+                code.line(f"if (b + k < {tile}) tile[b + k][a + j] = packs[k / {rows}].items[j];")
         code.line("__syncthreads();")
-        with code.block(f"for (int k = row; k < {TILE}; k += {ROWS})"):
-            code.line("const int i = inner + k, o = outer + lane;")
-            code.line(f"if (o < {outer} && i < {inner}) y[i * {to_inner}ll + o] = tile[lane][k];")
-    grid = (-(-inner // TILE), -(-outer // TILE), batch)
-    shared = TILE * (TILE + 1) * source.itemsize
-    return _launch("transpose", code, grid, (TILE * ROWS, 1, 1), shared)
+        across, rows = _shares(tile, writes)
+        code.line(f"const int c = threadIdx.x % {across} * {writes}, d = threadIdx.x / {across};")
+        code.line("#pragma unroll")
+        with code.block(f"for (int k = d; k < {tile}; k += {rows})"):
+            code.line("const int i = inner + k, o = outer + c;")
+            code.line(f"if (o >= {outer} || i >= {inner}) continue;")
+            code.line(f"md_pack<{writes}, {element}> pack;")
+            code.line("#pragma unroll")
+            code.line(f"for (int j = 0; j < {writes}; j++) pack.items[j] = tile[c + j][k];")
+            place = f"y + (i * {to_inner}ll + o)"
+            wide = writes * target.itemsize > 2
+            code.line(
+                f"md_write_word({place}, pack.word);" if wide else f"*({place}) = *pack.items;"
+            )
+    grid = (-(-inner // tile), -(-outer // tile), batch)
+    return _launch("transpose", code, grid, (THREADS, 1, 1), tile * pitch * source.itemsize)
+
+
+def _blocks(batch: int, outer: int, inner: int, tile: int) -> int:
+    return batch * -(-outer // tile) * -(-inner // tile)
+
+
+def _pack(tensor: Tensor, run: int, steps: Sequence[int]) -> int:
+    """How many elements one access takes, of runs that begin at multiples of these steps."""
+    most = _WIDEST // tensor.itemsize
+    return gcd(most, run, *steps)
+
+
+def _shares(tile: int, pack: int) -> tuple[int, int]:
+    """How many threads take a row of a tile, and how many rows all threads take at once."""
+    across = tile // pack
+    return across, THREADS // across
 
 
 def _parameters(source: Tensor, target: Tensor) -> str:
