@@ -47,7 +47,7 @@ class Program:
             thrown away: a GPU has weights of its own and goes on by itself, PyTorch runs none of
             it, and nothing is written back.
         at_once: what takes the arguments as they are from memory and gives the result: the one
-            part, or on the CPU a chain of several and operations of PyTorch's.
+            part, or a chain of several and operations of PyTorch's.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Program:
         if self._is_bare and in_order:
             if self._direct is not None and self._direct.is_addressed:
                 self.at_once = self._direct
-            elif self._direct is None and not on_gpu:
+            elif self._direct is None:
                 self.at_once = self._chain()
 
     def _chain(self) -> _Chain | None:

@@ -207,10 +207,11 @@ def test_changed_weights_are_noticed() -> None:
         close(fast(x), net(x))
 
 
-def test_the_shortest_way_is_left_where_a_call_is_more() -> None:
-    net = network().cuda()
+@pytest.mark.parametrize("middle", [None, Strange()], ids=["whole", "in pieces"])
+def test_the_shortest_way_is_left_where_a_call_is_more(middle: nn.Module | None) -> None:
+    net = network(middle).cuda()
     x = examples(2, 3, 16, 16).cuda()
-    fast = md.optimize(net, x, strict=True)
+    fast = md.optimize(net, x)
     programs = fast._programs
     with torch.inference_mode():
         expected = net(x)
