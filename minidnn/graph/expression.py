@@ -204,6 +204,9 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "tanh": ScalarOp(1, np.tanh, 14),
     "erf": ScalarOp(1, _numpy_erf, 16),
     "pow": ScalarOp(2, _power, 24),
+    "sin": ScalarOp(1, np.sin, 50),
+    "cos": ScalarOp(1, np.cos, 50),
+    "atan": ScalarOp(1, np.arctan, 24),
     "lt": ScalarOp(2, np.less),
     "le": ScalarOp(2, np.less_equal),
     "gt": ScalarOp(2, np.greater),
@@ -320,6 +323,18 @@ def tanh(x: Operand) -> Expression:
 
 def erf(x: Operand) -> Expression:
     return apply("erf", x)
+
+
+def sin(x: Operand) -> Expression:
+    return apply("sin", x)
+
+
+def cos(x: Operand) -> Expression:
+    return apply("cos", x)
+
+
+def atan(x: Operand) -> Expression:
+    return apply("atan", x)
 
 
 def sigmoid(x: Operand) -> Expression:

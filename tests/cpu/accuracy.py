@@ -29,6 +29,9 @@ EXACT: Mapping[str, Callable[..., Array]] = {
     "tanh": np.tanh,
     "erf": erf64,
     "pow": np.power,
+    "sin": np.sin,
+    "cos": np.cos,
+    "atan": np.arctan,
 }
 
 

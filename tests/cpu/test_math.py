@@ -21,7 +21,7 @@ from minidnn.backends.cpu.program import Operand, Pool, Program, Region
 
 from .accuracy import EXACT, Array, errors, in_float64, same
 
-UNARY = ("exp", "expm1", "log", "log1p", "tanh", "erf")
+UNARY = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "atan")
 BINARY = ("pow", "max", "min")
 NAMES = (*UNARY, *BINARY)
 BLOCK = 1 << 10
@@ -187,6 +187,9 @@ def test_exact_results() -> None:
         "log1p": [(-0.0, -0.0), (-1, -inf), (-1.0000001, nan), (inf, inf), (1e-40, 1e-40)],
         "tanh": [(-0.0, -0.0), (inf, 1), (-inf, -1), (-20, -1), (-1e-45, -1e-45)],
         "erf": [(-0.0, -0.0), (inf, 1), (-inf, -1), (-5, -1), (3.4e38, 1)],
+        "sin": [(-0.0, -0.0), (1e-45, 1e-45), (-1e-40, -1e-40)],
+        "cos": [(-0.0, 1), (0, 1), (1e-45, 1)],
+        "atan": [(-0.0, -0.0), (inf, np.pi / 2), (-inf, -np.pi / 2), (1, np.pi / 4)],
     }
     for name, pairs in cases.items():
         arguments, expected = np.array(pairs, np.float32).T.copy()

@@ -22,7 +22,7 @@ from tests.cuda.emulator.run import Emulated, guarded
 from tests.cuda.precisions import EPSILON
 
 LAYOUTS = (PLANAR, CHANNELS_LAST)
-TRANSCENDENTAL = {"exp", "expm1", "log", "log1p", "tanh", "erf", "pow"}
+TRANSCENDENTAL = {"exp", "expm1", "log", "log1p", "tanh", "erf", "pow", "sin", "cos", "atan"}
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,16 +73,22 @@ def test_quotients_of_sums_are_rounded_to_two_bytes(
     np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(expected[zero]))
 
 
-@pytest.mark.parametrize("name", ["exp", "expm1", "log", "log1p", "tanh", "erf"])
+@pytest.mark.parametrize(
+    "name", ["exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "atan"]
+)
 def test_functions_keep_the_bounds_of_the_cpus(name: str, tmp_path: Path) -> None:
     import math
 
     random = np.random.default_rng(2)
     x = np.concatenate(
-        [random.uniform(-90, 90, 4000), random.uniform(-2, 2, 4000), SPECIAL]
+        [
+            *(random.uniform(-most, most, 4000) for most in (90, 2, 1e10, 1e38)),
+            SPECIAL,
+        ]
     ).astype(np.float32)
     wide = x.astype(np.float64)
-    exact = {"erf": np.vectorize(math.erf)}.get(name, getattr(np, name, None))
+    others = {"erf": np.vectorize(math.erf), "atan": np.arctan}
+    exact: Any = others.get(name, getattr(np, name, None))
     assert exact is not None
     with np.errstate(all="ignore"):
         expected = exact(wide)

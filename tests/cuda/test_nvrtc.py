@@ -27,9 +27,9 @@ def kernel(name: str, statement: str) -> KernelSource:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_the_whole_dialect_compiles(arch: str) -> None:
-    names = ("exp", "expm1", "log", "log1p", "tanh", "erf")
+    names = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "atan")
     lines = [f"y[{i}] = md_{name}(x[{i}]);" for i, name in enumerate(names)]
-    lines += ["y[8] = md_pow(x[0], x[1]);", "y[9] = md_round<md_half>(x[3]);"]
+    lines += ["y[9] = md_pow(x[0], x[1]);", "y[10] = md_round<md_half>(x[3]);"]
     lines += ["float p[8]; md_load(p, (const md_bf16 *)x); md_store((md_half *)y, p);"]
     (compiled,) = compile_kernels([kernel("all", " ".join(lines))], arch)
     assert compiled.cubin.startswith(b"\x7fELF")

@@ -27,6 +27,9 @@ BOUNDS: Mapping[str, float] = MappingProxyType(
         "tanh": 1.34,
         "erf": 1.15,
         "pow": 0.95,
+        "sin": 0.51,
+        "cos": 0.51,
+        "atan": 0.51,
     }
 )
 """Largest error of ``md_<name>`` in units of the last place of the exact result, a result below
@@ -171,6 +174,85 @@ static inline float md_erf(float x) {
   q = md_fma(q, a, -0x1.20e71cp+0f);
   float far = 1.0f - md_exp(q * a);
   return md_with_sign(a < 0.875f ? near : far, x);
+}
+
+// The sine of a, which is not negative, and so many quarter turns. In quarter turns a is n + f;
+// where it has 24 bits before the point, it is m 2^e, and of 2^e 2 / pi whole turns are left out:
+// hi + lo for every sixteenth e. What is computed in float64 is rounded once.
+static inline float md_wave(float a, int quarters) {
+  double x = a;
+  double n = md_fma(x, 0x1.45f306dc9c883p-1d, 0x1.8p52d) - 0x1.8p52d;
+  double r = md_fma(n, -0x1.921fb54442d18p+0d, x);
+  r = md_fma(n, -0x1.1a62633145c07p-54d, r);
+  int bits = (int)intbits(a);
+  int e = (bits >> 23) - 150;
+  int j = e >> 4;
+  double hi = 0x1.45f306dc9c883p-1d;
+  hi = j > 0 ? 0x1.836e4e44152ap+0d : hi;
+  hi = j > 1 ? 0x1.27220a94fe13bp+1d : hi;
+  hi = j > 2 ? 0x1.529fc2757d1f5p-4d : hi;
+  hi = j > 3 ? 0x1.fc2757d1f534ep+0d : hi;
+  hi = j > 4 ? 0x1.abe8fa9a6ee07p+1d : hi;
+  hi = j > 5 ? 0x1.f534ddc0db629p+0d : hi;
+  double lo = -0x1.6b01ec5417056p-55d;
+  lo = j > 0 ? -0x1.ec54170565912p-55d : lo;
+  lo = j > 1 ? -0x1.05c1596447e49p-53d : lo;
+  lo = j > 2 ? 0x1.a6ee06db14acdp-59d : lo;
+  lo = j > 3 ? -0x1.1f924eb53361ep-55d : lo;
+  lo = j > 4 ? -0x1.275a99b0ef1bfp-54d : lo;
+  lo = j > 5 ? 0x1.664f10e4107f9p-54d : lo;
+  double k = (double)((bits & 0x7fffff) | 0x800000) * (double)(1 << (e & 15));
+  double p = k * hi;
+  double rest = md_fma(k, lo, md_fma(k, hi, -p));
+  p = md_fma(md_fma(p, 0.25d, 0x1.8p52d) - 0x1.8p52d, -4.0d, p);
+  double m = (p + rest + 0x1.8p52d) - 0x1.8p52d;
+  bool large = a >= 0x1p24f;
+  n = large ? m : n;
+  r = large ? (p - m + rest) * 0x1.921fb54442d18p+0d : r;
+  double z = r * r;
+  double s = -0x1.ae64567f544e4p-26d;
+  s = md_fma(s, z, 0x1.71de3a556c734p-19d);
+  s = md_fma(s, z, -0x1.a01a01a01a01ap-13d);
+  s = md_fma(s, z, 0x1.1111111111111p-7d);
+  s = md_fma(s, z, -0x1.5555555555555p-3d);
+  s = md_fma(s * z, r, r);
+  double c = 0x1.1eed8eff8d898p-29d;
+  c = md_fma(c, z, -0x1.27e4fb7789f5cp-22d);
+  c = md_fma(c, z, 0x1.a01a01a01a01ap-16d);
+  c = md_fma(c, z, -0x1.6c16c16c16c17p-10d);
+  c = md_fma(c, z, 0x1.5555555555555p-5d);
+  c = md_fma(c, z, -0.5d);
+  c = md_fma(c, z, 1.0d);
+  int turned = (int)n + quarters;
+  float y = (float)((turned & 1) != 0 ? c : s);
+  y = (turned & 2) != 0 ? -y : y;
+  return a < floatbits(0x7f800000) ? y : a - a;
+}
+static inline float md_sin(float x) {
+  return floatbits(intbits(md_wave(abs(x), 0)) ^ (intbits(x) & 0x80000000));
+}
+static inline float md_cos(float x) { return md_wave(abs(x), 1); }
+
+// A quarter or half of a right angle and the arc of what is left, at most tan(pi / 8).
+static inline float md_atan(float x) {
+  double a = abs(x);
+  bool far = a > 0x1.3504f333f9de6p+1d, middle = a > 0x1.a827999fcef32p-2d;
+  double over = far ? -1.0d : (middle ? a - 1.0d : a);
+  double under = far ? a : (middle ? a + 1.0d : 1.0d);
+  double corner = far ? 0x1.921fb54442d18p+0d : (middle ? 0x1.921fb54442d18p-1d : 0.0d);
+  double v = over / under;
+  double z = v * v;
+  double p = 0x1.8618618618618p-5d;
+  p = md_fma(p, z, -0x1.af286bca1af28p-5d);
+  p = md_fma(p, z, 0x1.e1e1e1e1e1e1ep-5d);
+  p = md_fma(p, z, -0x1.1111111111111p-4d);
+  p = md_fma(p, z, 0x1.3b13b13b13b14p-4d);
+  p = md_fma(p, z, -0x1.745d1745d1746p-4d);
+  p = md_fma(p, z, 0x1.c71c71c71c71cp-4d);
+  p = md_fma(p, z, -0x1.2492492492492p-3d);
+  p = md_fma(p, z, 0x1.999999999999ap-3d);
+  p = md_fma(p, z, -0x1.5555555555555p-2d);
+  return md_with_sign((float)(corner + md_fma(p * z, v, v)), x);
 }
 
 // 2^(y log2(|x|)): the logarithm, the product and its split into n + r take float64.

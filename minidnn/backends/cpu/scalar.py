@@ -28,6 +28,9 @@ _CALLS = {
     "tanh": "md_tanh",
     "erf": "md_erf",
     "pow": "md_pow",
+    "sin": "md_sin",
+    "cos": "md_cos",
+    "atan": "md_atan",
 }
 _COMPARISONS = ("lt", "le", "gt", "ge")
 _WHOLE = {"abs": "abs", "div": "@_div", "pow": "@_pow"}

@@ -17,10 +17,11 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=",
 _INFIX |= {"ge": ">="}
 _CALLS = {"fma": "md_fma", "maximum": "md_max", "minimum": "md_min", "abs": "fabsf"}
 _CALLS |= {"sqrt": "sqrtf", "floor": "floorf", "round": "rintf"}
-_CALLS |= {name: f"md_{name}" for name in ("exp", "expm1", "log", "log1p", "tanh", "erf", "pow")}
+_FUNCTIONS = ("exp", "expm1", "log", "log1p", "tanh", "erf", "pow", "sin", "cos", "atan")
+_CALLS |= {name: f"md_{name}" for name in _FUNCTIONS}
 
 
-_CALLED = frozenset(("div", "sqrt", "exp", "expm1", "log", "log1p", "tanh", "erf", "pow"))
+_CALLED = frozenset(("div", "sqrt", *_FUNCTIONS))
 """Those that call a function for some operands, a division for infinite ones for example."""
 
 

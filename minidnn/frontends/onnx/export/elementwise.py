@@ -66,6 +66,7 @@ _OPERATIONS = {
     **{"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "neg": "Neg", "abs": "Abs"},
     **{"maximum": "Max", "minimum": "Min", "floor": "Floor", "round": "Round", "sqrt": "Sqrt"},
     **{"exp": "Exp", "log": "Log", "tanh": "Tanh", "erf": "Erf", "pow": "Pow", "where": "Where"},
+    **{"sin": "Sin", "cos": "Cos", "atan": "Atan"},
     **{"lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"},
 }
 
