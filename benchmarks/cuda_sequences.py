@@ -29,7 +29,6 @@ from benchmarks.line_plot import Panel, line_plot
 STRATEGIES = ("layers", "one", "five", "unrestricted", "model")
 BLOCKS = (1, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40)
 PAPER = (128, 64, 56, 56)
-SMALL = (128, 512, 14, 14)
 ODD = (64, 64, 97, 131)
 CHAINS = (
     *(("paper", n, PAPER) for n in (1, 5, 20, 40)),
@@ -71,10 +70,14 @@ SINGLE = (
         lambda L, c: [L.MaxPool2d(3, 1, 1), *_normalized(L, c)],
         PAPER,
     ),
-    Step("max pooling 3x3, stride 1, 14x14", lambda L, c: [L.MaxPool2d(3, 1, 1)], SMALL),
-    Step("average pooling 3x3, stride 1, 14x14", lambda L, c: [L.AvgPool2d(3, 1, 1)], SMALL),
-    Step("max pooling 3x3, stride 1, 97x131", lambda L, c: [L.MaxPool2d(3, 1, 1)], ODD),
-    Step("average pooling 3x3, stride 1, 97x131", lambda L, c: [L.AvgPool2d(3, 1, 1)], ODD),
+    *(
+        Step(f"{kind} pooling 3x3, stride 1, {shape[2]}x{shape[3]}", layers, shape)
+        for shape in ((128, 256, 28, 28), (128, 512, 14, 14), (128, 288, 35, 35), ODD)
+        for kind, layers in (
+            ("max", lambda L, c: [L.MaxPool2d(3, 1, 1)]),
+            ("average", lambda L, c: [L.AvgPool2d(3, 1, 1)]),
+        )
+    ),
     Step("normalization and ReLU, 97x131", _normalized, ODD),
 )
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd
 
 from minidnn.graph.window import Window
 
-from ....fusion.plan import KernelPlan, PlanOperation
+from ....fusion.plan import Binding, KernelPlan, PlanOperation
 from ..tensor import Tensor
 
 MOST_RESIDENT = 104
@@ -22,22 +22,38 @@ MOST_RESIDENT = 104
 OTHERS = 28
 """Registers that a thread needs beside those."""
 
+BLOCK_COST = 2000.0
+"""What starting a block costs, as :func:`_cost` counts: 65,536 blocks of one warp, each a plane of
+14 x 14, took 145 cycles of a multiprocessor each, about three times what they compute."""
+
 MOST_TAPS = 8
 WARP = 32
 
 
+MOST_OF_SEVERAL = 256
+"""Threads of a block that has several channels: more would wait for each other."""
+
+SHARED_OF_SEVERAL = 32 << 10
+"""Bytes of shared memory that an input of such a block may take: several blocks are to be busy."""
+
+BLOCKS_OF_SEVERAL = 1024
+"""There are to be so many of them that every multiprocessor has its share."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Each of ``down`` by ``across`` threads keeps ``rows`` by ``columns`` of every plane."""
+    """Each of ``down`` by ``across`` threads keeps ``rows`` by ``columns`` of every plane of a
+    channel; a block has that of ``channels`` neighbouring ones."""
 
     rows: int
     columns: int
     down: int
     across: int
+    channels: int = 1
 
     @property
     def used(self) -> int:
-        return self.down * self.across
+        return self.down * self.across * self.channels
 
     @property
     def threads(self) -> int:
@@ -45,12 +61,12 @@ class Grid:
         return ceil(self.used / WARP) * WARP
 
 
-def choose_grid(plan: KernelPlan, tensors: Sequence[Tensor]) -> Grid | None:
+def choose_grid(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> Grid | None:
     """The grid on which a plan is cheapest; None if its planes cannot stay in registers."""
-    return next(iter(grids(plan, tensors)), None)
+    return next(iter(grids(plan, binding, tensors)), None)
 
 
-def grids(plan: KernelPlan, tensors: Sequence[Tensor]) -> list[Grid]:
+def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list[Grid]:
     """The grids that a plan can be spread over, from cheap to dear; none if its planes cannot stay
     in registers."""
     if not _suits(plan, tensors):
@@ -59,15 +75,38 @@ def grids(plan: KernelPlan, tensors: Sequence[Tensor]) -> list[Grid]:
     kept = most_kept(plan)
     windows = [o.window for o in operations_of(plan) if o.window is not None]
     reach = [max(max(reach_of(w)[axis]) for w in windows) for axis in (0, 1)]
+    groups = _channel_groups(plan, binding, tensors)
     found: list[tuple[float, Grid]] = []
     for rows in range(max(1, reach[0]), min(height, MOST_RESIDENT) + 1):
         for columns in range(max(1, reach[1]), min(width, MOST_RESIDENT // rows) + 1):
-            grid = Grid(rows, columns, ceil(height / rows), ceil(width / columns))
             registers = kept * rows * columns
-            if registers > MOST_RESIDENT or grid.threads > _most_threads(registers):
+            if registers > MOST_RESIDENT:
                 continue
-            found.append((_cost(grid, height, width, registers), grid))
+            for channels in groups:
+                grid = Grid(rows, columns, ceil(height / rows), ceil(width / columns), channels)
+                if channels > 1 and grid.down * grid.across > WARP:
+                    break  # a plane is enough for a block
+                most = MOST_OF_SEVERAL if channels > 1 else _most_threads(registers)
+                if grid.threads <= min(most, _most_threads(registers)):
+                    cost = len(windows) * _cost(grid, height, width, registers)
+                    found.append((cost + BLOCK_COST / (channels * height * width), grid))
     return [grid for _, grid in sorted(found, key=lambda one: one[0])]
+
+
+def _channel_groups(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list[int]:
+    """How many channels a block may have: their planes follow each other in memory, and all blocks
+    have as many."""
+    size = plan.anchor[0] * plan.anchor[1]
+    if any(p.one_channel for p in plan.planes) or any(t.channel != size for t in tensors):
+        return [1]
+    common = gcd(*(bound for segment in binding.segments for bound in segment))
+    blocks = binding.batch * max(end for _, end in binding.segments)
+    most = min(
+        MOST_OF_SEVERAL,
+        SHARED_OF_SEVERAL // (size * max(t.itemsize for t in tensors)),
+        blocks // BLOCKS_OF_SEVERAL,
+    )
+    return [count for count in range(1, max(1, most) + 1) if common % count == 0]
 
 
 def _most_threads(registers: int) -> int:
@@ -86,12 +125,13 @@ def _cost(grid: Grid, height: int, width: int, registers: int) -> float:
     """
     elements = grid.rows * grid.columns
     edges = 4 * (grid.rows + grid.columns) / elements
-    wasted = grid.threads * elements / (height * width)
+    wasted = grid.threads * elements / (grid.channels * height * width)
     below = min(1.0, grid.down - height / grid.rows)
     right = min(1.0, grid.across - width / grid.columns)
     masked = 1.0 - (1.0 - below) * (1.0 - right)
     warps = min(48.0, 65536 / (1.4 * registers + OTHERS) / WARP)
-    return (8.0 + 2.0 * edges + 2.5 * masked) * wasted * (1.0 + 5.0 / warps)
+    waits = 1.03 if grid.threads > WARP else 1.0
+    return (8.0 + 2.0 * edges + 2.5 * masked) * wasted * waits * (1.0 + 5.0 / warps)
 
 
 def _suits(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:

@@ -56,7 +56,7 @@ def print_sequence(
         flat = choose_flat(plan, binding, tensors)
         if flat is not None:
             return print_flat(plan, binding, tensors, flat)
-        grid = None if reads_units(plan, tensors) else choose_grid(plan, tensors)
+        grid = None if reads_units(plan, tensors) else choose_grid(plan, binding, tensors)
         if grid is not None:
             printed = print_resident(plan, binding, tensors, arch, grid)
             if printed.launch.shared_bytes <= shared_limit(arch):

@@ -21,15 +21,15 @@ Cells = dict[tuple[int, int], str]
 class RectanglePrinter:
     """Prints a step as a function of the arrays that it reads and writes.
 
-    Variables that it uses: ``thread``, ``ty``, ``tx``, ``y``, ``x`` and ``edges``.
+    Variables that it uses: ``thread``, ``ty``, ``tx``, ``y``, ``x``, ``in`` with a plane's number
+    (where an input is staged), ``corner`` (where the rectangle begins there) and ``edges``.
     """
 
     plan: KernelPlan
     operations: Sequence[PlanOperation]
     grid: Grid
-    #: The arrays of planes that outlive a step, and where inputs are staged.
+    #: The arrays of planes that outlive a step.
     arrays: Mapping[int, int]
-    regions: Mapping[int, str]
     positive: frozenset[int]
     triples: bool
     #: What results are rounded to when they are computed.
@@ -48,7 +48,7 @@ class RectanglePrinter:
         self.function = Function()
         self.code = self.function.body
         self.pack = Pack(self.code, 1)
-        for name in ("thread", "ty", "tx", "y", "x"):
+        for name in ("thread", "ty", "tx", "y", "x", "corner"):
             self._pass("const int", name)
         self._pass("float *const", "edges")
         self.code.line("MD_SHARED;")
@@ -131,7 +131,9 @@ class RectanglePrinter:
         if number in self.arrays:
             return self._element(number, row, column)
         name = f"q{self.local[number]}_{row}_{column}"
-        at = f"{self.regions[number]} + (y + {row}) * {self.plan.anchor[1]} + x + {column}"
+        type = TYPES[self.plan.planes[number].dtype]
+        staged = self.function.take(f"const {type} *const", f"in{number}")
+        at = f"{staged} + corner + {row * self.plan.anchor[1] + column}"
         self.pack.load(name, at, self.inside(row, column))
         self.names[number, row, column] = name
         return name

@@ -1,8 +1,11 @@
-"""Prints a plan whose planes stay in registers (see :mod:`.grid`): one plane a block.
+"""Prints a plan whose planes stay in registers (see :mod:`.grid`): one channel a block, or several
+whose planes are small.
 
 Inputs come by way of shared memory, outputs go by way of it, so that every access of global memory
-is wide.  A window joins along rows and along columns in turn; before each, threads exchange the
-edges of their rectangles.  Slot ``thread + k * pitch`` of shared memory holds number k of a
+is wide.  Where blocks' planes begin at no multiple of 8 bytes, words of 16 bytes are moved all the
+same: in shared memory the planes lie as far behind the beginning of such a word as in memory.  A
+window joins along rows and along columns in turn; before each, threads exchange the edges of their
+rectangles.  Slot ``thread + k * pitch`` of shared memory holds number k of a
 thread's edges; two slots more hold the identities of maxima and sums, for threads that have no
 neighbour.  Runs of equal steps become a loop.
 """
@@ -29,6 +32,8 @@ from .rounding import roundings
 from .vectors import SequenceKernel, kernel_of
 
 _UNITS = (16, 8, 4, 2)
+_LEAST_UNIT = 8
+"""Bytes; narrower accesses would take most of a kernel's instructions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,9 @@ class _Printer:
         self.edges_bytes = -(-self.slots * self.pitch * 4 // 16) * 16
         self.regions_offset = 0 if self.overlaid else self.edges_bytes
         widest = max(ITEMSIZE[t.dtype] for t in self.tensors)
-        self.region_bytes = -(-self.size * widest // 16) * 16
+        self.region_bytes = -(-self.grid.channels * self.size * widest // 16) * 16
+        if any(self._unit(tensor) < _LEAST_UNIT for tensor in self.tensors):
+            self.region_bytes += 16
         self.regions = max(1, len(self.binding.inputs))
 
     def _overlays(self) -> bool:
@@ -116,7 +123,8 @@ class _Printer:
         body = self._body()
         shared = self.regions_offset + self.regions * self.region_bytes
         shared = max(shared, self.edges_bytes)
-        blocks, threads = self.binding.batch * self.frame, self.grid.threads
+        blocks = self.binding.batch * (self.frame // self.grid.channels)
+        threads = self.grid.threads
         return kernel_of(self.binding, self.tensors, body, blocks, threads, shared, self.functions)
 
     def _body(self) -> Code:
@@ -124,13 +132,22 @@ class _Printer:
         with code.block(""):
             code.line("MD_SHARED;")
             code.line("float *const edges = (float *)md_shared;")
-            code.line(f"const int first = blockIdx.x % {self.frame}u;")
-            code.line(f"const long long image = blockIdx.x / {self.frame}u;")
+            blocks = self.frame // grid.channels
+            by = f" * {grid.channels}" if grid.channels > 1 else ""
+            code.line(f"const int first = blockIdx.x % {blocks}u{by};")
+            code.line(f"const long long image = blockIdx.x / {blocks}u;")
             code.line("const int thread = threadIdx.x;")
             # Threads too many compute what nobody reads, beside the last.
             code.line(f"const int at = min(thread, {grid.used - 1});")
-            code.line(f"const int ty = at / {grid.across}, tx = at % {grid.across};")
+            of_plane = grid.down * grid.across
+            row = (
+                f"at / {grid.across} % {grid.down}" if grid.channels > 1 else f"at / {grid.across}"
+            )
+            code.line(f"const int channel = at / {of_plane};")
+            code.line(f"const int ty = {row}, tx = at % {grid.across};")
             code.line(f"const int y = ty * {grid.rows}, x = tx * {grid.columns};")
+            width = self.plan.anchor[1]
+            code.line(f"const int corner = channel * {self.size} + y * {width} + x;")
             segments = self.binding.segments
             for segment, (begin, end) in enumerate(segments):
                 test = f"if (first >= {begin} && first < {end})" if len(segments) > 1 else ""
@@ -203,8 +220,10 @@ class _Printer:
         code.line(f"{const}{TYPES[tensor.dtype]} *const t{number} = {' + '.join(terms)};")
 
     def _unit(self, tensor: Tensor) -> int:
-        """Bytes of the widest access that every plane of a tensor allows."""
-        common = gcd(self.size, tensor.image, tensor.channel, tensor.offset) * tensor.itemsize
+        """Bytes of the widest access that every block's planes of a tensor allow."""
+        size = self.grid.channels * self.size
+        step = self.grid.channels * tensor.channel
+        common = gcd(size, tensor.image, step, tensor.offset) * tensor.itemsize
         return next(unit for unit in _UNITS if common % unit == 0)
 
     def _region(self, index: int, dtype: str) -> str:
@@ -213,42 +232,73 @@ class _Printer:
         )
 
     def _stage(self, code: Code, number: int) -> None:
-        """Starts the copy of an input's plane into its region."""
+        """Starts the copy of an input's planes into its region, where ``in`` points to them."""
         index = self.plan.planes[number].input
         assert index is not None
         tensor = self.tensors[index]
-        unit = self._unit(tensor)
+        region, type, unit = self._region(index, tensor.dtype), TYPES[tensor.dtype], 16
+        size = self._count(number)
+        shift = self._shift(code, number, tensor)
+        if not shift:
+            unit = self._unit(tensor)
         each = unit // tensor.itemsize
-        region = self._region(index, tensor.dtype)
-        head = f"for (int i = thread * {each}; i < {self.size}; i += {self.grid.threads * each})"
-        with code.block(head):
-            if unit >= 4:
-                code.line(f"md_copy<{unit}>({region} + i, t{number} + i);")
-            else:
-                code.line(f"{region}[i] = t{number}[i];")
+        step = self.grid.threads * each
+        code.line(f"const {type} *const in{number} = {region}{shift};")
+        whole = f" - {each - 1}{shift}" if shift else ""
+        back = shift.replace("+", "-")
+        with code.block(f"for (int i = thread * {each}; i < {size}{whole}; i += {step})"):
+            code.line(f"md_copy<{unit}>({region} + i, t{number}{back} + i);")
+        if shift:
+            code.line(f"const int rest{number} = ({size}{shift}) / {each} * {each} + thread;")
+            inside = f"rest{number} >= s{number} && rest{number} < {size}{shift}"
+            code.line(f"if ({inside}) {region}[rest{number}] = t{number}[rest{number}{back}];")
+
+    def _shift(self, code: Code, number: int, tensor: Tensor) -> str:
+        """`` + s``, elements by which the block's part of a tensor begins behind a multiple of 16
+        bytes; nothing where all begin at multiples of 8."""
+        if self._unit(tensor) >= _LEAST_UNIT:
+            return ""
+        each = 16 // tensor.itemsize
+        code.line(
+            f"const int s{number} = (unsigned long long)t{number} / {tensor.itemsize} % {each};"
+        )
+        return f" + s{number}"
+
+    def _count(self, number: int) -> int:
+        """Elements of a block's planes."""
+        return self.size * (1 if self.plan.planes[number].one_channel else self.grid.channels)
 
     def _write(self, code: Code, number: int, segment: int) -> None:
-        """Copies a plane from registers to its tensor, by way of a region."""
+        """Copies planes from registers to their tensor, by way of a region."""
         plane, grid = self.plan.planes[number], self.grid
         assert plane.output is not None
         tensor = self.tensors[len(self.binding.inputs) + plane.output]
         region = self._region(self._idle_region(number, segment), tensor.dtype)
-        unit = self._unit(tensor)
-        each = unit // tensor.itemsize
         type = TYPES[tensor.dtype]
+        shift = self._shift(code, number, tensor)
         code.line(self.barrier)
         with code.block(f"if (thread < {grid.used})" if grid.used < grid.threads else ""):
             for row in range(grid.rows):
                 for column in range(grid.columns):
                     test = self._inside(row, column)
                     value = f"r{self.arrays[number]}[{row * grid.columns + column}]"
-                    at = f"{region}[(y + {row}) * {self.plan.anchor[1]} + x + {column}]"
+                    at = f"{region}[corner + {row * self.plan.anchor[1] + column}{shift}]"
                     code.line(f"{f'if ({test}) ' if test else ''}{at} = md_as<{type}>({value});")
         code.line(self.barrier)
-        head = f"for (int i = thread * {each}; i < {self.size}; i += {grid.threads * each})"
+        unit, size, back = 16 if shift else self._unit(tensor), self._count(number), ""
+        each = unit // tensor.itemsize
+        head = f"for (int i = thread * {each}; i < {size}{shift}; i += {grid.threads * each})"
         with code.block(head):
+            if shift:
+                back = f" - s{number}"
+                code.line(f"if (i < s{number} || i + {each} > {size}{shift})")
+                code.line(
+                    f"  for (int j = max(i, s{number}); j < min(i + {each}, {size}{shift}); j++)"
+                )
+                code.line(f"    t{number}[j{back}] = {region}[j];")
+                code.line("else")
             word = f"md_word<{unit}>::type"
-            code.line(f"*({word} *)(t{number} + i) = *(const {word} *)({region} + i);")
+            code.line(f"*({word} *)(t{number}{back} + i) = *(const {word} *)({region} + i);")
 
     def _idle_region(self, number: int, segment: int) -> int:
         """A region whose input nobody reads any more once a plane is computed."""
@@ -286,11 +336,6 @@ class _Printer:
             operations,
             self.grid,
             self.arrays,
-            {
-                n: self._region(index, self.tensors[index].dtype)
-                for n, plane in enumerate(self.plan.planes)
-                if (index := plane.input) is not None
-            },
             self.positive,
             self.triples,
             self.dtypes,
@@ -305,6 +350,7 @@ class _Printer:
 
     def _run(self, code: Code, calls: Sequence[_Call]) -> None:
         """Calls one after the other; those that differ in their vectors alone, in a loop."""
+        by = " + channel" if self.grid.channels > 1 else ""
         i = 0
         while i < len(calls):
             count, steps = _repeats(calls, i)
@@ -313,7 +359,8 @@ class _Printer:
                     for v, s in zip(call.vectors, steps, strict=True)]  # fmt: skip
             text = call.text
             for j, row in enumerate(rows):
-                text = text.replace(f"<vector {j}>", f"vectors + (({row}) * {self.frame} + first)")
+                at = f"({row}) * {self.frame} + first{by}"
+                text = text.replace(f"<vector {j}>", f"vectors + ({at})")
             if count > 1:
                 code.line('_Pragma("unroll 1")')
                 with code.block(f"for (int k = 0; k < {count}; k++)"):

@@ -27,7 +27,7 @@ _SCHEDULES = 6
 """So many of the schedules that the cost model takes for the fastest; more are hardly ever near."""
 _BLOCKS_OF = 2
 """Of so many of them other blocks are tried, too."""
-_GRIDS = 4
+_GRIDS = 6
 
 
 def print_variants(region: Region, lies: Callable[[Value], Tensor], arch: str) -> list[Launch]:
@@ -63,7 +63,7 @@ def _spreads(
                 for rounds in (1, 2, 4):
                     yield plan, replace(flat, threads=threads, rounds=rounds)
         return
-    for grid in grids(plan, tensors)[:_GRIDS]:
+    for grid in grids(plan, binding, tensors)[:_GRIDS]:
         yield plan, grid
     joined = absorb_prologues(plan)
     mapping = choose_mapping(joined, binding, tensors, arch)

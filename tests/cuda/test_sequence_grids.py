@@ -1,0 +1,132 @@
+"""Planes in registers: how they are spread over threads, and several channels a block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cuda.sequence import grid as grids_module
+from minidnn.backends.cuda.sequence.grid import Grid, grids
+from minidnn.backends.cuda.target import CudaTarget
+from minidnn.backends.cuda.tensor import tensor_of
+from minidnn.fusion.region import Sequence
+from minidnn.fusion.sequence import Schedule
+from minidnn.graph.layout import PLANAR
+from minidnn.graph.types import rounded_to
+from minidnn.layers.build import to_graph
+from minidnn.passes.infrastructure import Context
+from minidnn.passes.pipeline import optimize
+from tests.cuda.lowered import MACHINE
+from tests.cuda.sequences import case_of, run_cases
+
+from .test_sequence_kinds import numbers_for
+
+
+def joined() -> md.Layer:
+    """Two branches of other widths, side by side."""
+    x = md.Input((12, 9, 7))
+    left = L.BatchNorm2d(12)(L.MaxPool2d(3, 1, 1)(x))
+    both = L.Concat(1)(left, L.ReLU()(x), L.AvgPool2d(3, 1, 1)(x))
+    return md.Model(x, L.ReLU()(L.MaxPool2d(3, 1, 1)(both)))
+
+
+def residual() -> md.Layer:
+    x = md.Input((12, 9, 7))
+    return md.Model(x, L.BatchNorm2d(12)(L.MaxPool2d((3, 1), 1, (1, 0))(x) + x))
+
+
+NETWORKS = {
+    "chain": L.Sequential(
+        *(L.MaxPool2d(3, 1, 1), L.BatchNorm2d(12), L.ReLU()) * 3, L.AvgPool2d((1, 3), 1, (0, 1))
+    ),
+    "lone window": L.MaxPool2d(3, 1, 1),
+    "segments": joined(),
+    "residual": residual(),
+}
+
+
+def region_of(network: md.Layer, shape: tuple[int, ...], dtype: str) -> Sequence:
+    context = Context(CudaTarget(MACHINE.device(dtype), dtype))
+    graph = optimize(to_graph(network, shape), context)
+    (region,) = (node.op for node in graph.nodes if isinstance(node.op, Sequence))
+    rows, columns = region.body.outputs[0].type.plane[2:]
+    return Sequence(region.body, Schedule(rows, columns))
+
+
+def grids_of(region: Sequence) -> list[Grid]:
+    plan, binding = region.kernel
+    return grids(plan, binding, [tensor_of(slot.value.type, PLANAR) for slot in binding.slots])
+
+
+@pytest.fixture
+def in_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several channels a block though there are few blocks."""
+    monkeypatch.setattr(grids_module, "BLOCKS_OF_SEVERAL", 1)
+
+
+@pytest.mark.race
+@pytest.mark.usefixtures("in_small")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_several_channels_a_block(name: str, dtype: str, tmp_path: Path) -> None:
+    """Of one warp and of several, with threads that have nothing to do and without."""
+    region = region_of(NETWORKS[name], (2, 12, 9, 7), dtype)
+    found = grids_of(region)
+    counts = {one.channels for one in found}
+    assert len(counts) > 3, "divisors of what the segments begin and end with"
+    operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]
+    cases = []
+    for count in sorted(counts):
+        some = [one for one in found if one.channels == count]
+        for grid in (some[0], some[-1]):
+            cases.append(case_of(region, operands, PLANAR, extra=count % 2 * 4, mapping=grid))
+    assert len({case.kernel.launch.grid for case in cases}) == len(counts)
+    run_cases(cases, tmp_path)
+
+
+@pytest.mark.race
+@pytest.mark.usefixtures("in_small")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_planes_begin_anywhere(dtype: str, tmp_path: Path) -> None:
+    """At every distance from a multiple of 16 bytes, and ends as well; less than a word, too."""
+    cases = []
+    for rows, columns in ((9, 7), (5, 3), (11, 13), (1, 3), (7, 10)):
+        layers = L.Sequential(L.MaxPool2d(3, 1, 1), L.BatchNorm2d(6), L.AvgPool2d(3, 1, 1))
+        region = region_of(layers, (3, 6, rows, columns), dtype)
+        operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]
+        found = grids_of(region)
+        for count in {one.channels for one in found}:
+            grid = next(one for one in found if one.channels == count)
+            for extra in (0, 1):
+                cases.append(case_of(region, operands, PLANAR, extra=extra, mapping=grid))
+    assert sum("const int s0 = " in case.kernel.launch.source.text for case in cases) > 10
+    run_cases(cases, tmp_path)
+
+
+def test_small_planes_share_a_block_where_there_are_many() -> None:
+    """A block of a plane of 14 x 14 is started as slowly as three of them are computed."""
+    window = L.MaxPool2d(3, 1, 1)
+    assert grids_of(region_of(window, (128, 512, 14, 14), "float16"))[0].channels > 8
+    assert grids_of(region_of(window, (1, 512, 14, 14), "float16"))[0].channels == 1
+    large = [one.channels for one in grids_of(region_of(window, (128, 64, 112, 112), "float16"))]
+    assert set(large) == {1}
+
+
+@pytest.mark.usefixtures("in_small")
+def test_segments_begin_with_a_block() -> None:
+    region = region_of(NETWORKS["segments"], (2, 12, 9, 7), "float32")
+    _, binding = region.kernel
+    assert binding.segments == ((0, 12), (12, 24), (24, 36))
+    assert {one.channels for one in grids_of(region)} <= {1, 2, 3, 4, 6, 12}
+
+
+def test_what_is_one_number_for_all_channels_has_blocks_of_one(in_small: None) -> None:
+    x, one = md.Input((12, 9, 7)), md.Input((1, 9, 7))
+    network = md.Model([x, one], L.MaxPool2d(3, 1, 1)(x + one))
+    graph = optimize(to_graph(network, [(2, 12, 9, 7), (2, 1, 9, 7)]), Context())
+    (region,) = (node.op for node in graph.nodes if isinstance(node.op, Sequence))
+    found = grids_of(Sequence(region.body, Schedule(9, 7)))
+    assert found and {one.channels for one in found} == {1}
