@@ -9,6 +9,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.sequence import grid as grids_module
+from minidnn.backends.cuda.sequence import print_region
 from minidnn.backends.cuda.sequence.grid import Grid, grids
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.backends.cuda.tensor import tensor_of
@@ -130,3 +131,15 @@ def test_what_is_one_number_for_all_channels_has_blocks_of_one(in_small: None) -
     (region,) = (node.op for node in graph.nodes if isinstance(node.op, Sequence))
     found = grids_of(Sequence(region.body, Schedule(9, 7)))
     assert found and {one.channels for one in found} == {1}
+
+
+def test_small_planes_of_halves_stay_in_registers_and_others_are_read_by_units() -> None:
+    window = L.MaxPool2d(3, 1, 1)
+    for dtype, size, is_direct in (
+        ("float16", 56, False),
+        ("float16", 112, True),
+        ("float32", 56, True),
+    ):
+        region = region_of(window, (8, 64, size, size), dtype)
+        launch = print_region(region, lambda v: tensor_of(v.type, PLANAR), "sm_90").kernel.launch
+        assert (launch.shared_bytes == 0) is is_direct, (dtype, size)

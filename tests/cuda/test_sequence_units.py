@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from minidnn import layers as L
+from minidnn.backends.cuda.sequence import mapping
 from minidnn.backends.cuda.sequence.rounding import roundings
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.fusion.region import Sequence
@@ -43,6 +44,12 @@ WINDOWS = (
     (Residual(L.MaxPool2d(3, 1, 1)), L.ReLU()),
 )
 SHAPES = ((2, 4, 9, 16), (1, 4, 8, 24), (1, 4, 6, 12), (1, 4, 5, 10))
+
+
+@pytest.fixture(autouse=True)
+def as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planes of halves are taken as if they were too large for few threads' registers."""
+    monkeypatch.setattr(mapping, "SMALL_PLANE", 0)
 
 
 def region_of(layers: tuple[L.Layer, ...], shape: tuple[int, ...], dtype: str) -> Sequence:

@@ -22,16 +22,22 @@ MOST_RESIDENT = 104
 OTHERS = 28
 """Registers that a thread needs beside those."""
 
-BLOCK_COST = 2000.0
+BLOCK_COST = 600.0
 """What starting a block costs, as :func:`_cost` counts: 65,536 blocks of one warp, each a plane of
-14 x 14, took 145 cycles of a multiprocessor each, about three times what they compute."""
+14 x 14, took three times as long as blocks of 8 to 64 planes."""
+
+WAITS, WAITS_OF_ONE = 5.0, 2.5
+"""What plans of several windows wait for, and of one, where memory hides more of it."""
+
+KEPT, KEPT_OF_SUMS = 1.4, 3.0
+"""Registers for each number that a thread keeps: usually, and of several windows with sums."""
 
 MOST_TAPS = 8
 WARP = 32
 
-
-MOST_OF_SEVERAL = 256
-"""Threads of a block that has several channels: more would wait for each other."""
+MOST_OF_SEVERAL = 160
+"""Threads of a block that has several channels: more wait for each other.  Max pooling of float16
+over 14 x 14 reached 0.83 of a copy's rate with 32 threads, 0.81 with 128, 0.74 with 256."""
 
 SHARED_OF_SEVERAL = 32 << 10
 """Bytes of shared memory that an input of such a block may take: several blocks are to be busy."""
@@ -76,6 +82,8 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
     windows = [o.window for o in operations_of(plan) if o.window is not None]
     reach = [max(max(reach_of(w)[axis]) for w in windows) for axis in (0, 1)]
     groups = _channel_groups(plan, binding, tensors)
+    sums = len(windows) > 1 and any(w.reduce != "max" for w in windows)
+    kept_each, waits = KEPT_OF_SUMS if sums else KEPT, WAITS if len(windows) > 1 else WAITS_OF_ONE
     found: list[tuple[float, Grid]] = []
     for rows in range(max(1, reach[0]), min(height, MOST_RESIDENT) + 1):
         for columns in range(max(1, reach[1]), min(width, MOST_RESIDENT // rows) + 1):
@@ -88,7 +96,8 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
                     break  # a plane is enough for a block
                 most = MOST_OF_SEVERAL if channels > 1 else _most_threads(registers)
                 if grid.threads <= min(most, _most_threads(registers)):
-                    cost = len(windows) * _cost(grid, height, width, registers)
+                    warps = min(48.0, 65536 / (kept_each * registers + OTHERS) / WARP)
+                    cost = len(windows) * _cost(grid, height, width) * (1.0 + waits / warps)
                     found.append((cost + BLOCK_COST / (channels * height * width), grid))
     return [grid for _, grid in sorted(found, key=lambda one: one[0])]
 
@@ -114,10 +123,10 @@ def _most_threads(registers: int) -> int:
     return min(1024, 65536 // (-(-(registers + OTHERS) // 8) * 8) // WARP * WARP)
 
 
-def _cost(grid: Grid, height: int, width: int, registers: int) -> float:
+def _cost(grid: Grid, height: int, width: int) -> float:
     """Of one element: four operations at half rate, shared memory's accesses of edges, and one
-    choice where a rectangle may lie beyond the plane; more where there are few warps to fill
-    what others wait.
+    choice where a rectangle may lie beyond the plane.  More has to be added where there are few
+    warps to fill what others wait.
 
     Measured on an H200, 40 blocks of max pooling, normalization and ReLU over 56 x 56: rectangles
     of 7 x 7 take 0.272 ms, of 14 x 7 0.288, of 7 x 4 0.375, of 14 x 5 (a quarter of the threads
@@ -129,9 +138,8 @@ def _cost(grid: Grid, height: int, width: int, registers: int) -> float:
     below = min(1.0, grid.down - height / grid.rows)
     right = min(1.0, grid.across - width / grid.columns)
     masked = 1.0 - (1.0 - below) * (1.0 - right)
-    warps = min(48.0, 65536 / (1.4 * registers + OTHERS) / WARP)
-    waits = 1.03 if grid.threads > WARP else 1.0
-    return (8.0 + 2.0 * edges + 2.5 * masked) * wasted * waits * (1.0 + 5.0 / warps)
+    together = 1.03 if grid.threads > WARP else 1.0
+    return (8.0 + 2.0 * edges + 2.5 * masked) * wasted * together
 
 
 def _suits(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
