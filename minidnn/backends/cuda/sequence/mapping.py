@@ -41,8 +41,8 @@ REGISTERS_OF_SUMS = 56
 which converting halves takes many."""
 
 SMALL_PLANE = 64 * 64
-"""Numbers that two warps can keep: halves over 56 x 56 and 28 x 28 reach 0.88 to 0.98 of a copy's rate
-in registers, by units 0.80 to 0.94."""
+"""Numbers that two warps can keep: halves over 56 x 56 and 28 x 28 reach 0.88 to 0.98 of a copy's
+rate in registers, by units 0.80 to 0.94."""
 
 MEMORY_CYCLES, BARRIER_CYCLES = 600, 150
 ENOUGH_BLOCKS = 1024
