@@ -143,3 +143,20 @@ def test_small_planes_of_halves_stay_in_registers_and_others_are_read_by_units()
         region = region_of(window, (8, 64, size, size), dtype)
         launch = print_region(region, lambda v: tensor_of(v.type, PLANAR), "sm_90").kernel.launch
         assert (launch.shared_bytes == 0) is is_direct, (dtype, size)
+
+
+def test_many_sums_over_large_planes_pass_through_shared_memory() -> None:
+    """Two planes of it; not where they are small, few, of halves by themselves, or do not fit."""
+
+    def shared(layers: list[L.Layer], size: int, dtype: str = "float32") -> int:
+        region = region_of(L.Sequential(*layers), (8, 8, size, size), dtype)
+        launch = print_region(region, lambda v: tensor_of(v.type, PLANAR), "sm_90").kernel.launch
+        return launch.shared_bytes
+
+    average, largest = L.AvgPool2d(3, 1, 1), L.MaxPool2d(3, 1, 1)
+    plane = 56 * 56 * 4
+    assert shared([average, L.ReLU()] * 4, 56) == 2 * plane
+    assert shared([average, *[largest] * 3], 56) == plane
+    assert shared([average] * 4, 28) < 2 * 28 * 28 * 4
+    assert shared([average], 56, "float16") < plane
+    assert shared([average] * 4, 180) < 2 * 180 * 180 * 4

@@ -27,10 +27,19 @@ BLOCK_COST = 600.0
 14 x 14, took three times as long as blocks of 8 to 64 planes."""
 
 WAITS, WAITS_OF_ONE = 5.0, 2.5
-"""What plans of several windows wait for, and of one, where memory hides more of it."""
+"""What plans wait for, and those of one window over a small plane, where memory hides more."""
 
 KEPT, KEPT_OF_SUMS = 1.4, 3.0
-"""Registers for each number that a thread keeps: usually, and of several windows with sums."""
+"""Registers for each number that a thread keeps: usually, and where it sums numbers of float32 or
+in several windows."""
+
+SMALL_PLANE = 64 * 64
+"""Numbers that two warps can keep."""
+
+LARGE_SUMS = 48 * 48
+"""Numbers of a plane whose sums take less time by way of shared memory: 20 blocks of average
+pooling, normalization and ReLU over 56 x 56 took 0.38 ms there and 0.49 in registers, over 28 x 28
+0.50 and 0.49, over 14 x 14 0.33 and 0.25."""
 
 MOST_TAPS = 8
 WARP = 32
@@ -82,8 +91,9 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
     windows = [o.window for o in operations_of(plan) if o.window is not None]
     reach = [max(max(reach_of(w)[axis]) for w in windows) for axis in (0, 1)]
     groups = _channel_groups(plan, binding, tensors)
-    sums = len(windows) > 1 and any(w.reduce != "max" for w in windows)
-    kept_each, waits = KEPT_OF_SUMS if sums else KEPT, WAITS if len(windows) > 1 else WAITS_OF_ONE
+    sums = _sums_of_float32(plan, tensors) > 0
+    lone = len(windows) == 1 and height * width <= SMALL_PLANE
+    kept_each, waits = KEPT_OF_SUMS if sums else KEPT, WAITS_OF_ONE if lone else WAITS
     found: list[tuple[float, Grid]] = []
     for rows in range(max(1, reach[0]), min(height, MOST_RESIDENT) + 1):
         for columns in range(max(1, reach[1]), min(width, MOST_RESIDENT // rows) + 1):
@@ -100,6 +110,21 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
                     cost = len(windows) * _cost(grid, height, width) * (1.0 + waits / warps)
                     found.append((cost + BLOCK_COST / (channels * height * width), grid))
     return [grid for _, grid in sorted(found, key=lambda one: one[0])]
+
+
+def sums_in_shared_memory(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
+    """Whether planes are so large and windows sum so often that registers are no place for them."""
+    windows = sum(o.window is not None for o in operations_of(plan))
+    large = plan.anchor[0] * plan.anchor[1] >= LARGE_SUMS
+    return large and 2 * _sums_of_float32(plan, tensors) > windows
+
+
+def _sums_of_float32(plan: KernelPlan, tensors: Sequence[Tensor]) -> int:
+    """How many windows are sums, other than one alone over halves, which leave registers free."""
+    windows = [o.window for o in operations_of(plan) if o.window is not None]
+    if len(windows) == 1 and all(t.itemsize == 2 for t in tensors):
+        return 0
+    return sum(window.reduce != "max" for window in windows)
 
 
 def _channel_groups(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list[int]:

@@ -22,7 +22,7 @@ from .barrier import barrier_of
 from .facts import positive_planes
 from .flat import Flat, choose_flat, print_flat
 from .functions import Function, Functions
-from .grid import Grid, choose_grid
+from .grid import Grid, choose_grid, sums_in_shared_memory
 from .lanes import Lanes
 from .mapping import Mapping, choose_mapping, reads_units, skips, unit_of
 from .prologue import absorb_prologues
@@ -56,13 +56,17 @@ def print_sequence(
         flat = choose_flat(plan, binding, tensors)
         if flat is not None:
             return print_flat(plan, binding, tensors, flat)
-        grid = None if reads_units(plan, tensors) else choose_grid(plan, binding, tensors)
+        joined = absorb_prologues(plan)
+        mapping = choose_mapping(joined, binding, tensors, arch)
+        fits = 2 * mapping.places.bytes <= shared_limit(arch)
+        grid = None
+        if not reads_units(plan, tensors) and not (fits and sums_in_shared_memory(plan, tensors)):
+            grid = choose_grid(plan, binding, tensors)
         if grid is not None:
             printed = print_resident(plan, binding, tensors, arch, grid)
             if printed.launch.shared_bytes <= shared_limit(arch):
                 return printed
-        plan = absorb_prologues(plan)
-        mapping = choose_mapping(plan, binding, tensors, arch)
+        plan = joined
     if isinstance(mapping, Flat):
         return print_flat(plan, binding, tensors, mapping)
     if isinstance(mapping, Grid):
