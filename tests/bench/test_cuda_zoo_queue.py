@@ -172,7 +172,8 @@ def test_networks_beyond_the_zoo_are_a_stage_too(tmp_path: Path) -> None:
 
 
 def test_stages_that_are_asked_for(tmp_path: Path) -> None:
-    asked = options(tmp_path / "none", stages=["tf32:32", "beyond:float16:1"])
+    stages = [cuda_zoo.Stage.of(text) for text in ("tf32:32", "beyond:float16:1")]
+    asked = options(tmp_path / "none", stages=stages)
     found = cuda_zoo.cells(asked)
     assert found[:3] == [
         ("alexnet", "tf32", 32),
