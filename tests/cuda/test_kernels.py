@@ -12,6 +12,7 @@ import pytest
 from minidnn.backends.cuda import copy
 from minidnn.backends.cuda.contraction.gather import Gather, print_gather
 from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.matmul import print_matmul
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep, print_pointwise
 from minidnn.backends.cuda.reduction import (
     averages_planes,
@@ -143,6 +144,30 @@ def test_packs_are_as_wide_as_alignment_allows() -> None:
     assert words(64, (7, 7), 64) == ["1", "8"]
     assert words(64, (7, 14), 100) == ["2", "4"]
     assert words(63, (8, 8), 63) == ["1", "8"]
+
+
+MOST_IN_X, MOST_ELSEWHERE = 2**31 - 1, 65535
+"""Blocks that a launch may have."""
+
+
+def check_blocks(launch: Launch, least: int) -> None:
+    x, y, z = launch.grid
+    assert x <= MOST_IN_X and max(y, z) <= MOST_ELSEWHERE and x * y * z >= least, launch.grid
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2048, 2048), (4096, 4096)])
+def test_planes_of_any_size_are_moved(rows: int, columns: int) -> None:
+    type = TensorType((2, 16, rows, columns), "float16")
+    planar, last = tensor_of(type, PLANAR), tensor_of(type, CHANNELS_LAST)
+    for source, target in ((planar, last), (last, planar)):
+        check_blocks(copy.print_copy(2, source, target), 2 * rows * columns // 64)
+
+
+def test_any_number_of_matrices_is_multiplied() -> None:
+    """As the windows of an attention that looks at few pixels: 64 of an image, of 8 heads each."""
+    a, b = (TensorType((256, 512, *size), "float16") for size in ((49, 32), (32, 49)))
+    launch, _ = print_matmul(a, b, TensorType((256, 512, 49, 49), "float16"))
+    check_blocks(launch, 256 * 512)
 
 
 @pytest.mark.race

@@ -79,7 +79,10 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
     with code.block(f'extern "C" __global__ void @({_parameters(source, target)})'):
         code.line("MD_SHARED;")
         code.line(f"{element} (*tile)[{pitch}] = ({element} (*)[{pitch}])md_shared;")
-        code.line(f"const int inner = blockIdx.x * {tile}, outer = blockIdx.y * {tile};")
+        # One after the other in x, which alone has room for the tiles of a plane of any size.
+        tiles = -(-inner // tile)
+        code.line(f"const int inner = blockIdx.x % {tiles}u * {tile};")
+        code.line(f"const int outer = blockIdx.x / {tiles}u * {tile};")
         code.line(f"x += blockIdx.z * {source.image}ll + {source.offset};")
         code.line(f"y += blockIdx.z * {target.image}ll + {target.offset};")
         # All of a thread's packs are on their way before the first is waited for.
@@ -113,7 +116,7 @@ def _tiled(batch: int, source: Tensor, target: Tensor) -> Launch:
             code.line(
                 f"md_write_word({place}, pack.word);" if wide else f"*({place}) = *pack.items;"
             )
-    grid = (-(-inner // tile), -(-outer // tile), batch)
+    grid = (tiles * -(-outer // tile), 1, batch)
     return _launch("transpose", code, grid, (THREADS, 1, 1), tile * pitch * source.itemsize)
 
 

@@ -20,8 +20,8 @@ extern "C" __global__ void @(const {T} *a, const {T} *b, const long long *table,
   MD_SHARED;
   float (*left)[68] = (float (*)[68])md_shared, (*right)[68] = left + 16;
   const int thread = threadIdx.x, row = thread / 16 * 4, column = thread % 16 * 4;
-  const int m0 = blockIdx.x / {TILES_N} * 64, n0 = blockIdx.x % {TILES_N} * 64;
-  const long long image = blockIdx.y;
+  const int tile = blockIdx.x % {TILES}u, m0 = tile / {TILES_N} * 64, n0 = tile % {TILES_N} * 64;
+  const long long image = blockIdx.x / {TILES}u;
   a += table[image * 2];
   b += table[image * 2 + 1];
   y += image * {M}ll * {N};
@@ -58,12 +58,14 @@ def print_matmul(
     columns = b.shape[-1]
     batch = prod(out.shape[:-2])
     tiles = (-(-rows // 64), -(-columns // 64))
-    parts = {"T": TYPES[a.dtype], "M": rows, "N": columns, "K": inner, "TILES_N": tiles[1]}
+    count = max(1, tiles[0] * tiles[1])
+    parts = {"T": TYPES[a.dtype], "M": rows, "N": columns, "K": inner}
+    parts |= {"TILES": count, "TILES_N": tiles[1]}
     text = _TEXT
     for name, value in parts.items():
         text = text.replace("{" + name + "}", str(value))
     source: KernelSource = digest_named("matmul", text)
-    launch = Launch(source, (tiles[0] * tiles[1], batch, 1), (256, 1, 1), 2 * 16 * 68 * 4)
+    launch = Launch(source, (count * batch, 1, 1), (256, 1, 1), 2 * 16 * 68 * 4)
 
     def table() -> np.ndarray:
         firsts = [_first(x, out.shape[:-2]) for x in (a, b)]
