@@ -296,6 +296,30 @@ def test_kernels_that_take_no_other_address_are_left_alone(cuda: FakeCuda) -> No
         give.reach(0x5000)
 
 
+def test_a_kernel_of_which_one_address_is_refused_has_the_others_again(cuda: FakeCuda) -> None:
+    """A kernel that is given an input twice: at its beginning, and behind that."""
+    take, give = End(IN, 16, takes=True), End(OUT, 16, takes=False)
+
+    def kernel() -> None:
+        first, second, to = cuda.arguments[1]
+        cuda.memory[to] = cuda.memory[first] + cuda.memory[second - 2]
+
+    def enqueue() -> None:
+        cuda.arguments[1] = [IN, IN + 2, OUT]
+        cuda.start(kernel)
+        node = KernelNode(1, cuda.arguments[1])
+        take.aims, give.aims = [Aim(node, 0, 0), Aim(node, 1, 2)], [Aim(node, 2, 0)]
+
+    _graph = Replay(SimpleNamespace(ptr=5), enqueue, [take], [give])
+    cuda.memory |= {0x1000: "a", 0x2000: "b"}
+    cuda.refused.add(0x1000 + 2)
+    for source in (0x1000, 0x2000):
+        assert take.reach(source) and give.reach(0x4000)
+        assert not take.is_direct and give.is_direct
+        cuda.launch()
+        assert cuda.memory[0x4000] == 2 * cuda.memory[source]
+
+
 def test_an_old_driver_copies_nothing(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "captured", lambda stream: None)
     _graph, take, give = made(cuda)

@@ -79,10 +79,14 @@ class KernelNode:
             self._given = (executable, self._node, ctypes.byref(self._params))
 
     def set(self, argument: int, value: int) -> bool:
-        """Whether launches from the next one on have that argument."""
+        """Whether launches from the next one on have that argument; if not, it is as it was."""
         assert self._set is not None
+        before = self._arguments[argument]
         self._arguments[argument] = value
-        return self._set(*self._given) == driver.SUCCESS
+        if self._set(*self._given) == driver.SUCCESS:
+            return True
+        self._arguments[argument] = before  # the kernel's other arguments can still be set
+        return False
 
 
 @dataclass(frozen=True)
