@@ -264,6 +264,25 @@ def test_streams_and_threads_at_once() -> None:
     assert not failures
 
 
+def test_a_thread_may_begin_with_a_call() -> None:
+    """It has asked CUDA for nothing yet, and memory for results is found in the pool."""
+    exe = compiled(precision="float16")
+    pool = [cupy.asarray(x(seed).astype(np.float16)) for seed in range(3)]
+    wanted = [cupy.asnumpy(exe(given)) for given in pool]
+    cupy.cuda.get_current_stream().synchronize()
+    found: list[Any] = []
+
+    def work() -> None:
+        found.extend(exe(given) for given in pool)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(found) == len(pool), "the thread failed"
+    for result, expected_bits in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(cupy.asnumpy(result), expected_bits)
+
+
 def test_a_call_follows_what_was_enqueued_before() -> None:
     exe = compiled()
     given = torch.zeros(SHAPE, device="cuda")

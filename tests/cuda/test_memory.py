@@ -14,6 +14,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda import backend, memory, prepare, program
+from minidnn.backends.cuda.arrays import CUPY, Given
 from minidnn.backends.cuda.block import Block
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.contraction import tune
@@ -254,6 +255,31 @@ def test_other_instances_keep_to_what_was_free(card: Card) -> None:
     card.size = 1 << 40
     next(iter(made._instances.values())).is_idle = lambda: False  # type: ignore[method-assign]
     assert made._another() is not None and card.used == needed(THREE, SHAPE)
+
+
+@pytest.mark.usefixtures("card")
+def test_where_cuda_finds_no_room_for_another_graph(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams take turns, and arrays are not bound."""
+    card.size = 1 << 40
+    made = compiled(THREE, SHAPE)
+    (first,) = made._instances.values()
+    first.is_idle = lambda: False  # type: ignore[method-assign]
+
+    def without_room(*given: Any) -> None:
+        raise CudaError(2)
+
+    monkeypatch.setattr(program, "Instance", without_room)
+    assert made._another() is first
+    monkeypatch.setattr(program, "read", lambda slot, array, device: array)
+    monkeypatch.setattr(made, "_results", lambda library, out: [])
+    for name in ("as_it_is", "check_aligned", "check_apart", "outputs_of"):
+        monkeypatch.setattr(program, name, lambda *given: True)
+    given = Given(0, CUPY, None)
+    monkeypatch.setattr(made, "_outputs", [])
+    with pytest.raises(OutOfMemoryError, match="no room for what CUDA needs itself: error 2"):
+        made.bind([given], None)
 
 
 OURS = [

@@ -26,7 +26,7 @@ from .arrays import (
 )
 from .instance import Instance
 from .lower import Task
-from .memory import Limit, make_within
+from .memory import Limit, make_within, told
 from .prepare import Prepared, prepare
 from .target import CudaTarget
 
@@ -93,11 +93,16 @@ class CudaProgram:
 
         GraphError or DeviceError if an array does not fit.
         """
-        return self._computed(inputs, out, in_place=True)
+        return self._computed(inputs, out, in_place=True)[1]
 
-    def _computed(self, inputs: Sequence[Any], out: Any, in_place: bool) -> Sequence[Any]:
-        """in_place: whether kernels may work where arrays lie; else all are copied, so that the
-        inputs lie in an instance's own memory afterwards, too."""
+    def _computed(
+        self, inputs: Sequence[Any], out: Any, in_place: bool
+    ) -> tuple[Instance, Sequence[Any]]:
+        """The instance that computed, and the outputs.
+
+        in_place: whether kernels may work where arrays lie; else all are copied, so that the
+            inputs lie in the instance's own memory afterwards, too.
+        """
         device = self.device
         if self._runtime.getDevice() != device:
             with on_device(device):
@@ -107,14 +112,12 @@ class CudaProgram:
         stream = _stream_of(given, device)
         results = self._results(library, out)
         in_place = in_place and (out is None or self._are_apart(given, results))
-        self._enqueue(given, results, stream, in_place)
+        instance = self._enqueue(given, results, stream, in_place)
         for one in results:
             if one.library.is_host:
                 self._runtime.streamSynchronize(stream)
                 break
-        if out is not None:
-            return ()
-        return self._finished(results)
+        return instance, () if out is not None else self._finished(results)
 
     def run_on(self, stream: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Computes the outputs on a stream; all are addresses on the device of contiguous arrays
@@ -126,7 +129,7 @@ class CudaProgram:
 
     def _enqueue(
         self, given: Sequence[Given], results: Sequence[Given], stream: int, apart: bool
-    ) -> None:
+    ) -> Instance:
         runtime, key = self._runtime, _key(stream)
         instance = self._take(key)
         with instance.lock:
@@ -135,6 +138,7 @@ class CudaProgram:
             instance.launch(given, results, stream, apart)
             runtime.eventRecord(instance.done.ptr, stream)
             instance.last = key
+        return instance
 
     def bind(self, inputs: Sequence[Any], out: Any) -> Bound:
         """What computes from these very arrays, and into ``out``, without a copy.
@@ -159,12 +163,13 @@ class CudaProgram:
                     check_apart(slot, one, other, two)
             for slot, one in zip(self._outputs, results, strict=True):
                 check_aligned(slot, one)
-            instance = _instance_of(
-                self.plan,
-                self.prepared,
-                [one.pointer for one in given],
-                [one.pointer for one in results],
-            )
+            with told():
+                instance = _instance_of(
+                    self.plan,
+                    self.prepared,
+                    [one.pointer for one in given],
+                    [one.pointer for one in results],
+                )
         outputs = tuple(self._finished(results))
         return Bound(instance, self.device, library, (given, results, self), outputs)
 
@@ -213,7 +218,8 @@ class CudaProgram:
         within = self._limit is None or self._limit.bytes >= self.bytes + self._block.own_bytes
         if len(self._instances) < _MOST_INSTANCES and within:
             try:
-                return _instance_of(self.plan, self.prepared)
+                with told():
+                    return _instance_of(self.plan, self.prepared)
             except OutOfMemoryError:
                 pass  # the streams then take turns, in the memory that there is
         return self._instances.pop(next(iter(self._instances)))
@@ -236,11 +242,9 @@ class CudaProgram:
         """Computes the outputs; the seconds of each node, by events around its kernels."""
         from .timing import seconds_of_runs
 
-        self._computed(inputs, None, in_place=False)
-        with on_device(self.device):
-            instance = next(iter(self._instances.values()))
-            with instance.lock:
-                times = seconds_of_runs(instance)
+        instance, _ = self._computed(inputs, None, in_place=False)
+        with on_device(self.device), instance.lock:
+            times = seconds_of_runs(instance)
         total: dict[Node, float] = {}
         for done, seconds in zip(self.prepared.tasks, times, strict=True):
             total[done.node] = total.get(done.node, 0.0) + seconds

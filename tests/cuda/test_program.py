@@ -1,0 +1,79 @@
+"""Which of a program's instances is asked what, without a GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minidnn import layers as L
+from minidnn.backends.cuda import memory, prepare, program, timing
+from minidnn.backends.cuda.constants import Constants
+from minidnn.backends.cuda.program import CudaProgram
+
+from .greedy import be_greedy, least
+from .lowered import ARCH
+
+SHAPE = (2, 16, 8, 8)
+NETWORK = L.Sequential(L.MaxPool2d(3, 1, 1), L.Softmax(1))
+
+
+class FakeInstance:
+    """Keeps of its launches whether all that is given is copied."""
+
+    def __init__(self, *given: Any) -> None:
+        self.lock, self.last, self.done = threading.Lock(), None, SimpleNamespace(ptr=0)
+        self.launches: list[bool] = []
+        self.idle = False
+
+    def launch(self, given: Any, results: Any, stream: int, apart: bool) -> None:
+        self.launches.append(not apart)
+
+    def is_idle(self) -> bool:
+        return self.idle
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> CudaProgram:
+    be_greedy(monkeypatch)
+    monkeypatch.setattr(Constants, "lay_down", lambda self: None)
+    monkeypatch.setattr(program, "Instance", FakeInstance)
+    nothing: Callable[..., None] = lambda *given: None  # noqa: E731
+    runtime = SimpleNamespace(
+        getDevice=lambda: 0,
+        eventRecord=nothing,
+        streamWaitEvent=nothing,
+        streamSynchronize=nothing,
+        CUDARuntimeError=RuntimeError,
+    )
+    cuda = SimpleNamespace(runtime=runtime, driver=SimpleNamespace(CUDADriverError=RuntimeError))
+    for module in (memory, program, prepare):
+        monkeypatch.setattr(module, "cupy", lambda: SimpleNamespace(cuda=cuda), raising=False)
+    monkeypatch.setattr(program, "_stream_of", lambda given, device: 0)
+    plan, tasks, _ = least(NETWORK, SHAPE, "float32")
+    return CudaProgram(plan, tasks, 0, ARCH, "quick", None)
+
+
+def test_the_instance_that_was_given_the_inputs_is_timed(
+    made: CudaProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one that has never had any: times on zeros are others."""
+    timed: list[Any] = []
+
+    def seconds(instance: Any) -> list[float]:
+        timed.append(instance)
+        return [0.5] * len(made.prepared.tasks)
+
+    monkeypatch.setattr(timing, "seconds_of_runs", seconds)
+    for stream in (5, 6):
+        made.run_on(stream, [0x1000], [0x2000])
+    idle: Any = made._instances[6]
+    idle.idle = True
+    found = made.seconds_of_nodes([np.zeros(SHAPE, np.float32)], [])
+    assert set(found.values()) == {0.5} and len(found) == len(made.plan.graph.nodes)
+    assert timed == [idle] == [made._instances[0]]
+    assert idle.launches == [False, True], "the second time inputs were copied"
