@@ -9,7 +9,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.sequence import grid as grids_module
-from minidnn.backends.cuda.sequence import print_region
+from minidnn.backends.cuda.sequence import mapping, print_region
 from minidnn.backends.cuda.sequence.grid import Grid, grids
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.backends.cuda.tensor import tensor_of
@@ -160,3 +160,11 @@ def test_many_sums_over_large_planes_pass_through_shared_memory() -> None:
     assert shared([average] * 4, 28) < 2 * 28 * 28 * 4
     assert shared([average], 56, "float16") < plane
     assert shared([average] * 4, 180) < 2 * 180 * 180 * 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "group"), [([256], 64), ([288], 96), ([160], 80), ([224, 32], 64), ([480, 32], 80)]
+)
+def test_groups_of_channels_come_out_even(sizes: list[int], group: int) -> None:
+    """Of halves in NHWC, over all segments; they are whole sectors."""
+    assert mapping._channel_group(sizes, 784, 8, 2) == group

@@ -82,12 +82,13 @@ def choose_mapping(
     by_units = tensors if planar and len(plan.steps) == 1 == len(plan.patches(1)) else ()
     tiles = [_tile(plan, step, planar, pack, by_units) for step in plan.steps]
     positions = max(_items(step, tile, plan) for step, tile in zip(plan.steps, tiles, strict=True))
-    channels = max(end - begin for begin, end in binding.segments)
+    sizes = [end - begin for begin, end in binding.segments]
+    channels = max(sizes)
     group = 1
     if not planar:
         itemsize = min(t.itemsize for t in tensors)
         least = max(pack, SECTOR_BYTES // itemsize)
-        group = min(_ceil(channels, pack), _channel_group(channels, positions, pack, itemsize))
+        group = min(_ceil(channels, pack), _channel_group(sizes, positions, pack, itemsize))
         tasks = binding.batch * len(plan.tasks()) * len(plan.patches(1)) * channels
         while group % (2 * pack) == 0 and group // 2 >= least and tasks // group < ENOUGH_BLOCKS:
             group //= 2
@@ -203,14 +204,14 @@ def _pack(binding: Binding, tensors: Sequence[Tensor]) -> int:
     return max(1, common)
 
 
-def _channel_group(channels: int, positions: int, pack: int, itemsize: int) -> int:
-    """Channels of a block whose threads take packs: enough for wide accesses and full blocks, and
-    of those the fewest of which blocks come out even."""
+def _channel_group(sizes: Sequence[int], positions: int, pack: int, itemsize: int) -> int:
+    """Channels of a block whose threads take packs, of segments of these sizes: enough for wide
+    accesses and full blocks, and of those the fewest of which blocks come out even."""
     sector = max(pack, SECTOR_BYTES // itemsize)
     least = max(LINE_BYTES // itemsize, _ceil(128 * pack // positions, pack))
 
     def computed(group: int) -> int:
-        return _ceil(channels, group)
+        return sum(_ceil(size, group) for size in sizes)
 
     return min(range(max(pack, least), 2 * least, sector), key=computed)
 
