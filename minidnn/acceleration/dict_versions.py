@@ -21,16 +21,35 @@ from minidnn.backends.cpu.native import take_words
 _CPYTHONS = ((3, 11), (3, 12))
 #: Where a dict's number is: behind what every object has, and the count of entries.
 _OFFSET = object.__basicsize__ + ctypes.sizeof(ctypes.c_ssize_t)
+#: Where an object has its type, the last word of what every object has, and its dict.
+_TYPE = object.__basicsize__ - ctypes.sizeof(ctypes.c_void_p)
+_DICT = -3 * ctypes.sizeof(ctypes.c_void_p)
+#: ``Py_TPFLAGS_MANAGED_DICT``: objects of the type have a dict, and have it there.
+_MANAGED = 1 << 4
 
 
-def places(dicts: Sequence[dict[Any, Any]]) -> Any:
-    """Where dicts keep their numbers, for C; each is of exactly that type, and there are numbers
-    (:func:`are_known`)."""
-    return (ctypes.c_void_p * len(dicts))(*(id(each) + _OFFSET for each in dicts))
+def places(dicts: Sequence[dict[Any, Any]], objects: Sequence[Any] = ()) -> Any:
+    """Where dicts keep their numbers, and objects their types and their dicts, for C.
+
+    Each dict is of exactly that type, there are numbers (:func:`are_known`), and objects
+    :func:`say_their_dict`.
+    """
+    found = [id(each) + _OFFSET for each in dicts]
+    found += [id(each) + offset for each in objects for offset in (_DICT, _TYPE)]
+    return (ctypes.c_void_p * len(found))(*found)
+
+
+def say_their_dict(one: Any) -> bool:
+    """Whether an object has its type and its dict where :func:`places` says.  The dict must be
+    held by others, too: else CPython may take it apart again, and lay its values there."""
+    if not type(one).__flags__ & _MANAGED:
+        return False
+    inside = vars(one)  # lies there from now on
+    return _word(id(one) + _DICT) == id(inside) and _word(id(one) + _TYPE) == id(type(one))
 
 
 def versions(at: Any) -> Any:
-    """The numbers in these places, for C; the dicts must be alive."""
+    """The words in these places, for C; the dicts and objects must be alive."""
     seen = (ctypes.c_uint64 * len(at))()
     take_words()(at, seen, len(at))
     return seen
@@ -38,7 +57,11 @@ def versions(at: Any) -> Any:
 
 def version_of(one: dict[Any, Any]) -> int:
     """The number of a dict."""
-    return ctypes.c_uint64.from_address(id(one) + _OFFSET).value
+    return _word(id(one) + _OFFSET)
+
+
+def _word(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
 
 
 @cache

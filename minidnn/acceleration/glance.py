@@ -4,9 +4,10 @@ By then the network has taken the caches, and hundreds of weights lie somewhere 
 thing is looked at in a pass over all modules, which only C walks: the processor then waits for many
 of them at a time, where a loop of Python's waits for one after the other.  What is read of each is
 as little as there can be: of a dict the number that says whether it was written to
-(:mod:`.dict_versions`), of a tensor its counts and addresses where PyTorch keeps them
-(:mod:`.layout`).  Where these places are not known, or there is no C of ours, the entries of dicts
-are looked at themselves, and PyTorch is asked; the former are then fetched all at a time before.
+(:mod:`.dict_versions`), of a module which its dict and its class are, of a tensor its counts and
+addresses where PyTorch keeps them (:mod:`.layout`).  Where these places are not known, or there is
+no C of ours, the entries of dicts are looked at themselves, and PyTorch is asked; the former are
+then fetched all at a time before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from minidnn.acceleration import dict_versions
 from minidnn.acceleration.layout import TensorWords
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 _ADDRESS = torch.Tensor.data_ptr
 _VERSION = attrgetter("_version")
 _TRAINING = attrgetter("training")
+_EXPIRED = StorageWeakRef.expired
 _END = object()
 
 #: Modules that compute the same in training: their mode need not be looked at.
@@ -46,7 +49,8 @@ _WITHOUT_MODES = {
 class Attributes(Protocol):
     """What modules hold besides weights and modules."""
 
-    #: The dicts in which they hold it.
+    #: The modules, and the dicts in which they hold it.
+    owners: list[nn.Module]
     dicts: list[dict[str, Any]]
 
     def are_the_same(self) -> bool: ...
@@ -69,12 +73,17 @@ class Glance:
         attributes: Attributes,
         native: bool,
     ) -> None:
-        self._alive = [*dicts, *attributes.dicts, *counted, *uncounted]
+        self._alive = [*dicts, *attributes.dicts, *attributes.owners, *counted, *uncounted]
+        #: Where a tensor's memory was freed meanwhile, no other has that storage's address.
+        self._memories = [StorageWeakRef(t.untyped_storage()) for t in (*counted, *uncounted)]
         self._words = TensorWords(counted) if native else None
         self._tensors = list(counted) if self._words is None else self._words.others
         self._versions = list(map(_VERSION, self._tensors))
         self._addressed = [*self._tensors, *uncounted]
         self._addresses = array("Q", map(_ADDRESS, self._addressed))
+        addressed = set(map(id, self._addressed))
+        every = zip((*counted, *uncounted), self._memories, strict=True)
+        self._asked = [memory for tensor, memory in every if id(tensor) in addressed]
 
         self._views = [each.values() for each in dicts]
         self._objects = [*chain.from_iterable(self._views), _END]
@@ -82,7 +91,7 @@ class Glance:
         modules = [module for module in modules if type(module) not in _WITHOUT_MODES]
         self._modes = _Modes(modules)
         everything = [*dicts, *attributes.dicts]
-        self._places = _places(everything) if native else None
+        self._places = _places(everything, attributes.owners) if native else None
         known = set() if self._places is None else set(map(id, attributes.dicts))
         #: Modules whose modes nothing else tells.
         self._others = _Modes([module for module in modules if not _is_entry(module, known)])
@@ -128,6 +137,7 @@ class Glance:
         return not self._addressed or (
             list(map(_VERSION, self._tensors)) == self._versions
             and array("Q", map(_ADDRESS, self._addressed)) == self._addresses
+            and not any(map(_EXPIRED, self._asked))
         )
 
 
@@ -155,11 +165,14 @@ class _Modes:
         return list(map(_TRAINING, self._modules)) == self._before
 
 
-def _places(dicts: Sequence[Any]) -> Any:
-    """Where dicts say whether they were written to; None if not all of them do."""
+def _places(dicts: Sequence[Any], owners: Sequence[nn.Module]) -> Any:
+    """Where dicts say whether they were written to, and modules which their dict and class are;
+    None if not all of them do."""
     if not dict_versions.are_known() or any(type(each) is not dict for each in dicts):
         return None
-    return dict_versions.places(list({id(each): each for each in dicts}.values()))
+    if not all(map(dict_versions.say_their_dict, owners)):
+        return None
+    return dict_versions.places(list({id(each): each for each in dicts}.values()), owners)
 
 
 def _is_entry(module: nn.Module, known: set[int]) -> bool:

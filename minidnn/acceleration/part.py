@@ -122,6 +122,7 @@ def lies_there(tensor: torch.Tensor, expected: tuple[Any, torch.dtype, torch.dev
     """Whether a tensor's memory is an array of the type expected."""
     return (
         type(tensor) in _PLAIN
+        and not tensor.is_nested  # has no shape
         and tensor.device == expected[2]
         and tensor.shape == expected[0]
         and tensor.dtype is expected[1]

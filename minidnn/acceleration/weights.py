@@ -1,7 +1,8 @@
 """Noticing that weights were changed after they were compiled in.
 
 PyTorch counts the writes to a tensor, so nothing has to be compared: a weight is as it was if the
-module holds the same tensor under that name, its count is the same and so is its address.  What
+module holds the same tensor under that name, its count is the same and so is its address, and the
+memory there was not freed meanwhile (it may have become another's ``.data``, and this one's).  What
 that cannot see is a write past PyTorch (to ``tensor.data``, or to a NumPy view).  PyTorch does not
 count what its batch normalization writes in training, either: of modules the number of batches is
 looked at, which it does count, elsewhere the statistics themselves, where they lie on the CPU.
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from minidnn.acceleration.glance import Glance
@@ -30,6 +32,8 @@ from minidnn.frontends.torch.scripted import is_scripted
 from minidnn.frontends.torch.state import OF_MODULES, PLAIN
 
 _END = object()
+#: Of what every module has, where it holds weights and modules.
+_HOLDERS = ("_parameters", "_buffers", "_modules")
 _BATCHES = "num_batches_tracked"
 
 
@@ -78,13 +82,13 @@ class Watch:
         batches = [(each, each.tensor) for each in self._batches()]
         self._contents = _Contents(self._statistics)
         self._seen = [
-            (each.holder, each.key, tensor, tensor._version, tensor.data_ptr())
+            (each.holder, each.key, tensor, tensor._version, tensor.data_ptr(), _memory(tensor))
             for each, tensor in (*tensors, *batches)
             if not tensor.is_inference()
         ]
         # PyTorch does not count the writes to tensors of inference mode.
         self._uncounted = [
-            (each.holder, each.key, tensor, tensor.data_ptr())
+            (each.holder, each.key, tensor, tensor.data_ptr(), _memory(tensor))
             for each, tensor in tensors
             if tensor.is_inference()
         ]
@@ -100,8 +104,8 @@ class Watch:
         self.attributes = _Attributes(self._owners)
         self._glance = Glance(
             self.dicts,
-            [tensor for _, _, tensor, _, _ in self._seen],
-            [tensor for _, _, tensor, _ in self._uncounted],
+            [tensor for _, _, tensor, *_ in self._seen],
+            [tensor for _, _, tensor, *_ in self._uncounted],
             [module for _, _, module, _ in self._modules],
             self.attributes,
             self._native,
@@ -159,12 +163,15 @@ class Watch:
 
     def changed(self) -> str | None:
         """The name of a weight that is not what it was, or None."""
-        for holder, key, tensor, version, address in self._seen:
-            now = holder.get(key)
-            if now is not tensor or now._version != version or now.data_ptr() != address:
+        for holder, key, tensor, version, address, memory in self._seen:
+            if holder.get(key) is not tensor or tensor._version != version:
                 return self._name(holder, key)
-        for holder, key, tensor, address in self._uncounted:
-            if holder.get(key) is not tensor or tensor.data_ptr() != address:
+            if tensor.data_ptr() != address or memory.expired():
+                return self._name(holder, key)
+        for holder, key, tensor, address, memory in self._uncounted:
+            if holder.get(key) is not tensor:
+                return self._name(holder, key)
+            if tensor.data_ptr() != address or memory.expired():
                 return self._name(holder, key)
         return self._contents.changed()
 
@@ -235,15 +242,20 @@ class _Attributes:
     """The attributes of modules, but those of PyTorch's that every module has."""
 
     def __init__(self, owners: Iterable[tuple[str, nn.Module]]) -> None:
+        owners = list(owners)
         self._found = [
             (f"{path}.{name}".lstrip("."), vars(owner), name, value)
             for path, owner in owners
             for name, value in vars(owner).items()
-            if name not in OF_MODULES
+            if name not in OF_MODULES or name in _HOLDERS
         ]
-        self._all = [(path, vars(owner), list(vars(owner))) for path, owner in owners]
+        self._all = [
+            (path, owner, type(owner), vars(owner), list(vars(owner))) for path, owner in owners
+        ]
+        self.owners = [owner for _, owner in owners]
+        self._kinds = list(map(type, self.owners))
         #: All that modules hold, of which there may be more later, and how much each has.
-        self._holders = [holder for _, holder, _ in self._all]
+        self._holders = [vars(owner) for owner in self.owners]
         self._counts = list(map(len, self._holders))
         plain: dict[int, tuple[Any, list[str]]] = {}
         others: list[tuple[Any, str, Any]] = []
@@ -267,6 +279,8 @@ class _Attributes:
             return (
                 list(map(call, self._getters, self._plain)) == self._values
                 and all(map(is_, map(getitem, of, names), values))
+                and all(map(is_, map(type, self.owners), self._kinds))
+                and all(map(is_, map(vars, self.owners), self._holders))
                 and list(map(len, self._holders)) == self._counts
             )
         except Exception:  # one is gone, or something that compares in a way of its own
@@ -279,7 +293,11 @@ class _Attributes:
             alike = type(value) is type(before) and _is_plain(value)
             if value is not before and not (alike and value == before):
                 return f"attribute {name} changed"
-        for path, holder, names in self._all:
+        for path, owner, kind, holder, names in self._all:
+            if type(owner) is not kind:
+                return f"the class of {path or 'the network'} is another"
+            if vars(owner) is not holder:
+                return f"the attributes of {path or 'the network'} are another dict"
             for name in holder.keys() - set(names):
                 return f"attribute {f'{path}.{name}'.lstrip('.')} was added"
         return None
@@ -310,6 +328,11 @@ def _is_layer(module: nn.Module) -> bool:
     """Whether it is one of PyTorch's that are no containers."""
     kind = type(module).__module__
     return kind.startswith("torch.nn.modules.") and not kind.endswith(".container")
+
+
+def _memory(tensor: Any) -> StorageWeakRef:
+    """Tells whether a tensor's memory was freed, so that its address may be another's."""
+    return StorageWeakRef(tensor.untyped_storage())
 
 
 def _type(tensor: Any) -> Any:

@@ -292,10 +292,11 @@ def test_results_of_weights_alone_are_pytorchs(device: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("layout", ["mkldnn", "nested"])
-def test_tensors_of_other_layouts_are_left_to_pytorch(layout: str) -> None:
+def test_tensors_of_other_layouts_are_left_to_pytorch(layout: str, device: str) -> None:
     net = nn.Linear(4, 4).eval().requires_grad_(False)
-    fast, x = md.optimize(net, device="reference"), torch.ones(3, 4)
+    fast, x = md.optimize(net, device=device), torch.ones(3, 4)
     fast(x)
     nested = [x, x] if layout == "nested" else []
     other = torch.nested.as_nested_tensor(nested) if nested else x.to_mkldnn()

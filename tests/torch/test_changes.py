@@ -9,12 +9,15 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import minidnn as md
 from minidnn.acceleration import dict_versions
+from minidnn.acceleration.weights import Watch
+from minidnn.frontends.torch.capture import Held
 
 
 def examples(*shape: int) -> torch.Tensor:
@@ -22,6 +25,16 @@ def examples(*shape: int) -> torch.Tensor:
 
 
 X = examples(2, 3, 6, 6)
+
+
+class Doubling(nn.LeakyReLU):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+def _other_dict(module: nn.Module, name: str, value: Any) -> None:
+    """Gives a module another dict, in which one of its attributes is another."""
+    module.__dict__ = {**vars(module), name: value}
 
 
 class Scaled(nn.Module):
@@ -104,6 +117,25 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda net: setattr(net[2], "forward", lambda x: x * 3),
         "attribute 2.forward was added",
     ),
+    "dict of parameters": (
+        lambda net: setattr(net[0], "_parameters", {"weight": _weight(), "bias": None}),
+        "attribute 0._parameters",
+    ),
+    "dict of buffers": (
+        lambda net: setattr(
+            net[1], "_buffers", {name: each + 1 for name, each in net[1].named_buffers()}
+        ),
+        "attribute 1._buffers",
+    ),
+    "dict of modules": (
+        lambda net: setattr(net, "_modules", {**net._modules, "2": nn.Tanh()}),
+        "attribute _modules",
+    ),
+    "class": (lambda net: setattr(net[2], "__class__", Doubling), "the class of 2 is another"),
+    "dict of attributes": (
+        lambda net: _other_dict(net[2], "negative_slope", 0.5),
+        "the attributes of 2 are another dict",
+    ),
 }
 
 
@@ -134,6 +166,23 @@ def test_changes_are_captured_anew(
         caplog.clear()
         torch.testing.assert_close(fast(X), net(X), rtol=1e-4, atol=1e-4)
         assert not [r for r in caplog.records if r.name.startswith("minidnn.")]
+
+
+def test_memory_that_was_freed_and_taken_again_is_another(device: str) -> None:
+    """As by ``net.half().float()``: what a GPU frees it gives to the next who asks for as much."""
+    conv, memory = nn.Conv2d(3, 3, 1), np.ones((3, 3, 1, 1), np.float32)
+    weight = conv.weight
+    weight.data = torch.from_numpy(memory)
+    watch = Watch([Held(conv._parameters, "weight", "weight")], native=device == "cpu")
+    before = weight._version, weight.data_ptr()
+    assert watch.is_as_it_was()
+    weight.data = torch.empty(0)  # where the storage was another may be then
+    memory[:] = 2
+    weight.data = torch.from_numpy(memory)
+    assert (weight._version, weight.data_ptr()) == before
+    assert not watch.is_as_it_was() and watch.changed() == "weight"
+    watch.renew()
+    assert watch.is_as_it_was() and watch.changed() is None
 
 
 def test_equal_attributes_are_no_change(device: str) -> None:

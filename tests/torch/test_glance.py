@@ -85,6 +85,35 @@ def test_modes_are_told(by_versions: bool, monkeypatch: pytest.MonkeyPatch) -> N
         assert look()
 
 
+@known
+@pytest.mark.parametrize("what", ["__dict__", "__class__"])
+def test_modules_say_which_their_dict_and_class_are(what: str) -> None:
+    net: Any = make()
+    watch = watch_of(net)
+    other = {"__dict__": dict(vars(net[1])), "__class__": type("Other", (Scaled,), {})}[what]
+    before = getattr(net[1], what)
+    assert watch.is_as_it_was() and watch._glance._unwritten is not None
+    setattr(net[1], what, other)
+    assert not watch._glance._unwritten() and not watch.is_as_it_was()
+    setattr(net[1], what, before)
+    assert watch.is_as_it_was()
+
+
+@known
+def test_modules_whose_dict_is_not_told_are_looked_into() -> None:
+    class Raised(nn.Module, Exception):
+        """Its dict lies where exceptions have it."""
+
+        __hash__ = nn.Module.__hash__
+
+    net = nn.Sequential(nn.Conv2d(3, 3, 1), Raised()).eval()
+    assert not dict_versions.say_their_dict(net[1])
+    watch = watch_of(net)
+    assert watch.is_as_it_was() and watch.is_as_it_was() and watch._glance._unwritten is None
+    net[1].other = 1
+    assert not watch.is_as_it_was()
+
+
 class Inverted(nn.ReLU):
     """Its mode is no entry of its dict."""
 
