@@ -17,9 +17,10 @@ PyTorch's out of the caches.  In half precision the module itself is, and its in
 
 On the CPU single calls take turns in random order, as the machine's speed changes faster than
 bursts of them; each is made twice, and timed the second time, behind what it has left itself:
-threads that poll, or sleep.  ``layer`` is timed over and over by itself.  On a GPU there are
-bursts, and a call is timed twice: with those after it already under way (by events around many),
-and until its result is there.  What the file has already is not measured again.
+threads that poll, or sleep.  ``layer`` is timed over and over by itself.  On a GPU a call is timed
+in two ways: with those after it already under way (by events around bursts of many), and until its
+result is there, which is single calls likewise: between bursts of these, what the processor does
+differs by more than what is compared.  What the file has already is not measured again.
 """
 
 from __future__ import annotations
@@ -160,22 +161,18 @@ def timed(runs: Mapping[str, Run], options: argparse.Namespace) -> dict[str, Tim
     """Seconds of a call, of each in each round, by the way of measuring."""
     if options.device == "cpu":
         return {"call": singly(runs, options)}
-    ways: dict[str, Callable[[Run, int], float]] = {"call": _under_way, "latency": _until_done}
-    found: dict[str, Times] = {}
-    for way, clock in ways.items():
-        counts = {engine: _calls(run, options.seconds) for engine, run in runs.items()}
-        times: Times = {engine: [] for engine in runs}
-        order = list(runs)
-        for number in range(options.rounds):
-            for engine in order[number % len(order) :] + order[: number % len(order)]:
-                times[engine].append(_burst(clock, runs[engine], counts[engine]))
-        found[way] = times
-    return found
+    counts = {engine: _calls(run, options.seconds) for engine, run in runs.items()}
+    times: Times = {engine: [] for engine in runs}
+    order = list(runs)
+    for number in range(options.rounds):
+        for engine in order[number % len(order) :] + order[: number % len(order)]:
+            times[engine].append(_burst(runs[engine], counts[engine]))
+    return {"call": times, "latency": singly(runs, options, torch.cuda.synchronize)}
 
 
-def singly(runs: Mapping[str, Run], options: argparse.Namespace) -> Times:
+def singly(runs: Mapping[str, Run], options: argparse.Namespace, wait: Run = lambda: None) -> Times:
     """Seconds of single calls that take turns in random order, for as long as all rounds' bursts
-    would last; of one alone, of calls one after another."""
+    would last; of one alone, of calls one after another.  ``wait``: until a result is there."""
     times: Times = {engine: [] for engine in runs}
     order = list(runs)
     draw = random.Random(0)
@@ -184,20 +181,22 @@ def singly(runs: Mapping[str, Run], options: argparse.Namespace) -> Times:
         draw.shuffle(order)
         for engine in order:
             runs[engine]()
+            wait()
             start = time.perf_counter()
             runs[engine]()
+            wait()
             times[engine].append(time.perf_counter() - start)
     return times
 
 
-def _burst(clock: Callable[[Run, int], float], run: Run, count: int) -> float:
+def _burst(run: Run, count: int) -> float:
     """The time of a call; taken again, three times at most, while others have the cores."""
     tried: list[tuple[float, float]] = []
     while len(tried) < 3:
         time.sleep(REST_SECONDS)
         run()
         watch = Watch(os.getpid())
-        seconds = clock(run, count)
+        seconds = _under_way(run, count)
         tried.append((watch.others(), seconds))
         if tried[-1][0] < 0.1:
             break

@@ -22,6 +22,8 @@ from minidnn.frontends.torch.capture import capture
 
 log = logging.getLogger(__name__)
 
+_COMPILING = torch.compiler.is_dynamo_compiling
+
 #: What makes a call of a module more than one of ``forward``, as long as none of it is empty.
 _ASIDE = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
@@ -70,11 +72,31 @@ class OptimizedModule(StandsFor):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of every module, with its hooks.  Without any, the way is the shortest: the network
-        has driven PyTorch's and Python's code out of the caches since the call before."""
-        own = self.__dict__
-        if any(map(own.get, _ASIDE)) or any(_GLOBAL_HOOKS):
+        has driven PyTorch's and Python's code out of the caches since the call before.
+
+        Where the call before was one that a GPU does alone, it begins with this one, too, before
+        it is known whether that is all there is to do; else its result is thrown away, and the next
+        does not begin so."""
+        if not _COMPILING():  # else this is part of another network
+            programs = self._programs
+            if programs.begins and not kwargs and not watched():
+                begun = programs.begun(args)
+                if begun is not None:
+                    result, program = begun
+                    if self._is_bare() and self._is_plain(args) and program.watch.is_as_it_was():
+                        return result
+                    programs.begins = False
+            if not self._is_bare():
+                result = super().__call__(*args, **kwargs)
+                programs.begins = False
+                return result
+        elif not self._is_bare():
             return super().__call__(*args, **kwargs)
         return self.forward(*args, **kwargs)
+
+    def _is_bare(self) -> bool:
+        """Whether a call is one of ``forward`` and no more."""
+        return not (any(map(self.__dict__.get, _ASIDE)) or any(_GLOBAL_HOOKS))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original gives, without gradients.
@@ -82,7 +104,7 @@ class OptimizedModule(StandsFor):
         UnsupportedError under autocast, or when not all is taken and ``strict`` was asked for.
         Where operations of PyTorch's are recorded, the original is.
         """
-        if torch.compiler.is_dynamo_compiling():  # of a network that this one is part of
+        if _COMPILING():  # of a network that this one is part of
             if torch.compiler.is_exporting():
                 return self.original(*args, **kwargs)
             return self._uncompiled(*args, **kwargs)

@@ -30,6 +30,9 @@ class Programs:
     """Programs by the sizes of the arguments; when there are too many, the one not used for the
     longest time is dropped.
 
+    Attributes:
+        begins: whether :meth:`begun` is to be asked, as the call before was one for it.
+
     Several threads may ask at once.  Whose program is there and as its weights are does not wait
     for one that is being made, which one thread of the process does at a time.
     """
@@ -41,6 +44,7 @@ class Programs:
         self._found: OrderedDict[Any, Program] = OrderedDict()
         self._lock = threading.Lock()  # of what was found, for a moment; never while one is made
         self._last: _Last | None = None
+        self.begins = False
 
     def __iter__(self) -> Iterator[Program]:
         """The programs, the one used last at the end."""
@@ -53,17 +57,33 @@ class Programs:
 
         A GPU is at work already while weights are looked at.
         """
+        begun = self.begun(tensors)
+        if begun is not None:
+            result, program = begun
+            self.begins = program.watch.is_as_it_was()
+            return result if self.begins else None
+        last = self._last
+        if last is None or not last.is_plain:
+            return None
+        program, part = last.program, last.program.at_once
+        if part is None or program.starts_early or not part.takes(tensors):
+            return None
+        return part.run_at(tensors) if program.watch.is_as_it_was() else None
+
+    def begun(self, tensors: Sequence[Any]) -> tuple[Any, Program] | None:
+        """What the program used last will have computed for these arguments, and that program,
+        whose weights have not been looked at: a GPU is at work on it.  None where there is no such
+        program, or it does not take them as they lie."""
         last = self._last
         if last is None or not last.is_plain:
             return None
         program = last.program
+        if not program.starts_early:
+            return None
         part = program.at_once
         if part is None or not part.takes(tensors):
             return None
-        if program.starts_early:
-            result = part.run_at(tensors)
-            return result if program.watch.is_as_it_was() else None
-        return part.run_at(tensors) if program.watch.is_as_it_was() else None
+        return part.run_at(tensors), program
 
     def run(
         self,

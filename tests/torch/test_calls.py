@@ -291,6 +291,76 @@ def test_results_of_weights_alone_are_pytorchs(device: str) -> None:
     torch.testing.assert_close(fast(x), (x, torch.ones(2, 3)))
 
 
+def test_a_call_begins_before_it_is_known_to_be_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, which goes on by itself; what was for nothing is not done again."""
+    net: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    x = examples(2, 3, 8, 8)
+    fast = md.optimize(net, x, device="cpu")
+    (program,) = fast.programs
+    part: Any = program.at_once
+    program.starts_early = True
+    ran: list[Any] = []
+    run_at = part.run_at
+
+    def counted(tensors: Any) -> Any:
+        ran.append(0)
+        return run_at(tensors)
+
+    monkeypatch.setattr(part, "run_at", counted)
+
+    def calls(times: int) -> Any:
+        ran.clear()
+        result = fast(x)
+        assert len(ran) == times
+        torch.testing.assert_close(result, net(x), rtol=1e-4, atol=1e-4)
+        return result
+
+    assert not fast._programs.begins
+    calls(1)
+    assert fast._programs.begins
+    asked: list[int] = []
+    plain = fast._is_plain
+
+    def noted(module: Any, args: Any) -> bool:
+        asked.append(len(ran))
+        return plain(args)
+
+    monkeypatch.setattr(type(fast), "_is_plain", noted)
+    assert not calls(1).requires_grad and asked == [1]  # asked behind the launch
+    with torch.inference_mode():
+        assert calls(1).is_inference()
+
+    fast.train()
+    assert calls(1).requires_grad  # begun, and thrown away
+    assert calls(0).requires_grad
+    fast.eval()
+    calls(1)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(md.UnsupportedError, match="under autocast"),
+    ):
+        fast(x)
+    assert not fast._programs.begins
+    calls(1)
+
+    seen: list[str] = []
+    hook = fast.register_forward_pre_hook(lambda module, args: seen.append("before"))
+    calls(2)
+    calls(1)
+    assert seen == ["before", "before"]
+    hook.remove()
+    calls(1)
+    asked.clear()
+    calls(1)
+    assert asked == [1]
+
+    with torch.no_grad():
+        net[0].bias.add_(1)
+    torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+    with pytest.warns(MiniDNNWarning, match="within a transform of torch.func"):
+        assert torch.vmap(fast)(x[:, None]).shape == (2, 1, 4, 6, 6)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("layout", ["mkldnn", "nested"])

@@ -201,10 +201,39 @@ def test_changed_weights_are_noticed() -> None:
     fast = md.optimize(net, x)
     with torch.no_grad():
         fast(x)
-        assert fast.programs[0].starts_early  # and that result is thrown away
-        net[0].weight.mul_(2)
+        assert fast.programs[0].starts_early and fast._programs.begins
+        net[0].weight.mul_(2)  # what has begun by then is thrown away
         close(fast(x), net(x))
         close(fast(x), net(x))
+
+
+def test_what_a_call_has_begun_is_thrown_away_where_it_is_more() -> None:
+    net, x = network().cuda(), examples(2, 3, 16, 16).cuda()
+    fast, other = md.optimize(net, x), torch.cuda.Stream()
+    with torch.inference_mode():
+        for _ in range(2):
+            close(fast(x), net(x))
+        hook = fast.register_forward_hook(lambda module, args, result: result * 2)
+        for _ in range(2):
+            close(fast(x), net(x) * 2)
+        hook.remove()
+        for _ in range(2):
+            close(fast(x), net(x))
+        assert fast._programs.begins
+        expected = net(x * 2)
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            y = fast(x * 2)
+        other.synchronize()
+        close(y, expected)
+    with torch.autocast("cuda"), pytest.raises(UnsupportedError, match="under autocast"):
+        fast(x)
+    fast.train()
+    assert fast(x).requires_grad and not fast._programs.begins
+    fast.eval()
+    with torch.no_grad():
+        for _ in range(2):
+            close(fast(x), net(x))
 
 
 @pytest.mark.parametrize("middle", [None, Strange()], ids=["whole", "in pieces"])
