@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,6 +11,7 @@ from minidnn.cudnn._cupy import cupy
 from minidnn.errors import DeviceError
 
 SUCCESS = 0
+INVALID_CONTEXT = 201  # what a thread is told that has not used CUDA yet
 
 
 class EdgeData(ctypes.Structure):
@@ -38,6 +39,18 @@ def call(name: str, *arguments: Any) -> None:
         raise DeviceError(f"{name} failed with CUDA's error {status}")
 
 
+def status_of(
+    function: Callable[..., int], context: ctypes.c_void_p, arguments: Sequence[Any]
+) -> int:
+    """What a function of the driver answers; to a thread that has no context yet, in this one,
+    which is the thread's from then on."""
+    status = function(*arguments)
+    if status == INVALID_CONTEXT:
+        call("cuCtxSetCurrent", context)
+        status = function(*arguments)
+    return status
+
+
 def captured(stream: int) -> tuple[int, Sequence[int]] | None:
     """The CUDA graph that a stream is captured into, and the nodes that the next one follows;
     None if it is not captured, or the driver is too old to say."""
@@ -52,4 +65,4 @@ def captured(stream: int) -> tuple[int, Sequence[int]] | None:
     return graph.value, [nodes[i] or 0 for i in range(count.value)]
 
 
-__all__ = ["SUCCESS", "EdgeData", "call", "captured", "driver"]
+__all__ = ["SUCCESS", "EdgeData", "call", "captured", "driver", "status_of"]

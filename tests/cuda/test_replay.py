@@ -36,6 +36,8 @@ class FakeCuda:
         self.arguments: dict[int, list[int]] = {}
         self.refused: set[int] = set()
         self.destroyed: list[str] = []
+        #: Whether the thread has a context, without which nothing is set.
+        self.has_context = True
         self.streamCaptureModeRelaxed = 2
 
     # The runtime
@@ -83,6 +85,11 @@ class FakeCuda:
         context._obj.value = 9
         return 0
 
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        assert context.value == 9
+        self.has_context = True
+        return 0
+
     def cuGraphGetRootNodes(self, graph: Any, nodes: Any, count: Any) -> int:
         roots = [node for node, behind in self.behind.items() if not behind]
         if nodes is not None and not count._obj.value:
@@ -112,6 +119,8 @@ class FakeCuda:
         self, executable: Any, node: Any, params: Any, context: Any
     ) -> int:
         assert (executable.value, context.value) == (8, 9)
+        if not self.has_context:
+            return driver.INVALID_CONTEXT
         self.sets += 1
         if FOREIGN in (params._obj.srcDevice, params._obj.dstDevice):
             return 1
@@ -124,6 +133,8 @@ class FakeCuda:
 
     def cuGraphExecKernelNodeSetParams_v2(self, executable: Any, node: Any, params: Any) -> int:
         assert (executable.value, params._obj.func) == (8, 1000 + node.value)
+        if not self.has_context:
+            return driver.INVALID_CONTEXT
         given = self.arguments[node.value]
         pointers = ctypes.cast(params._obj.kernelParams, ctypes.POINTER(ctypes.c_void_p))
         new = [ctypes.c_uint64.from_address(pointers[i] or 0).value for i in range(len(given))]
@@ -134,6 +145,8 @@ class FakeCuda:
         return 0
 
     def cuGraphNodeSetEnabled(self, executable: Any, node: Any, on: Any) -> int:
+        if not self.has_context:
+            return driver.INVALID_CONTEXT
         (self.disabled.discard if on.value else self.disabled.add)(node.value)
         return 0
 
@@ -248,6 +261,22 @@ def test_kernels_work_in_the_callers_memory(cuda: FakeCuda) -> None:
         assert cuda.memory[to] == cuda.memory[source] + "'''"
     assert cuda.sets == 4  # what lies where it lay is not set again
     assert cuda.memory[IN] == "own" and OUT not in cuda.memory
+
+
+@pytest.mark.parametrize("make", [made, aimed], ids=["copied", "in place"])
+def test_a_thread_that_has_not_used_cuda_may_begin_with_a_call(
+    make: Callable[[FakeCuda], tuple[Replay, End, End]], cuda: FakeCuda
+) -> None:
+    """It has no context, of which the driver's functions ask for one, and which it is given."""
+    _graph, take, give = make(cuda)
+    cuda.memory |= {0x1000: "a", IN: "copied"}
+    for source, to in ((0x1000, 0x4000), (0x6000, 0x7000), (0x1000, 0x4000)):
+        for end, address, kind in ((take, source, HOST_TO_DEVICE), (give, to, DEVICE_TO_HOST)):
+            cuda.has_context = False
+            reached = end.reach(address, kind) if source == 0x6000 else end.reach(address)
+            assert cuda.has_context and reached is (source != 0x6000)
+    cuda.launch()
+    assert cuda.memory[0x4000].startswith("a'")
 
 
 @pytest.mark.parametrize("by_host", [True, False])
