@@ -283,6 +283,24 @@ def test_a_thread_may_begin_with_a_call() -> None:
         np.testing.assert_array_equal(cupy.asnumpy(result), expected_bits)
 
 
+def test_arrays_of_several_libraries_wait_for_each_other() -> None:
+    """PyTorch still writes the second one, on a stream of its own, and then takes it again."""
+    a, b = md.Input((3, 8, 8)), md.Input((3, 8, 8))
+    net = md.Model([a, b], L.MaxPool2d(3, 1, 1)(a + b))
+    exe = md.compile(net, [(2, 3, 8, 8)] * 2, device="cuda", tune="heuristic")
+    first = cupy.ones((2, 3, 8, 8), cupy.float32)
+    second = torch.zeros((2, 3, 8, 8), device="cuda")
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for number in range(10):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(2_000_000)
+            second.fill_(number)
+            result = exe(first, second)
+            second.fill_(-100)
+        np.testing.assert_array_equal(cupy.asnumpy(result), np.float32(number + 1))
+
+
 def test_a_call_follows_what_was_enqueued_before() -> None:
     exe = compiled()
     given = torch.zeros(SHAPE, device="cuda")

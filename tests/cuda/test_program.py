@@ -12,6 +12,7 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda import memory, prepare, program, timing
+from minidnn.backends.cuda.arrays import Given, Library
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.program import CudaProgram
 
@@ -77,3 +78,59 @@ def test_the_instance_that_was_given_the_inputs_is_timed(
     assert set(found.values()) == {0.5} and len(found) == len(made.plan.graph.nodes)
     assert timed == [idle] == [made._instances[0]]
     assert idle.launches == [False, True], "the second time inputs were copied"
+
+
+class FakeLibrary(Library):
+    """Works on a stream of its own; NumPy on none."""
+
+    def __init__(self, stream: int | None) -> None:
+        self.is_host = stream is None
+        self._stream = stream
+
+    def stream(self, device: int) -> int:
+        assert self._stream is not None
+        return self._stream
+
+
+@pytest.mark.parametrize(
+    ("streams", "wanted"),
+    [
+        ((7, 7), ["launch 7"]),
+        ((7, None), ["launch 7"]),
+        ((7, 8), ["7 after 8", "launch 7", "8 after 7"]),
+        ((7, 9, 8), ["7 after 8", "7 after 9", "launch 7", "8 after 7", "9 after 7"]),
+    ],
+)
+def test_streams_of_several_libraries_wait_for_each_other(
+    streams: tuple[int | None, ...],
+    wanted: list[str],
+    made: CudaProgram,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else what one library still writes would be read, and what it takes again be written."""
+    done: list[str] = []
+    recorded: dict[int, int] = {}
+    events = iter(range(100, 200))
+    runtime = program.cupy().cuda.runtime
+
+    def record(event: int, stream: int) -> None:
+        recorded[event] = stream
+
+    def wait(stream: int, event: int) -> None:
+        done.append(f"{stream} after {recorded[event]}")
+
+    cuda = SimpleNamespace(
+        runtime=SimpleNamespace(
+            **{**vars(runtime), "eventRecord": record, "streamWaitEvent": wait}
+        ),
+        Event=lambda **given: SimpleNamespace(ptr=next(events)),
+    )
+    monkeypatch.setattr(program, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    given = [Given(0x1000 * i, FakeLibrary(stream), None) for i, stream in enumerate(streams)]
+    monkeypatch.setattr(program, "read", lambda slot, array, device: array)
+    monkeypatch.setattr(program, "_stream_of", lambda given, device: streams[0])
+    monkeypatch.setattr(made, "_inputs", [None] * len(given))
+    monkeypatch.setattr(made, "_outputs", [])
+    monkeypatch.setattr(made, "_enqueue", lambda *given: done.append(f"launch {given[2]}"))
+    made.call(given, None)
+    assert done == wanted

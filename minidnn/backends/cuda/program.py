@@ -89,7 +89,8 @@ class CudaProgram:
             array[...] = result
 
     def call(self, inputs: Sequence[Any], out: Any) -> Sequence[Any]:
-        """Computes the outputs on the current stream of the first input's library.
+        """Computes the outputs on the current stream of the first input's library.  The streams of
+        others' libraries wait for it, as it waits for them.
 
         GraphError or DeviceError if an array does not fit.
         """
@@ -112,7 +113,13 @@ class CudaProgram:
         stream = _stream_of(given, device)
         results = self._results(library, out)
         in_place = in_place and (out is None or self._are_apart(given, results))
+        several = len(given) > 1 or out is not None
+        others = _others_of((*given, *results), stream, device) if several else ()
+        for other in others:  # what another library has enqueued for its arrays comes first
+            _follow(stream, other)
         instance = self._enqueue(given, results, stream, in_place)
+        for other in others:
+            _follow(other, stream)
         for one in results:
             if one.library.is_host:
                 self._runtime.streamSynchronize(stream)
@@ -320,3 +327,17 @@ def _stream_of(given: Sequence[Given], device: int) -> int:
         if not one.library.is_host:
             return one.library.stream(device)
     return CUPY.stream(device)
+
+
+def _others_of(arrays: Sequence[Given], stream: int, device: int) -> Sequence[int]:
+    """The other streams on which the arrays' libraries work."""
+    libraries = {one.library for one in arrays if not one.library.is_host}
+    return sorted({library.stream(device) for library in libraries} - {stream})
+
+
+def _follow(later: int, earlier: int) -> None:
+    """What is enqueued on a stream from now on waits for all that is on another one."""
+    cuda = cupy().cuda
+    event = cuda.Event(block=False, disable_timing=True)
+    cuda.runtime.eventRecord(event.ptr, earlier)
+    cuda.runtime.streamWaitEvent(later, event.ptr)
