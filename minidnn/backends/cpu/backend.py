@@ -342,7 +342,8 @@ class CpuProgram:
             return Operand(slot, offset)
         if stride:
             return Operand(slot, offset, thread_stride=stride)
-        image = self.plan.layout(root).bytes(root.type) // root.shape[0]
+        # A view may have other images than what it is a view of.
+        image = self.plan.layout(root).bytes(root.type) // pointer.shape[0]
         return Operand(slot, offset, item_stride=image)
 
 

@@ -62,6 +62,26 @@ def positive(m: RandomModel) -> None:
 
 
 @_drawer
+def circular(m: RandomModel) -> None:
+    """Circular and hyperbolic functions and their inverses, where none of them is steep."""
+    x = m.value()
+    kind = m.draw.choice(["Asinh", "Atan", "Acosh", "bounded", "bounded", "bounded"])
+    if kind in ("Asinh", "Acosh") and m.opset < 9:
+        return
+    found: str | None = x
+    if kind == "Acosh":
+        found = m.step("Add", m.step("Abs", x), m.constant(np.float32(1.5)))
+    elif kind == "bounded":
+        kinds = ["Acos", "Asin", "Cos", "Sin", "Tan", "Atanh", "Cosh", "Sinh"]
+        kind = m.draw.choice(kinds[: 8 if m.opset >= 9 else 5])
+        within = m.add("Tanh", [x])
+        scaled = m.add("Mul", [within[0], m.constant(np.float32(0.75))]) if within else ()
+        found = scaled[0] if scaled else None
+    if found:
+        m.add(kind, [found])
+
+
+@_drawer
 def clip(m: RandomModel) -> None:
     x = m.value(dtypes=FLOATS if m.opset < 12 else NUMBERS)
     low, high = m.draw.choice([(-1, 1), (0, 6), (0, 2), (1, -1)])
