@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -11,7 +11,6 @@ from minidnn.cudnn._cupy import cupy
 from minidnn.errors import DeviceError
 
 SUCCESS = 0
-INVALID_CONTEXT = 201  # what a thread is told that has not used CUDA yet
 
 
 class EdgeData(ctypes.Structure):
@@ -39,16 +38,16 @@ def call(name: str, *arguments: Any) -> None:
         raise DeviceError(f"{name} failed with CUDA's error {status}")
 
 
-def status_of(
-    function: Callable[..., int], context: ctypes.c_void_p, arguments: Sequence[Any]
-) -> int:
-    """What a function of the driver answers; to a thread that has no context yet, in this one,
-    which is the thread's from then on."""
-    status = function(*arguments)
-    if status == INVALID_CONTEXT:
+def ensure_context(context: ctypes.c_void_p) -> None:
+    """Gives the thread that context if it has none, as it has not used CUDA yet.
+
+    The runtime does so by itself; of the driver, what sets a kernel's arguments in a graph that
+    can be launched crashes instead (driver 580).
+    """
+    current = ctypes.c_void_p()
+    call("cuCtxGetCurrent", ctypes.byref(current))
+    if not current.value:
         call("cuCtxSetCurrent", context)
-        status = function(*arguments)
-    return status
 
 
 def captured(stream: int) -> tuple[int, Sequence[int]] | None:
@@ -65,4 +64,4 @@ def captured(stream: int) -> tuple[int, Sequence[int]] | None:
     return graph.value, [nodes[i] or 0 for i in range(count.value)]
 
 
-__all__ = ["SUCCESS", "EdgeData", "call", "captured", "driver", "status_of"]
+__all__ = ["SUCCESS", "EdgeData", "call", "captured", "driver", "ensure_context"]

@@ -70,10 +70,9 @@ class KernelNode:
         self._params = _KernelStruct()
         self._set: Callable[..., int] | None = None
 
-    def attach(self, executable: ctypes.c_void_p, context: ctypes.c_void_p) -> None:
+    def attach(self, executable: ctypes.c_void_p) -> None:
         """The node is part of an executable graph now; nothing happens the second time."""
         if self._set is None:
-            self._context = context
             driver.call("cuGraphKernelNodeGetParams_v2", self._node, ctypes.byref(self._params))
             self._params.kernelParams = ctypes.addressof(self._places)
             self._set = driver.driver().cuGraphExecKernelNodeSetParams_v2
@@ -84,7 +83,7 @@ class KernelNode:
         assert self._set is not None
         before = self._arguments[argument]
         self._arguments[argument] = value
-        if driver.status_of(self._set, self._context, self._given) == driver.SUCCESS:
+        if self._set(*self._given) == driver.SUCCESS:
             return True
         self._arguments[argument] = before  # the kernel's other arguments can still be set
         return False
@@ -138,7 +137,7 @@ class End:
         self._context = context
         self._given = (self._handle, self.node, ctypes.byref(self.params), context)
         for aim in self.aims:
-            aim.kernel.attach(self._handle, context)
+            aim.kernel.attach(self._handle)
 
     @property
     def is_direct(self) -> bool:
@@ -160,6 +159,7 @@ class End:
             return True
         if self._set is None:
             return False
+        driver.ensure_context(self._context)
         self._reached = None
         if direct and self._aim(address):
             self._switch(False)
@@ -168,7 +168,7 @@ class End:
         self._aim(self.address)
         if kind == DEVICE_TO_DEVICE:
             setattr(self.params, self._outer, address)
-            if driver.status_of(self._set, self._context, self._given) == driver.SUCCESS:
+            if self._set(*self._given) == driver.SUCCESS:
                 self._switch(True)
                 self._reached = address
                 return True
@@ -190,14 +190,11 @@ class End:
         return False
 
     def _switch(self, copies: bool) -> None:
-        if copies is self._copies:
-            return
-        switch = driver.driver().cuGraphNodeSetEnabled
-        arguments = (self._handle, self.node, ctypes.c_uint(int(copies)))
-        status = driver.status_of(switch, self._context, arguments)
-        if status != driver.SUCCESS:
-            raise DeviceError(f"cuGraphNodeSetEnabled failed with CUDA's error {status}")
-        self._copies = copies
+        if copies is not self._copies:
+            driver.call(
+                "cuGraphNodeSetEnabled", self._handle, self.node, ctypes.c_uint(int(copies))
+            )
+            self._copies = copies
 
 
 class Replay:
