@@ -186,12 +186,12 @@ def pad(m: RandomModel) -> None:
         m.add("Pad", [x], exact=True, pads=pads, **attributes)
         return
     operands = [x, m.constant(pads, "int64")]
-    partial = len(axes) < array.ndim
+    named = axes != list(range(array.ndim))  # some of them, or in another order
     if m.chance(0.6):
         operands.append(m.constant(3, str(array.dtype)))
-    elif partial:
+    elif named:
         operands.append("")
-    if partial:
+    if named:
         operands.append(m.constant([a - array.ndim * m.chance(0.3) for a in axes], "int64"))
     m.add("Pad", operands, exact=True, **attributes)
 
