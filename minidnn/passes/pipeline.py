@@ -16,10 +16,12 @@ from minidnn.passes.reduce_precision import REDUCE_PRECISION
 from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.share_joins import SHARE_JOINS
 from minidnn.passes.simplify import SIMPLIFY
+from minidnn.passes.take_channels import TAKE_CHANNELS
 from minidnn.passes.turn_linear import TURN_LINEAR
 
 PIPELINE: tuple[Pass, ...] = (
     SIMPLIFY,
+    TAKE_CHANNELS,
     SHARE_JOINS,
     TURN_LINEAR,
     FOLD_BATCH_NORM,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,12 @@ def _concat(dim: int, *shapes: Any) -> Case:
         by_torch,
         *shapes,
     )
+
+
+def _picked_by_torch(picks: tuple[tuple[int, int], ...], *inputs: Any) -> Any:
+    import torch
+
+    return torch.stack([inputs[source][:, channel] for source, channel in picks], 1)
 
 
 CASES: tuple[Case, ...] = (
@@ -93,6 +100,23 @@ CASES: tuple[Case, ...] = (
         lambda x: x.reshape(3, 2, 35),
         ((2, 3, 5, 7),),
         ((6, 35),),
+    ),
+    *(
+        _moving(
+            f"take-channels-{name}",
+            lambda picks=picks: OperatorLayer(ops.TakeChannels(picks)),
+            lambda *inputs, picks=picks: np.stack([inputs[i][:, c] for i, c in picks], 1),
+            partial(_picked_by_torch, picks),
+            *shapes,
+        )
+        for name, picks, shapes in (
+            ("of-one", ((0, 2), (0, 0), (0, 0), (0, 1)), (((2, 3, 5, 7),), ((1, 4, 4, 8),))),
+            (
+                "of-three",
+                ((1, 0), (0, 1), (2, 3), (0, 0), (1, 0)),
+                (((3, 2, 5, 7), (3, 1, 5, 7), (3, 4, 5, 7)), ((1, 2, 1, 1),) * 2 + ((1, 4, 1, 1),)),
+            ),
+        )
     ),
     # Another layout is the same value: what lies where is up to the backend.
     *(

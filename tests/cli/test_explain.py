@@ -71,9 +71,10 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
     out = explain(capsys, "digits", "--passes")
     graph = to_graph(models.digits(), (1, 1, 8, 8))
     headings = [line for line in out.splitlines() if line.startswith("== ")]
-    assert headings[:5] == [
+    assert headings[:6] == [
         "== before simplify ==",
         "== after simplify ==",
+        "== after take_channels ==",
         "== after share_joins ==",
         "== after turn_linear ==",
         "== after fold_batch_norm ==",

@@ -47,7 +47,10 @@ _FLOAT: tuple[type, ...] = (
     *(FusedRegion, Contraction, Windowed, ops.Softmax, ops.LogSoftmax, ops.AdaptiveAvgPool2d),
     *(ops.LayerNorm, ops.MatMul, ops.Reorder),
 )
-_ANY = (Elementwise, Reshaping, Indexed, ops.Concat, ops.Gather, ops.Reduce, ops.ArgMax)
+_ANY = (
+    *(Elementwise, Reshaping, Indexed),
+    *(ops.ArgMax, ops.Concat, ops.Gather, ops.Reduce, ops.TakeChannels),
+)
 _DTYPES = ("float32", "int32", "int64", "bool")
 
 

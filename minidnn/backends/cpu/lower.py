@@ -27,6 +27,7 @@ from ...graph.operators import (
     Reduce,
     Reorder,
     Softmax,
+    TakeChannels,
 )
 from ...graph.types import TensorType
 from ...runtime.plan import Plan
@@ -41,7 +42,7 @@ from .contraction import (
     question_of,
 )
 from .flat import is_flat, print_flat
-from .indexing import print_gather, print_move
+from .indexing import print_gather, print_move, print_take_channels
 from .isa import Isa
 from .kernels import KernelSource
 from .matmul import print_matmul
@@ -281,6 +282,8 @@ def _shaped(node: Node) -> Shaped:
         return print_broadcast(node)
     if isinstance(op, Indexed):
         return print_move(op.index_map(types[0].shape), types[0].dtype)
+    if isinstance(op, TakeChannels):
+        return print_take_channels(op, types)
     if isinstance(op, Gather):
         return print_gather(op, types[0], types[1])
     if isinstance(op, Reduce):

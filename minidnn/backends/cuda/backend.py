@@ -43,7 +43,7 @@ _KNOWN = (
 )
 _OF_ANY_DTYPE = (
     *(Elementwise, Indexed, Reshaping),
-    *(ops.ArgMax, ops.Concat, ops.Gather, ops.Reduce),
+    *(ops.ArgMax, ops.Concat, ops.Gather, ops.Reduce, ops.TakeChannels),
 )
 
 

@@ -28,8 +28,10 @@ from ...graph.operators import (
     Reduce,
     Reorder,
     Softmax,
+    TakeChannels,
 )
 from ...runtime.plan import Plan
+from .channels import print_take_channels
 from .contraction.problem import Contraction, ContractionProblem, Place, contraction_of
 from .copy import print_copy
 from .dialect import TYPES
@@ -114,6 +116,8 @@ class _Lowering:
             return (self._contraction(node),)
         if isinstance(op, Concat):
             return self._join(node, op)
+        if isinstance(op, TakeChannels):
+            return (self._take_channels(node, op),)
         if isinstance(op, (Softmax, LogSoftmax)):
             x = node.inputs[0]
             launch = print_softmax(op, x.type, strided_of(graph, x))
@@ -221,6 +225,11 @@ class _Lowering:
                 f"node {node.name!r}: a linear layer cannot read or write {placed[0]!r}, which "
                 "lies in a slice of a join"
             )
+
+    def _take_channels(self, node: Node, op: TakeChannels) -> Task:
+        sources, out = list(map(self.tensor, node.inputs)), self.tensor(node.output)
+        launch, table = print_take_channels(op, node.output.shape[0], sources, out)
+        return Task(node, launch, (*map(_pointer, node.inputs), _table(table), node.output))
 
     def _join(self, node: Node, op: Concat) -> Sequence[Task]:
         """Copies the operands that were not written in place."""

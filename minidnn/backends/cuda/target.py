@@ -16,8 +16,10 @@ from ...graph.operators import (
     Conv2d,
     Linear,
     Reorder,
+    TakeChannels,
     Transpose,
 )
+from .channels import MOST_SIDE_BY_SIDE
 from .contraction.chunks import LANES
 from .contraction.problem import wants_gather
 from .dialect import TYPES
@@ -128,6 +130,8 @@ def _takes_layouts(node: Node) -> bool:
         return not _joins_elsewhere(node)
     if isinstance(node.op, (Contraction, FusedContraction)):
         return not _is_linear(node)
+    if isinstance(node.op, TakeChannels):
+        return node.output.dtype in TYPES and node.output.shape[1] <= MOST_SIDE_BY_SIDE
     return isinstance(node.op, (Sequence, Windowed, AdaptiveAvgPool2d, Reorder))
 
 

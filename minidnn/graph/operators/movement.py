@@ -7,11 +7,12 @@ from math import prod
 
 import numpy as np
 
+from minidnn.errors import GraphError
 from minidnn.graph.layout import Layout
 from minidnn.graph.operator import Movement, Reshaping, is_ints
 from minidnn.graph.types import TensorType
 
-__all__ = ["Concat", "Flatten", "Reorder", "Reshape", "View"]
+__all__ = ["Concat", "Flatten", "Reorder", "Reshape", "TakeChannels", "View"]
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,55 @@ class Concat(Movement):
 
     def move(self, *inputs: np.ndarray) -> np.ndarray:
         return np.concatenate(inputs, axis=self.axis)
+
+
+@dataclass(frozen=True)
+class TakeChannels(Movement):
+    """Channel ``i`` of the output is channel ``picks[i][1]`` of input ``picks[i][0]``.
+
+    Inputs are images, (N, C, H, W), that differ in the number of channels at most.
+    """
+
+    picks: tuple[tuple[int, int], ...]
+
+    operand_names = ("inputs*",)
+
+    def __post_init__(self) -> None:
+        pairs = isinstance(self.picks, tuple) and all(
+            isinstance(pick, tuple) and len(pick) == 2 and is_ints(pick, 0) for pick in self.picks
+        )
+        if not pairs or not self.picks:  # without the operator's own text, which counts picks
+            raise GraphError(
+                f"TakeChannels: picks={self.picks!r:.80}; valid is a tuple of at least one pair of "
+                "an input and its channel, each an int of at least 0"
+            )
+
+    def __str__(self) -> str:
+        return f"TakeChannels({len(self.picks)})"
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        self.require(len(inputs) > 0, "no inputs; valid is one or more")
+        first = inputs[0]
+        for i, other in enumerate(inputs):
+            images = other.rank == 4 and first.rank == 4
+            self.require(
+                images
+                and other.dtype == first.dtype
+                and (other.shape[0], *other.shape[2:]) == (first.shape[0], *first.shape[2:]),
+                f"input {i} is {other} beside input 0, {first}; valid are images, (N, C, H, W), of "
+                "one dtype and one size but for the channels",
+            )
+        for source, channel in self.picks:
+            self.require(source < len(inputs), f"picks from input {source} of {len(inputs)}")
+            channels = inputs[source].shape[1]
+            self.require(
+                channel < channels,
+                f"picks channel {channel} of input {source}, which has {channels}",
+            )
+        return (first.with_shape((first.shape[0], len(self.picks), *first.shape[2:])),)
+
+    def move(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.stack([inputs[source][:, channel] for source, channel in self.picks], axis=1)
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,18 @@ def _take(writer: Writer, node: Node, inputs: list[str]) -> str:
     return writer.add("Identity", [found], node.name)
 
 
+@writers(ops.TakeChannels)
+def _take_channels(writer: Writer, node: Node, inputs: list[str]) -> str:
+    op = node.op
+    assert isinstance(op, ops.TakeChannels)
+    first = [0]
+    for value in node.inputs:
+        first.append(first[-1] + value.shape[1])
+    joined = writer.add("Concat", inputs, axis=1)
+    places = writer.integers([first[source] + channel for source, channel in op.picks])
+    return writer.add("Gather", [joined, places], node.name, axis=1)
+
+
 @writers(ops.Unfold2d)
 def _unfold(writer: Writer, node: Node, inputs: list[str]) -> str:
     op, shape = node.op, node.output.shape

@@ -1,0 +1,177 @@
+"""Kernels that pick channels of one or several images.
+
+Where channels are planes, threads copy packs of pixels.  Where they lie side by side, a block
+gathers the channels of some pixels in shared memory, source after source, so that neighbouring
+threads read neighbouring channels, and writes them in packs.  Elements are moved as integers of
+their size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+
+import numpy as np
+
+from ...graph.operators import TakeChannels
+from ...graph.types import ITEMSIZE
+from ..cpu.code import Code
+from .indexing import RAW
+from .kernels import Launch
+from .strided import named
+from .tensor import Tensor
+
+THREADS = 256
+ELEMENTS = (2048, 512)
+"""What a block gathers at once; the fewer where the more make too few blocks."""
+PLENTY = 264
+"""Blocks that give every multiprocessor work."""
+MOST_SIDE_BY_SIDE = 4096
+"""Channels of a pixel of which shared memory holds one in any dtype."""
+
+_WIDEST = 16  # bytes of one access
+_WHOLE = 1 << 31  # what 32 bits count
+
+
+def print_take_channels(
+    op: TakeChannels, batch: int, sources: Sequence[Tensor], target: Tensor
+) -> tuple[Launch, np.ndarray]:
+    """The kernel and its table; pointers are the sources, the table (int64), and the target.
+
+    All lie in one layout.
+    """
+    planar = all(tensor.is_planar for tensor in (*sources, target))
+    return (_planes if planar else _side_by_side)(op, batch, sources, target)
+
+
+def _planes(
+    op: TakeChannels, batch: int, sources: Sequence[Tensor], target: Tensor
+) -> tuple[Launch, np.ndarray]:
+    """The table: source and channel for each channel of the target."""
+    plane, channels = target.rows * target.columns, target.channels
+    size = ITEMSIZE[target.dtype]
+    begins = (place for t in (*sources, target) for place in (t.image, t.offset))
+    pack = gcd(_WIDEST // size, plane, *begins)
+    packs = plane // pack
+    count = batch * channels * packs
+    code = Code()
+    with code.block(_head(sources, target)):
+        code.lines(_thread(count))
+        code.line(f"if (t >= {count}) return;")
+        code.line(f"const int c = t / {packs} % {channels};")
+        code.line(f"const long long n = t / {packs * channels}, p = t % {packs} * {pack};")
+        code.line("const long long source = picks[2 * c], channel = picks[2 * c + 1];")
+        for k, x in enumerate(sources):
+            begin = f"x{k} + (n * {x.image} + {x.offset})"
+            code.line(f"if (source == {k}) x = {begin};" if k else f"const {_raw(x)} *x = {begin};")
+        code.line(f"x += channel * {plane} + p;")
+        code.line(f"y += n * {target.image} + c * {plane}ll + p + {target.offset};")
+        code.line(_copied("y", "x", pack, target))
+    table = np.array(op.picks, np.int64).ravel()
+    return named("channels", code, -(-count // THREADS), THREADS), table
+
+
+def _side_by_side(
+    op: TakeChannels, batch: int, sources: Sequence[Tensor], target: Tensor
+) -> tuple[Launch, np.ndarray]:
+    """The table: for each source the channels taken of it, and in the upper 32 bits those that
+    they become."""
+    channels, size = target.channels, ITEMSIZE[target.dtype]
+    total = batch * target.rows * target.columns
+    many, few = ELEMENTS
+    pixels = max(1, (many if total * channels >= many * PLENTY else few) // channels)
+    pixels -= pixels % 8 if pixels > 8 else 0
+    taken = [
+        [(channel, i) for i, (source, channel) in enumerate(op.picks) if source == k]
+        for k in range(len(sources))
+    ]
+    code = Code()
+    with code.block(_head(sources, target)):
+        code.line("MD_SHARED;")
+        code.line(f"{_raw(target)} *tile = ({_raw(target)} *)md_shared;")
+        code.line(f"const long long first = blockIdx.x * {pixels}ll;")
+        code.line(f"const int most = {total} - first < {pixels} ? {total} - first : {pixels};")
+        begin = 0
+        for k, (x, picks) in enumerate(zip(sources, taken, strict=True)):
+            if picks:
+                _print_read(code, k, x, len(picks), begin, pixels)
+            begin += len(picks)
+        for k, (_, picks) in enumerate(zip(sources, taken, strict=True)):
+            if picks:
+                _print_gathered(code, k, len(picks), pixels, channels)
+        code.line("__syncthreads();")
+        _print_write(code, target, pixels, total)
+    blocks = -(-total // pixels)
+    table = np.array([at | to << 32 for picks in taken for at, to in picks], np.int64)
+    return named("channels", code, blocks, THREADS, pixels * channels * size), table
+
+
+def _print_read(code: Code, k: int, x: Tensor, count: int, begin: int, pixels: int) -> None:
+    """All of a thread's elements are on their way before the first is waited for."""
+    rounds = -(-pixels * count // THREADS)
+    code.line(f"{_raw(x)} v{k}[{rounds}];")
+    code.line(f"int to{k}[{rounds}];")
+    code.line("#pragma unroll")
+    with code.block(f"for (int j = 0; j < {rounds}; j++)"):
+        code.line(f"const int t = threadIdx.x + j * {THREADS}, p = t / {count};")
+        code.line(f"to{k}[j] = -1;")
+        with code.block("if (p < most)"):
+            code.line(f"const long long pick = picks[{begin} + t % {count}];")
+            code.line(f"to{k}[j] = (int)(pick >> 32);")
+            place = f"(first + p) * {_pixel(x)} + {x.offset} + (int)pick"
+            code.line(f"v{k}[j] = x{k}[{place}];")
+
+
+def _print_gathered(code: Code, k: int, count: int, pixels: int, channels: int) -> None:
+    code.line("#pragma unroll")
+    with code.block(f"for (int j = 0; j < {-(-pixels * count // THREADS)}; j++)"):
+        code.line(f"const int p = (threadIdx.x + j * {THREADS}) / {count};")
+        code.line(f"if (to{k}[j] >= 0) tile[p * {channels} + to{k}[j]] = v{k}[j];")
+
+
+def _print_write(code: Code, target: Tensor, pixels: int, total: int) -> None:
+    """In packs: of all pixels where nothing lies between them, else of each."""
+    channels, most = target.channels, _WIDEST // ITEMSIZE[target.dtype]
+    dense = _pixel(target) == channels
+    if dense:
+        pack = gcd(most, pixels * channels, total * channels, target.offset)
+        packs = f"most * {channels} / {pack}"
+    else:
+        pack = gcd(most, channels, _pixel(target), target.offset)
+        packs = f"most * {channels // pack}"
+    code.line(f"y += first * {_pixel(target)} + {target.offset};")
+    with code.block(f"for (int t = threadIdx.x; t < {packs}; t += {THREADS})"):
+        if dense:
+            code.line(f"const int p = t * {pack};")
+        else:
+            across = channels // pack
+            code.line(f"const int p = t / {across} * {_pixel(target)} + t % {across} * {pack};")
+        code.line(_copied("y + p", f"tile + t * {pack}", pack, target))
+
+
+def _pixel(tensor: Tensor) -> int:
+    """From one pixel to the next, also of images of one."""
+    return tensor.image // (tensor.rows * tensor.columns)
+
+
+def _copied(to: str, source: str, pack: int, target: Tensor) -> str:
+    size = pack * ITEMSIZE[target.dtype]
+    if pack == 1:
+        return f"*({to}) = *({source});"
+    return f"*(md_word<{size}>::type *)({to}) = *(const md_word<{size}>::type *)({source});"
+
+
+def _thread(count: int) -> Sequence[str]:
+    if count + THREADS < _WHOLE:
+        return [f"const unsigned int t = blockIdx.x * {THREADS} + threadIdx.x;"]
+    return [f"const long long t = blockIdx.x * {THREADS}ll + threadIdx.x;"]
+
+
+def _head(sources: Sequence[Tensor], target: Tensor) -> str:
+    pointers = [f"const {_raw(x)} *__restrict__ x{k}" for k, x in enumerate(sources)]
+    pointers += ["const long long *__restrict__ picks", f"{_raw(target)} *__restrict__ y"]
+    return f'extern "C" __global__ void @({", ".join(pointers)})'
+
+
+def _raw(tensor: Tensor) -> str:
+    return RAW[ITEMSIZE[tensor.dtype]]

@@ -1,0 +1,177 @@
+"""take_channels: channels are picked from where they were computed, in one move.
+
+Networks that shuffle or split channels write it as several moves: ShuffleNet's unit as a join, a
+view of another shape, a transpose, a view and two slices.  Each reads and writes a whole value, and
+none but the join can do so with channels side by side, where convolutions want them.
+Handles: views, transposes, slices, takes and joins that leave images, rows and columns as they
+are.  What else reads their result reads one TakeChannels, or the value itself where that has the
+same channels.  What is picked of is what no such move made, so that a value that passes through
+several units unchanged is not copied in each.
+Refuses: joins that anything else reads (place_concat has their operands written in place), moves
+of other axes, constants, whole numbers; everything under the strategy "layers".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
+from minidnn.graph.operator import Reshaping
+from minidnn.graph.operators import Concat, Slice, Take, TakeChannels, Transpose
+from minidnn.graph.types import FLOATS
+from minidnn.passes.infrastructure import Context, Pass
+
+
+def take_channels(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    if context.strategy == "layers":
+        return graph
+    moves = _moves(graph, context)
+    rewriter = Rewriter(graph)
+    channels = _Channels()
+    for node in graph.nodes:
+        if node not in moves:
+            rewriter.keep(node)
+            continue
+        found = channels.moved(node)
+        assert found is not None
+        channels.found[node.output] = found
+        if _is_read(graph, node.output, moves):
+            rewriter.replace(node.output, _picked(rewriter, node, channels.picks(found)))
+        else:
+            rewriter.changes += 1
+    return rewriter.finish()
+
+
+def _moves(graph: Graph, context: Context) -> set[Node]:
+    """The moves of channels that become part of what reads them."""
+    moves = _settled(graph, set())
+    refused = {
+        node
+        for node in graph.nodes
+        if node in moves and not context.allow(f"pick channels instead of {node.name} ({node.op})")
+    }
+    return _settled(graph, refused) if refused else moves
+
+
+def _settled(graph: Graph, staying: set[Node]) -> set[Node]:
+    """The moves of channels without those that stay as they are, and without what must stay for
+    what reads it."""
+    while True:
+        channels = _Channels()
+        moves: set[Node] = set()
+        for node in graph.nodes:
+            found = None if node in staying else channels.moved(node)
+            if found is not None:
+                channels.found[node.output] = found
+                moves.add(node)
+        more = {
+            node
+            for node in moves
+            if (node.output.type.rank != 4 or isinstance(node.op, Concat))
+            and _is_read(graph, node.output, moves)
+        }
+        if not more:
+            return moves
+        staying = staying | more
+
+
+def _is_read(graph: Graph, value: Value, moves: set[Node]) -> bool:
+    """Whether anything reads a value that is no move of channels."""
+    return value in graph.outputs or any(r not in moves for r in graph.readers[value])
+
+
+class _Channels:
+    """Where the channels of values come from, as numbers: each of a source has one of its own.
+
+    A value of shape (N, ..., H, W) has an array of the shape between N and H.
+    """
+
+    def __init__(self) -> None:
+        #: Of values that are moved.
+        self.found: dict[Value, np.ndarray] = {}
+        self._sources: dict[Value, int] = {}
+        self._channels: list[tuple[Value, int]] = []
+
+    def picks(self, found: np.ndarray) -> list[tuple[Value, int]]:
+        """The sources and channels that these numbers are."""
+        return [self._channels[number] for number in found.ravel()]
+
+    def moved(self, node: Node) -> np.ndarray | None:
+        """Where the channels of a node's output come from; None unless it moves channels alone."""
+        op = node.op
+        if not isinstance(op, (Reshaping, Transpose, Slice, Take, Concat)):
+            return None
+        given = [self._of(value) for value in node.inputs]
+        known = [channels for channels in given if channels is not None]
+        shape, new = node.inputs[0].shape, node.output.shape
+        if len(known) < len(given) or len(new) < 4 or 0 in new:
+            return None
+        rank = len(shape)
+        if isinstance(op, Concat):
+            axis = op.axis % rank
+            return np.concatenate(known, axis - 1) if 1 <= axis < rank - 2 else None
+        (channels,) = known
+        if (shape[0], *shape[-2:]) != (new[0], *new[-2:]):
+            return None
+        if isinstance(op, Reshaping):
+            return channels.reshape(new[1:-2])
+        outer = (0, rank - 2, rank - 1)
+        if isinstance(op, Transpose):
+            if any(op.dims[axis] != axis for axis in outer):
+                return None
+            return channels.transpose([d - 1 for d in op.dims[1:-2]])
+        kept = [_kept(op, axis, shape[axis]) for axis in range(rank)]
+        whole = all(np.array_equal(kept[axis], np.arange(shape[axis])) for axis in outer)
+        if not whole or any((places < 0).any() for places in kept):
+            return None
+        return channels[np.ix_(*kept[1:-2])]
+
+    def _of(self, value: Value) -> np.ndarray | None:
+        if value in self.found:
+            return self.found[value]
+        if isinstance(value, Constant) or value.type.rank != 4 or value.dtype not in FLOATS:
+            return None
+        count = value.shape[1]
+        if value not in self._sources:
+            self._sources[value] = len(self._channels)
+            self._channels += [(value, channel) for channel in range(count)]
+        return self._sources[value] + np.arange(count)
+
+
+def _kept(op: Slice | Take, axis: int, size: int) -> np.ndarray:
+    """The places that it keeps of an axis; negative where it keeps none."""
+    if isinstance(op, Slice):
+        return op.starts[axis] + op.steps[axis] * np.arange(op.sizes[axis])
+    chosen = op.indices[axis]
+    return np.arange(size) if chosen is None else np.array(chosen, np.int64)
+
+
+def _picked(rewriter: Rewriter, node: Node, picks: Sequence[tuple[Value, int]]) -> Value:
+    """The value of those channels: a source, a join of whole sources, or picked ones."""
+    sources = list(dict.fromkeys(source for source, _ in picks))
+    inputs = [rewriter.value(source) for source in sources]
+    whole = [(source, channel) for source in sources for channel in range(source.shape[1])]
+    if whole == picks:
+        if len(inputs) == 1:
+            return inputs[0]
+        return rewriter.add(Concat(1), inputs, node.name, node.source).output
+    numbers = {source: number for number, source in enumerate(sources)}
+    op = TakeChannels(tuple((numbers[source], channel) for source, channel in picks))
+    return rewriter.add(op, inputs, node.name, node.source).output
+
+
+def no_picks_of_picks(graph: Graph) -> Iterator[str]:
+    for node in graph.nodes:
+        makers = [v.producer for v in node.inputs if v.producer is not None]
+        if isinstance(node.op, TakeChannels) and any(
+            isinstance(maker.op, TakeChannels) for maker in makers
+        ):
+            yield f"{node.name!r} picks channels of what picks channels"
+
+
+TAKE_CHANNELS = Pass(
+    "take_channels", take_channels, requires=("simplify",), ensures=(no_picks_of_picks,)
+)

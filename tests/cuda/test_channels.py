@@ -1,0 +1,101 @@
+"""Kernels that pick channels, in both layouts, from values and slices of joins, by the emulator."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.channels import print_take_channels
+from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.tensor import Tensor, tensor_of
+from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
+from minidnn.graph.operators import TakeChannels
+from minidnn.graph.types import TensorType
+
+from .emulator.run import Emulated
+
+STORED = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+#: Batch, rows and columns; channels of each source; how many are picked.
+SHAPES = (
+    ((2, 7, 9), (6,), 5),
+    ((3, 8, 8), (58, 58), 58),
+    ((1, 5, 5), (1, 3, 16, 2, 1), 24),
+    ((2, 1, 1), (300, 212), 512),
+    ((2, 3, 3), (1500, 9), 2500),
+    ((1, 37, 41), (2, 1), 3),
+    ((2, 5, 4), (7, 9), 1),
+    ((2, 5, 4), (1,), 2),
+)
+#: Channels in front of a value and behind it in a wider one.
+AROUND = ((0, 0), (3, 2), (8, 16))
+
+
+class Made:
+    """A kernel for one of the shapes, its operands and what it must give."""
+
+    def __init__(self, number: int, dtype: str, layout: Layout) -> None:
+        (batch, rows, columns), sources, count = SHAPES[number]
+        random = np.random.default_rng(number)
+        self.layout = layout
+        self.dtype = STORED[dtype]
+        self.memory: list[np.ndarray] = []
+        tensors: list[Tensor] = []
+        values = []
+        for k, channels in enumerate((*sources, count)):
+            before, behind = AROUND[(number + k) % len(AROUND)]
+            shape = (batch, before + channels + behind, rows, columns)
+            type = TensorType((batch, channels, rows, columns), dtype)
+            tensors.append(tensor_of(type, layout, TensorType(shape, dtype), before))
+            whole = random.integers(0, 2000, shape).astype(self.dtype)
+            values.append(whole[:, before : before + channels])
+            self.memory.append(self.laid(whole))
+        of = random.integers(0, len(sources), count)
+        picks = tuple((int(k), int(random.integers(0, sources[k]))) for k in of)
+        batched = print_take_channels(TakeChannels(picks), batch, tensors[:-1], tensors[-1])
+        self.launch: Launch = batched[0]
+        self.table = batched[1]
+        self.before, self.count = AROUND[(number + len(sources)) % len(AROUND)][0], count
+        self.whole = whole
+        (self.expected,) = TakeChannels(picks).reference(*values[:-1])
+
+    def laid(self, whole: np.ndarray) -> np.ndarray:
+        turned = whole if self.layout == PLANAR else whole.transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(turned).ravel()
+
+
+MADE = [
+    Made(number, dtype, layout)
+    for number, dtype, layout in product(range(len(SHAPES)), STORED, (PLANAR, CHANNELS_LAST))
+]
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated([made.launch.source for made in MADE], tmp_path_factory.mktemp("channels"))
+
+
+@pytest.mark.race
+@pytest.mark.parametrize("made", MADE, ids=lambda made: made.launch.source.name[:14])
+def test_channels_are_picked_and_nothing_else_is_written(made: Made, kernels: Emulated) -> None:
+    *sources, given = made.memory
+    whole = made.whole.copy()
+    whole[:, made.before : made.before + made.count] = made.expected
+    for backwards in (False, True):
+        result = given.copy()
+        kernels.launch(made.launch, [*sources, made.table, result], backwards)
+        np.testing.assert_array_equal(result, made.laid(whole))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_kernels_keep_to_the_budget(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
+    for kernel in compile_kernels([made.launch.source for made in MADE], arch):
+        taken = kernel.resources
+        assert taken.spill_bytes == taken.stack_bytes == 0, taken
+        assert taken.registers <= 64, taken  # four blocks of 256 threads side by side
