@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from minidnn import layers as L
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.channels import print_take_channels
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
+from minidnn.graph import operators as ops
+from minidnn.graph.evaluate import evaluate
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.operators import TakeChannels
-from minidnn.graph.types import TensorType
+from minidnn.graph.trace import apply
+from minidnn.graph.types import TensorType, rounded_to
+from minidnn.layers.build import to_graph
 
+from .contractions import EPSILON, draw_weights
 from .emulator.run import Emulated
+from .lowered import EmulatedProgram, planned
+from .test_moved_channels import own
 
 STORED = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 #: Batch, rows and columns; channels of each source; how many are picked.
@@ -88,6 +97,59 @@ def test_channels_are_picked_and_nothing_else_is_written(made: Made, kernels: Em
         result = given.copy()
         kernels.launch(made.launch, [*sources, made.table, result], backwards)
         np.testing.assert_array_equal(result, made.laid(whole))
+
+
+class Units(L.Layer):
+    """Units of a ShuffleNet; the last one's join is read as it is."""
+
+    CHANNELS = 32
+
+    def __init__(self, count: int) -> None:
+        half = self.CHANNELS // 2
+        self.windows = L.LayerList(
+            *(L.Conv2d(half, half, 3, padding=1, groups=half) for _ in range(count))
+        )
+        self.mixes = L.LayerList(*(L.Conv2d(half, half, 1) for _ in range(count)))
+        self.last = L.Conv2d(self.CHANNELS, half, 1)
+
+    def forward(self, x: Any) -> Any:
+        n, channels, rows, columns = x.shape
+        half = channels // 2
+        for window, mix in zip(self.windows, self.mixes, strict=True):
+            apart = apply(ops.View((n, 2, half, rows, columns)), x)
+            x = apply(ops.View(x.shape), apply(ops.Transpose((0, 2, 1, 3, 4)), apart))
+            sizes, steps = (n, half, rows, columns), (1, 1, 1, 1)
+            kept, taken = (apply(ops.Slice((0, c, 0, 0), sizes, steps), x) for c in (0, half))
+            x = apply(ops.Concat(1), kept, apply(ops.ReLU(), mix(window(taken))))
+        return self.last(x)
+
+
+SHAPE = (2, Units.CHANNELS, 6, 7)
+
+
+@pytest.mark.race
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_units_of_a_shufflenet(precision: str, tmp_path: Path) -> None:
+    net, random = Units(3), np.random.default_rng(0)
+    draw_weights(net, random)
+    x = rounded_to(precision, random.standard_normal(SHAPE).astype(np.float32)).astype(np.float32)
+    (expected,) = evaluate(to_graph(net, SHAPE), [x], "float64")
+    run = EmulatedProgram(net, SHAPE, precision, own, tmp_path)
+    y = run(x)
+    assert np.abs(y - expected).max() <= 6 * EPSILON[precision] * np.abs(expected).max()
+    np.testing.assert_array_equal(run(x, backwards=True), y)
+
+
+@pytest.mark.parametrize(("precision", "layout"), [("float16", CHANNELS_LAST), ("float32", PLANAR)])
+def test_channels_are_picked_where_convolutions_want_them(precision: str, layout: Layout) -> None:
+    """One kernel for a unit, in the layout of the others; what is joined is written in place."""
+    plan = planned(Units(3), SHAPE, precision)
+    taken = [node.output for node in plan.graph.nodes if isinstance(node.op, TakeChannels)]
+    assert len(taken) == 4 and {plan.layout(value) for value in taken} == {layout}
+    (joined,) = (node for node in plan.graph.nodes if isinstance(node.op, ops.Concat))
+    assert all(value in plan.graph.placements for value in joined.inputs)
+    moves = (ops.Transpose, ops.Slice)
+    assert not any(isinstance(node.op, moves) for node in plan.graph.nodes)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
