@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -198,27 +199,38 @@ def test_adaptive_pooling(layout: Layout, tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(memory, target, 2), expected)
 
 
+AVERAGED = [
+    *product(
+        [(2, 24, 37, 9), (1, 33, 3, 5), (3, 136, 2, 1), (2, 5, 8, 16)], [PLANAR, CHANNELS_LAST]
+    ),
+    ((1, 2, 300, 4), PLANAR),
+]
+
+
 @pytest.mark.race
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(2, 24, 37, 9), (1, 33, 3, 5), (3, 136, 2, 1)], ids=str)
+@pytest.mark.parametrize(("shape", "layout"), AVERAGED, ids=str)
 def test_averages_of_whole_planes(
-    shape: tuple[int, int, int, int], dtype: str, tmp_path: Path
+    shape: tuple[int, int, int, int], dtype: str, layout: Layout, tmp_path: Path
 ) -> None:
     """The same bits as the reference, which adds row after row."""
     x = numbers_of(shape, dtype)
     op = ops.AvgPool2d(shape[2:], shape[2:])
     expected = rounded_to(dtype, op.reference(x)[0]).astype(np.float32)
     for source, target in (
-        [tensor_of(TensorType(s, dtype), CHANNELS_LAST) for s in (x.shape, expected.shape)],
-        [slices(s, dtype, CHANNELS_LAST)[1] for s in (x.shape, expected.shape)],
+        [tensor_of(TensorType(s, dtype), layout) for s in (x.shape, expected.shape)],
+        [slices(s, dtype, layout)[1] for s in (x.shape, expected.shape)],
     ):
         assert averages_planes(shape[0], source)
         memory = memory_of(target, None, shape[0])
         launch = print_plane_average(shape[0], source, target)
         run(launch, [memory_of(source, x, shape[0]), memory], tmp_path)
         np.testing.assert_array_equal(read(memory, target, shape[0]), expected)
-    planar = tensor_of(TensorType(x.shape, dtype), PLANAR)
-    assert not averages_planes(shape[0], planar)
+
+
+def test_planes_whose_sums_fit_no_shared_memory_are_averaged_otherwise() -> None:
+    for layout, rows in ((PLANAR, 1 << 14), (CHANNELS_LAST, 1 << 10)):
+        assert not averages_planes(1, tensor_of(TensorType((1, 8, rows, 2)), layout))
 
 
 def test_operands_broadcast_and_lie_in_slices(tmp_path: Path) -> None:

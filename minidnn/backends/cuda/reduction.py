@@ -5,6 +5,8 @@ Both add as the reference does, each row from left to right, then the rows.
 
 from __future__ import annotations
 
+from math import gcd
+
 from ...cache import digest
 from ..cpu.code import Code
 from .dialect import TYPES
@@ -15,6 +17,7 @@ THREADS = 128
 _ACCESS = 16  # bytes
 _PLANE_THREADS = 256
 _PLANE_PACKS = 8
+_MOST_SHARED = 48 << 10
 _ENOUGH_BLOCKS = 264
 """Two for each multiprocessor of an H200."""
 
@@ -61,18 +64,60 @@ def print_adaptive(batch: int, x: Tensor, y: Tensor) -> Launch:
 
 
 def averages_planes(batch: int, x: Tensor) -> bool:
-    """Whether :func:`print_plane_average` reads values that lie so: channels side by side, and
-    rows whose sums fit shared memory."""
+    """Whether :func:`print_plane_average` reads values that lie so: pixels or channels side by
+    side, and rows whose sums fit shared memory."""
+    if x.is_planar:
+        return x.rows * 4 <= _MOST_SHARED
     bytes = x.rows * _PLANE_PACKS * (_ACCESS // x.itemsize) * 4
-    return x.channel == 1 and not x.is_planar and bytes <= 48 << 10 and batch < 1 << 16
+    return x.channel == 1 and bytes <= _MOST_SHARED and batch < 1 << 16
 
 
 def print_plane_average(batch: int, x: Tensor, y: Tensor) -> Launch:
-    """The kernel that averages whole planes whose channels lie side by side.
+    """The kernel that averages whole planes.
 
-    Threads of a block take rows of a few packs of channels; sums of rows are added in order once
-    all are there.
+    Threads of a block take rows; their sums are added in order once all are there.
     """
+    return (_planar_average if x.is_planar else _average_side_by_side)(batch, x, y)
+
+
+def _planar_average(batch: int, x: Tensor, y: Tensor) -> Launch:
+    """A block averages some planes; a thread takes a row, in packs as wide as alignment allows."""
+    count, rows = batch * x.channels, x.rows
+    planes = max(1, _PLANE_THREADS // rows)
+    threads = min(_PLANE_THREADS, planes * rows)
+    lanes = gcd(_ACCESS // x.itemsize, x.columns, x.offset, x.channel, x.image)
+    code = Code()
+    head = f"const {TYPES[x.dtype]} *x, {TYPES[y.dtype]} *y"
+    with code.block(f'extern "C" __global__ void @({head})'):
+        code.line("MD_SHARED;")
+        code.line("float *const sums = (float *)md_shared;")
+        with code.block(f"for (int i = threadIdx.x; i < {planes * rows}; i += {threads})"):
+            code.line(f"const long long plane = blockIdx.x * {planes}ll + i / {rows};")
+            code.line(f"if (plane >= {count}) break;")
+            place = f"plane / {x.channels} * {x.image} + plane % {x.channels} * {x.channel}"
+            code.line(f"const auto row = x + ({place} + i % {rows} * {x.row} + {x.offset});")
+            code.line("float sum = 0.0f;")
+            code.line("#pragma unroll 8")
+            with code.block(f"for (int w = 0; w < {x.columns}; w += {lanes})"):
+                code.line(f"float one[{lanes}];")
+                code.line(f"md_load<{lanes}>(one, row + w);")
+                code.line("#pragma unroll")
+                code.line(f"for (int j = 0; j < {lanes}; j++) sum += one[j];")
+            code.line("sums[i] = sum;")
+        code.line("__syncthreads();")
+        code.line(f"const long long plane = blockIdx.x * {planes}ll + threadIdx.x;")
+        code.line(f"if (threadIdx.x >= {planes} || plane >= {count}) return;")
+        code.line("float total = 0.0f;")
+        code.line("#pragma unroll 8")
+        code.line(f"for (int h = 0; h < {rows}; h++) total += sums[threadIdx.x * {rows} + h];")
+        code.line(f"total /= {rows * x.columns}.0f;")
+        place = f"plane / {x.channels} * {y.image} + plane % {x.channels} * {y.channel}"
+        code.line(f"y[{place} + {y.offset}] = md_as<{TYPES[y.dtype]}>(total);")
+    return _average(code, (-(-count // planes), 1, 1), threads, planes * rows)
+
+
+def _average_side_by_side(batch: int, x: Tensor, y: Tensor) -> Launch:
+    """Threads of a block take rows of a few packs of channels."""
     lanes = _lanes(x, batch)
     packs = x.channels // lanes
     wide = next(
@@ -111,10 +156,14 @@ def print_plane_average(batch: int, x: Tensor, y: Tensor) -> Launch:
             code.line(f"total /= {x.rows * x.columns}.0f;")
             place = f"n * {y.image} + c * {y.channel}ll + {y.offset}"
             code.line(f"y[{place}] = md_as<{TYPES[y.dtype]}>(total);")
+    blocks = (-(-packs // wide), batch, 1)
+    return _average(code, blocks, wide * down, x.rows * wide * lanes)
+
+
+def _average(code: Code, blocks: tuple[int, int, int], threads: int, sums: int) -> Launch:
     name = f"average_{digest(str(code))[:20]}"
     source = KernelSource(name, str(code).replace("@", name))
-    blocks = (-(-packs // wide), batch, 1)
-    return Launch(source, blocks, (wide * down, 1, 1), x.rows * wide * lanes * 4)
+    return Launch(source, blocks, (threads, 1, 1), sums * 4)
 
 
 def _lanes(x: Tensor, batch: int) -> int:
