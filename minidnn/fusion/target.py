@@ -102,8 +102,9 @@ class Target:
         """Why a node cannot be computed for one image of a batch at a time; None if it can."""
         return "this device computes whole batches"
 
-    def refuse_slice(self, node: Node, value: Value) -> str | None:
-        """Why a node cannot write ``value`` into a slice of a wider buffer; None if it can."""
+    def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
+        """Why a node cannot write ``value`` into a wider buffer, from ``channel`` on; None if it
+        can."""
         return None
 
 

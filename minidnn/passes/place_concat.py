@@ -42,7 +42,7 @@ def _place(graph: Graph, node: Node, placements: dict[Value, Placement], context
     base = placements.get(node.output, Placement(node.output, 0))
     channel = base.channel
     for value in node.inputs:
-        reason = _refusal(graph, node, value, placements, context)
+        reason = _refusal(graph, node, value, channel, placements, context)
         if reason is None:
             if not context.allow(f"write {value.name} into {base.buffer.name}"):
                 return
@@ -75,10 +75,12 @@ def _refusal(
     graph: Graph,
     node: Node,
     value: Value,
+    channel: int,
     placements: dict[Value, Placement],
     context: Context,
 ) -> str | None:
-    """Why a value is not written straight into a join; None if it is."""
+    """Why a value is not written straight into a join's buffer, from that channel on; None if it
+    is."""
     producer = value.producer
     if producer is None or isinstance(value, Constant):
         return "it is an input or a constant"
@@ -94,7 +96,7 @@ def _refusal(
         return "it is a reordered copy"
     if graph.layouts.get(value) != graph.layouts.get(node.output):
         return "it has another layout"
-    reason = context.target.refuse_slice(producer, value)
+    reason = context.target.refuse_slice(producer, value, channel)
     if reason is not None:
         return reason
     penalty = context.target.slice_seconds(producer, value)

@@ -192,7 +192,7 @@ def test_sequences_write_slices_too() -> None:
 class Choosy(Target):
     """Refuses slices of two channels; others cost a second."""
 
-    def refuse_slice(self, node: Node, value: Value) -> str | None:
+    def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
         return "two channels are too few" if value.shape[1] == 2 else None
 
     def slice_seconds(self, node: Node, value: Value) -> float:

@@ -101,7 +101,7 @@ class CpuTarget(Target):
         kinds = (Region, Conv2d, Concat, Reorder, AdaptiveAvgPool2d)
         return None if isinstance(node.op, kinds) else f"{node.op.name} reads whole batches"
 
-    def refuse_slice(self, node: Node, value: Value) -> str | None:
+    def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
         if not isinstance(node.op, (Sequence, Contraction, FusedContraction, Concat)):
             return f"{node.op.name} writes a value of its own"
         if value.dtype != "float32":
@@ -110,6 +110,8 @@ class CpuTarget(Target):
             return f"it has rank {value.type.rank}"
         if value.shape[1] % self.lanes:
             return f"its {value.shape[1]} channels are no multiple of {self.lanes} lanes"
+        if channel % self.lanes:
+            return f"channel {channel}, where it would begin, is no multiple of {self.lanes} lanes"
         return None
 
 

@@ -107,7 +107,7 @@ class CudaTarget(Target):
             return f"its values have rank {contraction.output.type.rank}"
         return reads_otherwise(node) or super().refuse_epilogue(contraction, node)
 
-    def refuse_slice(self, node: Node, value: Value) -> str | None:
+    def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
         if isinstance(node.op, Reorder) or not _takes_layouts(node):
             return f"{node.op.name} writes a value of its own"
         if value.type.rank != 4:
