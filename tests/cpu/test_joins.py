@@ -17,7 +17,7 @@ from minidnn.passes.pipeline import optimize
 SHAPE = (2, 3, 5, 7)
 
 
-def joined(first: int) -> md.Model:
+def joined(first: int) -> md.Layer:
     """An image of 3 channels, or a convolution of more, joined with 16 and 32 others."""
     x = md.Input(SHAPE[1:])
     parts = [L.Conv2d(3, channels, 3, padding=1)(x) for channels in (16, 32)]
