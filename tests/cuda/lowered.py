@@ -19,13 +19,16 @@ from minidnn.backends.cuda.lower import Data, Pointer, Task, lower_plan
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.places import Places
 from minidnn.backends.cuda.target import CudaTarget
+from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Node
+from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
 
 from .arrays import STORED
+from .contractions import EPSILON, draw_weights
 from .emulator.run import Emulated
 
 MACHINE = Machine("a GPU", (9, 0), 132, 4.3e12)
@@ -156,3 +159,22 @@ def _aligned(array: np.ndarray) -> np.ndarray:
     memory = _memory(array.nbytes)
     memory[: array.nbytes] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     return memory
+
+
+def check_numbers(
+    network: md.Layer,
+    shape: tuple[int, ...],
+    precision: str,
+    kernel: Callable[[ContractionProblem], Kernel],
+    folder: Path,
+) -> None:
+    """The emulated program is as exact as the precision allows, and gives the same bits whichever
+    threads come first."""
+    random = np.random.default_rng(0)
+    draw_weights(network, random)
+    x = rounded_to(precision, random.standard_normal(shape).astype(np.float32)).astype(np.float32)
+    (expected,) = evaluate(to_graph(network, shape), [x], "float64")
+    run = EmulatedProgram(network, shape, precision, kernel, folder)
+    y = run(x)
+    assert np.abs(y - expected).max() <= 6 * EPSILON[precision] * np.abs(expected).max()
+    np.testing.assert_array_equal(run(x, backwards=True), y)

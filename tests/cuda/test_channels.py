@@ -15,16 +15,13 @@ from minidnn.backends.cuda.channels import print_take_channels
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.graph import operators as ops
-from minidnn.graph.evaluate import evaluate
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.operators import TakeChannels
 from minidnn.graph.trace import apply
-from minidnn.graph.types import TensorType, rounded_to
-from minidnn.layers.build import to_graph
+from minidnn.graph.types import TensorType
 
-from .contractions import EPSILON, draw_weights
 from .emulator.run import Emulated
-from .lowered import EmulatedProgram, planned
+from .lowered import check_numbers, planned
 from .test_moved_channels import own
 
 STORED = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
@@ -130,14 +127,7 @@ SHAPE = (2, Units.CHANNELS, 6, 7)
 @pytest.mark.race
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_units_of_a_shufflenet(precision: str, tmp_path: Path) -> None:
-    net, random = Units(3), np.random.default_rng(0)
-    draw_weights(net, random)
-    x = rounded_to(precision, random.standard_normal(SHAPE).astype(np.float32)).astype(np.float32)
-    (expected,) = evaluate(to_graph(net, SHAPE), [x], "float64")
-    run = EmulatedProgram(net, SHAPE, precision, own, tmp_path)
-    y = run(x)
-    assert np.abs(y - expected).max() <= 6 * EPSILON[precision] * np.abs(expected).max()
-    np.testing.assert_array_equal(run(x, backwards=True), y)
+    check_numbers(Units(3), SHAPE, precision, own, tmp_path)
 
 
 @pytest.mark.parametrize(("precision", "layout"), [("float16", CHANNELS_LAST), ("float32", PLANAR)])

@@ -22,7 +22,7 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.turn_linear import FIRST, LAST
 
 from .contractions import EPSILON, draw_weights
-from .lowered import ARCH, EmulatedProgram, Kernel, by_stream, planned
+from .lowered import ARCH, EmulatedProgram, Kernel, by_stream, check_numbers, planned
 
 CHANNELS = 16
 
@@ -55,14 +55,7 @@ SHAPE = (2, CHANNELS, 8, 10)
 @pytest.mark.race
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_numbers(precision: str, tmp_path: Path) -> None:
-    net, random = Block(), np.random.default_rng(0)
-    draw_weights(net, random)
-    x = rounded_to(precision, random.standard_normal(SHAPE).astype(np.float32)).astype(np.float32)
-    (expected,) = evaluate(to_graph(net, SHAPE), [x], "float64")
-    run = EmulatedProgram(net, SHAPE, precision, own, tmp_path)
-    y = run(x)
-    assert np.abs(y - expected).max() <= 6 * EPSILON[precision] * np.abs(expected).max()
-    np.testing.assert_array_equal(run(x, backwards=True), y)
+    check_numbers(Block(), SHAPE, precision, own, tmp_path)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "float16"])
