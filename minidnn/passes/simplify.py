@@ -32,18 +32,13 @@ from minidnn.passes.infrastructure import Context, Pass
 
 def simplify(graph: Graph, context: Context) -> Graph:
     """See the module."""
+    # Joins last: what reads one may have gone.
+    return _whole_joins(_fewer_nodes(graph, context), context)
+
+
+def _fewer_nodes(graph: Graph, context: Context) -> Graph:
     rewriter = Rewriter(graph)
-    joined: dict[Value, list[Value]] = {}
-    parts = _parts_of_joins(graph)
     for node in _without_dead(graph, context, rewriter):
-        if node in parts and context.allow(f"join {node.name} with the next"):
-            joined[node.output] = _operands(node, rewriter, joined)
-            rewriter.changes += 1
-            continue
-        if any(value in joined for value in node.inputs):
-            new = rewriter.add(node.op, _operands(node, rewriter, joined), node.name, node.source)
-            rewriter.replace(node.output, new.output)
-            continue
         if is_identity(node):
             if context.allow(f"drop {node.name} ({node.op})"):
                 rewriter.replace(node.output, rewriter.value(node.inputs[0]))
@@ -108,6 +103,22 @@ def _scale(rewriter: Rewriter, node: Node, value: Value, factor: Constant) -> No
     )
     new = rewriter.add(ScaleShift(), [rewriter.value(value), *constants], node.name, node.source)
     rewriter.replace(node.output, new.output)
+
+
+def _whole_joins(graph: Graph, context: Context) -> Graph:
+    rewriter = Rewriter(graph)
+    joined: dict[Value, list[Value]] = {}
+    parts = _parts_of_joins(graph)
+    for node in graph.nodes:
+        if node in parts and context.allow(f"join {node.name} with the next"):
+            joined[node.output] = _operands(node, rewriter, joined)
+            rewriter.changes += 1
+        elif any(value in joined for value in node.inputs):
+            new = rewriter.add(node.op, _operands(node, rewriter, joined), node.name, node.source)
+            rewriter.replace(node.output, new.output)
+        else:
+            rewriter.keep(node)
+    return rewriter.finish()
 
 
 def _parts_of_joins(graph: Graph) -> set[Node]:

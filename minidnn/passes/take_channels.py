@@ -3,17 +3,18 @@
 Networks that shuffle or split channels write it as several moves: ShuffleNet's unit as a join, a
 view of another shape, a transpose, a view and two slices.  Each reads and writes a whole value, and
 none but the join can do so with channels side by side, where convolutions want them.
-Handles: views, transposes, slices, takes and joins that leave images, rows and columns as they
-are.  What else reads their result reads one TakeChannels, or the value itself where that has the
-same channels.  What is picked of is what no such move made, so that a value that passes through
-several units unchanged is not copied in each.
-Refuses: joins that anything else reads (place_concat has their operands written in place), moves
-of other axes, constants, whole numbers; everything under the strategy "layers".
+Handles: views, transposes, slices, takes, joins and picks that leave images, rows and columns as
+they are.  What else reads their result reads one TakeChannels, the same wherever the same channels
+are read, or the value itself where that has these channels.  What is picked of is what no such
+move made, so that a value that passes through several units unchanged is not copied in each.
+Refuses: joins that anything else reads (place_concat has their operands written in place), picks
+of more values than TakeChannels takes, moves of other axes, constants, whole numbers; everything
+under the strategy "layers".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from minidnn.graph.operators import Concat, Slice, Take, TakeChannels, Transpose
 from minidnn.graph.types import FLOATS
 from minidnn.passes.infrastructure import Context, Pass
 
+Picks = tuple[tuple[Value, int], ...]
+"""The source of each channel, and which of its channels it is."""
+
 
 def take_channels(graph: Graph, context: Context) -> Graph:
     """See the module."""
@@ -31,6 +35,7 @@ def take_channels(graph: Graph, context: Context) -> Graph:
     moves = _moves(graph, context)
     rewriter = Rewriter(graph)
     channels = _Channels()
+    made: dict[Picks, Value] = {}
     for node in graph.nodes:
         if node not in moves:
             rewriter.keep(node)
@@ -39,7 +44,10 @@ def take_channels(graph: Graph, context: Context) -> Graph:
         assert found is not None
         channels.found[node.output] = found
         if _is_read(graph, node.output, moves):
-            rewriter.replace(node.output, _picked(rewriter, node, channels.picks(found)))
+            picks = channels.picks(found)
+            if picks not in made:
+                made[picks] = _picked(rewriter, node, picks)
+            rewriter.replace(node.output, made[picks])
         else:
             rewriter.changes += 1
     return rewriter.finish()
@@ -70,8 +78,12 @@ def _settled(graph: Graph, staying: set[Node]) -> set[Node]:
         more = {
             node
             for node in moves
-            if (node.output.type.rank != 4 or isinstance(node.op, Concat))
-            and _is_read(graph, node.output, moves)
+            if _is_read(graph, node.output, moves)
+            and (
+                node.output.type.rank != 4
+                or isinstance(node.op, Concat)
+                or len(_sources(channels.picks(channels.found[node.output]))) > TakeChannels.MOST
+            )
         }
         if not more:
             return moves
@@ -95,14 +107,14 @@ class _Channels:
         self._sources: dict[Value, int] = {}
         self._channels: list[tuple[Value, int]] = []
 
-    def picks(self, found: np.ndarray) -> list[tuple[Value, int]]:
+    def picks(self, found: np.ndarray) -> Picks:
         """The sources and channels that these numbers are."""
-        return [self._channels[number] for number in found.ravel()]
+        return tuple(self._channels[number] for number in found.ravel())
 
     def moved(self, node: Node) -> np.ndarray | None:
         """Where the channels of a node's output come from; None unless it moves channels alone."""
         op = node.op
-        if not isinstance(op, (Reshaping, Transpose, Slice, Take, Concat)):
+        if not isinstance(op, (Reshaping, Transpose, Slice, Take, TakeChannels, Concat)):
             return None
         given = [self._of(value) for value in node.inputs]
         known = [channels for channels in given if channels is not None]
@@ -113,6 +125,8 @@ class _Channels:
         if isinstance(op, Concat):
             axis = op.axis % rank
             return np.concatenate(known, axis - 1) if 1 <= axis < rank - 2 else None
+        if isinstance(op, TakeChannels):
+            return np.array([known[source][channel] for source, channel in op.picks])
         (channels,) = known
         if (shape[0], *shape[-2:]) != (new[0], *new[-2:]):
             return None
@@ -132,13 +146,23 @@ class _Channels:
     def _of(self, value: Value) -> np.ndarray | None:
         if value in self.found:
             return self.found[value]
-        if isinstance(value, Constant) or value.type.rank != 4 or value.dtype not in FLOATS:
+        if not _may_pick(value):
             return None
         count = value.shape[1]
         if value not in self._sources:
             self._sources[value] = len(self._channels)
             self._channels += [(value, channel) for channel in range(count)]
         return self._sources[value] + np.arange(count)
+
+
+def _may_pick(value: Value) -> bool:
+    if isinstance(value, Constant) or value.dtype not in FLOATS:
+        return False
+    return value.type.rank == 4 and 0 not in value.shape
+
+
+def _sources(picks: Picks) -> list[Value]:
+    return list(dict.fromkeys(source for source, _ in picks))
 
 
 def _kept(op: Slice | Take, axis: int, size: int) -> np.ndarray:
@@ -149,11 +173,11 @@ def _kept(op: Slice | Take, axis: int, size: int) -> np.ndarray:
     return np.arange(size) if chosen is None else np.array(chosen, np.int64)
 
 
-def _picked(rewriter: Rewriter, node: Node, picks: Sequence[tuple[Value, int]]) -> Value:
+def _picked(rewriter: Rewriter, node: Node, picks: Picks) -> Value:
     """The value of those channels: a source, a join of whole sources, or picked ones."""
-    sources = list(dict.fromkeys(source for source, _ in picks))
+    sources = _sources(picks)
     inputs = [rewriter.value(source) for source in sources]
-    whole = [(source, channel) for source in sources for channel in range(source.shape[1])]
+    whole = tuple((source, channel) for source in sources for channel in range(source.shape[1]))
     if whole == picks:
         if len(inputs) == 1:
             return inputs[0]
@@ -164,12 +188,14 @@ def _picked(rewriter: Rewriter, node: Node, picks: Sequence[tuple[Value, int]]) 
 
 
 def no_picks_of_picks(graph: Graph) -> Iterator[str]:
+    sources: dict[Value, set[Value]] = {}  # of what picks channels, through all picks
     for node in graph.nodes:
-        makers = [v.producer for v in node.inputs if v.producer is not None]
-        if isinstance(node.op, TakeChannels) and any(
-            isinstance(maker.op, TakeChannels) for maker in makers
-        ):
+        if not isinstance(node.op, TakeChannels) or not all(map(_may_pick, node.inputs)):
+            continue
+        of = set().union(*(sources.get(value, {value}) for value in node.inputs))
+        if len(of) <= TakeChannels.MOST and any(value in sources for value in node.inputs):
             yield f"{node.name!r} picks channels of what picks channels"
+        sources[node.output] = of
 
 
 TAKE_CHANNELS = Pass(

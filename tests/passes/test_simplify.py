@@ -265,6 +265,15 @@ def test_joins_of_joins_become_one() -> None:
         assert_same(before, run_passes(before, [SIMPLIFY], Context(fuel=fuel), verify=True))
 
 
+def test_joins_that_only_what_goes_keeps_apart_become_one() -> None:
+    def build(t, x):
+        inner = join(x, relu(x))
+        relu(inner)  # which nobody reads
+        return join(apply(ops.Identity(), inner), x)
+
+    assert ops_of(run(graph_of(build, X), SIMPLIFY)) == ["ReLU", "Concat"]
+
+
 def test_joins_that_stay_joins_of_joins() -> None:
     def build(t, x):
         other_axis, read_twice = join(x, x, axis=2), join(x, relu(x))

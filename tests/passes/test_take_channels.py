@@ -73,6 +73,34 @@ def test_what_else_is_read_of_a_chain_is_made_there() -> None:
     assert ops_of(after(build)) == ["TakeChannels", "ReLU", "TakeChannels", "ReLU"]
 
 
+def test_picks_of_picks_are_picked_at_once_and_those_of_the_same_once() -> None:
+    def build(t, x, y):
+        first = apply(ops.TakeChannels(((1, 0), (0, 5), (1, 3), (0, 2))), x, y)
+        again = apply(ops.TakeChannels(((0, 3), (1, 4), (0, 0))), first, x)
+        return relu(shuffle(first)), relu(again), relu(part(again, 0, 2)), relu(shuffle(first))
+
+    found = after(build, X, X)
+    assert picks_of(found) == [
+        (["x0", "x1"], ((0, 2), (0, 4), (1, 0))),
+        (["x1", "x0"], ((0, 0), (0, 3), (1, 5), (1, 2))),
+        (["x0"], ((0, 2), (0, 4))),
+    ]
+    assert picks_of(run(found, TAKE_CHANNELS)) == picks_of(found)
+
+
+def test_what_picks_of_many_values_reads_their_join() -> None:
+    def build(t, x):
+        parts = [relu(x) for _ in range(ops.TakeChannels.MOST)]
+        most, more = join(*parts), join(*parts, x)
+        shuffles = [relu(shuffle(shuffle(value, 6))) for value in (most, more)]
+        return [*shuffles, relu(part(more, 7, 2))]
+
+    found = after(build)
+    assert ops_of(found).count("Concat") == 1
+    assert [len(operands) for operands, _ in picks_of(found)] == [ops.TakeChannels.MOST, 1]
+    assert_same(found, run(found, TAKE_CHANNELS))
+
+
 def test_moves_that_come_to_nothing_go() -> None:
     def build(t, x):
         first, second = halves(relu(x))

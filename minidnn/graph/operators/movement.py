@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
@@ -126,6 +127,9 @@ class TakeChannels(Movement):
     Inputs are images, (N, C, H, W), that differ in the number of channels at most.
     """
 
+    MOST: ClassVar[int] = 32
+    """Inputs: a kernel has registers for what it reads of each."""
+
     picks: tuple[tuple[int, int], ...]
 
     operand_names = ("inputs*",)
@@ -144,7 +148,8 @@ class TakeChannels(Movement):
         return f"TakeChannels({len(self.picks)})"
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        self.require(len(inputs) > 0, "no inputs; valid is one or more")
+        count = len(inputs)
+        self.require(1 <= count <= self.MOST, f"{count} inputs; valid are 1 to {self.MOST}")
         first = inputs[0]
         for i, other in enumerate(inputs):
             images = other.rank == 4 and first.rank == 4
@@ -156,7 +161,7 @@ class TakeChannels(Movement):
                 "one dtype and one size but for the channels",
             )
         for source, channel in self.picks:
-            self.require(source < len(inputs), f"picks from input {source} of {len(inputs)}")
+            self.require(source < len(inputs), f"picks from input {source} of {count}")
             channels = inputs[source].shape[1]
             self.require(
                 channel < channels,
