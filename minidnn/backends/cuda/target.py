@@ -28,6 +28,10 @@ _BOTH = (CHANNELS_LAST, PLANAR)
 _EXACT_LAST = 0.3
 """Exact float32 convolutions take that much longer in NHWC, relative to NCHW: the sum over
 resnet50's and densenet121's, cuDNN 9.19 on an H200."""
+_DEPTHWISE_FIRST = 15.0
+"""Exact float32 depthwise convolutions take that much longer in NCHW, by cuDNN, than in NHWC, by
+our kernel, in multiples of what their operations take at peak: 14 to 16 for windows of 7x7
+(convnext_tiny), 16 to 31 for 3x3 (shufflenet_v2_x1_0), batch 32 on an H200."""
 
 STORAGE = {
     "float32": "float32",
@@ -76,7 +80,7 @@ class CudaTarget(Target):
 
     def reads_any(self, node: Node, value: Value) -> bool:
         """An image of few channels is gathered, wherever its pixels lie."""
-        inner = node.op.body.nodes[0] if isinstance(node.op, FusedContraction) else node
+        inner = _contraction(node)
         if not isinstance(inner.op, Conv2d) or value is not node.inputs[0] or self.is_exact(node):
             return False
         precision = "tf32" if self.precision == "tf32" else value.dtype
@@ -84,9 +88,13 @@ class CudaTarget(Target):
 
     def layout_seconds(self, node: Node, layout: Layout) -> float:
         op = node.op
-        if layout == PLANAR or not self.is_exact(node):
+        if not self.is_exact(node) or _is_linear(node):
             return 0.0
-        if not isinstance(op, (Contraction, FusedContraction)) or _is_linear(node):
+        if not isinstance(op, (Contraction, FusedContraction)):
+            return 0.0
+        if _is_depthwise(node):
+            return _DEPTHWISE_FIRST * self.compute_seconds(node) if layout == PLANAR else 0.0
+        if layout == PLANAR:
             return 0.0
         types = tuple(v.type for v in node.inputs), tuple(v.type for v in node.outputs)
         return _EXACT_LAST * self.seconds(op.operations(*types), 0, contraction=True)
@@ -135,9 +143,18 @@ def _takes_layouts(node: Node) -> bool:
     return isinstance(node.op, (Sequence, Windowed, AdaptiveAvgPool2d, Reorder))
 
 
+def _contraction(node: Node) -> Node:
+    """What a fused contraction begins with; any other node itself."""
+    return node.op.body.nodes[0] if isinstance(node.op, FusedContraction) else node
+
+
 def _is_linear(node: Node) -> bool:
-    inner = node.op.body.nodes[0] if isinstance(node.op, FusedContraction) else node
-    return isinstance(inner.op, Linear)
+    return isinstance(_contraction(node).op, Linear)
+
+
+def _is_depthwise(node: Node) -> bool:
+    inner = _contraction(node)
+    return isinstance(inner.op, Conv2d) and inner.op.groups > 1 and inner.inputs[1].shape[1] == 1
 
 
 def _joins_elsewhere(node: Node) -> bool:
