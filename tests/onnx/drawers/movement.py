@@ -51,6 +51,29 @@ def split(m: RandomModel) -> None:
 
 
 @_drawer
+def units_of_channels(m: RandomModel) -> None:
+    """Shuffles, splits and joins of channels one after another, as in ShuffleNet's units."""
+    images, groups, each, rows, columns = (m.draw.randint(1, most) for most in (2, 3, 3, 7, 7))
+    channels = groups * each
+    x: str | None = m.input((images, channels, rows, columns))
+    for _ in range(m.draw.randint(1, 3)):
+        apart = m.constant([images, groups, each, rows, columns], "int64")
+        turned = m.step("Transpose", m.step("Reshape", x, apart), perm=[0, 2, 1, 3, 4])
+        x = m.step("Reshape", turned, m.constant([images, -1, rows, columns], "int64"))
+        if x is None or channels == 1:
+            return
+        sizes = [1, channels - 1]
+        if m.opset < 13:
+            parts = m.add("Split", [x], 2, exact=True, axis=1, split=sizes)
+        else:
+            parts = m.add("Split", [x, m.constant(sizes, "int64")], 2, exact=True, axis=1)
+        if not parts:
+            return
+        m.draw.shuffle(parts)
+        x = m.step("Concat", parts[0], m.step("Relu", parts[1]), axis=1)
+
+
+@_drawer
 def slices(m: RandomModel) -> None:
     x = m.value((1, 2, 3, 4), ALL)
     shape = m.arrays[x].shape
