@@ -11,6 +11,7 @@ import numpy as np
 from minidnn.backends.cuda.sequence import SequenceKernel, print_region, print_sequence
 from minidnn.backends.cuda.sequence.grid import Grid
 from minidnn.backends.cuda.sequence.mapping import Mapping
+from minidnn.backends.cuda.sequence.rolling import Rolling
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.fusion.plan import Binding
 from minidnn.fusion.region import Sequence
@@ -83,7 +84,7 @@ def case_of(
     layout: Layout,
     arch: str = "sm_90",
     extra: int = 0,
-    mapping: Mapping | Grid | None = None,
+    mapping: Mapping | Grid | Rolling | None = None,
     suit: bool = False,
 ) -> Case:
     """A case with all values in one layout, each in a buffer that is ``extra`` channels wider.

@@ -11,7 +11,7 @@ import pytest
 from minidnn.backends.cpu.math import BOUNDS
 from minidnn.backends.cuda.dialect import TYPES
 from minidnn.backends.cuda.kernels import KernelSource, Launch
-from minidnn.backends.cuda.sequence.window import inverse_of
+from minidnn.backends.cuda.sequence.window import product_is_enough, quotient_text
 from minidnn.graph.types import rounded_to
 from tests.cuda.emulator.run import Emulated
 
@@ -49,7 +49,21 @@ def test_division_by_a_whole_number_is_exact(divisor: int, tmp_path: Path) -> No
         np.testing.assert_array_equal(apply(text, x, tmp_path), expected)
 
 
-@pytest.mark.parametrize("divisor", [3, 6, 7, 9, 25, 49, 62])
+def test_where_one_product_is_enough() -> None:
+    """Compared with the quotient of every mantissa by each of these: as many as were found."""
+    mantissas = (np.arange(1 << 23, dtype=np.uint32) | 0x3F800000).view(np.float32)
+    for divisor in (9, 25):
+        quotients = mantissas / np.float32(divisor)
+        products = mantissas * (np.float32(1.0) / np.float32(divisor))
+        same = [
+            np.array_equal(rounded_to(dtype, quotients), rounded_to(dtype, products))
+            for dtype in ("float16", "bfloat16")
+        ]
+        assert all(same) == product_is_enough(divisor)
+    assert [d for d in range(3, 20) if product_is_enough(d)] == [4, 5, 8, 9, 10, 16, 17, 18, 19]
+
+
+@pytest.mark.parametrize("divisor", [3, 5, 6, 7, 9, 10, 25, 27, 49, 59, 62])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_quotients_of_sums_are_rounded_to_two_bytes(
     dtype: str, divisor: int, tmp_path: Path
@@ -65,8 +79,8 @@ def test_quotients_of_sums_are_rounded_to_two_bytes(
     sums = np.concatenate([middles, *near, tiny, drawn]).astype(np.float32)
     with np.errstate(all="ignore"):
         expected = rounded_to(dtype, (sums + np.float32(0.0)) / np.float32(divisor))
-    high, low = inverse_of(divisor)
-    text = f"md_narrow_quotient(x, {high!r}f, {low!r}f)"
+    text = quotient_text("x", divisor, dtype)
+    assert ("md_narrow_quotient" in text) != product_is_enough(divisor)
     got = apply(f"md_round<{TYPES[dtype]}>({text})", sums, tmp_path)
     np.testing.assert_array_equal(got, expected.astype(np.float32))
     zero = got == 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -119,17 +118,3 @@ def test_what_is_rounded_before_it_is_read() -> None:
         clamp = L.Elementwise(lambda x, least=least: maximum(x, least))
         assert found(L.Sigmoid(), clamp, L.Tanh()) == [True, rounded, False]
         assert found(L.Sigmoid(), clamp) == [rounded, False]
-
-
-def test_sums_of_halves_side_by_side(tmp_path: Path) -> None:
-    """Where they alone are computed, a multiprocessor holds more of their blocks."""
-    cases, bounds = [], []
-    for layers in ((L.AvgPool2d(3, 1, 1),), (L.AvgPool2d(3, 1, 1), L.ReLU()), WINDOWS[0]):
-        for dtype in ("float16", "float32"):
-            region = region_of(layers, (1, 64, 8, 12), dtype)
-            operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]
-            cases.append(case_of(region, operands, CHANNELS_LAST, suit=True))
-            text = cases[-1].kernel.launch.source.text
-            bounds.append(re.search(r"__launch_bounds__\(\d+, \d+\)", text) is not None)
-    assert bounds == [True, *[False] * 5]
-    run_cases(cases, tmp_path)

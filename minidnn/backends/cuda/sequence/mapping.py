@@ -37,10 +37,6 @@ PACK_OF_SUMS = 4
 """Channels that a thread sums at once, in float32: then there is room for neighbours, which share
 conversions and sums of rows."""
 
-REGISTERS_OF_SUMS = 56
-"""Of a thread that sums a tile of them: more would leave too few threads to issue instructions, of
-which converting halves takes many."""
-
 MEMORY_CYCLES, BARRIER_CYCLES = 600, 150
 ENOUGH_BLOCKS = 1024
 MOST_THREADS = 512
@@ -66,8 +62,6 @@ class Mapping:
     #: For each step.
     tiles: tuple[Tile, ...]
     places: Places
-    #: Blocks for which a multiprocessor's registers should be enough; 0: as the compiler likes.
-    blocks: int = 0
 
 
 def choose_mapping(
@@ -76,7 +70,7 @@ def choose_mapping(
     """The mapping of a plan on tensors that lie as given: inputs, then outputs."""
     planar = _is_planar(plan, binding, tensors)
     limit = shared_limit(arch)
-    pack = 1 if planar else _pack(binding, tensors)
+    pack = 1 if planar else pack_of(binding, tensors)
     if any(map(_adds_overlapping, plan.steps)):
         pack = min(pack, PACK_OF_SUMS)
     by_units = tensors if planar and len(plan.steps) == 1 == len(plan.patches(1)) else ()
@@ -105,14 +99,10 @@ def choose_mapping(
     costs = [_instructions(s, t) * pack for s, t in zip(plan.steps, tiles, strict=True)]
     waits = [MEMORY_CYCLES if _touches_memory(plan, s) else BARRIER_CYCLES for s in plan.steps]
     threads = _few_rounds(items[0], MOST_THREADS)
-    blocks = 0
-    if len(items) == 1 and not planar and _sums_few_halves(plan, tensors):
-        threads = _few_rounds(items[0], MOST_THREADS // 2)
-        blocks = min(32, 65536 // (REGISTERS_OF_SUMS * threads))
     if len(items) > 1:
         room = limit // max(1, places.bytes)
         threads = _threads(list(zip(items, costs, waits, strict=True)), room)
-    return Mapping(planar, group, pack, threads, tuple(tiles), places, blocks)
+    return Mapping(planar, group, pack, threads, tuple(tiles), places)
 
 
 def _is_planar(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> bool:
@@ -173,22 +163,7 @@ def _adds_overlapping(step: PlanStep) -> bool:
     return any(w.reduce != "max" and all(map(moves_by_one, w.axes)) for w in windows)
 
 
-def _sums_few_halves(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
-    """Whether a lone step converts and sums halves, so few that ``REGISTERS_OF_SUMS`` are enough:
-    windows of up to 3x3 taps in one patch across, which all divide by the same, and no more."""
-    if len(plan.patches(1)) > 1 or any(t.itemsize != 2 for t in tensors):
-        return False
-    for segment in plan.steps[0].segments:
-        if len(segment) != 1 or segment[0].window is None:
-            return False
-        window, extent = segment[0].window, plan.planes[segment[0].operands[0]].extent
-        several = any(len(set(table.tolist())) > 1 for table in window.divisors(extent))
-        if several or any(axis.kernel > 3 for axis in window.axes):
-            return False
-    return _adds_overlapping(plan.steps[0])
-
-
-def _pack(binding: Binding, tensors: Sequence[Tensor]) -> int:
+def pack_of(binding: Binding, tensors: Sequence[Tensor]) -> int:
     """Channels that every access of a thread can move at once."""
     common = 16 // min(tensor.itemsize for tensor in tensors)
     for begin, end in binding.segments:

@@ -27,6 +27,7 @@ from .lanes import Lanes
 from .mapping import Mapping, choose_mapping, reads_units, skips, unit_of
 from .prologue import absorb_prologues
 from .resident import print_resident
+from .rolling import Rolling, choose_rolling, print_rolling
 from .step import StepPrinter, Target
 from .vectors import SequenceKernel, kernel_of
 from .view import Span, View
@@ -38,7 +39,7 @@ def print_sequence(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     arch: str,
-    mapping: Mapping | Grid | Flat | None = None,
+    mapping: Mapping | Grid | Flat | Rolling | None = None,
 ) -> SequenceKernel:
     """The kernel of a plan on tensors that lie as given, for ``arch`` ("sm_90"), spread over
     threads by ``mapping``, or as seems fastest.
@@ -57,6 +58,9 @@ def print_sequence(
         if flat is not None:
             return print_flat(plan, binding, tensors, flat)
         joined = absorb_prologues(plan)
+        rolling = choose_rolling(joined, binding, tensors)
+        if rolling is not None:
+            return print_rolling(joined, binding, tensors, rolling)
         mapping = choose_mapping(joined, binding, tensors, arch)
         fits = 2 * mapping.places.bytes <= shared_limit(arch)
         grid = None
@@ -69,6 +73,8 @@ def print_sequence(
         plan = joined
     if isinstance(mapping, Flat):
         return print_flat(plan, binding, tensors, mapping)
+    if isinstance(mapping, Rolling):
+        return print_rolling(plan, binding, tensors, mapping)
     if isinstance(mapping, Grid):
         return print_resident(plan, binding, tensors, arch, mapping)
     if mapping.places.bytes > shared_limit(arch):
@@ -119,7 +125,6 @@ class _Printer:
             threads,
             shared,
             self.functions,
-            self.mapping.blocks,
         )
 
     def _body(self, groups: Sequence[int]) -> Code:

@@ -54,9 +54,11 @@ class StepPrinter:
     #: What is computed on the taps of the window.
     prologue: Sequence[PlanOperation] = ()
 
-    def print(self) -> None:
+    def __post_init__(self) -> None:
         self.pack = Pack(self.code, self.lanes.pack)
         self.dtypes = roundings(self.operations, self.planes)
+
+    def print(self) -> None:
         code, threads = self.code, self.lanes.threads
         items = self._items()
         if items is not None and items <= threads:
@@ -112,7 +114,8 @@ class StepPrinter:
         with code.block("" if self.lanes.full else "if (c < channels)"):
             self._tile()
 
-    def _tile(self) -> None:
+    def load_vectors(self) -> None:
+        """Declares the vectors' numbers for the channels from ``c`` on."""
         for number in dict.fromkeys(n for o in self.operations for n in o.vectors):
             if self.lanes.aligned:
                 self.code.line(f"float v{number}[{self.lanes.pack}];")
@@ -120,10 +123,13 @@ class StepPrinter:
                 continue
             channel = "c" if self.lanes.pack == 1 else "c + v"
             self.pack.declare(f"v{number}", f"a{number}[{channel}]")
+
+    def _tile(self) -> None:
+        self.load_vectors()
         at = next((i for i, o in enumerate(self.operations) if o.window is not None), None)
         if at is None:
             for row in range(self.tile.rows):
-                self._row(row, [""] * self.tile.columns)
+                self.row(row, [""] * self.tile.columns)
             return
         self.prologue, windowed = self.operations[:at], self.operations[at]
         self.operations = self.operations[at:]
@@ -136,7 +142,7 @@ class StepPrinter:
         for each in taps.values():
             each.begin()
         if window.taps > UNROLLED_TAPS:
-            self._row(0, [self._as_floats(pack, taps[source].looped())])
+            self.row(0, [self._as_floats(pack, taps[source].looped())])
             return
         printer = WindowPrinter(
             pack,
@@ -148,7 +154,7 @@ class StepPrinter:
             self.triples,
         )
         for row, totals in printer.results():
-            self._row(row, [self._as_floats(pack, total) for total in totals])
+            self.row(row, [self._as_floats(pack, total) for total in totals])
 
     def _pack_of(self, window: Window, source: int) -> Pack:
         """How the elements under a window are held: as they lie, if they are halves of which the
@@ -192,8 +198,9 @@ class StepPrinter:
         self.pack.declare(fresh, f"{test} ? {self.pack.at(name)} : {outside}")
         return fresh
 
-    def _row(self, row: int, totals: Sequence[str]) -> None:
-        """Computes what stands behind the window for one row of the tile, and stores it."""
+    def row(self, row: int, totals: Sequence[str]) -> None:
+        """Computes what stands behind the window for one row of the tile, and stores it;
+        ``totals``: the window at each of its columns, of sums before they are divided."""
         for column in range(self.tile.columns):
             for operation in self.operations:
                 if operation.result in self.copies:

@@ -17,10 +17,11 @@ from ..kernels import Launch
 from ..tensor import Tensor
 from .flat import Flat, choose_flat
 from .grid import Grid, grids
-from .mapping import MOST_THREADS, REGISTERS_OF_SUMS, WARP, Mapping, choose_mapping
+from .mapping import MOST_THREADS, WARP, Mapping, choose_mapping
 from .places import place_buffers
 from .printer import print_sequence
 from .prologue import absorb_prologues
+from .rolling import Rolling, rollings
 from .suit import Lying
 
 _SCHEDULES = 6
@@ -53,7 +54,7 @@ def print_variants(region: Region, lies: Callable[[Value], Tensor], arch: str) -
 
 def _spreads(
     plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], arch: str, place: int
-) -> Iterator[tuple[KernelPlan, Flat | Grid | Mapping]]:
+) -> Iterator[tuple[KernelPlan, Flat | Grid | Mapping | Rolling]]:
     """The ways to spread a plan over threads, with the plan as each takes it; ``place`` is that of
     its schedule among all."""
     flat = choose_flat(plan, binding, tensors)
@@ -66,6 +67,9 @@ def _spreads(
     for grid in grids(plan, binding, tensors)[:_GRIDS]:
         yield plan, grid
     joined = absorb_prologues(plan)
+    if place == 0:
+        for rolling in rollings(joined, binding, tensors):
+            yield joined, rolling
     mapping = choose_mapping(joined, binding, tensors, arch)
     if mapping.places.bytes <= shared_limit(arch):
         yield joined, mapping
@@ -87,5 +91,4 @@ def _of_other_size(mapping: Mapping, plan: KernelPlan, binding: Binding) -> Iter
             threads = int(mapping.threads * by_threads)
             if threads % WARP or not WARP <= threads <= 2 * MOST_THREADS:
                 continue
-            blocks = min(32, 65536 // (REGISTERS_OF_SUMS * threads)) if mapping.blocks else 0
-            yield replace(mapping, group=group, places=places, threads=threads, blocks=blocks)
+            yield replace(mapping, group=group, places=places, threads=threads)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 
@@ -152,18 +153,43 @@ def average_text(
         else:
             parts.append(f"(min({start} + {axis.kernel}, {past}) - max({start}, {low}))")
     if not parts:
-        if constant > 0 and constant & (constant - 1) == 0:
-            return f"({total} + 0.0f) * {1.0 / constant!r}f"
-        if 3 <= constant <= 64:
-            if dtype != "float32":
-                most, rest = map(literal, inverse_of(constant))
-                return f"md_narrow_quotient({total}, {most}, {rest})"
-            inverse = literal(float(np.float32(1.0) / np.float32(constant)))
-            function = "md_quotient" if branch or constant % 2 == 0 else "md_odd_quotient"
-            return f"{function}({total} + 0.0f, {constant}.0f, {inverse})"
-        return f"({total} + 0.0f) / {constant}.0f"
+        return quotient_text(total, constant, dtype, branch)
     product = " * ".join([*([str(constant)] if constant != 1 else []), *parts])
     return f"({total} + 0.0f) / (float)({product})"
+
+
+def quotient_text(total: str, divisor: int, dtype: str, branch: bool = False) -> str:
+    """A sum of numbers of ``dtype`` divided by a whole number, as :func:`average_text` says."""
+    if divisor > 0 and divisor & (divisor - 1) == 0:
+        return f"({total} + 0.0f) * {1.0 / divisor!r}f"
+    if not 3 <= divisor <= 64:
+        return f"({total} + 0.0f) / {divisor}.0f"
+    inverse = literal(float(np.float32(1.0) / np.float32(divisor)))
+    if dtype == "float32":
+        function = "md_quotient" if branch or divisor % 2 == 0 else "md_odd_quotient"
+        return f"{function}({total} + 0.0f, {divisor}.0f, {inverse})"
+    if product_is_enough(divisor):
+        return f"md_fma({total}, {inverse}, 0.0f)"
+    most, rest = map(literal, inverse_of(divisor))
+    return f"md_narrow_quotient({total}, {most}, {rest})"
+
+
+@cache
+def product_is_enough(divisor: int) -> bool:
+    """Whether the product with a divisor's inverse is rounded to two bytes as the quotient is.
+
+    It is if both lie on the same side of, or are, the middle between two numbers: of 12 bits
+    between two of float16, of 9 between two of bfloat16.  Both grow with the dividend, so the one
+    whose quotient is the middle and its neighbours tell.  (Of tiny sums see
+    ``md_narrow_quotient``.)
+    """
+    d, middle = np.float32(divisor), np.arange(1 << 11, 1 << 12, dtype=np.float32)
+    inverse = np.float32(1.0) / d
+    near = (np.nextafter(middle * d, to, dtype=np.float32) for to in (middle * 0, middle * 2 * d))
+    return all(
+        np.array_equal(np.sign(x * inverse - middle), np.sign(x / d - middle))
+        for x in (middle * d, *near)
+    )
 
 
 def inverse_of(divisor: int) -> tuple[float, float]:

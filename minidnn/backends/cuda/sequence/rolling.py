@@ -1,0 +1,312 @@
+"""Prints a lone window of sums over halves whose channels lie side by side: each thread goes down
+the rows of a strip.
+
+A thread has a pack of channels at a few columns.  Of each row it reads and converts what lies under
+its windows once, sums what lies side by side, and keeps the sums of the last rows in registers,
+while the next row is on its way.  A tile of four rows reads and sums half of them twice: sums of
+halves are bound by the instructions that this takes (:mod:`.step`'s tiles reach 0.67 to 0.88 of a
+copy's rate on an H200, strips 0.87 to 0.93).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil, lcm
+
+from minidnn.graph.window import Window, WindowAxis
+
+from ....fusion.plan import Binding, KernelPlan, PlanOperation
+from ...cpu.code import Code
+from ..dialect import TYPES
+from ..tensor import Tensor
+from .lanes import Lanes
+from .mapping import Tile, moves_by_one, pack_of
+from .pack import Pack, Pairs
+from .step import StepPrinter, Target
+from .vectors import SequenceKernel, kernel_of
+from .view import Span, View, minus, plus, times
+from .window import UNROLLED_TAPS, join, taps_of
+
+NUMBERS = 8
+"""Sums that a thread has of each row: of 8 channels, or of 4 at two columns, which shares taps, but
+leaves half a thread idle where columns are odd."""
+
+ROWS = 8
+"""About as many rows has a strip.  Taller ones read fewer rows twice, but are too few to come out
+even over all multiprocessors."""
+
+THREADS = 128
+ENOUGH_THREADS = 1 << 16
+"""Half of what a GPU has room for; with fewer, strips are shorter."""
+
+REGISTERS = 72
+"""Of a thread that computes averages of 3x3 alone.  If that is not said, the compiler takes a few
+fewer and waits for memory (0.86 of a copy's rate instead of 0.92); with 64 it spills some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rolling:
+    """A thread's part: ``pack`` channels, ``columns``, and at most ``rows`` of them."""
+
+    pack: int
+    columns: int
+    rows: int
+
+
+def choose_rolling(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> Rolling | None:
+    """How a plan is computed by strips; None if it cannot be, or if that does not pay."""
+    return next(rollings(plan, binding, tensors), None)
+
+
+def rollings(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> Iterator[Rolling]:
+    """The strips that seem fastest, then others to be measured; none if a plan does not suit."""
+    window = _window_of(plan)
+    pack = pack_of(binding, tensors)
+    if window is None or pack < 2 or any(t.itemsize != 2 or t.is_planar for t in tensors):
+        return
+    height, width = plan.anchor
+    halves = NUMBERS // 2
+    wide, square = (pack, 1), (min(pack, halves), 2)
+    shapes = [square, wide] if pack < NUMBERS or width % 2 == 0 else [wide, square]
+    for pack, columns in dict.fromkeys(shapes):
+        one = Rolling(pack, columns, height)
+        rows = ceil(height / max(1, round(height / ROWS)))
+        while rows > 2 and _items(plan, binding, replace(one, rows=rows)) < ENOUGH_THREADS:
+            rows = ceil(rows / 2)
+        for each in dict.fromkeys((rows, ceil(rows / 2), min(2 * rows, height), height)):
+            if _items(plan, binding, replace(one, rows=each)) < 1 << 31:
+                yield replace(one, rows=each)
+
+
+def _window_of(plan: KernelPlan) -> Window | None:
+    """The window of a plan of one step that sums and moves by one position, if what stands behind
+    it reads nothing but its results."""
+    if len(plan.steps) != 1:
+        return None
+    found = None
+    for operations in plan.steps[0].segments:
+        if not operations or operations[0].window is None:
+            return None
+        window, source = operations[0].window, plan.planes[operations[0].operands[0]]
+        results = {o.result for o in operations}
+        others = (n for o in operations[1:] for n in o.operands)
+        if source.input is None or source.one_channel or source.one_image:
+            return None
+        if not results.issuperset(others) or any(o.window is not None for o in operations[1:]):
+            return None
+        found = window
+    if found is None or found.reduce == "max" or found.taps > UNROLLED_TAPS:
+        return None
+    is_dense = found.rows.dilation == 1 and all(map(moves_by_one, found.axes))
+    return found if is_dense else None
+
+
+def _is_bare(plan: KernelPlan, window: Window) -> bool:
+    """Whether ``REGISTERS`` are enough: windows of up to 3x3 taps, which all divide by the same,
+    and nothing behind them."""
+    for operations in plan.steps[0].segments:
+        extent = plan.planes[operations[0].operands[0]].extent
+        several = any(len(set(table.tolist())) > 1 for table in window.divisors(extent))
+        if several or len(operations) > 1:
+            return False
+    return all(axis.kernel <= 3 for axis in window.axes)
+
+
+def _offsets(axis: WindowAxis, columns: int) -> list[int]:
+    """The columns under a thread's windows, from the first tap."""
+    return sorted({tap for column in range(columns) for tap in taps_of(axis, column)})
+
+
+def _items(plan: KernelPlan, binding: Binding, rolling: Rolling) -> int:
+    """Threads that have something to do."""
+    return binding.batch * sum(_items_of(plan, size, rolling) for size in _sizes(binding))
+
+
+def _items_of(plan: KernelPlan, channels: int, rolling: Rolling) -> int:
+    """For a segment of an image."""
+    height, width = plan.anchor
+    down, across = ceil(height / rolling.rows), ceil(width / rolling.columns)
+    return channels // rolling.pack * down * across
+
+
+def _sizes(binding: Binding) -> list[int]:
+    return [end - begin for begin, end in binding.segments]
+
+
+def print_rolling(
+    plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], rolling: Rolling
+) -> SequenceKernel:
+    """The kernel of a plan that suits ``rolling``."""
+    return _Printer(plan, binding, tensors, rolling).print()
+
+
+class _Printer:
+    def __init__(
+        self, plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], rolling: Rolling
+    ) -> None:
+        self.plan = plan
+        self.binding = binding
+        self.tensors = tensors
+        self.rolling = rolling
+        self.frame = max(end for _, end in binding.segments)
+        window = _window_of(plan)
+        assert window is not None
+        self.window = window
+
+    def print(self) -> SequenceKernel:
+        items = [_items_of(self.plan, size, self.rolling) for size in _sizes(self.binding)]
+        total = self.binding.batch * sum(items)
+        code = Code()
+        with code.block(""):
+            code.line(f"const unsigned int item = blockIdx.x * {THREADS}u + threadIdx.x;")
+            with code.block(f"if (item < {total}u)" if total % THREADS else ""):
+                code.line(f"const long long image = item / {sum(items)}u;")
+                code.line(f"const unsigned int of_image = item % {sum(items)}u;")
+                first = 0
+                for segment, count in enumerate(items):
+                    test = f"if (of_image >= {first}u && of_image < {first + count}u)"
+                    with code.block(test if len(items) > 1 else ""):
+                        self._segment(code, segment, minus("of_image", first))
+                    first += count
+        blocks = ceil(total / THREADS)
+        at_once = 65536 // REGISTERS // THREADS if _is_bare(self.plan, self.window) else 0
+        return kernel_of(self.binding, self.tensors, code, blocks, THREADS, at_once=at_once)
+
+    def _segment(self, code: Code, segment: int, item: str) -> None:
+        """A thread's work: ``c``, ``x`` and rows ``yb`` to ``ye`` are its own."""
+        rolling, (height, width) = self.rolling, self.plan.anchor
+        packs = _sizes(self.binding)[segment] // rolling.pack
+        across = ceil(width / rolling.columns)
+        code.line(f"const unsigned int strip = ({item}) / {packs}u;")
+        code.line(f"const int c = ({item}) % {packs}u * {rolling.pack};")
+        code.line(f"const int x = strip % {across}u * {rolling.columns};")
+        code.line(f"const int yb = strip / {across}u * {rolling.rows};")
+        end = f"yb + {rolling.rows}"
+        code.line(
+            f"const int ye = {end if height % rolling.rows == 0 else f'min({end}, {height})'};"
+        )
+        begin = self.binding.segments[segment][0]
+        operations = self.plan.steps[0].segments[segment]
+        for number in dict.fromkeys((operations[0].operands[0], *(o.result for o in operations))):
+            self._tensor(code, number, begin)
+        printer = self._step(code, operations, segment)
+        printer.load_vectors()
+        self._rows(code, printer, operations[0])
+
+    def _tensor(self, code: Code, number: int, begin: int) -> None:
+        """Declares a tensor's pointer to the image and the segment's first channel."""
+        plane = self.plan.planes[number]
+        at = self.binding.slot_of(plane)
+        if at is None:
+            return
+        tensor, slot = self.tensors[at], self.binding.slots[at]
+        const = "const " if plane.input is not None else ""
+        offset = tensor.offset + begin - slot.channel
+        where = plus(f"a{at} + image * {tensor.image}", offset)
+        code.line(f"{const}{TYPES[tensor.dtype]} *const g{number} = {where};")
+
+    def _step(self, code: Code, operations: Sequence[PlanOperation], segment: int) -> StepPrinter:
+        """Prints what stands behind the window at (``y``, ``x``), and the stores.  Vectors follow
+        the kernel's tensors."""
+        begin, end = self.binding.segments[segment]
+        pack, planes, first = self.rolling.pack, self.plan.planes, len(self.tensors)
+        targets = {}
+        for number in (o.result for o in operations if planes[o.result].output is not None):
+            at = self.binding.slot_of(planes[number])
+            assert at is not None
+            targets[number] = [Target(self._view(f"g{number}", self.tensors[at]))]
+        for number in dict.fromkeys(n for o in operations for n in o.vectors):
+            where = f"vectors + {number * self.frame + begin}"
+            code.line(f"const float *const a{first + number} = {where};")
+        named = [replace(o, vectors=tuple(first + n for n in o.vectors)) for o in operations]
+        aligned = all(number % 4 == 0 for number in (pack, begin, self.frame))
+        lanes = Lanes(False, end - begin, pack, THREADS, full=True, aligned=aligned)
+        tile = Tile(1, self.rolling.columns)
+        spans = Span("yb", "ye"), Span(0, self.plan.anchor[1])
+        return StepPrinter(
+            code, named, planes, {}, targets, *spans, tile, lanes, frozenset(), False
+        )
+
+    def _view(self, pointer: str, tensor: Tensor) -> View:
+        extent = tensor.rows, tensor.columns
+        whole = Span(0, extent[0]), Span(0, extent[1])
+        return View(pointer, tensor.dtype, extent, *whole, tensor.row, tensor.pixel, tensor.channel)
+
+    # Rows
+
+    def _rows(self, code: Code, printer: StepPrinter, windowed: PlanOperation) -> None:
+        """The loop over a strip's rows: loads the next one, sums the last."""
+        down, sums = self.window.rows, Pack(code, self.rolling.pack)
+        columns = range(self.rolling.columns)
+        source = windowed.operands[0]
+        at = self.plan.planes[source].input
+        assert at is not None
+        self.source = self.tensors[at]
+        self._columns(code, f"g{source}")
+        before = -down.padding[0]
+        for row in range(down.kernel):
+            name = f"r{row}" if row < down.kernel - 1 else "last"
+            self._load(code, name, plus("yb", before + row), "")
+        for row in range(down.kernel - 1):
+            for column, total in enumerate(self._summed(code, f"r{row}")):
+                sums.declare(f"h{row}_{column}", sums.at(total))
+        # So many rows on, sums and rows lie in the registers where they lay before.
+        period = lcm(2, down.kernel - 1)
+        head = f'_Pragma("unroll {period}") for (int y = yb; y < ye; y++)'
+        with code.block(head):
+            self._load(code, "next", plus("y", before + down.kernel), "y + 1 < ye")
+            added = self._summed(code, "last")
+            kept = [[f"h{row}_{column}" for row in range(down.kernel - 1)] for column in columns]
+            ranges = [[*names, new] for names, new in zip(kept, added, strict=True)]
+            printer.row(0, join(sums, self.window, ranges, False))
+            for names in ranges:
+                for name, following in pairwise(names):
+                    sums.each(f"{sums.at(name)} = {sums.at(following)};")
+            pairs = self._pairs(code)
+            for offset in self.offsets:
+                name, following = f"last_{offset}", f"next_{offset}"
+                pairs.each(f"{pairs.at(name)} = {pairs.at(following)};")
+
+    def _columns(self, code: Code, pointer: str) -> None:
+        """Declares a pointer to the first tap's column, and which of the columns lie inside."""
+        tensor = self.source
+        axis, (_, width) = self.window.columns, self.plan.anchor
+        self.offsets = _offsets(axis, self.rolling.columns)
+        self.inside: dict[int, str] = {}
+        last = (ceil(width / self.rolling.columns) - 1) * self.rolling.columns
+        code.line(f"const int u = {plus('x', -axis.padding[0])};")
+        where = f"{pointer} + {times('u', tensor.pixel)} + c"
+        code.line(f"const {TYPES[tensor.dtype]} *const p = {where};")
+        for offset in self.offsets:
+            low, high = offset - axis.padding[0], last - axis.padding[0] + offset
+            if low < 0 or high >= tensor.columns:
+                self.inside[offset] = f"j{offset}"
+                test = f"(unsigned int)({plus('u', offset)}) < {tensor.columns}u"
+                code.line(f"const bool j{offset} = {test};")
+
+    def _load(self, code: Code, name: str, row: str, test: str) -> None:
+        """Loads a row as it lies, zeros where it lies outside or the test does not hold."""
+        tensor, pairs = self.source, self._pairs(code)
+        at, inside = code.fresh(), code.fresh()
+        tests = [*([test] if test else []), f"(unsigned int){at} < {tensor.rows}u"]
+        code.line(f"const int {at} = {row};")
+        code.line(f"const bool {inside} = {' && '.join(tests)};")
+        for offset in self.offsets:
+            condition = " && ".join([inside, *filter(None, [self.inside.get(offset)])])
+            address = f"p + ({times(at, tensor.row)} + {offset * tensor.pixel})"
+            pairs.load(f"{name}_{offset}", address, condition, pairs.zero)
+
+    def _summed(self, code: Code, name: str) -> list[str]:
+        """What lies side by side in a loaded row, summed for each column."""
+        pack, pairs = Pack(code, self.rolling.pack), self._pairs(code)
+        numbers = {}
+        for offset in self.offsets:
+            numbers[offset] = code.fresh()
+            pack.declare(numbers[offset], pairs.element(f"{name}_{offset}", "v"))
+        taps = [taps_of(self.window.columns, column) for column in range(self.rolling.columns)]
+        return join(pack, self.window, [[numbers[o] for o in each] for each in taps], False)
+
+    def _pairs(self, code: Code) -> Pairs:
+        return Pairs(code, self.rolling.pack, self.source.dtype)
