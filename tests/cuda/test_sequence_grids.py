@@ -8,6 +8,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.sequence import grid as grids_module
 from minidnn.backends.cuda.sequence import mapping, print_region
 from minidnn.backends.cuda.sequence.grid import Grid, grids
@@ -107,6 +108,45 @@ def test_planes_begin_anywhere(dtype: str, tmp_path: Path) -> None:
     run_cases(cases, tmp_path)
 
 
+@pytest.mark.race
+@pytest.mark.usefixtures("in_small")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_of_halves_move_by_words(dtype: str, tmp_path: Path) -> None:
+    """Of rectangles of every width, which begin at odd and at even places or at even ones alone,
+    with whole rectangles in a row and without, of planes that begin anywhere."""
+    cases, parities = [], set()
+    for rows, columns in ((6, 8), (5, 7), (4, 9), (7, 6)):
+        for layers in ([L.MaxPool2d(3, 1, 1)], [L.AvgPool2d(3, 1, 1), L.ReLU()]):
+            region = region_of(L.Sequential(*layers), (2, 4, rows, columns), dtype)
+            operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]
+            for across in (1, 2, 3, columns - 1, columns):
+                for channels, extra in ((1, 0), (4, 1)):
+                    grid = Grid(3, across, -(-rows // 3), -(-columns // across), channels)
+                    cases.append(case_of(region, operands, PLANAR, extra=extra, mapping=grid))
+                    text = cases[-1].kernel.launch.source.text
+                    assert ("md_load_row<" in text) == ("md_store_row<" in text) == (across > 1)
+                    parities.add("md_load_row<true>(" in text)
+    assert parities == {True, False}
+    run_cases(cases, tmp_path)
+
+
+def test_rectangles_of_halves_meet_in_few_banks() -> None:
+    """What was measured to be fast; over 35x35 the cheapest else has 7x9 of eight channels, whose
+    threads are as many, but only two blocks of them fit."""
+    for size, channels, expected in (
+        ((35, 35), 288, Grid(7, 7, 5, 5, 6)),
+        ((56, 56), 64, Grid(7, 14, 8, 4, 1)),
+        ((28, 28), 256, Grid(7, 14, 4, 2, 4)),
+        ((97, 131), 64, Grid(7, 12, 14, 11, 1)),
+    ):
+        for window in (L.MaxPool2d(3, 1, 1), L.AvgPool2d(3, 1, 1)):
+            region = region_of(window, (128, channels, *size), "float16")
+            assert grids_of(region)[0] == expected, size
+    conflicts = grids_module._conflicts
+    assert conflicts(Grid(1, 2, 16, 2), 16, 4) == 1.0  # 32 words side by side
+    assert conflicts(Grid(1, 64, 32, 1), 32, 64) == 32.0  # each a multiple of 32 words on
+
+
 def test_small_planes_share_a_block_where_there_are_many() -> None:
     """A block of a plane of 14 x 14 is started as slowly as three of them are computed."""
     window = L.MaxPool2d(3, 1, 1)
@@ -160,6 +200,26 @@ def test_many_sums_over_large_planes_pass_through_shared_memory() -> None:
     assert shared([average] * 4, 28) < 2 * 28 * 28 * 4
     assert shared([average], 56, "float16") < plane
     assert shared([average] * 4, 180) < 2 * 180 * 180 * 4
+
+
+def test_a_lone_sum_over_a_large_plane_copies_patches(tmp_path: Path) -> None:
+    """Eight of them fit a multiprocessor; other windows, and halves, take whole planes."""
+    average = L.AvgPool2d(3, 1, 1)
+
+    def printed(window: L.Layer, batch: int = 64, dtype: str = "float32") -> Launch:
+        region = region_of(window, (batch, 64, 97, 131), dtype)
+        return print_region(region, lambda v: tensor_of(v.type, PLANAR), "sm_90").kernel.launch
+
+    large = printed(average)
+    assert (large.grid[0], large.block[0], large.shared_bytes) == (64 * 64 * 3, 256, 18352)
+    assert printed(average, batch=1).grid[0] == 64 * 11, "patches of nine rows"
+    assert printed(L.MaxPool2d(3, 1, 1)).grid[0] == 64 * 64
+    assert printed(average, dtype="float16").grid[0] == 64 * 64
+    cases = []
+    for size in ((97, 131), (50, 51), (131, 97)):
+        region = region_of(average, (1, 2, *size), "float32")
+        cases.append(case_of(region, numbers_for(region.body), PLANAR, suit=True))
+    run_cases(cases, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ same bits as node by node in the emulator, and what they take of a GPU."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,7 +56,7 @@ WINDOWS = {
     "odd columns": ((AVERAGE,), (1, 24, 11, 7)),
     "packs of two": ((AVERAGE,), (2, 6, 5, 5)),
     "packs of four": ((AVERAGE,), (1, 12, 8, 9)),
-    "5x5, inside only": ((L.AvgPool2d(5, 1, 2, count_include_pad=False),), (1, 8, 9, 8)),
+    "5x5": ((L.AvgPool2d(5, 1, 2),), (1, 8, 9, 8)),
     "2x2, no padding": ((L.AvgPool2d(2, 1),), (1, 8, 6, 9)),
     "2x4, uneven": ((L.AvgPool2d((2, 4), 1, (1, 2)),), (1, 8, 6, 9)),
     "one row": ((AVERAGE,), (3, 8, 1, 6)),
@@ -87,8 +86,8 @@ def test_every_strip_gives_the_same_bits(name: str, dtype: str, tmp_path: Path) 
 
 
 def test_which_sums_are_computed_by_strips() -> None:
-    """Those that move by one position over halves with channels last, behind which nothing else
-    is read."""
+    """Those that move by one position over halves with channels last and are divided by one number,
+    behind which nothing else is read."""
     shape = (2, 16, 14, 14)
 
     def found(*layers: L.Layer, dtype: str = "float16", layout: Layout = CHANNELS_LAST) -> bool:
@@ -100,17 +99,18 @@ def test_which_sums_are_computed_by_strips() -> None:
     assert not found(L.MaxPool2d(3, 1, 1))
     assert not found(L.AvgPool2d(3, 2, 1))
     assert not found(L.AvgPool2d((3, 1), 1, (1, 0)))
+    assert not found(L.AvgPool2d(3, 1, 1, count_include_pad=False)), "several divisors"
     assert not found(Residual(AVERAGE), L.ReLU())
-    assert not found(L.AvgPool2d(9, 1, 4)), "too many taps to be written out"
+    assert not found(L.AvgPool2d(7, 1, 3)), "too many sums to be kept"
     assert not rollings_of(region_of((AVERAGE,), (2, 3, 9, 9), "float16")), "no packs"
 
 
 def test_strips_are_shorter_where_there_are_few() -> None:
     for shape, expected in (
         ((128, 256, 28, 28), Rolling(4, 2, 7)),
-        ((128, 288, 35, 35), Rolling(8, 1, 9)),
-        ((64, 64, 97, 131), Rolling(8, 1, 9)),
-        ((8, 288, 35, 35), Rolling(8, 1, 5)),
+        ((128, 288, 35, 35), Rolling(8, 1, 7)),
+        ((64, 64, 97, 131), Rolling(8, 1, 7)),
+        ((8, 288, 35, 35), Rolling(8, 1, 4)),
         ((1, 288, 35, 35), Rolling(8, 1, 2)),
         ((64, 64, 7, 7), Rolling(8, 1, 2)),
     ):
@@ -122,13 +122,12 @@ def test_strips_are_shorter_where_there_are_few() -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_nothing_is_spilled(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And averages of 3x3 alone take what they are promised."""
+    """Also where registers are promised, and where there is a normalization behind."""
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
     sources = []
     for layers in (
         (AVERAGE,),
-        (L.AvgPool2d(3, 1, 1, count_include_pad=False),),
-        (L.AvgPool2d(7, 1, 3),),
+        (L.AvgPool2d(5, 1, 2),),
         (AVERAGE, L.BatchNorm2d(64), L.ReLU()),
     ):
         for shape in ((64, 64, 56, 56), (64, 64, 35, 35)):
@@ -138,5 +137,3 @@ def test_nothing_is_spilled(arch: str, tmp_path: Path, monkeypatch: pytest.Monke
                     sources.append(source_of(region, one, arch))
     for kernel in compile_kernels(sources, arch):
         assert kernel.resources.spill_bytes == 0, kernel.resources
-    bounds = [re.findall(r"__launch_bounds__\(128(, 7)?\)", one.text) for one in sources]
-    assert bounds.count([", 7"]) == 2 * 2 * 8

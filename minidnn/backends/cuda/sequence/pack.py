@@ -39,8 +39,16 @@ class Pack:
         """The number of a pack that a statement is about."""
         return name if self.size == 1 else f"{name}[v]"
 
-    def load(self, name: str, address: str, condition: str = "", otherwise: str = "0.0f") -> None:
-        """A new variable read from memory, or ``otherwise`` where the condition does not hold."""
+    def load(
+        self,
+        name: str,
+        address: str,
+        condition: str = "",
+        otherwise: str = "0.0f",
+        function: str = "md_load",
+    ) -> None:
+        """A new variable read from memory, or ``otherwise`` where the condition does not hold; a
+        pack by ``function``."""
         if self.size == 1:
             value = f"md_value(*({address}))"
             text = f"{condition} ? {value} : {otherwise}" if condition else value
@@ -48,9 +56,9 @@ class Pack:
             return
         self.code.line(f"float {name}[{self.size}];")
         if not condition:
-            self.code.line(f"md_load({name}, {address});")
+            self.code.line(f"{function}({name}, {address});")
             return
-        self.code.line(f"if ({condition}) md_load({name}, {address});")
+        self.code.line(f"if ({condition}) {function}({name}, {address});")
         with self.code.block("else"):
             self.each(f"{name}[v] = {otherwise};")
 
@@ -121,12 +129,19 @@ class Pairs(Pack):
     def each(self, text: str) -> None:
         self.code.line(f'_Pragma("unroll") for (int v = 0; v < {self.size // 2}; v++) {text}')
 
-    def load(self, name: str, address: str, condition: str = "", otherwise: str = "") -> None:
+    def load(
+        self,
+        name: str,
+        address: str,
+        condition: str = "",
+        otherwise: str = "",
+        function: str = "md_load_pairs",
+    ) -> None:
         self.code.line(f"unsigned int {name}[{self.size // 2}];")
         if not condition:
-            self.code.line(f"md_load_pairs({name}, {address});")
+            self.code.line(f"{function}({name}, {address});")
             return
-        self.code.line(f"if ({condition}) md_load_pairs({name}, {address});")
+        self.code.line(f"if ({condition}) {function}({name}, {address});")
         with self.code.block("else"):
             self.each(f"{name}[v] = {otherwise};")
 

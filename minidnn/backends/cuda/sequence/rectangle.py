@@ -10,7 +10,7 @@ from minidnn.graph.window import Window
 from ....fusion.plan import KernelPlan, PlanOperation
 from ..dialect import TYPES
 from .functions import Function
-from .grid import Grid, phases_of, reach_of
+from .grid import Grid, moves_rows, phases_of, reach_of
 from .pack import Pack
 from .window import average_text, identity_text, join, shares
 
@@ -40,6 +40,8 @@ class RectanglePrinter:
     barrier: str
     #: The condition for a position of the rectangle to lie in the plane.
     inside: Callable[[int, int], str]
+    #: Whether its rows begin at even places of every plane.
+    even: bool = False
     #: The vectors of the call, in the order of its ``<vector k>``.
     vectors: list[int] = field(default_factory=list)
     names: dict[tuple[int, int, int], str] = field(default_factory=dict)
@@ -130,13 +132,24 @@ class RectanglePrinter:
             return self.names[number, row, column]
         if number in self.arrays:
             return self._element(number, row, column)
+        dtype = self.plan.planes[number].dtype
+        staged = self.function.take(f"const {TYPES[dtype]} *const", f"in{number}")
+        at = f"{staged} + corner + {row * self.plan.anchor[1]}"
+        if moves_rows(self.grid, dtype):
+            return self._row_of_halves(number, row, column, at)
         name = f"q{self.local[number]}_{row}_{column}"
-        type = TYPES[self.plan.planes[number].dtype]
-        staged = self.function.take(f"const {type} *const", f"in{number}")
-        at = f"{staged} + corner + {row * self.plan.anchor[1] + column}"
-        self.pack.load(name, at, self.inside(row, column))
+        self.pack.load(name, f"{at} + {column}", self.inside(row, column))
         self.names[number, row, column] = name
         return name
+
+    def _row_of_halves(self, number: int, row: int, column: int, at: str) -> str:
+        """Loads a whole row of the rectangle; what lies beyond the plane's last column is part of
+        the next row, or anything."""
+        name, columns = f"q{self.local[number]}_{row}", self.grid.columns
+        function = f"md_load_row<{str(self.even).lower()}>"
+        Pack(self.code, columns).load(name, at, self.inside(row, 0), function=function)
+        self.names.update({(number, row, c): f"{name}[{c}]" for c in range(columns)})
+        return self.names[number, row, column]
 
     # Windows
 

@@ -26,7 +26,7 @@ from ..tensor import Tensor
 from .barrier import barrier_of
 from .facts import positive_planes
 from .functions import Functions
-from .grid import Grid, assign_arrays, operations_of, phases_of, reach_of
+from .grid import Grid, assign_arrays, moves_rows, operations_of, phases_of, reach_of
 from .rectangle import RectanglePrinter
 from .rounding import roundings
 from .vectors import SequenceKernel, kernel_of
@@ -96,8 +96,13 @@ class _Printer:
         self.regions_offset = 0 if self.overlaid else self.edges_bytes
         widest = max(ITEMSIZE[t.dtype] for t in self.tensors)
         self.region_bytes = -(-self.grid.channels * self.size * widest // 16) * 16
-        if any(self._unit(tensor) < _LEAST_UNIT for tensor in self.tensors):
-            self.region_bytes += 16
+        begins_anywhere = any(self._unit(tensor) < _LEAST_UNIT for tensor in self.tensors)
+        self.region_bytes += 16 if begins_anywhere else 0
+        # A rectangle begins so many columns, rows and planes on.
+        steps = (grid.columns, self.plan.anchor[1], self.size)
+        self.even = not begins_anywhere and all(step % 2 == 0 for step in steps)
+        if any(moves_rows(grid, tensor.dtype) for tensor in self.tensors):
+            self.region_bytes += -(-2 * (grid.columns + 2) // 16) * 16  # the last row, and beyond
         self.regions = max(1, len(self.binding.inputs))
 
     def _overlays(self) -> bool:
@@ -274,16 +279,11 @@ class _Printer:
         assert plane.output is not None
         tensor = self.tensors[len(self.binding.inputs) + plane.output]
         region = self._region(self._idle_region(number, segment), tensor.dtype)
-        type = TYPES[tensor.dtype]
         shift = self._shift(code, number, tensor)
         code.line(self.barrier)
         with code.block(f"if (thread < {grid.used})" if grid.used < grid.threads else ""):
             for row in range(grid.rows):
-                for column in range(grid.columns):
-                    test = self._inside(row, column)
-                    value = f"r{self.arrays[number]}[{row * grid.columns + column}]"
-                    at = f"{region}[corner + {row * self.plan.anchor[1] + column}{shift}]"
-                    code.line(f"{f'if ({test}) ' if test else ''}{at} = md_as<{type}>({value});")
+                self._write_row(code, number, row, f"{region} + corner{shift}", tensor.dtype)
         code.line(self.barrier)
         unit, size, back = 16 if shift else self._unit(tensor), self._count(number), ""
         each = unit // tensor.itemsize
@@ -299,6 +299,28 @@ class _Printer:
                 code.line("else")
             word = f"md_word<{unit}>::type"
             code.line(f"*({word} *)(t{number}{back} + i) = *(const {word} *)({region} + i);")
+
+    def _write_row(self, code: Code, number: int, row: int, region: str, dtype: str) -> None:
+        """Copies a row of the rectangle to the region."""
+        columns, width = self.grid.columns, self.plan.anchor[1]
+        values = [f"r{self.arrays[number]}[{row * columns + column}]" for column in range(columns)]
+        to = f"{region} + {row * width}"
+        if not moves_rows(self.grid, dtype):
+            for column, value in enumerate(values):
+                test = self._inside(row, column)
+                store = f"*({to} + {column}) = md_as<{TYPES[dtype]}>({value});"
+                code.line(f"if ({test}) {store}" if test else store)
+            return
+        test = self._inside(row, 0)
+        with code.block(f"if ({test})" if test else ""):
+            # The last threads of a row may have fewer columns.
+            some = width - (self.grid.across - 1) * columns
+            for count in dict.fromkeys((columns, some)):
+                if some < columns:
+                    code.line("else" if count == some else f"if (x + {columns} <= {width})")
+                with code.block(""):
+                    code.line(f"const float row[{count}] = {{{', '.join(values[:count])}}};")
+                    code.line(f"md_store_row<{str(self.even).lower()}>({to}, row);")
 
     def _idle_region(self, number: int, segment: int) -> int:
         """A region whose input nobody reads any more once a plane is computed."""
@@ -343,6 +365,7 @@ class _Printer:
             self.pitch,
             self.barrier,
             self._inside,
+            self.even,
         )
         function = printer.print()
         call = self.functions.call(function)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil, lcm
+from math import ceil
 
 from minidnn.graph.window import Window, WindowAxis
 
@@ -27,23 +27,28 @@ from .pack import Pack, Pairs
 from .step import StepPrinter, Target
 from .vectors import SequenceKernel, kernel_of
 from .view import Span, View, minus, plus, times
-from .window import UNROLLED_TAPS, join, taps_of
+from .window import join, taps_of
 
 NUMBERS = 8
 """Sums that a thread has of each row: of 8 channels, or of 4 at two columns, which shares taps, but
 leaves half a thread idle where columns are odd."""
 
-ROWS = 8
+ROWS = 7
 """About as many rows has a strip.  Taller ones read fewer rows twice, but are too few to come out
-even over all multiprocessors."""
+even over all multiprocessors: 14 rows reach 0.81 to 0.86 of a copy's rate where 7 reach 0.89 to
+0.94."""
+
+MOST_TAPS = 5
+"""Along each axis: of more rows the sums would leave too few threads registers."""
 
 THREADS = 128
 ENOUGH_THREADS = 1 << 16
 """Half of what a GPU has room for; with fewer, strips are shorter."""
 
-REGISTERS = 72
-"""Of a thread that computes averages of 3x3 alone.  If that is not said, the compiler takes a few
-fewer and waits for memory (0.86 of a copy's rate instead of 0.92); with 64 it spills some."""
+REGISTERS = 80
+"""Of a thread that computes averages of up to 3x3 alone.  If that is not said, the compiler takes
+fewer and waits for memory (0.83 to 0.92 of a copy's rate instead of 0.89 to 0.94); with 64 or 72 it
+spills some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,8 @@ def rollings(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> I
     height, width = plan.anchor
     halves = NUMBERS // 2
     wide, square = (pack, 1), (min(pack, halves), 2)
-    shapes = [square, wide] if pack < NUMBERS or width % 2 == 0 else [wide, square]
+    is_wide = pack == NUMBERS and width % 2 == 1 and _is_bare(plan, window)
+    shapes = [wide, square] if is_wide else [square, wide]
     for pack, columns in dict.fromkeys(shapes):
         one = Rolling(pack, columns, height)
         rows = ceil(height / max(1, round(height / ROWS)))
@@ -81,8 +87,9 @@ def rollings(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> I
 
 
 def _window_of(plan: KernelPlan) -> Window | None:
-    """The window of a plan of one step that sums and moves by one position, if what stands behind
-    it reads nothing but its results."""
+    """The window of a plan of one step that sums, moves by one position and divides all by the same
+    (other divisions take registers that there are not), if what stands behind it reads nothing but
+    its results."""
     if len(plan.steps) != 1:
         return None
     found = None
@@ -96,22 +103,19 @@ def _window_of(plan: KernelPlan) -> Window | None:
             return None
         if not results.issuperset(others) or any(o.window is not None for o in operations[1:]):
             return None
+        if any(len(set(table.tolist())) > 1 for table in window.divisors(source.extent)):
+            return None
         found = window
-    if found is None or found.reduce == "max" or found.taps > UNROLLED_TAPS:
+    if found is None or found.reduce == "max" or any(a.kernel > MOST_TAPS for a in found.axes):
         return None
     is_dense = found.rows.dilation == 1 and all(map(moves_by_one, found.axes))
     return found if is_dense else None
 
 
 def _is_bare(plan: KernelPlan, window: Window) -> bool:
-    """Whether ``REGISTERS`` are enough: windows of up to 3x3 taps, which all divide by the same,
-    and nothing behind them."""
-    for operations in plan.steps[0].segments:
-        extent = plan.planes[operations[0].operands[0]].extent
-        several = any(len(set(table.tolist())) > 1 for table in window.divisors(extent))
-        if several or len(operations) > 1:
-            return False
-    return all(axis.kernel <= 3 for axis in window.axes)
+    """Whether ``REGISTERS`` are enough: windows of up to 3x3 taps, and nothing behind them."""
+    alone = all(len(operations) == 1 for operations in plan.steps[0].segments)
+    return alone and all(axis.kernel <= 3 for axis in window.axes)
 
 
 def _offsets(axis: WindowAxis, columns: int) -> list[int]:
@@ -252,9 +256,7 @@ class _Printer:
         for row in range(down.kernel - 1):
             for column, total in enumerate(self._summed(code, f"r{row}")):
                 sums.declare(f"h{row}_{column}", sums.at(total))
-        # So many rows on, sums and rows lie in the registers where they lay before.
-        period = lcm(2, down.kernel - 1)
-        head = f'_Pragma("unroll {period}") for (int y = yb; y < ye; y++)'
+        head = f'_Pragma("unroll {down.kernel}") for (int y = yb; y < ye; y++)'
         with code.block(head):
             self._load(code, "next", plus("y", before + down.kernel), "y + 1 < ye")
             added = self._summed(code, "last")

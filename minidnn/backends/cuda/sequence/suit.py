@@ -22,7 +22,8 @@ from ....graph.ir import Value
 from ....graph.types import ITEMSIZE
 from ..arch import shared_limit
 from ..tensor import Tensor
-from .mapping import SECTOR_BYTES, TILE_ROWS, moves_by_one, reads_units
+from .grid import sums_in_shared_memory
+from .mapping import ENOUGH_BLOCKS, SECTOR_BYTES, TILE_ROWS, moves_by_one, reads_units
 from .printer import print_sequence
 from .prologue import absorb_prologues
 from .vectors import SequenceKernel
@@ -31,6 +32,10 @@ PIXELS = 128
 """About as many outputs has a patch of a lone window whose channels lie side by side: a block of
 several channels is then busy, and its patch small enough that rows are found in the caches again.
 Measured on pooling layers: patches of two rows reach more of the memory's rate than of eight."""
+
+PATCH_OF_SUMS = 4608
+"""Numbers of float32 of a patch that a lone sum reads from shared memory: of 33 rows of 131 a
+multiprocessor has eight (0.87 of a copy's rate), of whole planes of 97x131 four (0.75)."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,11 @@ class Lying:
         lone = len(sequence.steps) <= 2 and len(absorb_prologues(direct.kernel[0]).steps) == 1
         resident = self.is_planar and sequence.stays_in_registers
         if resident and lone:
-            whole = replace(region, schedule=Schedule(rows, columns))
+            whole = replace(region, schedule=Schedule(rows, columns)).kernel[0]
             tensors = [self._lies(value) for value in (*sequence.inputs, *sequence.outputs)]
-            resident = not reads_units(whole.kernel[0], tensors)
+            resident = not reads_units(whole, tensors)
+            if resident and sums_in_shared_memory(whole, tensors):
+                return _copied_patches(rows, columns, sequence.batch * sequence.channels)
         if lone and not resident:
             if self.is_planar or sequence.is_whole:
                 return Schedule(rows, columns)
@@ -119,6 +126,15 @@ class Lying:
         itemsize = min(ITEMSIZE[value.dtype] for value in self.sequence.outputs)
         lanes = min(SECTOR_BYTES // itemsize, self.sequence.channels)
         return replace(H200, local_bytes=limit, lanes=lanes, register_bytes=1)
+
+
+def _copied_patches(rows: int, columns: int, planes: int) -> Schedule:
+    """Patches of whole rows that a lone sum copies first: of about ``PATCH_OF_SUMS``, or fewer
+    where there are few planes."""
+    patches = ceil(rows * columns / PATCH_OF_SUMS)
+    while patches * planes < ENOUGH_BLOCKS and rows >= 4 * TILE_ROWS * patches:
+        patches *= 2
+    return Schedule(ceil(rows / patches), columns, stage=True)
 
 
 def _overlapping_patches(rows: int, columns: int) -> Schedule:
