@@ -5,7 +5,7 @@ A thread has a pack of channels at a few columns.  Of each row it reads and conv
 its windows once, sums what lies side by side, and keeps the sums of the last rows in registers,
 while the next row is on its way.  A tile of four rows reads and sums half of them twice: sums of
 halves are bound by the instructions that this takes (:mod:`.step`'s tiles reach 0.67 to 0.88 of a
-copy's rate on an H200, strips 0.87 to 0.93).
+copy's rate on an H200, strips 0.88 to 0.94).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from math import ceil
 
 from minidnn.graph.window import Window, WindowAxis
 
-from ....fusion.plan import Binding, KernelPlan, PlanOperation
+from ....fusion.plan import Binding, KernelPlan
 from ...cpu.code import Code
 from ..dialect import TYPES
 from ..tensor import Tensor
@@ -26,7 +26,7 @@ from .mapping import Tile, moves_by_one, pack_of
 from .pack import Pack, Pairs
 from .step import StepPrinter, Target
 from .vectors import SequenceKernel, kernel_of
-from .view import Span, View, minus, plus, times
+from .view import Span, View, plus, times
 from .window import join, taps_of
 
 NUMBERS = 8
@@ -79,10 +79,11 @@ def rollings(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> I
     for pack, columns in dict.fromkeys(shapes):
         one = Rolling(pack, columns, height)
         rows = ceil(height / max(1, round(height / ROWS)))
-        while rows > 2 and _items(plan, binding, replace(one, rows=rows)) < ENOUGH_THREADS:
-            rows = ceil(rows / 2)
-        for each in dict.fromkeys((rows, ceil(rows / 2), min(2 * rows, height), height)):
-            if _items(plan, binding, replace(one, rows=each)) < 1 << 31:
+        threads = binding.batch * _items(plan, binding, replace(one, rows=rows))
+        while rows > 2 and threads < ENOUGH_THREADS:
+            rows, threads = ceil(rows / 2), 2 * threads
+        if threads < 1 << 30:
+            for each in dict.fromkeys((rows, ceil(rows / 2), min(2 * rows, height), height)):
                 yield replace(one, rows=each)
 
 
@@ -90,32 +91,27 @@ def _window_of(plan: KernelPlan) -> Window | None:
     """The window of a plan of one step that sums, moves by one position and divides all by the same
     (other divisions take registers that there are not), if what stands behind it reads nothing but
     its results."""
-    if len(plan.steps) != 1:
+    if len(plan.steps) != 1 or len(plan.steps[0].segments) != 1:
         return None
-    found = None
-    for operations in plan.steps[0].segments:
-        if not operations or operations[0].window is None:
-            return None
-        window, source = operations[0].window, plan.planes[operations[0].operands[0]]
-        results = {o.result for o in operations}
-        others = (n for o in operations[1:] for n in o.operands)
-        if source.input is None or source.one_channel or source.one_image:
-            return None
-        if not results.issuperset(others) or any(o.window is not None for o in operations[1:]):
-            return None
-        if any(len(set(table.tolist())) > 1 for table in window.divisors(source.extent)):
-            return None
-        found = window
-    if found is None or found.reduce == "max" or any(a.kernel > MOST_TAPS for a in found.axes):
+    first, *others = plan.steps[0].segments[0]
+    window = first.window
+    if window is None or window.reduce == "max" or any(o.window is not None for o in others):
         return None
-    is_dense = found.rows.dilation == 1 and all(map(moves_by_one, found.axes))
-    return found if is_dense else None
+    source = plan.planes[first.operands[0]]
+    if source.input is None or source.one_channel or source.one_image:
+        return None
+    results = {first.result, *(o.result for o in others)}
+    if not results.issuperset(n for o in others for n in o.operands):
+        return None
+    if any(len(set(table.tolist())) > 1 for table in window.divisors(source.extent)):
+        return None
+    is_dense = window.rows.dilation == 1 and all(map(moves_by_one, window.axes))
+    return window if is_dense and all(a.kernel <= MOST_TAPS for a in window.axes) else None
 
 
 def _is_bare(plan: KernelPlan, window: Window) -> bool:
     """Whether ``REGISTERS`` are enough: windows of up to 3x3 taps, and nothing behind them."""
-    alone = all(len(operations) == 1 for operations in plan.steps[0].segments)
-    return alone and all(axis.kernel <= 3 for axis in window.axes)
+    return len(plan.steps[0].segments[0]) == 1 and all(a.kernel <= 3 for a in window.axes)
 
 
 def _offsets(axis: WindowAxis, columns: int) -> list[int]:
@@ -124,19 +120,11 @@ def _offsets(axis: WindowAxis, columns: int) -> list[int]:
 
 
 def _items(plan: KernelPlan, binding: Binding, rolling: Rolling) -> int:
-    """Threads that have something to do."""
-    return binding.batch * sum(_items_of(plan, size, rolling) for size in _sizes(binding))
-
-
-def _items_of(plan: KernelPlan, channels: int, rolling: Rolling) -> int:
-    """For a segment of an image."""
+    """Threads that have something to do for an image."""
+    ((begin, end),) = binding.segments
     height, width = plan.anchor
     down, across = ceil(height / rolling.rows), ceil(width / rolling.columns)
-    return channels // rolling.pack * down * across
-
-
-def _sizes(binding: Binding) -> list[int]:
-    return [end - begin for begin, end in binding.segments]
+    return (end - begin) // rolling.pack * down * across
 
 
 def print_rolling(
@@ -154,79 +142,64 @@ class _Printer:
         self.binding = binding
         self.tensors = tensors
         self.rolling = rolling
-        self.frame = max(end for _, end in binding.segments)
-        window = _window_of(plan)
-        assert window is not None
-        self.window = window
+        self.operations = plan.steps[0].segments[0]
+        window, source = self.operations[0].window, plan.planes[self.operations[0].operands[0]]
+        assert window is not None and source.input is not None
+        self.window, self.at = window, source.input
+        self.source = tensors[self.at]
+        ((self.begin, self.end),) = binding.segments
 
     def print(self) -> SequenceKernel:
-        items = [_items_of(self.plan, size, self.rolling) for size in _sizes(self.binding)]
-        total = self.binding.batch * sum(items)
+        items = _items(self.plan, self.binding, self.rolling)
+        total = self.binding.batch * items
         code = Code()
         with code.block(""):
             code.line(f"const unsigned int item = blockIdx.x * {THREADS}u + threadIdx.x;")
             with code.block(f"if (item < {total}u)" if total % THREADS else ""):
-                code.line(f"const long long image = item / {sum(items)}u;")
-                code.line(f"const unsigned int of_image = item % {sum(items)}u;")
-                first = 0
-                for segment, count in enumerate(items):
-                    test = f"if (of_image >= {first}u && of_image < {first + count}u)"
-                    with code.block(test if len(items) > 1 else ""):
-                        self._segment(code, segment, minus("of_image", first))
-                    first += count
+                code.line(f"const long long image = item / {items}u;")
+                code.line(f"const unsigned int of_image = item % {items}u;")
+                self._item(code)
         blocks = ceil(total / THREADS)
         at_once = 65536 // REGISTERS // THREADS if _is_bare(self.plan, self.window) else 0
         return kernel_of(self.binding, self.tensors, code, blocks, THREADS, at_once=at_once)
 
-    def _segment(self, code: Code, segment: int, item: str) -> None:
+    def _item(self, code: Code) -> None:
         """A thread's work: ``c``, ``x`` and rows ``yb`` to ``ye`` are its own."""
         rolling, (height, width) = self.rolling, self.plan.anchor
-        packs = _sizes(self.binding)[segment] // rolling.pack
-        across = ceil(width / rolling.columns)
-        code.line(f"const unsigned int strip = ({item}) / {packs}u;")
-        code.line(f"const int c = ({item}) % {packs}u * {rolling.pack};")
+        packs, across = (self.end - self.begin) // rolling.pack, ceil(width / rolling.columns)
+        end = f"yb + {rolling.rows}"
+        if height % rolling.rows:
+            end = f"min({end}, {height})"
+        code.line(f"const unsigned int strip = of_image / {packs}u;")
+        code.line(f"const int c = of_image % {packs}u * {rolling.pack};")
         code.line(f"const int x = strip % {across}u * {rolling.columns};")
         code.line(f"const int yb = strip / {across}u * {rolling.rows};")
-        end = f"yb + {rolling.rows}"
-        code.line(
-            f"const int ye = {end if height % rolling.rows == 0 else f'min({end}, {height})'};"
-        )
-        begin = self.binding.segments[segment][0]
-        operations = self.plan.steps[0].segments[segment]
-        for number in dict.fromkeys((operations[0].operands[0], *(o.result for o in operations))):
-            self._tensor(code, number, begin)
-        printer = self._step(code, operations, segment)
+        code.line(f"const int ye = {end};")
+        for at, (slot, tensor) in enumerate(zip(self.binding.slots, self.tensors, strict=True)):
+            const = "const " if at < len(self.binding.inputs) else ""
+            offset = tensor.offset + self.begin - slot.channel
+            where = plus(f"a{at} + image * {tensor.image}", offset)
+            code.line(f"{const}{TYPES[tensor.dtype]} *const g{at} = {where};")
+        printer = self._step(code)
         printer.load_vectors()
-        self._rows(code, printer, operations[0])
+        self._rows(code, printer)
 
-    def _tensor(self, code: Code, number: int, begin: int) -> None:
-        """Declares a tensor's pointer to the image and the segment's first channel."""
-        plane = self.plan.planes[number]
-        at = self.binding.slot_of(plane)
-        if at is None:
-            return
-        tensor, slot = self.tensors[at], self.binding.slots[at]
-        const = "const " if plane.input is not None else ""
-        offset = tensor.offset + begin - slot.channel
-        where = plus(f"a{at} + image * {tensor.image}", offset)
-        code.line(f"{const}{TYPES[tensor.dtype]} *const g{number} = {where};")
-
-    def _step(self, code: Code, operations: Sequence[PlanOperation], segment: int) -> StepPrinter:
+    def _step(self, code: Code) -> StepPrinter:
         """Prints what stands behind the window at (``y``, ``x``), and the stores.  Vectors follow
         the kernel's tensors."""
-        begin, end = self.binding.segments[segment]
         pack, planes, first = self.rolling.pack, self.plan.planes, len(self.tensors)
         targets = {}
-        for number in (o.result for o in operations if planes[o.result].output is not None):
+        for number in (o.result for o in self.operations):
             at = self.binding.slot_of(planes[number])
-            assert at is not None
-            targets[number] = [Target(self._view(f"g{number}", self.tensors[at]))]
-        for number in dict.fromkeys(n for o in operations for n in o.vectors):
-            where = f"vectors + {number * self.frame + begin}"
+            if at is not None:
+                targets[number] = [Target(self._view(f"g{at}", self.tensors[at]))]
+        frame = self.end
+        for number in dict.fromkeys(n for o in self.operations for n in o.vectors):
+            where = f"vectors + {number * frame + self.begin}"
             code.line(f"const float *const a{first + number} = {where};")
-        named = [replace(o, vectors=tuple(first + n for n in o.vectors)) for o in operations]
-        aligned = all(number % 4 == 0 for number in (pack, begin, self.frame))
-        lanes = Lanes(False, end - begin, pack, THREADS, full=True, aligned=aligned)
+        named = [replace(o, vectors=tuple(first + n for n in o.vectors)) for o in self.operations]
+        aligned = all(number % 4 == 0 for number in (pack, self.begin, frame))
+        lanes = Lanes(False, self.end - self.begin, pack, THREADS, full=True, aligned=aligned)
         tile = Tile(1, self.rolling.columns)
         spans = Span("yb", "ye"), Span(0, self.plan.anchor[1])
         return StepPrinter(
@@ -240,15 +213,11 @@ class _Printer:
 
     # Rows
 
-    def _rows(self, code: Code, printer: StepPrinter, windowed: PlanOperation) -> None:
+    def _rows(self, code: Code, printer: StepPrinter) -> None:
         """The loop over a strip's rows: loads the next one, sums the last."""
         down, sums = self.window.rows, Pack(code, self.rolling.pack)
         columns = range(self.rolling.columns)
-        source = windowed.operands[0]
-        at = self.plan.planes[source].input
-        assert at is not None
-        self.source = self.tensors[at]
-        self._columns(code, f"g{source}")
+        self._columns(code)
         before = -down.padding[0]
         for row in range(down.kernel):
             name = f"r{row}" if row < down.kernel - 1 else "last"
@@ -271,7 +240,7 @@ class _Printer:
                 name, following = f"last_{offset}", f"next_{offset}"
                 pairs.each(f"{pairs.at(name)} = {pairs.at(following)};")
 
-    def _columns(self, code: Code, pointer: str) -> None:
+    def _columns(self, code: Code) -> None:
         """Declares a pointer to the first tap's column, and which of the columns lie inside."""
         tensor = self.source
         axis, (_, width) = self.window.columns, self.plan.anchor
@@ -279,7 +248,7 @@ class _Printer:
         self.inside: dict[int, str] = {}
         last = (ceil(width / self.rolling.columns) - 1) * self.rolling.columns
         code.line(f"const int u = {plus('x', -axis.padding[0])};")
-        where = f"{pointer} + {times('u', tensor.pixel)} + c"
+        where = f"g{self.at} + {times('u', tensor.pixel)} + c"
         code.line(f"const {TYPES[tensor.dtype]} *const p = {where};")
         for offset in self.offsets:
             low, high = offset - axis.padding[0], last - axis.padding[0] + offset
