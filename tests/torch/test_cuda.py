@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -48,10 +49,14 @@ def examples(*shape: int) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch computes in float32, too."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+def exact() -> Generator[None]:
+    """PyTorch computes in float32, too.  (These are no attributes that could be deleted, which is
+    how monkeypatch takes them back from pytest 9.2 on.)"""
+    backends = torch.backends
+    flags = backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32
+    backends.cudnn.allow_tf32 = backends.cuda.matmul.allow_tf32 = False
+    yield
+    backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = flags
 
 
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:

@@ -34,9 +34,8 @@ so wait for what the thread has written to global memory, too: store between don
 ``md_load_pairs`` reads as many as are wanted and ``md_of_pairs<T>(x, v)`` gives number v as float.
 ``md_load(x, p)`` and ``md_store(p, x)`` move N neighbours with accesses as wide as
 ``sizeof(T) * N``, to which ``p`` is aligned; ``md_load_floats(x, p)`` any multiple of 4 floats.
-``md_load_row<Even>(x, p)`` and ``md_store_row<Even>(p, x)`` move N halves of shared memory by words
-of two, from any place on, or from a multiple of 4 bytes (``Even``); up to 4 bytes behind them are
-read, too.
+``md_load_row(x, p)`` and ``md_store_row(p, x)`` move N halves of shared memory from any place on by
+words of two; up to 4 bytes behind them are read, too.
 ``md_write(p, x)`` is ``md_store`` to global memory in one instruction for certain: NVRTC makes four
 of a store of 16 bytes in functions that it inlines; halves are then converted two at a time.
 
@@ -254,8 +253,8 @@ template <int N, class T> MD_FUNCTION void md_load_pairs(unsigned int (&x)[N], c
 MD_FUNCTION unsigned int md_funnel(unsigned int low, unsigned int high, unsigned int bits) {
   return (unsigned int)((((unsigned long long)high << 32) | low) >> bits);
 }
-template <bool Even, int N, class T> MD_FUNCTION void md_load_row(float (&x)[N], const T *p) {
-  const unsigned int skipped = Even ? 0u : (unsigned int)(unsigned long long)p & 2u;
+template <int N, class T> MD_FUNCTION void md_load_row(float (&x)[N], const T *p) {
+  const unsigned int skipped = (unsigned int)(unsigned long long)p & 2u;
   const unsigned int *from = (const unsigned int *)((const unsigned char *)p - skipped);
   unsigned int words[N / 2 + 2], pairs[(N + 1) / 2];
   #pragma unroll
@@ -290,8 +289,8 @@ template <int N, class T> MD_FUNCTION void md_write(T *p, const float (&x)[N]) {
   for (int i = 0; i < N; i += 2) pairs.items[i / 2] = md_as_pair(T(), x[i], x[i + 1]);
   md_write_word(p, pairs.word);
 }
-template <bool Even, int N, class T> MD_FUNCTION void md_store_row(T *p, const float (&x)[N]) {
-  const unsigned int skipped = Even ? 0u : (unsigned int)(unsigned long long)p & 2u;
+template <int N, class T> MD_FUNCTION void md_store_row(T *p, const float (&x)[N]) {
+  const unsigned int skipped = (unsigned int)(unsigned long long)p & 2u;
   unsigned int pairs[N / 2 + 1];
   #pragma unroll
   for (int i = 0; i <= N / 2; i++)

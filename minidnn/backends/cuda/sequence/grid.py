@@ -14,7 +14,6 @@ from math import ceil, gcd
 from minidnn.graph.window import Window
 
 from ....fusion.plan import Binding, KernelPlan, PlanOperation
-from ....graph.types import ITEMSIZE
 from ..tensor import Tensor
 
 MOST_RESIDENT = 104
@@ -235,12 +234,6 @@ def _stays(window: Window) -> bool:
         if axis.stride != 1 or axis.kernel > MOST_TAPS or before < 0 or after < 0:
             return False
     return True
-
-
-def moves_rows(grid: Grid, dtype: str) -> bool:
-    """Whether rows of a rectangle move between registers and shared memory by words: halves, of
-    which each word holds two, wherever it begins."""
-    return ITEMSIZE[dtype] == 2 and grid.columns > 1
 
 
 def reach_of(window: Window) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -10,7 +10,7 @@ from minidnn.graph.window import Window
 from ....fusion.plan import KernelPlan, PlanOperation
 from ..dialect import TYPES
 from .functions import Function
-from .grid import Grid, moves_rows, phases_of, reach_of
+from .grid import Grid, phases_of, reach_of
 from .pack import Pack
 from .window import average_text, identity_text, join, shares
 
@@ -40,8 +40,8 @@ class RectanglePrinter:
     barrier: str
     #: The condition for a position of the rectangle to lie in the plane.
     inside: Callable[[int, int], str]
-    #: Whether its rows begin at even places of every plane.
-    even: bool = False
+    #: Dtypes of staged planes whose rows move by words.
+    by_words: frozenset[str] = frozenset()
     #: The vectors of the call, in the order of its ``<vector k>``.
     vectors: list[int] = field(default_factory=list)
     names: dict[tuple[int, int, int], str] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class RectanglePrinter:
         dtype = self.plan.planes[number].dtype
         staged = self.function.take(f"const {TYPES[dtype]} *const", f"in{number}")
         at = f"{staged} + corner + {row * self.plan.anchor[1]}"
-        if moves_rows(self.grid, dtype):
+        if dtype in self.by_words:
             return self._row_of_halves(number, row, column, at)
         name = f"q{self.local[number]}_{row}_{column}"
         self.pack.load(name, f"{at} + {column}", self.inside(row, column))
@@ -146,8 +146,7 @@ class RectanglePrinter:
         """Loads a whole row of the rectangle; what lies beyond the plane's last column is part of
         the next row, or anything."""
         name, columns = f"q{self.local[number]}_{row}", self.grid.columns
-        function = f"md_load_row<{str(self.even).lower()}>"
-        Pack(self.code, columns).load(name, at, self.inside(row, 0), function=function)
+        Pack(self.code, columns).load(name, at, self.inside(row, 0), function="md_load_row")
         self.names.update({(number, row, c): f"{name}[{c}]" for c in range(columns)})
         return self.names[number, row, column]
 

@@ -26,10 +26,14 @@ from ..tensor import Tensor
 from .barrier import barrier_of
 from .facts import positive_planes
 from .functions import Functions
-from .grid import Grid, assign_arrays, moves_rows, operations_of, phases_of, reach_of
+from .grid import Grid, assign_arrays, operations_of, phases_of, reach_of
 from .rectangle import RectanglePrinter
 from .rounding import roundings
 from .vectors import SequenceKernel, kernel_of
+
+_HALVES = frozenset(("float16", "bfloat16"))
+"""Of which a word holds two.  Where rows of rectangles begin at odd places too, that saves a third
+of shared memory's accesses: 0.90 of a copy's rate over 35x35 instead of 0.82."""
 
 _UNITS = (16, 8, 4, 2)
 _LEAST_UNIT = 8
@@ -74,6 +78,7 @@ class _Printer:
         self.functions = Functions(inline=True)
         self.barrier = barrier_of(plan, grid.threads)
         self.size = plan.anchor[0] * plan.anchor[1]
+        self.by_words: frozenset[str] = frozenset()
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -100,8 +105,9 @@ class _Printer:
         self.region_bytes += 16 if begins_anywhere else 0
         # A rectangle begins so many columns, rows and planes on.
         steps = (grid.columns, self.plan.anchor[1], self.size)
-        self.even = not begins_anywhere and all(step % 2 == 0 for step in steps)
-        if any(moves_rows(grid, tensor.dtype) for tensor in self.tensors):
+        if grid.columns > 1 and (begins_anywhere or any(step % 2 for step in steps)):
+            self.by_words = _HALVES.intersection(t.dtype for t in self.tensors)
+        if self.by_words:
             self.region_bytes += -(-2 * (grid.columns + 2) // 16) * 16  # the last row, and beyond
         self.regions = max(1, len(self.binding.inputs))
 
@@ -305,7 +311,7 @@ class _Printer:
         columns, width = self.grid.columns, self.plan.anchor[1]
         values = [f"r{self.arrays[number]}[{row * columns + column}]" for column in range(columns)]
         to = f"{region} + {row * width}"
-        if not moves_rows(self.grid, dtype):
+        if dtype not in self.by_words:
             for column, value in enumerate(values):
                 test = self._inside(row, column)
                 store = f"*({to} + {column}) = md_as<{TYPES[dtype]}>({value});"
@@ -320,7 +326,7 @@ class _Printer:
                     code.line("else" if count == some else f"if (x + {columns} <= {width})")
                 with code.block(""):
                     code.line(f"const float row[{count}] = {{{', '.join(values[:count])}}};")
-                    code.line(f"md_store_row<{str(self.even).lower()}>({to}, row);")
+                    code.line(f"md_store_row({to}, row);")
 
     def _idle_region(self, number: int, segment: int) -> int:
         """A region whose input nobody reads any more once a plane is computed."""
@@ -365,7 +371,7 @@ class _Printer:
             self.pitch,
             self.barrier,
             self._inside,
-            self.even,
+            self.by_words,
         )
         function = printer.print()
         call = self.functions.call(function)

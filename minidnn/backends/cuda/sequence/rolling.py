@@ -3,9 +3,9 @@ the rows of a strip.
 
 A thread has a pack of channels at a few columns.  Of each row it reads and converts what lies under
 its windows once, sums what lies side by side, and keeps the sums of the last rows in registers,
-while the next row is on its way.  A tile of four rows reads and sums half of them twice: sums of
-halves are bound by the instructions that this takes (:mod:`.step`'s tiles reach 0.67 to 0.88 of a
-copy's rate on an H200, strips 0.88 to 0.94).
+while the next row is on its way.  A tile of four rows reads and sums half of them twice, and its
+blocks are too few to come out even over all multiprocessors: :mod:`.step`'s tiles reach 0.67 to
+0.90 of a copy's rate on an H200, strips 0.88 to 0.93.
 """
 
 from __future__ import annotations
