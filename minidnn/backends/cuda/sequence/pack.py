@@ -55,6 +55,11 @@ class Pack:
             self.code.line(f"float {name} = {text};")
             return
         self.code.line(f"float {name}[{self.size}];")
+        self._fetch(name, address, condition, otherwise, function)
+
+    def _fetch(
+        self, name: str, address: str, condition: str, otherwise: str, function: str
+    ) -> None:
         if not condition:
             self.code.line(f"{function}({name}, {address});")
             return
@@ -138,12 +143,7 @@ class Pairs(Pack):
         function: str = "md_load_pairs",
     ) -> None:
         self.code.line(f"unsigned int {name}[{self.size // 2}];")
-        if not condition:
-            self.code.line(f"{function}({name}, {address});")
-            return
-        self.code.line(f"if ({condition}) {function}({name}, {address});")
-        with self.code.block("else"):
-            self.each(f"{name}[v] = {otherwise};")
+        self._fetch(name, address, condition, otherwise, function)
 
     def maximum(self, a: str, b: str, positive: bool) -> str:
         return f"md_max_pairs<{TYPES[self.dtype]}>({a}, {b})"
