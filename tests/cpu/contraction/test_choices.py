@@ -9,7 +9,7 @@ import pytest
 
 from minidnn.backends.cpu.contraction import ContractionKernel, why_unsupported
 from minidnn.backends.cpu.contraction.tiling import choose_tile, split_vectors, step_cycles
-from minidnn.backends.cpu.isa import AVX2, AVX512
+from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
 from minidnn.fusion.contraction import Parts
 from minidnn.fusion.operations import operation_of
 from minidnn.graph.ir import Constant, Node, Value
@@ -17,7 +17,7 @@ from minidnn.graph.operators import Add, Conv2d, Linear, MaxPool2d, ReLU, ScaleS
 from minidnn.graph.types import TensorType
 
 from .cases import CASES
-from .harness import build
+from .harness import Case, build
 
 
 @pytest.mark.parametrize("isa", [AVX2, AVX512], ids=lambda isa: isa.name)
@@ -53,6 +53,26 @@ def test_direct_reads_are_not_packed() -> None:
         assert packed[name], name
 
 
+@pytest.mark.parametrize("isa", [AVX2, AVX512], ids=lambda isa: isa.name)
+def test_lanes_read_their_group_from_the_vector_that_has_it(isa: Isa) -> None:
+    """Where groups of as many outputs as inputs fill vectors that lie in memory; else each lane's
+    inputs are copied for it."""
+
+    def reads(width: int, outputs: int, layouts: str = "bb") -> tuple[bool, bool]:
+        """Whether lanes shuffle vectors, and whether inputs are copied lane by lane."""
+        op = Conv2d(padding=((1, 1), (1, 1)), groups=12)
+        shape = (1, 12 * width, 9, 9)
+        case = Case("groups", shape, 12 * outputs, (3, 3), op, layouts=layouts)
+        text = build(case, isa).kernel.stages[0].source.text
+        return "shuffle(" in text, "const bool real" in text
+
+    assert reads(1, 1) == (False, False), "a vector of channels is one of outputs"
+    assert reads(2, 2) == reads(4, 4) == (True, False)
+    assert reads(8, 8) == (isa.lanes > 8, False)
+    assert reads(3, 3) == reads(2, 4) == reads(1, 2) == reads(4, 4, "pb") == (False, True)
+    assert reads(16, 16) == (False, False)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize(
     ("name", "shape", "outputs", "kernel"),
@@ -64,8 +84,6 @@ def test_direct_reads_are_not_packed() -> None:
     ],
 )
 def test_one_image_keeps_all_threads_busy(name, shape, outputs, kernel, threads: int) -> None:
-    from .harness import Case
-
     pad = kernel // 2
     op = Conv2d(padding=((pad, pad), (pad, pad)))
     case = Case(name, shape, outputs, (kernel, kernel), op)

@@ -22,12 +22,14 @@ SPECIAL = [
     Case("special-stem", (1, 3, 13, 11), 17, (7, 7), conv((2, 2), 3), layouts="pb"),
     Case("special-depthwise", (1, 21, 6, 5), 21, (3, 3), conv(pad=1, groups=21)),
     Case("special-groups", (1, 64, 6, 5), 64, (3, 3), conv(pad=1, groups=2)),
+    Case("special-groups-of-4", (1, 36, 6, 5), 36, (3, 3), conv(pad=1, groups=9)),
     Case("special-linear", (2, 37), 21, op=Linear(), after=(ReLU(),)),
     Case("special-deep", (1, 2100, 3, 5), 21),
 ]
 BATCHES = [
     Case("batch-1x1", (5, 48, 9, 7), 80, after=(ReLU(),)),
     Case("batch-3x3", (5, 132, 9, 7), 80, (3, 3), conv(pad=1), before=(ScaleShift(),)),
+    Case("batch-groups", (5, 104, 9, 7), 104, (3, 3), conv((2, 2), 1, groups=13)),
     Case("batch-linear", (19, 2100), 80, op=Linear()),
 ]
 

@@ -88,13 +88,13 @@ class _Shape:
 
     @property
     def most_vectors(self) -> int:
-        return 1 if self.packing == "lanes" else 4
+        return 1 if self.packing in ("own", "lanes") else 4
 
 
 def _shape(problem: Problem, has_prologue: bool, isa: Isa, compensated: bool) -> _Shape:
     lanes = isa.lanes
     spread = problem.groups > 1 and problem.outputs < lanes
-    packing = "lanes" if spread else _packing(problem, has_prologue, lanes)
+    packing = _spread(problem, lanes) if spread else _packing(problem, has_prologue, lanes)
     terms, planes = PART_TERMS, MOST_UNROLLED_PLANES
     if compensated:
         terms = SHORT_TERMS
@@ -161,6 +161,13 @@ def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
     return "blocks" if blocked else "pixels"
 
 
+def _spread(problem: Problem, lanes: int) -> Packing:
+    """How inputs are packed of which each lane reads others: as they lie, where a vector of them
+    has all that a vector of outputs reads."""
+    own = problem.inputs == problem.outputs and lanes % problem.outputs == 0
+    return "own" if own and problem.source.block == lanes else "lanes"
+
+
 def _is_blocked(problem: Problem, lanes: int) -> bool:
     """Whether inputs lie in blocks of lanes, of one group each."""
     source = problem.source
@@ -177,6 +184,8 @@ def _unit(problem: Problem, packing: Packing, lanes: int, planes: int) -> int:
     source = problem.source
     if packing == "lanes":
         return 1
+    if packing == "own":
+        return problem.inputs
     in_planes = packing == "none" and source.block == 1 < problem.inputs
     if packing == "pixels" or in_planes:
         return min(planes, problem.inputs)

@@ -90,7 +90,8 @@ class Packer:
             code.line(f"packed[(c - c0) * {row} + f] = {self._apply(code)};")
 
     def _vectors(self, code: Code) -> None:
-        """Blocks of channels, or for each output lane its own channel."""
+        """Blocks of channels (one of them, if groups lie in it), or for each output lane its own
+        channels."""
         scheme = self.scheme
         problem, packed, lanes = scheme.problem, scheme.packed, scheme.lanes
         spread = scheme.packing == "lanes"
@@ -169,7 +170,7 @@ class Packer:
         with code.block("for (uniform int j = l; j < r; j++)"):
             row = self.numbers("x_row", source.row)
             pixel = f"y * {row} + (column0 + j) * {source.column}"
-            if self.scheme.spread:
+            if self.scheme.packing == "lanes":
                 code.line("float v = 0.0f;")
                 code.line(f"if (real) v = x[{pixel} + at];")
             else:

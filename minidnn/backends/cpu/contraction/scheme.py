@@ -16,7 +16,7 @@ from minidnn._cached_property import cached_property
 from .problem import Pair, Problem
 from .tiling import Tile, step_cycles
 
-Packing = Literal["none", "blocks", "gathered", "pixels", "features", "lanes"]
+Packing = Literal["none", "blocks", "gathered", "pixels", "features", "own", "lanes"]
 
 LINE_FLOATS = 16
 LINE_BYTES = 4 * LINE_FLOATS
@@ -50,7 +50,9 @@ class Scheme:
         packing: how a block of inputs is copied into scratch before it is used: not at all;
             "blocks": as it lies, in blocks of channels; "gathered": so too, but only the pixels
             that are read, as one row (see :class:`.problem.Problem`); "pixels": planes;
-            "features": rows; "lanes": for each output lane its own input channel.
+            "features": rows; "own": the vector of channels in which the groups of a vector of
+            outputs lie, each lane of which takes its group's; "lanes": for each output lane its
+            own input channels.
         unit: channels of one step of the sum's outer loop, which are unrolled.
         block: rows of output of one task (columns if there is one row).
         chunk: steps of the outer loop that are taken for all tiles of a block in turn; 0: each
@@ -75,8 +77,8 @@ class Scheme:
 
     @property
     def spread(self) -> bool:
-        """Whether each lane reads an input channel of its own."""
-        return self.packing == "lanes"
+        """Whether each lane reads input channels of its own."""
+        return self.packing in ("own", "lanes")
 
     @property
     def groups(self) -> int:
@@ -151,7 +153,9 @@ class Scheme:
     def touched_bytes(self) -> int:
         """Bytes of the cache lines that one block reads of its inputs."""
         source, problem = self.problem.source, self.problem
-        channels = problem.inputs * (self.lanes if self.spread else 1)
+        channels = {"own": self.lanes, "lanes": problem.inputs * self.lanes}.get(
+            self.packing, problem.inputs
+        )
         own = min(source.block, channels)
         span = (self.window[1] - 1) * source.column + own
         apart = (problem.kernel[1] - 1) * source.column + own

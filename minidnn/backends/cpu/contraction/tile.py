@@ -207,14 +207,27 @@ class _Sums:
                     stride = self.numbers("x_channel", scheme.read.channel)
                     code.line(f"const uniform float * uniform xc = {first} + {channel} * {stride};")
                     base = "xc"
-                shift = channel if scheme.read.channel == 1 else 0
+                shift = channel if scheme.read.channel == 1 and not scheme.spread else 0
                 for p in range(self.rows * self.columns):
                     at = self._pixel(p) + shift
                     names = (f"a{p}_{v}" for v in range(vectors))
                     sums = " ".join(f"{a} = md_fma(w{v}, x0, {a});" for v, a in enumerate(names))
-                    lane = " + programIndex" if scheme.spread else ""
-                    code.line(f"{{ float x0 = {base}[{at}{lane}]; {sums} }}")
+                    code.line(f"{{ float x0 = {self._input(base, at, channel)}; {sums} }}")
         code.line(f"w += {channels * vectors * lanes};")
+
+    def _input(self, base: str, at: int, channel: int) -> str:
+        """A pixel's number of a channel: one for all lanes, or each lane's own, which lies with
+        those of its group in one vector or has a vector of its own."""
+        scheme = self.scheme
+        if not scheme.spread:
+            return f"{base}[{at}]"
+        vector, inputs = f"{base}[{at} + programIndex]", scheme.problem.inputs
+        if scheme.packing == "lanes" or inputs == 1:
+            return vector
+        # What the compiler knew it would shuffle in two instructions, and keep what they share of
+        # all channels, for which there are no registers.
+        mask = self.numbers("lanes_of_group", -inputs)
+        return f"shuffle({vector}, (programIndex & {mask}) + {channel})"
 
     def _ask_weights(self, level: str) -> None:
         """Asks for later weights."""
