@@ -145,7 +145,21 @@ def mixed(networks: Sequence[str]) -> list[str]:
 
 def engines(precision: str, options: argparse.Namespace) -> list[str]:
     """Those of a cell."""
-    return [e for e in options.engines if f"{e}:{precision}" not in options.leave_out]
+    left_out = set(options.leave_out)
+    return [e for e in options.engines if left_out.isdisjoint((e, f"{e}:{precision}"))]
+
+
+def left_out(text: str) -> str:
+    """An engine, or one in one precision, such as "eager-last:float32".
+
+    Raises:
+        ArgumentTypeError: there is no such engine or precision.
+    """
+    engine, colon, precision = text.partition(":")
+    if engine not in ENGINES or (colon and precision not in PRECISIONS):
+        valid = f"one of {', '.join(ENGINES)}, alone or with one of :{', :'.join(PRECISIONS)}"
+        raise argparse.ArgumentTypeError(f"{text!r}: valid is {valid}")
+    return text
 
 
 def missing(asked: Iterable[tuple[str, str, int]], options: argparse.Namespace) -> list[Cell]:
@@ -208,7 +222,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precisions", nargs="+", default=usual, choices=PRECISIONS)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 128])
     parser.add_argument("--engines", nargs="+", default=list(USUAL), choices=ENGINES)
-    parser.add_argument("--leave-out", nargs="+", default=[], help="such as eager-last:float32")
+    parser.add_argument(
+        "--leave-out", nargs="+", default=[], type=left_out, help="such as eager-last:float32"
+    )
     parser.add_argument("--beyond", action="store_true", help=f"also {', '.join(BEYOND)}")
     parser.add_argument(
         "--stages", nargs="+", type=Stage.of, help="such as tf32:128 beyond:float16:1, in order"

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,14 @@ def test_engines_are_left_out_of_a_precision(tmp_path: Path) -> None:
     found = cuda_zoo.missing(cuda_zoo.cells(asked), asked)
     engines = {cell.content["precision"]: cell.content["engines"] for cell in found}
     assert engines == {"float16": ["minidnn", "eager"], "tf32": ["minidnn"]}
+    asked.leave_out = ["eager"]
+    assert cuda_zoo.engines("float16", asked) == cuda_zoo.engines("tf32", asked) == ["minidnn"]
+
+
+@pytest.mark.parametrize("text", ["eagre", "eager:float64", "eager:", ":tf32"])
+def test_engines_that_there_are_not_are_not_left_out(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=f"{text}.*eager-last.*tf32"):
+        cuda_zoo.left_out(text)
 
 
 def test_finished_cells_are_skipped_and_failed_ones_come_last(tmp_path: Path) -> None:
