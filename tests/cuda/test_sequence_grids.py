@@ -8,6 +8,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.sequence import grid as grids_module
 from minidnn.backends.cuda.sequence import mapping, print_region
@@ -219,6 +220,38 @@ def test_a_lone_sum_over_a_large_plane_copies_patches(tmp_path: Path) -> None:
     cases = []
     for size in ((97, 131), (50, 51), (131, 97)):
         region = region_of(average, (1, 2, *size), "float32")
+        cases.append(case_of(region, numbers_for(region.body), PLANAR, suit=True))
+    run_cases(cases, tmp_path)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90"])
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    [
+        ((3, 3), (1, 1, 3, 19001)),
+        ((1, 3), (1, 1, 1, 70001)),
+        ((7, 7), (1, 1, 20, 9001)),
+        ((31, 31), (2, 1, 1081, 1921)),
+        ((51, 51), (1, 1, 721, 1441)),
+        ((127, 127), (1, 8, 257, 513)),
+        ((1, 127), (1, 8, 60, 131)),
+        ((127, 1), (1, 8, 131, 60)),
+    ],
+)
+def test_sums_over_wide_planes_and_by_tall_windows_fit(
+    kernel: tuple[int, int], shape: tuple[int, ...], arch: str
+) -> None:
+    """Where whole rows are too long, or too many of them are read, patches have columns as well."""
+    region = region_of(L.AvgPool2d(kernel, 1, (kernel[0] // 2, kernel[1] // 2)), shape, "float32")
+    launch = print_region(region, lambda v: tensor_of(v.type, PLANAR), arch).kernel.launch
+    assert launch.shared_bytes <= shared_limit(arch)
+
+
+def test_numbers_of_wide_planes_and_tall_windows(tmp_path: Path) -> None:
+    cases = []
+    for kernel, size in (((3, 3), (5, 701)), ((7, 7), (20, 181)), ((25, 1), (60, 45))):
+        window = L.AvgPool2d(kernel, 1, (kernel[0] // 2, kernel[1] // 2))
+        region = region_of(window, (1, 2, *size), "float32")
         cases.append(case_of(region, numbers_for(region.body), PLANAR, suit=True))
     run_cases(cases, tmp_path)
 

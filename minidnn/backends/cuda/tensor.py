@@ -36,6 +36,13 @@ class Tensor:
     def itemsize(self) -> int:
         return ITEMSIZE[self.dtype]
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether 32 bits may not count from one image's first element to what windows at its last
+        one reach for."""
+        steps = (self.channels, self.channel), (self.rows, self.row), (self.columns, self.pixel)
+        return sum(count * step for count, step in steps) >= 1 << 30
+
 
 def tensor_of(
     type: TensorType, layout: Layout, buffer: TensorType | None = None, channel: int = 0

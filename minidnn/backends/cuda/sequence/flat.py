@@ -130,16 +130,18 @@ class _Printer:
         step, rounds = self.flat.threads * size_of_pack, self.flat.rounds
         self.is_same_channel = self._keeps_channels(self.channels)
         start = f"(block - {first})" if first else "block"
-        code.line(f"const int start = {start} * {rounds * step} + threadIdx.x * {size_of_pack};")
+        kind, wide = ("long long", "LL") if self._is_wide(tensors, size) else ("int", "")
+        place = f"{start} * {rounds * step}{wide} + threadIdx.x * {size_of_pack}"
+        code.line(f"const {kind} start = {place};")
         pack = Pack(code, size_of_pack)
         known: dict[int, str] = {}
         if self.is_same_channel:
-            code.line("const int e0 = start;")
+            code.line(f"const {kind} e0 = start;")
             self._channel_data(pack, segment, 0, known, {n: f"v{n}" for n in self.vectors})
         is_whole = size % (rounds * step) == 0
         for k in range(rounds):
             if k or not self.is_same_channel:
-                code.line(f"const int e{k} = start + {k * step};")
+                code.line(f"const {kind} e{k} = start + {k * step};")
             for number in self.inputs:
                 if self._is_full(number):
                     test = "" if is_whole else f"e{k} < {size}"
@@ -148,6 +150,10 @@ class _Printer:
             with code.block("" if is_whole else f"if (e{k} < {size})"):
                 names = {n: f"q{n}_{k}" for n in self.inputs if self._is_full(n)} | known
                 self._compute(pack, segment, k, names)
+
+    def _is_wide(self, tensors: Sequence[int], size: int) -> bool:
+        """Whether 32 bits may not count an image's elements."""
+        return size >= 1 << 30 or any(self._tensor_of(n).is_wide for n in tensors)
 
     def _compute(self, pack: Pack, segment: int, k: int, names: dict[int, str]) -> None:
         operations = self.plan.steps[0].segments[segment]

@@ -411,6 +411,7 @@ class _Printer:
             one_channel=plane.one_channel,
             unit=unit_of(tensor),
             in_parts=self.skips,
+            wide=tensor.is_wide,
         )
 
     def _targets(self, code: Code, function: Function, number: int, rows: Span) -> list[Target]:

@@ -20,6 +20,7 @@ from minidnn.graph.window import Window, WindowAxis
 from ....fusion.plan import Binding, KernelPlan
 from ...cpu.code import Code
 from ..dialect import TYPES
+from ..scalar import may_part
 from ..tensor import Tensor
 from .lanes import Lanes
 from .mapping import Tile, moves_by_one, pack_of
@@ -90,12 +91,15 @@ def rollings(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> I
 def _window_of(plan: KernelPlan) -> Window | None:
     """The window of a plan of one step that sums, moves by one position and divides all by the same
     (other divisions take registers that there are not), if what stands behind it reads nothing but
-    its results."""
+    its results.  There are no registers for anything behind more than 3x3 taps, nor for calls of
+    functions."""
     if len(plan.steps) != 1 or len(plan.steps[0].segments) != 1:
         return None
     first, *others = plan.steps[0].segments[0]
     window = first.window
-    if window is None or window.reduce == "max" or any(o.window is not None for o in others):
+    if window is None or window.reduce == "max":
+        return None
+    if any(o.window is not None or may_part(o.code) for o in others):
         return None
     source = plan.planes[first.operands[0]]
     if source.input is None or source.one_channel or source.one_image:
@@ -106,7 +110,8 @@ def _window_of(plan: KernelPlan) -> Window | None:
     if any(len(set(table.tolist())) > 1 for table in window.divisors(source.extent)):
         return None
     is_dense = window.rows.dilation == 1 and all(map(moves_by_one, window.axes))
-    return window if is_dense and all(a.kernel <= MOST_TAPS for a in window.axes) else None
+    most = 3 if others else MOST_TAPS
+    return window if is_dense and all(a.kernel <= most for a in window.axes) else None
 
 
 def _is_bare(plan: KernelPlan, window: Window) -> bool:
@@ -209,7 +214,8 @@ class _Printer:
     def _view(self, pointer: str, tensor: Tensor) -> View:
         extent = tensor.rows, tensor.columns
         whole = Span(0, extent[0]), Span(0, extent[1])
-        return View(pointer, tensor.dtype, extent, *whole, tensor.row, tensor.pixel, tensor.channel)
+        steps = tensor.row, tensor.pixel, tensor.channel
+        return View(pointer, tensor.dtype, extent, *whole, *steps, wide=tensor.is_wide)
 
     # Rows
 
@@ -248,7 +254,7 @@ class _Printer:
         self.inside: dict[int, str] = {}
         last = (ceil(width / self.rolling.columns) - 1) * self.rolling.columns
         code.line(f"const int u = {plus('x', -axis.padding[0])};")
-        where = f"g{self.at} + {times('u', tensor.pixel)} + c"
+        where = f"g{self.at} + {times('u', tensor.pixel, tensor.is_wide)} + c"
         code.line(f"const {TYPES[tensor.dtype]} *const p = {where};")
         for offset in self.offsets:
             low, high = offset - axis.padding[0], last - axis.padding[0] + offset
@@ -266,7 +272,8 @@ class _Printer:
         code.line(f"const bool {inside} = {' && '.join(tests)};")
         for offset in self.offsets:
             condition = " && ".join([inside, *filter(None, [self.inside.get(offset)])])
-            address = f"p + ({times(at, tensor.row)} + {offset * tensor.pixel})"
+            place = times(at, tensor.row, tensor.is_wide)
+            address = f"p + ({place} + {offset * tensor.pixel})"
             pairs.load(f"{name}_{offset}", address, condition, pairs.zero)
 
     def _summed(self, code: Code, name: str) -> list[str]:

@@ -95,7 +95,10 @@ class Lying:
             tensors = [self._lies(value) for value in (*sequence.inputs, *sequence.outputs)]
             resident = not reads_units(whole, tensors)
             if resident and sums_in_shared_memory(whole, tensors):
-                return _copied_patches(rows, columns, sequence.batch * sequence.channels)
+                planes = sequence.batch * sequence.channels
+                copied = _copied_patches(rows, columns, planes, _reach(sequence))
+                if copied is not None:
+                    return copied
         if lone and not resident:
             if self.is_planar or sequence.is_whole:
                 return Schedule(rows, columns)
@@ -128,11 +131,22 @@ class Lying:
         return replace(H200, local_bytes=limit, lanes=lanes, register_bytes=1)
 
 
-def _copied_patches(rows: int, columns: int, planes: int) -> Schedule:
+def _reach(sequence: Sequence) -> int:
+    """The most rows under a window."""
+    windows = [o.window for o in sequence.operations if o.window is not None]
+    return max((w.rows.kernel - 1) * w.rows.dilation + 1 for w in windows)
+
+
+def _copied_patches(rows: int, columns: int, planes: int, reach: int) -> Schedule | None:
     """Patches of whole rows that a lone sum copies first: of about ``PATCH_OF_SUMS``, or fewer
-    where there are few planes."""
+    where there are few planes.  None where they would have few rows beside the ``reach`` of a
+    window, as planes are wide or windows tall: most rows would be copied for several patches, and
+    so many may not fit."""
+    least = 2 * max(TILE_ROWS, reach)
     patches = ceil(rows * columns / PATCH_OF_SUMS)
-    while patches * planes < ENOUGH_BLOCKS and rows >= 4 * TILE_ROWS * patches:
+    if rows < 2 * least * patches:
+        return None
+    while patches * planes < ENOUGH_BLOCKS and rows >= 2 * least * patches:
         patches *= 2
     return Schedule(ceil(rows / patches), columns, stage=True)
 

@@ -71,7 +71,7 @@ class Taps:
             self.code.line(f"const float {name} = {value};")
             return name
         test = self.test(row, column)
-        place = times(plus(f"u{self.tag}", column), self.view.column)
+        place = self.view.times(plus(f"u{self.tag}", column), self.view.column)
         outside = identity_text(self.pack, self.window)
         self.pack.load(name, f"w{self.tag}{row} + {place}", test, outside)
         return name
@@ -152,9 +152,9 @@ class Taps:
     def _pointer(self, row: str) -> str:
         view = self.view
         slot = f"(int)((unsigned int)({row}) % {view.ring}u)" if view.ring else row
-        terms = [view.pointer, times(slot, view.row)]
+        terms = [view.pointer, view.times(slot, view.row)]
         if view.has_channel(self.lanes):
-            terms.append(times("c", view.channel))
+            terms.append(view.times("c", view.channel))
         return " + ".join(terms)
 
     def looped(self) -> str:
@@ -174,7 +174,7 @@ class Taps:
             with code.block(f"for (int kx = 0; kx < {across.kernel}; kx++)"):
                 code.line(f"const int sx = u + {times('kx', across.dilation)};")
                 inside = f"ok && {_within('sx', self.view.columns)}"
-                pack.load("tap", f"w + {times('sx', self.view.column)}", inside, identity)
+                pack.load("tap", f"w + {self.view.times('sx', self.view.column)}", inside, identity)
                 a, b = pack.at("part"), pack.at("tap")
                 pack.each(f"{a} = {join_text(pack, window, a, b, False)};")
             a, b = pack.at("total"), pack.at("part")

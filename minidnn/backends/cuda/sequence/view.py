@@ -56,6 +56,8 @@ class View:
     in_parts: bool = False
     #: How many neighbours of a row one access moves, from each multiple of that many on.
     unit: int = 1
+    #: Whether 32 bits may not count its elements.
+    wide: bool = False
 
     def has_channel(self, lanes: Lanes) -> bool:
         """Whether its elements are found by channel."""
@@ -65,12 +67,16 @@ class View:
         """Where position (y, x) of channel ``c`` lies."""
         terms = [self.pointer]
         if y != "0" or self.ring or self.rows.begin != 0:
-            terms.append(times(self.row_number(y), self.row))
+            terms.append(self.times(self.row_number(y), self.row))
         if x != "0" or self.columns.begin != 0:
-            terms.append(times(minus(x, self.columns.begin), self.column))
+            terms.append(self.times(minus(x, self.columns.begin), self.column))
         if self.has_channel(lanes):
-            terms.append(times("c", self.channel))
+            terms.append(self.times("c", self.channel))
         return " + ".join(terms)
+
+    def times(self, text: str, step: int) -> str:
+        """Elements of so many steps."""
+        return times(text, step, self.wide)
 
     def row_number(self, y: str) -> str:
         """Which of the rows that are kept row ``y`` is."""
@@ -89,5 +95,5 @@ def plus(text: str, number: int) -> str:
     return f"{text} + {number}" if number > 0 else f"{text} - {-number}"
 
 
-def times(text: str, factor: int) -> str:
-    return text if factor == 1 else f"({text}) * {factor}"
+def times(text: str, factor: int, wide: bool = False) -> str:
+    return text if factor == 1 else f"({text}) * {factor}{'LL' * wide}"

@@ -1,0 +1,69 @@
+"""Images of more elements than 32 bits count, whose pixels or rows lie far apart: the same bits as
+node by node in the emulator, in memory of which only what is touched is there."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidnn import layers as L
+from minidnn.backends.cuda.sequence import print_sequence
+from minidnn.backends.cuda.tensor import Tensor
+from minidnn.fusion.region import Sequence
+from minidnn.fusion.sequence import Schedule
+from minidnn.graph.types import rounded_to
+from tests.cuda.arrays import STORED, numbers, stored, strided
+from tests.cuda.emulator.run import Emulated
+from tests.cuda.sequences import evaluate_rounded
+from tests.cuda.test_sequence_kinds import numbers_for
+from tests.cuda.test_sequence_units import region_of
+
+CHANNELS, ROWS, COLUMNS = 8, 6, 4
+NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python names since 3.13
+
+CASES = {
+    "strips": ((L.AvgPool2d(3, 1, 1),), "float16", False, False),
+    "tiles": ((L.MaxPool2d(3, 1, 1), L.BatchNorm2d(CHANNELS)), "float16", False, False),
+    "loops": ((L.MaxPool2d((9, 9), 1, 4),), "bfloat16", False, False),
+    "packs": ((L.BatchNorm2d(CHANNELS), L.ReLU()), "float32", False, False),
+    "planes": ((L.MaxPool2d(3, 1, 1),), "float32", True, False),
+    "copied planes": ((L.AvgPool2d(3, 1, 1),), "float32", True, True),
+}
+
+
+def far_apart(dtype: str, planar: bool) -> Tensor:
+    """Rows of planes, or pixels whose channels lie side by side."""
+    step = 1 << 29 if planar else 1 << 27
+    steps = (COLUMNS, step, 1) if planar else (1, COLUMNS * step, step)
+    tensor = Tensor(dtype, CHANNELS, ROWS, COLUMNS, ROWS * max(steps), *steps)
+    assert tensor.image >= 1 << 31
+    return tensor
+
+
+def memory_of(tensor: Tensor) -> np.ndarray:
+    size = tensor.image * tensor.itemsize
+    try:
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+    except OSError as error:
+        pytest.skip(f"no {size >> 30} GiB of addresses: {error}")
+    return np.frombuffer(memory, STORED[tensor.dtype])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wide_images_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    layers, dtype, planar, stage = CASES[name]
+    region = region_of(layers, (1, CHANNELS, ROWS, COLUMNS), dtype)
+    region = Sequence(region.body, Schedule(ROWS, COLUMNS, stage=stage))
+    operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]
+    tensor = far_apart(dtype, planar)
+    plan, binding = region.kernel
+    kernel = print_sequence(plan, binding, [tensor], [tensor], "sm_90")
+    given, result = memory_of(tensor), memory_of(tensor)
+    strided(given, tensor, 1)[:] = stored(operands[0], dtype)
+    vectors = [kernel.vectors()] if binding.vectors else []
+    Emulated([kernel.launch.source], tmp_path).launch(kernel.launch, [given, result, *vectors])
+    (expected,) = evaluate_rounded(region.body, operands)
+    np.testing.assert_array_equal(numbers(strided(result, tensor, 1), dtype), expected)
