@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from minidnn.acceleration.engine import Engine, engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
@@ -173,13 +174,17 @@ class Piece:
         engine: Engine,
         trained: bool,
     ) -> Program:
+        for arg in filter(is_traceable_wrapper_subclass, args):
+            raise UnsupportedError(
+                f"a {type(arg).__name__} is given, which has no memory of its own"
+            )
         module = _with_numbers(self.module, values) if values else self.module
         weights = {place: args[place] for place in self._weights}
         held = {place: Held(weights, place, name) for place, name in self._weights.items()}
         captured = capture(module, args, held_leaves=held)
         program = Program(captured, engine, "torch.compile", describe(inputs), self._strict)
         if not program.parts:
-            raise UnsupportedError(f"nothing of it is taken:\n{program.rest()}")
+            raise UnsupportedError(f"nothing of it is taken:\n{program.why_nothing()}")
         trains = any(TRAINING in reason for reason in program.left.values())
         if trained and (trains or captured.writes):
             raise UnsupportedError(f"it is in training mode:\n{program.rest()}")

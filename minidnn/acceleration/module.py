@@ -13,6 +13,7 @@ from torch import nn
 
 from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
+from minidnn.acceleration.part import computes_its_own_way
 from minidnn.acceleration.program import OverlapError, Program
 from minidnn.acceleration.programs import Programs, arrangement, describe, foreign
 from minidnn.acceleration.watched import derived, watched
@@ -108,17 +109,19 @@ class OptimizedModule(StandsFor):
             if torch.compiler.is_exporting():
                 return self.original(*args, **kwargs)
             return self._uncompiled(*args, **kwargs)
+        if type(args) is not tuple:  # but a Proxy for all of them, at the root of a symbolic trace
+            return self._traced(args)
         if watched():
             return self._watched(args, kwargs)
         if not kwargs and self._is_plain(args):
             result = self._programs.at_once(args)
             if result is not None:
                 return result
-        if self.training:
-            return self.original(*args, **kwargs)
         leaves, arranged = arrangement(args, kwargs)
         if any(isinstance(leaf, torch.fx.Proxy) for leaf in leaves):  # a symbolic trace
             return self.original.forward(*args, **kwargs)  # of the children, which are found there
+        if self.training:
+            return self.original(*args, **kwargs)
         if torch.is_grad_enabled():
             if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
                 return self._left("with an input that requires a gradient", args, kwargs)
@@ -129,6 +132,15 @@ class OptimizedModule(StandsFor):
     @torch.compiler.disable(reason="minidnn runs it")
     def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
+
+    def _traced(self, given: Any) -> Any:
+        """What the original gives in a symbolic trace, whose graph from now on is that of the
+        original, with the original's arguments in the place of ``given``."""
+        graph = given.tracer.trace(self.original)
+        output = graph.output_node()
+        result = torch.fx.map_arg(output.args[0], given.tracer.proxy)
+        graph.erase_node(output)  # the trace makes it again, of the result
+        return result
 
     def _watched(self, args: Any, kwargs: Any) -> Any:
         """The original, whose operations are recorded, or computed in another way."""
@@ -198,10 +210,17 @@ class OptimizedModule(StandsFor):
         engine = engine_for(memory, device, precision, options)
         captured = capture(self.original, args, kwargs)
         name = type(self.original).__name__
+        for node, held in captured.held.items():
+            if node.users and computes_its_own_way(held.tensor):
+                raise UnsupportedError(
+                    f"{name} cannot be compiled: its weight {held.name} is a "
+                    f"{type(held.tensor).__name__}, a class that computes in its own way; valid "
+                    "are torch.Tensor and torch.nn.Parameter"
+                )
         program = Program(captured, engine, name, describe(leaves), strict, self.original)
         if not program.parts:
             warnings.warn(
-                f"{name}: nothing was taken, all runs in PyTorch:\n{program.rest()}",
+                f"{name}: nothing was taken, all runs in PyTorch:\n{program.why_nothing()}",
                 MiniDNNWarning,
                 stacklevel=2,
             )

@@ -15,7 +15,7 @@ from minidnn.executable import Executable
 from minidnn.frontends.torch.convert import Part
 
 #: What lies in memory as it seems to; other classes may look at a tensor in their own way.
-_PLAIN = (torch.Tensor, nn.Parameter)
+PLAIN = (torch.Tensor, nn.Parameter)
 
 
 class TakenPart(nn.Module):
@@ -118,10 +118,19 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
+def computes_its_own_way(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's class has a say in what is computed of it, and in what that gives."""
+    kind = type(tensor)
+    return kind not in PLAIN and (
+        kind.__torch_function__ is not nn.Parameter.__torch_function__  # which has none
+        or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    )
+
+
 def lies_there(tensor: torch.Tensor, expected: tuple[Any, torch.dtype, torch.device]) -> bool:
     """Whether a tensor's memory is an array of the type expected."""
     return (
-        type(tensor) in _PLAIN
+        type(tensor) in PLAIN
         and not tensor.is_nested  # has no shape
         and tensor.device == expected[2]
         and tensor.shape == expected[0]

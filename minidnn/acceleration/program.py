@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -156,7 +156,7 @@ class Program:
             results = self._runner(*tensors)
         if self.captured.writes:
             results = self._write_back(results, leaves)
-        return pytree.tree_unflatten(list(results), self.captured.arranged)
+        return _arranged(iter(results), self.captured.arranged)
 
     def _write_back(self, results: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """Writes what the network would have written in place; gives the other results."""
@@ -184,6 +184,14 @@ class Program:
             lines.append(f"  {shown}: {text}{times}")
         return "\n".join(lines)
 
+    def why_nothing(self) -> str:
+        """Why there is no part: what is left, or that there is nothing to compute."""
+        if rest := self.rest():
+            return rest
+        if any(isinstance(result, fx.Node) for result in self._results):
+            return "  it computes nothing: its results are what it is given or holds, or views"
+        return "  no tensor is among its results"
+
     def _build(self) -> tuple[Callable[..., Any], list[Any], list[int]]:
         """The whole as one function of parts and operations that are left; the held tensors and
         the places of the arguments that it takes."""
@@ -195,6 +203,17 @@ class Program:
             else:
                 builder.left(level.nodes)
         return builder.finish(self._results)
+
+
+def _arranged(results: Iterator[Any], arranged: Any) -> Any:
+    """Results as they are arranged.  PyTorch does the same, but for sizes (``x.shape``), of which
+    it makes plain tuples."""
+    if arranged.is_leaf():
+        return next(results)
+    made = [_arranged(results, each) for each in arranged.children()]
+    if arranged.type is torch.Size:
+        return torch.Size(made)
+    return pytree.SUPPORTED_NODES[arranged.type].unflatten_fn(made, arranged.context)
 
 
 class _Chain:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from minidnn.acceleration.part import PLAIN
 from minidnn.acceleration.program import Program
 from minidnn.frontends.torch.capture import CAPTURING
 
@@ -223,6 +224,8 @@ def foreign(leaves: Sequence[Any]) -> str | None:
         if not isinstance(leaf, _LEAVES):
             return type(leaf).__name__
         if isinstance(leaf, torch.Tensor):
+            if type(leaf) not in PLAIN:  # it may compute in its own way, and so do results
+                return f"tensor of class {type(leaf).__name__}"
             if leaf.is_nested:
                 return "nested tensor"
             if leaf.layout is not torch.strided:

@@ -27,6 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from minidnn.acceleration.glance import Glance
+from minidnn.acceleration.part import computes_its_own_way
 from minidnn.frontends.torch.capture import Held
 from minidnn.frontends.torch.scripted import is_scripted
 from minidnn.frontends.torch.state import OF_MODULES, PLAIN
@@ -336,4 +337,4 @@ def _memory(tensor: Any) -> StorageWeakRef:
 
 
 def _type(tensor: Any) -> Any:
-    return (tensor.shape, tensor.dtype, tensor.device)
+    return (tensor.shape, tensor.dtype, tensor.device, computes_its_own_way(tensor))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import minidnn as md
 from minidnn.errors import MiniDNNWarning, UnsupportedError
@@ -64,6 +66,55 @@ def test_objects_that_no_program_can_be_for_are_left_to_pytorch(what: Any) -> No
         md.optimize(net, device="reference", strict=True)(x, what)
     with pytest.raises(UnsupportedError, match=f"cannot be compiled for a {kind}; calls with one"):
         md.optimize(net, (x, what), device="reference")
+
+
+class Tagged(torch.Tensor):
+    """Keeps its tag in whatever is computed of it."""
+
+    tag = ""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(made, Tagged) and isinstance(args[0], Tagged):
+            made.tag = args[0].tag
+        return made
+
+
+def tagged(x: torch.Tensor) -> Tagged:
+    found = x.as_subclass(Tagged)
+    found.tag = "seen"
+    return found
+
+
+OF_OTHER_CLASSES: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    tagged,
+    lambda x: TwoTensor(x, x + 1),
+]
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.parametrize("of_another", OF_OTHER_CLASSES)
+def test_tensors_of_other_classes_are_left_to_pytorch(of_another: Any, device: str) -> None:
+    net, x = nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval(), torch.ones(2, 3)
+    fast, other = md.optimize(net, x, device=device), of_another(x)
+    kind = f"a tensor of class {type(other).__name__}"
+    with torch.no_grad():
+        with pytest.warns(MiniDNNWarning, match=f"^Sequential was called with {kind}: it runs in"):
+            found = fast(other)
+        expected = net(other)
+        assert type(found) is type(other)
+        assert getattr(found, "tag", None) == getattr(expected, "tag", None)
+        for part in ("a", "b") if isinstance(other, TwoTensor) else ("data",):
+            assert torch.equal(getattr(found, part), getattr(expected, part))
+        assert type(fast(x)) is torch.Tensor  # still by its program
+    assert len(fast.programs) == 1
+    with pytest.raises(UnsupportedError, match=f"^strict=True, and .* was called with {kind}"):
+        md.optimize(net, device=device, strict=True)(other)
+    with pytest.raises(UnsupportedError, match=f"cannot be compiled for {kind}; calls with"):
+        md.optimize(net, other, device=device)
 
 
 class Appending(nn.Module):

@@ -199,3 +199,38 @@ def test_weights_of_a_module_that_refers_to_itself_are_its_weights(way: str) -> 
     with torch.no_grad():
         net.weight.mul_(3)
     check(fast, net, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*nothing was taken")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("is_outermost", [True, False])
+def test_recurrent_layers_refer_to_their_weights(kind: type[nn.Module], is_outermost: bool) -> None:
+    """By lists of these and of weak references, which they make anew where PyTorch puts others in
+    the weights' places: that is no state."""
+    torch.manual_seed(0)
+    layer = kind(4, 5, num_layers=2, bidirectional=True).eval()
+    net = layer if is_outermost else nn.Sequential(nn.Linear(4, 4), layer).eval()
+    x = examples(3, 2, 4)
+    fast = md.optimize(net, x, device="reference")
+    assert "keeps state" not in fast.explain() and "aten." in fast.explain()
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+            layer.weight_hh_l1.mul_(3)
+        layer.weight_ih_l0 = nn.Parameter(layer.weight_ih_l0 * 2)
+        torch.testing.assert_close(fast(x), net(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_weights_that_were_made_in_inference_mode(is_within: bool) -> None:
+    with torch.inference_mode():
+        net = network().eval()
+    x = examples(2, 3, 4)
+    with torch.inference_mode(is_within):
+        fast = md.optimize(net, x, device="cpu")
+    check(fast, net, x)
+    with torch.inference_mode():
+        net[0].weight.mul_(3)
+    fast.refresh()
+    check(fast, net, x)
+    assert all(weight.requires_grad for weight in net.parameters())

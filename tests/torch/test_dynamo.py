@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from minidnn.acceleration import dynamo
 from minidnn.errors import DeviceError, GraphError, MiniDNNWarning, UnsupportedError
@@ -284,6 +285,22 @@ def test_a_piece_of_which_nothing_is_taken_is_pytorchs_with_a_warning() -> None:
     strict = {"device": "reference", "strict": True}
     with torch.no_grad(), pytest.raises(UnsupportedError, match=r"^strict=True, and not all of"):
         torch.compile(function, backend=dynamo.backend, options=strict)(x)
+
+
+@pytest.mark.parametrize("weight", [False, True])
+def test_tensors_that_hold_others_are_left_to_pytorch(weight: bool) -> None:
+    torch._dynamo.reset()
+    net, x = nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval(), examples(2, 3)
+    given = x if weight else TwoTensor(x, x)
+    if weight:
+        held = net[0].weight.detach()
+        net[0].weight = nn.Parameter(TwoTensor(held, held), requires_grad=False)
+    fast = torch.compile(net, backend=dynamo.backend, options={"device": "reference"})
+    with torch.no_grad():
+        with pytest.warns(MiniDNNWarning, match="a piece runs in PyTorch: a TwoTensor is given"):
+            found = fast(given)
+        assert type(found) is TwoTensor
+        close(found.a, net(given).a)
 
 
 def test_autocast_is_honoured_by_pytorch() -> None:

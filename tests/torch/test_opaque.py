@@ -396,3 +396,87 @@ def test_state_that_another_reads_or_writes(
         assert said in fast.explain()
         with pytest.raises(UnsupportedError, match=f"Outside cannot be captured: .*{said}"):
             md.optimize(around, net[0](x))
+
+
+class Encoding(nn.Module):
+    """Encodes sequences, of which a mask says what is padding."""
+
+    def __init__(self, kind: type[nn.TransformerEncoder]) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.before = nn.Linear(8, 8)
+        self.encoder = kind(layer, 1)
+        self.after = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor | None = None) -> Any:
+        return self.after(self.encoder(self.before(x), src_key_padding_mask=padding))
+
+
+class OwnEncoder(nn.TransformerEncoder):
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return super().forward(*args, **kwargs) * 2
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("kind", [nn.TransformerEncoder, OwnEncoder])
+def test_an_encoder_that_takes_padding_away(kind: type[nn.TransformerEncoder]) -> None:
+    """Which has zeros in its place only when it is called, and not for every mask."""
+    torch.manual_seed(0)
+    net, x = Encoding(kind).eval(), examples(2, 4, 8)
+    masks = [torch.tensor(m) > 0 for m in ([[0, 0, 0, 1], [0] * 4], [[0, 0, 1, 1], [0, 0, 0, 1]])]
+    fast = md.optimize(net, (x, masks[0]), device="reference")
+    assert taken(fast) == [True, False, True]
+    assert "\n  encoder: a module as it is: with a padding mask it uses nested" in fast.explain()
+    for mask in (*masks, masks[1].flip(1)):
+        torch.testing.assert_close(fast(x, mask), net(x, mask), rtol=1e-5, atol=1e-5)
+    plain = md.optimize(net, x, device="reference")
+    assert "a module as it is" not in plain.explain()
+    torch.testing.assert_close(plain(x), net(x), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_an_encoder_that_keeps_padding_is_captured() -> None:
+    net, x = Encoding(nn.TransformerEncoder).eval(), examples(2, 4, 8)
+    mask = torch.tensor([[0, 0, 0, 1], [0] * 4]) > 0
+    with pytest.raises(UnsupportedError, match="valid is use_nested_tensor = False"):
+        md.optimize(net.encoder, x, kwargs={"src_key_padding_mask": mask})
+    net.encoder.use_nested_tensor = False
+    fast = md.optimize(net, (x, mask), device="reference")
+    assert "a module as it is" not in fast.explain()
+    torch.testing.assert_close(fast(x, mask), net(x, mask), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_its_hooks_run_once() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(conv(3), Deciding(torch.cos), conv()).eval()
+    net[1].register_forward_pre_hook(lambda module, args: (args[0] * 3,))
+    net[1].register_forward_hook(lambda module, args, result: result + args[0])
+    fast = optimized(net)
+    assert taken(fast) == [True, False, True]
+
+
+@torch.no_grad()
+def test_hooks_that_cannot_be_captured_are_part_of_it() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(conv(3), nn.Tanh(), conv()).eval()
+    net[1].register_forward_hook(lambda _, args, x: x * 2 if x.sum() < 1e9 else x)
+    assert taken(optimized(net)) == [True, False, True]
+
+
+@torch.no_grad()
+def test_hooks_that_the_module_around_it_registers_in_a_call() -> None:
+    class Listening(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Deciding(torch.cos)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heard: list[torch.Tensor] = []
+            hook = self.inner.register_forward_hook(lambda _, args, result: heard.append(result))
+            y = self.inner(x)
+            hook.remove()
+            return y + heard[0]
+
+    assert taken(optimized(nn.Sequential(conv(3), Listening(), conv()))) == [True, False, True]

@@ -11,7 +11,11 @@ from torch import nn
 import minidnn as md
 from minidnn.errors import UnsupportedError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, .* are deprecated:UserWarning"),
+]
 
 X = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(2))
 
@@ -66,3 +70,21 @@ def test_one_as_a_whole_is_refused(kind: str) -> None:
         md.optimize(made(kind))
     with pytest.raises(UnsupportedError, match=refused):
         md.compile(made(kind), X.shape)
+
+
+def quantized(net: nn.Module) -> Any:
+    return torch.ao.quantization.quantize_dynamic(net, {nn.Linear}, dtype=torch.qint8)
+
+
+@torch.no_grad()
+def test_objects_of_torchscript_in_modules() -> None:
+    """As quantized layers have them, in modules of their own that nobody calls."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(4, 3))
+    net = quantized(nn.Sequential(nn.Conv2d(3, 3, 1), nn.Linear(6, 4), nn.ReLU(), inner).eval())
+    fast = md.optimize(net, X, device="reference")
+    assert [level.taken for level in fast.programs[0].levels] == [True, False, True, False]
+    assert "1, 3.0: a module as it is: it uses a TorchScript object (as" in fast.explain()
+    torch.testing.assert_close(fast(X), net(X), rtol=1e-5, atol=1e-5)
+    with pytest.raises(UnsupportedError, match="Linear cannot be captured: it uses a TorchScript"):
+        md.optimize(net[1].eval(), X)

@@ -100,6 +100,7 @@ RECORDERS: dict[str, Callable[[Any], Any]] = {
     "jit.trace": lambda net: torch.jit.trace(net, (X,))(X + 1),
     "make_fx": lambda net: make_fx(net)(X)(X + 1),
     "symbolic_trace": lambda net: torch.fx.symbolic_trace(nn.Sequential(net))(X + 1),
+    "symbolic_trace of it": lambda net: torch.fx.symbolic_trace(net)(X + 1),
     "counted": _flops,
 }
 
@@ -113,6 +114,39 @@ def test_records_are_of_the_original(net: nn.Module, name: str) -> None:
             torch.testing.assert_close(found, net(X + 1), rtol=1e-5, atol=1e-5)
         else:
             assert found == record(net) > 0
+
+
+class Arranging(nn.Module):
+    """Has arguments by name, tensors of its own and results of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 4)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("shift", torch.tensor(3.0))
+        self.factor = torch.tensor(4.0)
+
+    def forward(self, x: torch.Tensor, *, times: Any = 2) -> dict[str, Any]:
+        y = self.inner(x) * self.scale + self.shift - self.factor
+        return {"y": (y * times).relu(), "rest": [x, None, 3]}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_symbolic_trace_of_it_is_that_of_the_original(net: nn.Module, training: bool) -> None:
+    for body, x in ((net, X), (Arranging().eval(), X)):
+        expected = torch.fx.symbolic_trace(body)
+        fast = md.optimize(body, x, device="reference", strict=True).train(training)
+        names = set(vars(body))
+        found = torch.fx.symbolic_trace(fast)
+        assert str(found.graph) == str(expected.graph)
+        assert names == set(vars(body))
+        around = torch.fx.symbolic_trace(nn.Sequential(fast))
+        fast.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(found.eval()(x), body(x), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(around.eval()(x), body(x), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(found(x, times=5)["y"], body(x, times=5)["y"])
 
 
 def test_training_is_transformed_without_a_warning(net: nn.Module) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from minidnn.frontends.torch.replica import holding
+
 
 class Arguments:
     """The arguments of a call as they are at its beginning."""
@@ -30,7 +32,6 @@ class Arguments:
 def changed_in_calls(module: nn.Module) -> Iterator[Callable[[], bool]]:
     """Gives what says whether a call of the module within has changed its arguments."""
     changed: list[bool] = []
-    own = vars(module).get("forward")
     forward = module.forward
 
     @functools.wraps(forward)
@@ -40,11 +41,5 @@ def changed_in_calls(module: nn.Module) -> Iterator[Callable[[], bool]]:
         changed.append(arguments.have_changed())
         return result
 
-    vars(module)["forward"] = observing
-    try:
+    with holding(module, forward=observing):
         yield lambda: any(changed)
-    finally:
-        if own is None:
-            del vars(module)["forward"]
-        else:
-            vars(module)["forward"] = own

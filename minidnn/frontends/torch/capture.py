@@ -28,6 +28,7 @@ from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.convert import label_of
 from minidnn.frontends.torch.inplace import without_dropout, without_writes
 from minidnn.frontends.torch.memory import VIEWED, share_results, unsaid_views
+from minidnn.frontends.torch.nested import no_nested
 from minidnn.frontends.torch.opaque import (
     NotOneOperation,
     OpaqueCall,
@@ -37,7 +38,7 @@ from minidnn.frontends.torch.opaque import (
 )
 from minidnn.frontends.torch.replica import replica
 from minidnn.frontends.torch.scripted import check_scripted, scripted_within
-from minidnn.frontends.torch.state import observed, unchanged
+from minidnn.frontends.torch.state import computed_weights, observed, unchanged
 
 #: Held by the thread that captures: PyTorch keeps what it does meanwhile where all threads see it.
 #: Whoever makes programs holds it all along, so that nobody waits for it who is waited for.
@@ -218,7 +219,8 @@ class _Export:
                 said = _said(error)
                 if path in self._unfit:
                     raise self._refusal(self._unfit[path]) from error
-                if path is None and self._subject is not self._root:
+                is_ours = isinstance(error, UnsupportedError)
+                if path is None and self._subject is not self._root and not is_ours:
                     self._subject = self._root  # it may refer to itself where a replica cannot
                     continue
                 if path is None or path in self.opaque.reasons:
@@ -282,10 +284,13 @@ class _Export:
         self.opaque = OpaqueCalls({**kept, around: said})
 
     def _keep_state(self) -> None:
-        """Those modules are opaque whose attributes change when they are called."""
+        """Those modules are opaque whose attributes change when they are called; but not yet for
+        computed weights: whether these are read before they are computed is still to be seen."""
         for path, names in self._changed.items():
             self._kept.setdefault(path, {}).update(names)
-            self._is_stateful(path, next(iter(names)), "written to")
+            computed = computed_weights(self._root.get_submodule(path))
+            if (name := next((name for name in names if name not in computed), None)) is not None:
+                self._is_stateful(path, name, "written to")
 
     def _is_stateful(self, path: str, name: str, used: str) -> None:
         """A module is opaque that keeps state in an attribute; if it is, that is used outside."""
@@ -310,6 +315,7 @@ class _Export:
             torch.no_grad(),
             changed_in_calls(self._subject) as has_changed,
             observed(self._subject, self._kept) as self._changed,
+            no_nested(self._subject),
             self.opaque.standing_in(self._subject),
             contextlib.redirect_stderr(printed),
         ):
@@ -338,9 +344,12 @@ def _decompositions(graph: torch.fx.Graph) -> dict[Any, Any]:
 
 
 def _said(error: Exception) -> str:
-    """The kind of an error and the first line of its message, if it has one."""
+    """The kind of an error and the first line of its message, if it has one; of one that is
+    raised to say why something is not captured, the message."""
     first, *_ = str(error).strip().splitlines() or [""]
     kind = type(error).__name__
+    if isinstance(error, UnsupportedError):
+        return first
     return f"{kind}: {first:.200}" if first else kind
 
 

@@ -2,13 +2,15 @@
 
 A module whose ``forward`` cannot be captured (it looks at values, leaves PyTorch, or keeps state)
 is run once to see what it gives; while the rest is captured, a call of it is one opaque operation
-with results like those.  When the program runs, the module itself is called there.
+with results like those.  When the program runs, the module itself is called there.  Its hooks are
+part of its call.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -19,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.arguments import Arguments
+from minidnn.frontends.torch.replica import holding
 
 
 class NotOneOperation(Exception):
@@ -204,21 +207,30 @@ class OpaqueCalls:
 
     @contextmanager
     def _replaced(self, root: nn.Module, make: Any) -> Iterator[None]:
-        """Within, the opaque modules' ``forward`` is what ``make`` gives for it."""
-        missing = object()
-        saved = []
-        try:
+        """Within, calls of the opaque modules, with their hooks, are what ``make`` gives for
+        them."""
+        with ExitStack() as stack:
             for path in self.reasons:
                 module = root.get_submodule(path)
-                saved.append((module, module.__dict__.get("forward", missing)))
-                module.__dict__["forward"] = make(path, module.forward)
+                hooks: dict[str, Any] = {name: OrderedDict() for name in _HOOKS}
+                forward = make(path, _whole(module))
+                stack.enter_context(holding(module, **hooks, forward=forward))
             yield
-        finally:
-            for module, own in saved:
-                if own is missing:
-                    del module.__dict__["forward"]
-                else:
-                    module.__dict__["forward"] = own
+
+
+#: What modules have their hooks in that run when they are called.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+def _whole(module: nn.Module) -> Any:
+    """A call of a module as it is now, with its hooks."""
+    own = {name: getattr(module, name) for name in (*_HOOKS, "forward")}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with holding(module, **own):
+            return module(*args, **kwargs)
+
+    return call
 
 
 def _views(path: str, given: list[Any], results: list[Any], written: bool) -> int | None:

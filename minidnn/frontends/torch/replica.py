@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
-from minidnn.frontends.torch.scripted import Scripted, is_scripted
+from minidnn.frontends.torch.scripted import HiddenObject, Scripted, is_scripted
 
 
 def replica(root: nn.Module, with_buffers: bool = False) -> nn.Module:
@@ -21,9 +24,15 @@ def replica(root: nn.Module, with_buffers: bool = False) -> nn.Module:
     not set in the network's.
 
     Modules, lists, tuples, dicts and bound methods are replaced wherever they stand in them; all
-    else is the network's own, but for copies of its buffers if it is to be run ``with_buffers``.
+    else is the network's own, but for copies of its buffers if it is to be run ``with_buffers``,
+    and for parameters of inference mode, which lie where the network's do.  Unless it is to be run,
+    it has :class:`HiddenObject`s in the place of TorchScript's objects.
     """
-    replicas = _Replicas()
+    replicas = _Replicas(hides_objects=not with_buffers)
+    for parameter in root.parameters():
+        if parameter.is_inference() and type(parameter) is nn.Parameter:
+            # PyTorch cannot capture those that require gradients outside of inference mode.
+            replicas.keep(parameter, nn.Parameter(parameter.detach(), requires_grad=False))
     if with_buffers:
         for each in root.buffers():
             replicas.keep(each, each.detach().clone())
@@ -31,12 +40,27 @@ def replica(root: nn.Module, with_buffers: bool = False) -> nn.Module:
     return made
 
 
+@contextmanager
+def holding(module: nn.Module, **attributes: Any) -> Iterator[None]:
+    """Within, a module has these attributes of its own."""
+    own = vars(module)
+    before = {name: own[name] for name in attributes if name in own}
+    own.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes.keys() - before.keys():
+            own.pop(name, None)
+        own.update(before)
+
+
 class _Replicas:
     """What stands for the things that were met, each for one."""
 
-    def __init__(self) -> None:
+    def __init__(self, hides_objects: bool) -> None:
         #: By their identity, with the things themselves, which must not go meanwhile.
         self._made: dict[int, tuple[Any, Any]] = {}
+        self._hides_objects = hides_objects
 
     def of(self, thing: Any) -> Any:
         if id(thing) in self._made:
@@ -44,6 +68,8 @@ class _Replicas:
         kind = type(thing)
         if is_scripted(thing):
             return self.keep(thing, Scripted(thing))
+        if isinstance(thing, torch.ScriptObject) and self._hides_objects:
+            return self.keep(thing, HiddenObject())
         if isinstance(thing, nn.Module):
             module = object.__new__(kind)
             self.keep(thing, module)

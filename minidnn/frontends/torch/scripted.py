@@ -11,6 +11,7 @@ from torch import nn
 from minidnn.errors import UnsupportedError
 
 _REASON = "it is a TorchScript module, whose code is not Python's"
+_USES_OBJECT = "it uses a TorchScript object (as quantized layers do for their weights)"
 
 
 def is_scripted(module: Any) -> bool:
@@ -45,3 +46,17 @@ class Scripted(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
+
+
+class HiddenObject:
+    """Stands for an object of TorchScript's where PyTorch captures, which asks more of such an
+    object than most can do.  It is an error to use it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # somebody asks what kind of thing it is
+            raise AttributeError(name)
+        raise UnsupportedError(_USES_OBJECT)
+
+    @classmethod
+    def __torch_function__(cls, *args: Any) -> Any:
+        raise UnsupportedError(_USES_OBJECT)

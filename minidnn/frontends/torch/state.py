@@ -8,6 +8,7 @@ tensors without data, which its owner must never see.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from minidnn.frontends.torch.scripted import is_scripted
 
@@ -26,6 +30,18 @@ _MISSING = object()
 
 #: What every module has, of PyTorch's.
 OF_MODULES = frozenset(vars(nn.Module()))
+
+
+def computed_weights(module: nn.Module) -> set[str]:
+    """The attributes in which hooks of PyTorch's put, before every call of a module, what they
+    compute of its parameters and buffers; in evaluation mode, of these alone."""
+    found = set()
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, (WeightNorm, SpectralNorm)):
+            found.add(hook.name)
+        elif isinstance(hook, BasePruningMethod):
+            found.add(hook._tensor_name)
+    return found
 
 
 class State:
@@ -38,6 +54,8 @@ class State:
             for path, module in root.named_modules()
             if not is_scripted(module)
         ]
+        #: The names of parameters, by their identity.
+        self._names = {id(each): name for name, each in root.named_parameters()}
         seen: dict[int, Any] = {}
         self._contents = [
             (path, name, container, _content(container))
@@ -46,16 +64,20 @@ class State:
             for container in _containers(value, seen)
         ]
 
-    def changed(self) -> dict[str, dict[str, None]]:
+    def changed(self, outside: State) -> dict[str, dict[str, None]]:
         """By the paths of modules, the names of attributes that are others, or whose contents
-        are."""
+        are.
+
+        outside: the state before PyTorch put others in the place of parameters.
+        """
+        names = {**outside._names, **self._names}
         found: dict[str, dict[str, None]] = {}
         for path, name, container, content in self._contents:
-            if not _is_same(_content(container), content):
+            if not _is_same(_content(container), content, names):
                 found.setdefault(path, {})[name] = None
         for path, now, before in self._attributes:
             for name in {**before, **now}:
-                if not _is_same(now.get(name, _MISSING), before.get(name, _MISSING)):
+                if not _is_same(now.get(name, _MISSING), before.get(name, _MISSING), names):
                     found.setdefault(path, {})[name] = None
         return found
 
@@ -106,15 +128,18 @@ def observed(
     """Gives the modules that calls of a network change, and the names of their attributes; each
     call finds, and all leave, what was there before.
 
-    without: attributes which are not there meanwhile, so that it is an error to read them.
+    without: attributes which are not there meanwhile, so that it is an error to read them.  Of
+    those, computed weights are not state: nobody has read what they were before the call.
     """
     found: dict[str, dict[str, None]] = {}
+    computed: dict[str, set[str]] = {}
     outside = State(root)
     for path, names in without.items():
-        attributes = vars(root.get_submodule(path))
+        module = root.get_submodule(path)
         for name in names:
             if name not in OF_MODULES:
-                attributes.pop(name, None)
+                vars(module).pop(name, None)
+        computed[path] = computed_weights(module).intersection(names)
     forward = root.forward
 
     @functools.wraps(forward)
@@ -123,7 +148,9 @@ def observed(
         try:
             return forward(*args, **kwargs)
         finally:
-            found.update(before.changed())
+            for path, names in before.changed(outside).items():
+                if stated := {n: None for n in names if n not in computed.get(path, ())}:
+                    found[path] = stated
             before.restore()
 
     vars(root)["forward"] = watching
@@ -133,14 +160,28 @@ def observed(
         outside.restore()  # PyTorch leaves copies of tuples and lists
 
 
-def _is_same(value: Any, before: Any) -> bool:
-    """Whether two things are one, or equal numbers, strings, or lists, dicts or sets of such."""
-    if value is before or type(value) is not type(before):
-        return value is before
+def _is_same(value: Any, before: Any, names: Mapping[int, str]) -> bool:
+    """Whether two things are one, equal numbers or strings, parameters of one name, or lists,
+    dicts, sets of such or references to them.
+
+    names: of parameters, by their identity.
+    """
+    if value is before:
+        return True
+    if (name := names.get(id(value))) is not None:
+        return name == names.get(id(before))
+    if type(value) is not type(before):
+        return False
+    if isinstance(value, weakref.ref):
+        return _is_same(value(), before(), names)
     if isinstance(value, (list, tuple)):
-        return len(value) == len(before) and all(map(_is_same, value, before))
+        return len(value) == len(before) and all(
+            _is_same(now, then, names) for now, then in zip(value, before, strict=True)
+        )
     if isinstance(value, dict):
-        return value.keys() == before.keys() and all(_is_same(value[k], before[k]) for k in value)
+        return value.keys() == before.keys() and all(
+            _is_same(value[k], before[k], names) for k in value
+        )
     if isinstance(value, PLAIN):
         return bool(value == before)
     return isinstance(value, (set, frozenset)) and bool(value == before)
