@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.testing._internal.two_tensor import TwoTensor
 
 import minidnn as md
 from minidnn.errors import DeviceError, GraphError, MiniDNNWarning, UnsupportedError
@@ -162,39 +160,6 @@ def test_a_network_of_which_nothing_is_known_warns() -> None:
     close(fast(x), Only()(x))
 
 
-class Pair(NamedTuple):
-    y: torch.Tensor
-    others: list[Any]
-
-
-class Giving(nn.Module):
-    """Computes what it does not give."""
-
-    def __init__(self, result: Callable[[torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.result = result
-
-    def forward(self, x: torch.Tensor) -> Any:
-        x.relu()
-        return self.result(x)
-
-
-@pytest.mark.parametrize(
-    "result, why",
-    [
-        (lambda x: None, "no tensor is among its results"),
-        (lambda x: (), "no tensor is among its results"),
-        (lambda x: x, "it computes nothing: its results are what it is given"),
-        (lambda x: x.view(-1), "it computes nothing: its results are what it is given"),
-    ],
-)
-def test_a_network_of_which_nothing_is_used_says_so(result: Any, why: str) -> None:
-    x = examples(2, 3)
-    with pytest.warns(MiniDNNWarning, match=f"all runs in PyTorch:\\n  {why}"):
-        fast = optimized(Giving(result).eval(), x)
-    torch.testing.assert_close(fast(x), result(x), rtol=0, atol=0)
-
-
 def test_a_network_that_cannot_be_captured_as_a_whole_says_so() -> None:
     class Deciding(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -230,21 +195,6 @@ def test_arguments_and_results_of_many_kinds() -> None:
         assert got["rest"][0] is y
         assert got["rest"][2:] == [3, None]
     assert len(fast.programs) == 3
-
-
-def test_sizes_among_results_are_sizes() -> None:
-    class Sized(nn.Module):
-        def forward(self, x: torch.Tensor) -> Any:
-            y = x.relu() + 1
-            return Pair(y, [y.shape, y.shape[:1], tuple(y.shape), {"last": y.size()}, ()])
-
-    x = examples(2, 3)
-    found, expected = optimized(Sized().eval(), x)(x), Sized()(x)
-    assert type(found) is Pair
-    close(found.y, expected.y)
-    assert found.others == expected.others
-    assert list(map(type, found.others)) == list(map(type, expected.others))
-    assert found.others[3]["last"].numel() == 6
 
 
 def test_memory_is_shared_without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,30 +270,6 @@ def test_weights_of_another_type_are_captured_anew(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.INFO, "minidnn.acceleration"):
         close(fast(x), net(x))
     assert "Network: captured again: weight end.0.weight has another type" in said(caplog)
-
-
-class Tagged(torch.Tensor):
-    """Of a class that results have, too."""
-
-
-class Named(nn.Parameter):
-    """Of a class that says nothing to what is computed."""
-
-
-@pytest.mark.parametrize("of_another", [lambda x: x.as_subclass(Tagged), lambda x: TwoTensor(x, x)])
-def test_weights_that_compute_in_their_own_way_are_refused(of_another: Any) -> None:
-    net, x = nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval(), examples(2, 3)
-    fast, weight = optimized(net, x), net[0].weight.detach()
-    net[0].weight = Named(weight + 1)
-    close(fast(x), net(x))
-    close(optimized(net, x)(x), net(x))
-    net[0].weight = nn.Parameter(of_another(weight), requires_grad=False)
-    kind = type(net[0].weight).__name__
-    said = f"^Sequential cannot be compiled: its weight 0.weight is a {kind}"
-    with pytest.raises(UnsupportedError, match=said):
-        optimized(net, x)
-    with pytest.raises(UnsupportedError, match=said):
-        fast(x)
 
 
 def test_replaced_modules_are_captured_anew(caplog: pytest.LogCaptureFixture) -> None:
