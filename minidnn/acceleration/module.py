@@ -106,7 +106,8 @@ class OptimizedModule(StandsFor):
         Where operations of PyTorch's are recorded, the original is.
         """
         if _COMPILING():  # of a network that this one is part of
-            if torch.compiler.is_exporting():
+            # What is_exporting() gives; but Dynamo of PyTorch 2.11 takes that for True.
+            if torch.compiler._is_exporting_flag:
                 return self.original(*args, **kwargs)
             return self._uncompiled(*args, **kwargs)
         if type(args) is not tuple:  # but a Proxy for all of them, at the root of a symbolic trace
