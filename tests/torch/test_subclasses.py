@@ -9,20 +9,9 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-import minidnn as md
 from minidnn.errors import UnsupportedError
 
-
-def examples(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(2))
-
-
-def optimized(module: nn.Module, *args: Any) -> Any:
-    return md.optimize(module, args, device="reference")
-
-
-def close(got: Any, expected: Any) -> None:
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+from .test_results import close, examples, optimized
 
 
 class Tagged(torch.Tensor):
