@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ._folders import log
@@ -92,12 +92,15 @@ def listing(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def scan_shard(shard: Path, kind: str) -> list[Entry]:
-    """Entries in one folder, by key; of several files of a key the last written comes first."""
+def scan_shard(shard: Path, kind: str, wanted: str = "") -> list[Entry]:
+    """Entries in one folder, by key; of several files of a key the last written comes first.
+
+    With a ``wanted`` key its entries alone, and only of these sizes and times are read.
+    """
     found = []
     for item in listing(shard):
         match = NAME.fullmatch(item.name)
-        if not match:
+        if not match or (wanted and match[1] != wanted):
             continue
         try:
             stat = item.stat(follow_symlinks=False)
@@ -122,9 +125,9 @@ def scan(base: Path, kind: str) -> Iterator[Entry]:
         yield from scan_shard(shard, kind)
 
 
-def unfinished_files(base: Path, kind: str) -> Iterator[tuple[Path, int, float]]:
+def unfinished_files(folders: Iterable[Path]) -> Iterator[tuple[Path, int, float]]:
     """Path, size in bytes and age in seconds of files that are being written or were left."""
-    for folder in [base / kind, *shards_of(base, kind)]:
+    for folder in folders:
         for item in listing(folder):
             if item.name.startswith(WORK_PREFIX):
                 with contextlib.suppress(FileNotFoundError):

@@ -35,6 +35,8 @@ DEFAULT_LIMIT = 1 << 30
 STALE_SECONDS = 7 * 24 * 3600.0
 """Age at which a temporary or partial file that its writer left behind is removed."""
 
+_COUNTS = 64
+"""How often all entries are counted, on average, while as much is written as the limit allows."""
 _CHECK_DIGITS = 32
 
 T = TypeVar("T")
@@ -46,8 +48,10 @@ class Store:
     Args:
         kind: folder name, lower case (``"ispc"``, ``"cudnn_plans"``, ``"weights"``).
         suffix: of the files, with its dot (``".so"``), or nothing.
-        limit: bytes that all entries of the kind may take together; when a write goes over it,
-            the least recently used ones are removed, never the one just written.
+        limit: bytes that all entries of the kind may take together, within some hundredths; of
+            more, the least recently used ones are removed, never the one just written.  A write
+            counts them with odds of 64 times its size to the limit, and looks into its own
+            folder otherwise, so that it costs the same in an empty cache and in a full one.
         grace: seconds after its last use in which nobody removes an entry, so that a path which
             another process has just been given is still there when it opens it.
 
@@ -169,7 +173,7 @@ class Store:
     def _candidates(self, key: str) -> list[Entry]:
         self._check_key(key)
         shards = [base / self.kind / key[:2] for base in self._bases()]
-        found = [e for shard in shards for e in scan_shard(shard, self.kind) if e.key == key]
+        found = [e for shard in shards for e in scan_shard(shard, self.kind, key)]
         return [entry for entry in found if entry.suffix == self.suffix]
 
     def _check_key(self, key: str) -> None:
@@ -196,22 +200,34 @@ class Store:
                     f"{target.parent} ({second}) can be written; set MINIDNN_CACHE or TMPDIR"
                 ) from second
             return target
-        self._trim(key, target)
+        self._tidy(key, target)
+        if secrets.randbelow(self.limit) < _COUNTS * size_of(target):
+            self._keep_limit(target)
         return target
 
-    def _trim(self, key: str, written: Path) -> None:
-        """Removes what ``written`` replaces, and old entries until the limit is kept."""
+    def _tidy(self, key: str, written: Path) -> None:
+        """Removes what ``written`` replaces, and what writers left in its folders long ago."""
+        now = time.time_ns()
+        for entry in scan_shard(written.parent, self.kind, key):
+            replaced = entry.suffix == self.suffix and entry.path != written
+            if replaced and self._removable(entry, now):
+                unlink(entry.path)  # one that is gone already is as good
+        for path, _, age in unfinished_files([root() / self.kind, written.parent]):
+            if age > STALE_SECONDS:
+                unlink(path)
+
+    def _keep_limit(self, written: Path) -> None:
+        """Removes old entries until the limit is kept."""
         now = time.time_ns()
         present = [e for e in scan(root(), self.kind) if e.path != written]
         total = sum(e.size for e in present) + size_of(written)
         for entry in sorted(present, key=lambda e: (e.used, e.path)):
-            replaced = (entry.key, entry.suffix) == (key, self.suffix)
-            if now - entry.used >= self.grace * 1e9 and (replaced or total > self.limit):
-                unlink(entry.path)  # one that is gone already is as good
+            if total > self.limit and self._removable(entry, now):
+                unlink(entry.path)
                 total -= entry.size
-        for path, _, age in unfinished_files(root(), self.kind):
-            if age > STALE_SECONDS:
-                unlink(path)
+
+    def _removable(self, entry: Entry, now: int) -> bool:
+        return now - entry.used >= self.grace * 1e9
 
     def _discard(self, entry: Entry, why: str) -> None:
         """Removes a damaged entry, and older ones of its key, which must not come back."""

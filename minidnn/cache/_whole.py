@@ -37,7 +37,8 @@ def usage() -> dict[str, Usage]:
     result = {}
     for kind in kinds_of():
         sizes = [entry.size for entry in scan(root(), kind)]
-        unfinished = [size for _, size, _ in unfinished_files(root(), kind)]
+        folders = [root() / kind, *shards_of(root(), kind)]
+        unfinished = [size for _, size, _ in unfinished_files(folders)]
         if sizes or unfinished:
             result[kind] = Usage(len(sizes), sum(sizes), sum(unfinished))
     return result
@@ -59,12 +60,12 @@ def clear(kind: str | None = None) -> int:
         raise ValueError(f"clear: kind {kind!r} is not in the cache {root()}; valid: {known}")
     freed = 0
     for name in kinds if kind is None else [kind]:
-        shards = shards_of(root(), name)
+        folders = [*shards_of(root(), name), root() / name]
         files = [(e.path, e.size) for e in scan(root(), name)]
-        unfinished = unfinished_files(root(), name)
+        unfinished = unfinished_files(folders)
         files += [(path, size) for path, size, age in unfinished if age > BUSY_SECONDS]
         freed += sum(size for path, size in files if unlink(path))
-        for folder in [*shards, root() / name]:
+        for folder in folders:
             with contextlib.suppress(OSError):  # not empty: another process has just written
                 folder.rmdir()
     return freed

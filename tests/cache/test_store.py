@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minidnn import cache
-from minidnn.cache import _folders
+from minidnn.cache import _files, _folders
 from minidnn.errors import MiniDNNError, MiniDNNWarning
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +115,42 @@ def test_limit_removes_the_least_recently_used() -> None:
     left = [key for key in keys if store.read(key) is not None]
     assert left == [keys[0], *keys[4:]]
     assert sum(entry.size for entry in store) <= 1000
+
+
+def test_many_small_writes_keep_the_limit_within_some_hundredths() -> None:
+    """One of five of these counts all entries; that none of 200 does has odds of 2e-21."""
+    store = cache.Store("unit", limit=6000, grace=0)
+    for number in range(300):
+        store.put(cache.digest(number), bytes(20))
+    assert len(list(store)) == 300
+    for number in range(300, 600):
+        store.put(cache.digest(number), bytes(20))
+    assert 6000 <= sum(entry.size for entry in store) < 10_000
+
+
+def test_a_write_does_not_read_the_whole_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost of compiling a kernel must not grow with how many there are."""
+    store = cache.Store("unit", grace=0)
+    for number in range(300):
+        store.put(cache.digest(number), b"%d" % number)
+    asked = set()
+
+    class Item:
+        def __init__(self, path: Path) -> None:
+            self.path, self.name = path, path.name
+
+        def stat(self, **options: bool) -> os.stat_result:
+            asked.add(self.name.split("-")[0])
+            return self.path.stat(**options)
+
+    monkeypatch.setattr(_files, "listing", lambda folder: [Item(p) for p in folder.iterdir()])
+    monkeypatch.setattr(secrets, "randbelow", lambda limit: limit - 1)  # the usual draw
+    store.put(cache.digest(7), b"new")
+    assert store.read(cache.digest(7)) == b"new"
+    assert asked == {cache.digest(7)}
+    monkeypatch.setattr(secrets, "randbelow", lambda limit: 0)
+    store.put(cache.digest(7), b"newer")
+    assert len(asked) == 300
 
 
 def test_what_was_just_written_stays_even_above_the_limit() -> None:
