@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Literal
 
 from minidnn.fusion.device import Device
 from minidnn.fusion.operations import Step
@@ -25,18 +27,22 @@ def stays_in_registers(steps: Sequence[Step], inputs: Iterable[Value]) -> bool:
 def most_kept(steps: Sequence[Step], buffered: Iterable[Value]) -> int:
     """How many planes lie between steps at once, where a result may take the place of what it is
     computed from."""
-    spans = _lifetimes(steps, dict.fromkeys(buffered, 1))
-    held = [sum(size for begin, end, size in spans if begin <= i < end) for i in range(len(steps))]
-    return max(1, *held)
+    return max(1, *_held(steps, dict.fromkeys(buffered, 1), 0))
 
 
 def peak(steps: Sequence[Step], sizes: Mapping[Value, int]) -> int:
     """The most that values in buffers take at once."""
-    spans = _lifetimes(steps, sizes)
-    held = [
-        sum(size for begin, end, size in spans if begin <= i <= end) for i in range(-1, len(steps))
-    ]
-    return max(0, *held)
+    return max(0, *_held(steps, sizes, 1))
+
+
+def _held(steps: Sequence[Step], sizes: Mapping[Value, int], last: Literal[0, 1]) -> list[int]:
+    """What values take before the first step and during each; during the step that reads a value
+    last it still has its place (1) or not (0)."""
+    changes = [0] * (len(steps) + 2)
+    for begin, end, size in _lifetimes(steps, sizes):
+        changes[begin + 1] += size
+        changes[end + 1 + last] -= size
+    return list(accumulate(changes[:-1]))
 
 
 def _lifetimes(steps: Sequence[Step], sizes: Mapping[Value, int]) -> list[tuple[int, int, int]]:

@@ -17,6 +17,7 @@ from minidnn.errors import GraphError
 from minidnn.fusion.device import Device
 from minidnn.fusion.operations import Stack
 from minidnn.fusion.sequence import Price, Schedule, Sequence
+from minidnn.graph.ir import Value
 
 #: "model": by predicted time.  "one", "five", "unrestricted": the paper's strategies of figure
 #: 10, at most that many steps a sequence, as many as fit.  "contractions": only convolutions and
@@ -88,20 +89,65 @@ def collapse(stack: Stack, device: Device, strategy: Strategy = "model") -> list
 
 
 def _by_price(stack: Stack, device: Device) -> list[Choice]:
-    known: dict[tuple[object, ...], Choice | None] = {}
+    kinds = _kinds(stack)
+    known: dict[tuple[int, ...], Choice | None] = {}
+    priced: dict[tuple[object, ...], Choice | None] = {}
 
     def choose(first: int, last: int) -> Choice | None:
-        sequence = Sequence.of(stack, first, last)
-        key = sequence.signature
-        if key not in known:
-            single = first == last
-            known[key] = (
-                _single(stack, first, device, True) if single else cheapest(sequence, device)
-            )
-        choice = known[key]
-        return None if choice is None else replace(choice, sequence=sequence)
+        run = tuple(kinds[first : last + 1])
+        if run not in known:
+            # Runs of other kinds may still have all in common that prices depend on.
+            sequence = Sequence.of(stack, first, last)
+            key = sequence.signature
+            if key not in priced:
+                single = first == last
+                priced[key] = (
+                    _single(stack, first, device, True) if single else cheapest(sequence, device)
+                )
+            known[run] = priced[key]
+        return known[run]
 
-    return cut(len(stack.steps), choose)
+    first, chosen = 0, []
+    for choice in cut(len(stack.steps), choose):
+        after = first + len(choice.sequence.steps)
+        chosen.append(replace(choice, sequence=Sequence.of(stack, first, after - 1)))
+        first = after
+    return chosen
+
+
+def _kinds(stack: Stack) -> list[int]:
+    """A number for each step, the same for those that compute the same, read values that lie as
+    many steps back, and are read as many steps later.
+
+    Runs of the same kinds have one price, which is all that blocks that repeat need to know: a
+    chain of n steps has n (n + 1) / 2 runs, and looking at one takes as long as it is.
+    """
+    operations = [operation for step in stack.steps for operation in step.operations]
+    places = [stack.position[operation.output] for operation in operations]
+    if places != sorted(places):
+        return list(range(len(stack.steps)))  # what is needed outside has an order of its own
+    home = {
+        operation.output: (i, j)
+        for i, step in enumerate(stack.steps)
+        for j, operation in enumerate(step.operations)
+    }
+    given = set(stack.outputs)
+
+    def described(i: int) -> tuple[object, ...]:
+        def operand(value: Value) -> object:
+            step, place = home.get(value, (i, value))
+            return value.type, i - step, place
+
+        return tuple(
+            (
+                (o.window, o.operations, o.output.type, *map(operand, o.operands)),
+                (o.output in given, *(reader - i for reader in stack.readers.get(o.output, ()))),
+            )
+            for o in stack.steps[i].operations
+        )
+
+    numbers: dict[tuple[object, ...], int] = {}
+    return [numbers.setdefault(described(i), len(numbers)) for i in range(len(stack.steps))]
 
 
 def cut(count: int, choose: Callable[[int, int], Choice | None]) -> list[Choice]:

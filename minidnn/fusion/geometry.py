@@ -79,16 +79,17 @@ def scales(operations: Sequence[Operation], anchor: Value, axis: int) -> dict[Va
 
     None if some value has no whole, single such number: then only whole planes are patches.
     """
-    links: dict[Value, list[tuple[Value, Fraction]]] = {}
+    links: dict[Value, list[tuple[Value, int | Fraction]]] = {}
     for operation in operations:
-        stride = Fraction(1 if operation.window is None else operation.window.axes[axis].stride)
+        stride = 1 if operation.window is None else operation.window.axes[axis].stride
+        back = 1 if stride == 1 else Fraction(1, stride)
         links.setdefault(operation.output, [])
         for value in operation.operands:
             if broadcasts(value, operation.output, axis) and operation.window is None:
                 continue
             links[operation.output].append((value, stride))
-            links.setdefault(value, []).append((operation.output, 1 / stride))
-    found = {anchor: Fraction(1)}
+            links.setdefault(value, []).append((operation.output, back))
+    found: dict[Value, int | Fraction] = {anchor: 1}
     pending = [anchor]
     while pending:
         value = pending.pop()

@@ -7,10 +7,9 @@ the patch's bandwidth; the largest of the three, plus a fixed overhead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from math import ceil
+from math import ceil, prod
 
 from minidnn._cached_property import cached_property
 from minidnn.fusion.buffers import most_kept, peak, stays_in_registers, tasks_at_once
@@ -91,6 +90,7 @@ class Sequence:
         self.inputs: tuple[Value, ...] = tuple(
             dict.fromkeys(v for o in self.operations for v in o.operands if v not in computed)
         )
+        self._known_positions: dict[tuple[int, int], dict[Value, int]] = {}
 
     @classmethod
     def of(cls, stack: Stack, first: int, last: int) -> Sequence:
@@ -190,20 +190,12 @@ class Sequence:
 
     def price(self, schedule: Schedule, device: Device) -> Price | None:
         """The predicted cost; None if the patch's buffers do not fit the device."""
-        rows, columns = self.extents
-        _, _, height, width = self.anchor.type.plane
+        _, columns = self.extents
         _, down, across = self.patch_counts(schedule)
         batch, channels = self.batch, self.channels
         item = ITEMSIZE[self.anchor.dtype]
         tall = schedule.rows * schedule.strips
-
-        @cache
-        def positions(value: Value) -> int:
-            return rows[value].total(tall, height) * columns[value].total(schedule.columns, width)
-
-        def share(value: Value) -> int:
-            return value.type.plane[0] * value.type.plane[1]
-
+        counted = self._counted(tall, schedule.columns)
         sizes = {
             value: device.lanes * item * count * columns[value].span(schedule.columns)
             for value, count in self._held_rows(schedule).items()
@@ -215,16 +207,13 @@ class Sequence:
         kept = self._kept_bytes(schedule, device)
         if buffer_bytes > device.local_bytes and kept is None:
             return None
-        work = useful = 0.0
-        for operation in self.operations:
-            each = operation.shared_operations if device.shares else operation.operations
-            each *= share(operation.output)
-            work += each * positions(operation.output)
-            useful += each * operation.output.type.plane[2] * operation.output.type.plane[3]
+        each = self._operations[device.shares]
+        work = float(sum(count * counted[value] for value, count in each.items()))
+        useful = float(sum(count * value.type.size for value, count in each.items()))
         moved = sum(v.type.bytes for v in (*self.inputs, *self.outputs))
         local = 0.0
         if kept is None:
-            local = self._local_bytes(schedule, device, positions, share, item)
+            local = self._local_bytes(schedule, device, counted, item)
         tasks = batch * ceil(channels / device.lanes) * down * across
         idle = ceil(tasks / device.workers) * device.workers / tasks
         strips = ceil(tall / schedule.rows) + (self.lead(schedule) if schedule.strips > 1 else 0)
@@ -232,11 +221,11 @@ class Sequence:
         memory = moved / device.bandwidth
         if device.register_bytes:
             # What patches have in common is read again, mostly from a cache twice as fast.
-            read = sum(positions(v) * share(v) * ITEMSIZE[v.dtype] for v in self.inputs)
+            read = sum(counted[v] * ITEMSIZE[v.dtype] for v in self.inputs)
             again = read - sum(v.type.bytes for v in self.inputs)
             memory += max(0, again) / (2 * device.bandwidth)
         inside = idle * max(work / device.operations, local / device.local_bandwidth)
-        far = self._far_bytes(schedule, device, positions, share, item)
+        far = self._far_bytes(schedule, device, counted, item)
         inside += idle * far / device.local_bandwidth
         side_by_side = tasks_at_once(device, buffer_bytes, kept)
         inside += turns * device.step_overhead / side_by_side
@@ -249,6 +238,51 @@ class Sequence:
             both += waits * device.step_overhead / side_by_side
         seconds = device.overhead + both
         return Price(seconds, moved, work, buffer_bytes, tasks, work / useful if useful else 1.0)
+
+    def _counted(self, rows: int, columns: int) -> dict[Value, int]:
+        """Elements that all patches of that size need of each value, counted as often as they
+        are needed."""
+        down, across = self._positions(0, rows), self._positions(1, columns)
+        return {value: down[value] * across[value] * self._planes[value] for value in down}
+
+    def _positions(self, axis: int, patch: int) -> dict[Value, int]:
+        """The same along one axis: schedules have many of these sizes in common."""
+        found = self._known_positions.get((axis, patch))
+        if found is None:
+            size = self.anchor.type.plane[2 + axis]
+            needs = self.extents[axis]
+            found = {value: extent.total(patch, size) for value, extent in needs.items()}
+            self._known_positions[axis, patch] = found
+        return found
+
+    @cached_property
+    def _planes(self) -> dict[Value, int]:
+        """How many planes each value has."""
+        return {value: prod(value.type.plane[:2]) for value in self.extents[0]}
+
+    @cached_property
+    def _operations(self) -> dict[bool, dict[Value, int]]:
+        """Scalar operations for one element of each value that is computed, by whether
+        neighbouring ones share work."""
+        return {
+            shares: {
+                o.output: o.shared_operations if shares else o.operations for o in self.operations
+            }
+            for shares in (False, True)
+        }
+
+    @cached_property
+    def _reads(self) -> dict[bool, dict[Value, float]]:
+        """How many elements of the patch and the inputs are read for one of each value."""
+        local = {*self.buffered, *self.inputs}
+        count = {o.output: sum(value in local for value in o.operands) for o in self.operations}
+        return {
+            shares: {
+                o.output: (o.shared_taps if shares else o.taps) * count[o.output]
+                for o in self.operations
+            }
+            for shares in (False, True)
+        }
 
     @cached_property
     def stays_in_registers(self) -> bool:
@@ -353,22 +387,19 @@ class Sequence:
                 found[results[0]] = source
         return found
 
-    def _local_bytes(  # type: ignore[no-untyped-def]
-        self, schedule: Schedule, device: Device, positions, share, item: int
+    def _local_bytes(
+        self, schedule: Schedule, device: Device, counted: Mapping[Value, int], item: int
     ) -> float:
         """Bytes that steps write to and read from the patch and, again and again, the inputs."""
         total = 0.0
         for value in (*self.buffered, *(self.staged if schedule.stage else ())):
-            total += positions(value) * share(value)
-        local = {*self.buffered, *self.inputs}
-        for operation in self.operations:
-            taps = operation.shared_taps if device.shares else operation.taps
-            reads = sum(1 for value in operation.operands if value in local)
-            total += taps * reads * positions(operation.output) * share(operation.output)
+            total += counted[value]
+        for value, reads in self._reads[device.shares].items():
+            total += reads * counted[value]
         return total * item
 
-    def _far_bytes(  # type: ignore[no-untyped-def]
-        self, schedule: Schedule, device: Device, positions, share, item: int
+    def _far_bytes(
+        self, schedule: Schedule, device: Device, counted: Mapping[Value, int], item: int
     ) -> float:
         """Bytes that windows read as slowly again, since the nearest cache no longer has them."""
         if not device.near_bytes:
@@ -387,8 +418,7 @@ class Sequence:
             slower = FAR_ONCE
             if (axis.reach + axis.stride) * row > device.near_bytes:
                 slower += FAR_AGAIN * min(patch / device.near_bytes - 1.0, 1.0)
-            reads = operation.shared_taps * positions(operation.output) * share(operation.output)
-            total += slower * reads
+            total += slower * (operation.shared_taps * counted[operation.output])
         return total * item
 
     def candidates(self, device: Device, rolling: bool = True) -> Iterator[Schedule]:
