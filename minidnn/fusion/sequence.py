@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil
 
 from minidnn._cached_property import cached_property
 from minidnn.fusion.buffers import most_kept, peak, stays_in_registers, tasks_at_once
+from minidnn.fusion.counts import Counts
 from minidnn.fusion.device import Device
 from minidnn.fusion.geometry import Extent, extents, owned, scales
 from minidnn.fusion.operations import Operation, Stack, Step, copy_operation
@@ -90,7 +91,6 @@ class Sequence:
         self.inputs: tuple[Value, ...] = tuple(
             dict.fromkeys(v for o in self.operations for v in o.operands if v not in computed)
         )
-        self._known_positions: dict[tuple[int, int], dict[Value, int]] = {}
 
     @classmethod
     def of(cls, stack: Stack, first: int, last: int) -> Sequence:
@@ -195,7 +195,7 @@ class Sequence:
         batch, channels = self.batch, self.channels
         item = ITEMSIZE[self.anchor.dtype]
         tall = schedule.rows * schedule.strips
-        counted = self._counted(tall, schedule.columns)
+        counted = self._counts.elements(tall, schedule.columns)
         sizes = {
             value: device.lanes * item * count * columns[value].span(schedule.columns)
             for value, count in self._held_rows(schedule).items()
@@ -207,7 +207,7 @@ class Sequence:
         kept = self._kept_bytes(schedule, device)
         if buffer_bytes > device.local_bytes and kept is None:
             return None
-        each = self._operations[device.shares]
+        each = self._counts.operations[device.shares]
         work = float(sum(count * counted[value] for value, count in each.items()))
         useful = float(sum(count * value.type.size for value, count in each.items()))
         moved = sum(v.type.bytes for v in (*self.inputs, *self.outputs))
@@ -239,50 +239,11 @@ class Sequence:
         seconds = device.overhead + both
         return Price(seconds, moved, work, buffer_bytes, tasks, work / useful if useful else 1.0)
 
-    def _counted(self, rows: int, columns: int) -> dict[Value, int]:
-        """Elements that all patches of that size need of each value, counted as often as they
-        are needed."""
-        down, across = self._positions(0, rows), self._positions(1, columns)
-        return {value: down[value] * across[value] * self._planes[value] for value in down}
-
-    def _positions(self, axis: int, patch: int) -> dict[Value, int]:
-        """The same along one axis: schedules have many of these sizes in common."""
-        found = self._known_positions.get((axis, patch))
-        if found is None:
-            size = self.anchor.type.plane[2 + axis]
-            needs = self.extents[axis]
-            found = {value: extent.total(patch, size) for value, extent in needs.items()}
-            self._known_positions[axis, patch] = found
-        return found
-
     @cached_property
-    def _planes(self) -> dict[Value, int]:
-        """How many planes each value has."""
-        return {value: prod(value.type.plane[:2]) for value in self.extents[0]}
-
-    @cached_property
-    def _operations(self) -> dict[bool, dict[Value, int]]:
-        """Scalar operations for one element of each value that is computed, by whether
-        neighbouring ones share work."""
-        return {
-            shares: {
-                o.output: o.shared_operations if shares else o.operations for o in self.operations
-            }
-            for shares in (False, True)
-        }
-
-    @cached_property
-    def _reads(self) -> dict[bool, dict[Value, float]]:
-        """How many elements of the patch and the inputs are read for one of each value."""
-        local = {*self.buffered, *self.inputs}
-        count = {o.output: sum(value in local for value in o.operands) for o in self.operations}
-        return {
-            shares: {
-                o.output: (o.shared_taps if shares else o.taps) * count[o.output]
-                for o in self.operations
-            }
-            for shares in (False, True)
-        }
+    def _counts(self) -> Counts:
+        _, _, rows, columns = self.anchor.type.plane
+        near = {*self.buffered, *self.inputs}
+        return Counts(self.operations, self.extents, (rows, columns), near)
 
     @cached_property
     def stays_in_registers(self) -> bool:
@@ -391,12 +352,10 @@ class Sequence:
         self, schedule: Schedule, device: Device, counted: Mapping[Value, int], item: int
     ) -> float:
         """Bytes that steps write to and read from the patch and, again and again, the inputs."""
-        total = 0.0
-        for value in (*self.buffered, *(self.staged if schedule.stage else ())):
-            total += counted[value]
-        for value, reads in self._reads[device.shares].items():
-            total += reads * counted[value]
-        return total * item
+        buffers = (*self.buffered, *(self.staged if schedule.stage else ()))
+        written = sum(counted[value] for value in buffers)
+        reads = self._counts.reads[device.shares].items()
+        return (written + sum(count * counted[value] for value, count in reads)) * item
 
     def _far_bytes(
         self, schedule: Schedule, device: Device, counted: Mapping[Value, int], item: int
