@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minidnn.errors import DeviceError
@@ -211,14 +211,18 @@ def _cudnn() -> list[Finding]:
 
 
 def _nvrtc() -> list[Finding]:
-    """The compiler of CUDA kernels."""
+    """The compiler of CUDA kernels, which must compile one."""
     from minidnn.backends.cuda.nvrtc import ENVIRONMENT
 
     code = (
         "import json; from minidnn.backends.cuda.nvrtc import load; n = load(); "
+        "n.compile('__global__ void probe() {}', 'sm_80', 'probe'); "
         "print(json.dumps(f'{n.version[0]}.{n.version[1]} at {n.path}'))"
     )
-    return _library("NVRTC", code, ENVIRONMENT)
+    return [
+        replace(one, state=BROKEN) if one.state == MISSING and "no NVRTC" not in one.found else one
+        for one in _library("NVRTC", code, ENVIRONMENT)
+    ]
 
 
 def _library(title: str, code: str, variable: str, advice: str = "") -> list[Finding]:

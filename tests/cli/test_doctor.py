@@ -162,6 +162,22 @@ def test_the_compiler_of_cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "MINIDNN_NVRTC: /nowhere/libnvrtc.so.13 does not exist" in found.found
 
 
+@pytest.mark.parametrize(
+    ("problem", "state"),
+    [
+        ("no NVRTC 12.4 or newer was found; install it", MISSING),
+        ("NVRTC /a/libnvrtc.so.13 on probe: failed to open libnvrtc-builtins.so.13.0", BROKEN),
+    ],
+)
+def test_a_compiler_of_cuda_kernels_that_compiles_nothing(
+    problem: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MINIDNN_NVRTC", raising=False)
+    monkeypatch.setattr(doctor, "_ask", lambda code: ("", problem))
+    found = find("NVRTC")
+    assert (found.state, found.found) == (state, problem)
+
+
 def test_packages_tell_their_versions() -> None:
     pytest.importorskip("torch")
     version = importlib.metadata.version("torch")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from minidnn.backends.cuda.build import compile_kernels, group
 from minidnn.backends.cuda.dialect import prelude
 from minidnn.backends.cuda.kernels import KernelSource
 from minidnn.errors import CompileError, DeviceError
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +108,28 @@ def test_a_wrong_path_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "MINIDNN_NVRTC" in str(nvrtc.why_unusable())
     finally:
         nvrtc.load.cache_clear()
+
+
+def test_built_in_functions_are_found_beside_it(tmp_path: Path) -> None:
+    """NVRTC 13.0, which PyTorch installs, opens them by name and does not look beside itself."""
+    place = Path(nvrtc.load().path)
+    if not place.exists():
+        pytest.skip("NVRTC is not that of a wheel, and the loader finds what belongs to it")
+    blind = tmp_path / place.name
+    blind.write_bytes(place.read_bytes().replace(b"\0$ORIGIN\0", b"\0/no/lib\0"))
+    for builtins in place.parent.glob("libnvrtc-builtins.so.*"):
+        (tmp_path / builtins.name).symlink_to(builtins)
+    program = (
+        "from minidnn.backends.cuda import nvrtc\n"
+        "print(len(nvrtc.load().compile('__global__ void f(float *y) { *y = 1; }', 'sm_90').cubin))"
+    )
+    environment = {**os.environ, "MINIDNN_NVRTC": str(blind)}
+    environment.pop("LD_LIBRARY_PATH", None)
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, cwd=ROOT
+    )
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) > 500
 
 
 def test_the_prelude_is_the_same_in_every_process() -> None:

@@ -8,6 +8,7 @@ the first use.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -141,7 +142,7 @@ def load() -> Nvrtc:
             tried.append(f"{origin}: {place} does not exist")
             continue
         try:
-            dll = ctypes.CDLL(place)
+            dll = _open(place)
         except OSError as error:
             tried.append(f"{origin}: {place} cannot be loaded ({error})")
             continue
@@ -155,6 +156,18 @@ def load() -> Nvrtc:
         f"no NVRTC {oldest} or newer was found; install it with 'pip install nvidia-cuda-nvrtc', "
         f"or set {ENVIRONMENT} to the path of {NAMES[0]}. Looked at:{places}"
     )
+
+
+def _open(place: str) -> ctypes.CDLL:
+    """The library, with that of its built-in functions: it opens these by name when it compiles,
+    and not every release looks beside itself (13.5 does, 13.0, which PyTorch asks for, does not).
+    """
+    if os.sep in place:
+        for builtins in sorted(Path(place).parent.glob("libnvrtc-builtins.so.*")):
+            # Where one cannot be loaded, NVRTC says what it lacks.
+            with contextlib.suppress(OSError):
+                ctypes.CDLL(str(builtins))
+    return ctypes.CDLL(place)
 
 
 def why_unusable() -> str | None:
