@@ -52,7 +52,7 @@ class OnGpu:
             copies[id(_whole(a))].address(a) if pointer else a[0]
             for a, pointer in zip(arguments, pointers, strict=True)
         ]
-        function = _function(launch.source)
+        function = function_of(launch.source)
         driver.funcSetAttribute(function.ptr, _MOST_SHARED, launch.shared_bytes)
         function(launch.grid, launch.block, given, shared_mem=launch.shared_bytes)
         runtime.deviceSynchronize()
@@ -61,7 +61,8 @@ class OnGpu:
 
 
 @cache
-def _function(source: KernelSource) -> Any:
+def function_of(source: KernelSource) -> Any:
+    """A kernel, loaded by itself."""
     import cupy
 
     (kernel,) = compile_kernels([source], machine_of(0).arch)

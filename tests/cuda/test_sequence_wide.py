@@ -4,12 +4,14 @@ node by node in the emulator, in memory of which only what is touched is there."
 from __future__ import annotations
 
 import mmap
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from minidnn import layers as L
+from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.sequence import print_sequence
 from minidnn.backends.cuda.tensor import Tensor
 from minidnn.fusion.region import Sequence
@@ -52,8 +54,19 @@ def memory_of(tensor: Tensor) -> np.ndarray:
     return np.frombuffer(memory, STORED[tensor.dtype])
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_wide_images_give_the_same_bits(name: str, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Wide:
+    """A case: its kernel, vectors that it takes, how its image and its result lie, the numbers of
+    both, the image's as they are stored."""
+
+    launch: Launch
+    vectors: list[np.ndarray]
+    tensor: Tensor
+    given: np.ndarray
+    expected: np.ndarray
+
+
+def wide(name: str) -> Wide:
     layers, dtype, planar, stage = CASES[name]
     region = region_of(layers, (1, CHANNELS, ROWS, COLUMNS), dtype)
     region = Sequence(region.body, Schedule(ROWS, COLUMNS, stage=stage))
@@ -61,9 +74,17 @@ def test_wide_images_give_the_same_bits(name: str, tmp_path: Path) -> None:
     tensor = far_apart(dtype, planar)
     plan, binding = region.kernel
     kernel = print_sequence(plan, binding, [tensor], [tensor], "sm_90")
-    given, result = memory_of(tensor), memory_of(tensor)
-    strided(given, tensor, 1)[:] = stored(operands[0], dtype)
     vectors = [kernel.vectors()] if binding.vectors else []
-    Emulated([kernel.launch.source], tmp_path).launch(kernel.launch, [given, result, *vectors])
     (expected,) = evaluate_rounded(region.body, operands)
-    np.testing.assert_array_equal(numbers(strided(result, tensor, 1), dtype), expected)
+    return Wide(kernel.launch, vectors, tensor, stored(operands[0], dtype), expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wide_images_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    case = wide(name)
+    given, result = memory_of(case.tensor), memory_of(case.tensor)
+    strided(given, case.tensor, 1)[:] = case.given
+    kernel = Emulated([case.launch.source], tmp_path)
+    kernel.launch(case.launch, [given, result, *case.vectors])
+    found = numbers(strided(result, case.tensor, 1), case.tensor.dtype)
+    np.testing.assert_array_equal(found, case.expected)

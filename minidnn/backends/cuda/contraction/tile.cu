@@ -68,7 +68,7 @@ extern "C" __global__ void $CLUSTER$__launch_bounds__(THREADS, $BLOCKS$) $NAME$(
   int load_tile = blockIdx.x / PARTS, load_step = 0, load_slot = 0, load_n0 = 0;
 $STATE$
   auto begin = [&]() {
-    const long long m0 = load_tile / tiles_n * (long long)BM;
+    const int m0 = load_tile / tiles_n * BM;  // there are fewer than 2^30 pixels
     load_n0 = load_tile % tiles_n * BN;
 $ROWS$
   };
