@@ -91,12 +91,19 @@ def bottleneck(channels: int, filters: int) -> md.Layer:
     return md.Model(x, L.ReLU()(L.Conv2d(filters, filters, 1)(wide) + wide))
 
 
+def two_residuals(channels: int) -> md.Layer:
+    x = md.Input((channels, 9, 15))
+    y = L.ReLU()(L.Conv2d(channels, channels, 1)(x))
+    return md.Model(x, L.ReLU()(L.Conv2d(channels, channels, 1)(y) + y + x))
+
+
 POINTWISE = {
     "one-slab": (lambda: L.Sequential(L.Conv2d(64, 48, 1), L.SiLU()), (2, 64, 9, 20)),
     "odd-chunks": (lambda: L.Sequential(L.Conv2d(72, 136, 1), L.ReLU()), (3, 72, 13, 11)),
     "few-channels": (lambda: L.Conv2d(8, 16, 1), (1, 8, 12, 12)),
     "many-slabs": (lambda: L.Conv2d(336, 96, 1), (4, 336, 12, 20)),
     "residual": (lambda: bottleneck(32, 256), (2, 32, 9, 15)),
+    "two-residuals": (lambda: two_residuals(48), (3, 48, 9, 15)),
     "many-filters": (lambda: L.Conv2d(64, 328, 1), (2, 64, 9, 15)),
 }
 
@@ -121,7 +128,7 @@ def test_every_stream(choice: int, tmp_path: Path) -> None:
 
     normal = L.Sequential(L.BatchNorm2d(136), L.ReLU(), L.Conv2d(136, 72, 1), L.ReLU())
     check(lambda: normal, (3, 136, 13, 17), dtype, kernel, tmp_path)
-    check(lambda: bottleneck(64, 264), (2, 64, 9, 15), dtype, kernel, tmp_path)
+    check(lambda: bottleneck(64, 200), (2, 64, 9, 15), dtype, kernel, tmp_path)
 
 
 @pytest.mark.race
@@ -185,7 +192,7 @@ def test_what_streams() -> None:
     wide = first_of(L.Conv2d(64, 256, 1), (32, 64, 28, 28))
     assert stream.why_not_stream(wide, ARCH) is None and forms_of(wide, ARCH)[0].core == STREAM
     chosen = [stream.STREAMS[i] for i in stream.candidates(wide, ARCH)]
-    assert [(one.filters, one.pixels) for one in chosen] == [(256, 64), (128, 128)]
+    assert [(one.filters, one.pixels) for one in chosen] == [(256, 64), (128, 128), (128, 192)]
     few = first_of(L.Conv2d(64, 256, 1), (1, 64, 28, 28))
     assert STREAM not in {form.core for form in forms_of(few, ARCH)}
     assert STREAM not in {form.core for form in forms_of(wide, "sm_80")}
@@ -198,6 +205,11 @@ def test_what_streams() -> None:
         (first_of(L.Conv2d(8192, 64, 1), (2, 8192, 9, 9)), ARCH, "its filters do not fit the sha"),
     ):
         assert (stream.why_not_stream(problem, arch) or "").startswith(reason), problem.describe()
+
+
+def test_two_residuals_are_one_streams() -> None:
+    problems = problems_of(two_residuals(48), (3, 48, 9, 15), HALF)
+    assert [len(problem.others) for problem in problems] == [0, 2]
 
 
 def test_streams_differ_in_shared_memory_alone() -> None:
@@ -215,8 +227,11 @@ def test_streams_keep_to_the_budget(dtype: str) -> None:
         problem
         for net, shape in (
             (bottleneck(64, 256), (64, 64, 9, 15)),
+            (bottleneck(64, 192), (64, 64, 9, 15)),
+            (two_residuals(48), (64, 48, 9, 15)),
             (dense(32), (64, 32, 14, 14)),
             (L.Conv2d(64, 64, 1), (64, 64, 14, 14)),
+            (L.Sequential(L.BatchNorm2d(256), L.ReLU(), L.Conv2d(256, 192, 1)), (8, 256, 28, 28)),
         )
         for problem in problems_of(net, shape, dtype)
         if problem.is_pointwise

@@ -23,6 +23,9 @@ template <class T> static inline void copy(unsigned int to, const T *from, bool 
   if (copier != emulator.current + 1) abort();
   md_copy_if<16>(at, from, inside);
 }
+static inline float2 pair(unsigned int at) {
+  return *(const float2 *)emulated_shared(at);
+}
 static inline void copies_end() { md_copy_wait(); }
 
 // Arrivals that are expected, those still missing, and how often all were there.

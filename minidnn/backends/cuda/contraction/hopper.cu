@@ -51,6 +51,12 @@ MD_FUNCTION void fragments(unsigned int (&r)[4], unsigned int at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
+// Two neighbours of shared memory in one instruction: of a load, NVRTC makes two.
+MD_FUNCTION float2 pair(unsigned int at) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+  return x;
+}
 // 64 rows by N columns; a and b are matrices in shared memory, a also a warp's fragments.
 template <class>
 MD_FUNCTION void multiply(float (&c)[$N$ / 2], unsigned long long a, unsigned long long b,

@@ -15,11 +15,13 @@ typedef $T$ T;
 enum { N = $N$, HALVES = $HALVES$, STAYS = $STAYS$, GROUPS = $GROUPS$ };
 enum { FILTERS = HALVES ? GROUPS * N : N, PIXELS = HALVES ? 64 : GROUPS * 64 };
 enum { SLAB = (STAYS ? PIXELS : PIXELS + FILTERS) * 128 };
-enum { PART = N % 32 ? 16 : 32, LANES = PART / 8, TURN = PART + 8 };
-enum { ROWS = 32 / LANES, TURNS = 16 / ROWS, TURNED = GROUPS * 4 * 16 * TURN * 4 };
+enum { PITCH = N + 8, JOINED = GROUPS * 4 * 16 * PITCH };  // a row of results, and all of them
+// Columns that a thread joins at once: it has registers for so many beside its sums.
+enum { AT_ONCE = N > 128 ? 32 : N % 64 == 0 ? 64 : N % 32 == 0 ? 32 : 16 };
+enum { LANES = N % 128 == 0 ? 16 : N % 64 == 0 ? 8 : N % 32 == 0 ? 4 : 2 };  // that write a row
+enum { ROWS = 32 / LANES, DOWN = 16 / ROWS, ACROSS = N / (LANES * 8) };
 
 $HOPPER$
-$TURN$
 extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARAMETERS$) {
   MD_SHARED;
   const int thread = threadIdx.x & 127, group = threadIdx.x >> 7;
@@ -29,8 +31,10 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARA
   const unsigned int begins = (unsigned int)__cvta_generic_to_shared(md_shared);
   const unsigned int ring = begins + 1023 & ~1023u;
   const unsigned int weights = ring + slabs * SLAB;
-  const unsigned int turns = weights + STAYS * steps * FILTERS * 32, vectors = turns + TURNED;
-  const unsigned int full = vectors + $BEFORE$ * steps * 64, empty = full + slabs * 8;
+  const unsigned int joined = weights + STAYS * steps * FILTERS * 32;
+  const unsigned int vectors = joined + $JOINED$ * JOINED * 2;
+  const unsigned int behind = vectors + $BEFORE$ * steps * 64;
+  const unsigned int full = behind + $BEHIND$ * FILTERS * 6, empty = full + slabs * 8;
 
   if (threadIdx.x == 0) {
     for (int i = 0; i < slabs; i++) {
@@ -49,22 +53,19 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARA
       const long long m0 = (long long)tile * PIXELS;
       for (int slab = 0; slab < each; slab++, loaded++) {
         if (loaded >= slabs) wait(empty + place * 8, round - 1);
-        const int q = slab * 8 + lane;
-        const T *from = x + (m0 + first) * P_x + q * 8;
-        const unsigned int to = ring + place * SLAB + first * 128 + lane * 16;
+        // Chunks behind the last are zeros; rows that there are not give results that nobody reads.
+        const int q = slab * 8 + lane, left = (int)min(P_pixels - m0, (long long)PIXELS) - first;
+        const bool some = q < chunks;
+        const unsigned int to = swizzled<8>(ring + place * SLAB + first * 128 + lane * 16);
+        const T *from = x + (m0 + first) * P_x + (some ? q * 8 : 0);
         if (q < 2 * steps) {
           #pragma unroll
-          for (int i = 0; i < PIXELS / 16; i++) {
-            const bool inside = q < chunks && m0 + first + i * 16 < P_pixels;
-            copy(swizzled<8>(to + i * 2048), inside ? from + i * 16 * P_x : x, inside);
-          }
+          for (int i = 0; i < PIXELS; i += 16, from += 16 * P_x)
+            if (i < left) copy(to + i * 128, from, some);
+          const T *row = w + ((n0 + first) * chunks + (some ? q : 0)) * 8;
           #pragma unroll
-          for (int i = 0; i < (STAYS ? 0 : FILTERS / 16); i++) {
-            const int n = first + i * 16;
-            const bool inside = q < chunks && n0 + n < filters;
-            const T *row = inside ? w + ((n0 + n) * chunks + q) * 8 : w;
-            copy(swizzled<8>(to + PIXELS * 128 + i * 2048), row, inside);
-          }
+          for (int i = 0; i < (STAYS ? 0 : FILTERS); i += 16, row += 16 * 8 * chunks)
+            if (n0 + first + i < filters) copy(to + (PIXELS + i) * 128, row, some);
         }
         arrive_with_copies(full + place * 8);
         if (++place == slabs) place = 0, round++;
@@ -84,19 +85,24 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 128, 1) $NAME$($PARA
     if (q < 2 * steps) copy(weights + (q * FILTERS + n) * 16, from, inside);
   }
 $BEFORE_VECTORS$
+$BEHIND_VECTORS$
   copies_end();
+$BEHIND_NUMBERS$
   written();
   meet(1, GROUPS * 128);
 
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  float *turned = (float *)(md_shared + (turns - begins)) + warp * 16 * TURN;
+  T *const own = (T *)(md_shared + (joined - begins)) + warp * 16 * PITCH;
   const int part_row = (HALVES ? 0 : group * 64) + (warp & 3) * 16;
   const unsigned int taken = weights + (HALVES ? group * N * 16 : 0);
   const unsigned int passing = ring + PIXELS * 128 + (HALVES ? group * N * 128 : 0);
-  const int n1 = n0 + (HALVES ? group * N : 0) + lane % LANES * 8;
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const long long m1 = (long long)tile * PIXELS + part_row + lane / LANES;
+  const int n1 = n0 + (HALVES ? group * N : 0);
+  // Of the first chunk that a thread writes, and asks for: every ROWS-th row, LANES chunks further.
+  const int row0 = lane / LANES, column0 = lane % LANES * 8;
 $OTHERS$
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const long long m1 = (long long)tile * PIXELS + part_row;
+    const int left = (int)min(P_pixels - m1, 16ll);
     float c[N / 2];
     #pragma unroll
     for (int i = 0; i < N / 2; i++) c[i] = 0.0f;
@@ -139,27 +145,39 @@ $SCALE1$
       if (++place == slabs) place = 0, round++;
     }
 
-    // Each warp turns its results, PART columns at a time, so that threads write whole chunks.
+    // A warp joins its sixteen rows with the others' where these lie, as its registers have them,
+    // and leaves them there; then threads write whole chunks, and ask for the next tile's.  Some
+    // columns are read before any of them is written: to the compiler, all may be one place.
+$ARRIVED$
+    __syncwarp();
     #pragma unroll
-    for (int part = 0; part < N / PART; part++) {
-      turn<PART, TURN>(turned, c + part * PART / 2, lane);
-      __syncwarp();
-      const int n = n1 + part * PART;
-      const bool some = n < filters;
-$VECTORS$
+    for (int part = 0; part < N; part += AT_ONCE) {
+      T *const at = own + (lane >> 2) * PITCH + part + (lane & 3) * 2;
+$READ$
       #pragma unroll
-      for (int k = 0; k < TURNS; k++) {
-        const int row = lane / LANES + k * ROWS;
-        const long long m = m1 + k * ROWS;
-        if (some && m < P_pixels) {
-          float a0[8], r[8];
-          read_turned(a0, turned + row * TURN + lane % LANES * 8, row);
+      for (int i = 0; i < AT_ONCE / 4; i++) {
+        const float *const sums = c + part / 2 + i * 2;
+        float a0[2] = {sums[0], sums[1]}, r[2];
 $EPILOGUE$
-          md_store<8>(y + m * P_y + n, r);
-        }
+        md_write<2>(at + (i & 1) * 8 * PITCH + i / 2 * 8, r);
       }
-      $JOIN$
     }
+    $JOIN$
+    uint4 chunks[ACROSS][DOWN];
+    #pragma unroll
+    for (int i = 0; i < ACROSS; i++)
+      #pragma unroll
+      for (int j = 0; j < DOWN; j++)
+        chunks[i][j] = *(uint4 *)(own + (row0 + j * ROWS) * PITCH + column0 + i * LANES * 8);
+    #pragma unroll
+    for (int i = 0; i < ACROSS; i++) {
+      const int n = n1 + column0 + i * LANES * 8;
+      T *to = y + (m1 + row0) * P_y + n;
+      #pragma unroll
+      for (int j = 0; j < DOWN; j++, to += ROWS * P_y)
+        if (n < filters && row0 + j * ROWS < left) md_write_word(to, chunks[i][j]);
+    }
+$NEXT_OTHERS$
   }
 }
 }  // namespace stream_$NAME$

@@ -17,12 +17,11 @@ from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .problem import ContractionProblem
 from .text import (
-    epilogue_of,
+    compute_stages,
+    fill,
     join_of,
     parameters_of,
     source_of,
-    template,
-    vectors_of,
 )
 from .tile import is_packed
 
@@ -82,8 +81,6 @@ _LEAST_PASSING = 3
 _LEAST_PIXELS = 128 * 64
 """Fewer are not enough tiles for blocks that keep their filters."""
 _LEAST_PIXELS_PASSING = 64 * 32
-_MOST_HELD = {2: 112, 3: 96}
-"""Registers of a thread for results and what they are joined with, by the groups of a block."""
 
 
 def why_not_stream(problem: ContractionProblem, arch: str) -> str | None:
@@ -112,8 +109,8 @@ def candidates(problem: ContractionProblem, arch: str) -> list[int]:
     """Which of :data:`STREAMS` are worth measuring, the most promising first: one for each way
     to share work, with the least filters that make few rounds over the pixels.
 
-    Three groups, and filters that pass, are measured where something comes before the product: else
-    two that keep their filters, or cuDNN's kernels, are as fast.
+    Filters that pass are measured where something comes before the product: else those that stay,
+    or cuDNN's kernels, are as fast.
     """
     filters = problem.w.shape[0]
     limit = shared_limit(arch)
@@ -123,16 +120,10 @@ def candidates(problem: ContractionProblem, arch: str) -> list[int]:
             (-(-filters // one.filters), not one.stays, one.filters, i)
             for i, one in enumerate(STREAMS)
             if one.kind == kind and _slabs(problem, one, limit)
-            if (problem.before or (one.stays and one.groups == 2)) and _is_held(problem, one)
+            if problem.before or one.stays
         ]
         found += sorted(fitting)[:1]
     return [i for *_, i in sorted(found)]
-
-
-def _is_held(problem: ContractionProblem, stream: Stream) -> bool:
-    """Whether results, and what they are joined with, fit the registers of a thread."""
-    held = stream.columns // 2 + len(problem.others) * (stream.columns // 4 + 8)
-    return held <= _MOST_HELD[stream.groups]
 
 
 def is_worth(problem: ContractionProblem) -> bool:
@@ -146,13 +137,13 @@ def _pixels(problem: ContractionProblem) -> int:
 
 
 def _fixed(problem: ContractionProblem, stream: Stream) -> int:
-    """Bytes of shared memory beside the slabs: what aligns them, filters that stay, results being
-    turned, vectors."""
+    """Bytes of shared memory beside the slabs: what aligns them, filters that stay, results and
+    what they are joined with, vectors."""
     steps = -(-problem.w.shape[1] // 16)
-    part = 16 if stream.columns % 32 else 32
-    turned = stream.groups * 4 * 16 * (part + 8) * 4
+    joined = max(1, len(problem.others)) * stream.groups * 4 * 16 * (stream.columns + 8) * 2
     staying = steps * stream.filters * 32 if stream.stays else 0
-    return 1024 + staying + turned + (steps * 64 if problem.before else 0)
+    before = steps * 64 if problem.before else 0
+    return 1024 + staying + joined + before + len(problem.vectors) * stream.filters * 6
 
 
 def _slabs(problem: ContractionProblem, stream: Stream, limit: int) -> int:
@@ -195,19 +186,25 @@ def launch_of(problem: ContractionProblem, stream: Stream, multiprocessors: int)
         "STAYS": int(stream.stays),
         "GROUPS": stream.groups,
         "HOPPER": hopper_text(problem.x.dtype, stream.columns),
-        "TURN": template("turn.cu"),
         "PARAMETERS": parameters_of(problem, _NAMES),
         "BEFORE": int(bool(problem.before)),
         "BEFORE_VECTORS": _before_vectors(problem),
         "SCALE4": _scale(problem, "k", "slab * 4 + k"),
         "SCALE1": _scale(problem, "0", "slab * 4 + k"),
+        "JOINED": max(1, len(problem.others)),
+        "BEHIND": len(problem.vectors),
+        "BEHIND_VECTORS": _behind_vectors(problem),
+        "BEHIND_NUMBERS": _behind_numbers(problem),
         "OTHERS": _others(problem),
-        "VECTORS": vectors_of(problem),
-        "EPILOGUE": epilogue_of(problem, "[part][k]"),
+        "NEXT_OTHERS": "    ask(tile + gridDim.x);" if problem.others else "",
+        "ARRIVED": "    copies_end();" if problem.others else "",
+        "READ": _read(problem),
+        "EPILOGUE": _epilogue(problem),
         "JOIN": join_of(problem),
     }
     source = source_of("stream.cu", parts, specific=True)
     slabs = _slabs(problem, stream, shared_limit(ARCH))
+    assert slabs, f"{problem.describe()} does not fit a stream {stream}"
     shared = _fixed(problem, stream) + slabs * (stream.slab + 16)
     groups = -(-problem.w.shape[0] // stream.filters)
     tiles = -(-_pixels(problem) // stream.pixels)
@@ -246,17 +243,88 @@ def _scale(problem: ContractionProblem, index: str, step: str) -> str:
     return str(code).rstrip("\n")
 
 
+def _behind_vectors(problem: ContractionProblem) -> str:
+    """Asks for the vectors of what comes after, for the block's filters: they lie behind the
+    numbers that they are to be."""
+    count = len(problem.vectors)
+    code = Code()
+    if count:
+        with code.block("for (int i = threadIdx.x; i < FILTERS / 8; i += GROUPS * 128)"):
+            code.line("const bool inside = n0 + i * 8 < filters;")
+            for i in range(count):
+                to = f"behind + {count} * FILTERS * 4 + ({i} * FILTERS + i * 8) * 2"
+                code.line(f"copy({to}, inside ? v{i} + n0 + i * 8 : v{i}, inside);")
+    return str(code).rstrip("\n")
+
+
+def _behind_numbers(problem: ContractionProblem) -> str:
+    """A thread makes numbers of what it has asked for."""
+    count = len(problem.vectors)
+    code = Code()
+    if count:
+        code.line("float *const after = (float *)(md_shared + (behind - begins));")
+        with code.block("for (int i = threadIdx.x; i < FILTERS / 8; i += GROUPS * 128)"):
+            for i in range(count):
+                place = f"{i} * FILTERS + i * 8"
+                code.line(f"float b{i}[8];")
+                code.line(f"md_load<8>(b{i}, (const T *)(after + {count} * FILTERS) + {place});")
+                code.line("#pragma unroll")
+                code.line(f"for (int j = 0; j < 8; j++) after[{place} + j] = b{i}[j];")
+    return str(code).rstrip("\n")
+
+
+_OTHERS = """\
+  auto ask = [&](int tile) {
+    const long long m1 = (long long)tile * PIXELS + part_row;
+    const int left = (int)min(max(P_pixels - m1, 0ll), 16ll);
+    #pragma unroll
+    for (int i = 0; i < ACROSS; i++) {
+      const int n = n1 + column0 + i * LANES * 8;
+      const unsigned int to = joined + ((warp * 16 + row0) * PITCH + column0 + i * LANES * 8) * 2;
+$COPIES$
+    }
+  };
+  ask(blockIdx.x);"""
+_COPIES = """\
+      const T *from$I$ = x$X$ + (m1 + row0) * P_other$I$ + n;
+      #pragma unroll
+      for (int j = 0; j < DOWN; j++, from$I$ += ROWS * P_other$I$)
+        if (n < filters && row0 + j * ROWS < left)
+          copy(to + ($I$ * JOINED + j * ROWS * PITCH) * 2, from$I$, true);"""
+
+
 def _others(problem: ContractionProblem) -> str:
-    """The other tensors, asked for at once, long before they are used."""
+    """How the other tensors of a tile are asked for, and those of the first; beyond the last tile
+    are no pixels."""
+    count = len(problem.others)
+    copies = "\n".join(fill(_COPIES, {"I": i, "X": 1 + i}) for i in range(count))
+    return fill(_OTHERS, {"COPIES": copies}) if count else ""
+
+
+def _read(problem: ContractionProblem) -> str:
+    """What the next columns are joined with: of two rows, and the vectors' for both."""
     code = Code()
     for i in range(len(problem.others)):
-        code.line(f"uint4 p{i}[N / PART][TURNS];")
+        code.line(f"float x{i}s[AT_ONCE / 4][2];")
         code.line("#pragma unroll")
-        with code.block("for (int part = 0; part < N / PART; part++)"):
-            code.line("#pragma unroll")
-            with code.block("for (int k = 0; k < TURNS; k++)"):
-                code.line("const long long m = m1 + k * ROWS;")
-                code.line("const bool inside = m < P_pixels && n1 + part * PART < filters;")
-                place = f"*(const uint4 *)(x{1 + i} + m * P_other{i} + n1 + part * PART)"
-                code.line(f"if (inside) p{i}[part][k] = {place};")
+        with code.block("for (int i = 0; i < AT_ONCE / 4; i++)"):
+            place = f"at + {i} * JOINED + (i & 1) * 8 * PITCH + i / 2 * 8"
+            code.line(f"md_load<2>(x{i}s[i], {place});")
+    for i in range(len(problem.vectors)):
+        code.line(f"float2 v{i}s[AT_ONCE / 8];")
+        code.line("#pragma unroll")
+        with code.block("for (int i = 0; i < AT_ONCE / 8; i++)"):
+            place = f"{i} * FILTERS + n1 - n0 + part + i * 8 + (lane & 3) * 2"
+            code.line(f"v{i}s[i] = pair(behind + ({place}) * 4);")
+    return str(code).rstrip("\n")
+
+
+def _epilogue(problem: ContractionProblem) -> str:
+    """What comes after, on two neighbours of a row."""
+    code = Code()
+    for i in range(len(problem.others)):
+        code.line(f"const float (&a{1 + i})[2] = x{i}s[i];")
+    for i in range(len(problem.vectors)):
+        code.line(f"const float b{i}[2] = {{v{i}s[i / 2].x, v{i}s[i / 2].y}};")
+    compute_stages(code, problem, "2")
     return str(code).rstrip("\n")
