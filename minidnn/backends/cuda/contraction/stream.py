@@ -79,6 +79,7 @@ _MOST_SLABS = 128 << 10
 _LEAST_PASSING = 3
 """Slabs of pixels and filters: of fewer none would be on its way while two groups read."""
 _READ_AGAIN = 32
+"""Results of a pixel that reading it again counts as."""
 _LEAST_PIXELS = 128 * 64
 """Fewer are not enough tiles for blocks that keep their filters."""
 _LEAST_PIXELS_PASSING = 64 * 32
@@ -132,8 +133,8 @@ def _order(stream: Stream) -> tuple[bool, bool, int]:
 
 def _work(problem: ContractionProblem, stream: Stream) -> int:
     """Of a pixel, by the results that are computed, also those that nobody wants; each round reads
-    it again, which counts as some results: 128 to 512 channels on 28 x 28, with a residual, take
-    68 us at batch 128 in rounds of 128 filters and 74 in those of 192 (one H200)."""
+    it again: 128 to 512 channels on 28 x 28, with a residual, take 68 us at batch 128 in rounds of
+    128 filters and 74 in those of 192 (one H200)."""
     rounds = -(-problem.w.shape[0] // stream.filters)
     return rounds * (stream.filters + _READ_AGAIN)
 
