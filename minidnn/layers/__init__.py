@@ -7,6 +7,7 @@ from minidnn.layers.elementwise import *
 from minidnn.layers.functional import *
 from minidnn.layers.layer import *
 from minidnn.layers.normalization import *
+from minidnn.layers.padding import *
 from minidnn.layers.parameter import *
 from minidnn.layers.pooling import *
 from minidnn.layers.shape import *

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
+from minidnn.graph.expression import argument, where
 from minidnn.graph.operator import Operator
 from minidnn.graph.trace import apply
+from minidnn.layers.arguments import check_count
 from minidnn.layers.layer import Layer
+from minidnn.layers.parameter import Parameter
 
 __all__ = [
     "ELU",
@@ -21,6 +27,7 @@ __all__ = [
     "Hardswish",
     "Identity",
     "LeakyReLU",
+    "PReLU",
     "ReLU",
     "ReLU6",
     "SiLU",
@@ -75,6 +82,32 @@ class LeakyReLU(OperatorLayer):
 
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
         super().__init__(ops.LeakyReLU(negative_slope))
+
+
+class PReLU(Layer):
+    """``x`` where ``x > 0``, else ``weight * x``.
+
+    The parameter ``weight`` (num_parameters,) begins as ``init``; it has one number for all
+    channels, or one for each.
+    """
+
+    def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
+        self.num_parameters = check_count("PReLU", "num_parameters", num_parameters)
+        if isinstance(init, bool) or not isinstance(init, (int, float)):
+            raise GraphError(f"PReLU: init={init!r:.80}; valid is a number")
+        self.weight = Parameter(
+            (num_parameters,), lambda random, shape: np.full(shape, init, np.float32)
+        )
+
+    def forward(self, x: Any) -> Any:
+        one = self.num_parameters == 1
+        tensors, vectors = (2, 0) if one else (1, 1)
+        value, slope = argument(0), argument(1)
+        body = where(value > 0.0, value, slope * value)
+        return apply(ops.Formula(body, tensors, vectors, "PReLU"), x, *self.constants("weight"))
+
+    def extra_repr(self) -> str:
+        return f"num_parameters={self.num_parameters}"
 
 
 class ELU(OperatorLayer):

@@ -18,7 +18,7 @@ from minidnn.graph.ir import Graph, Node, Rewriter
 from minidnn.graph.operators import BatchNorm
 from minidnn.layers.build import to_graph
 from minidnn.layers.layer import Layer
-from minidnn.layers.normalization import BatchNorm2d
+from minidnn.layers.normalization import BatchNorm1d, BatchNorm2d
 
 __all__ = ["calibrate"]
 
@@ -26,11 +26,13 @@ __all__ = ["calibrate"]
 #: varies over the data would otherwise be blown up to the others' size, rounding errors and all.
 FLOOR = 0.01
 
+_CALIBRATED = (BatchNorm1d, BatchNorm2d)
+
 Measure = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def calibrate(network: Layer, *inputs: np.ndarray) -> Layer:
-    """Sets ``running_mean`` and ``running_var`` of every BatchNorm2d from data, in place.
+    """Sets ``running_mean`` and ``running_var`` of all batch normalizations from data, in place.
 
     The network runs once, in NumPy; each layer's statistics are taken over the batch, the rows
     and the columns of what reaches it after all before it have been set.  The variance is that
@@ -41,7 +43,7 @@ def calibrate(network: Layer, *inputs: np.ndarray) -> Layer:
     Args:
         network: any layer, float32.
         inputs: one array per input of the network, float32, the batch included; at least two
-            values for each channel of each BatchNorm2d, better hundreds.
+            values for each channel of each of these layers, better hundreds.
 
     Returns:
         The network itself.
@@ -57,13 +59,13 @@ def calibrate(network: Layer, *inputs: np.ndarray) -> Layer:
             )
     graph = to_graph(network, [array.shape for array in inputs])
     layers = {path: layer for path, layer in network.named_layers()}
-    if isinstance(network, BatchNorm2d):
+    if isinstance(network, _CALIBRATED):
         layers = {node.source: network for node in graph.nodes}
     measured: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def measure_for(node: Node) -> Measure | None:
         layer = layers.get(node.source)
-        if not isinstance(layer, BatchNorm2d):
+        if not isinstance(layer, _CALIBRATED):
             return None
 
         def measure(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -114,8 +116,9 @@ def _statistics(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             "valid are a larger batch or larger images"
         )
     with np.errstate(all="ignore"):
-        mean = x.mean(axis=(0, 2, 3), dtype=np.float64)
-        var = x.var(axis=(0, 2, 3), dtype=np.float64)
+        over = (0, *range(2, x.ndim))
+        mean = x.mean(axis=over, dtype=np.float64)
+        var = x.var(axis=over, dtype=np.float64)
     if not (np.isfinite(mean).all() and np.isfinite(var).all()):
         raise GraphError("calibrate: the input holds values that are not finite")
     average = float(var.mean())

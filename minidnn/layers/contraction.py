@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod, sqrt
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.operator import check_pair
 from minidnn.graph.trace import apply
+from minidnn.layers.arguments import check_count, check_numbers, check_rank
 from minidnn.layers.layer import Layer
+from minidnn.layers.padding import MODES, padded
 from minidnn.layers.parameter import Initializer, Parameter
 
-__all__ = ["Conv2d", "Linear"]
+__all__ = ["Conv1d", "Conv2d", "Linear"]
 
 Pair = tuple[int, int]
 
@@ -26,94 +28,158 @@ def _uniform(bound: float) -> Initializer:
     return initialize
 
 
-def _count(owner: str, name: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise GraphError(f"{owner}: {name}={value!r}; valid is an int of at least 1")
-    return value
+class _Conv(Layer):
+    """What convolutions over ``axes`` axes share: arguments, parameters, and padding."""
 
-
-class Conv2d(Layer):
-    """2-d cross-correlation of (N, C, H, W).
-
-    ``padding`` is a number of zeros, a pair for (rows, columns), a pair of pairs
-    ((top, bottom), (left, right)), "same" (stride 1) or "valid".  ``groups=in_channels``
-    makes it depthwise.  Parameters ``weight`` (O, C / groups, KH, KW) and ``bias`` (O,) are
-    drawn uniformly within 1 / sqrt(C / groups * KH * KW), as PyTorch does.
-    """
+    axes: int
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int | Pair,
-        stride: int | Pair = 1,
-        padding: int | Pair | tuple[Pair, Pair] | str = 0,
-        dilation: int | Pair = 1,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
     ) -> None:
-        self.in_channels = _count("Conv2d", "in_channels", in_channels)
-        self.out_channels = _count("Conv2d", "out_channels", out_channels)
-        self.kernel_size = check_pair("Conv2d", "kernel_size", kernel_size, 1)
-        self.groups = _count("Conv2d", "groups", groups)
-        for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+        name = type(self).__name__
+        self.in_channels = check_count(name, "in_channels", in_channels)
+        self.out_channels = check_count(name, "out_channels", out_channels)
+        self.kernel_size = self._numbers("kernel_size", kernel_size, 1)
+        self.groups = check_count(name, "groups", groups)
+        for argument, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
             if channels % groups:
                 raise GraphError(
-                    f"Conv2d: groups={groups} does not divide {name}={channels}; "
+                    f"{name}: groups={groups} does not divide {argument}={channels}; "
                     "valid is a common divisor of in_channels and out_channels"
                 )
-        if padding_mode != "zeros":
-            raise GraphError(f"Conv2d: padding_mode={padding_mode!r}; valid is 'zeros'")
-        stride = check_pair("Conv2d", "stride", stride, 1)
-        dilation = check_pair("Conv2d", "dilation", dilation, 1)
-        pads = _padding(padding, self.kernel_size, stride, dilation)
-        self.op = ops.Conv2d(stride, pads, dilation, groups)
+        if padding_mode not in MODES:
+            valid = ", ".join(map(repr, MODES))
+            raise GraphError(f"{name}: padding_mode={padding_mode!r:.80}; valid are {valid}")
+        self.padding_mode = padding_mode
+        self.stride = self._numbers("stride", stride, 1)
+        self.dilation = self._numbers("dilation", dilation, 1)
+        self.padding = self._padding(padding, self.stride, self.dilation)
+        own = self.padding if padding_mode == "zeros" else ((0, 0),) * self.axes
+        rows: tuple[int, ...] = (1,) * (2 - self.axes)  # of one axis: an image of one row
+        above = ((0, 0),) * (2 - self.axes)
+        self.op = ops.Conv2d(
+            cast("Pair", (*rows, *self.stride)),
+            cast("tuple[Pair, Pair]", (*above, *own)),
+            cast("Pair", (*rows, *self.dilation)),
+            groups,
+        )
         shape = (out_channels, in_channels // groups, *self.kernel_size)
         initializer = _uniform(1 / sqrt(prod(shape[1:])))
         self.weight = Parameter(shape, initializer)
         self.bias = Parameter((out_channels,), initializer) if bias else None
 
-    def forward(self, x: Any) -> Any:
-        return apply(self.op, x, *self.constants("weight", "bias"))
+    def _numbers(self, name: str, value: Any, least: int) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def _padding(
+        self, padding: Any, stride: tuple[int, ...], dilation: tuple[int, ...]
+    ) -> tuple[Pair, ...]:
+        name = type(self).__name__
+        match padding:
+            case "valid":
+                return ((0, 0),) * self.axes
+            case "same":
+                if stride != (1,) * self.axes:
+                    raise GraphError(
+                        f"{name}: padding='same' with stride={stride}; valid is stride 1"
+                    )
+                # An odd one goes to the end, as in PyTorch.
+                totals = [d * (k - 1) for d, k in zip(dilation, self.kernel_size, strict=True)]
+                return tuple((total // 2, total - total // 2) for total in totals)
+            case str():
+                raise GraphError(
+                    f"{name}: padding={padding!r}; valid are 'same', 'valid', an int or pairs of "
+                    "ints"
+                )
+        return tuple((n, n) for n in self._numbers("padding", padding, 0))
+
+    def _padded(self, x: Any) -> Any:
+        """The input as the convolution takes it: other padding than zeros is added before."""
+        if self.padding_mode == "zeros":
+            return x
+        return padded(type(self).__name__, x, self.padding, MODES[self.padding_mode])
 
     def extra_repr(self) -> str:
-        bias = "" if self.bias else ", bias=False"
-        op = str(self.op).removeprefix("Conv2d(").removesuffix(")")
-        return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}" + (
-            f", {op}{bias}" if op else bias
-        )
+        shown = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
+        ones = (1,) * self.axes
+        shown += [f"stride={self.stride}"] * (self.stride != ones)
+        shown += [f"padding={self.padding}"] * any(map(any, self.padding))
+        shown += [f"dilation={self.dilation}"] * (self.dilation != ones)
+        shown += [f"groups={self.groups}"] * (self.groups != 1)
+        shown += [f"padding_mode={self.padding_mode}"] * (self.padding_mode != "zeros")
+        shown += ["bias=False"] * (self.bias is None)
+        return ", ".join(shown)
 
 
-def _padding(padding: Any, kernel: Pair, stride: Pair, dilation: Pair) -> tuple[Pair, Pair]:
-    match padding:
-        case "valid":
-            return ((0, 0), (0, 0))
-        case "same":
-            if stride != (1, 1):
-                raise GraphError(f"Conv2d: padding='same' with stride={stride}; valid is stride 1")
-            total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-            top, left = (t // 2 for t in total)  # an odd one goes to the end, as in PyTorch
-            return ((top, total[0] - top), (left, total[1] - left))
-        case str():
-            raise GraphError(
-                f"Conv2d: padding={padding!r}; valid are 'same', 'valid', an int or pairs of ints"
-            )
-        case ((_, _) as rows, (_, _) as columns):
-            return (
-                check_pair("Conv2d", "padding for rows", tuple(rows), 0),
-                check_pair("Conv2d", "padding for columns", tuple(columns), 0),
-            )
-    rows, columns = check_pair("Conv2d", "padding", padding, 0)
-    return ((rows, rows), (columns, columns))
+class Conv1d(_Conv):
+    """1-d cross-correlation of (N, C, L), over the columns of images of one row.
+
+    ``padding`` is a number of elements, "same" (stride 1) or "valid"; ``padding_mode`` "zeros",
+    "reflect", "replicate" or "circular".  Parameters are ``weight`` (O, C / groups, K) and
+    ``bias`` (O,), drawn as those of :class:`Conv2d`.
+    """
+
+    axes = 1
+
+    def _numbers(self, name: str, value: Any, least: int) -> tuple[int, ...]:
+        return tuple(check_numbers("Conv1d", name, value, 1, least))
+
+    def forward(self, x: Any) -> Any:
+        check_rank("Conv1d", x, 3)
+        x = self._padded(x)
+        weight = self.reshaped("weight", (*self.weight.type.shape[:2], 1, *self.kernel_size))
+        images = apply(ops.View((*x.shape[:2], 1, x.shape[2])), x)
+        out = apply(self.op, images, weight, *self.constants("bias"))
+        return apply(ops.View((*out.shape[:2], out.shape[3])), out)
+
+
+class Conv2d(_Conv):
+    """2-d cross-correlation of (N, C, H, W).
+
+    ``padding`` is a number of elements, a pair for (rows, columns), a pair of pairs
+    ((top, bottom), (left, right)), "same" (stride 1) or "valid"; ``padding_mode`` "zeros",
+    "reflect", "replicate" or "circular".  ``groups=in_channels`` makes it depthwise.  Parameters
+    ``weight`` (O, C / groups, KH, KW) and ``bias`` (O,) are drawn uniformly within
+    1 / sqrt(C / groups * KH * KW), as PyTorch does.
+    """
+
+    axes = 2
+
+    def _numbers(self, name: str, value: Any, least: int) -> tuple[int, ...]:
+        return check_pair("Conv2d", name, value, least)
+
+    def _padding(
+        self, padding: Any, stride: tuple[int, ...], dilation: tuple[int, ...]
+    ) -> tuple[Pair, ...]:
+        match padding:
+            case ((_, _) as rows, (_, _) as columns):
+                return (
+                    check_pair("Conv2d", "padding for rows", tuple(rows), 0),
+                    check_pair("Conv2d", "padding for columns", tuple(columns), 0),
+                )
+        return super()._padding(padding, stride, dilation)
+
+    def forward(self, x: Any) -> Any:
+        if self.padding_mode != "zeros":
+            check_rank("Conv2d", x, 4)
+        return apply(self.op, self._padded(x), *self.constants("weight", "bias"))
 
 
 class Linear(Layer):
     """``x @ weight.T + bias`` over the last axis; ``weight`` is (out, in), ``bias`` (out,)."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
-        self.in_features = _count("Linear", "in_features", in_features)
-        self.out_features = _count("Linear", "out_features", out_features)
+        self.in_features = check_count("Linear", "in_features", in_features)
+        self.out_features = check_count("Linear", "out_features", out_features)
         initializer = _uniform(1 / sqrt(in_features))
         self.weight = Parameter((out_features, in_features), initializer)
         self.bias = Parameter((out_features,), initializer) if bias else None

@@ -15,6 +15,7 @@ import numpy as np
 from minidnn.errors import GraphError, WeightsError
 from minidnn.graph.ir import Constant, Graph, Value
 from minidnn.graph.trace import current_trace, is_tracing, tracing
+from minidnn.graph.types import TensorType
 from minidnn.layers.inputs import Declared, Shapes, named_types
 from minidnn.layers.parameter import Parameter, match_state
 from minidnn.layers.summary import Described, summary
@@ -169,6 +170,15 @@ class Layer:
         full = f"{trace.path}.{name}" if trace.path else name
         data = _no_data if trace.shapes_only else value.bind(full)
         return trace.constant(value, full, value.type, data)
+
+    def reshaped(self, name: str, shape: tuple[int, ...]) -> Constant:
+        """The graph constant for one of this layer's own parameters, in another shape."""
+        parameter: Parameter = getattr(self, name)
+        trace = current_trace()
+        full = f"{trace.path}.{name}" if trace.path else name
+        made = parameter.bind(full) if not trace.shapes_only else _no_data
+        type = TensorType(shape, parameter.type.dtype)
+        return trace.constant((parameter, shape), full, type, lambda: made().reshape(shape))
 
     def constants(self, *names: str) -> tuple[Value, ...]:
         """The graph constants for those of the named parameters that are present."""

@@ -1,7 +1,8 @@
-"""Batch normalization with stored statistics."""
+"""Normalization: with stored statistics, and by the statistics of each image itself."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,12 +10,21 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
+from minidnn.graph.group_norm import normalize_groups
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply, current_trace
+from minidnn.layers.arguments import check_count, check_rank, misfit
 from minidnn.layers.layer import Layer
 from minidnn.layers.parameter import LazyArray, Parameter
 
-__all__ = ["BatchNorm2d"]
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "LayerNorm",
+]
 
 
 def _zeros(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -25,48 +35,28 @@ def _ones(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return np.ones(shape, np.float32)
 
 
-class BatchNorm2d(Layer):
-    """``(x - running_mean) / sqrt(running_var + eps) * weight + bias`` per channel.
+class _PerChannel(Layer):
+    """What layers with a weight and a bias for each channel, and perhaps statistics, share."""
 
-    ``momentum`` is accepted for compatibility; statistics are stored, never updated.
-    """
+    affine: bool
 
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-    ) -> None:
-        if type(num_features) is not int or num_features < 1:
-            raise GraphError(
-                f"BatchNorm2d: num_features={num_features!r}; valid is an int of at least 1"
-            )
-        if not track_running_stats:
-            raise GraphError(
-                "BatchNorm2d: track_running_stats=False; valid is True, "
-                "as inference needs stored statistics"
-            )
-        self.num_features = num_features
-        self.op = ops.BatchNorm(eps)
+    def _add_affine(self, channels: int, affine: bool) -> None:
         self.affine = affine
-        shape = (num_features,)
         if affine:
-            self.weight = Parameter(shape, _ones)
-            self.bias = Parameter(shape, _zeros)
-        self.running_mean = Parameter(shape, _zeros)
-        self.running_var = Parameter(shape, _ones)
+            self.weight = Parameter((channels,), _ones)
+            self.bias = Parameter((channels,), _zeros)
+
+    def _add_statistics(self, channels: int) -> None:
+        self.running_mean = Parameter((channels,), _zeros)
+        self.running_var = Parameter((channels,), _ones)
         self.num_batches_tracked = Parameter((), _zeros, "int64", optional=True)
 
-    def forward(self, x: Any) -> Any:
-        if isinstance(x, Value) and x.type.rank != 4:
-            raise GraphError(
-                f"BatchNorm2d: input has shape {x.shape} of rank {x.type.rank}; valid is rank 4"
-            )
+    def _by_statistics(self, eps: float, x: Any) -> Any:
+        """Normalized by the stored mean and variance."""
         names = ("weight", "bias") if self.affine else ()
         scale = self.constants(*names) if names else self._unit_scale()
-        return apply(self.op, x, *scale, *self.constants("running_mean", "running_var"))
+        op = ops.BatchNorm(eps)
+        return apply(op, x, *scale, *self.constants("running_mean", "running_var"))
 
     def _unit_scale(self) -> tuple[Value, ...]:
         """The scale 1 and shift 0 of ``affine=False``."""
@@ -78,5 +68,188 @@ class BatchNorm2d(Layer):
             trace.constant((self, "bias"), f"{prefix}bias", type, zero),
         )
 
+    def _by_groups(self, groups: int, eps: float, x: Any) -> Any:
+        """Normalized by the mean and variance of each group of an image's channels."""
+        normalized = normalize_groups(x, groups, eps)
+        if not self.affine:
+            return normalized
+        return apply(ops.ScaleShift(), normalized, *self.constants("weight", "bias"))
+
+    def _check_channels(self, x: Any, channels: int) -> None:
+        if x.shape[1] != channels:
+            raise misfit(
+                type(self).__name__,
+                f"input has shape {x.shape} with {x.shape[1]} channels; valid are {channels}",
+            )
+
+
+class _BatchNorm(_PerChannel):
+    #: The ranks of inputs that are valid.
+    ranks: tuple[int, ...]
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ) -> None:
+        name = type(self).__name__
+        self.num_features = check_count(name, "num_features", num_features)
+        if not track_running_stats:
+            raise GraphError(
+                f"{name}: track_running_stats=False; valid is True, "
+                "as inference needs stored statistics"
+            )
+        self.op = ops.BatchNorm(eps)
+        self._add_affine(num_features, affine)
+        self._add_statistics(num_features)
+
+    def forward(self, x: Any) -> Any:
+        check_rank(type(self).__name__, x, *self.ranks)
+        return self._by_statistics(self.op.eps, x)
+
     def extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.op.eps}" + ("" if self.affine else ", affine=False")
+
+
+class BatchNorm1d(_BatchNorm):
+    """:class:`BatchNorm2d` for (N, C) or (N, C, L)."""
+
+    ranks = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """``(x - running_mean) / sqrt(running_var + eps) * weight + bias`` per channel.
+
+    ``momentum`` is accepted for compatibility; statistics are stored, never updated.
+    """
+
+    ranks = (4,)
+
+
+class GroupNorm(_PerChannel):
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` of (N, C, ...), where mean and variance are
+    those of each of ``num_groups`` groups of an image's channels.
+
+    Parameters ``weight`` and ``bias`` (C,) exist if ``affine``.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), GroupNorm(4, 8))
+    """
+
+    def __init__(
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True
+    ) -> None:
+        self.num_groups = check_count("GroupNorm", "num_groups", num_groups)
+        self.num_channels = check_count("GroupNorm", "num_channels", num_channels)
+        if num_channels % num_groups:
+            raise GraphError(
+                f"GroupNorm: num_groups={num_groups} does not divide num_channels={num_channels}; "
+                "valid is a divisor"
+            )
+        self.op = ops.LayerNorm(1, eps)
+        self._add_affine(num_channels, affine)
+
+    def forward(self, x: Any) -> Any:
+        check_rank("GroupNorm", x, 2, 3, 4, 5)
+        self._check_channels(x, self.num_channels)
+        return self._by_groups(self.num_groups, self.op.eps, x)
+
+    def extra_repr(self) -> str:
+        eps = f"{self.num_groups}, {self.num_channels}, eps={self.op.eps}"
+        return eps + ("" if self.affine else ", affine=False")
+
+
+class _InstanceNorm(_PerChannel):
+    rank: int
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+    ) -> None:
+        self.num_features = check_count(type(self).__name__, "num_features", num_features)
+        self.op = ops.BatchNorm(eps)
+        self.track_running_stats = bool(track_running_stats)
+        self._add_affine(num_features, affine)
+        if track_running_stats:
+            self._add_statistics(num_features)
+
+    def forward(self, x: Any) -> Any:
+        check_rank(type(self).__name__, x, self.rank)
+        self._check_channels(x, self.num_features)
+        if self.track_running_stats:
+            return self._by_statistics(self.op.eps, x)
+        return self._by_groups(self.num_features, self.op.eps, x)
+
+    def extra_repr(self) -> str:
+        flags = {"affine": self.affine, "track_running_stats": self.track_running_stats}
+        shown = "".join(f", {name}=True" for name, value in flags.items() if value)
+        return f"{self.num_features}, eps={self.op.eps}{shown}"
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """:class:`InstanceNorm2d` for (N, C, L)."""
+
+    rank = 3
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """``(x - mean) / sqrt(var + eps)`` of (N, C, H, W), where mean and variance are those of each
+    channel of an image, or the stored ones if ``track_running_stats``.
+
+    Parameters ``weight`` and ``bias`` (C,) exist if ``affine``; ``running_mean`` and
+    ``running_var`` (C,) if ``track_running_stats``.  ``momentum`` is accepted for compatibility.
+    """
+
+    rank = 4
+
+
+class LayerNorm(Layer):
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last axes.
+
+    ``normalized_shape`` are the sizes of these axes, or the size of the last one.  Parameters
+    ``weight`` and ``bias`` have that shape; ``bias=False`` leaves out the bias, and
+    ``elementwise_affine=False`` both.
+
+    >>> net = Sequential(Linear(16, 32), LayerNorm(32))
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+    ) -> None:
+        sizes: Any = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+        valid = isinstance(sizes, (tuple, list)) and sizes
+        if not valid or not all(type(size) is int and size >= 1 for size in sizes):
+            raise GraphError(
+                f"LayerNorm: normalized_shape={normalized_shape!r:.80}; valid is an int of at "
+                "least 1, or a sequence of them"
+            )
+        self.normalized_shape: tuple[int, ...] = tuple(sizes)
+        self.op = ops.LayerNorm(len(self.normalized_shape), eps)
+        self.weight = Parameter(self.normalized_shape, _ones) if elementwise_affine else None
+        self.bias = (
+            Parameter(self.normalized_shape, _zeros) if elementwise_affine and bias else None
+        )
+
+    def forward(self, x: Any) -> Any:
+        if isinstance(x, Value) and x.shape[-self.op.axes :] != self.normalized_shape:
+            raise misfit(
+                "LayerNorm",
+                f"input has shape {x.shape}; valid are last axes of {self.normalized_shape}",
+            )
+        return apply(self.op, x, *self.constants("weight", "bias"))
+
+    def extra_repr(self) -> str:
+        shown = f"{self.normalized_shape}, eps={self.op.eps}"
+        if self.weight is None:
+            return f"{shown}, elementwise_affine=False"
+        return shown + ("" if self.bias else ", bias=False")

@@ -48,8 +48,8 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
         "in_channels and out_channels",
     ),
     (
-        lambda: L.Conv2d(3, 4, 3, padding_mode="reflect"),
-        "Conv2d: padding_mode='reflect'; valid is 'zeros'",
+        lambda: L.Conv2d(3, 4, 3, padding_mode="mirror"),
+        "Conv2d: padding_mode='mirror'; valid are 'zeros', 'reflect', 'replicate', 'circular'",
     ),
     (lambda: L.Linear(2.0, 1), "Linear: in_features=2.0; valid is an int of at least 1"),  # type: ignore[arg-type]
     (lambda: L.Linear(True, 1), "Linear: in_features=True; valid is an int of at least 1"),
@@ -63,6 +63,27 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
         lambda: L.BatchNorm2d(1, -1e-5),
         "BatchNorm(eps=-1e-05): eps=-1e-05; valid is a number of at least 0",
     ),
+    (lambda: L.Conv1d(3, 4, (3, 3)), "Conv1d: kernel_size=(3, 3); valid is an int of at least 1"),
+    (lambda: L.Conv1d(3, 4, 3, stride=0), "Conv1d: stride=0; valid is an int of at least 1"),
+    (
+        lambda: L.Conv1d(3, 4, 3, stride=2, padding="same"),
+        "Conv1d: padding='same' with stride=(2,); valid is stride 1",
+    ),
+    (
+        lambda: L.GroupNorm(3, 4),
+        "GroupNorm: num_groups=3 does not divide num_channels=4; valid is a divisor",
+    ),
+    (lambda: L.GroupNorm(0, 4), "GroupNorm: num_groups=0; valid is an int of at least 1"),
+    (
+        lambda: L.LayerNorm(()),
+        "LayerNorm: normalized_shape=(); valid is an int of at least 1, or a sequence of them",
+    ),
+    (lambda: L.InstanceNorm2d(0), "InstanceNorm2d: num_features=0; valid is an int of at least 1"),
+    (lambda: L.PReLU(0), "PReLU: num_parameters=0; valid is an int of at least 1"),
+    (lambda: L.PReLU(init="a"), "PReLU: init='a'; valid is a number"),  # type: ignore[arg-type]
+    (lambda: L.ZeroPad2d((1, 2)), "ZeroPad2d: padding=(1, 2); valid is an int or 4 of them"),
+    (lambda: L.ReflectionPad1d(1.5), "ReflectionPad1d: padding=1.5; valid is an int or 2 of them"),  # type: ignore[arg-type]
+    (lambda: L.ConstantPad1d(1, "0"), "ConstantPad1d: value='0'; valid is a number"),  # type: ignore[arg-type]
     (lambda: L.MaxPool2d(0), "MaxPool2d: kernel_size=0; valid is an int >= 1 or a pair of them"),
     (lambda: L.MaxPool2d(2, 0), "MaxPool2d: stride=0; valid is an int >= 1 or a pair of them"),
     (

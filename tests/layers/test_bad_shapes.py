@@ -55,6 +55,33 @@ SHAPES: list[tuple[Callable[[], Any], str]] = [
         "valid is rank 4",
     ),
     (
+        graph(stack(L.ReLU(), L.GroupNorm(2, 4)), (1, 6, 2, 2)),
+        "node 'l1': GroupNorm: input has shape (1, 6, 2, 2) with 6 channels; valid are 4",
+    ),
+    (
+        graph(stack(L.InstanceNorm1d(4)), (1, 4, 2, 2)),
+        "node 'l0': InstanceNorm1d: input has shape (1, 4, 2, 2) of rank 4; valid is rank 3",
+    ),
+    (
+        graph(stack(L.LayerNorm((4, 2))), (1, 4, 3)),
+        "node 'l0': LayerNorm: input has shape (1, 4, 3); valid are last axes of (4, 2)",
+    ),
+    (
+        graph(stack(L.ReflectionPad2d((0, 1, 3, 0))), (1, 4, 3, 5)),
+        "node 'l0': ReflectionPad2d: padding of (3, 0) does not fit axis 2 of the input "
+        "(1, 4, 3, 5); valid is at most 2",
+    ),
+    (
+        graph(stack(L.ZeroPad1d((-2, -1))), (1, 4, 3)),
+        "node 'l0': ZeroPad1d: padding of (-2, -1) does not fit axis 2 of the input (1, 4, 3); "
+        "valid is what leaves at least one element",
+    ),
+    (
+        graph(stack(L.Conv2d(4, 2, 3, padding=4, padding_mode="circular")), (1, 4, 3, 5)),
+        "node 'l0': Conv2d: padding of (4, 4) does not fit axis 2 of the input (1, 4, 3, 5); "
+        "valid is at most 3",
+    ),
+    (
         graph(stack(L.BatchNorm2d(3)), (1, 4, 2, 2)),
         "node 'l0': BatchNorm(): weight has shape (3,), but the input (1, 4, 2, 2) has 4 "
         "channels; valid is (4,)",

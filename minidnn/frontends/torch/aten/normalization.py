@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 from minidnn.frontends.torch.aten.call import TRAINING, Call, Refused, takes
 from minidnn.graph import operators as ops
+from minidnn.graph.group_norm import normalize_groups
 from minidnn.graph.trace import apply
 
 _CONDITION = "not training, statistics stored and known"
@@ -69,12 +69,8 @@ def instance_norm(call: Call) -> Any:
 
 def _normalize_groups(call: Call, groups: int) -> Any:
     """Each image's groups of channels by their own statistics, then each channel by its weight."""
-    x = call.tensor("input")
-    batch, channels, *plane = x.shape
+    normalized = normalize_groups(call.tensor("input"), groups, float(call.number("eps")))
     weight, bias = call.optional_constant("weight"), call.optional_constant("bias")
-    rows = apply(ops.View((batch, groups, channels // groups * prod(plane))), x)
-    rows = apply(ops.LayerNorm(1, float(call.number("eps"))), rows)
-    normalized = apply(ops.View(x.shape), rows)
     given = weight or bias
     if given is None:
         return normalized

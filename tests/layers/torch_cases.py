@@ -1,0 +1,100 @@
+"""Layers beside PyTorch's of the same name and arguments, and inputs for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from minidnn import layers as L
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer that both have under one name, its arguments, and the shapes of its inputs."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def theirs(self) -> torch.nn.Module:
+        made: Callable[..., torch.nn.Module] = getattr(torch.nn, self.name)
+        return made(*self.arguments, **self.options).double().eval()
+
+    def ours(self) -> L.Layer:
+        made: Callable[..., L.Layer] = getattr(L, self.name)
+        return made(*self.arguments, **self.options)
+
+    def __str__(self) -> str:
+        options = (f"{name}={value}" for name, value in self.options.items())
+        return f"{self.name}({', '.join((*map(str, self.arguments), *options))})"
+
+
+def case(name: str, *arguments: Any, x: tuple[int, ...], **options: Any) -> Case:
+    return Case(name, arguments, (x,), options)
+
+
+IMAGE = (2, 6, 5, 7)
+ROW = (2, 6, 11)
+
+NORMALIZATIONS = [
+    case("GroupNorm", 3, 6, x=IMAGE),
+    case("GroupNorm", 1, 6, x=ROW, eps=1e-3),
+    case("GroupNorm", 2, 6, x=IMAGE, affine=False),
+    case("GroupNorm", 6, 6, x=(1, 6, 1, 3)),
+    case("GroupNorm", 2, 6, x=(3, 6)),
+    case("LayerNorm", 7, x=IMAGE),
+    case("LayerNorm", (6, 5, 7), x=IMAGE, eps=1e-2),
+    case("LayerNorm", [11], x=ROW, elementwise_affine=False),
+    case("LayerNorm", (6,), x=(3, 6), bias=False),
+    case("InstanceNorm2d", 6, x=IMAGE),
+    case("InstanceNorm2d", 6, x=IMAGE, affine=True),
+    case("InstanceNorm2d", 6, x=IMAGE, affine=True, track_running_stats=True),
+    case("InstanceNorm2d", 6, x=IMAGE, track_running_stats=True, eps=0.1),
+    case("InstanceNorm1d", 6, x=ROW, affine=True),
+    case("InstanceNorm1d", 6, x=ROW, track_running_stats=True),
+    case("BatchNorm1d", 6, x=ROW),
+    case("BatchNorm1d", 6, x=(4, 6), affine=False),
+]
+
+CONVOLUTIONS = [
+    case("Conv1d", 6, 4, 3, x=ROW),
+    case("Conv1d", 6, 4, (4,), x=ROW, stride=2, padding=3, dilation=2, bias=False),
+    case("Conv1d", 6, 9, 2, x=ROW, groups=3, padding="same"),
+    case("Conv1d", 6, 6, 3, x=ROW, groups=6, padding="valid"),
+    case("Conv1d", 6, 2, 5, x=ROW, padding=4, padding_mode="reflect"),
+    case("Conv1d", 6, 2, 2, x=ROW, padding="same", padding_mode="replicate"),
+    case("Conv1d", 6, 2, 5, x=ROW, padding=(2,), padding_mode="circular", stride=3),
+    case("Conv2d", 6, 3, 3, x=IMAGE, padding=(2, 1), padding_mode="reflect"),
+    case("Conv2d", 6, 3, (3, 2), x=IMAGE, padding="same", padding_mode="circular"),
+    case("Conv2d", 6, 3, 3, x=IMAGE, padding=1, padding_mode="replicate", stride=2, groups=3),
+]
+
+PADDINGS = [
+    case(f"{kind}Pad{axes}d", padding, x=shape)
+    for kind in ("Zero", "Reflection", "Replication", "Circular")
+    for axes, padding, shape in (
+        (1, 3, ROW),
+        (1, (0, 2), ROW),
+        (2, 2, IMAGE),
+        (2, (1, 0, 3, 2), IMAGE),
+    )
+]
+PADDINGS += [
+    case("ZeroPad2d", (-1, 2, 0, -2), x=IMAGE),
+    case("ConstantPad1d", (2, 1), 1.5, x=ROW),
+    case("ConstantPad2d", (0, 1, -1, 2), float("-inf"), x=IMAGE),
+    case("ReplicationPad1d", (-2, 1), x=ROW),
+]
+
+ACTIVATIONS = [
+    case("PReLU", x=IMAGE),
+    case("PReLU", 6, x=IMAGE, init=-0.5),
+    case("PReLU", 6, x=(2, 6)),
+    case("PReLU", 1, x=ROW),
+]
+
+CASES = [*NORMALIZATIONS, *CONVOLUTIONS, *PADDINGS, *ACTIVATIONS]
