@@ -10,11 +10,11 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Builder, broadcasts_to, is_whole
 from minidnn.frontends.onnx.call import Call, Refused
-from minidnn.frontends.onnx.limits import LONGEST_TABLE
 from minidnn.frontends.onnx.operators.registry import Family
-from minidnn.frontends.onnx.operators.windows import Pads, SpatialAxes, spatial_axes
+from minidnn.frontends.onnx.operators.windows import SpatialAxes, spatial_axes
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Value
+from minidnn.graph.transposed import MOST_PHASES, transposed_convolution
 from minidnn.graph.types import INTEGERS
 
 _family = Family("contractions")
@@ -91,52 +91,33 @@ def _biased(build: Builder, x: Value, bias: Value | None) -> Value:
 
 @_family("ConvTranspose")
 def _conv_transpose(call: Call) -> Value:
-    """Of one and two dimensions of at most 2^20 outputs and taps."""
+    """Of one and two dimensions, with a product of strides of at most 2^20."""
     x, weight, bias = call.operand(0), call.operand(1), call.optional(2)
     spatial = _spatial(call, x, weight)
     groups = call.integer("group", 1)
-    wide = spatial_axes(call, x.shape[2:], weight.shape[2:], transposed=True)
     build = call.build
-    out = transposed_convolution(build, _wide(build, x), _wide(build, weight), bias, wide, groups)
-    return _narrow(build, out, spatial)
+    sizes, kernel = x.shape[2:], weight.shape[2:]
+    wide = spatial_axes(call, sizes, kernel, transposed=True)
+    phases = prod(wide.strides)
+    if phases > MOST_PHASES:
+        raise call.refuse(f"strides {wide.strides} make {phases} phases; known are {MOST_PHASES}")
 
+    def convolve(op: ops.Conv2d, x: Value, weight: Value, bias: Value | None) -> Value:
+        axes = SpatialAxes(op.stride, op.padding, op.dilation)
+        return convolution(build, x, weight, bias, axes, op.groups)
 
-def transposed_convolution(
-    build: Builder, x: Value, weight: Value, bias: Value | None, axes: SpatialAxes, groups: int
-) -> Value:
-    """A transposed convolution: one by turned weights over the input with zeros put between.
-
-    ``axes.pads`` are what is cut off; below zero they add to the output.
-    """
-    channels, per_group, *kernel = weight.shape
-    if groups < 1 or channels % groups or x.shape[1] != channels:
-        raise GraphError(
-            f"operands have shapes {x.shape} and {weight.shape} with group={groups}, which do not "
-            "fit"
-        )
-    spread: list[tuple[int, ...] | None] = [None, None]
-    for size, k, stride, dilation, pads in zip(
-        x.shape[2:], kernel, axes.strides, axes.dilations, axes.pads, strict=True
-    ):
-        reach = dilation * (k - 1)
-        first, last = pads[0] - reach, (size - 1) * stride + reach - pads[1]
-        if last + 1 - first < reach + 1:
-            raise GraphError(f"pads {pads} cut off all of an axis of size {size}")
-        if last + 1 - first > LONGEST_TABLE:
-            raise Refused(f"with its zeros, an axis has {last + 1 - first} elements")
-        places = range(first, last + 1)
-        inside = range((size - 1) * stride + 1)
-        spread.append(tuple(p // stride if p in inside and p % stride == 0 else -1 for p in places))
-    wide = build.apply(ops.Take(tuple(spread)), x)
-    turned = build.view(weight, (groups, channels // groups, per_group, *kernel))
-    turned = build.transpose(turned, (0, 2, 1, 3, 4))
-    turned = build.view(turned, (groups * per_group, channels // groups, *kernel))
-    for axis in (2, 3):
-        turned = build.slice(turned, axis, kernel[axis - 2] - 1, kernel[axis - 2], -1)
-    plain: Pads = ((0, 0), (0, 0))
-    return convolution(
-        build, wide, turned, bias, SpatialAxes((1, 1), plain, axes.dilations), groups
+    out = transposed_convolution(
+        _wide(build, x),
+        _wide(build, weight),
+        bias,
+        stride=wide.strides,
+        cut=wide.pads,
+        dilation=wide.dilations,
+        groups=groups,
+        apply=build.apply,
+        convolve=convolve,
     )
+    return _narrow(build, out, spatial)
 
 
 @_family("MatMul")
