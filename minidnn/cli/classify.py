@@ -6,13 +6,13 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, add_tune, count, tune_of
-from minidnn.errors import GraphError, MiniDNNError
+from minidnn.errors import DownloadError, GraphError, MiniDNNError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -253,9 +253,8 @@ def _known(network: str, source: str) -> KnownWeights | None:
 def _load(network: Any, name: str, source: str, key: str | None) -> Any:
     """The network with weights from a file; it gets as many classes as they have."""
     from minidnn.models import get_model
-    from minidnn.weights import load_weights
 
-    state = load_weights(name if source == DEFAULT else source, key=key)
+    state = _weights(name, source, key)
     *_, (last, parameter) = network.named_parameters()
     options: dict[str, Any] = {}
     if last in state and state[last].shape != parameter.type.shape and state[last].ndim == 1:
@@ -266,6 +265,25 @@ def _load(network: Any, name: str, source: str, key: str | None) -> Any:
         network = get_model(name, **options)
     network.load_state_dict(state)
     return network
+
+
+def _weights(name: str, source: str, key: str | None) -> Mapping[str, np.ndarray]:
+    """Weights from a file, or published ones, whose first use is said: they must be fetched."""
+    from minidnn.weights import load_weights
+    from minidnn.weights.download import is_fetched
+
+    known = _known(name, source)
+    if known is not None and not is_fetched(known.url, known.hash_prefix):
+        _say(
+            f"fetching the weights {known.name} ({known.megabytes:.0f} MiB) from {known.url}, once"
+        )
+    try:
+        return load_weights(name if source == DEFAULT else source, key=key)
+    except DownloadError as error:
+        raise DownloadError(
+            f"{error.__cause__ or error}\n  --weights FILE takes weights that are on this machine,"
+            " --weights random takes none; --network digits has weights that came with minidnn"
+        ) from error
 
 
 def _outputs(network: Any) -> int:

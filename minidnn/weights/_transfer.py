@@ -14,6 +14,7 @@ import http.client
 import json
 import os
 import re
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -28,9 +29,16 @@ from ._progress import ByteProgress
 CHUNK = 1 << 18
 MAX_BYTES = 4 << 30
 
+#: Seconds in which a connection must be made: a firewall that drops packets never answers.
+CONNECT_TIMEOUT = 10.0
+
 
 class TryAgain(Exception):
     """An attempt failed in a way that another one may not."""
+
+
+class Unreachable(TryAgain):
+    """No server answered: there is no network, name, or way to it."""
 
 
 class Transfer:
@@ -45,7 +53,7 @@ class Transfer:
         self.resumed = False
         self._validator_file = target.with_name(target.name + ".json")
         self._timeout = timeout
-        self._opener = urllib.request.build_opener(_Redirects)
+        self._opener = urllib.request.build_opener(_Redirects, _Http, _Https)
 
     @property
     def size(self) -> int:
@@ -74,6 +82,7 @@ class Transfer:
         """One request.  Returns when the file seems complete.
 
         Raises:
+            Unreachable: no connection could be made.
             TryAgain: the network or the server failed; what came is in the file.
             DownloadError: another attempt would not help.
         """
@@ -170,11 +179,19 @@ class Transfer:
             if error.code in (408, 425, 429) or error.code >= 500:
                 raise TryAgain(said) from error
             raise self._error(said) from error
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)  # URLError wraps the real one
+        except urllib.error.URLError as error:  # urllib wraps what fails before an answer in it
+            reason = error.reason
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                raise self._error(f"its certificate is not valid: {reason}") from error
+            host = urllib.parse.urlsplit(self.url).netloc
+            why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
             if isinstance(reason, TimeoutError):
-                reason = f"nothing came for {self._timeout:g} s"
-            raise TryAgain(str(reason) or type(reason).__name__) from error
+                why = f"nothing came for {min(self._timeout, CONNECT_TIMEOUT):g} s"
+            raise Unreachable(f"no connection to {host}: {why}") from error
+        except TimeoutError as error:
+            raise TryAgain(f"nothing came for {self._timeout:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise TryAgain(str(error) or type(error).__name__) from error
 
     @contextlib.contextmanager
     def _disk_errors(self) -> Iterator[None]:
@@ -205,3 +222,29 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
                 f"{req.type}"
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class _Soon(http.client.HTTPConnection):
+    """A connection that is made within ``CONNECT_TIMEOUT``, and then has its own timeout."""
+
+    def connect(self) -> None:
+        timeout, self.timeout = self.timeout, CONNECT_TIMEOUT
+        if timeout is not None:
+            self.timeout = min(timeout, CONNECT_TIMEOUT)
+        super().connect()
+        self.timeout = timeout
+        self.sock.settimeout(timeout)
+
+
+class _SoonSecure(_Soon, http.client.HTTPSConnection):
+    pass
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Soon, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_SoonSecure, req)

@@ -20,7 +20,7 @@ from typing import Any
 from .. import cache
 from ..errors import DownloadError
 from ._progress import ByteProgress
-from ._transfer import CHUNK, Transfer, TryAgain
+from ._transfer import CHUNK, Transfer, TryAgain, Unreachable
 
 if sys.platform != "win32":
     import fcntl
@@ -44,16 +44,26 @@ def fetch(url: str, hash_prefix: str, *, progress: bool | None = None, **options
     Raises:
         DownloadError: see :func:`download`.
     """
-    name = Path(_file_name(url))
-    suffix = name.suffix if re.fullmatch(r"\.[A-Za-z0-9_]+", name.suffix) else ""
-    store = cache.Store("weights", suffix, STORE_LIMIT)
-    key = cache.digest(url, hash_prefix)
+    store, key = _place(url, hash_prefix)
     while (found := store.path(key)) is None:
         with _exclusive(store.workspace() / f".work-{key}") as part:
             if part is not None:
                 download(url, part, hash_prefix, progress=progress, **options)
-                return store.put_file(key, part, label=name.stem)
+                return store.put_file(key, part, label=Path(_file_name(url)).stem)
     return found
+
+
+def is_fetched(url: str, hash_prefix: str) -> bool:
+    """Whether :func:`fetch` would find the file in the cache."""
+    store, key = _place(url, hash_prefix)
+    return store.path(key) is not None
+
+
+def _place(url: str, hash_prefix: str) -> tuple[cache.Store, str]:
+    """Where in the cache the file is kept."""
+    suffix = Path(_file_name(url)).suffix
+    suffix = suffix if re.fullmatch(r"\.[A-Za-z0-9_]+", suffix) else ""
+    return cache.Store("weights", suffix, STORE_LIMIT), cache.digest(url, hash_prefix)
 
 
 def download(
@@ -75,7 +85,8 @@ def download(
         hash_prefix: first hexadecimal digits (8 to 64) of the file's SHA-256.
         progress: shows a bar; None means: when there is a terminal.
         timeout: seconds without any data after which a connection is given up.
-        attempts: how many in a row may bring nothing new.
+        attempts: how many in a row may bring nothing new.  A server that no attempt has reached
+            is not tried again.
         backoff: seconds before the second attempt; doubled each time.
 
     Raises:
@@ -96,7 +107,7 @@ def download(
         return
     bar = ByteProgress(_file_name(url), progress)
     _log.info("downloading %s", url)
-    failed, best = 0, transfer.size
+    failed, best, reached = 0, transfer.size, False
     try:
         while True:
             try:
@@ -108,15 +119,25 @@ def download(
                 # same place must not keep us for ever.
                 failed = 1 if transfer.size >= best + CHUNK else failed + 1
                 best = max(best, transfer.size)
-                _log.info("downloading %s: attempt %d: %s", url, failed, error)
-                if failed >= attempts:
-                    raise DownloadError(
-                        f"cannot download {url}: {error} (after {attempts} attempts in a row); "
-                        f"{transfer.size} bytes are kept, and the next call goes on from there"
-                    ) from error
-                time.sleep(backoff * 2 ** (failed - 1))
+                reached = reached or not isinstance(error, Unreachable)
+                if failed >= attempts or not reached:
+                    raise _gave_up(transfer, error, attempts if reached else 1) from error
+                pause = backoff * 2 ** (failed - 1)
+                bar.close()
+                _log.warning(
+                    "downloading %s: %s; attempt %d of %d follows in %g s",
+                    *(url, error, failed + 1, attempts, pause),
+                )
+                time.sleep(pause)
     finally:
         bar.close()
+
+
+def _gave_up(transfer: Transfer, error: TryAgain, attempts: int) -> DownloadError:
+    tried = f" (after {attempts} attempts in a row)" if attempts > 1 else ""
+    size = transfer.size
+    kept = f"; {size} bytes are kept, and the next call goes on from there" if size else ""
+    return DownloadError(f"cannot download {transfer.url}: {error}{tried}{kept}")
 
 
 def _is_right(transfer: Transfer, hash_prefix: str) -> bool:

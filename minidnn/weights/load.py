@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import WeightsError
+from ..errors import DownloadError, WeightsError
 from . import pytorch, safetensors
 from ._file import Array, MappedFile
 from ._zip import looks_like_zip
@@ -58,7 +58,12 @@ def load_weights(
     if known is not None:
         from .download import fetch  # brings HTTP and TLS, which files do not need
 
-        path = fetch(known.url, known.hash_prefix, progress=progress)
+        try:
+            path = fetch(known.url, known.hash_prefix, progress=progress)
+        except DownloadError as error:
+            raise DownloadError(
+                f"{error}\n  (instead of {source!r}, the path of a file with weights is valid, too)"
+            ) from error
     tensors = rename_densenet(_read(MappedFile(path), key))
     if copy:
         return {name: np.array(tensor) for name, tensor in tensors.items()}

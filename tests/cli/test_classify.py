@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from minidnn import models
 from minidnn.cli import main
 from minidnn.cli.imagenet import IMAGENET_LABELS
+from minidnn.errors import DownloadError
 from minidnn.pictures import Preparation, read_picture
 from minidnn.weights import load_weights, save_weights
 
@@ -191,6 +194,50 @@ def test_published_weights_bring_sizes_and_labels(
     assert len(fetched) == 4 and fetched[0].endswith("squeezenet1_1-b8a52dc0.pth")
     for found in documents[2]["pictures"][0]["classes"]:
         assert found["label"] == IMAGENET_LABELS[found["class"]]
+
+
+def test_without_a_network_it_says_what_it_wants_and_what_else_there_is(
+    pictures: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def resolve(*arguments: object, **named: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError("waits in vain")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(time, "sleep", sleep)
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    out, err = classify(capsys, pictures[0], code=2)
+    url = "https://download.pytorch.org/models/resnet50-11ad3fa6.pth"
+    assert out == ""
+    assert err == [
+        f"minidnn classify: fetching the weights ResNet50_Weights.IMAGENET1K_V2 (98 MiB) from {url},"
+        " once",
+        f"minidnn classify: cannot download {url}: no connection to download.pytorch.org: "
+        "Temporary failure in name resolution",
+        "  --weights FILE takes weights that are on this machine, --weights random takes none; "
+        "--network digits has weights that came with minidnn",
+    ]
+    with pytest.raises(DownloadError, match=r"instead of 'resnet18.DEFAULT', the path of a file"):
+        models.resnet18(weights="DEFAULT")
+
+
+def test_what_is_in_the_cache_is_not_announced(
+    squeezenet: Path,
+    pictures: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def download(url: str, target: Path, hash_prefix: str, **options: Any) -> None:
+        target.write_bytes(squeezenet.read_bytes())
+
+    monkeypatch.setattr("minidnn.weights.download.download", download)
+    arguments = [pictures[0], "--network", "squeezenet1_1", "--size", 64]
+    first, said = classify(capsys, *arguments)
+    again, silent = classify(capsys, *arguments)
+    assert (first, len(said), silent) == (again, 1, [])
 
 
 def test_sizes_follow_the_version_of_the_weights() -> None:
