@@ -114,6 +114,10 @@ if not TYPE_CHECKING:  # a type checker that saw this would accept any name
         Raises AttributeError, naming what there is, when minidnn has no such attribute.
         """
         if name not in _LAZY:
+            from minidnn._habits import FACE, AbsentError
+
+            if name in FACE:
+                raise AbsentError(f"minidnn has no {name}: {FACE[name]}")
             known = ", ".join(sorted(__all__))
             raise AttributeError(f"module 'minidnn' has no attribute {name!r}; it has: {known}")
         module, _, attribute = _LAZY[name].partition(":")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from minidnn._habits import EXECUTABLE, absent, check_mode
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.types import numpy_dtype
@@ -45,6 +46,21 @@ class Executable:
             f"{self!r} can be neither pickled nor copied, as it holds compiled code and memory; "
             "compile the network where it is needed, or save its graph by minidnn.save_graph"
         )
+
+    def eval(self) -> Self:
+        """Returns the executable, which computes as for inference in any case."""
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """UnsupportedError: there is no training yet.  ``train(False)`` is :meth:`eval`."""
+        check_mode(self, mode)
+        return self
+
+    if not TYPE_CHECKING:  # a type checker that saw this would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises AttributeError, which says for names of other libraries what to write."""
+            absent(self, name, EXECUTABLE)
 
     @property
     def graph(self) -> Graph:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from minidnn._habits import LAYER, absent, check_mode
 from minidnn.errors import GraphError, WeightsError
 from minidnn.graph.ir import Constant, Graph, Value
 from minidnn.graph.trace import current_trace, is_tracing, tracing
@@ -99,6 +100,21 @@ class Layer:
             raise GraphError(f"name={name!r}; valid is a non-empty name without dots")
         self._name = name
         return self
+
+    def eval(self) -> Self:
+        """Returns the network, which runs as for inference in any case."""
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """UnsupportedError: there is no training yet.  ``train(False)`` is :meth:`eval`."""
+        check_mode(self, mode)
+        return self
+
+    if not TYPE_CHECKING:  # a type checker that saw this would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises AttributeError, which says for names of other libraries what to write."""
+            absent(self, name, LAYER)
 
     # Structure
 

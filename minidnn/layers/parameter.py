@@ -5,10 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minidnn._habits import PARAMETER, absent
 from minidnn.errors import WeightsError
 from minidnn.graph.types import TensorType, numpy_dtype
 
@@ -55,6 +56,12 @@ class Parameter:
         #: Whether a state dict may lack it (PyTorch's ``num_batches_tracked``).
         self.optional = optional
         self._array: LazyArray | None = None
+
+    if not TYPE_CHECKING:  # a type checker that saw this would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises AttributeError, which says for names of training that there is none."""
+            absent(self, name, PARAMETER)
 
     def initialize(self, seed: int, name: str) -> None:
         """Draws the parameter anew from ``seed`` and ``name``, when it is next needed."""

@@ -213,8 +213,8 @@ def test_without_a_network_it_says_what_it_wants_and_what_else_there_is(
     url = "https://download.pytorch.org/models/resnet50-11ad3fa6.pth"
     assert out == ""
     assert err == [
-        f"minidnn classify: fetching the weights ResNet50_Weights.IMAGENET1K_V2 (98 MiB) from {url},"
-        " once",
+        "minidnn classify: fetching the weights ResNet50_Weights.IMAGENET1K_V2 (98 MiB) from "
+        f"{url}, once",
         f"minidnn classify: cannot download {url}: no connection to download.pytorch.org: "
         "Temporary failure in name resolution",
         "  --weights FILE takes weights that are on this machine, --weights random takes none; "

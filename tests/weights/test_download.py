@@ -290,7 +290,7 @@ def test_no_name_is_resolved(target: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     for scheme in ("http", "https"):
-        with pytest.raises(DownloadError, match=r"no connection to weights.example: Temporary fail"):
+        with pytest.raises(DownloadError, match=r"no connection to weights.example: Temporary"):
             download(f"{scheme}://weights.example/x", target, SHA[:8], backoff=60)
 
 
