@@ -282,12 +282,12 @@ class _Build:
         """The phases laid between one another, and cut to the output."""
         batch, groups, per_group = x.shape[0], self.groups, weight.shape[1]
         size = (rows.steps, columns.steps)
-        if groups > 1:
-            shape = (batch, groups, -1, *size)
-            parts = [self.view(part, _filled(shape, part.type.size)) for part in parts]
-        joined = (
-            parts[0] if len(parts) == 1 else self.apply(ops.Concat(1 if groups == 1 else 2), *parts)
-        )
+        joined = parts[0]
+        if len(parts) > 1:
+            if groups > 1:
+                by_group = [(batch, groups, part.shape[1] // groups, *size) for part in parts]
+                parts = [self.view(part, own) for part, own in zip(parts, by_group, strict=True)]
+            joined = self.apply(ops.Concat(1 if groups == 1 else 2), *parts)
         every = [(r, c) for r in range(rows.stride) for c in range(columns.stride)]
         if order != every:
             places = {phase: place for place, phase in enumerate(order)}
@@ -295,17 +295,9 @@ class _Build:
             chosen = tuple(places.get(phase, -1) for phase in every)
             joined = self.apply(ops.Take((None, None, chosen, None, None, None)), joined)
         if len(every) > 1:
-            shape = (batch, groups, rows.stride, columns.stride, per_group, *size)
-            joined = self.apply(ops.Transpose((0, 1, 4, 5, 2, 6, 3)), self.view(joined, shape))
+            split = (batch, groups, rows.stride, columns.stride, per_group, *size)
+            joined = self.apply(ops.Transpose((0, 1, 4, 5, 2, 6, 3)), self.view(joined, split))
         laid = (rows.steps * rows.stride, columns.steps * columns.stride)
         out = self.view(joined, (batch, groups * per_group, *laid))
         starts, sizes = (0, 0, rows.first, columns.first), (*out.shape[:2], rows.size, columns.size)
         return out if sizes == out.shape else self.apply(ops.Slice(starts, sizes, (1,) * 4), out)
-
-
-def _filled(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
-    """A shape with its -1 in numbers."""
-    known = 1
-    for size in shape:
-        known *= size if size > 0 else 1
-    return tuple(elements // known if size == -1 else size for size in shape)

@@ -82,6 +82,14 @@ CASES: tuple[Case, ...] = (
         torch=_permuted(0, 2, 3, 1),
     ),
     _moved("transpose-batch", ops.Transpose((1, 0)), np.transpose, (3, 5), torch=_permuted(1, 0)),
+    _moved(  # of rows so short that they are moved many at a time
+        "transpose-thin",
+        ops.Transpose((0, 2, 1)),
+        lambda x: x.transpose(0, 2, 1),
+        (2, 3, 4100),
+        (1, 2, 4099),
+        torch=_permuted(0, 2, 1),
+    ),
     _moved(
         "transpose-shuffle",
         ops.Transpose((0, 2, 1, 3, 4)),

@@ -18,6 +18,10 @@ from .broadcast import CHUNK, STORED, WORTH, Shaped
 from .kernels import KernelSource
 from .movement import RAW
 
+#: Rows that take in the axis before them, if they are neighbours and if they are not, and what they
+#: become at most.
+_SHORT_RUN, _SHORT, _LONGEST = 16, 64, 4096
+
 # Sizes: length, chunks a row, base, fill, the inner axis's lead, run and stride (run kernels), the
 # number of outer axes, for each its size and where its offsets begin; then all offsets.
 _MOVE = """\
@@ -73,7 +77,7 @@ def print_move(index: IndexMap, dtype: str) -> Shaped:
     """The kernel of a move; its pointers are the input, the output and the sizes."""
     raw = RAW[ITEMSIZE[dtype]]
     small = index.collapsed()
-    *outer, inner = small.offsets or (np.zeros(1, np.int64),)
+    outer, inner = _widened(*small.offsets) if small.offsets else ([], np.zeros(1, np.int64))
     run = _run(inner)
     text = (_RUN if run else _EACH).replace("{raw}", raw).replace("{{", "{").replace("}}", "}")
     text = _MOVE.format(raw=raw, chunk=CHUNK, inner=text)
@@ -93,6 +97,33 @@ def print_move(index: IndexMap, dtype: str) -> Shaped:
     tasks = prod(len(axis) for axis in outer) * chunks
     grain = max(1, min(WORTH // len(inner), tasks // 8))
     return Shaped(KernelSource.named("move", text), sizes, tasks, grain)
+
+
+def _widened(*axes: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """The outer axes and the inner one, which takes in the axis before it, or a part of that, while
+    it is so short that finding where a row begins takes longer than moving it."""
+    *outer, inner = axes
+    while outer and len(inner) < (_SHORT_RUN if _run(inner) else _SHORT):
+        size = len(outer[-1])
+        most = min(size, _LONGEST // len(inner))
+        shares = [n for n in range(2, most + 1) if size % n == 0]
+        share = next((n for n in reversed(shares) if _is_split(outer[-1], n)), 1)
+        if share == 1:
+            break
+        rows = outer.pop().reshape(-1, share)
+        near = np.where(rows[0] == OUTSIDE, OUTSIDE, rows[0] - (rows[0, 0] if len(rows) > 1 else 0))
+        outside = (near[:, None] == OUTSIDE) | (inner == OUTSIDE)
+        inner = np.where(outside, OUTSIDE, near[:, None] + inner).ravel()
+        outer += [rows[:, 0]] if len(rows) > 1 else []
+    return outer, inner
+
+
+def _is_split(axis: np.ndarray, share: int) -> bool:
+    """Whether an axis is the same steps of that many elements, from several places on."""
+    if share == len(axis):
+        return True
+    rows = axis.reshape(-1, share)
+    return not (axis == OUTSIDE).any() and bool((rows - rows[:, :1] == rows[0] - rows[0, 0]).all())
 
 
 def _run(inner: np.ndarray) -> tuple[int, int] | None:
