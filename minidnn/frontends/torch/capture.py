@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.arguments import changed_in_calls
 from minidnn.frontends.torch.aten.call import key_of
+from minidnn.frontends.torch.constants import constants, made_of_nothing
 from minidnn.frontends.torch.convert import label_of
 from minidnn.frontends.torch.inplace import without_dropout, without_writes
 from minidnn.frontends.torch.memory import VIEWED, share_results, unsaid_views
@@ -76,7 +77,7 @@ class Captured:
         module: the operations, reading placeholders.
         held: placeholders that stand for tensors which the module holds.
         given: placeholders that stand for leaves of the arguments, with their places among them.
-        constants: all nodes that are held, or computed of what is held alone.
+        constants: all nodes that are held, or computed of what is held alone or of nothing.
         writes: results (by place) that are written back to a placeholder's tensor after a run.
         arranged: how the results are arranged, for ``torch.utils._pytree``.
         opaque: the calls of modules that could not be captured, and why, by path.
@@ -393,6 +394,7 @@ def _captured(root: nn.Module, program: Any, held_leaves: Mapping[int, Held]) ->
             writes.append((place, _mutated(spec, signature, by_name)))
     share_results(graph, writes)
     _remove_checks(graph)
+    made_of_nothing(graph)
     graph.eliminate_dead_code()
     for node, where in held.items():
         node.meta["minidnn_name"] = where.name
@@ -401,7 +403,7 @@ def _captured(root: nn.Module, program: Any, held_leaves: Mapping[int, Held]) ->
         program.graph_module,
         held,
         {node: place for node, place in given.items() if node not in held},
-        _constants(graph, held),
+        constants(graph, held),
         writes,
         program.call_spec.out_spec,
     )
@@ -436,21 +438,3 @@ def _mark_leaves(root: nn.Module, graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         for entry in (node.meta.get("nn_module_stack") or {}).values():
             node.meta["minidnn_leaf"] = entry[0] in leaves
-
-
-def _constants(graph: torch.fx.Graph, held: Mapping[Node, Held]) -> dict[Node, None]:
-    """What is held, and what is computed of it alone, always to the same result."""
-    found = dict.fromkeys(held)
-    for node in graph.nodes:
-        target = node.target
-        if (
-            node.op == "call_function"
-            and isinstance(target, torch._ops.OpOverload)
-            and not target._schema.is_mutable
-            and torch.Tag.nondeterministic_seeded not in target.tags
-            and target.namespace != "minidnn"
-            and node.all_input_nodes
-            and all(operand in found for operand in node.all_input_nodes)
-        ) or (target is operator.getitem and node.args[0] in found):
-            found[node] = None
-    return found
