@@ -13,6 +13,8 @@ from minidnn.acceleration.threads import rest, team_of
 from minidnn.backends.cuda.arrays import TORCH
 from minidnn.executable import Executable
 from minidnn.frontends.torch.convert import Part
+from minidnn.graph.ir import Graph
+from minidnn.graph.types import TensorType
 
 #: What lies in memory as it seems to; other classes may look at a tensor in their own way.
 PLAIN = (torch.Tensor, nn.Parameter)
@@ -46,10 +48,9 @@ class TakenPart(nn.Module):
         self.before_pytorch = before_pytorch
         self._on_cores = executable.device == "cpu"
 
-        # A precision may be that of the results, too, which here are what PyTorch's would be.
-        expected = [getattr(torch, value.dtype) for value in part.graph.outputs]
-        found = [getattr(torch, value.dtype) for value in executable.graph.outputs]
-        self._dtypes = expected if expected != found else None
+        #: A device computes in its precision, or has no such dtype (the reference no bfloat16);
+        #: results are what PyTorch's would be.
+        self._dtypes = [getattr(torch, value.dtype) for value in part.graph.outputs]
         self._program = cast(Any, executable.program)
         team = None
         if among_pytorchs and self._on_cores:
@@ -60,9 +61,7 @@ class TakenPart(nn.Module):
         self.is_addressed = (
             (executable.addressed is not None or executable.on_streams is not None)
             and executable.graph.output_names is None
-            and [value.type for value in part.graph.inputs]
-            == [value.type for value in executable.graph.inputs]
-            and self._dtypes is None
+            and _types(part.graph) == _types(executable.graph)
         )
         self._device = torch.device(memory)
         self._takes = [(v.shape, getattr(torch, v.dtype), self._device) for v in part.graph.inputs]
@@ -78,13 +77,10 @@ class TakenPart(nn.Module):
         result = self.executable(*tensors)
         if self.before_pytorch and self._on_cores and not self.shares_threads:
             self._program.rest()
-        if self._dtypes is None and tensors:
-            return result
         results = result if isinstance(result, tuple) else (result,)
         if not tensors:  # of weights alone: nothing says that results are PyTorch's
             results = tuple(torch.as_tensor(each, device=self._device) for each in results)
-        dtypes = self._dtypes or [each.dtype for each in results]
-        made = tuple(each.to(dtype) for each, dtype in zip(results, dtypes, strict=True))
+        made = tuple(each.to(dtype) for each, dtype in zip(results, self._dtypes, strict=True))
         return made if isinstance(result, tuple) else made[0]
 
     def takes(self, tensors: Sequence[Any]) -> bool:
@@ -111,6 +107,11 @@ class TakenPart(nn.Module):
             if self.before_pytorch and not self.shares_threads:
                 program.rest()
         return results[0] if len(results) == 1 else tuple(results)
+
+
+def _types(graph: Graph) -> list[TensorType]:
+    """The types of a graph's inputs, then of its results."""
+    return [value.type for value in (*graph.inputs, *graph.outputs)]
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
