@@ -166,8 +166,8 @@ def _shown(estimate: Estimate) -> str:
 
 
 def table(results: Results, part: str) -> str:
-    titles = ("network", "family", "`optimize`, ms", "eager, ms", "ratio", "taken")
-    titles += ("error of `optimize`", "of eager")
+    titles = ["network", "family", "`optimize`, ms", "eager, ms", "ratio", "taken"]
+    titles += ["error of `optimize`", "of eager"]
     lines = [results.machine, "", f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     records = results.part(part)
     lines += [row(name, records[name]) for name in (*NETWORKS, *KNOWN) if name in records]
