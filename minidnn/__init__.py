@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from minidnn.comparison import compare
     from minidnn.compiler import compile
     from minidnn.frontends.onnx.convert import load_onnx
-    from minidnn.frontends.onnx.export import save_onnx
     from minidnn.layers import Input, Layer, Model, Sequential
     from minidnn.layers.calibration import calibrate
-    from minidnn.storage import load_graph, save_graph
+    from minidnn.saving import save_graph, save_onnx
+    from minidnn.storage import load_graph
     from minidnn.weights import load_weights, save_weights
 
 __version__ = "0.1.0"
@@ -61,8 +61,8 @@ _LAZY = {
     "load_weights": "minidnn.weights:load_weights",
     "models": "minidnn.models",
     "optimize": "minidnn.acceleration.optimize:optimize",
-    "save_graph": "minidnn.storage:save_graph",
-    "save_onnx": "minidnn.frontends.onnx.export:save_onnx",
+    "save_graph": "minidnn.saving:save_graph",
+    "save_onnx": "minidnn.saving:save_onnx",
     "save_weights": "minidnn.weights:save_weights",
     "scalar": "minidnn.graph.expression",
 }

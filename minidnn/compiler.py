@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
+from weakref import ref
 
 from minidnn.backends.backend import Backend, default_device, get_backend
 from minidnn.errors import GraphError, UnsupportedError
@@ -11,7 +13,7 @@ from minidnn.executable import Executable
 from minidnn.frontends.frontend import ask
 from minidnn.fusion.collapse import check_strategy
 from minidnn.fusion.region import constants
-from minidnn.graph.checker import check
+from minidnn.graph.checker import check, check_own_shape
 from minidnn.graph.ir import Constant, Graph
 from minidnn.graph.types import FLOATS
 from minidnn.layers.build import to_graph
@@ -61,7 +63,7 @@ def compile(
     if device is None:
         device = _default_device()
     backend = get_backend(device)
-    graph = _graph(network, shape)
+    graph = graph_of(network, shape)
     chosen = _precision(backend, precision, graph)
     context = Context(backend.target(chosen, options), method, limit)
     plan = make_plan(optimize(graph, context, observe), context)
@@ -71,7 +73,13 @@ def compile(
         if observe is None:
             _forget_constants(plan.graph, graph, kept=isinstance(network, Graph))
         program.release_memory()
-    return Executable(plan, program, device, chosen)
+    # A graph of the caller's is not kept alive: its arrays were not let go, and may be large.
+    source = ref(graph) if graph is network else partial(_itself, graph)
+    return Executable(plan, program, device, chosen, source)
+
+
+def _itself(graph: Graph) -> Graph:
+    return graph
 
 
 def unsupported_nodes(
@@ -106,10 +114,11 @@ def _default_device() -> str:
 _warned: set[str] = set()
 
 
-def _graph(network: Layer | Graph | Any, shape: Shapes | None) -> Graph:
+def graph_of(network: Layer | Graph | Any, shape: Shapes | None = None) -> Graph:
+    """The graph of what :func:`compile` takes; raises what that raises for these arguments."""
     if isinstance(network, Graph):
         if shape is not None:
-            _check_own_shape(network, shape)
+            check_own_shape(network, shape)
         return _checked(network)
     if not isinstance(network, Layer):
         asked = ask(network)
@@ -134,16 +143,6 @@ def _checked(graph: Graph) -> Graph:
             if value.type.size == 0:
                 raise GraphError(f"{value!r} has no elements; valid are sizes of at least 1")
     return graph
-
-
-def _check_own_shape(graph: Graph, shape: Shapes) -> None:
-    """A graph's inputs have their shapes already: the one given must be the same."""
-    own = {value.name: value.shape for value in graph.inputs}
-    valid: list[Any] = [own, list(own.values()), tuple(own.values())]
-    if len(own) == 1:
-        valid += [tuple(*own.values()), list(*own.values())]
-    if shape not in valid:
-        raise GraphError(f"shape={shape!r}, but the graph's inputs have shapes {own}")
 
 
 def _precision(backend: Backend, precision: str | None, graph: Graph) -> str:

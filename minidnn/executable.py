@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -27,8 +27,16 @@ class Executable:
     arrays lie there (NumPy's are copied), and work runs on the current stream of their library.
     """
 
-    def __init__(self, plan: Plan, program: Program, device: str, precision: str) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        program: Program,
+        device: str,
+        precision: str,
+        source: Callable[[], Graph | None] | None = None,
+    ) -> None:
         self.plan = plan
+        self._source = source
         self.program = program
         self.device = device
         self.precision = precision
@@ -44,7 +52,9 @@ class Executable:
     def __reduce__(self) -> Any:
         raise UnsupportedError(
             f"{self!r} can be neither pickled nor copied, as it holds compiled code and memory; "
-            "compile the network where it is needed, or save its graph by minidnn.save_graph"
+            "compile the network where it is needed: a network can be pickled, and "
+            "minidnn.save_graph(network, path, shape) writes a file that minidnn.compile(path) "
+            "takes"
         )
 
     def eval(self) -> Self:
@@ -66,6 +76,21 @@ class Executable:
     def graph(self) -> Graph:
         """The optimized graph."""
         return self.plan.graph
+
+    @property
+    def source(self) -> Graph:
+        """The graph that was compiled, before passes changed it.
+
+        Its arrays are those of the network, and can be read as long as that lives and has the
+        weights that were compiled.  GraphError if the graph itself was the network and is gone.
+        """
+        graph = None if self._source is None else self._source()
+        if graph is None:
+            raise GraphError(
+                f"{self!r} has no graph that could be saved: the one that was compiled is gone; "
+                "valid is minidnn.save_graph(network, path, shape) with the network, or its graph"
+            )
+        return graph
 
     @property
     def addressed(self) -> AddressedProgram | None:

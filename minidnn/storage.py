@@ -21,7 +21,7 @@ from minidnn.weights import save_weights
 from minidnn.weights._file import MappedFile
 from minidnn.weights.safetensors import read_metadata, read_safetensors
 
-__all__ = ["load_graph", "save_graph"]
+__all__ = ["load_graph", "write_graph"]
 
 METADATA_KEY = "minidnn.graph"
 _LONGEST_MESSAGE = 2000
@@ -31,7 +31,7 @@ register(Sequence)
 register(FusedContraction)
 
 
-def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
+def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Writes a graph and its weights to a file, which appears complete or not at all.
 
     The same graph gives the same bytes in every process.
@@ -45,7 +45,7 @@ def save_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     arrays = {key: constant.data for key, constant in constants.items()}
     from_document(document, arrays)  # what is written can be read
-    save_weights(path, arrays, {METADATA_KEY: text})
+    save_weights(arrays, path, {METADATA_KEY: text})
 
 
 def load_graph(path: str | os.PathLike[str]) -> Graph:

@@ -174,15 +174,18 @@ class TransformInput(L.Layer):
     mean = (0.485, 0.456, 0.406)
     std = (0.229, 0.224, 0.225)
 
+    def __init__(self) -> None:
+        self._scale = (np.array(self.std) / 0.5).astype(np.float32)
+        self._shift = ((np.array(self.mean) - 0.5) / 0.5).astype(np.float32)
+
     def forward(self, x: Any) -> Any:
-        scale = self._constant("scale", np.array(self.std) / 0.5)
-        shift = self._constant("shift", (np.array(self.mean) - 0.5) / 0.5)
+        scale = self._constant("scale", self._scale)
+        shift = self._constant("shift", self._shift)
         return apply(ops.ScaleShift(), x, scale, shift)
 
-    def _constant(self, name: str, numbers: np.ndarray) -> Any:
+    def _constant(self, name: str, array: np.ndarray) -> Any:
         trace = current_trace()
         path = f"{trace.path}.{name}".lstrip(".")
-        array = numbers.astype(np.float32)
         return trace.constant((self, name), path, TensorType((3,), "float32"), lambda: array)
 
 

@@ -134,7 +134,7 @@ def prepare(case: Case, folder: Path) -> Prepared:
         # Half the rows and columns suffice for statistics, and are four times faster.
         own = [side // 2 for side in net.input_shape[1:]]
         md.calibrate(net, noise((4, 3, *own), SEED))
-        write_whole(prepared.weights, lambda path: md.save_weights(path, net.state_dict()))
+        write_whole(prepared.weights, lambda path: md.save_weights(net.state_dict(), path))
     if not prepared.inputs.exists():
         x = noise(case.shape, SEED + 1)
         write_whole(prepared.inputs, lambda path: np.savez(path, x=x))

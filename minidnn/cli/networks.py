@@ -42,9 +42,10 @@ def graph_of(options: argparse.Namespace, network: Any = None) -> Graph:
 def _of_file(options: argparse.Namespace) -> Graph:
     """The graph of a file of a third party's front end, or else of one that save_graph wrote."""
     from minidnn.frontends.frontend import ask
+    from minidnn.frontends.saved import SavedFrontEnd
 
     name, asked = options.network, ask(options.network)
-    if asked.found is not None:
+    if asked.found is not None and not isinstance(asked.found, SavedFrontEnd):
         _refuse(options, ["batch", "size"], f"{name!r} takes --shape")
         return _of_frontend(asked.found, name, options.shape)
     from minidnn.storage import load_graph

@@ -42,12 +42,17 @@ def _onnx() -> FrontEnd:
     return found
 
 
+def _saved() -> FrontEnd:
+    found: FrontEnd = import_module("minidnn.frontends.saved").SavedFrontEnd()
+    return found
+
+
 def _torch() -> FrontEnd:
     found: FrontEnd = import_module("minidnn.frontends.torch.frontend").TorchFrontEnd()
     return found
 
 
-_BUILT_IN: dict[str, Callable[[], FrontEnd]] = {"onnx": _onnx, "torch": _torch}
+_BUILT_IN: dict[str, Callable[[], FrontEnd]] = {"onnx": _onnx, "saved": _saved, "torch": _torch}
 
 
 @dataclass

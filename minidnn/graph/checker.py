@@ -6,6 +6,7 @@ Tests run :func:`check` after every pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Constant, Graph, Value
@@ -83,6 +84,17 @@ def check_is_graph(graph: object) -> None:
             f"graph={graph!r:.80} is a {type(graph).__name__}; valid is a Graph, such as "
             "minidnn.layers.build.to_graph(network, shape) makes of layers"
         )
+
+
+def check_own_shape(graph: Graph, shape: Any) -> None:
+    """A graph's inputs have their shapes already: GraphError unless ``shape``, one shape, a
+    sequence or a dict of them, says the same."""
+    own = {value.name: value.shape for value in graph.inputs}
+    valid: list[Any] = [own, list(own.values()), tuple(own.values())]
+    if len(own) == 1:
+        valid += [tuple(*own.values()), list(*own.values())]
+    if shape not in valid:
+        raise GraphError(f"shape={shape!r}, but the graph's inputs have shapes {own}")
 
 
 def check(graph: Graph) -> None:

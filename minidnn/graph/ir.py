@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -54,16 +56,17 @@ class Constant(Value):
 
     ``data`` may be given as a function.  It is then computed when it is first asked for, so
     that building and rewriting graphs costs no time over large weights.  :meth:`forget` lets go
-    of it.
+    of it; it is still there for as long as somebody else, as the network, has it.
     """
 
-    __slots__ = ("_data",)
+    __slots__ = ("_data", "_elsewhere")
 
     def __init__(
         self, type: TensorType, name: str, data: np.ndarray | Callable[[], np.ndarray]
     ) -> None:
         super().__init__(type, name)
         self._data: np.ndarray | Callable[[], np.ndarray] | None = data
+        self._elsewhere: Callable[[], Any] = _nowhere
 
     @property
     def data(self) -> np.ndarray:
@@ -73,12 +76,16 @@ class Constant(Value):
         """
         data = self._data  # read once: other threads may ask for it too
         if data is None:
-            raise GraphError(
-                f"constant {self.name}: a compiled program has it in its own form, and the array "
-                f"was let go; the graph that a network is compiled from "
-                f"(minidnn.layers.build.to_graph) has the arrays"
-            )
-        if callable(data):
+            data = self._elsewhere()
+            if data is None:
+                raise GraphError(
+                    f"constant {self.name}: a compiled program has it in its own form, and the "
+                    "array was let go; the network that was compiled has the arrays, and so has "
+                    "its graph (minidnn.layers.build.to_graph): "
+                    "minidnn.save_graph(network, path, shape) saves them"
+                )
+            data = data() if callable(data) else data
+        elif callable(data):
             data = self._data = data()
         expected = (self.type.shape, numpy_dtype(self.type.dtype))
         if (data.shape, data.dtype) != expected:
@@ -90,7 +97,13 @@ class Constant(Value):
 
     def forget(self) -> None:
         """Lets go of the array, and of what would compute it."""
-        self._data = None
+        data, self._data = self._data, None
+        if data is not None and type(data).__weakrefoffset__:
+            self._elsewhere = ref(data)
+
+
+def _nowhere() -> None:
+    return None
 
 
 class Node:

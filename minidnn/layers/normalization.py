@@ -45,6 +45,9 @@ class _PerChannel(Layer):
         if affine:
             self.weight = Parameter((channels,), _ones)
             self.bias = Parameter((channels,), _zeros)
+        else:
+            shape = (channels,)
+            self._unit = tuple(LazyArray(partial(np.full, shape, v, np.float32)) for v in (1, 0))
 
     def _add_statistics(self, channels: int) -> None:
         self.running_mean = Parameter((channels,), _zeros)
@@ -62,7 +65,7 @@ class _PerChannel(Layer):
         """The scale 1 and shift 0 of ``affine=False``."""
         trace, type = current_trace(), self.running_mean.type
         prefix = f"{trace.path}." if trace.path else ""
-        one, zero = (LazyArray(partial(np.full, type.shape, v, np.float32)) for v in (1, 0))
+        one, zero = self._unit
         return (
             trace.constant((self, "weight"), f"{prefix}weight", type, one),
             trace.constant((self, "bias"), f"{prefix}bias", type, zero),

@@ -170,22 +170,32 @@ def _check_spans(file: MappedFile, spans: list[tuple[int, int, str]], room: int)
 
 
 def save_weights(
-    path: str | os.PathLike[str],
     tensors: Mapping[str, Array],
+    path: str | os.PathLike[str],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Writes arrays to a safetensors file, which appears complete or not at all.
 
+        md.save_weights(net.state_dict(), "net.safetensors")
+        net.load_state_dict(md.load_weights("net.safetensors"))
+
     Args:
-        path: is replaced when it exists.
         tensors: arrays of any layout and byte order, dtypes float64, float32, float16, int64,
             int32, int16, int8, uint8, bool.  Their order is kept.
+        path: is replaced when it exists.
         metadata: texts for the header's ``__metadata__``.
 
     Raises:
-        WeightsError: a name, a dtype or the metadata cannot be written.
+        WeightsError: an argument of another type; a name, a dtype or the metadata that cannot be
+            written.
         OSError: the file cannot be written.
     """
+    if not isinstance(tensors, Mapping) or not isinstance(path, (str, os.PathLike)):
+        raise WeightsError(
+            f"save_weights: tensors is a {type(tensors).__name__} and path a "
+            f"{type(path).__name__}; valid are a dict of arrays, such as network.state_dict(), "
+            "and then a path"
+        )
     path = Path(path)
     header, order = _layout(path, tensors, metadata)
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()

@@ -25,5 +25,5 @@ def squeezenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = dict(models.squeezenet1_1(seed=7).state_dict())
     last = "classifier.1.weight"
     state[last] = np.asarray(state[last] * 30, np.float32)
-    save_weights(path, state)
+    save_weights(state, path)
     return path

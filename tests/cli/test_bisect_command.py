@@ -14,7 +14,7 @@ from minidnn.graph.operators import BatchNorm
 from minidnn.layers.build import to_graph
 from minidnn.passes import pipeline
 from minidnn.passes.infrastructure import Context, Pass
-from minidnn.storage import save_graph
+from minidnn.saving import save_graph
 
 
 def bisect(

@@ -294,7 +294,7 @@ def test_other_numbers_of_classes_come_from_the_file(
     tmp_path: Path, pictures: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = tmp_path / "mine.safetensors"
-    save_weights(weights, models.squeezenet1_1(num_classes=3).state_dict())
+    save_weights(models.squeezenet1_1(num_classes=3).state_dict(), weights)
     labels = tmp_path / "labels.json"
     labels.write_text(json.dumps({"0": ["n01", "cat"], "1": ["n02", "dog"], "2": ["n03", "öre"]}))
     arguments = [pictures[0], *small(weights), "--labels", labels]
@@ -322,7 +322,7 @@ def test_inception_gets_the_input_that_its_weights_want(tmp_path: Path) -> None:
 
     path = tmp_path / "inception.safetensors"
     state = models.inception_v3(seed=0).state_dict()
-    save_weights(path, state)
+    save_weights(state, path)
     net = _load(models.inception_v3(), "inception_v3", str(path), None)
     given = models.inception_v3(weights=path)
     assert type(net.transform) is type(given.transform) is not type(models.inception_v3().transform)
@@ -335,7 +335,7 @@ def test_outputs_that_are_not_finite_are_an_error(
     bias = state["classifier.1.bias"].copy()
     bias[:2] = np.inf
     path = tmp_path / "inf.safetensors"
-    save_weights(path, {**state, "classifier.1.bias": bias})
+    save_weights({**state, "classifier.1.bias": bias}, path)
     out, (error,) = classify(capsys, pictures[0], *small(path), code=1)
     assert out == "" and "2 of the network's 4 outputs are not finite" in error
 

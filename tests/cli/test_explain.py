@@ -13,7 +13,7 @@ import minidnn as md
 from minidnn import models
 from minidnn.cli import main
 from minidnn.layers.build import to_graph
-from minidnn.storage import save_graph
+from minidnn.saving import save_graph
 
 
 def explain(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

@@ -73,7 +73,7 @@ def test_run_prints_the_highest_outputs(capsys: pytest.CaptureFixture[str]) -> N
 def test_run_takes_pictures_and_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     weights, image = tmp_path / "weights.safetensors", picture(tmp_path / "a.png", 120, 90)
     net = models.squeezenet1_1(seed=3, num_classes=10)
-    save_weights(weights, net.state_dict())
+    save_weights(net.state_dict(), weights)
     chosen = ["--weights", str(weights), "--classes", "10", "--image", str(image)]
     sizes = ["--size", "64", "--top", "1", "--device", "reference"]
     _script.main("squeezenet1_1", arguments=["run", *chosen, *sizes])

@@ -166,7 +166,7 @@ def test_the_smallest_image_is_the_documented_one(name: str, smallest: int) -> N
 def test_weights_from_a_file(tmp_path: Path) -> None:
     state = models.squeezenet1_1(seed=5).state_dict()
     path = tmp_path / "weights.safetensors"
-    save_weights(path, state)
+    save_weights(state, path)
     loaded = models.squeezenet1_1(weights=path)
     for name, array in loaded.state_dict().items():
         np.testing.assert_array_equal(array, state[name])

@@ -34,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
         "cudnn",
         "third_parties",
     },
-    "frontends": {"graph", "third_parties"},
+    # Graphs in files are taken like those of other formats.
+    "frontends": {"graph", "third_parties", "storage"},
     "cudnn": {"cache"},
     "weights": {"cache"},
     "pictures": set(),
@@ -52,6 +53,8 @@ ALLOWED: dict[str, set[str]] = {
         "backends",
         "executable",
     },
+    # It saves whatever can be compiled.
+    "saving": {"graph", "layers", "frontends", "executable", "compiler", "storage"},
     # What joins front ends and the compiler: it runs parts of networks that others run.
     "comparison": {"graph", "frontends", "executable", "compiler"},
     "acceleration": {"graph", "frontends", "backends", "executable", "compiler"},

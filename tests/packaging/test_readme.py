@@ -21,7 +21,7 @@ def blocks_of(page: Path) -> list[str]:
 
 
 def test_examples_run(root: Path, tmp_path: Path) -> None:
-    md.save_weights(tmp_path / "resnet18.safetensors", models.resnet18().state_dict())
+    md.save_weights(models.resnet18().state_dict(), tmp_path / "resnet18.safetensors")
     blocks = blocks_of(root / "README.md")
     assert len(blocks) == 2
     end = "assert y.shape == (16, 64, 28, 28)\n"

@@ -16,7 +16,8 @@ import pytest
 from minidnn.errors import GraphError, MiniDNNError, WeightsError
 from minidnn.graph.checker import check
 from minidnn.graph.storage import MAX_NESTING, to_document
-from minidnn.storage import METADATA_KEY, load_graph, save_graph
+from minidnn.saving import save_graph
+from minidnn.storage import METADATA_KEY, load_graph
 from minidnn.weights import load_weights, save_weights
 from tests.storage.sample import nested, net
 
@@ -31,7 +32,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load_document(path: Path, text: str, arrays: dict[str, np.ndarray]) -> Any:
-    save_weights(path, arrays, {METADATA_KEY: text})
+    save_weights(arrays, path, {METADATA_KEY: text})
     return load_graph(path)
 
 
@@ -265,7 +266,7 @@ def test_bodies_nested_too_deep(tmp_path: Path) -> None:
 
 
 def test_a_file_of_weights_is_no_graph(tmp_path: Path) -> None:
-    save_weights(tmp_path / "w", {"a": np.zeros(3)})
+    save_weights({"a": np.zeros(3)}, tmp_path / "w")
     message = "holds weights, but no graph .*; valid is a file that save_graph wrote"
     with pytest.raises(GraphError, match=message):
         load_graph(tmp_path / "w")

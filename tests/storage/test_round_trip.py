@@ -26,7 +26,8 @@ from minidnn.graph.storage import from_document, to_document
 from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
 from minidnn.passes.pipeline import optimize
-from minidnn.storage import load_graph, save_graph
+from minidnn.saving import save_graph
+from minidnn.storage import load_graph, write_graph
 from minidnn.weights import load_weights
 from tests.storage.sample import Region, Tile, nested, net
 
@@ -248,7 +249,7 @@ def test_what_does_not_fit_its_annotation_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_graph_is_not_saved(tmp_path: Path) -> None:
     path = tmp_path / "layer.safetensors"
     with pytest.raises(GraphError, match=r"is a ReLU; valid is a Graph, such as .*to_graph\("):
-        save_graph(L.ReLU(), path)  # type: ignore[arg-type]
+        write_graph(L.ReLU(), path)  # type: ignore[arg-type]
     assert not path.exists()
 
 
@@ -261,7 +262,7 @@ def test_an_illegal_graph_is_not_saved(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys
-from minidnn.storage import save_graph
+from minidnn.saving import save_graph
 from tests.storage.sample import nested, net
 save_graph(net(), sys.argv[1] + "/net")
 save_graph(nested(), sys.argv[1] + "/nested")

@@ -37,7 +37,7 @@ def whole(tmp_path: Path, tensors: Arrays, request: pytest.FixtureRequest) -> tu
     path = tmp_path / "good"
     given = {name: tensors[name] for name in ("layer.f4", "layer.i8", "layer.?", "empty", "scalar")}
     if request.param == "safetensors":
-        save_weights(path, given)
+        save_weights(given, path)
     else:
         state = {name: torch.from_numpy(array) for name, array in given.items()}
         state["view"] = state["layer.f4"][1:, ::2]

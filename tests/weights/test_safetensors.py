@@ -39,7 +39,7 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
 
 
 def test_round_trip(tmp_path: Path, tensors: Arrays) -> None:
-    save_weights(tmp_path / "w.safetensors", tensors, {"author": "me"})
+    save_weights(tensors, tmp_path / "w.safetensors", {"author": "me"})
     same(load_weights(tmp_path / "w.safetensors"), tensors)
     assert read_metadata(MappedFile(tmp_path / "w.safetensors")) == {"author": "me"}
 
@@ -53,7 +53,7 @@ def test_reads_what_safetensors_writes(tmp_path: Path, tensors: Arrays) -> None:
 
 def test_safetensors_reads_what_is_written(tmp_path: Path, tensors: Arrays) -> None:
     path = tmp_path / "ours"
-    save_weights(path, tensors, {"a": "b"})
+    save_weights(tensors, path, {"a": "b"})
     found = safetensors.numpy.load_file(path)
     same({name: found[name] for name in tensors}, tensors)
 
@@ -62,7 +62,7 @@ def test_safetensors_reads_what_is_written(tmp_path: Path, tensors: Arrays) -> N
 def test_errors_of_writing_name_the_file(tmp_path: Path, place: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError) as caught:
-        save_weights(tmp_path / place, {"x": np.zeros(3)})
+        save_weights({"x": np.zeros(3)}, tmp_path / place)
     assert str(caught.value).endswith(f": '{tmp_path / place}'")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
@@ -79,7 +79,7 @@ def test_bfloat16_is_exact(tmp_path: Path) -> None:
 def test_non_contiguous_and_foreign_byte_order(tmp_path: Path) -> None:
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
     given = {"t": base.T, "s": base[::2, 1::3], "big": base.astype(">f4"), "neg": base[::-1]}
-    save_weights(tmp_path / "x.safetensors", given)
+    save_weights(given, tmp_path / "x.safetensors")
     found = load_weights(tmp_path / "x.safetensors")
     for name, array in given.items():
         assert np.array_equal(found[name], array)
@@ -88,7 +88,7 @@ def test_non_contiguous_and_foreign_byte_order(tmp_path: Path) -> None:
 
 def test_every_tensor_is_aligned_and_a_view_of_the_file(tmp_path: Path) -> None:
     given = {"b": np.ones(3, bool), "d": np.ones(3), "h": np.ones(1, np.float16)}
-    save_weights(tmp_path / "x.safetensors", given)
+    save_weights(given, tmp_path / "x.safetensors")
     for array in load_weights(tmp_path / "x.safetensors").values():
         assert array.flags.aligned
         assert not array.flags.writeable
@@ -122,19 +122,19 @@ def test_unaligned_data_are_copied(tmp_path: Path) -> None:
 
 def test_replacing_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    save_weights(path, {"x": np.zeros(1000)})
+    save_weights({"x": np.zeros(1000)}, path)
     mapped = load_weights(path)
-    save_weights(path, {"x": np.ones(1000)})
+    save_weights({"x": np.ones(1000)}, path)
     assert mapped["x"].sum() == 0  # still the old file
     with pytest.raises(WeightsError):
-        save_weights(path, {"x": np.ones(2), "y": np.ones(2, complex)})
+        save_weights({"x": np.ones(2), "y": np.ones(2, complex)}, path)
     assert load_weights(path)["x"].sum() == 1000
     assert os.listdir(tmp_path) == ["x.safetensors"]
 
 
 def test_file_is_byte_identical_every_time(tmp_path: Path, tensors: Arrays) -> None:
     for name in "ab":
-        save_weights(tmp_path / name, tensors)
+        save_weights(tensors, tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -200,7 +200,7 @@ def test_huge_header_length(tmp_path: Path, length: int) -> None:
 
 def test_every_truncation(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    save_weights(path, {"x": np.arange(5.0), "y": np.ones(3, np.uint8)})
+    save_weights({"x": np.arange(5.0), "y": np.ones(3, np.uint8)}, path)
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
@@ -210,7 +210,7 @@ def test_every_truncation(tmp_path: Path) -> None:
 
 def test_a_large_valid_header_is_read(tmp_path: Path) -> None:
     given = {f"{'x' * 50}{number}": np.zeros(0, np.float32) for number in range(20_000)}
-    save_weights(tmp_path / "x.safetensors", given)
+    save_weights(given, tmp_path / "x.safetensors")
     assert len(load_weights(tmp_path / "x.safetensors")) == 20_000
 
 
@@ -228,5 +228,5 @@ def test_a_large_valid_header_is_read(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_written(tmp_path: Path, given: Any, metadata: Any, message: str) -> None:
     with pytest.raises(WeightsError, match=message):
-        save_weights(tmp_path / "x", given, metadata)
+        save_weights(given, tmp_path / "x", metadata)
     assert os.listdir(tmp_path) == []

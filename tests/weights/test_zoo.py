@@ -122,7 +122,7 @@ def test_densenet_keys_are_renamed_as_in_torchvision(tmp_path: Path) -> None:
         if not name.endswith("num_batches_tracked")  # younger than the published files
     ]  # fmt: skip
     assert any("norm.1" in name for name in old)
-    save_weights(tmp_path / "old.safetensors", {name: np.zeros(1) for name in old})
+    save_weights({name: np.zeros(1) for name in old}, tmp_path / "old.safetensors")
     found = list(load_weights(tmp_path / "old.safetensors"))
     assert found == [name for name in new if not name.endswith("num_batches_tracked")]
 
@@ -171,7 +171,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_the_extension_does_not_matter(tmp_path: Path) -> None:
-    save_weights(tmp_path / "x.pth", {"w": np.ones(2)})
+    save_weights({"w": np.ones(2)}, tmp_path / "x.pth")
     torch.save({"w": torch.ones(2)}, tmp_path / "x.safetensors")
     assert load_weights(tmp_path / "x.pth")["w"].tolist() == [1, 1]
     assert load_weights(str(tmp_path / "x.safetensors"))["w"].tolist() == [1, 1]

@@ -1,5 +1,5 @@
 """Graphs as ONNX models."""
 
-from minidnn.frontends.onnx.export.save import save_onnx, to_onnx
+from minidnn.frontends.onnx.export.save import to_onnx, write_onnx
 
-__all__ = ["save_onnx", "to_onnx"]
+__all__ = ["to_onnx", "write_onnx"]

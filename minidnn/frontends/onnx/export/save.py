@@ -1,4 +1,4 @@
-"""save_onnx: a graph as a file that other engines run."""
+"""A graph as a file that other engines run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_BYTES = (1 << 31) - (1 << 16)
 _WRITERS = {**elementwise.writers.known, **structure.writers.known}
 
 
-def save_onnx(graph: Graph, path: str | os.PathLike[str], opset: int = DEFAULT_OPSET) -> None:
+def write_onnx(graph: Graph, path: str | os.PathLike[str], opset: int = DEFAULT_OPSET) -> None:
     """Writes a graph as an ONNX file, which appears complete or not at all.
 
     Raises:
@@ -51,7 +51,7 @@ def save_onnx(graph: Graph, path: str | os.PathLike[str], opset: int = DEFAULT_O
 
 
 def to_onnx(graph: Graph, opset: int = DEFAULT_OPSET) -> Any:
-    """The graph as an ``onnx.ModelProto``; raises what :func:`save_onnx` raises.
+    """The graph as an ``onnx.ModelProto``; raises what :func:`write_onnx` raises.
 
     Regions of an optimized graph are written as the operators that they compute.
     """

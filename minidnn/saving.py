@@ -1,0 +1,88 @@
+"""Networks to files: what ``compile`` takes is what can be saved, and what is saved it takes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from minidnn.compiler import graph_of
+from minidnn.errors import GraphError
+from minidnn.executable import Executable
+from minidnn.graph.ir import Graph
+from minidnn.layers.inputs import Shapes
+
+__all__ = ["save_graph", "save_onnx"]
+
+
+def save_graph(network: Any, path: str | os.PathLike[str], shape: Shapes | None = None) -> None:
+    """Writes a network for inputs of one size, with its weights, to a file.
+
+    ``load_graph`` gives the graph back, and ``compile`` takes the file.  It is a safetensors
+    file, which appears complete or not at all and holds nothing that could be executed; the same
+    network gives the same bytes in every process.
+
+        md.save_graph(net, "net.safetensors", (1, 3, 224, 224))
+        exe = md.compile("net.safetensors")
+
+    Args:
+        network: a layer, a graph, an executable, or anything else that ``compile`` takes.  Of an
+            executable it is the graph that was compiled, before passes changed it.
+        path: is replaced when it exists.
+        shape: the inputs' shapes as for ``compile``; not for what has its size already.
+
+    Raises:
+        GraphError: the network or an argument is not legal, an operator cannot be saved, or the
+            arrays of an executable's network are gone.
+        WeightsError: the graph's description is longer than a safetensors header may be.
+        OSError: the file cannot be written.
+    """
+    _check_path("save_graph", path)
+    from minidnn.storage import write_graph
+
+    write_graph(_graph("save_graph", network, shape), path)
+
+
+def save_onnx(
+    network: Any,
+    path: str | os.PathLike[str],
+    shape: Shapes | None = None,
+    *,
+    opset: int | None = None,
+) -> None:
+    """Writes a network for inputs of one size, with its weights, as an ONNX file.
+
+    Args:
+        network, path, shape: as for :func:`save_graph`.
+        opset: 20 by default, which is also the oldest.
+
+    Raises:
+        GraphError: the network or an argument is not legal, or larger than such a file may be
+            (2 GiB).
+        UnsupportedError: an operator or a dtype has no counterpart in that opset.
+        DeviceError: the package ``onnx`` is not installed.
+        OSError: the file cannot be written.
+    """
+    _check_path("save_onnx", path)
+    from minidnn.frontends.onnx.export.save import DEFAULT_OPSET, write_onnx
+
+    graph = _graph("save_onnx", network, shape)
+    write_onnx(graph, path, DEFAULT_OPSET if opset is None else opset)
+
+
+def _graph(function: str, network: Any, shape: Shapes | None) -> Graph:
+    if isinstance(network, Executable):
+        if shape is not None:
+            raise GraphError(
+                f"{function}: shape={shape!r:.80} of an executable, which has its own size; valid "
+                f"is None, or {function}(network, path, shape) with the network"
+            )
+        return network.source
+    return graph_of(network, shape)
+
+
+def _check_path(function: str, path: Any) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        raise GraphError(
+            f"{function}: path is a {type(path).__name__}; valid is a text or a pathlib.Path, and "
+            f"what is saved comes first: {function}(network, path, shape)"
+        )
