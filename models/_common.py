@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from math import prod, sqrt
 from typing import Literal, TypeVar
 
@@ -24,20 +25,21 @@ def zeros(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def normal(std: float) -> Initializer:
-    def initialize(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        return random.standard_normal(shape, np.float32) * np.float32(std)
+    return partial(_normal, std)
 
-    return initialize
+
+def _normal(std: float, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return random.standard_normal(shape, np.float32) * np.float32(std)
 
 
 def kaiming_normal(fan: Literal["in", "out"]) -> Initializer:
     """Keeps the variance over a convolution and the ReLU that follows (He et al., 2015)."""
+    return partial(_kaiming_normal, fan)
 
-    def initialize(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        count = prod(shape[1:]) if fan == "in" else shape[0] * prod(shape[2:])
-        return normal(sqrt(2 / count))(random, shape)
 
-    return initialize
+def _kaiming_normal(fan: str, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    count = prod(shape[1:]) if fan == "in" else shape[0] * prod(shape[2:])
+    return _normal(sqrt(2 / count), random, shape)
 
 
 def kaiming_uniform(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

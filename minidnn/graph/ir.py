@@ -84,7 +84,7 @@ class Constant(Value):
                     "its graph (minidnn.layers.build.to_graph): "
                     "minidnn.save_graph(network, path, shape) saves them"
                 )
-            data = data() if callable(data) else data
+            data = (data() if callable(data) else data).reshape(self.type.shape)
         elif callable(data):
             data = self._data = data()
         expected = (self.type.shape, numpy_dtype(self.type.dtype))
@@ -98,6 +98,10 @@ class Constant(Value):
     def forget(self) -> None:
         """Lets go of the array, and of what would compute it."""
         data, self._data = self._data, None
+        if isinstance(data, np.ndarray) and data.flags.c_contiguous:
+            base = data.base  # who has an array need not have what is the same in another shape
+            if isinstance(base, np.ndarray) and base.flags.c_contiguous and base.size == data.size:
+                data = base
         if data is not None and type(data).__weakrefoffset__:
             self._elsewhere = ref(data)
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, where
@@ -17,7 +15,7 @@ from minidnn.graph.operator import Operator
 from minidnn.graph.trace import apply
 from minidnn.layers.arguments import check_count
 from minidnn.layers.layer import Layer
-from minidnn.layers.parameter import Parameter
+from minidnn.layers.parameter import Parameter, filled
 
 __all__ = [
     "ELU",
@@ -95,9 +93,7 @@ class PReLU(Layer):
         self.num_parameters = check_count("PReLU", "num_parameters", num_parameters)
         if isinstance(init, bool) or not isinstance(init, (int, float)):
             raise GraphError(f"PReLU: init={init!r:.80}; valid is a number")
-        self.weight = Parameter(
-            (num_parameters,), lambda random, shape: np.full(shape, init, np.float32)
-        )
+        self.weight = Parameter((num_parameters,), filled(init))
 
     def forward(self, x: Any) -> Any:
         one = self.num_parameters == 1

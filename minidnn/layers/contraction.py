@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod, sqrt
 from typing import Any, cast
 
@@ -22,10 +23,11 @@ Pair = tuple[int, int]
 
 
 def _uniform(bound: float) -> Initializer:
-    def initialize(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        return (random.random(shape, np.float32) * 2 - 1) * np.float32(bound)
+    return partial(_drawn_within, bound)
 
-    return initialize
+
+def _drawn_within(bound: float, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return (random.random(shape, np.float32) * 2 - 1) * np.float32(bound)
 
 
 class _Conv(Layer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ class Elementwise(Layer):
                 f"Elementwise {title}: parameter {name} has shape {array.shape}; "
                 "valid is one number per channel"
             )
-        return Parameter(array.shape, _given(array))
+        return Parameter(array.shape, partial(_given, array))
 
     def forward(self, *inputs: Any) -> Any:
         return apply(self.op, *inputs, *self.constants(*self.parameter_names))
@@ -107,5 +108,5 @@ class Elementwise(Layer):
         return str(self.op)
 
 
-def _given(array: np.ndarray) -> Callable[..., np.ndarray]:
-    return lambda random, shape: array
+def _given(array: np.ndarray, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return array.copy()  # whoever changes the parameter does not change how it is drawn

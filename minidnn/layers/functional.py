@@ -44,6 +44,34 @@ class Model(Layer):
     def _declared_inputs(self) -> Declared:
         return self.input_types
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Symbols as numbers: they refer to each other in chains as long as the network."""
+        numbers: dict[Symbol, int] = {}
+        for symbol in (*self._inputs, *(s for each in self._calls for s in each.outputs)):
+            numbers.setdefault(symbol, len(numbers))
+        calls = [
+            (c.function, c.label, [numbers[s] for s in c.inputs], [numbers[s] for s in c.outputs])
+            for c in self._calls
+        ]
+        symbols = [(s.shape, s.dtype, s.name) for s in numbers]
+        places = [[numbers[s] for s in each] for each in (self._inputs, self._outputs)]
+        return super().__getstate__() | {
+            "_calls": (symbols, calls),
+            "_inputs": places[0],
+            "_outputs": places[1],
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        described, calls = state["_calls"]
+        symbols = [Symbol(*each) for each in described]
+        made = []
+        for function, label, inputs, outputs in calls:
+            record = Call(function, tuple(symbols[i] for i in inputs), label)
+            record.outputs = tuple(symbols[i] for i in outputs)
+            made.append(record)
+        places = {key: tuple(symbols[i] for i in state[key]) for key in ("_inputs", "_outputs")}
+        vars(self).update(state | places | {"_calls": made})
+
     def _adopt(self, layer: Layer) -> None:
         if any(layer is known for _, known in self.children()):
             return

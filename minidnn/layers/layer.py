@@ -6,6 +6,7 @@ symbolic values it adds nodes to the graph that is being recorded; it never comp
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -17,6 +18,7 @@ from minidnn.errors import GraphError, WeightsError
 from minidnn.graph.ir import Constant, Graph, Value
 from minidnn.graph.trace import current_trace, is_tracing, tracing
 from minidnn.graph.types import TensorType
+from minidnn.layers.copying import check_picklable, set_state
 from minidnn.layers.inputs import Declared, Shapes, named_types
 from minidnn.layers.parameter import Parameter, match_state
 from minidnn.layers.summary import Described, summary
@@ -242,6 +244,28 @@ class Layer:
             )
         for parameter, array in matched.arrays:
             parameter.assign(array)
+
+    # Copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All attributes.  Parameters get their names and seeds, so that copies draw the same."""
+        for name, parameter in self.named_parameters():
+            parameter.bind(name)
+        return dict(vars(self))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        check_picklable(self)
+        return super().__reduce_ex__(protocol)
+
+    def __copy__(self) -> Self:
+        made = type(self).__new__(type(self))
+        set_state(made, self.__getstate__())
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = memo[id(self)] = type(self).__new__(type(self))
+        set_state(made, copy.deepcopy(self.__getstate__(), memo))
+        return made
 
     # Text
 

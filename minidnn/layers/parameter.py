@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minidnn._habits import PARAMETER, absent
-from minidnn.errors import WeightsError
+from minidnn.errors import GraphError, WeightsError
 from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.layers.copying import importable
 
 __all__ = ["Parameter"]
 
@@ -21,9 +24,11 @@ Initializer = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 class LazyArray:
     """An array that is made when it is first asked for."""
 
-    def __init__(self, make: Callable[[], np.ndarray]) -> None:
-        self._make: Callable[[], np.ndarray] | None = make
-        self._array: np.ndarray | None = None
+    def __init__(
+        self, make: Callable[[], np.ndarray] | None, array: np.ndarray | None = None
+    ) -> None:
+        self._make = make
+        self._array = array
 
     def __call__(self) -> np.ndarray:
         make = self._make  # another thread lets go of it once the array is there
@@ -65,13 +70,7 @@ class Parameter:
 
     def initialize(self, seed: int, name: str) -> None:
         """Draws the parameter anew from ``seed`` and ``name``, when it is next needed."""
-        type, initializer = self.type, self.initializer
-
-        def make() -> np.ndarray:
-            random = np.random.default_rng([seed, zlib.crc32(name.encode())])
-            return initializer(random, type.shape).astype(numpy_dtype(type.dtype), copy=False)
-
-        self._array = LazyArray(make)
+        self._array = LazyArray(partial(_drawn, self.initializer, self.type, seed, name))
 
     def bind(self, name: str) -> LazyArray:
         """The array as it now is, initialized with seed 0 if it never was."""
@@ -86,7 +85,47 @@ class Parameter:
             raise WeightsError(f"shape {array.shape} given, {self.type.shape} expected")
         with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
             held = array.astype(numpy_dtype(self.type.dtype))
-        self._array = LazyArray(lambda: held)
+        self._array = LazyArray(None, held)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle keeps: of an initializer that it would not find again, its numbers alone."""
+        state = dict(vars(self))
+        if not importable(self.initializer):
+            state["initializer"] = partial(_lost, repr(self.initializer))
+            if self._array is not None:
+                state["_array"] = LazyArray(None, self._array())
+        return state
+
+    def __copy__(self) -> Parameter:
+        twin = Parameter(self.type.shape, self.initializer, self.type.dtype, optional=self.optional)
+        twin._array = self._array
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        twin = copy.copy(self)
+        twin._array = copy.deepcopy(self._array, memo)
+        return twin
+
+
+def _drawn(initializer: Initializer, type: TensorType, seed: int, name: str) -> np.ndarray:
+    random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    return initializer(random, type.shape).astype(numpy_dtype(type.dtype), copy=False)
+
+
+def _lost(initializer: str, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    raise GraphError(
+        f"a parameter of shape {shape} cannot be drawn anew: it was unpickled, and its initializer "
+        f"{initializer} could not be pickled; valid is a function at the top of a module"
+    )
+
+
+def filled(value: float) -> Initializer:
+    """The initializer that gives one number everywhere."""
+    return partial(_filled, value)
+
+
+def _filled(value: float, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.full(shape, value, np.float32)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ A symbol has no batch size; that is bound when the model is compiled.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from minidnn.errors import GraphError
@@ -49,7 +50,7 @@ class Symbol(Arithmetic):
         return f"Symbol({self.name}: {self.dtype}[batch, {', '.join(map(str, self.shape))}])"
 
     def _record(self, op: Operator, *operands: Arithmetic) -> Any:
-        return call(lambda *values: apply(op, *values), operands, op.name)
+        return call(partial(apply, op), operands, op.name)
 
 
 def Input(shape: Sequence[int], dtype: str = "float32", name: str = "input") -> Symbol:
