@@ -121,3 +121,23 @@ def apply(op: Operator, *operands: Value) -> Value:
     """Adds a node with one output to the open trace and returns the output."""
     (output,) = current_trace().apply(op, *operands)
     return output
+
+
+def apply_or_compute(op: Operator, *operands: Value) -> Value:
+    """The output of ``op`` in the open trace; of constants a constant, computed when it is read.
+
+    Example::
+
+        turned = apply_or_compute(ops.Transpose((1, 0)), weight)
+    """
+    known = [value for value in operands if isinstance(value, Constant)]
+    if len(known) < len(operands):
+        return apply(op, *operands)
+    (type,) = op.infer(*(value.type for value in known))
+
+    def compute() -> np.ndarray:
+        (result,) = op.reference(*(value.data for value in known))
+        return np.asarray(result)
+
+    name = f"{known[0].name}.{op.name.lower()}"
+    return current_trace().constant((op, *known), name, type, compute)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
-from minidnn.graph import trace
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Constant, Value
-from minidnn.graph.operator import Operator
+from minidnn.graph.trace import apply_or_compute
 
 Pair = tuple[int, int]
 Apply = Callable[..., Value]
@@ -25,23 +24,6 @@ Convolve = Callable[[ops.Conv2d, Value, Value, Value | None], Value]
 
 #: Phases, for each of which there is a place in a table.
 MOST_PHASES = 1 << 20
-
-
-def apply_or_compute(op: Operator, *operands: Value) -> Value:
-    """The output of ``op`` in the open trace; of constants a constant, computed when it is read.
-
-    Example::
-
-        turned = apply_or_compute(ops.Transpose((1, 0)), weight)
-    """
-    known = [value for value in operands if isinstance(value, Constant)]
-    if len(known) < len(operands):
-        return trace.apply(op, *operands)
-    (type,) = op.infer(*(value.type for value in known))
-    name = f"{known[0].name}.{op.name.lower()}"
-    return trace.current_trace().constant(
-        (op, *known), name, type, lambda: op.reference(*(value.data for value in known))[0]
-    )
 
 
 def transposed_convolution(

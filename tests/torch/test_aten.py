@@ -110,6 +110,20 @@ ONE: dict[str, Function] = {
     "conv1d bias": lambda m, x: F.conv1d(x.mean(2), m.kernel[:, :, 0], m.six, dilation=2),
     "conv1d same": lambda m, x: F.conv1d(x.mean(2), m.kernel[:, :, 0], padding="same"),
     "conv1d valid": lambda m, x: F.conv1d(x.mean(2), m.kernel[:, :, 0], padding="valid"),
+    "conv1d twice": lambda m, x: F.conv1d(
+        F.conv1d(x.mean(2), m.kernel[:4, :, 0]), m.kernel[:4, :, 0]
+    ),
+    "conv_transpose2d": lambda m, x: F.conv_transpose2d(x, m.narrow[:4], m.vector, 2, 1, 1, 4),
+    "conv_transpose2d dilated": lambda m, x: F.conv_transpose2d(
+        x, m.kernel[:4], m.vector, (2, 3), (0, 2), dilation=(3, 2)
+    ),
+    "conv_transpose1d": lambda m, x: F.conv_transpose1d(x.mean(2), m.kernel[:4, :, 0], None, 3, 1),
+    "convolution transposed": lambda m, x: aten.convolution(
+        x, m.narrow[:4], None, [2], [1], [1], True, [1], 2
+    ),
+    "scaled_dot_product_attention": lambda m, x: F.scaled_dot_product_attention(
+        x, x.relu(), x, is_causal=True
+    ),
     "linear": lambda m, x: F.linear(x, m.matrix, m.five),
     "addmm": lambda m, x: torch.addmm(m.five, x.mean((2, 3)), m.matrix[:, :4].t()),
     "mm": lambda m, x: torch.mm(x.mean((2, 3)), m.matrix[:4, :4]),
@@ -257,9 +271,13 @@ REFUSED: dict[str, tuple[Function, str]] = {
         lambda m, x: F.conv2d(x, x[:, :, :3, :3]),
         "conv2d.default: weight is computed at run",
     ),
-    "transposed": (
-        lambda m, x: F.conv_transpose2d(x, m.narrow[:4]),
-        "conv_transpose2d: aten.conv_transpose2d.input: it is not known",
+    "transposed weight": (
+        lambda m, x: F.conv_transpose2d(x, x[:, :, :3, :3].mean(0, True).expand(4, 4, 3, 3)),
+        "conv_transpose2d.input: weight is computed at run time",
+    ),
+    "transposed without a batch": (
+        lambda m, x: F.conv_transpose2d(x[0], m.narrow[:4]),
+        "input (4, 8, 8) and weight (4, 1, 3, 2); known is 1-d, 2-d, with a batch",
     ),
     "unknown": (lambda m, x: torch.fft.fft2(x).real, "aten.fft_fft2.default: it is not known"),
     "no batch": (lambda m, x: F.max_pool2d(x[0], 2), "input has shape (4, 8, 8) of rank 3"),

@@ -3,6 +3,7 @@
 from minidnn.frontends.torch.aten import (
     activations,
     arithmetic,
+    attention,
     contraction,
     movement,
     normalization,
@@ -14,6 +15,7 @@ from minidnn.frontends.torch.aten import (
 __all__ = [
     "activations",
     "arithmetic",
+    "attention",
     "contraction",
     "movement",
     "normalization",

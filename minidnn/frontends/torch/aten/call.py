@@ -97,12 +97,17 @@ class Call:
             value = value[0]
         return type_of(value)
 
+    def ints(self, name: str, count: int) -> tuple[int, ...]:
+        """A list of that many ints, or of one that stands for them."""
+        given = self[name]
+        if len(given) not in (1, count):
+            raise Refused(f"{name}={given} is for {len(given)} axes; known are {count}")
+        return tuple(given) if len(given) == count else (given[0],) * count
+
     def pair(self, name: str) -> tuple[int, int]:
         """A list of one or two ints, as two."""
-        given = self[name]
-        if len(given) not in (1, 2):
-            raise Refused(f"{name}={given} is for {len(given)} axes; known are 2")
-        return (given[0], given[-1])
+        first, second = self.ints(name, 2)
+        return (first, second)
 
     def axis(self, name: str, rank: int) -> int:
         """An axis, counted from the front."""

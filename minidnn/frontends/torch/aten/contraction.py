@@ -7,14 +7,16 @@ from typing import Any
 from minidnn.frontends.torch.aten.call import Call, Refused, takes
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Value
-from minidnn.graph.trace import apply
-from minidnn.graph.types import TensorType
+from minidnn.graph.trace import apply, apply_or_compute
+from minidnn.graph.transposed import transposed_convolution
 
 _KNOWN_WEIGHT = "the weight is known, and there is a batch axis"
 
 
 @takes("conv2d.default", "convolution.default", when=_KNOWN_WEIGHT)
 def conv2d(call: Call) -> Any:
+    if "transposed" in call.names and call["transposed"]:
+        return conv_transpose(call)
     rows, columns = call.pair("padding")
     return _conv2d(call, ((rows, rows), (columns, columns)))
 
@@ -34,8 +36,6 @@ def _conv2d(call: Call, padding: tuple[tuple[int, int], tuple[int, int]]) -> Any
     weight = call.constant("weight")
     if weight.type.rank != 4 or x.type.rank != 4:
         raise Refused(f"input {x.shape} and weight {weight.shape}; known is 2-d, with a batch")
-    if "transposed" in call.names and call["transposed"]:
-        raise Refused("it is transposed")
     op = ops.Conv2d(call.pair("stride"), padding, call.pair("dilation"), call["groups"])
     return apply(op, x, weight, *_bias(call, "bias"))
 
@@ -62,12 +62,29 @@ def _conv1d(call: Call, padding: tuple[int, int]) -> Any:
     if x.type.rank != 3:
         raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
     (stride,), (dilation,) = call["stride"], call["dilation"]
-    wide = TensorType((*weight.shape[:2], 1, weight.shape[2]), weight.dtype)
-    row = Constant(wide, f"{weight.name}.row", lambda: weight.data.reshape(wide.shape))
+    row = apply_or_compute(ops.View((*weight.shape[:2], 1, weight.shape[2])), weight)
     op = ops.Conv2d((1, stride), ((0, 0), padding), (1, dilation), call["groups"])
     images = apply(ops.View((*x.shape[:2], 1, x.shape[2])), x)
     out = apply(op, images, row, *_bias(call, "bias"))
     return apply(ops.View(call.result.shape), out)
+
+
+@takes("conv_transpose1d.default", "conv_transpose2d.input", when=_KNOWN_WEIGHT)
+def conv_transpose(call: Call) -> Any:
+    x, weight = call.tensor("input"), call.constant("weight")
+    axes = weight.type.rank - 2
+    if axes not in (1, 2) or x.type.rank != weight.type.rank:
+        raise Refused(f"input {x.shape} and weight {weight.shape}; known is 1-d, 2-d, with a batch")
+    padding, more = call.ints("padding", axes), call.ints("output_padding", axes)
+    return transposed_convolution(
+        x,
+        weight,
+        *_bias(call, "bias"),
+        stride=call.ints("stride", axes),
+        cut=tuple((p, p - extra) for p, extra in zip(padding, more, strict=True)),
+        dilation=call.ints("dilation", axes),
+        groups=call["groups"],
+    )
 
 
 def _bias(call: Call, name: str) -> list[Constant]:
@@ -113,5 +130,4 @@ def _product(x: Value, other: Value) -> Any:
 
 
 def _transposed(matrix: Constant) -> Value:
-    type = matrix.type.with_shape(matrix.shape[::-1])
-    return Constant(type, f"{matrix.name}.T", lambda: matrix.data.T)
+    return apply_or_compute(ops.Transpose((1, 0)), matrix)

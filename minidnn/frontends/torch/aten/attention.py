@@ -1,0 +1,94 @@
+"""Attention as products of matrices and a softmax between them.
+
+A row of which everything is masked gives zeros, as PyTorch's own kernels do, and NaN only where a
+score is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from minidnn.frontends.torch.aten.call import TRAINING, Call, Refused, takes
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import argument, constant, where
+from minidnn.graph.ir import Constant, Value
+from minidnn.graph.trace import apply
+from minidnn.graph.types import TensorType, numpy_dtype
+
+_NOTHING = -math.inf
+
+
+@takes("scaled_dot_product_attention.default", when="there is no dropout")
+def scaled_dot_product_attention(call: Call) -> Any:
+    query, key, value = (call.tensor(name) for name in ("query", "key", "value"))
+    if call.number("dropout_p"):
+        raise Refused(f"dropout_p={call['dropout_p']}: {TRAINING}, and draws random numbers")
+    if min(each.type.rank for each in (query, key, value)) < 2:
+        raise Refused(f"query has shape {query.shape}; known are matrices")
+    scale = call["scale"]
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    keys = _transposed(key)
+    mask = _mask(call, (query.shape[-2], key.shape[-2]))
+    if mask is None:
+        scaled = apply(ops.Formula(argument(0) * factor, title="Scale"), query)
+        weights = apply(ops.Softmax(-1), _product(call, scaled, keys))
+    else:
+        scores, added = argument(0) * factor, argument(1)
+        if mask.dtype == "bool":
+            added = where(added > 0.0, constant(0.0), constant(_NOTHING))
+        masked = ops.Formula(scores + added, tensors=2, title="Mask")
+        weights = _softmax(apply(masked, _product(call, query, keys), mask), mask)
+    return _product(call, weights, value)
+
+
+def _transposed(x: Value) -> Value:
+    rank = x.type.rank
+    return apply(ops.Transpose((*range(rank - 2), rank - 1, rank - 2)), x)
+
+
+def _product(call: Call, a: Value, b: Value) -> Value:
+    """``a @ b``; with ``enable_gqa`` each head of ``b`` is that of several heads of ``a``, whose
+    rows are then those of one matrix."""
+    if not call["enable_gqa"] or a.shape[-3] == b.shape[-3]:
+        return apply(ops.MatMul(), a, b)
+    *batch, heads, rows, columns = a.shape
+    shared = b.shape[-3]
+    if heads % shared:
+        raise Refused(f"{heads} heads do not share {shared} equally")
+    joined = apply(ops.View((*batch, shared, heads // shared * rows, columns)), a)
+    out = apply(ops.MatMul(), joined, b)
+    return apply(ops.View((*out.shape[:-3], heads, rows, b.shape[-1])), out)
+
+
+def _mask(call: Call, size: tuple[int, int]) -> Value | None:
+    """What is added to scores, or a bool for each that says whether it counts."""
+    given = call.optional("attn_mask")
+    if not call["is_causal"]:
+        return given
+    if given is not None:
+        raise Refused("it is causal and has a mask")
+    dtype = call.result.dtype
+
+    def lower() -> np.ndarray:
+        return np.where(np.tri(*size, dtype=bool), 0.0, _NOTHING).astype(numpy_dtype(dtype))
+
+    return Constant(TensorType(size, dtype), f"{call.node.name}.causal", lower)
+
+
+def _softmax(scores: Value, mask: Value) -> Value:
+    """The softmax of rows, zeros for those of which nothing counts, if there may be such."""
+    weights = apply(ops.Softmax(-1), scores)
+    if isinstance(mask, Constant) and not _hides_rows(mask):
+        return weights
+    most = apply(ops.Reduce("max", (scores.type.rank - 1,), keepdim=True), scores)
+    chosen = where(argument(1) <= _NOTHING, constant(0.0), argument(0))
+    return apply(ops.Formula(chosen, tensors=2, title="Counted"), weights, most)
+
+
+def _hides_rows(mask: Constant) -> bool:
+    """Whether nothing counts of some row."""
+    counts = mask.data if mask.dtype == "bool" else mask.data != _NOTHING
+    return not bool(counts.any(axis=-1).all())
