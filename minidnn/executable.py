@@ -13,7 +13,7 @@ from minidnn.graph.ir import Graph, Value
 from minidnn.graph.types import numpy_dtype
 from minidnn.report.explain import explain
 from minidnn.report.profile import Profile, profile
-from minidnn.runtime.arrays import Wrap, check_shape, empty, to_numpy
+from minidnn.runtime.arrays import Wrap, check_shape, empty, random_array, to_numpy
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import AddressedProgram, DeviceProgram, Program, StreamProgram
 
@@ -162,11 +162,10 @@ class Executable:
         return profile(self.plan, self.program, self.device, arrays, outputs, runs)
 
     def random_inputs(self) -> list[np.ndarray]:
-        """Normally distributed inputs of the right shapes, always the same."""
+        """Random inputs of the right shapes and dtypes, always the same."""
         random = np.random.default_rng(0)
         return [
-            random.standard_normal(value.shape).astype(self._dtype(value))
-            for value in self.graph.inputs
+            random_array(random, value.shape, self._dtype(value)) for value in self.graph.inputs
         ]
 
     def _dtype(self, value: Value) -> np.dtype:

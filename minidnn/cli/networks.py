@@ -17,6 +17,7 @@ from minidnn.graph.types import numpy_dtype
 from minidnn.layers.build import to_graph
 from minidnn.layers.calibration import calibrate
 from minidnn.models import get_model, list_models
+from minidnn.runtime.arrays import random_array
 
 if TYPE_CHECKING:
     from minidnn.frontends.frontend import FrontEnd
@@ -144,8 +145,7 @@ def shape_of(network: Any, batch: int, size: tuple[int, int] | None = None) -> t
 
 def noise(shape: tuple[int, ...], seed: int, dtype: str = "float32") -> np.ndarray:
     """Normally distributed numbers, the same for the same seed."""
-    numbers = np.random.default_rng(seed).standard_normal(shape, np.float32)
-    return numbers.astype(numpy_dtype(dtype), copy=False)
+    return random_array(np.random.default_rng(seed), shape, numpy_dtype(dtype))
 
 
 def calibrated(network: Any, seed: int = 0) -> Any:

@@ -14,6 +14,7 @@ from minidnn.frontends.onnx.library import import_onnx
 from minidnn.frontends.onnx.model import Model, read_model, with_data_inside
 from minidnn.graph.ir import Value
 from minidnn.graph.types import numpy_dtype
+from minidnn.runtime.arrays import random_array
 
 #: Files say the version of their format, and ONNX Runtime refuses those newer than itself, whatever
 #: they contain.  What came after this one are dtypes that minidnn does not read.
@@ -74,9 +75,7 @@ def _inputs(
 ) -> list[np.ndarray]:
     if given is None:
         random = np.random.default_rng(seed)
-        return [
-            random.standard_normal(value.shape).astype(numpy_dtype(value.dtype)) for value in wanted
-        ]
+        return [random_array(random, value.shape, numpy_dtype(value.dtype)) for value in wanted]
     for value in wanted:
         array = given[value.name]
         if array.shape != value.shape or array.dtype != numpy_dtype(value.dtype):

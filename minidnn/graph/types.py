@@ -12,6 +12,8 @@ from minidnn.errors import GraphError
 #: Bytes of one element.  bfloat16 has no NumPy dtype: the reference computes it in float32.
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 ITEMSIZE |= {"int32": 4, "int64": 8, "bool": 1}
+#: Pixels: they are moved and cast, and nothing gives them, as arithmetic of bytes would wrap.
+ITEMSIZE |= {"uint8": 1}
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int32", "int64")
 NUMBERS = (*FLOATS, *INTEGERS)

@@ -10,5 +10,6 @@ from minidnn.layers.normalization import *
 from minidnn.layers.padding import *
 from minidnn.layers.parameter import *
 from minidnn.layers.pooling import *
+from minidnn.layers.preprocess import *
 from minidnn.layers.shape import *
 from minidnn.layers.symbol import *

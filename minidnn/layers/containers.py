@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minidnn.errors import GraphError
+from minidnn.layers.inputs import Declared
 from minidnn.layers.layer import Layer
 
 __all__ = ["LayerList", "Sequential"]
@@ -67,6 +68,10 @@ class Sequential(LayerList):
                 setattr(self, name, _check("Sequential", name, layer))
         else:
             super().__init__(*layers)  # type: ignore[arg-type]
+
+    def _declared_inputs(self) -> Declared | None:
+        first = next(iter(self), None)
+        return None if first is None else first._declared_inputs()
 
     def forward(self, x: Any) -> Any:
         for layer in self:

@@ -75,7 +75,8 @@ class Layer:
             ) from None
 
     def _declared_inputs(self) -> Declared | None:
-        """What the network itself says of its inputs; only :class:`Model` says anything."""
+        """What the network itself says of its inputs: a :class:`Model` does, and a layer whose
+        input is not float32."""
         return None
 
     def _to_graph(self, shapes: Shapes, dtype: str = "float32") -> Graph:

@@ -69,6 +69,16 @@ def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
     )
 
 
+def random_array(
+    random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
+    """Normally distributed numbers of a dtype; evenly distributed ones of uint8, which has none
+    below 0."""
+    if dtype == np.uint8:
+        return random.integers(0, 256, shape, np.uint8)
+    return random.standard_normal(shape, np.float32).astype(dtype, copy=False)
+
+
 def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) -> None:
     """GraphError, with what to do about it, if an argument has not the compiled shape."""
     if given == compiled:

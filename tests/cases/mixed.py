@@ -89,7 +89,33 @@ def _torch_rounded(x: Any) -> Any:
     return x.round() - x.floor()
 
 
+MEAN, STD = (100.0, -3.5, 7.0), (50.0, 2.0, -0.5)
+
+
+def _prepared(x: Any, mean: Any, std: Any) -> Any:
+    """``x`` with channels first, less the mean, divided by the deviation."""
+    return (x / 2 - mean) / std
+
+
+def _prepared_by_torch(x: Any) -> Any:
+    import torch
+
+    mean, std = (torch.tensor(n, dtype=x.dtype)[:, None, None] for n in (MEAN, STD))
+    return _prepared(x.permute(0, 3, 1, 2), mean, std)
+
+
 CASES: tuple[Case, ...] = (
+    Case(
+        name="preprocess",  # of bytes: tests/layers/test_preprocess.py
+        layer=lambda: L.Preprocess(MEAN, STD, 2, dtype="float32"),
+        torch=lambda: _prepared_by_torch,
+        formula=lambda x: _prepared(
+            x.transpose(0, 3, 1, 2), *(np.array(n)[:, None, None] for n in (MEAN, STD))
+        ),
+        shapes=(((1, 1, 1, 3),), ((2, 5, 7, 3),), ((3, 17, 4, 3),)),
+        dtypes=("float32",),
+        of_largest=True,
+    ),
     _choice("less", A < B, lambda a, b: a < b),
     _choice("greater_or_equal", A >= B, lambda a, b: a >= b),
     _choice("equal", (A <= B) * (A >= B), lambda a, b: a == b),

@@ -51,7 +51,7 @@ _ANY = (
     *(Elementwise, Reshaping, Indexed),
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.Reduce, ops.TakeChannels),
 )
-_DTYPES = ("float32", "int32", "int64", "bool")
+_DTYPES = ("float32", "int32", "int64", "uint8", "bool")
 
 
 class CpuBackend:

@@ -23,6 +23,7 @@ from .scalar import INTEGER_HELPERS, print_code
 
 #: ISPC's names of how elements lie in memory; a bool is a byte of 0 or 1.
 STORED = {"float32": "float", "int32": "int32", "int64": "int64", "bool": "unsigned int8"}
+STORED |= {"uint8": "unsigned int8"}  # which no formula gives
 
 #: Elements of a row that one task computes, and elements that are worth a call.
 CHUNK = 1 << 13

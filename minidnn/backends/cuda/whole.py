@@ -10,6 +10,7 @@ from ..cpu.scalar import print_lines, print_whole
 from .dialect import TYPES
 
 STORED = {**TYPES, "int32": "int", "int64": "long long", "bool": "unsigned char"}
+STORED |= {"uint8": "unsigned char"}
 """The element types of all values; a bool is a byte of 0 or 1."""
 
 HELPERS = """\

@@ -17,6 +17,8 @@ __all__ = ["Add", "Div", "Formula", "Mul", "Sub"]
 
 #: Far more than anyone writes; a damaged file may declare 10**12.
 _MOST_OPERANDS = 1000
+#: What a formula can give.
+_RESULTS = tuple(dtype for dtype in ITEMSIZE if dtype != "uint8")
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,9 @@ class Formula(Elementwise):
 
     ``body`` takes ``tensors`` operands that broadcast, followed by ``channel_vectors``
     vectors with one element per channel.  It is computed in :func:`computed_in` of the operands'
-    dtypes, a bool being 1 or 0, and the result converted to ``dtype``, if one is given: whole
-    numbers of fractions are cut off, and bool is whether it is not zero.  So comparisons, choices
-    and casts are formulas, too.
+    dtypes, a bool being 1 or 0 and a uint8 a number, and the result converted to ``dtype``, if one
+    is given: whole numbers of fractions are cut off, and bool is whether it is not zero.  So
+    comparisons, choices and casts are formulas, too.
     """
 
     body: Expression
@@ -90,8 +92,8 @@ class Formula(Elementwise):
             f"but {self.tensors} tensors and {self.channel_vectors} channel vectors are declared",
         )
         self.require(
-            self.dtype is None or self.dtype in ITEMSIZE,
-            f"dtype={self.dtype!r}; valid are {', '.join(ITEMSIZE)} and None",
+            self.dtype is None or self.dtype in _RESULTS,
+            f"dtype={self.dtype!r}; valid are {', '.join(_RESULTS)} and None",
         )
         self.require(
             self.body is scalar.number(self.body),
@@ -144,7 +146,7 @@ class Formula(Elementwise):
 
 def computed_in(dtypes: Sequence[str]) -> str | None:
     """The dtype that a formula of operands of these is computed in: the one floating-point dtype,
-    else the one of whole numbers, else float32 for bools.  None if there are several."""
+    else the one of whole numbers, else float32 for bools and uint8.  None if there are several."""
     for family in (FLOATS, INTEGERS):
         found = {dtype for dtype in dtypes if dtype in family}
         if found:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ....graph.ir import Constant, Graph, Node
 from ....graph.types import numpy_dtype
+from ....runtime.arrays import random_array
 from ....runtime.plan import Plan
 from ..contraction import Choice, Question, choose_by_price
 from ..contraction.candidates import candidates
@@ -277,7 +278,7 @@ def _constants(graph: Graph) -> set[Constant]:
 def _arrays(graph: Graph) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Normally distributed inputs, and room for outputs."""
     rng = np.random.default_rng(0)
-    inputs = [rng.standard_normal(v.shape).astype(numpy_dtype(v.dtype)) for v in graph.inputs]
+    inputs = [random_array(rng, v.shape, numpy_dtype(v.dtype)) for v in graph.inputs]
     return inputs, [np.empty(v.shape, numpy_dtype(v.dtype)) for v in graph.outputs]
 
 

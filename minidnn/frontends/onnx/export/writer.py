@@ -14,7 +14,15 @@ from minidnn.graph.operator import Operator
 from minidnn.graph.types import numpy_dtype
 
 #: minidnn's dtypes -> ``TensorProto.DataType``.
-DATA_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11}
+DATA_TYPES = {
+    "float32": 1,
+    "uint8": 2,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "float64": 11,
+}
 
 #: Writes one node: gets the writer, the node and the names of its operands, gives its output's.
 Write = Callable[["Writer", Node, list[str]], str]

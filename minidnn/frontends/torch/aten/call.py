@@ -135,7 +135,7 @@ def type_of(tensor: Any) -> TensorType:
     if tensor.layout != torch.strided:
         raise Refused(f"a tensor has layout {tensor.layout}")
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in ITEMSIZE:
+    if dtype not in ITEMSIZE or dtype == "uint8":  # which is only moved and cast
         raise Refused(f"a tensor has dtype {dtype}")
     sizes: Sequence[Any] = tuple(tensor.shape)
     if not all(isinstance(size, int) for size in sizes):
