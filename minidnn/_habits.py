@@ -57,8 +57,8 @@ LAYER = _TRAINING | {
     "register_forward_pre_hook": _HOOKS,
     "register_full_backward_hook": NO_TRAINING,
     "register_parameter": "a layers.Parameter is assigned to an attribute",
-    "save": "md.save_weights(path, net.state_dict()) saves the weights",
-    "save_weights": "md.save_weights(path, net.state_dict()) saves the weights",
+    "save": "md.save_weights(net.state_dict(), path) saves the weights",
+    "save_weights": "md.save_weights(net.state_dict(), path) saves the weights",
     "to": _DEVICE.format("cuda") + f"; {_PRECISION.format('float16')}",
 }
 

@@ -88,8 +88,8 @@ def test_pixels_are_computed_with_in_one_kernel() -> None:
 
 def test_in_a_model_the_input_says_its_dtype() -> None:
     x = md.Input((8, 6, 3), dtype="uint8")
-    net = md.Model(x, L.Conv2d(3, 2, 3)(L.Preprocess()(x)))
-    same = md.Sequential(L.Preprocess(), net.conv2d)
+    last = L.Conv2d(3, 2, 3)
+    net, same = md.Model(x, last(L.Preprocess()(x))), md.Sequential(L.Preprocess(), last)
     image = pictures(1, 8, 6, 3)
     np.testing.assert_array_equal(run(net, image, "reference"), run(same, image, "reference"))
     with pytest.raises(md.GraphError, match=r"input is float32\[.*\]; valid is uint8, as md.Input"):

@@ -28,11 +28,10 @@ def test_examples_run(root: Path, tmp_path: Path) -> None:
     run_blocks([*blocks, end], root, tmp_path)
 
 
-def test_example_of_where_the_time_goes(root: Path, tmp_path: Path) -> None:
+def test_examples_of_using_run(root: Path, tmp_path: Path) -> None:
     if default_device()[0] == "reference":
         pytest.skip("the reference does not time regions")
-    (block,) = blocks_of(root / "docs" / "using.md")
-    run_blocks([block], root, tmp_path)
+    run_blocks(blocks_of(root / "docs" / "using.md"), root, tmp_path)
 
 
 def run_blocks(blocks: list[str], root: Path, tmp_path: Path) -> None:
