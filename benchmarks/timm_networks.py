@@ -103,9 +103,9 @@ def measured(name: str, threads: int, rounds: int, seconds: float) -> Engine:
     start = time.perf_counter()
     fast = md.optimize(net, x, device="cpu", threads=threads)
     record: dict[str, Any] = {"compiled in": time.perf_counter() - start, "shape": shape}
-    (program,) = fast.programs
-    record["parts"], record["left"] = len(program.parts), program.rest()
-    record["whole"] = not program.left and len(program.parts) == 1
+    record["parts"] = sum(len(program.parts) for program in fast.programs)
+    record["left"] = "\n".join(program.rest() for program in fast.programs)
+    record["whole"] = not record["left"] and record["parts"] == 1
     with torch.inference_mode():
         exact = copy.deepcopy(net).double()(x.double())
         for engine, result in (("optimize", fast(x)), ("eager", net(x))):

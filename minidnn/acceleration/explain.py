@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from minidnn.acceleration.below import Below
 from minidnn.acceleration.part import TakenPart
-from minidnn.acceleration.program import Program
+from minidnn.acceleration.programs import Kept
 
 
-def explain_program(program: Program) -> str:
+def explain_program(program: Kept) -> str:
     """All at once: the counts, what is left with the reasons, then each part."""
+    if isinstance(program, Below):
+        return _explain_below(program)
     count = len(program.captured.operations)
     taken = count - len(program.left)
     parts = f"{len(program.parts)} part" + ("" if len(program.parts) == 1 else "s")
@@ -20,6 +23,18 @@ def explain_program(program: Program) -> str:
         lines += ["left to PyTorch:", program.rest()]
     for number, part in enumerate(program.parts, 1):
         lines += ["", f"part {number}: {_described(part)}", _indented(part.executable.explain())]
+    return "\n".join(lines)
+
+
+def _explain_below(program: Below) -> str:
+    """What runs in PyTorch as it is, and of each module that it calls what is taken."""
+    lines = [
+        f"{program.name} for {program.sizes}: its own code runs in PyTorch, as it cannot be "
+        f"captured: {program.reason}",
+        f"modules that it calls, {len(program.children)} so far:",
+    ]
+    for path, child in program.children.items():
+        lines += ["", f"{path}:", _indented(child.explain())]
     return "\n".join(lines)
 
 

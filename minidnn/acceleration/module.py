@@ -11,15 +11,16 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from minidnn.acceleration.below import Below
 from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.part import computes_its_own_way
 from minidnn.acceleration.program import OverlapError, Program
-from minidnn.acceleration.programs import Programs, arrangement, describe, foreign
+from minidnn.acceleration.programs import Kept, Programs, arrangement, describe, foreign
 from minidnn.acceleration.watched import derived, watched
 from minidnn.acceleration.weights import StandsFor
 from minidnn.errors import MiniDNNWarning, UnsupportedError
-from minidnn.frontends.torch.capture import capture
+from minidnn.frontends.torch.capture import Captured, NotCapturable, capture
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,10 @@ class OptimizedModule(StandsFor):
         strict: bool,
         sizes: int,
         options: Mapping[str, Any],
+        within: bool = False,
     ) -> None:
+        """within: whether it stands for a module in one that cannot be captured: what is not taken
+        of it is said by the one around it."""
         super().__init__()
         own = self.__dict__
         own["original"] = original  # not as a child: names in the state dict stay what they are
@@ -69,7 +73,7 @@ class OptimizedModule(StandsFor):
             own[shared] = original.__dict__[shared]
         own["_settings"] = (device, precision, strict, sizes, dict(options))
         own["_programs"] = Programs(type(original).__name__, sizes)
-        own["_warned"] = False
+        own["_within"] = own["_warned"] = within
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of every module, with its hooks.  Without any, the way is the shortest: the network
@@ -163,7 +167,11 @@ class OptimizedModule(StandsFor):
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compiles for arguments of these sizes, without running."""
         leaves, arranged = arrangement(args, kwargs)
-        if (kind := foreign(leaves)) is not None:
+        kind = foreign(leaves)
+        autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        if self._within and (kind is not None or self.training or autocast):
+            return  # such a call will be PyTorch's
+        if kind is not None:
             raise UnsupportedError(
                 f"{type(self.original).__name__} cannot be compiled for a {kind}; calls with one "
                 "run in PyTorch: leave example away"
@@ -171,9 +179,12 @@ class OptimizedModule(StandsFor):
         memory = self._memory(leaves)
         self._refuse_autocast(memory)
         with torch.no_grad():
-            self._programs.program_for(
+            program = self._programs.program_for(
                 leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
             )
+            if isinstance(program, Below):
+                program.prepare(args, kwargs)
+                self._warn_of_nothing(program)
 
     def explain(self) -> str:
         """What was taken, what was left to PyTorch and why, for every size compiled so far."""
@@ -184,8 +195,10 @@ class OptimizedModule(StandsFor):
 
     @property
     def programs(self) -> list[Program]:
-        """What was compiled so far, the program used last at the end."""
-        return list(self._programs)
+        """What was compiled so far, the program used last at the end; of a module that cannot be
+        captured, what was compiled of those that it calls."""
+        kept = list(self._programs)
+        return [p for each in kept for p in (each.programs if isinstance(each, Below) else [each])]
 
     def refresh(self) -> None:
         """Lets the next call of each size capture and compile anew, for changes that are not
@@ -200,32 +213,52 @@ class OptimizedModule(StandsFor):
         memory = self._memory(leaves)
         self._refuse_autocast(memory)
         try:
-            return self._programs.run(
+            result = self._programs.run(
                 leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
             )
+            return result(*args, **kwargs) if isinstance(result, Below) else result
         except OverlapError as error:
             return self._left(str(error), args, kwargs, "where writes are made in their order")
 
-    def _compile(self, memory: str, leaves: Any, args: Any, kwargs: Any) -> Program:
+    def _compile(self, memory: str, leaves: Any, args: Any, kwargs: Any) -> Kept:
         device, precision, strict, _, options = self._settings
         engine = engine_for(memory, device, precision, options)
-        captured = capture(self.original, args, kwargs)
         name = type(self.original).__name__
+        try:
+            captured = capture(self.original, args, kwargs)
+            self._check_weights(captured)
+        except UnsupportedError as error:
+            if strict or not (self._within or isinstance(error, NotCapturable)):
+                raise
+            reason = error.reason if isinstance(error, NotCapturable) else str(error)
+            log.info("%s: its own code runs in PyTorch: %s", name, reason)
+            return Below(self.original, describe(leaves), reason, self._for_below)
+        given = describe(leaves)
+        program = Program(captured, engine, name, given, strict, self.original, self._within)
+        self._warn_of_nothing(program)
+        return program
+
+    def _for_below(self, module: nn.Module) -> OptimizedModule:
+        device, precision, strict, sizes, options = self._settings
+        return OptimizedModule(module, device, precision, strict, sizes, options, within=True)
+
+    def _check_weights(self, captured: Captured) -> None:
         for node, held in captured.held.items():
             if node.users and computes_its_own_way(held.tensor):
                 raise UnsupportedError(
-                    f"{name} cannot be compiled: its weight {held.name} is a "
-                    f"{type(held.tensor).__name__}, a class that computes in its own way; valid "
+                    f"{type(self.original).__name__} cannot be compiled: its weight {held.name} is "
+                    f"a {type(held.tensor).__name__}, a class that computes in its own way; valid "
                     "are torch.Tensor and torch.nn.Parameter"
                 )
-        program = Program(captured, engine, name, describe(leaves), strict, self.original)
-        if not program.parts:
+
+    def _warn_of_nothing(self, program: Kept) -> None:
+        compiled = program.programs if isinstance(program, Below) else [program]
+        if not self._within and not any(each.parts for each in compiled):
             warnings.warn(
-                f"{name}: nothing was taken, all runs in PyTorch:\n{program.why_nothing()}",
+                f"{program.name}: nothing was taken, all runs in PyTorch:\n{program.why_nothing()}",
                 MiniDNNWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        return program
 
     def _refuse_autocast(self, memory: str) -> None:
         kind = memory.partition(":")[0]

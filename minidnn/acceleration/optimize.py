@@ -40,8 +40,11 @@ def optimize(
     strict: whether anything left to PyTorch is an error.
     sizes: for so many sizes of arguments programs are kept.
 
-    GraphError for an argument that is not legal, UnsupportedError if the module cannot be
-    captured, or with ``strict`` if not all of it is taken; DeviceError if PyTorch is missing or
+    If ``module`` itself cannot be captured (it looks at values, or keeps state), its own code runs
+    in PyTorch and the modules that it calls are taken.
+
+    GraphError for an argument that is not legal, UnsupportedError if the module is TorchScript's,
+    or with ``strict`` if not all of it is taken; DeviceError if PyTorch is missing or
     its version is not accepted, or the device cannot be used.
     """
     require_torch()

@@ -58,11 +58,14 @@ class Program:
         sizes: str,
         strict: bool = False,
         root: nn.Module | None = None,
+        within: bool = False,
     ) -> None:
+        """within: whether it is called by code that PyTorch runs."""
         self.captured = captured
         self.engine = engine
         self.name = name
         self.sizes = sizes
+        self._within = within
         self.levels, self.left = _divide(captured, engine)
         if strict and self.left:
             raise UnsupportedError(f"strict=True, and not all of {name} is taken:\n{self.rest()}")
@@ -90,8 +93,9 @@ class Program:
                 name = f"{self.name}.{len(self.parts)}"
                 part = convert(level.nodes, self.captured.constants, self.captured.tensor, name)
                 executable = self.engine.compile(part.graph)
-                followed = any(not later.taken for later in self.levels[place + 1 :])
-                among = len(self.levels) > 1
+                later = self.levels[place + 1 :]
+                followed = self._within or not all(level.taken for level in later)
+                among = self._within or len(self.levels) > 1
                 memory = self.engine.memory
                 self.parts.append(TakenPart(part, executable, memory, followed, among))
         self._overlaps = Overlaps(self.captured) if self.captured.writes else None

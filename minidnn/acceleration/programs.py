@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from minidnn.acceleration.below import Below
 from minidnn.acceleration.part import PLAIN
 from minidnn.acceleration.program import Program
 from minidnn.frontends.torch.capture import CAPTURING
@@ -23,8 +24,11 @@ log = logging.getLogger(__name__)
 #: What an argument's leaf can be: a tensor, or a value that its text says all of.
 _LEAVES = (torch.Tensor, int, float, str, type(None), enum.Enum, torch.Size)
 
+#: A program, or what runs a module that there can be none of.
+Kept = Program | Below
+
 #: Makes the program that is missing.
-Make = Callable[[], Program]
+Make = Callable[[], Kept]
 
 
 class Programs:
@@ -42,12 +46,12 @@ class Programs:
         self._name = name
         self._limit = limit
         self._kept_for = kept_for
-        self._found: OrderedDict[Any, Program] = OrderedDict()
+        self._found: OrderedDict[Any, Kept] = OrderedDict()
         self._lock = threading.Lock()  # of what was found, for a moment; never while one is made
         self._last: _Last | None = None
         self.begins = False
 
-    def __iter__(self) -> Iterator[Program]:
+    def __iter__(self) -> Iterator[Any]:
         """The programs, the one used last at the end."""
         with self._lock:
             return iter(list(self._found.values()))
@@ -71,7 +75,7 @@ class Programs:
             return None
         return part.run_at(tensors) if program.watch.is_as_it_was() else None
 
-    def begun(self, tensors: Sequence[Any]) -> tuple[Any, Program] | None:
+    def begun(self, tensors: Sequence[Any]) -> tuple[Any, Kept] | None:
         """What the program used last will have computed for these arguments, and that program,
         whose weights have not been looked at: a GPU is at work on it.  None where there is no such
         program, or it does not take them as they lie."""
@@ -114,7 +118,7 @@ class Programs:
                 return program.run(arguments)
         return self.program_for(leaves, arranged, make).run(arguments)
 
-    def program_for(self, leaves: Sequence[Any], arranged: Any, make: Make) -> Program:
+    def program_for(self, leaves: Sequence[Any], arranged: Any, make: Make) -> Kept:
         """The program for such arguments, made if there is none yet, and compiled again if weights
         have changed since; both are logged."""
         key = (arranged, *map(_key, leaves))
@@ -123,14 +127,14 @@ class Programs:
             if program is not None and (reason := program.watch.restructured()) is not None:
                 log.info("%s: captured again: %s", self._name, reason)
                 program = None
-            if program is not None and (name := program.watch.changed()) is not None:
+            if isinstance(program, Program) and (name := program.watch.changed()) is not None:
                 program = self._renewed(key, program, name)
             if program is None:
                 program = self._made(key, leaves, make)
             self._last = _Last(program, arranged, leaves)
         return program
 
-    def _kept(self, key: Any) -> Program | None:
+    def _kept(self, key: Any) -> Kept | None:
         """The program of this key, from now on the one used last."""
         with self._lock:
             program = self._found.get(key)
@@ -138,7 +142,7 @@ class Programs:
                 self._found.move_to_end(key)
             return program
 
-    def _keep(self, key: Any, program: Program) -> bool:
+    def _keep(self, key: Any, program: Kept) -> bool:
         """Keeps a program; whether another had to go."""
         with self._lock:
             self._found[key] = program
@@ -148,7 +152,7 @@ class Programs:
                 return True
             return False
 
-    def _again(self, leaves: Sequence[Any], arranged: Any) -> Program | None:
+    def _again(self, leaves: Sequence[Any], arranged: Any) -> Kept | None:
         """The program used last, if these arguments are of its types; None says nothing."""
         last = self._last
         if last is None or last.arranged != arranged or len(leaves) != len(last.types):
@@ -169,7 +173,7 @@ class Programs:
         log.info("%s: compiled again in %.1f s: weight %s changed", self._name, seconds, name)
         return program
 
-    def _made(self, key: Any, leaves: Sequence[Any], make: Make) -> Program:
+    def _made(self, key: Any, leaves: Sequence[Any], make: Make) -> Kept:
         start = time.perf_counter()
         program = make()
         seconds = time.perf_counter() - start
@@ -189,7 +193,7 @@ class Programs:
 class _Last:
     """The program used last, and what it was given: tensors, else it is found by its key."""
 
-    def __init__(self, program: Program, arranged: Any, leaves: Sequence[Any]) -> None:
+    def __init__(self, program: Kept, arranged: Any, leaves: Sequence[Any]) -> None:
         self.program = program
         self.arranged = arranged
         #: Whether arguments are just these tensors.

@@ -87,4 +87,4 @@ def test_objects_of_torchscript_in_modules() -> None:
     assert "1, 3.0: a module as it is: it uses a TorchScript object (as" in fast.explain()
     torch.testing.assert_close(fast(X), net(X), rtol=1e-5, atol=1e-5)
     with pytest.raises(UnsupportedError, match="Linear cannot be captured: it uses a TorchScript"):
-        md.optimize(net[1].eval(), X)
+        md.optimize(net[1].eval(), X, strict=True)

@@ -56,6 +56,21 @@ _MUTATIONS = {
 }
 
 
+class NotCapturable(UnsupportedError):
+    """A module whose own code cannot be captured; what is below it may be.
+
+    Attributes:
+        reason: why not.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"{name} cannot be captured: {reason}; "
+            'torch.compile(model, backend="minidnn") splits a network at such places'
+        )
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Held:
     """A tensor that a module holds under a name, as it is now: ``holder[key]``."""
@@ -225,9 +240,7 @@ class _Export:
                     self._subject = self._root  # it may refer to itself where a replica cannot
                     continue
                 if path is None or path in self.opaque.reasons:
-                    args, kwargs = self._copies()
-                    with torch.no_grad():
-                        self._root(*args, **kwargs)  # such a mistake does here, too
+                    self._run()  # such a mistake does here, too
                     raise self._refusal(said) from error
                 self.opaque = OpaqueCalls({**self.opaque.reasons, path: said})
             else:
@@ -239,6 +252,13 @@ class _Export:
                     raise self._refusal("it changes a list or dict that it is given")
                 else:
                     return program
+
+    def _run(self) -> None:
+        """Runs the module, on copies: that it ran must not be seen."""
+        args, kwargs = self._copies()
+        subject = replica(self._root, with_buffers=True)
+        with unchanged(subject), torch.no_grad():
+            subject(*args, **kwargs)
 
     def _record(self) -> None:
         """Has the opaque calls recorded, on copies: that it ran must not be seen."""
@@ -330,10 +350,7 @@ class _Export:
         return program
 
     def _refusal(self, reason: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{type(self._root).__name__} cannot be captured: {reason}; "
-            'torch.compile(model, backend="minidnn") splits a network at such places'
-        )
+        return NotCapturable(type(self._root).__name__, reason)
 
 
 def _decompositions(graph: torch.fx.Graph) -> dict[Any, Any]:
