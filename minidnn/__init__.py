@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from minidnn.frontends.onnx.convert import load_onnx
     from minidnn.layers import Input, Layer, Model, Sequential
     from minidnn.layers.calibration import calibrate
+    from minidnn.runtime.store import Store
     from minidnn.saving import save_graph, save_onnx
     from minidnn.storage import load_graph
     from minidnn.weights import load_weights, save_weights
@@ -51,6 +52,7 @@ _LAZY = {
     "Layer": "minidnn.layers:Layer",
     "Model": "minidnn.layers:Model",
     "Sequential": "minidnn.layers:Sequential",
+    "Store": "minidnn.runtime.store:Store",
     "calibrate": "minidnn.layers.calibration:calibrate",
     "compare": "minidnn.comparison:compare",
     "compile": "minidnn.compiler:compile",
@@ -79,6 +81,7 @@ __all__ = [
     "Model",
     "OutOfMemoryError",
     "Sequential",
+    "Store",
     "UnsupportedError",
     "WeightsError",
     "__version__",

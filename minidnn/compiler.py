@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from minidnn.backends.backend import Backend, default_device, get_backend
+from minidnn.backends.backend import Backend, default_device, get_backend, why_no_states
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.frontends.frontend import ask
@@ -22,7 +22,8 @@ from minidnn.layers.layer import Layer
 from minidnn.passes.infrastructure import Context, Observer
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
-from minidnn.runtime.program import PackedProgram
+from minidnn.runtime.program import PackedProgram, StatefulProgram
+from minidnn.runtime.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ def compile(
     strategy: str = "model",
     fuel: int | None = None,
     observe: Observer | None = None,
+    store: Store | None = None,
     **options: Any,
 ) -> Executable:
     """Compiles a network for inputs of one size.
@@ -51,6 +53,9 @@ def compile(
         what is point-wise around them, "layers" computes layer by layer.
     fuel: how many rewrites the passes may make; all by default.
     observe: called with every pass and the graphs before and after it.
+    store: where the graph's states live, shared with other programs; a layer's parameters are
+        states then.  Without one, states that the graph does not update are constants, and the
+        others live in a store of the executable's own.
     options: what the backend takes besides.
 
     GraphError if the network or an argument is not legal, UnsupportedError if the backend
@@ -63,9 +68,12 @@ def compile(
     if device is None:
         device = _default_device()
     backend = get_backend(device)
-    graph = graph_of(network, shape)
+    _check_store(store)
+    graph = graph_of(network, shape, states=store is not None)
+    if store is not None and not graph.states:
+        raise GraphError(f"store={store!r}, but graph {graph.name!r} has no states to keep there")
     chosen = _precision(backend, precision, graph)
-    context = Context(backend.target(chosen, options), method, limit)
+    context = Context(backend.target(chosen, options), method, limit, stored=store is not None)
     plan = make_plan(optimize(graph, context, observe), context)
     _check_supported(backend, plan, chosen)
     program = backend.compile(plan, chosen, options)
@@ -73,9 +81,13 @@ def compile(
         if observe is None:
             _forget_constants(plan.graph, graph, kept=isinstance(network, Graph))
         program.release_memory()
+    if plan.graph.states:
+        store = Store() if store is None else store
+        assert isinstance(program, StatefulProgram), f"{device} says that it keeps states"
+        program.attach(store)
     # A graph of the caller's is not kept alive: its arrays were not let go, and may be large.
     source = ref(graph) if graph is network else partial(_itself, graph)
-    return Executable(plan, program, device, chosen, source)
+    return Executable(plan, program, device, chosen, source, store)
 
 
 def _itself(graph: Graph) -> Graph:
@@ -114,8 +126,18 @@ def _default_device() -> str:
 _warned: set[str] = set()
 
 
-def graph_of(network: Layer | Graph | Any, shape: Shapes | None = None) -> Graph:
-    """The graph of what :func:`compile` takes; raises what that raises for these arguments."""
+def _check_store(store: Store | None) -> None:
+    if store is not None and not isinstance(store, Store):
+        raise GraphError(f"store={store!r:.80}; valid is a minidnn.Store, or None")
+
+
+def graph_of(
+    network: Layer | Graph | Any, shape: Shapes | None = None, *, states: bool = False
+) -> Graph:
+    """The graph of what :func:`compile` takes; raises what that raises for these arguments.
+
+    ``states`` makes the parameters of layers states instead of constants.
+    """
     if isinstance(network, Graph):
         if shape is not None:
             check_own_shape(network, shape)
@@ -133,7 +155,7 @@ def graph_of(network: Layer | Graph | Any, shape: Shapes | None = None) -> Graph
         raise GraphError(
             "shape=None; valid is the input's shape with the batch, such as (1, 3, 224, 224)"
         )
-    return to_graph(network, shape)
+    return to_graph(network, shape, states=states)
 
 
 def _checked(graph: Graph) -> Graph:
@@ -182,6 +204,13 @@ def _forget_constants(optimized: Graph, original: Graph, kept: bool) -> None:
 
 
 def _check_supported(backend: Backend, plan: Plan, precision: str) -> None:
+    states = plan.graph.states
+    if states and (reason := why_no_states(backend)) is not None:
+        named = ", ".join(repr(state.name) for state in states[:3])
+        raise UnsupportedError(
+            f"graph {plan.graph.name!r} has {len(states)} states ({named}"
+            f"{', ...' if len(states) > 3 else ''}), which live across runs, and {reason}"
+        )
     reasons = _reasons(backend, plan.graph, precision)
     if reasons:
         raise UnsupportedError(

@@ -16,6 +16,7 @@ from minidnn.report.profile import Profile, profile
 from minidnn.runtime.arrays import Wrap, check_shape, empty, random_array, to_numpy
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.program import AddressedProgram, DeviceProgram, Program, StreamProgram
+from minidnn.runtime.store import Store
 
 
 class Executable:
@@ -34,12 +35,15 @@ class Executable:
         device: str,
         precision: str,
         source: Callable[[], Graph | None] | None = None,
+        store: Store | None = None,
     ) -> None:
         self.plan = plan
         self._source = source
         self.program = program
         self.device = device
         self.precision = precision
+        #: Where the graph's states live; None if it has none.
+        self.store = store
         # Asking a protocol takes longer than launching a kernel.
         self._call = program.call if isinstance(program, DeviceProgram) else None
 

@@ -41,9 +41,9 @@ def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
         WeightsError: the graph's description is longer than a safetensors header may be.
         OSError: the file cannot be written.
     """
-    document, constants = to_document(graph)
+    document, stored = to_document(graph)
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    arrays = {key: constant.data for key, constant in constants.items()}
+    arrays = {k: v.data for k, v in stored.items()}
     from_document(document, arrays)  # what is written can be read
     save_weights(arrays, path, {METADATA_KEY: text})
 

@@ -42,6 +42,17 @@ class Backend(Protocol):
         """The plan as a program; raises UnsupportedError for options that it does not know."""
 
 
+def why_no_states(backend: Backend) -> str | None:
+    """Why a backend's programs cannot have states; None if they can.
+
+    A backend whose programs are :class:`~minidnn.runtime.program.StatefulProgram` says so by the
+    attribute ``keeps_states = True``.
+    """
+    if getattr(backend, "keeps_states", False):
+        return None
+    return f"device {backend.name!r} has no states; device 'reference' has"
+
+
 def _reference() -> Backend:
     backend: Backend = import_module("minidnn.backends.reference.backend").ReferenceBackend()
     return backend

@@ -123,4 +123,4 @@ def constants(graph: Graph) -> Iterator[Constant]:
         yield from (value for value in node.inputs if isinstance(value, Constant))
         if isinstance(node.op, Region):
             yield from constants(node.op.body)
-    yield from (value for value in graph.outputs if isinstance(value, Constant))
+    yield from (value for value in graph.results if isinstance(value, Constant))

@@ -245,7 +245,7 @@ def _is_loose_join(graph: Graph, node: Node, stack: set[Node]) -> bool:
     if not isinstance(node.op, Concat):
         return False
     readers = graph.readers[node.output]
-    return node.output in graph.outputs or not readers or not stack.issuperset(readers)
+    return node.output in graph.results or not readers or not stack.issuperset(readers)
 
 
 def _try_join(groups: Groups, producer: Node, node: Node, value: Value) -> None:
@@ -275,13 +275,13 @@ def _reads_broadcast(first: _Group, second: _Group) -> bool:
 
 def boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Value]]:
     """The tensors that a set of nodes reads from outside, and those of its own that are read
-    outside, are outputs of the graph, or read by nobody, each in order of appearance.
+    outside, are results of the graph, or read by nobody, each in order of appearance.
 
     The last are results of dead nodes, which stay where the fuel for dropping them is used up: a
     region of such nodes would have no result without them.
     """
     member = set(nodes)
-    outputs = set(graph.outputs)
+    results = set(graph.results)
     reads: dict[Value, None] = {}
     gives: dict[Value, None] = {}
     for node in nodes:
@@ -290,6 +290,6 @@ def boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Val
                 reads[value] = None
         for value in node.outputs:
             readers = graph.readers[value]
-            if value in outputs or not readers or any(r not in member for r in readers):
+            if value in results or not readers or any(r not in member for r in readers):
                 gives[value] = None
     return list(reads), list(gives)

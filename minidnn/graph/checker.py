@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from minidnn.errors import GraphError
-from minidnn.graph.ir import Constant, Graph, Value
+from minidnn.graph.ir import Graph, State, Stored, Value
 
 Rule = Callable[[Graph], Iterator[str]]
 
@@ -17,7 +17,10 @@ Rule = Callable[[Graph], Iterator[str]]
 def _names_are_unique(graph: Graph) -> Iterator[str]:
     for what, names in (
         ("nodes", [node.name for node in graph.nodes]),
-        ("inputs or constants", [v.name for v in (*graph.inputs, *graph.constants)]),
+        (
+            "inputs, constants or states",
+            [v.name for v in (*graph.inputs, *graph.constants, *graph.states)],
+        ),
     ):
         seen: set[str] = set()
         for name in names:
@@ -30,7 +33,7 @@ def _operands_are_computed_before(graph: Graph) -> Iterator[str]:
     known: set[Value] = set(graph.inputs)
     for node in graph.nodes:
         for value in node.inputs:
-            if value not in known and not isinstance(value, Constant):
+            if value not in known and not isinstance(value, Stored):
                 yield f"node {node.name!r} reads {value!r} before anything computes it"
         for value in node.outputs:
             if value in known:
@@ -39,14 +42,33 @@ def _operands_are_computed_before(graph: Graph) -> Iterator[str]:
                 yield f"{value!r} does not name node {node.name!r} as its producer"
             known.add(value)
     for value in graph.outputs:
-        if value not in known and not isinstance(value, Constant):
+        if value not in known and not isinstance(value, Stored):
             yield f"the graph's output {value!r} is never computed"
+    for state, value in graph.updates.items():
+        if value not in known and not isinstance(value, Stored):
+            yield f"{value!r}, which state {state.name!r} becomes, is never computed"
+
+
+def _updates_fit(graph: Graph) -> Iterator[str]:
+    for state, value in graph.updates.items():
+        if not isinstance(state, State):
+            yield f"{state!r} is updated, but is no state"
+        elif state.type != value.type:
+            yield f"state {state.name!r} is {state.type} and would become {value!r}"
+
+
+def _bodies_have_no_states(graph: Graph) -> Iterator[str]:
+    """States are operands of regions: where they lie is known to whole graphs alone."""
+    for node in graph.nodes:
+        body = getattr(node.op, "body", None)
+        if isinstance(body, Graph) and (body.states or body.updates):
+            yield f"node {node.name!r}: its body has states, which must be the node's operands"
 
 
 def _inputs_are_inputs(graph: Graph) -> Iterator[str]:
     for value in graph.inputs:
-        if value.producer is not None or isinstance(value, Constant):
-            yield f"the graph's input {value!r} is computed or constant"
+        if value.producer is not None or isinstance(value, Stored):
+            yield f"the graph's input {value!r} is computed, a constant or a state"
     if len(set(graph.inputs)) != len(graph.inputs):
         yield "an input stands twice"
     if graph.output_names is not None and len(graph.output_names) != len(graph.outputs):
@@ -69,6 +91,8 @@ RULES: tuple[Rule, ...] = (
     _operands_are_computed_before,
     _inputs_are_inputs,
     _types_follow,
+    _updates_fit,
+    _bodies_have_no_states,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 
 import numpy as np
 
@@ -18,11 +18,14 @@ def evaluate(
     inputs: Sequence[np.ndarray],
     dtype: str | None = None,
     observe: Observer | None = None,
+    states: MutableMapping[str, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, ...]:
     """The graph's outputs for its inputs.
 
     ``dtype`` ("float64" for an oracle) replaces the dtype of every floating-point value.
     ``observe`` is called with each node and its outputs.  A value is freed after its last use.
+    ``states`` are the arrays of states by name; it is given what the graph's updates make of them,
+    once every node was computed.  A state that it lacks begins with its initial array.
     An error names the node.  An output may be one of the inputs, or share memory with one.
     """
     if len(inputs) != len(graph.inputs):
@@ -37,6 +40,9 @@ def evaluate(
                 f"input {value.name!r} has shape {np.shape(array)}; valid is {value.shape}"
             )
         values[value] = _as(array, value, dtype)
+    for state in graph.states:
+        held = None if states is None else states.get(state.name)
+        values[state] = _as(state.data if held is None else held, state, dtype)
     last_use = _last_use(graph)
     for node in graph.nodes:
         operands = [
@@ -54,9 +60,12 @@ def evaluate(
             observe(node, results)
         for value in last_use.get(node, ()):
             values.pop(value, None)
-    return tuple(
-        _as(v.data, v, dtype) if isinstance(v, Constant) else values[v] for v in graph.outputs
-    )
+    found = {
+        v: _as(v.data, v, dtype) if isinstance(v, Constant) else values[v] for v in graph.results
+    }
+    if states is not None:
+        states.update((s.name, found[v].copy()) for s, v in graph.updates.items())
+    return tuple(found[value] for value in graph.outputs)
 
 
 def _as(array: np.ndarray, value: Value, dtype: str | None) -> np.ndarray:
@@ -65,7 +74,7 @@ def _as(array: np.ndarray, value: Value, dtype: str | None) -> np.ndarray:
 
 
 def _last_use(graph: Graph) -> dict[Node, list[Value]]:
-    kept = set(graph.outputs)
+    kept = set(graph.results)
     found: dict[Node, list[Value]] = {}
     for value, readers in graph.readers.items():
         last = readers[-1] if readers else value.producer

@@ -1,8 +1,9 @@
 """The graph: values, nodes, and how a graph is rewritten.
 
-A graph is in single static assignment form: each value is a graph input, a constant, or the
-output of exactly one node, and nodes stand in an order in which every operand is computed
-before it is read.  Graphs, nodes and values are never changed.  A pass builds a new graph with
+A graph is in single static assignment form: each value is a graph input, a constant, a state, or
+the output of exactly one node, and nodes stand in an order in which every operand is computed
+before it is read.  A run reads states as the run before left them; the graph's updates say what
+they become after it.  Graphs, nodes and values are never changed.  A pass builds a new graph with
 a :class:`Rewriter`, which keeps every node whose operands stayed the same.
 """
 
@@ -51,15 +52,16 @@ class Value(Arithmetic):
         return output
 
 
-class Constant(Value):
-    """A value known before the graph runs: a weight, or what passes made of weights.
+class Stored(Value):
+    """A value whose array is known before the graph runs.
 
-    ``data`` may be given as a function.  It is then computed when it is first asked for, so
-    that building and rewriting graphs costs no time over large weights.  :meth:`forget` lets go
-    of it; it is still there for as long as somebody else, as the network, has it.
+    ``data`` may be given as a function.  It is then computed when it is first asked for, so that
+    building and rewriting graphs costs no time over large weights.  :meth:`forget` lets go of it;
+    it is still there for as long as somebody else, as the network, has it.
     """
 
     __slots__ = ("_data", "_elsewhere")
+    _kind = "value"
 
     def __init__(
         self, type: TensorType, name: str, data: np.ndarray | Callable[[], np.ndarray]
@@ -79,9 +81,9 @@ class Constant(Value):
             data = self._elsewhere()
             if data is None:
                 raise GraphError(
-                    f"constant {self.name}: a compiled program has it in its own form, and the "
-                    "array was let go; the network that was compiled has the arrays, and so has "
-                    "its graph (minidnn.layers.build.to_graph): "
+                    f"{self._kind} {self.name}: a compiled program has it in its own form, and "
+                    "the array was let go; the network that was compiled has the arrays, and so "
+                    "has its graph (minidnn.layers.build.to_graph): "
                     "minidnn.save_graph(network, path, shape) saves them"
                 )
             data = (data() if callable(data) else data).reshape(self.type.shape)
@@ -90,7 +92,7 @@ class Constant(Value):
         expected = (self.type.shape, numpy_dtype(self.type.dtype))
         if (data.shape, data.dtype) != expected:
             raise GraphError(
-                f"constant {self.name}: data is {data.dtype}{list(data.shape)}, "
+                f"{self._kind} {self.name}: data is {data.dtype}{list(data.shape)}, "
                 f"but its type is {self.type}"
             )
         return data
@@ -108,6 +110,24 @@ class Constant(Value):
 
 def _nowhere() -> None:
     return None
+
+
+class Constant(Stored):
+    """A value known before the graph runs: a weight, or what passes made of weights."""
+
+    __slots__ = ()
+    _kind = "constant"
+
+
+class State(Stored):
+    """A value that lives across runs: a parameter, a statistic, a momentum, a counter, a seed.
+
+    ``data`` is the array that it begins with.  It is known by its name: programs that share a
+    store share the states of one name (:mod:`minidnn.runtime.store`).
+    """
+
+    __slots__ = ()
+    _kind = "state"
 
 
 class Node:
@@ -172,6 +192,7 @@ class Graph:
         layouts: Mapping[Value, Layout] | None = None,
         placements: Mapping[Value, Placement] | None = None,
         groups: Iterable[range] = (),
+        updates: Mapping[State, Value] | None = None,
     ) -> None:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -186,6 +207,8 @@ class Graph:
         #: Runs of consecutive nodes (their positions) that are computed image after image, once
         #: by_image has run: all of them for one image before the next begins.
         self.groups = tuple(groups)
+        #: What states become, all together once every node was computed.
+        self.updates: Mapping[State, Value] = updates or {}
 
     def annotated(
         self,
@@ -205,6 +228,7 @@ class Graph:
             self.layouts if layouts is None else layouts,
             self.placements if placements is None else placements,
             (self.groups if nodes is None else ()) if groups is None else groups,
+            self.updates,
         )
 
     @cached_property
@@ -218,17 +242,30 @@ class Graph:
 
     @cached_property
     def values(self) -> tuple[Value, ...]:
-        """All values: inputs, then constants and node outputs as they first appear."""
+        """All values: inputs, then constants, states and node outputs as they first appear."""
         found = dict.fromkeys(self.inputs)
         for node in self.nodes:
             found.update(dict.fromkeys(node.inputs))
             found.update(dict.fromkeys(node.outputs))
         found.update(dict.fromkeys(self.outputs))
+        for state, value in self.updates.items():
+            found.update({state: None, value: None})
         return tuple(found)
+
+    @cached_property
+    def results(self) -> tuple[Value, ...]:
+        """The values that a run leaves behind, each once: outputs, and what states become."""
+        return tuple(dict.fromkeys((*self.outputs, *self.updates.values())))
 
     @property
     def constants(self) -> tuple[Constant, ...]:
         return tuple(value for value in self.values if isinstance(value, Constant))
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The states that it reads or updates; a region's body gets them as inputs."""
+        given = set(self.inputs)
+        return tuple(v for v in self.values if isinstance(v, State) and v not in given)
 
     @cached_property
     def position(self) -> dict[Node, int]:
@@ -236,9 +273,9 @@ class Graph:
         return {node: i for i, node in enumerate(self.nodes)}
 
     def only_reader(self, value: Value) -> Node | None:
-        """The node that reads ``value``, if nothing else does and it is no graph output."""
+        """The node that reads ``value``, if nothing else does and no run leaves it behind."""
         readers = self.readers.get(value, ())
-        return readers[0] if len(readers) == 1 and value not in self.outputs else None
+        return readers[0] if len(readers) == 1 and value not in self.results else None
 
     def node(self, name: str) -> Node:
         """The node of that name."""
@@ -272,12 +309,17 @@ class Graph:
             f"{name}: {_operand(value)}" if name else _operand(value)
             for name, value in zip(names, self.outputs, strict=True)
         )
+        lines += [
+            f"{indent}  {_operand(state)} <- {_operand(value)}"
+            for state, value in self.updates.items()
+        ]
         lines += [f"{indent}  return {returned}", f"{indent}}}"]
         return "\n".join(lines)
 
 
 def _operand(value: Value) -> str:
-    return f"@{value.name}" if isinstance(value, Constant) else f"%{value.name}"
+    sigil = "@" if isinstance(value, Constant) else "$" if isinstance(value, State) else "%"
+    return sigil + value.name
 
 
 class Rewriter:
@@ -337,7 +379,12 @@ class Rewriter:
         """The new graph; the old one itself if nothing was changed."""
         if not self.changes and len(self._nodes) == len(self.graph.nodes):
             return self.graph
-        outputs = map(self.value, self.graph.outputs)
+        old = self.graph
         return Graph(
-            self.graph.inputs, outputs, self._nodes, self.graph.name, self.graph.output_names
+            old.inputs,
+            map(self.value, old.outputs),
+            self._nodes,
+            old.name,
+            old.output_names,
+            updates={state: self.value(value) for state, value in old.updates.items()},
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.ir import Constant, Graph, Node, State, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR
-from minidnn.graph.operator import Reshaping
+from minidnn.graph.operator import Elementwise, Reshaping
 from minidnn.graph.operators import Transpose
 
 #: Storage begins at multiples of this many bytes: a cache line, an AVX-512 vector.
@@ -52,8 +52,52 @@ def _keeps_order(graph: Graph, node: Node) -> bool:
 
 
 def storage_roots(graph: Graph) -> dict[Value, Value]:
-    """For each computed value the value whose storage it lies in: itself, a join, a viewed one."""
-    roots: dict[Value, Value] = {value: value for value in graph.inputs}
+    """For each value that is no constant the value whose storage it lies in: itself, a join, a
+    viewed one, or the state that it becomes in place."""
+    roots = _roots(graph)
+    inside = updates_in_place(graph, roots)
+    return {value: inside.get(root, root) for value, root in roots.items()} if inside else roots
+
+
+def updates_in_place(
+    graph: Graph, roots: Mapping[Value, Value] | None = None
+) -> dict[Value, State]:
+    """The values that are written straight over the state that they become.
+
+    A value is if the node that computes it is the last that may read the state, and reads it, if
+    at all, element by element.  What else states become is kept until every node was computed, and
+    copied then.
+    """
+    if not graph.updates:
+        return {}
+    roots = _roots(graph) if roots is None else roots
+    kept = {roots.get(value, value) for value in graph.outputs}
+    becomes = [roots.get(value, value) for value in graph.updates.values()]
+    last = {roots[v]: i for i, node in enumerate(graph.nodes) for v in node.tensors}
+    grouped = {graph.nodes[i] for group in graph.groups for i in group}
+    found: dict[Value, State] = {}
+    for state, value in graph.updates.items():
+        node = value.producer
+        if node is None or node not in graph.position or node in grouped:
+            continue
+        own = roots.get(value) is value and value not in graph.placements
+        shared = any(place.buffer is value for place in graph.placements.values())
+        planar = graph.layouts.get(value, PLANAR) == PLANAR
+        if not own or shared or not planar or value in kept or state in kept:
+            continue
+        if becomes.count(value) > 1 or state in becomes:
+            continue
+        position = graph.position[node]
+        pointwise = isinstance(node.op, Elementwise) and all(
+            roots[v] is not state or v.type == value.type for v in node.tensors
+        )
+        if last.get(state, -1) < position or (last[state] == position and pointwise):
+            found[value] = state
+    return found
+
+
+def _roots(graph: Graph) -> dict[Value, Value]:
+    roots: dict[Value, Value] = {value: value for value in (*graph.inputs, *graph.states)}
     for node in graph.nodes:
         for value in node.outputs:
             placement = graph.placements.get(value)
@@ -78,9 +122,9 @@ def lifetimes(graph: Graph, order: Sequence[Node] | None = None) -> list[Lifetim
     """The lifetimes of all storage of whole batches that the graph needs between its inputs and
     its outputs.
 
-    Inputs and outputs themselves are the caller's memory and are left out, and so is what a
-    group of nodes needs for one image at a time (:func:`group_lifetimes`).  What a group reads
-    or writes of whole batches lives as long as the group.
+    Inputs and outputs themselves are the caller's memory and states a store's; they are left out,
+    and so is what a group of nodes needs for one image at a time (:func:`group_lifetimes`).  What
+    a group reads or writes of whole batches lives as long as the group.
     """
     groups = graph.groups if order is None else ()
     first: dict[Value, int] = {}
@@ -104,15 +148,20 @@ def group_lifetimes(graph: Graph, group: range) -> list[Lifetime]:
 
 
 def touched(graph: Graph, order: Sequence[Node] | None = None) -> dict[Value, tuple[int, int]]:
-    """For each storage but those of inputs and outputs the first and the last node that uses it."""
+    """For each storage but those of inputs, outputs and states the first and the last node that
+    uses it.  What a state becomes, but not in place, is in use beyond the last node."""
     roots = storage_roots(graph)
-    outside = {roots.get(value) for value in (*graph.inputs, *graph.outputs)}
+    outside = {roots.get(value) for value in (*graph.inputs, *graph.states, *graph.outputs)}
     found: dict[Value, tuple[int, int]] = {}
     for i, node in enumerate(graph.nodes if order is None else order):
         for value in (*node.outputs, *node.tensors):
             root = roots[value]
             if root not in outside:
                 found[root] = (found.get(root, (i, i))[0], i)
+    for kept in dict.fromkeys(graph.updates.values()):
+        root = roots.get(kept, kept)
+        if root in found:
+            found[root] = (found[root][0], len(graph.nodes))
     return found
 
 

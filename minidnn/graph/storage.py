@@ -11,9 +11,11 @@
                "outputs": [7],
                "output_names": null}}
 
-An operand is the key of a constant, or the number of a value: a graph's inputs come first,
+An operand is the key of a constant or state, or the number of a value: a graph's inputs come first,
 then its nodes' outputs, in order.  Only smaller numbers than a node's own are valid, so there
 are no cycles.  Types of nodes are inferred anew.  A constant that several bodies share is one.
+A state stands among the constants, marked ``"state": true``, its array being the one that it begins
+with; a graph's ``"updates": [[state, value], ...]`` say what states become.
 What passes said about memory follows the output names as ``"layouts": [[value, name, block],
 ...]`` and ``"placements": [[value, buffer, channel], ...]``.
 :mod:`minidnn.storage` puts both into a file.
@@ -29,7 +31,7 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.graph.attributes import brief, is_text
 from minidnn.graph.checker import check, check_is_graph
-from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
+from minidnn.graph.ir import Constant, Graph, Node, Placement, State, Stored, Value
 from minidnn.graph.layout import Layout
 from minidnn.graph.registry import read_operator, write_operator
 from minidnn.graph.types import TensorType, numpy_dtype
@@ -40,8 +42,8 @@ MAX_NESTING = 8
 _TYPE = '["dtype", [sizes...]]'
 
 
-def to_document(graph: Graph) -> tuple[dict[str, Any], dict[str, Constant]]:
-    """The document of a legal graph, and the constants that it names.
+def to_document(graph: Graph) -> tuple[dict[str, Any], dict[str, Stored]]:
+    """The document of a legal graph, and the constants and states that it names.
 
     GraphError names the node whose operator cannot be saved.
     """
@@ -58,6 +60,8 @@ def to_document(graph: Graph) -> tuple[dict[str, Any], dict[str, Constant]]:
         described[key] = {"type": _write_type(constant.type)}
         if constant.name != key:
             described[key]["name"] = constant.name
+        if isinstance(constant, State):
+            described[key]["state"] = True
     return {"version": VERSION, "constants": described, "graph": body}, constants
 
 
@@ -85,8 +89,8 @@ def from_document(document: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
 
 class _Writer:
     def __init__(self) -> None:
-        #: The keys of constants in the order in which they were met.
-        self.keys: dict[Constant, str] = {}
+        #: The keys of constants and states in the order in which they were met.
+        self.keys: dict[Stored, str] = {}
         self._taken: set[str] = set()
         self._nesting = 0
 
@@ -121,6 +125,11 @@ class _Writer:
             "outputs": [self._reference(value, numbers) for value in graph.outputs],
             "output_names": None if names is None else [_check_name("output", n) for n in names],
         }
+        if graph.updates:
+            found["updates"] = [
+                [self._reference(state, numbers), self._reference(value, numbers)]
+                for state, value in graph.updates.items()
+            ]
         values = graph.values
         if graph.layouts:
             found["layouts"] = [
@@ -137,10 +146,10 @@ class _Writer:
         return found
 
     def _reference(self, value: Value, numbers: dict[Value, int]) -> int | str:
-        if not isinstance(value, Constant):
-            if value not in numbers:
-                raise GraphError(f"{value!r} is read, but neither an input nor computed before")
+        if value in numbers:  # a state that a body gets as an input, too
             return numbers[value]
+        if not isinstance(value, Stored):
+            raise GraphError(f"{value!r} is read, but neither an input nor computed before")
         if value not in self.keys:
             key, count = _check_name("constant", value.name), 0
             while key in self._taken:
@@ -152,17 +161,17 @@ class _Writer:
 
 
 class _Reader:
-    def __init__(self, constants: dict[str, Constant]) -> None:
+    def __init__(self, constants: dict[str, Stored]) -> None:
         self.constants = constants
         self.used: set[str] = set()
         self._nesting = 0
 
     def read(self, data: Any) -> Graph:
-        name, inputs, nodes, outputs, output_names, layouts, placements = _members(
+        name, inputs, nodes, outputs, output_names, layouts, placements, updates = _members(
             data,
             "a graph",
             *("name", "inputs", "nodes", "outputs", "output_names"),
-            optional=("layouts", "placements"),
+            optional=("layouts", "placements", "updates"),
         )
         self._nesting += 1
         if self._nesting > MAX_NESTING:
@@ -181,6 +190,7 @@ class _Reader:
             else [_check_name("output", item) for item in _items("output_names", output_names)],
             self._layouts(layouts, values),
             self._placements(placements, values),
+            updates=self._updates(updates, values),
         )
         check(graph)
         self._nesting -= 1
@@ -240,23 +250,40 @@ class _Reader:
                     )
         return found
 
+    def _updates(self, data: Any, values: list[Value]) -> dict[State, Value]:
+        found: dict[State, Value] = {}
+        for item in [] if data is None else _items("updates", data):
+            match item:
+                case [str(key), value] if is_text(key):
+                    state = self._value("updates", key, values)
+                    if not isinstance(state, State) or state in found:
+                        raise GraphError(
+                            f"updates: {brief(key)}; valid are states, each of them once"
+                        )
+                    found[state] = self._value("updates", value, values)
+                case _:
+                    raise GraphError(f"updates: {brief(item)}; valid is [state, value]")
+        return found
+
     def _value(self, what: str, data: Any, values: list[Value]) -> Value:
         if isinstance(data, str):
             if data not in self.constants:
-                raise GraphError(f"{what}: there is no constant {brief(data)}")
+                raise GraphError(f"{what}: there is no constant or state {brief(data)}")
             self.used.add(data)
             return self.constants[data]
         if type(data) is not int or not 0 <= data < len(values):
             raise GraphError(
-                f"{what}: operand {brief(data)}; valid is the name of a constant, or the number "
-                f"of one of the {len(values)} values computed before it (from 0)"
+                f"{what}: operand {brief(data)}; valid is the name of a constant or state, or the "
+                f"number of one of the {len(values)} values computed before it (from 0)"
             )
         return values[data]
 
 
-def _read_constant(key: str, data: Any, arrays: Mapping[str, np.ndarray]) -> Constant:
+def _read_constant(key: str, data: Any, arrays: Mapping[str, np.ndarray]) -> Stored:
     what = f"constant {brief(key)}"
-    given, name = _members(data, what, "type", optional=("name",))
+    given, name, state = _members(data, what, "type", optional=("name", "state"))
+    if state not in (None, True):
+        raise GraphError(f"{what}: state is {brief(state)}; valid is true, or nothing")
     type = _read_type(what, given)
     if key not in arrays:
         raise GraphError(f"{what}: its array is missing")
@@ -266,7 +293,8 @@ def _read_constant(key: str, data: Any, arrays: Mapping[str, np.ndarray]) -> Con
             f"{what}: its array is {array.dtype}{list(array.shape)}; valid is "
             f"{numpy_dtype(type.dtype)}{list(type.shape)}"
         )
-    return Constant(type, _check_name("constant", key if name is None else name), array)
+    kind = State if state else Constant
+    return kind(type, _check_name("constant", key if name is None else name), array)
 
 
 def _write_type(type: TensorType) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.ir import Constant, Graph, Node, State, Stored, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.recorder import current_recorder, is_recording, recording_by
 from minidnn.graph.types import TensorType
@@ -18,8 +18,12 @@ from minidnn.graph.types import TensorType
 class Trace:
     """Collects the nodes that layers apply, under names made of the layers' path."""
 
-    def __init__(self, name: str = "graph", shapes_only: bool = False) -> None:
+    def __init__(
+        self, name: str = "graph", shapes_only: bool = False, states: bool = False
+    ) -> None:
         self.name = name
+        #: Whether parameters become states instead of constants.
+        self.states = states
         #: Whether only shapes are wanted: parameters then stay unbound and have no data.
         self.shapes_only = shapes_only
         self.inputs: list[Value] = []
@@ -27,7 +31,8 @@ class Trace:
         #: Paths of the layers of the network being recorded, by the layer's id.
         self.layer_paths: dict[int, str] = {}
         self._known: set[Value] = set()
-        self._constants: dict[object, Constant] = {}
+        self._stored: dict[object, Stored] = {}
+        self._updates: dict[State, Value] = {}
         self._names: dict[str, int] = {}
         self._path: list[str] = []
         self._leaf = False
@@ -41,10 +46,38 @@ class Trace:
     def constant(
         self, owner: object, name: str, type: TensorType, data: Callable[[], np.ndarray]
     ) -> Constant:
-        """The constant for a parameter, the same one each time its ``owner`` is asked for."""
-        if owner not in self._constants:
-            self._constants[owner] = Constant(type, self._unique(name), data)
-        return self._constants[owner]
+        """A constant, the same one each time its ``owner`` is asked for."""
+        found = self._stored.get(owner)
+        if found is None:
+            found = self._stored[owner] = Constant(type, self._unique(name), data)
+        assert isinstance(found, Constant)
+        return found
+
+    def state(
+        self, owner: object, name: str, type: TensorType, initial: Callable[[], np.ndarray]
+    ) -> State:
+        """A state, the same one each time its ``owner`` is asked for."""
+        found = self._stored.get(owner)
+        if found is None:
+            found = self._stored[owner] = State(type, self._unique(name), initial)
+        assert isinstance(found, State)
+        return found
+
+    def update(self, state: State, value: Value) -> None:
+        """What a state becomes once the graph has run.
+
+        GraphError if it was said already, or if the types differ.
+        """
+        if state in self._updates:
+            raise GraphError(
+                f"state {state.name!r} becomes {self._updates[state]!r} already; valid is one "
+                f"update of each state, and {value!r} is another"
+            )
+        if state.type != value.type:
+            raise GraphError(
+                f"state {state.name!r} cannot become {value!r}; valid is a {state.type}"
+            )
+        self._updates[state] = value
 
     def apply(self, op: Operator, *operands: Value) -> tuple[Value, ...]:
         for i, operand in enumerate(operands):
@@ -53,7 +86,7 @@ class Trace:
                     f"{op.name}: operand {i} is {operand!r:.80} ({type(operand).__name__}); "
                     "valid are symbolic values: layers compute only once they are compiled"
                 )
-            if operand not in self._known and not isinstance(operand, Constant):
+            if operand not in self._known and not isinstance(operand, Stored):
                 raise GraphError(f"{op.name}: operand {operand!r} belongs to another graph")
         path = self.path
         label = op.name.lower()
@@ -87,9 +120,11 @@ class Trace:
                     f"output {i} of {self.name} is {output!r:.80} ({type(output).__name__}); "
                     "valid are symbolic values"
                 )
-            if output not in self._known and not isinstance(output, Constant):
+            if output not in self._known and not isinstance(output, Stored):
                 raise GraphError(f"output {i} of {self.name}, {output!r}, belongs to another graph")
-        return Graph(self.inputs, outputs, self.nodes, self.name, output_names)
+        return Graph(
+            self.inputs, outputs, self.nodes, self.name, output_names, updates=self._updates
+        )
 
     def _unique(self, name: str) -> str:
         count = self._names.get(name, 0)
@@ -100,9 +135,11 @@ class Trace:
 
 
 @contextmanager
-def tracing(name: str = "graph", shapes_only: bool = False) -> Iterator[Trace]:
+def tracing(
+    name: str = "graph", shapes_only: bool = False, states: bool = False
+) -> Iterator[Trace]:
     """Opens a trace; an outer one waits until this one is closed."""
-    trace = Trace(name, shapes_only)
+    trace = Trace(name, shapes_only, states)
     with recording_by(trace):
         yield trace
 

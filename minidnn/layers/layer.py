@@ -15,8 +15,9 @@ import numpy as np
 
 from minidnn._habits import LAYER, absent, check_mode
 from minidnn.errors import GraphError, WeightsError
-from minidnn.graph.ir import Constant, Graph, Value
-from minidnn.graph.trace import current_trace, is_tracing, tracing
+from minidnn.graph.ir import Graph, Stored, Value
+from minidnn.graph.operators import View
+from minidnn.graph.trace import apply, current_trace, is_tracing, tracing
 from minidnn.graph.types import TensorType
 from minidnn.layers.copying import check_picklable, set_state
 from minidnn.layers.inputs import Declared, Shapes, named_types
@@ -79,10 +80,10 @@ class Layer:
         input is not float32."""
         return None
 
-    def _to_graph(self, shapes: Shapes, dtype: str = "float32") -> Graph:
+    def _to_graph(self, shapes: Shapes, dtype: str = "float32", states: bool = False) -> Graph:
         """What :func:`minidnn.layers.build.to_graph` gives."""
         label = type(self).__name__
-        with tracing(label) as trace:
+        with tracing(label, states=states) as trace:
             trace.layer_paths = {id(layer): path for path, layer in self.named_layers()}
             types = named_types(label, self._declared_inputs(), shapes, dtype)
             inputs = [trace.input(type, name) for name, type in types]
@@ -180,27 +181,32 @@ class Layer:
                 seen.add(id(parameter))
                 yield name, parameter
 
-    def parameter(self, name: str) -> Constant | None:
-        """The graph constant for one of this layer's own parameters; None for an absent one."""
+    def parameter(self, name: str) -> Stored | None:
+        """What stands for one of this layer's own parameters in the graph that is recorded: a
+        constant, or a state if the graph has states; None for an absent parameter."""
         value = getattr(self, name)
         if value is None:
             return None
         trace = current_trace()
         full = f"{trace.path}.{name}" if trace.path else name
         data = _no_data if trace.shapes_only else value.bind(full)
-        return trace.constant(value, full, value.type, data)
+        return (trace.state if trace.states else trace.constant)(value, full, value.type, data)
 
-    def reshaped(self, name: str, shape: tuple[int, ...]) -> Constant:
-        """The graph constant for one of this layer's own parameters, in another shape."""
+    def reshaped(self, name: str, shape: tuple[int, ...]) -> Value:
+        """What stands for one of this layer's own parameters, in another shape."""
         parameter: Parameter = getattr(self, name)
         trace = current_trace()
+        if trace.states:
+            state = self.parameter(name)
+            assert state is not None
+            return apply(View(shape), state)
         full = f"{trace.path}.{name}" if trace.path else name
         made = parameter.bind(full) if not trace.shapes_only else _no_data
         type = TensorType(shape, parameter.type.dtype)
         return trace.constant((parameter, shape), full, type, lambda: made().reshape(shape))
 
     def constants(self, *names: str) -> tuple[Value, ...]:
-        """The graph constants for those of the named parameters that are present."""
+        """What stands for those of the named parameters that are present."""
         found = (self.parameter(name) for name in names)
         return tuple(value for value in found if value is not None)
 

@@ -43,6 +43,8 @@ class Context:
     rewrites: list[Rewrite] = field(default_factory=list)
     #: Why something that could have been done was not, for explain().
     notes: dict[str, str] = field(default_factory=dict)
+    #: Whether a store holds the graph's states, so that none of them may become a constant.
+    stored: bool = False
     running: str = ""
 
     def allow(self, description: str) -> bool:

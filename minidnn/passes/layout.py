@@ -5,7 +5,7 @@ wants another layout than the producer's, a Reorder is put between them, once pe
 layout; a node that reads any layout wants none.  The choice minimises predicted time,
 conversions included: from the target's preferred layouts and from NCHW everywhere, single nodes
 are changed while that helps, and the better end is taken (iterated conditional modes).  Graph
-inputs and outputs are NCHW, as callers have them.
+inputs and outputs are NCHW, as callers have them, and so are states.
 Refuses: nothing; values that are not of rank 4 have no layout.
 """
 
@@ -85,7 +85,7 @@ def _wanted(
     made = chosen[value.producer] if value.producer is not None else PLANAR
     readers = [r for r in graph.readers[value] if not target.reads_any(r, value)]
     wanted = dict.fromkeys(target.reads(r, value, chosen[r]) for r in readers)
-    if value in graph.outputs:
+    if value in graph.results:
         wanted[PLANAR] = None
     wanted.pop(made, None)
     return tuple(wanted)
@@ -108,7 +108,7 @@ def _with_reorders(graph: Graph, target: Target, chosen: Mapping[Node, Layout]) 
             converted[value, wanted] = node.output
             layouts[node.output] = wanted
 
-    for value in graph.inputs:
+    for value in (*graph.inputs, *graph.states):
         convert(value)
     for node in graph.nodes:
         inputs = [
@@ -125,7 +125,7 @@ def _with_reorders(graph: Graph, target: Target, chosen: Mapping[Node, Layout]) 
                 rewriter.replace(old, output)
         for value in node.outputs:
             convert(value)
-    for value in graph.outputs:
+    for value in graph.results:
         if (value, PLANAR) in converted:
             rewriter.replace(value, converted[value, PLANAR])
     return rewriter.finish().annotated(layouts=layouts)

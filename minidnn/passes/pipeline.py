@@ -7,6 +7,7 @@ from minidnn.passes.absorb import ABSORB
 from minidnn.passes.by_image import BY_IMAGE
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
+from minidnn.passes.freeze import FREEZE
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.layout import LAYOUT
 from minidnn.passes.place_concat import PLACE_CONCAT
@@ -20,6 +21,7 @@ from minidnn.passes.take_channels import TAKE_CHANNELS
 from minidnn.passes.turn_linear import TURN_LINEAR
 
 PIPELINE: tuple[Pass, ...] = (
+    FREEZE,
     SIMPLIFY,
     TAKE_CHANNELS,
     SHARE_JOINS,

@@ -13,7 +13,7 @@ by layer.
 from __future__ import annotations
 
 from minidnn.fusion.collapse import APART
-from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
+from minidnn.graph.ir import Graph, Node, Placement, Value
 from minidnn.graph.liveness import is_view
 from minidnn.graph.operator import Reshaping
 from minidnn.graph.operators import Concat, Reorder
@@ -34,7 +34,7 @@ def place_concat(graph: Graph, context: Context) -> Graph:
 def _place(graph: Graph, node: Node, placements: dict[Value, Placement], context: Context) -> None:
     shared = _common_buffer(node, placements)
     whole = any(_is_reshape(graph, reader) for reader in graph.readers[node.output])
-    free = node.output not in placements and node.output not in graph.outputs and not whole
+    free = node.output not in placements and node.output not in graph.results and not whole
     if shared is not None and free:
         if context.allow(f"{node.name} names a part of {shared.buffer.name}"):
             placements[node.output] = shared
@@ -82,12 +82,12 @@ def _refusal(
     """Why a value is not written straight into a join's buffer, from that channel on; None if it
     is."""
     producer = value.producer
-    if producer is None or isinstance(value, Constant):
-        return "it is an input or a constant"
+    if producer is None:
+        return "it is an input, a constant or a state"
     if value in placements:
         return f"it lies in {placements[value].buffer.name} already"
-    if value in graph.outputs:
-        return "it is an output of the graph"
+    if value in graph.results:
+        return "it is an output of the graph, or what a state becomes"
     if node.inputs.count(value) > 1:
         return "it is an operand twice"
     if any(_is_reshape(graph, near) for near in (producer, *graph.readers[value])):

@@ -23,7 +23,7 @@ def schedule(graph: Graph, context: Context) -> Graph:
 
 def _greedy(graph: Graph) -> list[Node]:
     roots = storage_roots(graph)
-    outside = {roots.get(value) for value in (*graph.inputs, *graph.outputs)}
+    outside = {roots.get(value) for value in (*graph.inputs, *graph.states, *graph.outputs)}
     readers_left: dict[Value, int] = {}
     waiting: dict[Node, int] = {}
     for node in graph.nodes:

@@ -129,7 +129,7 @@ def _parts_of_joins(graph: Graph) -> set[Node]:
         readers = graph.readers.get(node.outputs[0], ())
         wholes = {whole.get(reader, reader) for reader in readers}
         continued = all(_continues(node, reader) for reader in readers)
-        if len(wholes) == 1 and continued and node.outputs[0] not in graph.outputs:
+        if len(wholes) == 1 and continued and node.outputs[0] not in graph.results:
             (whole[node],) = wholes
     return set(whole)
 
@@ -169,8 +169,8 @@ def _compute(op: Operator, operands: tuple[Constant, ...], index: int) -> np.nda
 
 
 def _without_dead(graph: Graph, context: Context, rewriter: Rewriter) -> list[Node]:
-    """The nodes that some output depends on, in order."""
-    needed = {value.producer for value in graph.outputs}
+    """The nodes that some result depends on, in order."""
+    needed = {value.producer for value in graph.results}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         if node in needed or not context.allow(f"drop {node.name}, which nobody reads"):
@@ -196,7 +196,7 @@ def no_identities(graph: Graph) -> Iterator[str]:
 
 def no_dead_nodes(graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
-        if not any(graph.readers[v] or v in graph.outputs for v in node.outputs):
+        if not any(graph.readers[v] or v in graph.results for v in node.outputs):
             yield f"nobody reads node {node.name!r}"
 
 

@@ -92,7 +92,7 @@ def _settled(graph: Graph, staying: set[Node]) -> set[Node]:
 
 def _is_read(graph: Graph, value: Value, moves: set[Node]) -> bool:
     """Whether anything reads a value that is no move of channels."""
-    return value in graph.outputs or any(r not in moves for r in graph.readers[value])
+    return value in graph.results or any(r not in moves for r in graph.readers[value])
 
 
 class _Channels:

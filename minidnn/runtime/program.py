@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from minidnn.graph.ir import Node
+from minidnn.runtime.store import Store
 
 
 class Program(Protocol):
@@ -13,6 +14,14 @@ class Program(Protocol):
 
     def run(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Computes the outputs, which are given as contiguous arrays of the right type."""
+
+
+@runtime_checkable
+class StatefulProgram(Program, Protocol):
+    """A program whose graph has states, which live in a store."""
+
+    def attach(self, store: Store) -> None:
+        """Finds its states in a store, or puts them there."""
 
 
 @runtime_checkable

@@ -46,7 +46,7 @@ def test_joins_say_what_they_copy_and_notes_why() -> None:
     text = exe.explain()
     kinds = dict(re.findall(r"^(concat\S*) +(in place|copy \S+) ", text, re.MULTILINE))
     assert kinds == {"concat": "copy 1/2", "concat.1": "copy 1/3"}
-    assert "note: x0: copied into concat.1: it is an input or a constant" in text
+    assert "note: x0: copied into concat.1: it is an input, a constant or a state" in text
     assert "note: conv2d: copied into concat: it lies in concat.1 already" in text
 
 

@@ -88,12 +88,15 @@ def operands_do_not_fit() -> Graph:
     ("make", "complaint"),
     [
         (same_node_names, "two nodes are named 'a'"),
-        (same_constant_names, "two inputs or constants are named 'w'"),
+        (same_constant_names, "two inputs, constants or states are named 'w'"),
         (read_too_early, "node 'b' reads %a: float32[2, 3] before anything computes it"),
         (computed_twice, "%a: float32[2, 3] is computed twice"),
         (wrong_producer, "%b: float32[2, 3] does not name node 'b' as its producer"),
         (output_never_computed, "the graph's output %b: float32[2, 3] is never computed"),
-        (input_is_computed, "the graph's input %a: float32[2, 3] is computed or constant"),
+        (
+            input_is_computed,
+            "the graph's input %a: float32[2, 3] is computed, a constant or a state",
+        ),
         (input_twice, "an input stands twice"),
         (output_names, "2 output names for 1 outputs"),
         (type_does_not_follow, "node 'a': outputs (%a: float32[2, 4],) are not of types"),
@@ -116,7 +119,7 @@ def test_all_complaints_are_reported_at_once() -> None:
     assert str(raised.value).splitlines() == [
         "graph 'graph' is not legal:",
         "  two nodes are named 'a'",
-        "  two inputs or constants are named 'x'",
+        "  two inputs, constants or states are named 'x'",
         "  node 'a' reads %a: float32[2, 3] before anything computes it",
         "  an input stands twice",
     ]

@@ -79,8 +79,8 @@ def test_inputs_outputs_and_repeated_operands_are_copied() -> None:
     assert places == {"conv2d.1": ("concat", 8)}
     assert context.notes == {
         "conv2d": "copied into concat: it is an operand twice",
-        "x0": "copied into concat: it is an input or a constant",
-        "conv2d.2": "copied into concat: it is an output of the graph",
+        "x0": "copied into concat: it is an input, a constant or a state",
+        "conv2d.2": "copied into concat: it is an output of the graph, or what a state becomes",
     }
 
 
@@ -90,7 +90,7 @@ def test_constants_are_copied() -> None:
 
     places, context = check(build, X)
     assert places == {"conv2d": ("concat", 0)}
-    assert context.notes == {"c": "copied into concat: it is an input or a constant"}
+    assert context.notes == {"c": "copied into concat: it is an input, a constant or a state"}
 
 
 def test_a_value_lies_in_one_join_only() -> None:
@@ -164,7 +164,10 @@ def test_a_join_that_is_an_output_is_written_where_it_belongs() -> None:
 
     places, context = check(build, X)
     assert places["conv2d"] == ("concat", 0)
-    assert context.notes["concat"] == "copied into concat.1: it is an output of the graph"
+    assert (
+        context.notes["concat"]
+        == "copied into concat.1: it is an output of the graph, or what a state becomes"
+    )
 
 
 def test_joins_along_other_axes_are_left() -> None:

@@ -114,14 +114,14 @@ CASES: list[tuple[str, Callable[[Document], Any], str]] = [
     (
         "a cycle",
         lambda d: node(d, "conv").update(inputs=[9, "conv.weight", "conv.bias"]),
-        r"node 'conv': operand 9; valid is the name of a constant, or the number of one of the 1",
+        r"node 'conv': operand 9; valid is the name of a constant or state, or the number of one",
     ),
     ("itself", lambda d: node(d, "conv").update(inputs=[1]), r"node 'conv': operand 1; valid is"),
     ("a negative number", lambda d: node(d, "conv").update(inputs=[-1]), r"operand -1; valid is"),
     (
         "a dangling name",
         lambda d: node(d, "conv").update(inputs=[0, "conv.weights"]),
-        r"node 'conv': there is no constant 'conv\.weights'",
+        r"node 'conv': there is no constant or state 'conv\.weights'",
     ),
     ("no list of operands", lambda d: node(d, "conv").update(inputs=0), r"'conv': 0; valid is a l"),
     (
@@ -174,7 +174,7 @@ CASES: list[tuple[str, Callable[[Document], Any], str]] = [
     (
         "an undescribed constant",
         lambda d: d["constants"].pop("head.bias"),
-        r"there is no constant 'head\.bias'",
+        r"there is no constant or state 'head\.bias'",
     ),
     (
         "a constant without an array",

@@ -4,12 +4,15 @@ Each node is computed by its operators' references.  Results are written where t
 that they lie, and storage is overwritten with NaN once the plan says that it is free, so that
 a wrong lifetime, offset or placement shows as a wrong result.  ``interpret=True`` computes
 sequences patch by patch with the interpreter of their kernel plans instead.
+
+States lie in a store.  What a state becomes is written over it where the plan says so, and after
+the last node elsewhere; a run that fails leaves the store as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,10 +20,11 @@ import numpy as np
 from minidnn.backends.options import check_options
 from minidnn.fusion.region import Sequence as SequenceRegion
 from minidnn.fusion.target import Target
-from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.ir import Constant, Graph, Node, State, Value
 from minidnn.graph.liveness import lifetimes
 from minidnn.graph.types import ITEMSIZE, numpy_dtype
 from minidnn.runtime.plan import Plan
+from minidnn.runtime.store import Store
 
 _POISON = 0xFF  # a float of these bytes is NaN
 
@@ -29,6 +33,7 @@ class ReferenceBackend:
     """NumPy on the CPU."""
 
     name = "reference"
+    keeps_states = True
 
     def unavailable(self) -> str | None:
         return None
@@ -47,17 +52,38 @@ class ReferenceBackend:
         return ReferenceProgram(plan, precision == "float64", bool(options.get("interpret")))
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReferenceProgram:
     """A plan that NumPy executes."""
 
     plan: Plan
     wide: bool
     interpret: bool
+    _store: Store | None = field(default=None, init=False)
+    _states: dict[State, np.ndarray] = field(default_factory=dict, init=False)
+
+    def attach(self, store: Store) -> None:
+        self._states = store.hold(self.plan.graph.states, self.wide)
+        self._store = store
 
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        if self._store is None:
+            self._run(inputs, outputs)
+            return
+        with self._store.lock:
+            before = {state: self._states[state].copy() for state in self.plan.graph.updates}
+            try:
+                self._run(inputs, outputs)
+            except BaseException:
+                for state, array in before.items():
+                    self._states[state][...] = array
+                raise
+
+    def _run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         graph = self.plan.graph
         memory = _Memory(self.plan, self.wide)
+        for state, array in self._states.items():
+            memory.adopt(state, array)
         for value, array in zip(graph.inputs, inputs, strict=True):
             memory.adopt(value, array)
         ends = _ends(graph)
@@ -69,6 +95,11 @@ class ReferenceProgram:
                 memory.poison(value)
         for value, out in zip(graph.outputs, outputs, strict=True):
             out[...] = self._operand(memory, value)
+        # All of them are read before the first is written: states may become each other.
+        updates = [(s, self._operand(memory, v)) for s, v in graph.updates.items()]
+        made = [(s, v.copy()) for s, v in updates if not np.shares_memory(v, self._states[s])]
+        for state, array in made:
+            self._states[state][...] = array
 
     def _compute(self, node: Node, operands: list[np.ndarray]) -> tuple[np.ndarray, ...]:
         if self.interpret and isinstance(node.op, SequenceRegion):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import UnsupportedError
-from minidnn.graph.ir import Constant, Node, Value
+from minidnn.graph.ir import Constant, Node, State, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import numpy_dtype
 
@@ -52,6 +52,11 @@ class Writer:
         """The name of a value; a constant becomes an initializer when it is first asked for."""
         if value not in self._names and isinstance(value, Constant):
             self._names[value] = self.constant(value.data, value.name)
+        if isinstance(value, State):
+            raise UnsupportedError(
+                f"state {value.name!r} lives across runs, and ONNX has none; export a network or a "
+                "graph without states"
+            )
         return self._names[value]
 
     def bind(self, value: Value, name: str) -> None:
