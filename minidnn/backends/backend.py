@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
+from minidnn.cache import building_forbidden
 from minidnn.errors import DeviceError
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Node
@@ -117,13 +118,22 @@ def _third_party(name: str) -> tuple[Backend, str | None]:
 
 def default_device(among: Sequence[str] = PREFERENCE) -> tuple[str, list[str]]:
     """The device used when none is named (the first of ``among`` that can be used here), and why
-    those preferred to it are not."""
+    those preferred to it are not.
+
+    DeviceError if there is none, or none but NumPy where compiling is forbidden: whoever forbids it
+    counts on kernels that are in the cache.
+    """
     reasons: list[str] = []
     for name in among:
         if name not in _BUILT_IN:
             continue
         reason = _BUILT_IN[name]().unavailable()
         if reason is None:
+            if name == "reference" and reasons and (cause := building_forbidden()) is not None:
+                raise DeviceError(
+                    f"{cause} forbids to compile, and only NumPy (device='reference', which is "
+                    f"slow) could be used without: {'; '.join(reasons)}"
+                )
             return name, reasons
         reasons.append(f"{name}: {reason}")
     raise DeviceError("no device can be used here: " + "; ".join(reasons))

@@ -5,10 +5,11 @@ A :class:`Store` is one kind of entry.  The file of an entry is::
     <root>/<kind>/<first two digits of key>/<key>-<checksum>[-<label>]<suffix>
 
 The checksum stands in the name, so that content and checksum appear together in one atomic
-rename and the file itself is exactly what was put (it can be given to ``dlopen``).  Nothing is
+rename and the file itself is exactly what was put (it can be given to ``dlopen``).  Entries are not
 locked: writers use a temporary file of their own, readers check what they read, and whoever
-removes a file accepts that somebody else was faster.  Files are not synced to the disk; one that
-a power failure truncated fails its check and is rebuilt.
+removes a file accepts that somebody else was faster.  Folders are made for this user alone, and
+what others could have written is not read (:mod:`._trust`).  Files are not synced to the disk;
+one that a power failure truncated fails its check and is rebuilt.
 
 Environment: ``MINIDNN_CACHE`` is the folder; ``MINIDNN_NO_COMPILE=1`` makes
 :func:`building_allowed` fail, so that a test or a service can prove that nothing is compiled.
@@ -17,23 +18,35 @@ Standard library only.
 """
 
 from ._files import Entry
-from ._folders import root
+from ._folders import root, why_not_used
 from ._fork_lock import ForkLock
 from ._keys import digest
+from ._locks import LockFile, one_at_a_time
 from ._store import Store
-from ._switch import building_allowed, forbid_builds
+from ._switch import building_allowed, building_forbidden, forbid_builds
+from ._trust import UntrustedError, open_folder, why_any_untrusted, why_unsafe
 from ._whole import Usage, clear, entries, usage
+from ._workplace import temporary_folder
 
 __all__ = [
     "Entry",
     "ForkLock",
+    "LockFile",
     "Store",
+    "UntrustedError",
     "Usage",
     "building_allowed",
+    "building_forbidden",
     "clear",
     "digest",
     "entries",
     "forbid_builds",
+    "one_at_a_time",
+    "open_folder",
     "root",
+    "temporary_folder",
     "usage",
+    "why_any_untrusted",
+    "why_not_used",
+    "why_unsafe",
 ]

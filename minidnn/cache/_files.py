@@ -7,11 +7,13 @@ import dataclasses
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ._folders import log
+from ._trust import UntrustedError, open_folder, why_untrusted
 
 KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 KEY = re.compile(r"[0-9a-f]{8,64}")
@@ -37,13 +39,24 @@ class Entry:
     path: Path
 
 
-def place(target: Path, fill: Fill) -> None:
-    """Lets ``fill`` write a file of its own and gives it its name in one step."""
+def place(base: Path, target: Path, fill: Fill) -> None:
+    """Lets ``fill`` write a file of its own and gives it its name in one step.
+
+    Raises:
+        UntrustedError: a folder from ``base`` down to the target's is somebody else's, or what was
+            written is.
+        OSError: it cannot be written.
+    """
+    levels = target.relative_to(base).parts
     for attempt in range(_ATTEMPTS):
         work = target.parent / f"{WORK_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         try:
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fill(work)
+            with open_folder(base, *levels[:-1], create=True):
+                fill(work)
+            written = os.lstat(work)
+            os.chmod(work, stat.S_IMODE(written.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+            if foreign := why_untrusted(os.lstat(work), work):  # a link to somebody else's file
+                raise UntrustedError(foreign)
             # The kernel's own time stamps are too coarse to order two writes of one key.
             now = time.time_ns()
             os.utime(work, ns=(now, now))

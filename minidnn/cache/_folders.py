@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import shutil
 import sys
 import tempfile
 import warnings
@@ -13,12 +12,15 @@ from pathlib import Path
 
 from ..errors import MiniDNNWarning
 from ._fork_lock import ForkLock
+from ._temporary import TemporaryFolder
+from ._trust import UntrustedError
 
 log = logging.getLogger("minidnn.cache")
 
 _lock = ForkLock()
 _private: dict[int, Path] = {}
 _warned: dict[str, None] = {}
+_refused: dict[str, str] = {}
 
 
 def root() -> Path:
@@ -48,9 +50,9 @@ def private_folder() -> Path:
     pid = os.getpid()  # after a fork the child must neither use nor remove its parent's folder
     with _lock:
         if pid not in _private:
-            folder = Path(tempfile.mkdtemp(prefix="minidnn-"))
-            _private[pid] = folder
-            atexit.register(_remove_private, pid, folder)
+            made = TemporaryFolder(Path(tempfile.gettempdir()))
+            _private[pid] = made.path
+            atexit.register(_remove_private, pid, made)
         return _private[pid]
 
 
@@ -59,9 +61,23 @@ def existing_private_folder() -> Path | None:
     return _private.get(os.getpid())
 
 
-def _remove_private(pid: int, folder: Path) -> None:
+def _remove_private(pid: int, folder: TemporaryFolder) -> None:
     if os.getpid() == pid:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
+
+
+def not_used(error: OSError) -> None:
+    """Says once why the cache folder is left alone."""
+    untrusted = isinstance(error, UntrustedError)
+    if untrusted:
+        _refused[str(root())] = f"which is not used, since {error}"
+    doing = "is not used" if untrusted else "cannot be written"
+    warn_once(f"{root()} {doing}", f"the cache folder {root()} {doing}: {error}")
+
+
+def why_not_used() -> str | None:
+    """Why what the cache folder has is not used, if that was found so far."""
+    return _refused.get(str(root()))
 
 
 def warn_once(subject: str, problem: str) -> None:

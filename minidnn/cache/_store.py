@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,7 +31,8 @@ from ._files import (
     unfinished_files,
     unlink,
 )
-from ._folders import log, private_folder, root, warn_once
+from ._folders import log, not_used, private_folder, root
+from ._trust import Folder, UntrustedError, make_folder, open_folder
 
 DEFAULT_LIMIT = 1 << 30
 STALE_SECONDS = 7 * 24 * 3600.0
@@ -39,6 +42,7 @@ _COUNTS = 64
 """How often all entries are counted, on average, while as much is written as the limit allows."""
 _CHECK_DIGITS = 32
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -76,36 +80,77 @@ class Store:
     def read(self, key: str) -> bytes | None:
         """The content of an entry, checked, or None when there is no (intact) entry."""
 
-        def load(entry: Entry) -> tuple[bytes, str]:
-            data = entry.path.read_bytes()
+        def load(file: BufferedReader) -> tuple[bytes, str]:
+            data = file.read()
             return data, hashlib.sha256(data).hexdigest()
 
-        return self._find(key, load)
+        return self._find(key, load, lambda entry, folder, data: data)
 
     def path(self, key: str) -> Path | None:
         """The file of an entry, its content checked, or None when there is no (intact) entry."""
+        return self._find(key, _checksum, lambda entry, folder, _: entry.path)
 
-        def check(entry: Entry) -> tuple[Path, str]:
-            with entry.path.open("rb") as file:
-                return entry.path, hashlib.file_digest(file, "sha256").hexdigest()
+    def use(self, key: str, action: Callable[[Path, str], T]) -> T | None:
+        """What ``action`` makes of an entry's file, its content checked, or None when there is no
+        (intact) entry.
 
-        return self._find(key, check)
+        Args:
+            key: of the entry.
+            action: called with the file's path, and with a path that leads to it through the open
+                folder, which nobody can exchange in between.  It holds during the call only.
+        """
 
-    def _find(self, key: str, load: Callable[[Entry], tuple[T, str]]) -> T | None:
-        for entry in self._candidates(key):
-            try:
-                result, found = load(entry)
-            except FileNotFoundError:
-                continue  # another process removed it
-            except OSError as error:
-                self._discard(entry, f"it cannot be read ({error})")
-                return None
-            if not found.startswith(entry.check):
-                self._discard(entry, f"its checksum is {found[:_CHECK_DIGITS]}")
-                return None
-            touch(entry)
-            return result
+        return self._find(
+            *(key, _checksum),
+            lambda entry, folder, _: action(entry.path, folder.place(entry.path.name)),
+        )
+
+    def _find(
+        self,
+        key: str,
+        load: Callable[[BufferedReader], tuple[S, str]],
+        then: Callable[[Entry, Folder, S], T],
+    ) -> T | None:
+        self._check_key(key)
+        for base in self._bases():
+            entries = self._entries_in(base / self.kind / key[:2], key)
+            with contextlib.ExitStack() as stack:
+                folder = self._opened(base, key, stack) if entries else None
+                if folder is None:
+                    continue
+                for entry in entries:
+                    content = self._load(folder, entry, load)
+                    if content is not None:
+                        touch(entry)
+                        return then(entry, folder, *content)
         return None
+
+    def _opened(self, base: Path, key: str, stack: contextlib.ExitStack) -> Folder | None:
+        """The folder with a key's entries; None, and said once, if it is not to be trusted."""
+        try:
+            return stack.enter_context(open_folder(base, self.kind, key[:2]))
+        except UntrustedError as error:
+            not_used(error)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # another process cleared the cache
+        return None
+
+    def _load(
+        self, folder: Folder, entry: Entry, load: Callable[[BufferedReader], tuple[S, str]]
+    ) -> tuple[S] | None:
+        """The content of an entry; None where it is gone, or was damaged and is removed now."""
+        try:
+            with folder.file(entry.path.name) as opened, open(opened, "rb", closefd=False) as file:
+                content, found = load(file)
+        except FileNotFoundError:
+            return None  # another process removed it
+        except OSError as error:
+            self._discard(entry, f"it cannot be read ({error})")
+            return None
+        if not found.startswith(entry.check):
+            self._discard(entry, f"its checksum is {found[:_CHECK_DIGITS]}")
+            return None
+        return (content,)
 
     def put(self, key: str, data: bytes, *, label: str = "") -> Path:
         """Writes an entry, replacing one of the same key, and returns its file.
@@ -153,12 +198,12 @@ class Store:
         folder = root() / self.kind
         try:
             probe = folder / (WORK_PREFIX + secrets.token_hex(8))
-            place(probe, Path.touch)
+            place(root(), probe, Path.touch)
             unlink(probe)
         except OSError as error:
-            warn_once(str(root()), f"the cache folder {root()} cannot be written: {error}")
+            not_used(error)
             folder = private_folder() / self.kind
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder)
         return folder
 
     def __iter__(self) -> Iterator[Entry]:
@@ -173,7 +218,10 @@ class Store:
     def _candidates(self, key: str) -> list[Entry]:
         self._check_key(key)
         shards = [base / self.kind / key[:2] for base in self._bases()]
-        found = [e for shard in shards for e in scan_shard(shard, self.kind, key)]
+        return [entry for shard in shards for entry in self._entries_in(shard, key)]
+
+    def _entries_in(self, shard: Path, key: str) -> list[Entry]:
+        found = scan_shard(shard, self.kind, key)
         return [entry for entry in found if entry.suffix == self.suffix]
 
     def _check_key(self, key: str) -> None:
@@ -188,12 +236,12 @@ class Store:
     def _write(self, key: str, name: str, fill: Fill) -> Path:
         target = root() / self.kind / key[:2] / name
         try:
-            place(target, fill)
+            place(root(), target, fill)
         except OSError as error:
-            warn_once(str(root()), f"the cache folder {root()} cannot be written: {error}")
+            not_used(error)
             target = private_folder() / self.kind / key[:2] / name
             try:
-                place(target, fill)
+                place(private_folder(), target, fill)
             except OSError as second:
                 raise MiniDNNError(
                     f"neither the cache folder {root()} ({error}) nor the temporary folder "
@@ -235,3 +283,7 @@ class Store:
         text = f"cache entry {entry.path} is damaged: {why}; it is removed and built again"
         log.warning(text)
         warnings.warn(text, MiniDNNWarning, stacklevel=4)
+
+
+def _checksum(file: BufferedReader) -> tuple[None, str]:
+    return None, hashlib.file_digest(file, "sha256").hexdigest()

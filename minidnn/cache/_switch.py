@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from ..errors import CompileError
-from ._folders import root
+from ._folders import root, why_not_used
 from ._fork_lock import ForkLock
 
 _lock = ForkLock()
@@ -34,11 +34,18 @@ def building_allowed(what: str) -> None:
         CompileError: inside :func:`forbid_builds`, or with ``MINIDNN_NO_COMPILE=1``; names
             ``what`` was about to be compiled.
     """
-    variable = os.environ.get("MINIDNN_NO_COMPILE", "")
-    by_environment = variable.lower() not in ("", "0", "false", "no", "off")
-    if _forbidden or by_environment:
-        cause = f"MINIDNN_NO_COMPILE={variable}" if by_environment else "cache.forbid_builds()"
+    cause = building_forbidden()
+    if cause is not None:
+        refused = why_not_used()
         raise CompileError(
-            f"{what} is not in the cache {root()} and would have to be compiled, which "
-            f"{cause} forbids; run once without it to fill the cache"
+            f"{what} is not in the cache {root()}{f' ({refused})' if refused else ''} and would "
+            f"have to be compiled, which {cause} forbids; run once without it to fill the cache"
         )
+
+
+def building_forbidden() -> str | None:
+    """What forbids to compile, or None: then a compiler may be looked for."""
+    variable = os.environ.get("MINIDNN_NO_COMPILE", "")
+    if variable.lower() not in ("", "0", "false", "no", "off"):
+        return f"MINIDNN_NO_COMPILE={variable}"
+    return "cache.forbid_builds()" if _forbidden else None

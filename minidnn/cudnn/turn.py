@@ -11,16 +11,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
 
-from minidnn.cache import root
+from minidnn.cache import LockFile
 from minidnn.cudnn._cupy import cupy
 
 log = logging.getLogger(__name__)
 
 LIMIT_SECONDS = 300.0
 """A turn that does not come in this time is not waited for: its holder may hang."""
-LONG_SECONDS = 10.0
+LONG_SECONDS = 1.0
+"""After which somebody who waits says for whom."""
 _POLL_SECONDS = 0.003
 
 
@@ -57,7 +57,7 @@ class _Turn:
         self._name = name
         self._threads = threading.RLock()
         self._depth = 0
-        self._file: IO[bytes] | None = None
+        self._file: LockFile | None = None
         self._given_up = False
 
     def acquire(self, limit: float) -> bool:
@@ -81,10 +81,8 @@ class _Turn:
     def release(self) -> None:
         self._depth -= 1
         if self._depth == 0 and self._file is not None:
-            file, self._file = self._file, None
-            # Closing alone would not release it if a fork has copied the file.
-            fcntl.flock(file, fcntl.LOCK_UN)
-            file.close()
+            self._file.close()
+            self._file = None
         self._threads.release()
 
     def _late(self, limit: float) -> bool:
@@ -100,15 +98,11 @@ class _Turn:
 
     def _lock_file(self, end: float) -> bool:
         """Waits for the other processes; true too where they cannot be seen."""
-        file = _opened(self._name)
+        file = LockFile.open(self._name)
         if file is None:
             return True
         try:
             locked = self._wait(file, end)
-        except OSError as error:
-            log.info("%s cannot be locked: %s", file.name, error)
-            file.close()
-            return True
         except BaseException:
             file.close()
             raise
@@ -118,35 +112,23 @@ class _Turn:
             file.close()
         return locked
 
-    def _wait(self, file: IO[bytes], end: float) -> bool:
+    def _wait(self, file: LockFile, end: float) -> bool:
         begin, said = time.monotonic(), False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
-                now = time.monotonic()
+        while not file.try_lock():
+            now = time.monotonic()
             if now >= end:
                 return False
             if not said and now - begin > LONG_SECONDS:
                 said = True
-                log.warning("waiting for another process that measures on %s", self._name)
+                log.warning(
+                    "waiting for %s, which measures on %s and holds %s (for at most %.0f s)",
+                    *(file.holder(), self._name, file.path, end - begin),
+                )
             time.sleep(_POLL_SECONDS)
+        return True
 
 
 _turns: dict[tuple[int, str], _Turn] = {}
-
-
-def _opened(name: str) -> IO[bytes] | None:
-    """The file to lock, or None where there are no locks or no folder."""
-    if fcntl is None:
-        return None
-    try:
-        root().mkdir(mode=0o700, parents=True, exist_ok=True)
-        return (root() / f"{name}.lock").open("ab")
-    except OSError as error:
-        log.info("no turns among processes: %s", error)
-        return None
 
 
 def _name(index: int) -> str:
@@ -156,15 +138,5 @@ def _name(index: int) -> str:
     uuid = runtime.getDeviceProperties(index).get("uuid", b"")
     return f"gpu-{place}-{uuid.hex()}" if isinstance(uuid, bytes) and uuid else f"gpu-{place}"
 
-
-def _import_fcntl() -> Any:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    return fcntl
-
-
-fcntl = _import_fcntl()
 
 __all__ = ["turn"]

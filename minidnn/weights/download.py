@@ -5,15 +5,12 @@ Only a file with the right hash gets its name.  How a single request goes is in 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
 import secrets
-import sys
 import time
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +19,9 @@ from ..errors import DownloadError
 from ._progress import ByteProgress
 from ._transfer import CHUNK, Transfer, TryAgain, Unreachable
 
-if sys.platform != "win32":
-    import fcntl
-
 STORE_LIMIT = 8 << 30
+STALLED_SECONDS = 300.0
+"""Without any data, after which another process that downloads the same is no longer waited for."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +41,18 @@ def fetch(url: str, hash_prefix: str, *, progress: bool | None = None, **options
         DownloadError: see :func:`download`.
     """
     store, key = _place(url, hash_prefix)
-    while (found := store.path(key)) is None:
-        with _exclusive(store.workspace() / f".work-{key}") as part:
-            if part is not None:
-                download(url, part, hash_prefix, progress=progress, **options)
-                return store.put_file(key, part, label=Path(_file_name(url)).stem)
-    return found
+    if (found := store.path(key)) is not None:
+        return found
+    part = store.workspace() / f".work-{key}"
+    with cache.one_at_a_time(
+        f"download-{key[:16]}", f"downloads {url}", STALLED_SECONDS, alive=lambda: _size(part)
+    ) as alone:
+        if (found := store.path(key)) is not None:
+            return found
+        if not alone:  # whoever has the turn may yet go on with that file
+            part = part.with_name(f"{part.name}-{os.getpid()}-{secrets.token_hex(4)}")
+        download(url, part, hash_prefix, progress=progress, **options)
+        return store.put_file(key, part, label=Path(_file_name(url)).stem)
 
 
 def is_fetched(url: str, hash_prefix: str) -> bool:
@@ -163,34 +165,8 @@ def _file_name(url: str) -> str:
     return Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).name or "download"
 
 
-@contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[Path | None]:
-    """Holds a lock on the file ``path``, which is made if need be; waits while another has it.
-
-    Yields the file to download to: ``path``; a new name where files cannot be locked; or None when
-    another process has completed and moved the file meanwhile.
-    """
-    with open(path, "ab") as file:
-        if not _lock(file.fileno(), path):
-            yield path.with_name(f"{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
-            return
-        try:
-            same = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-        except FileNotFoundError:
-            same = False
-        yield path if same else None
-
-
-def _lock(descriptor: int, path: Path) -> bool:
-    """Waits for the lock; false where there are none (Windows, some network file systems)."""
-    if sys.platform == "win32":
-        return False
+def _size(path: Path) -> int:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _log.warning("waiting for another process that downloads to %s", path)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        _log.info("cannot lock %s: %s", path, error)
-        return False
-    return True
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

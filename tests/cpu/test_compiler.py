@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import platform
 import shutil
 import signal
 import time
@@ -15,7 +17,7 @@ from minidnn.backends.cpu.compiler import Unit, compile_units
 from minidnn.backends.cpu.dialect import prelude
 from minidnn.backends.cpu.isa import AVX2, Isa
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
-from minidnn.cache import clear, forbid_builds
+from minidnn.cache import clear, forbid_builds, one_at_a_time
 from minidnn.errors import CompileError, DeviceError, MiniDNNWarning
 
 from .conftest import Build, MakeFake, processes_with, run_python, wait_until
@@ -72,11 +74,11 @@ def test_key_covers_what_matters() -> None:
     from minidnn.backends.cpu.isa import AVX512
     from minidnn.backends.cpu.toolchain import find_ispc
 
-    ispc = find_ispc()
+    ispc = find_ispc().banner
     base = Unit("a", "text", AVX2)
     others = [Unit("a", "text2", AVX2), Unit("a", "text", AVX512), Unit("a", "text", AVX2, ("-g",))]
     assert len({u.key(ispc) for u in [base, *others]}) == 4
-    assert Unit("b", "text", AVX2).key(ispc) == base.key(ispc)
+    assert Unit("b", "text", AVX2).key(ispc) == base.key(ispc) != base.key("another ISPC")
 
 
 def test_error_quotes_message_and_lines() -> None:
@@ -169,10 +171,10 @@ def test_full_disk(monkeypatch: pytest.MonkeyPatch, cold_cache: Path) -> None:
 
     place = _store.place
 
-    def full(target: Path, fill) -> None:
+    def full(base: Path, target: Path, fill) -> None:
         if target.is_relative_to(cold_cache):
             raise OSError(errno.ENOSPC, "No space left on device")
-        place(target, fill)
+        place(base, target, fill)
 
     monkeypatch.setattr(_store, "place", full)
     with pytest.warns(MiniDNNWarning, match="No space left on device"):
@@ -185,7 +187,7 @@ def test_full_temporary_folder(monkeypatch: pytest.MonkeyPatch, cold_cache: Path
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(compiler.tempfile, "TemporaryDirectory", full)
+    monkeypatch.setattr(compiler, "temporary_folder", full)
     with pytest.raises(CompileError, match=r"compiling unit failed: .*No space left.*TMPDIR"):
         compile_units([unit()])
 
@@ -209,18 +211,21 @@ def test_sixteen_processes_compile_once(
     assert log.read_text().count("x") == 3
 
 
-def test_hanging_builder_does_not_block_the_next(make_fake: MakeFake, cold_cache: Path) -> None:
-    """Somebody else holds the lock for ever: the wait ends after the time limit."""
-    import fcntl
-
-    cold_cache.mkdir()
-    with (cold_cache / "ispc-build.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def test_hanging_builder_does_not_block_the_next(
+    make_fake: MakeFake, cold_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else holds the lock for ever: the wait says so and ends after the time limit."""
+    with one_at_a_time("ispc-build", "hangs", 1.0):
         start = time.monotonic()
         make_fake("exit 5")
         with pytest.raises(CompileError, match="exit status 5"):
-            compile_units([unit()], timeout=0.3)
-        assert 0.3 <= time.monotonic() - start < 3
+            compile_units([unit()], timeout=1.2)
+        assert 1.2 <= time.monotonic() - start < 5
+    waiting, going_on = (record.getMessage() for record in caplog.records)
+    holder = f"process {os.getpid()} on {platform.node()}"
+    lock = cold_cache / "locks" / "ispc-build.lock"
+    assert waiting == f"waiting for {holder}, which compiles and holds {lock} (for at most 1.2 s)"
+    assert going_on == f"{holder} still compiles after 1 s and holds {lock}; going on beside it"
 
 
 def test_ctrl_c_leaves_nothing(make_fake: MakeFake, cold_cache: Path, tmp_path: Path) -> None:

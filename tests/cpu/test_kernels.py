@@ -41,7 +41,10 @@ def test_only_new_kernels_are_compiled(starts, cold_cache: Path) -> None:
     assert again == [first[3], first[0], first[3]]
     mixed = compile_kernels([kernel(1), kernel(100), kernel(2)], AVX2)
     assert starts() == 3 and mixed[0] == first[1] and mixed[2] == first[2]
-    with forbid_builds(), pytest.raises(CompileError, match="1 ISPC file"):
+    with (
+        forbid_builds(),
+        pytest.raises(CompileError, match=r"1 kernel for avx512 \(k1\) is not in"),
+    ):
         compile_kernels([kernel(1)], AVX512)
 
 

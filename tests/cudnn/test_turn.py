@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -91,15 +92,17 @@ def test_a_holder_that_hangs_costs_the_limit_once(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_long_wait_is_said(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(turn, "LONG_SECONDS", 0.05)
     process = holder()
     threading.Timer(0.3, finish, [process]).start()
     with caplog.at_level(logging.WARNING), turn_at("gpu-0", 60.0) as alone:
         assert alone
-    said = [record.getMessage() for record in caplog.records]
-    assert said == ["waiting for another process that measures on gpu-0"]
+    (said,) = [record.getMessage() for record in caplog.records]
+    lock = tmp_path / "cache" / "locks" / "gpu-0.lock"
+    who = f"process {process.pid} on {platform.node()}"
+    assert said == f"waiting for {who}, which measures on gpu-0 and holds {lock} (for at most 60 s)"
     process.wait(30)
 
 

@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "saving": {"graph", "layers", "frontends", "executable", "compiler", "storage"},
     # What joins front ends and the compiler: it runs parts of networks that others run.
     "comparison": {"graph", "frontends", "runtime", "executable", "compiler"},
-    "acceleration": {"graph", "frontends", "backends", "executable", "compiler"},
+    "acceleration": {"graph", "frontends", "backends", "executable", "compiler", "cache"},
     # The zoo stands above: its scripts use the face, as a user does.
     "models": {FACE, "graph", "layers", "fusion", "passes", "weights", "pictures"},
 }

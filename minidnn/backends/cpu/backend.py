@@ -11,6 +11,7 @@ import numpy as np
 
 from minidnn._cached_property import cached_property
 
+from ...cache import building_forbidden
 from ...errors import DeviceError, GraphError
 from ...fusion.contraction import parts_of
 from ...fusion.region import FusedContraction
@@ -32,7 +33,7 @@ from .kernels import compile_kernels
 from .library import Kernel
 from .lower import Pointer, Task, lower_plan
 from .machine import describe_machine, memory_bytes
-from .native import runner
+from .native import runner, why_not_cached
 from .packing import Packed
 from .program import Group, Operand, Program, Region, shared_pool
 from .rates import measured_rates
@@ -64,7 +65,10 @@ class CpuBackend:
             best_isa()
         except DeviceError as error:
             return str(error)
-        return why_unusable()
+        if (cause := building_forbidden()) is None:
+            return why_unusable()
+        reason = why_not_cached()
+        return None if reason is None else f"{reason}, and {cause} forbids to compile it"
 
     def precisions(self) -> Sequence[str]:
         return ("float32",)

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cache import Store, building_allowed, digest
+from ...cache import Store, building_allowed, digest, one_at_a_time, temporary_folder
 from ...errors import CompileError, DeviceError
-from .build_lock import one_builder
 from .cores import usable_cores
+from .identity import BUILD_LOCK, Identity, ispc_banners, remember
 from .isa import Isa
 from .library import Library, load
 from .process import Command, Finished, run_all
@@ -55,10 +55,10 @@ class Unit:
     isa: Isa
     options: tuple[str, ...] = ()
 
-    def key(self, ispc: Ispc) -> str:
-        """What the compiled unit is called in the cache."""
+    def key(self, banner: str) -> str:
+        """What the unit is called in the cache when the ISPC with this banner compiled it."""
         options = (*FLAGS, *self.options)
-        return digest("ispc unit", _KEY_VERSION, self.source, self.isa.target, options, ispc.banner)
+        return digest("ispc unit", _KEY_VERSION, self.source, self.isa.target, options, banner)
 
 
 def unit_store() -> Store:
@@ -89,20 +89,18 @@ def compile_units(
             hung, was killed or failed, or compiling is forbidden.
         DeviceError: there is no usable ISPC or C compiler, or ISPC lacks the target.
     """
-    ispc = find_ispc()
     limit = compile_seconds() if timeout is None else timeout
-    store = unit_store()
-    wanted = {unit.key(ispc): unit for unit in units}
-    ready = _cached(store, wanted)
-    if len(ready) < len(wanted):
-        with one_builder(limit):
+    ready = _cached(units)
+    if len(ready) < len(set(units)):
+        _require_building([unit for unit in set(units) if unit not in ready])
+        with one_at_a_time(BUILD_LOCK, "compiles", limit):
             # Another process may have built the same while this one waited for its turn.
-            ready |= _cached(store, {k: u for k, u in wanted.items() if k not in ready})
-            missing = {key: unit for key, unit in wanted.items() if key not in ready}
+            ready |= _cached([unit for unit in units if unit not in ready])
+            missing = list(dict.fromkeys(unit for unit in units if unit not in ready))
             if missing:
                 watch = progress or terminal_progress()
-                ready |= _build(missing, store, ispc, limit, jobs or usable_cores(), watch)
-    return [ready[unit.key(ispc)] for unit in units]
+                ready |= _build(missing, limit, jobs or usable_cores(), watch)
+    return [ready[unit] for unit in units]
 
 
 def compile_seconds() -> float:
@@ -123,32 +121,51 @@ def compile_seconds() -> float:
     return seconds
 
 
-def _cached(store: Store, wanted: dict[str, Unit]) -> dict[str, Library]:
+def _cached(units: Sequence[Unit]) -> dict[Unit, Library]:
     """Those that are there, loaded before the cache may drop them."""
-    found = ((key, store.path(key)) for key in wanted)
-    return {key: load(path) for key, path in found if path is not None}
+    store = unit_store()
+    ready: dict[Unit, Library] = {}
+    for banner in ispc_banners():
+        for unit in units:
+            if unit not in ready and (found := store.use(unit.key(banner), load)) is not None:
+                ready[unit] = found
+    return ready
 
 
-def _build(
-    missing: dict[str, Unit], store: Store, ispc: Ispc, timeout: float, jobs: int, watch: Watch
-) -> dict[str, Library]:
-    names = ", ".join(unit.name for unit in missing.values())
-    building_allowed(f"{len(missing)} ISPC file{'s' * (len(missing) > 1)} ({names})")
-    for unit in missing.values():
+def _require_building(units: Sequence[Unit]) -> None:
+    names = ", ".join(sorted(unit.name for unit in units))
+    building_allowed(f"{len(units)} ISPC file{'s' * (len(units) > 1)} ({names})")
+
+
+def _build(units: Sequence[Unit], timeout: float, jobs: int, watch: Watch) -> dict[Unit, Library]:
+    names = ", ".join(unit.name for unit in units)
+    ispc = find_ispc()
+    for unit in units:
         ispc.require(unit.isa)
     compiler = find_cc()
+    remember(Identity("ispc", ispc.banner))
+    store, missing = unit_store(), {unit.key(ispc.banner): unit for unit in units}
     try:
-        with tempfile.TemporaryDirectory(prefix="minidnn-ispc-") as folder:
-            objects = _compile(missing, Path(folder), ispc, timeout, jobs, watch)
+        with temporary_folder() as folder:
+            objects = _compile(missing, folder, ispc, timeout, jobs, watch)
+            made = _link(objects, missing, compiler, timeout, jobs)
             return {
-                key: load(store.put_file(key, path, label=missing[key].name))
-                for key, path in _link(objects, missing, compiler, timeout, jobs).items()
+                missing[key]: _placed(store, key, path, missing[key].name)
+                for key, path in made.items()
             }
     except OSError as error:
         raise CompileError(
             f"compiling {names} failed: {error}; the temporary folder is "
             f"{tempfile.gettempdir()} (set TMPDIR to another)"
         ) from error
+
+
+def _placed(store: Store, key: str, made: Path, name: str) -> Library:
+    path = store.put_file(key, made, label=name)
+    library = store.use(key, load)
+    if library is None:
+        raise CompileError(f"{path} was removed or damaged as soon as it was compiled")
+    return library
 
 
 def _compile(

@@ -16,10 +16,11 @@ import platform
 import re
 import secrets
 import shutil
+import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
+from ...cache import one_at_a_time, open_folder, root
 from ...errors import DeviceError
 from . import apt
 from .process import Command, run
@@ -27,6 +28,8 @@ from .progress import Watch, terminal_progress
 from .toolchain import Ispc, find_ispc, private_root
 
 UNPACK_SECONDS = 300.0
+INSTALL_SECONDS = 1800.0
+"""After which another process that installs is no longer waited for."""
 WRAPPER = """\
 #!/bin/sh
 # Starts the unpacked ISPC through its own loader and libraries.
@@ -69,8 +72,11 @@ def install_ispc(
     watch = progress or terminal_progress()
     folder = private_root()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _one_at_a_time(folder, watch):
+        with open_folder(root(), folder.name, create=True):
+            pass  # made for this user alone, or refused
+        with one_at_a_time(
+            "ispc-install", "installs ISPC", INSTALL_SECONDS, wait=lambda text: watch(text, 0, 0)
+        ):
             if not force and packages is None:
                 with contextlib.suppress(DeviceError):
                     return find_ispc()  # another process has just installed it
@@ -148,6 +154,10 @@ def _unpack(debs: list[Path], tree: Path, watch: Watch) -> None:
                 f"unpacking {deb.name} {ended.describe()}: {ended.output.strip()[-500:]}"
             )
     shutil.rmtree(tree / "usr" / "share", ignore_errors=True)  # manuals and translations
+    for base, folders, names in os.walk(tree):  # made under a umask that lets others write
+        for path in (Path(base, name) for name in (".", *folders, *names)):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
     watch("unpacking ISPC", len(debs), len(debs))
 
 
@@ -184,20 +194,3 @@ def _name_of(debs: list[Path]) -> str:
     version = re.sub(r"[^A-Za-z0-9.]", "-", main.split("_")[1])
     names = "\n".join(deb.name for deb in debs)
     return f"{version}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
-
-
-@contextlib.contextmanager
-def _one_at_a_time(folder: Path, watch: Watch) -> Iterator[None]:
-    """Holds the folder's lock, which the system releases even when the process is killed."""
-    import fcntl
-
-    with (folder / ".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            watch("another process installs ISPC", 0, 0)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:  # closing alone would not release it if a fork has copied the file
-            fcntl.flock(lock, fcntl.LOCK_UN)

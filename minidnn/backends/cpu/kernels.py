@@ -8,18 +8,19 @@ says which compiled file has it, and only kernels without one are compiled.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...cache import Store, digest
+from ...cache import Store, building_allowed, digest
 from ..grouping import in_groups
 from .compiler import FLAGS, Unit, compile_units, unit_store
 from .cores import usable_cores
 from .dialect import prelude
+from .identity import ispc_banners
 from .isa import Isa
-from .library import Kernel, load
+from .library import Kernel, Library, load
 from .progress import Watch
-from .toolchain import Ispc, find_ispc
+from .toolchain import find_ispc
 
 MOST_PER_FILE = 16
 LEAST_PER_FILE = 2
@@ -66,29 +67,42 @@ def compile_kernels(
     for source in sources:
         if unique.setdefault(source.name, source).text != source.text:
             raise ValueError(f"compile_kernels: two kernels named {source.name} differ")
-    ispc = find_ispc()
-    index = Store("ispc_index", ".json", INDEX_BYTES)
-    units = unit_store()
-    head = prelude(isa)
-    keys = {s.name: _key(s, head, isa, ispc) for s in unique.values()}
+    index, head = Store("ispc_index", ".json", INDEX_BYTES), prelude(isa)
     ready: dict[str, Kernel] = {}
-    for name, key in keys.items():
-        if (known := index.read(key)) is not None:
-            path = units.path(json.loads(known)["unit"])
-            if path is not None:
-                ready[name] = load(path).kernel(name)
+    for banner in ispc_banners():
+        left = [source for name, source in unique.items() if name not in ready]
+        ready |= _cached({s.name: _key(s, head, isa, banner) for s in left}, index)
     missing = [source for name, source in unique.items() if name not in ready]
     if missing:
+        names = ", ".join(source.name for source in missing)
+        building_allowed(
+            f"{len(missing)} kernel{'s' * (len(missing) > 1)} for {isa.name} ({names})"
+        )
         files = group(missing, head, isa, jobs or usable_cores())
         libraries = compile_units(
             [unit for unit, _ in files], timeout=timeout, jobs=jobs, progress=progress
         )
         for (unit, members), library in zip(files, libraries, strict=True):
-            entry = json.dumps({"unit": unit.key(ispc)}).encode()
+            banner = find_ispc().banner
+            entry = json.dumps({"unit": unit.key(banner)}).encode()
             for source in members:
                 ready[source.name] = library.kernel(source.name)
-                index.put(keys[source.name], entry, label=source.name)
+                index.put(_key(source, head, isa, banner), entry, label=source.name)
     return [ready[source.name] for source in sources]
+
+
+def _cached(keys: Mapping[str, str], index: Store) -> dict[str, Kernel]:
+    """The kernels that are there of those with these names and keys."""
+    units, libraries = unit_store(), dict[str, Library | None]()
+    ready = {}
+    for name, key in keys.items():
+        if (known := index.read(key)) is not None:
+            unit = json.loads(known)["unit"]
+            if unit not in libraries:
+                libraries[unit] = units.use(unit, load)
+            if (library := libraries[unit]) is not None:
+                ready[name] = library.kernel(name)
+    return ready
 
 
 def group(
@@ -107,5 +121,5 @@ def group(
     return files
 
 
-def _key(source: KernelSource, head: str, isa: Isa, ispc: Ispc) -> str:
-    return digest("ispc kernel", head, source.name, source.text, isa.target, FLAGS, ispc.banner)
+def _key(source: KernelSource, head: str, isa: Isa, banner: str) -> str:
+    return digest("ispc kernel", head, source.name, source.text, isa.target, FLAGS, banner)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...cache import ForkLock
+from ...cache import ForkLock, temporary_folder
 from ...errors import CompileError
 
 
@@ -28,13 +27,17 @@ class Kernel:
 class Library:
     """A loaded shared object.
 
+    Args:
+        path: of its file, for messages.
+        place: the path to load it from.
+
     Raises:
         CompileError: the file cannot be loaded.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, place: str) -> None:
         self.path = path
-        self.handle = _load(path)
+        self.handle = _load(path, place)
 
     def kernel(self, name: str) -> Kernel:
         """The function of that name.
@@ -55,24 +58,24 @@ _lock = ForkLock()
 _loaded: dict[str, Library] = {}
 
 
-def load(path: Path) -> Library:
-    """The library of that file, loaded once in a process."""
+def load(path: Path, place: str) -> Library:
+    """The library of that file, loaded once in a process; made to be given to ``Store.use``."""
     with _lock:
         if str(path) not in _loaded:
-            _loaded[str(path)] = Library(path)
+            _loaded[str(path)] = Library(path, place)
         return _loaded[str(path)]
 
 
-def _load(path: Path) -> ctypes.CDLL:
+def _load(path: Path, place: str) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(str(path))
+        return ctypes.CDLL(place)
     except OSError as error:
         first = error
     # A cache folder that is mounted noexec: the same bytes from the temporary folder.
-    with tempfile.TemporaryDirectory(prefix="minidnn-") as folder:
-        copy = Path(folder) / path.name
+    with temporary_folder() as folder:
+        copy = folder / path.name
         try:
-            shutil.copyfile(path, copy)
+            shutil.copyfile(place, copy)
             return ctypes.CDLL(str(copy))
         except OSError as error:
             raise CompileError(

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import tempfile
 from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-from ...cache import ForkLock, Store, building_allowed, digest
+from ...cache import (
+    ForkLock,
+    Store,
+    building_allowed,
+    building_forbidden,
+    digest,
+    one_at_a_time,
+    root,
+    temporary_folder,
+    why_not_used,
+)
 from ...errors import CompileError
-from .build_lock import one_builder
+from .identity import BUILD_LOCK, Identity, known_compilers, remember
 from .library import Kernel, Library, load
 from .process import Command, run
-from .toolchain import find_cc
+from .toolchain import CCompiler, find_cc
 
 SOURCES = Path(__file__).parent / "runner"
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
@@ -160,36 +169,80 @@ def runner_kernel(name: str) -> Kernel:
 def _library(extra_flags: tuple[str, ...]) -> Library:
     with _lock:
         if extra_flags not in _runners:
-            library = load(_built(extra_flags))
+            library = _cached(extra_flags) or _built(extra_flags)
             _declare(library.handle)
             _runners[extra_flags] = library
         return _runners[extra_flags]
 
 
-def _built(extra_flags: tuple[str, ...]) -> Path:
-    compiler = find_cc()
-    sources = sorted(SOURCES.glob("*.[ch]"))
-    texts = [(path.name, path.read_bytes()) for path in sources]
-    flags = (*FLAGS, *extra_flags)
-    key = digest("runner", texts, flags, compiler.banner, compiler.argv[1:], platform.machine())
-    store = Store("runner", ".so", 64 << 20)
-    if (path := store.path(key)) is not None:
-        return path
-    with one_builder(BUILD_SECONDS):
-        if (path := store.path(key)) is not None:
-            return path
-        building_allowed("the native runner")
-        with tempfile.TemporaryDirectory(prefix="minidnn-cc-") as folder:
-            target = Path(folder) / "runner.so"
-            files = [str(path) for path in sources if path.suffix == ".c"]
-            argv = (*compiler.argv, *flags, "-o", str(target), *files)
-            ended = run(Command(argv, "the native runner", BUILD_SECONDS, Path(folder)))
+def why_not_cached() -> str | None:
+    """Why the runner cannot be had without a C compiler; None if it can."""
+    if () in _runners or any(_store().path(key) is not None for key in _keys(())):
+        return None
+    refused = why_not_used()
+    return (
+        f"the cache {root()}{f' ({refused})' if refused else ''} has no native runner of this "
+        "version of minidnn"
+    )
+
+
+def _cached(extra_flags: tuple[str, ...]) -> Library | None:
+    """The runner, if the cache has it."""
+    for key in _keys(extra_flags):
+        if (library := _store().use(key, load)) is not None:
+            return library
+    return None
+
+
+def _built(extra_flags: tuple[str, ...]) -> Library:
+    building_allowed("the native runner")
+    with one_at_a_time(BUILD_LOCK, "compiles", BUILD_SECONDS):
+        if (library := _cached(extra_flags)) is not None:
+            return library
+        compiler = find_cc()
+        remember(_identity(compiler))
+        with temporary_folder() as folder:
+            target = folder / "runner.so"
+            files = [str(path) for path in _sources() if path.suffix == ".c"]
+            argv = (*compiler.argv, *FLAGS, *extra_flags, "-o", str(target), *files)
+            ended = run(Command(argv, "the native runner", BUILD_SECONDS, folder))
             if not ended.ok:
                 raise CompileError(
                     f"the C compiler {compiler.argv[0]} {ended.describe()} on the native "
                     f"runner: {ended.output.strip()[:4000]}"
                 )
-            return store.put_file(key, target, label="runner")
+            key = _key(extra_flags, _identity(compiler))
+            path = _store().put_file(key, target, label="runner")
+        library = _store().use(key, load)
+        if library is None:
+            raise CompileError(f"{path} was removed or damaged as soon as it was compiled")
+        return library
+
+
+def _keys(extra_flags: tuple[str, ...]) -> list[str]:
+    """What the runner may be called in the cache: as this machine's compiler makes it, or, where
+    compiling is forbidden, as any made it that filled the cache."""
+    if building_forbidden():
+        return [_key(extra_flags, identity) for identity in known_compilers("cc")]
+    return [_key(extra_flags, _identity(find_cc()))]
+
+
+def _key(extra_flags: tuple[str, ...], compiler: Identity) -> str:
+    texts = [(path.name, path.read_bytes()) for path in _sources()]
+    flags = (*FLAGS, *extra_flags)
+    return digest("runner", texts, flags, compiler.banner, compiler.arguments, platform.machine())
+
+
+def _identity(compiler: CCompiler) -> Identity:
+    return Identity("cc", compiler.banner, compiler.argv[1:])
+
+
+def _sources() -> list[Path]:
+    return sorted(SOURCES.glob("*.[ch]"))
+
+
+def _store() -> Store:
+    return Store("runner", ".so", 64 << 20)
 
 
 def _declare(library: ctypes.CDLL) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 from ...cache import Store, digest
 from ...errors import DeviceError
 from .buffers import Buffer
+from .identity import ispc_banners
 from .isa import ISAS, Isa
 from .kernels import KernelSource, compile_kernels
 from .library import Kernel
 from .machine import Machine, Rates, describe_machine
 from .program import Operand, Pool, Program, Region
-from .toolchain import find_ispc
 
 log = logging.getLogger("minidnn.cpu")
 
@@ -54,13 +54,16 @@ def measured_rates(threads: int | None = None) -> Rates:
     """
     machine = describe_machine()
     count = machine.cores if threads is None else threads
-    key = digest("machine rates", VERSION, machine, count, find_ispc().banner)
     store = Store("machine", ".json", 1 << 20)
-    if key in _measured:
-        return _measured[key]
-    if (known := store.read(key)) is not None:
-        return _from_json(json.loads(known))
-    result = _measured[key] = measure(machine, count)
+    keys = [digest("machine rates", VERSION, machine, count, banner) for banner in ispc_banners()]
+    for key in keys:
+        if key in _measured:
+            return _measured[key]
+        if (known := store.read(key)) is not None:
+            return _from_json(json.loads(known))
+    result = measure(machine, count)
+    key = keys[0]  # there is one, or measuring would have failed
+    _measured[key] = result
     if result.disturbed:
         log.warning("the machine is busy: its measured rates are too low and were not kept")
         return result

@@ -18,7 +18,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cache import Store, digest, root
+from ...cache import Store, digest, open_folder, root, why_any_untrusted, why_unsafe
 from ...errors import DeviceError, MiniDNNError
 from .isa import Isa
 from .process import Command, run
@@ -144,6 +144,7 @@ def find_ispc() -> Ispc:
                 raise
             log.warning("the private copy of ISPC is used, since %s", error)
     if private:
+        _require_trusted(private)
         return _probe_ispc(str(private), "the cache folder")
     raise DeviceError(
         f"ISPC was not found: {ISPC_VARIABLE} is not set, there is no ispc in PATH and no private "
@@ -185,6 +186,26 @@ def private_ispc() -> Path | None:
     """The program of the private copy, if one was installed."""
     program = private_root() / "current" / "ispc"
     return program if os.access(program, os.X_OK) else None
+
+
+def _require_trusted(program: Path) -> None:
+    """Raises DeviceError when others could have written to the private copy of ISPC."""
+    tree = Path(os.path.realpath(program)).parent
+    state = os.stat(tree)
+    key = f"{tree} {state.st_ino} {state.st_mode} {state.st_uid} {state.st_mtime_ns}"
+    if key in _trusted:
+        return
+    try:
+        with open_folder(root(), private_root().name, tree.name):
+            reason = why_unsafe(tree) or why_any_untrusted(tree)
+    except OSError as error:
+        reason = str(error)
+    if reason is not None:
+        raise DeviceError(f"the private copy of ISPC is not run: {reason}")
+    _trusted.add(key)
+
+
+_trusted: set[str] = set()
 
 
 def dotted(version: tuple[int, ...]) -> str:

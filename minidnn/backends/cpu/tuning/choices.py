@@ -13,8 +13,8 @@ from typing import Any
 from ....cache import Store, digest
 from ..contraction import Choice, Question
 from ..contraction.algorithms import usable_algorithms
+from ..identity import ispc_banners
 from ..machine import describe_machine
-from ..toolchain import find_ispc
 
 log = logging.getLogger("minidnn.cpu")
 
@@ -38,18 +38,20 @@ class Choices:
     def __init__(self, threads: int, near: bool) -> None:
         self._store = Store("cpu_choices", ".json", CACHE_BYTES)
         machine = describe_machine()
-        self._of = (VERSION, threads, near, machine, find_ispc().banner, _kernels())
+        self._of = (VERSION, threads, near, machine)
+        self._banners = ispc_banners()
 
     def read(self, question: Question, tune: str) -> Choice | None:
         """What was chosen by ``tune``, or better; None if nothing is known."""
         for how in ("exhaustive",) if tune == "exhaustive" else ("exhaustive", "quick"):
-            data = self._store.read(self._key(question, how))
-            if data is None:
-                continue
-            found = _decode(data, question)
-            if found is not None:
-                return found
-            log.warning("a remembered choice of kernels is of no use; it is measured again")
+            for banner in self._banners:
+                data = self._store.read(self._key(question, how, banner))
+                if data is None:
+                    continue
+                found = _decode(data, question)
+                if found is not None:
+                    return found
+                log.warning("a remembered choice of kernels is of no use; it is measured again")
         return None
 
     def write(
@@ -65,10 +67,10 @@ class Choices:
             **measured,
         }
         text = json.dumps(entry, indent=1).encode()
-        self._store.put(self._key(question, tune), text, label="contraction")
+        self._store.put(self._key(question, tune, self._banners[0]), text, label="contraction")
 
-    def _key(self, question: Question, tune: str) -> str:
-        return digest("cpu contraction", self._of, tune, question)
+    def _key(self, question: Question, tune: str, banner: str) -> str:
+        return digest("cpu contraction", (*self._of, banner, _kernels()), tune, question)
 
 
 def _decode(data: bytes, question: Question) -> Choice | None:
