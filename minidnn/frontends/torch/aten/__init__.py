@@ -4,22 +4,28 @@ from minidnn.frontends.torch.aten import (
     activations,
     arithmetic,
     attention,
+    comparison,
     contraction,
+    elementary,
     movement,
     normalization,
     pooling,
     reduction,
     resizing,
+    statistics,
 )
 
 __all__ = [
     "activations",
     "arithmetic",
     "attention",
+    "comparison",
     "contraction",
+    "elementary",
     "movement",
     "normalization",
     "pooling",
     "reduction",
     "resizing",
+    "statistics",
 ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from minidnn.frontends.torch.aten.call import TRAINING, Call, Refused, takes
+from minidnn.frontends.torch.aten.movement import part
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, argument
@@ -165,12 +165,12 @@ def reciprocal(call: Call) -> Any:
     return formula(call, "Reciprocal", 1.0 / argument(0))
 
 
-@takes("abs.default")
+@takes("abs.default", "absolute.default")
 def absolute(call: Call) -> Any:
     return formula(call, "Abs", abs(argument(0)))
 
 
-@takes("neg.default")
+@takes("neg.default", "negative.default")
 def neg(call: Call) -> Any:
     return formula(call, "Neg", -argument(0))
 
@@ -195,15 +195,50 @@ def log1p(call: Call) -> Any:
     return formula(call, "Log1p", scalar.log1p(argument(0)))
 
 
-@takes("pow.Tensor_Scalar", when="the exponent is 0.5, or an int from -4 to 4 but 0")
-def power(call: Call) -> Any:
-    exponent = call.number("exponent")
-    if exponent == 0.5:
-        return sqrt(call)
-    if exponent != int(exponent) or not 1 <= abs(exponent) <= 4:
-        raise Refused(f"exponent={exponent}; known are 0.5, and ints from -4 to 4 but 0")
-    body = math.prod([argument(0)] * abs(int(exponent)), start=scalar.constant(1.0))
-    return formula(call, "Pow", body if exponent > 0 else 1.0 / body)
+@takes("log_sigmoid.default")
+def log_sigmoid(call: Call) -> Any:
+    x = argument(0)
+    body = scalar.minimum(x, 0.0) - scalar.log1p(scalar.exp(-abs(x)))
+    return formula(call, "LogSigmoid", body)
+
+
+@takes("hardshrink.default")
+def hardshrink(call: Call) -> Any:
+    x, width = argument(0), float(call.number("lambd"))
+    inside = (x >= -width) * (x <= width)
+    return formula(call, "Hardshrink", scalar.where(inside > 0.0, 0.0, x))
+
+
+@takes("softshrink.default")
+def softshrink(call: Call) -> Any:
+    x, width = argument(0), float(call.number("lambd"))
+    below = scalar.where(x < -width, x + width, x * 0.0)
+    return formula(call, "Softshrink", scalar.where(x > width, x - width, below))
+
+
+@takes("threshold.default")
+def threshold(call: Call) -> Any:
+    x = argument(0)
+    most, value = float(call.number("threshold")), float(call.number("value"))
+    return formula(call, "Threshold", scalar.where(x <= most, value, x))
+
+
+@takes("rrelu.default", when="not training")
+def rrelu(call: Call) -> Any:
+    if call["training"]:
+        raise Refused(f"{TRAINING}, and draws random numbers")
+    slope = (float(call.number("lower")) + float(call.number("upper"))) / 2
+    return apply(ops.LeakyReLU(slope), call.tensor("self"))
+
+
+@takes("glu.default")
+def glu(call: Call) -> Any:
+    x = call.tensor("self")
+    axis = call.axis("dim", x.type.rank)
+    size = x.shape[axis] // 2
+    halves = part(x, axis, 0, size), part(x, axis, size, size)
+    gated = argument(0) * scalar.sigmoid(argument(1))
+    return apply(ops.Formula(gated, tensors=2, title="GLU"), *halves)
 
 
 @takes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,11 @@ class Call:
         """A constant for an operand that is absent, of one number throughout."""
         dtype = numpy_dtype(type.dtype)
         return Constant(type, f"{self.node.name}.{name}", lambda: np.full(type.shape, value, dtype))
+
+    def reads(self, place: int) -> bool:
+        """Whether anything reads that one of several results."""
+        places = [user.args[1] for user in self.node.users if user.target is operator.getitem]
+        return place in places or len(places) < len(self.node.users)
 
     @property
     def result(self) -> TensorType:

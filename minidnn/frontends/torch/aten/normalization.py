@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from minidnn.frontends.torch.aten.call import TRAINING, Call, Refused, takes
 from minidnn.graph import operators as ops
+from minidnn.graph.expression import argument, sqrt
 from minidnn.graph.group_norm import normalize_groups
 from minidnn.graph.trace import apply
 
@@ -77,3 +80,20 @@ def _normalize_groups(call: Call, groups: int) -> Any:
     weight = call.filled("weight", given.type, 1.0) if weight is None else weight
     bias = call.filled("bias", given.type, 0.0) if bias is None else bias
     return apply(ops.ScaleShift(), normalized, weight, bias)
+
+
+@takes("rms_norm.default", when="the weight is known")
+def rms_norm(call: Call) -> Any:
+    """Each element by the root of the mean square of the last axes, times its weight."""
+    x, weight = call.tensor("input"), call.optional_constant("weight")
+    if x.dtype in ("float16", "bfloat16"):
+        raise Refused(f"it is of {x.dtype}, for which PyTorch has sums of more digits")
+    eps = float(np.finfo(x.dtype).eps) if call["eps"] is None else float(call.number("eps"))
+    axes = tuple(range(x.type.rank - len(call["normalized_shape"]), x.type.rank))
+    squares = apply(ops.Formula(argument(0) * argument(0), title="Squares"), x)
+    mean = apply(ops.Reduce("mean", axes, keepdim=True), squares)
+    body = argument(0) * (1.0 / sqrt(argument(1) + eps))
+    if weight is None:
+        return apply(ops.Formula(body, tensors=2, title="RMSNorm"), x, mean)
+    body = body * argument(2)
+    return apply(ops.Formula(body, tensors=3, title="RMSNorm"), x, mean, weight)

@@ -1,0 +1,134 @@
+"""Comparisons, what bools make of one another, and choices between elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from minidnn.frontends.torch.aten.arithmetic import operands
+from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.graph import expression as scalar
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import Expression, argument, constant, number
+from minidnn.graph.ir import Value
+from minidnn.graph.trace import apply
+
+Compare = Callable[[Expression, Expression], Expression]
+_ONE_DTYPE = "both operands have one dtype"
+
+
+def _compared(call: Call, title: str, compare: Compare) -> Any:
+    x, other = argument(0), argument(1)
+    values = [call.tensor("self")]
+    if call.is_tensor("other"):
+        values.append(call.tensor("other"))
+        if values[0].dtype != values[1].dtype:
+            raise Refused(f"operands have dtypes {values[0].dtype}, {values[1].dtype}")
+    else:
+        other = constant(float(call.number("other")))
+    return _as_bool(title, compare(x, other), *values)
+
+
+def _as_bool(title: str, body: Expression, *values: Value) -> Value:
+    op = ops.Formula(number(body), tensors=len(values), title=title, dtype="bool")
+    return apply(op, *values)
+
+
+def _equal(a: Expression, b: Expression) -> Expression:
+    return (a <= b) * (a >= b)
+
+
+@takes("gt.Scalar", "gt.Tensor", "greater.Scalar", "greater.Tensor", when=_ONE_DTYPE)
+def gt(call: Call) -> Any:
+    return _compared(call, "Greater", lambda a, b: a > b)
+
+
+@takes("ge.Scalar", "ge.Tensor", "greater_equal.Scalar", "greater_equal.Tensor", when=_ONE_DTYPE)
+def ge(call: Call) -> Any:
+    return _compared(call, "GreaterOrEqual", lambda a, b: a >= b)
+
+
+@takes("lt.Scalar", "lt.Tensor", "less.Scalar", "less.Tensor", when=_ONE_DTYPE)
+def lt(call: Call) -> Any:
+    return _compared(call, "Less", lambda a, b: a < b)
+
+
+@takes("le.Scalar", "le.Tensor", "less_equal.Scalar", "less_equal.Tensor", when=_ONE_DTYPE)
+def le(call: Call) -> Any:
+    return _compared(call, "LessOrEqual", lambda a, b: a <= b)
+
+
+@takes("eq.Scalar", "eq.Tensor", when=_ONE_DTYPE)
+def eq(call: Call) -> Any:
+    return _compared(call, "Equal", _equal)
+
+
+@takes("ne.Scalar", "ne.Tensor", "not_equal.Scalar", "not_equal.Tensor", when=_ONE_DTYPE)
+def ne(call: Call) -> Any:
+    return _compared(call, "NotEqual", lambda a, b: 1.0 - _equal(a, b))
+
+
+@takes("isnan.default")
+def isnan(call: Call) -> Any:
+    x = argument(0)
+    return _as_bool("IsNaN", 1.0 - _equal(x, x), call.tensor("self"))
+
+
+_OF_BOOLS = "its operands are bools"
+
+
+def _joined(call: Call, title: str, join: Compare) -> Any:
+    return _as_bool(title, join(argument(0), argument(1)), *_bools(call, "self", "other"))
+
+
+def _bools(call: Call, *names: str) -> list[Value]:
+    values = [call.tensor(name) for name in names]
+    dtypes = {value.dtype for value in values}
+    if dtypes != {"bool"}:
+        raise Refused(f"operands have dtypes {', '.join(sorted(dtypes))}; known are bools")
+    return values
+
+
+@takes("logical_and.default", "bitwise_and.Tensor", "__and__.Tensor", when=_OF_BOOLS)
+def logical_and(call: Call) -> Any:
+    return _joined(call, "And", scalar.minimum)
+
+
+@takes("logical_or.default", "bitwise_or.Tensor", "__or__.Tensor", when=_OF_BOOLS)
+def logical_or(call: Call) -> Any:
+    return _joined(call, "Or", scalar.maximum)
+
+
+@takes("logical_xor.default", "bitwise_xor.Tensor", "__xor__.Tensor", when=_OF_BOOLS)
+def logical_xor(call: Call) -> Any:
+    return _joined(call, "Xor", lambda a, b: abs(a - b))
+
+
+@takes("logical_not.default", "bitwise_not.default", when=_OF_BOOLS)
+def logical_not(call: Call) -> Any:
+    return _as_bool("Not", 1.0 - argument(0), *_bools(call, "self"))
+
+
+@takes("where.self", "where.ScalarOther", "where.ScalarSelf", when=_ONE_DTYPE)
+def where(call: Call) -> Any:
+    return _chosen(call, "condition", "self", "other")
+
+
+@takes("masked_fill.Scalar", "masked_fill.Tensor", when=_ONE_DTYPE)
+def masked_fill(call: Call) -> Any:
+    return _chosen(call, "mask", "value", "self")
+
+
+def _chosen(call: Call, condition: str, true: str, false: str) -> Any:
+    """The one where ``condition`` holds, the other where not; a number may stand for either."""
+    (mask,) = _bools(call, condition)
+    names = [name for name in (true, false) if call.is_tensor(name)]
+    places = {name: argument(place) for place, name in enumerate(names, 1)}
+    either = [
+        places[name] if name in places else constant(float(call.number(name)))
+        for name in (true, false)
+    ]
+    dtype = call.result.dtype
+    body = scalar.where(argument(0) > 0.0, *either)
+    op = ops.Formula(body, tensors=1 + len(names), title="Where", dtype=dtype)
+    return apply(op, mask, *operands(call, *names))
