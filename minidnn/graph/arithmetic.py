@@ -1,83 +1,278 @@
-"""Python arithmetic on symbolic values, for values of a graph and for a user's symbols alike."""
+"""Python's operators and NumPy's functions on tensors that have no numbers yet.
+
+Values of a graph, a user's symbols and parameters have them alike.
+"""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.graph.expression import Expression, argument, constant
-from minidnn.graph.operator import Operator
-from minidnn.graph.operators.arithmetic import Add, Div, Formula, Mul, Sub
+from minidnn.graph import tensor_functions as functions
+from minidnn.graph.numpy_functions import call_ufunc, universal
+from minidnn.graph.subscript import subscript
+from minidnn.graph.symbolic import Symbolic, cast
 
-_Binary = Callable[[Expression, Expression], Expression]
+__all__ = ["Arithmetic"]
+
+Axes = functions.Axes
 
 
-class Arithmetic:
-    """Adds ``+ - * / **`` and negation; a subclass says how an operator is recorded."""
+class _NoAttribute(GraphError, AttributeError):
+    """An AttributeError, so that ``hasattr`` goes on working."""
+
+
+class Arithmetic(Symbolic):
+    """Adds ``+ - * / ** @``, comparisons, ``x[...]``, NumPy's functions and methods such as
+    ``x.mean(axis)``; a subclass says how an operator is recorded."""
 
     __slots__ = ()
-    # NumPy arrays must leave ``array * value`` to this class instead of looping over elements.
-    __array_ufunc__ = None
 
-    def _record(self, op: Operator, *operands: Arithmetic) -> Arithmetic:
-        raise NotImplementedError
+    # NumPy
 
-    def _binary(self, op: Operator, compute: _Binary, other: Any, swapped: bool = False) -> Any:
-        if isinstance(other, Arithmetic):
-            operands = (other, self) if swapped else (self, other)
-            return self._record(op, *operands)
-        if _is_number(other):
-            x, number = argument(0), constant(float(other))
-            a, b = (number, x) if swapped else (x, number)
-            return self._formula(op.name, compute(a, b))
-        raise GraphError(
-            f"cannot compute {op.name} of a symbolic value and {other!r:.100} "
-            f"({type(other).__name__}); valid are symbolic values and numbers"
-        )
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        return call_ufunc(ufunc, method, inputs, options)
 
-    def _formula(self, title: str, body: Expression) -> Any:
-        return self._record(Formula(body, title=title), self)
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return functions.call_function(function, args, kwargs)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        raise self._no_numbers("array")
+
+    # Arithmetic
 
     def __add__(self, other: Any) -> Any:
-        return self._binary(Add(), operator.add, other)
+        return universal(np.add, self, other)
 
     def __radd__(self, other: Any) -> Any:
-        return self._binary(Add(), operator.add, other, swapped=True)
+        return universal(np.add, other, self)
 
     def __sub__(self, other: Any) -> Any:
-        return self._binary(Sub(), operator.sub, other)
+        return universal(np.subtract, self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return self._binary(Sub(), operator.sub, other, swapped=True)
+        return universal(np.subtract, other, self)
 
     def __mul__(self, other: Any) -> Any:
-        return self._binary(Mul(), operator.mul, other)
+        return universal(np.multiply, self, other)
 
     def __rmul__(self, other: Any) -> Any:
-        return self._binary(Mul(), operator.mul, other, swapped=True)
+        return universal(np.multiply, other, self)
 
     def __truediv__(self, other: Any) -> Any:
-        return self._binary(Div(), operator.truediv, other)
+        return universal(np.true_divide, self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return self._binary(Div(), operator.truediv, other, swapped=True)
+        return universal(np.true_divide, other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return universal(np.power, self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return universal(np.power, other, self)
+
+    def __matmul__(self, other: Any) -> Any:
+        return universal(np.matmul, self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return universal(np.matmul, other, self)
 
     def __neg__(self) -> Any:
-        return self._formula("Neg", -argument(0))
+        return universal(np.negative, self)
 
-    def __pow__(self, exponent: Any) -> Any:
-        if not _is_number(exponent):
-            raise GraphError(
-                f"exponent {exponent!r:.100} of ** is a {type(exponent).__name__}; "
-                "valid is a number"
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return universal(np.absolute, self)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return functions.rounded(self, digits or 0)
+
+    def __floordiv__(self, other: Any) -> Any:
+        raise GraphError("// of symbolic values is not known; write np.floor(a / b)")
+
+    __rfloordiv__ = __floordiv__
+
+    def __mod__(self, other: Any) -> Any:
+        raise GraphError("% of symbolic values is not known; write a - b * np.floor(a / b)")
+
+    __rmod__ = __mod__
+
+    # Comparisons
+
+    def __lt__(self, other: Any) -> Any:
+        return universal(np.less, self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return universal(np.less_equal, self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return universal(np.greater, self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return universal(np.greater_equal, self, other)
+
+    def __invert__(self) -> Any:
+        return universal(np.invert, self)
+
+    def __and__(self, other: Any) -> Any:
+        return universal(np.bitwise_and, self, other)
+
+    __rand__ = __and__
+
+    def __or__(self, other: Any) -> Any:
+        return universal(np.bitwise_or, self, other)
+
+    __ror__ = __or__
+
+    def __xor__(self, other: Any) -> Any:
+        return universal(np.bitwise_xor, self, other)
+
+    __rxor__ = __xor__
+
+    def _is_described(self) -> bool:
+        """Whether a user writes a network with it just now, so that == compares its elements and
+        it has no truth; elsewhere it is an object like any other."""
+        return True
+
+    def __eq__(self, other: object) -> Any:
+        if not self._is_described() or other is None or isinstance(other, str):
+            return NotImplemented
+        return universal(np.equal, self, other)
+
+    def __ne__(self, other: object) -> Any:
+        if not self._is_described() or other is None or isinstance(other, str):
+            return NotImplemented
+        return universal(np.not_equal, self, other)
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        if self._is_described():
+            raise self._no_numbers(
+                "truth value",
+                "to choose by a condition write np.where(condition, a, b), for the larger of two "
+                "np.maximum(a, b), and for 'and', 'or', 'not' of conditions &, | and ~",
             )
-        return self._formula("Pow", argument(0) ** float(exponent))
+        return True
+
+    # What Python asks of numbers and of sequences
+
+    def _no_numbers(self, what: str, write: str = "") -> GraphError:
+        valid = write or (
+            "write NumPy's functions (np.exp, not math.exp), or compile the network to run it"
+        )
+        return GraphError(f"{self!r:.80} is symbolic and has no {what}; {valid}")
+
+    def __float__(self) -> float:
+        raise self._no_numbers("number")
+
+    def __int__(self) -> int:
+        raise self._no_numbers("number")
+
+    __index__ = __int__
+
+    def __len__(self) -> int:
+        raise self._no_numbers("length", "its sizes are in x.shape")
+
+    def __iter__(self) -> Any:
+        raise self._no_numbers(
+            "elements to go through", "write x[:, i] for i in range(x.shape[1]), or np.split"
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        return subscript(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise self._no_numbers(
+            "elements that could be set", "write np.where(condition, a, b) or np.concatenate"
+        )
+
+    if not TYPE_CHECKING:  # a type checker that saw this would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise _NoAttribute(
+                f"a {type(self).__name__} has no attribute {name!r}; valid are "
+                f"{', '.join(_METHODS)}, NumPy's functions, such as np.exp(x), and layers, such as "
+                "minidnn.layers.ReLU()(x)"
+            )
+
+    # NumPy's methods
+
+    @property
+    def ndim(self) -> int:
+        """How many axes ``shape`` has."""
+        shape: tuple[int, ...] = self.shape
+        return len(shape)
+
+    def sum(self, axis: Axes = None, keepdims: bool = False) -> Any:
+        """The sum over axes, or over all of them."""
+        return functions.reduce(self, "sum", axis, keepdims=keepdims)
+
+    def mean(self, axis: Axes = None, keepdims: bool = False) -> Any:
+        """The mean over axes, or over all of them."""
+        return functions.reduce(self, "mean", axis, keepdims=keepdims)
+
+    def max(self, axis: Axes = None, keepdims: bool = False) -> Any:
+        """The largest element over axes, or over all of them."""
+        return functions.reduce(self, "max", axis, keepdims=keepdims)
+
+    def min(self, axis: Axes = None, keepdims: bool = False) -> Any:
+        """The smallest element over axes, or over all of them."""
+        return functions.reduce(self, "min", axis, keepdims=keepdims)
+
+    def prod(self, axis: Axes = None, keepdims: bool = False) -> Any:
+        """The product over axes, or over all of them."""
+        return functions.reduce(self, "prod", axis, keepdims=keepdims)
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """The index of the largest element along an axis."""
+        return functions.argmax(self, axis, keepdims=keepdims)
+
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """The index of the smallest element along an axis."""
+        return functions.argmax(self, axis, keepdims=keepdims, turned=True)
+
+    def clip(self, min: Any = None, max: Any = None) -> Any:
+        """At least ``min`` and at most ``max``, where they are given."""
+        return functions.clip(self, min, max)
+
+    def round(self, decimals: int = 0) -> Any:
+        """The nearest whole number, halves to the even one."""
+        return functions.rounded(self, decimals)
+
+    def reshape(self, *shape: Any) -> Any:
+        """The same elements in another shape, the batch included; one size may be -1."""
+        return functions.reshape(self, *shape)
+
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
+        """Joins the axes from ``start_dim`` to ``end_dim``, both included, into one."""
+        return functions.flatten(self, start_dim, end_dim)
+
+    def permute(self, *axes: Any) -> Any:
+        """Axes in another order."""
+        return functions.permute(self, *axes)
+
+    def transpose(self, *axes: Any) -> Any:
+        """Axes in another order, by default the opposite one."""
+        return functions.permute(self, *axes)
+
+    def swapaxes(self, axis1: int, axis2: int) -> Any:
+        """Two axes in each other's place."""
+        return functions.swapaxes(self, axis1, axis2)
+
+    def squeeze(self, axis: Axes = None) -> Any:
+        """Without axes of size 1: those given, or all."""
+        return functions.squeeze(self, axis)
+
+    def astype(self, dtype: Any) -> Any:
+        """In another dtype; to bool: whether it is not zero."""
+        return cast(self, dtype if isinstance(dtype, str) else np.dtype(dtype).name)
 
 
-def _is_number(value: object) -> bool:
-    number = isinstance(value, (int, float, np.integer, np.floating))
-    return number and not isinstance(value, bool)
+_METHODS = ("shape", "dtype", *(name for name in vars(Arithmetic) if not name.startswith("_")))

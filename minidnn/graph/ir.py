@@ -22,8 +22,8 @@ from minidnn.errors import GraphError
 from minidnn.graph.arithmetic import Arithmetic
 from minidnn.graph.layout import Layout
 from minidnn.graph.operator import Operator
-from minidnn.graph.recorder import current_recorder
-from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.graph.recorder import current_recorder, is_describing
+from minidnn.graph.types import FLOATS, TensorType, numpy_dtype, rounded_to
 
 
 class Value(Arithmetic):
@@ -47,9 +47,18 @@ class Value(Arithmetic):
     def __repr__(self) -> str:
         return f"%{self.name}: {self.type}"
 
-    def _record(self, op: Operator, *operands: Arithmetic) -> Arithmetic:
+    def _record(self, op: Operator, *operands: Value) -> Value:
         (output,) = current_recorder().apply(op, *operands)
-        return output
+        found: Value = output
+        return found
+
+    def _constant(self, array: np.ndarray, dtype: str) -> Any:
+        held = rounded_to(dtype, array) if dtype in FLOATS else array.astype(numpy_dtype(dtype))
+        type = TensorType(held.shape, dtype)
+        return current_recorder().constant(object(), "array", type, lambda: held)
+
+    def _is_described(self) -> bool:
+        return is_describing()
 
 
 class Stored(Value):

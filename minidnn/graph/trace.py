@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from minidnn.errors import GraphError
 from minidnn.graph.ir import Constant, Graph, Node, State, Stored, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.recorder import current_recorder, is_recording, recording_by
+from minidnn.graph.symbolic import Symbolic
 from minidnn.graph.types import TensorType
 
 
@@ -28,8 +29,11 @@ class Trace:
         self.shapes_only = shapes_only
         self.inputs: list[Value] = []
         self.nodes: list[Node] = []
-        #: Paths of the layers of the network being recorded, by the layer's id.
+        #: Whether the network being recorded is one of layers, which users describe.
+        self.describing = False
+        #: Paths of its layers and names of its parameters, by their ids.
         self.layer_paths: dict[int, str] = {}
+        self.parameter_names: dict[int, str] = {}
         self._known: set[Value] = set()
         self._stored: dict[object, Stored] = {}
         self._updates: dict[State, Value] = {}
@@ -79,7 +83,8 @@ class Trace:
             )
         self._updates[state] = value
 
-    def apply(self, op: Operator, *operands: Value) -> tuple[Value, ...]:
+    def apply(self, op: Operator, *given: Any) -> tuple[Value, ...]:
+        operands = [each._value() if isinstance(each, Symbolic) else each for each in given]
         for i, operand in enumerate(operands):
             if not isinstance(operand, Value):
                 raise GraphError(

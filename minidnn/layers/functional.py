@@ -135,15 +135,16 @@ def _flatten(what: str, given: Any) -> tuple[tuple[str, ...] | None, tuple[Symbo
 
 def _calls_between(inputs: tuple[Symbol, ...], outputs: tuple[Symbol, ...]) -> list[Call]:
     """The calls that lead from the inputs to the outputs, in an order in which they can run."""
+    declared = set(inputs)  # a set looks for objects, where a tuple would compare elements
     for i, symbol in enumerate(inputs):
-        if symbol in inputs[:i]:
+        if symbol in set(inputs[:i]):
             raise GraphError(f"Model: {symbol!r} stands twice among the inputs")
     order: dict[Call, None] = {}
     used: set[Symbol] = set()
     stack: list[tuple[Symbol, bool]] = [(symbol, False) for symbol in reversed(outputs)]
     while stack:
         symbol, ready = stack.pop()
-        if symbol in inputs:
+        if symbol in declared:
             used.add(symbol)
         elif symbol.call is None:
             raise GraphError(

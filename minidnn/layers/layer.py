@@ -16,12 +16,10 @@ import numpy as np
 from minidnn._habits import LAYER, absent, check_mode
 from minidnn.errors import GraphError, WeightsError
 from minidnn.graph.ir import Graph, Stored, Value
-from minidnn.graph.operators import View
-from minidnn.graph.trace import apply, current_trace, is_tracing, tracing
-from minidnn.graph.types import TensorType
+from minidnn.graph.trace import Trace, current_trace, is_tracing, tracing
 from minidnn.layers.copying import check_picklable, set_state
 from minidnn.layers.inputs import Declared, Shapes, named_types
-from minidnn.layers.parameter import Parameter, match_state
+from minidnn.layers.parameter import Parameter, as_array, match_state, misfit_of
 from minidnn.layers.summary import Described, summary
 from minidnn.layers.symbol import Symbol, call, results_of
 
@@ -41,6 +39,25 @@ class Layer:
     #: State-dict keys with these prefixes are ignored when they are loaded.
     ignored_prefixes: tuple[str, ...] = ()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute; an array given for a parameter becomes its numbers."""
+        own = self.__dict__.get(name)
+        if isinstance(own, Parameter) and value is not None and not isinstance(value, Parameter):
+            self._assign(name, own, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _assign(self, name: str, parameter: Parameter, value: Any) -> None:
+        array, problem = as_array(value)
+        if array is not None:
+            problem = misfit_of(array, parameter.type).format("the array")
+        if array is None or problem:
+            raise WeightsError(
+                f"{type(self).__name__}.{name} = {type(value).__name__}: {problem}; valid is an "
+                f"array of {parameter.type}, another Parameter, or None for no {name}"
+            )
+        parameter.assign(array)
+
     def forward(self, *inputs: Any) -> Any:
         """Adds this layer's nodes; takes and returns symbolic values."""
         raise GraphError(f"{type(self).__name__} does not define forward(self, ...)")
@@ -48,7 +65,7 @@ class Layer:
     def __call__(self, *inputs: Any) -> Any:
         if any(isinstance(value, Symbol) for value in inputs):
             label = type(self).__name__
-            return call(self, inputs, label, self.named_layers(label))
+            return call(self, inputs, label, lambda trace: self._name_in(trace, label))
         if not is_tracing() and not any(isinstance(value, Value) for value in inputs):
             given = ", ".join(type(value).__name__ for value in inputs)
             raise GraphError(
@@ -84,7 +101,7 @@ class Layer:
         """What :func:`minidnn.layers.build.to_graph` gives."""
         label = type(self).__name__
         with tracing(label, states=states) as trace:
-            trace.layer_paths = {id(layer): path for path, layer in self.named_layers()}
+            self._name_in(trace)
             types = named_types(label, self._declared_inputs(), shapes, dtype)
             inputs = [trace.input(type, name) for name, type in types]
             if self._is_leaf():
@@ -94,9 +111,17 @@ class Layer:
                     results = self.forward(*inputs)
             else:
                 results = self(*inputs)
-        outputs = results_of(label, results)
+            outputs = results_of(label, results)
         names = [str(name) for name in results] if isinstance(results, Mapping) else None
         return trace.graph(outputs, names)
+
+    def _name_in(self, trace: Trace, label: str = "") -> None:
+        """Tells a trace where all layers and parameters of this network are."""
+        trace.describing = True
+        trace.layer_paths = {id(layer): path for path, layer in self.named_layers(label)}
+        prefix = f"{label}." if label else ""
+        for name, parameter in self._all_names():
+            trace.parameter_names.setdefault(id(parameter), prefix + name)
 
     def named(self, name: str) -> Self:
         """Gives the layer a name for :class:`Model`, which otherwise numbers its layers."""
@@ -184,26 +209,17 @@ class Layer:
     def parameter(self, name: str) -> Stored | None:
         """What stands for one of this layer's own parameters in the graph that is recorded: a
         constant, or a state if the graph has states; None for an absent parameter."""
-        value = getattr(self, name)
-        if value is None:
-            return None
-        trace = current_trace()
-        full = f"{trace.path}.{name}" if trace.path else name
-        data = _no_data if trace.shapes_only else value.bind(full)
-        return (trace.state if trace.states else trace.constant)(value, full, value.type, data)
+        value: Parameter | None = getattr(self, name)
+        return None if value is None else value.stored(self._full_name(name))
 
     def reshaped(self, name: str, shape: tuple[int, ...]) -> Value:
         """What stands for one of this layer's own parameters, in another shape."""
         parameter: Parameter = getattr(self, name)
-        trace = current_trace()
-        if trace.states:
-            state = self.parameter(name)
-            assert state is not None
-            return apply(View(shape), state)
-        full = f"{trace.path}.{name}" if trace.path else name
-        made = parameter.bind(full) if not trace.shapes_only else _no_data
-        type = TensorType(shape, parameter.type.dtype)
-        return trace.constant((parameter, shape), full, type, lambda: made().reshape(shape))
+        return parameter.reshaped(self._full_name(name), shape)
+
+    def _full_name(self, name: str) -> str:
+        path = current_trace().path
+        return f"{path}.{name}" if path else name
 
     def constants(self, *names: str) -> tuple[Value, ...]:
         """What stands for those of the named parameters that are present."""
@@ -302,10 +318,6 @@ class Layer:
             for path, layer in self.named_layers()
         }
         return summary(type(self).__name__, graph, layers)
-
-
-def _no_data() -> np.ndarray:
-    raise GraphError("a parameter has no data while shapes are inferred")
 
 
 def _path_in(trace: Any, layer: Layer) -> str:

@@ -13,6 +13,11 @@ import numpy as np
 
 from minidnn._habits import PARAMETER, absent
 from minidnn.errors import GraphError, WeightsError
+from minidnn.graph.arithmetic import Arithmetic
+from minidnn.graph.ir import Stored, Value
+from minidnn.graph.operators import View
+from minidnn.graph.recorder import is_describing
+from minidnn.graph.trace import apply, current_trace, is_tracing
 from minidnn.graph.types import TensorType, numpy_dtype
 from minidnn.layers.copying import importable
 
@@ -39,34 +44,94 @@ class LazyArray:
         return self._array
 
 
-class Parameter:
+class Parameter(Arithmetic):
     """A named array of a layer: a weight, or a stored statistic.
 
-    It is drawn by its initializer when it is first needed, from a seed and its name in the
-    network, so that defining a network costs no time and its numbers do not depend on the order
-    of anything.  Without :meth:`Layer.initialize`, the seed is 0 and the name is the one under
-    which a graph or a state dict first asks for it.
+    Kept as an attribute of a layer, it is in the network's state dict, and in the layer's
+    ``forward`` it is a tensor like any other:
+
+    >>> class Scale(Layer):
+    ...     def __init__(self):
+    ...         self.g = Parameter(np.ones((3, 1, 1)))
+    ...     def forward(self, x):
+    ...         return x * self.g
+
+    It is given as an array, or as a shape and an initializer.  The latter draws it when it is
+    first needed, from a seed and its name in the network, so that defining a network costs no time
+    and its numbers do not depend on the order of anything.  Without :meth:`Layer.initialize`, the
+    seed is 0 and the name is the one under which a graph or a state dict first asks for it.
     """
 
     def __init__(
         self,
-        shape: tuple[int, ...],
-        initializer: Initializer,
+        shape: Any,
+        initializer: Initializer | None = None,
         dtype: str = "float32",
         *,
         optional: bool = False,
     ) -> None:
+        if initializer is None:
+            shape, initializer = _given(shape, dtype)
         self.type = TensorType(tuple(shape), dtype)
         self.initializer = initializer
         #: Whether a state dict may lack it (PyTorch's ``num_batches_tracked``).
         self.optional = optional
         self._array: LazyArray | None = None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.type.dtype
+
+    def __repr__(self) -> str:
+        return f"Parameter({self.type})"
+
+    def _is_described(self) -> bool:
+        return is_describing()
+
     if not TYPE_CHECKING:  # a type checker that saw this would accept any name
 
         def __getattr__(self, name: str) -> Any:
             """Raises AttributeError, which says for names of training that there is none."""
-            absent(self, name, PARAMETER)
+            if name in PARAMETER:
+                absent(self, name, PARAMETER)
+            return super().__getattr__(name)
+
+    def __bool__(self) -> bool:
+        return True  # "if self.bias" asks whether there is one
+
+    def _value(self) -> Any:
+        if not is_tracing():
+            raise GraphError(
+                f"{self!r}: a parameter was computed with outside of forward; layers describe and "
+                "never compute, so compute with arrays, and assign the result to the parameter"
+            )
+        trace = current_trace()
+        name = trace.parameter_names.get(id(self))
+        if name is None:
+            raise GraphError(
+                f"{self!r} belongs to no layer of {trace.name}; valid is one that a layer keeps as "
+                "an attribute: self.g = Parameter(...) in __init__"
+            )
+        return self.stored(name)
+
+    def stored(self, name: str) -> Stored:
+        """What stands for it in the graph that is being recorded: a constant, or a state."""
+        trace = current_trace()
+        data = _unbound if trace.shapes_only else self.bind(name)
+        return (trace.state if trace.states else trace.constant)(self, name, self.type, data)
+
+    def reshaped(self, name: str, shape: tuple[int, ...]) -> Value:
+        """What stands for it in another shape."""
+        trace = current_trace()
+        if trace.states:
+            return apply(View(shape), self.stored(name))
+        data = _unbound if trace.shapes_only else self.bind(name)
+        type = TensorType(shape, self.type.dtype)
+        return trace.constant((self, shape), name, type, lambda: data().reshape(shape))
 
     def initialize(self, seed: int, name: str) -> None:
         """Draws the parameter anew from ``seed`` and ``name``, when it is next needed."""
@@ -128,6 +193,33 @@ def _filled(value: float, random: np.random.Generator, shape: tuple[int, ...]) -
     return np.full(shape, value, np.float32)
 
 
+def _given(array: Any, dtype: str) -> tuple[tuple[int, ...], Initializer]:
+    """The shape of an array that a parameter begins as, and what gives it."""
+    if isinstance(array, tuple) and all(type(size) is int for size in array):
+        raise GraphError(
+            f"Parameter: shape={array} without initializer=; valid are a shape and a function of a "
+            "generator and the shape, or an array in the shape's place"
+        )
+    found, problem = as_array(array)
+    if found is None or found.dtype.kind not in "fiu":
+        raise GraphError(
+            f"Parameter: {array!r:.80} ({type(array).__name__}) is no array of numbers"
+            f"{f' ({problem})' if problem else ''}; valid are an array, or a shape and an "
+            "initializer"
+        )
+    with np.errstate(over="ignore"):
+        held = found.astype(numpy_dtype(dtype))
+    return held.shape, partial(_begun, held)
+
+
+def _begun(array: np.ndarray, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return array
+
+
+def _unbound() -> np.ndarray:
+    raise GraphError("a parameter has no data while shapes are inferred")
+
+
 @dataclass(frozen=True)
 class Matched:
     """Which array goes to which parameter, and everything that does not fit."""
@@ -174,23 +266,37 @@ def match_state(
     return found
 
 
-def _array(name: str, given: Any, type: TensorType, problems: list[str]) -> np.ndarray | None:
-    """The entry as an array; None, with a problem added, if it does not fit.
+def as_array(given: Any) -> tuple[np.ndarray | None, str]:
+    """What a user gave as an array, or None and why it is none.
 
     PyTorch's tensors need not be detached, and may have a dtype that NumPy lacks.
     """
     try:
         given = given.detach() if hasattr(given, "detach") else given
         bfloat16 = str(getattr(given, "dtype", "")) == "torch.bfloat16"
-        array = np.asarray(given.float() if bfloat16 else given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        problems.append(f"not an array: {name} ({error})")
-        return None
+        return np.asarray(given.float() if bfloat16 else given), ""
+    except (TypeError, ValueError, RuntimeError, GraphError) as error:
+        return None, str(error)
+
+
+def misfit_of(array: np.ndarray, type: TensorType) -> str:
+    """Why an array cannot be a parameter of that type; "" if it can."""
     if array.shape != type.shape:
-        problems.append(f"wrong shape: {name} is {array.shape}, valid is {type.shape}")
-        return None
+        return f"wrong shape: {{}} is {array.shape}, valid is {type.shape}"
     kinds, valid = ("f", "a float dtype") if "float" in type.dtype else ("iu", "an int dtype")
     if array.dtype.kind not in kinds:
-        problems.append(f"wrong dtype: {name} is {array.dtype}, valid is {valid}")
+        return f"wrong dtype: {{}} is {array.dtype}, valid is {valid}"
+    return ""
+
+
+def _array(name: str, given: Any, type: TensorType, problems: list[str]) -> np.ndarray | None:
+    """The entry as an array; None, with a problem added, if it does not fit."""
+    array, error = as_array(given)
+    if array is None:
+        problems.append(f"not an array: {name} ({error})")
+        return None
+    problem = misfit_of(array, type)
+    if problem:
+        problems.append(problem.format(name))
         return None
     return array

@@ -12,8 +12,8 @@ from typing import Any
 from minidnn.errors import GraphError
 from minidnn.graph.arithmetic import Arithmetic
 from minidnn.graph.ir import Value
-from minidnn.graph.operator import Operator
-from minidnn.graph.trace import apply, tracing
+from minidnn.graph.symbolic import Symbolic
+from minidnn.graph.trace import Trace, tracing
 from minidnn.graph.types import TensorType
 
 __all__ = ["Input", "Symbol"]
@@ -36,21 +36,50 @@ class Call:
 class Symbol(Arithmetic):
     """A tensor of a functional model.  ``shape`` is that of one sample."""
 
-    __slots__ = ("call", "dtype", "name", "shape")
+    __slots__ = ("_dtype", "_shape", "call", "name")
 
     def __init__(
         self, shape: tuple[int, ...], dtype: str, name: str, call: Call | None = None
     ) -> None:
-        self.shape = shape
-        self.dtype = dtype
+        self._shape = shape
+        self._dtype = dtype
         self.name = name
         self.call = call
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype
 
     def __repr__(self) -> str:
         return f"Symbol({self.name}: {self.dtype}[batch, {', '.join(map(str, self.shape))}])"
 
-    def _record(self, op: Operator, *operands: Arithmetic) -> Any:
-        return call(partial(apply, op), operands, op.name)
+    deferred = True
+
+    def _defer(
+        self,
+        label: str,
+        function: Callable[..., Any],
+        operands: Sequence[Any],
+        options: Mapping[str, Any],
+    ) -> Any:
+        symbolic = [each for each in operands if isinstance(each, Symbolic)]
+        given = tuple(_Place if isinstance(each, Symbolic) else each for each in operands)
+        return call(partial(_called, function, given, dict(options)), symbolic, label)
+
+
+class _Place:
+    """Where a value goes among the operands of a function that waits for them."""
+
+
+def _called(
+    function: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any], *values: Any
+) -> Any:
+    left = iter(values)
+    return function(*(next(left) if each is _Place else each for each in given), **options)
 
 
 def Input(shape: Sequence[int], dtype: str = "float32", name: str = "input") -> Symbol:
@@ -71,12 +100,12 @@ def call(
     function: Callable[..., Any],
     inputs: Sequence[Any],
     label: str,
-    layers: Iterable[tuple[str, object]] = (),
+    name_in: Callable[[Trace], None] | None = None,
 ) -> Any:
     """Records the call of a layer or operator on symbols and infers what it gives.
 
-    ``function`` takes and gives values; ``label`` names it in errors; ``layers`` are the paths
-    of all layers that it may call.
+    ``function`` takes and gives values; ``label`` names it in errors; ``name_in`` tells a
+    trace where the layers are that it may call.
     """
     for i, symbol in enumerate(inputs):
         if isinstance(symbol, Value):
@@ -85,6 +114,11 @@ def call(
                 f"{label}: argument {i} is {symbol!r}, a value inside forward, but {outside!r} "
                 "comes from outside; valid are forward's own arguments and what is made of them"
             )
+        if isinstance(symbol, Symbolic) and not isinstance(symbol, Symbol):
+            raise GraphError(
+                f"{label}: argument {i} is {symbol!r}, which belongs to no layer; valid is one in "
+                "forward of a layer that keeps it as an attribute (self.g = ... in __init__)"
+            )
         if not isinstance(symbol, Symbol):
             raise GraphError(
                 f"{label}: argument {i} is {symbol!r:.80} ({type(symbol).__name__}); "
@@ -92,10 +126,12 @@ def call(
             )
     record = Call(function, tuple(inputs), label)
     with tracing(label, shapes_only=True) as trace:
-        trace.layer_paths = {id(layer): path for path, layer in layers}
+        trace.describing = True
+        if name_in is not None:
+            name_in(trace)
         values = [trace.input(TensorType((1, *s.shape), s.dtype), s.name) for s in inputs]
         results = function(*values)
-    found = results_of(label, results)
+        found = results_of(label, results)
     for value in found:
         if value.shape[:1] != (1,):
             raise GraphError(
@@ -112,7 +148,11 @@ def call(
 def results_of(label: str, results: Any) -> tuple[Value, ...]:
     """What a layer gave (a value, a sequence or a dict of them) as a tuple of values."""
     found = results.values() if isinstance(results, Mapping) else results
-    found = tuple(found) if isinstance(found, Iterable) else (found,)
+    plain = isinstance(found, Iterable) and not isinstance(found, Symbolic)
+    found = tuple(
+        each._value() if isinstance(each, Symbolic) else each
+        for each in (found if plain else (found,))
+    )
     for i, value in enumerate(found):
         if not isinstance(value, Value):
             raise GraphError(

@@ -30,6 +30,18 @@ from minidnn.graph.expression import (
 )
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import Operator
+from minidnn.graph.scalar_functions import (
+    acos,
+    acosh,
+    asin,
+    asinh,
+    atanh,
+    ceil,
+    cosh,
+    sign,
+    sinh,
+    tan,
+)
 from minidnn.graph.types import FLOATS, INTEGERS
 
 _family = Family("element-wise")
@@ -43,54 +55,6 @@ def _softplus(x: Expression) -> Expression:
     return maximum(x, 0.0) + log1p(exp(-abs(x)))
 
 
-def _sign(x: Expression) -> Expression:
-    return where(x > 0, 1.0, where(x < 0, -1.0, x))
-
-
-def _odd(x: Expression, y: Expression) -> Expression:
-    """``y``, which is of ``|x|``, with the sign of x."""
-    return where(x > 0, y, where(x < 0, -y, x))
-
-
-#: From here on exp(x) may overflow where half of it does not.
-_HIGH = 80.0
-#: From here on x^2 + 1 is x^2, which may overflow.
-_VAST = 1e9
-
-
-def _half_exp(a: Expression) -> Expression:
-    root = exp(0.5 * a)
-    return 0.5 * root * root
-
-
-def _sinh(x: Expression) -> Expression:
-    a = abs(x)
-    e = expm1(a)
-    return _odd(x, where(a > _HIGH, _half_exp(a), 0.5 * (e + e / (e + 1.0))))
-
-
-def _cosh(x: Expression) -> Expression:
-    a = abs(x)
-    return where(a > _HIGH, _half_exp(a), 0.5 * (exp(a) + 1.0 / exp(a)))
-
-
-def _asinh(x: Expression) -> Expression:
-    a = abs(x)
-    near = log1p(a + a * a / (1.0 + sqrt(a * a + 1.0)))
-    return _odd(x, where(a > _VAST, log(a) + math.log(2.0), near))
-
-
-def _acosh(x: Expression) -> Expression:
-    over = x - 1.0
-    near = log1p(over + sqrt(over) * sqrt(x + 1.0))
-    return where(x > _VAST, log(x) + math.log(2.0), near)
-
-
-def _atanh(x: Expression) -> Expression:
-    a = abs(x)
-    return _odd(x, 0.5 * log1p(2.0 * a / (1.0 - a)))
-
-
 def _plain(body: Body, op: Operator | None = None) -> Convert:
     def convert(call: Call) -> Value:
         return call.build.pointwise(call.kind, body, call.operand(0), op=op)
@@ -100,15 +64,15 @@ def _plain(body: Body, op: Operator | None = None) -> Convert:
 
 _PLAIN: dict[str, tuple[Body, Operator | None]] = {
     "Abs": (abs, None),
-    "Acos": (lambda x: 2.0 * atan(sqrt((1.0 - x) / (1.0 + x))), None),
-    "Acosh": (_acosh, None),
-    "Asin": (lambda x: atan(x / sqrt((1.0 - x) * (1.0 + x))), None),
-    "Asinh": (_asinh, None),
+    "Acos": (acos, None),
+    "Acosh": (acosh, None),
+    "Asin": (asin, None),
+    "Asinh": (asinh, None),
     "Atan": (atan, None),
-    "Atanh": (_atanh, None),
-    "Ceil": (lambda x: -floor(-x), None),
+    "Atanh": (atanh, None),
+    "Ceil": (ceil, None),
     "Cos": (cos, None),
-    "Cosh": (_cosh, None),
+    "Cosh": (cosh, None),
     "Erf": (erf, None),
     "Exp": (exp, None),
     "Floor": (floor, None),
@@ -120,13 +84,13 @@ _PLAIN: dict[str, tuple[Body, Operator | None]] = {
     "Relu": (lambda x: maximum(x, 0.0), ops.ReLU()),
     "Round": (rint, None),
     "Sigmoid": (sigmoid, ops.Sigmoid()),
-    "Sign": (_sign, None),
+    "Sign": (sign, None),
     "Sin": (sin, None),
-    "Sinh": (_sinh, None),
+    "Sinh": (sinh, None),
     "Softplus": (_softplus, None),
     "Softsign": (lambda x: x / (1.0 + abs(x)), None),
     "Sqrt": (sqrt, None),
-    "Tan": (lambda x: sin(x) / cos(x), None),
+    "Tan": (tan, None),
     "Tanh": (tanh, ops.Tanh()),
 }
 for _name, (_body, _op) in _PLAIN.items():

@@ -15,6 +15,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, apply, exp, floor, fma, maximum, minimum, where
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.operator import Operator
+from minidnn.graph.scalar_functions import equal
 from minidnn.graph.types import FLOATS, INTEGERS
 
 _family = Family("element-wise with broadcasting")
@@ -41,10 +42,6 @@ def _binary(name: str, body: Body, op: Operator | None = None, dtype: str | None
     _family.add(name, convert)
 
 
-def _equal(a: Expression, b: Expression) -> Expression:
-    return (a <= b) * (a >= b)
-
-
 _binary("Add", lambda a, b: a + b, ops.Add())
 _binary("Sub", lambda a, b: a - b, ops.Sub())
 _binary("Mul", lambda a, b: a * b, ops.Mul())
@@ -53,7 +50,7 @@ _binary("Less", lambda a, b: a < b, dtype="bool")
 _binary("LessOrEqual", lambda a, b: a <= b, dtype="bool")
 _binary("Greater", lambda a, b: a > b, dtype="bool")
 _binary("GreaterOrEqual", lambda a, b: a >= b, dtype="bool")
-_binary("Equal", _equal, dtype="bool")
+_binary("Equal", equal, dtype="bool")
 _binary("And", minimum, dtype="bool")
 _binary("Or", maximum, dtype="bool")
 _binary("Xor", lambda a, b: abs(a - b), dtype="bool")

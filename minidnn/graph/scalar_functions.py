@@ -1,0 +1,94 @@
+"""Functions made of the scalar operations: signs, rounding, equality, and the circular and
+hyperbolic functions that are none of them."""
+
+from __future__ import annotations
+
+import math
+
+from minidnn.graph.expression import (
+    Expression,
+    atan,
+    cos,
+    exp,
+    expm1,
+    floor,
+    log,
+    log1p,
+    sin,
+    sqrt,
+    where,
+)
+
+
+def sign(x: Expression) -> Expression:
+    return where(x > 0, 1.0, where(x < 0, -1.0, x))
+
+
+def odd(x: Expression, y: Expression) -> Expression:
+    """``y``, which is of ``|x|``, with the sign of x."""
+    return where(x > 0, y, where(x < 0, -y, x))
+
+
+#: From here on exp(x) may overflow where half of it does not.
+_HIGH = 80.0
+#: From here on x^2 + 1 is x^2, which may overflow.
+_VAST = 1e9
+
+
+def _half_exp(a: Expression) -> Expression:
+    root = exp(0.5 * a)
+    return 0.5 * root * root
+
+
+def sinh(x: Expression) -> Expression:
+    a = abs(x)
+    e = expm1(a)
+    return odd(x, where(a > _HIGH, _half_exp(a), 0.5 * (e + e / (e + 1.0))))
+
+
+def cosh(x: Expression) -> Expression:
+    a = abs(x)
+    return where(a > _HIGH, _half_exp(a), 0.5 * (exp(a) + 1.0 / exp(a)))
+
+
+def asinh(x: Expression) -> Expression:
+    a = abs(x)
+    near = log1p(a + a * a / (1.0 + sqrt(a * a + 1.0)))
+    return odd(x, where(a > _VAST, log(a) + math.log(2.0), near))
+
+
+def acosh(x: Expression) -> Expression:
+    over = x - 1.0
+    near = log1p(over + sqrt(over) * sqrt(x + 1.0))
+    return where(x > _VAST, log(x) + math.log(2.0), near)
+
+
+def atanh(x: Expression) -> Expression:
+    a = abs(x)
+    return odd(x, 0.5 * log1p(2.0 * a / (1.0 - a)))
+
+
+def asin(x: Expression) -> Expression:
+    return atan(x / sqrt((1.0 - x) * (1.0 + x)))
+
+
+def acos(x: Expression) -> Expression:
+    return 2.0 * atan(sqrt((1.0 - x) / (1.0 + x)))
+
+
+def tan(x: Expression) -> Expression:
+    return sin(x) / cos(x)
+
+
+def ceil(x: Expression) -> Expression:
+    return -floor(-x)
+
+
+def trunc(x: Expression) -> Expression:
+    """The whole number next to x towards zero."""
+    return odd(x, floor(abs(x)))
+
+
+def equal(a: Expression, b: Expression) -> Expression:
+    """1 where two numbers are equal, else 0; NaN equals nothing."""
+    return (a <= b) * (a >= b)
