@@ -320,15 +320,15 @@ def test_external_data_outside_of_the_folder(tmp_path: Path, location: str) -> N
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "folder" / "link").symlink_to("/etc/passwd")
     with pytest.raises(GraphError, match="external data in"):
-        external_path(location, folder, "tensor")
+        external_path(location, folder / "net.onnx", "tensor")
 
 
 @pytest.mark.parametrize("location", ["w" * 300, "w" * 5000, "a/" * 3000 + "w", "loop"])
 def test_external_data_that_no_file_system_can_look_for(tmp_path: Path, location: str) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(GraphError, match="tensor has external data in ") as caught:
-        external_path(location, tmp_path, "tensor")
-    assert len(str(caught.value)) < 300
+        external_path(location, tmp_path / "net.onnx", "tensor")
+    assert len(str(caught.value)) < 400
 
 
 def test_arguments_that_are_not_legal() -> None:
@@ -341,7 +341,61 @@ def test_arguments_that_are_not_legal() -> None:
 def test_links_within_the_folder_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real.bin").write_bytes(b"x")
     (tmp_path / "link.bin").symlink_to("real.bin")
-    assert external_path("link.bin", tmp_path, "tensor").name == "real.bin"
+    assert external_path("link.bin", tmp_path / "net.onnx", "tensor").name == "real.bin"
+
+
+def in_cache(folder: Path) -> tuple[Path, Path]:
+    """A model with external data as Hugging Face's cache keeps it: the path of its link, and the
+    folder of what the links lead to."""
+    blobs, snapshot = folder / "blobs", folder / "snapshots" / "3f2a" / "onnx"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    (blobs / "0a1b").write_bytes(with_external_data(blobs))
+    (blobs / "weights.bin").rename(blobs / "2c3d")
+    (snapshot / "net.onnx").symlink_to("../../../blobs/0a1b")
+    (snapshot / "weights.bin").symlink_to("../../../blobs/2c3d")
+    return snapshot / "net.onnx", blobs
+
+
+def test_the_cache_of_hugging_face(tmp_path: Path) -> None:
+    path, _ = in_cache(tmp_path)
+    x = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
+    (expected,) = evaluate(load_onnx(network(), x.shape), [x])
+    (found,) = evaluate(load_onnx(path, x.shape), [x])
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(md.compile(str(path), x.shape, device="reference")(x), expected)
+
+
+@pytest.mark.parametrize("target", ["../secret", "below/secret", "..", "/etc/passwd", "fifo"])
+def test_nothing_but_what_lies_beside_a_links_target_is_read(tmp_path: Path, target: str) -> None:
+    path, blobs = in_cache(tmp_path)
+    (blobs / "below").mkdir()
+    for secret in (tmp_path / "secret", blobs / "below" / "secret"):
+        secret.write_bytes(b"x" * 1000)
+    os.mkfifo(blobs / "fifo")
+    data = path.with_name("weights.bin")
+    data.unlink()
+    data.symlink_to(os.path.normpath(blobs / target))
+    text = "which is no file" if target == "fifo" else "files beside the one that it leads to"
+    fails(path, text, shape=(1, 3, 16, 16))
+    if target != "fifo":  # and where the model is no link, nothing beyond its own folder
+        plain = path.with_name("plain.onnx")
+        plain.write_bytes(path.read_bytes())
+        data.unlink()
+        data.symlink_to(blobs / "2c3d")
+        fails(plain, "valid is a path to a file in the model's folder", shape=(1, 3, 16, 16))
+
+
+def test_a_link_to_a_model_with_its_data_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "net.onnx").write_bytes(with_external_data(tmp_path / "real"))
+    (tmp_path / "net.onnx").symlink_to("real/net.onnx")
+    assert load_onnx(tmp_path / "net.onnx", (1, 3, 16, 16)).nodes
+    (tmp_path / "real" / "weights.bin").rename(tmp_path / "secret")
+    (tmp_path / "real" / "weights.bin").symlink_to("../secret")
+    fails(tmp_path / "net.onnx", "valid is a path to a file in the model's", shape=(1, 3, 16, 16))
+    (tmp_path / "real" / "weights.bin").unlink()
+    fails(tmp_path / "net.onnx", "which is no file", shape=(1, 3, 16, 16))
 
 
 def test_importing_needs_no_onnx(root: Path) -> None:

@@ -43,14 +43,14 @@ class Call:
         opset: int,
         operands: Sequence[Value | None],
         build: Builder,
-        folder: Path | None,
+        path: Path | None,
     ) -> None:
         self.kind = str(proto.op_type)
         self.opset = opset
         self.build = build
         self.output_names = list(proto.output)
         self._operands = list(operands)
-        self._folder = folder
+        self._path = path
         self._attributes = {attribute.name: attribute for attribute in proto.attribute}
         self._read: set[str] = set()
         if len(self._attributes) < len(proto.attribute):
@@ -166,7 +166,7 @@ class Call:
 
     def tensor(self, name: str) -> np.ndarray | None:
         found = self._value(name, 4)
-        return None if found is None else read_tensor(found, self._folder, f"attribute {name!r}")
+        return None if found is None else read_tensor(found, self._path, f"attribute {name!r}")
 
     def unread(self) -> list[str]:
         """Attributes that the converting function does not know."""

@@ -185,7 +185,7 @@ class _Conversion:
         signature = signature_of(str(proto.op_type), self.model.opset)
         if signature is not None:
             signature.check(operands)
-        call = Call(proto, self.model.opset, operands, self.build, self.model.folder)
+        call = Call(proto, self.model.opset, operands, self.build, self.model.path)
         with self.trace.scope(label, leaf=True):
             results = CONVERTERS[proto.op_type].convert(call)
         if call.unread():

@@ -38,7 +38,8 @@ class Model:
     proto: Any
     opset: int
     bytes: int
-    folder: Path | None
+    #: Where the model was read from; external data are looked for beside it.
+    path: Path | None
     inputs: tuple[Declared, ...]
     initializers: Mapping[str, np.ndarray]
     #: Why inputs and initializers cannot be taken, by name; converting tells it with all else.
@@ -69,11 +70,11 @@ def read_model(network: Any) -> Model:
     cannot be read, DeviceError if ``onnx`` is not installed.
     """
     onnx = import_onnx()
-    folder = None
+    path = None
     title = "the ONNX model"
     if isinstance(network, (str, os.PathLike)):
         path = Path(os.fsdecode(network))
-        folder, title = path.parent, f"ONNX file {str(path)!r}"
+        title = f"ONNX file {str(path)!r}"
         if path.is_fifo() or path.is_socket() or path.is_char_device():
             raise GraphError(f"{title} is not a regular file")  # reading one may wait for ever
         network = path.read_bytes()
@@ -87,7 +88,7 @@ def read_model(network: Any) -> Model:
             f"model={network!r:.80} is a {type(network).__name__}; valid are a path, the bytes of "
             "a model and an onnx.ModelProto"
         )
-    return _checked(proto, size, folder, title)
+    return _checked(proto, size, path, title)
 
 
 def with_data_inside(model: Model) -> Any:
@@ -98,7 +99,7 @@ def with_data_inside(model: Model) -> Any:
     attributes = [each.t for node in proto.graph.node for each in node.attribute]
     for tensor in (*proto.graph.initializer, *attributes):
         if tensor.data_location:
-            array = np.ascontiguousarray(read_tensor(tensor, model.folder, tensor.name))
+            array = np.ascontiguousarray(read_tensor(tensor, model.path, tensor.name))
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     return proto
 
@@ -112,7 +113,7 @@ def _parsed(onnx: Any, data: bytes, title: str) -> Any:
         raise GraphError(f"{title} is no ONNX model: {error}") from error
 
 
-def _checked(proto: Any, size: int, folder: Path | None, title: str) -> Model:
+def _checked(proto: Any, size: int, path: Path | None, title: str) -> Model:
     if not proto.HasField("graph") or not len(proto.graph.output):
         raise GraphError(f"{title} is no ONNX model: it has no graph with outputs")
     opset = _opset(proto, title)
@@ -128,7 +129,7 @@ def _checked(proto: Any, size: int, folder: Path | None, title: str) -> Model:
         if tensor.name in initializers or tensor.name in refused or not tensor.name:
             raise GraphError(f"{title}: {what} has no name of its own")
         try:
-            initializers[tensor.name] = read_tensor(tensor, folder, what)
+            initializers[tensor.name] = read_tensor(tensor, path, what)
         except UnsupportedError as error:
             refused[tensor.name] = str(error)
         except GraphError as error:
@@ -141,7 +142,7 @@ def _checked(proto: Any, size: int, folder: Path | None, title: str) -> Model:
     names = [declared.name for declared in inputs]
     if len(set(names)) < len(names):
         raise GraphError(f"{title} has two inputs of one name: {', '.join(names):.200}")
-    return Model(title, proto, opset, size, folder, inputs, initializers, refused)
+    return Model(title, proto, opset, size, path, inputs, initializers, refused)
 
 
 def _opset(proto: Any, title: str) -> int:

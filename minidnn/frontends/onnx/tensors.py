@@ -1,7 +1,10 @@
 """Tensors of a model as arrays, the external ones included.
 
 External data are read from the model's folder alone: a location that is absolute, climbs out with
-``..`` or leads out by a symbolic link is refused, for it could be any file of this machine.
+``..`` or leads out by a symbolic link is refused, for it could be any file of this machine.  Where
+the model itself is a link, the folder of the file that it leads to is one as well: of what is not
+in the link's, and for links to files right in there, as in the cache of Hugging Face, which keeps
+files in another folder under their hashes.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ def _type_name(number: int) -> str:
     return str(types.Name(number)) if number in types.values() else str(number)
 
 
-def read_tensor(tensor: Any, folder: Path | None, what: str) -> np.ndarray:
-    """The array of a ``TensorProto``; ``folder`` is the model's, None if it has none.
+def read_tensor(tensor: Any, model: Path | None, what: str) -> np.ndarray:
+    """The array of a ``TensorProto``; ``model`` is the model's path, None if it has none.
 
     GraphError if it is malformed, UnsupportedError for element types that minidnn lacks.
     """
@@ -55,7 +58,7 @@ def read_tensor(tensor: Any, folder: Path | None, what: str) -> np.ndarray:
     if tensor.HasField("segment"):
         raise UnsupportedError(f"{what} is a segment of a tensor")
     if tensor.data_location == _EXTERNAL:
-        flat = _external(tensor, folder, dtype, prod(shape), what)
+        flat = _external(tensor, model, dtype, prod(shape), what)
     elif tensor.HasField("raw_data"):
         if len(tensor.raw_data) != prod(shape) * dtype.itemsize:
             raise GraphError(
@@ -85,12 +88,12 @@ def _typed(tensor: Any, dtype: np.dtype, what: str) -> np.ndarray:
 
 
 def _external(
-    tensor: Any, folder: Path | None, dtype: np.dtype, count: int, what: str
+    tensor: Any, model: Path | None, dtype: np.dtype, count: int, what: str
 ) -> np.ndarray:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if not all(isinstance(text, str) for pair in entries.items() for text in pair):
         raise GraphError(f"{what} says where its external data are in bytes that are no text")
-    path = external_path(entries.get("location", ""), folder, what)
+    path = external_path(entries.get("location", ""), model, what)
     offset, length = (_whole(entries, key, what) for key in ("offset", "length"))
     needed = count * dtype.itemsize
     if length not in (0, needed):
@@ -117,9 +120,10 @@ def _whole(entries: dict[str, str], key: str, what: str) -> int:
     return int(text)
 
 
-def external_path(location: str, folder: Path | None, what: str) -> Path:
-    """The file that holds external data; GraphError unless it lies in the model's folder."""
-    if folder is None:
+def external_path(location: str, model: Path | None, what: str) -> Path:
+    """The file that holds external data; GraphError unless it lies in the folder of ``model``, the
+    model's path, or beside the file that this path leads to."""
+    if model is None:
         raise GraphError(
             f"{what} has external data ({location!r:.100}), which are looked for in the model's "
             "folder; give the model's path, not its content"
@@ -128,9 +132,12 @@ def external_path(location: str, folder: Path | None, what: str) -> Path:
         raise GraphError(f"{what} has external data in {location!r:.100}; {_VALID}")
     told = f"{what} has external data in {location!r:.100}"
     try:
-        base = Path(os.path.realpath(folder))
+        base, real = Path(os.path.realpath(model.parent)), Path(os.path.realpath(model)).parent
+        if not os.path.lexists(base / location):
+            base = real
         path = Path(os.path.realpath(base / location))
-        within = base in path.parents and ".." not in Path(location).parts
+        beside = path.parent == real
+        within = (beside or base in path.parents) and ".." not in Path(location).parts
         there = within and path.is_file()
     except (OSError, ValueError) as error:  # too long, or beyond the file system's encoding
         reason = getattr(error, "strerror", None) or error
@@ -142,4 +149,7 @@ def external_path(location: str, folder: Path | None, what: str) -> Path:
     return path
 
 
-_VALID = "valid is a path to a file in the model's folder, which no '..' or link leaves"
+_VALID = (
+    "valid is a path to a file in the model's folder, which no '..' or link leaves; if the model "
+    "itself is a link, links may lead to files beside the one that it leads to"
+)
