@@ -11,6 +11,8 @@ import json
 import os
 from typing import Any
 
+import numpy as np
+
 from minidnn.errors import GraphError
 from minidnn.fusion.region import FusedContraction, Sequence
 from minidnn.graph.attributes import brief
@@ -59,7 +61,6 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
             what would be valid.
     """
     file = MappedFile(path)
-    arrays = read_safetensors(file)
     text = read_metadata(file).get(METADATA_KEY)
     where = f"graph file {str(file.path)!r}"
     if text is None:
@@ -67,6 +68,7 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
             f"{where} holds weights, but no graph (its metadata lack {METADATA_KEY!r}); valid is "
             "a file that save_graph wrote"
         )
+    arrays = {name: np.asarray(each) for name, each in read_safetensors(file).items()}
     try:
         return from_document(_parse(text), arrays)
     except GraphError as error:

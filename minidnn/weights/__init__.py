@@ -7,6 +7,7 @@ its size where elements must be converted: bfloat16, foreign byte order, unalign
 ``minidnn.weights.download`` is useful alone: it fetches any file with resume and hash check.
 """
 
+from ._file import Unread
 from .load import load_weights
 from .safetensors import save_weights
 from .zoo import KNOWN_WEIGHTS, KnownWeights, find_known
@@ -14,6 +15,7 @@ from .zoo import KNOWN_WEIGHTS, KnownWeights, find_known
 __all__ = [
     "KNOWN_WEIGHTS",
     "KnownWeights",
+    "Unread",
     "find_known",
     "load_weights",
     "save_weights",

@@ -58,6 +58,33 @@ def brief(value: object) -> str:
     return _brief.repr(value)
 
 
+class Unread:
+    """A tensor that cannot be read, in its place among those that can.
+
+    Its name, shape and dtype are known.  Whoever needs it as an array gets a WeightsError that
+    says why it is none.
+
+    Attributes:
+        dtype: what the file says: "float8_e4m3fn", "F8_E4M3".
+        shape: None where the file does not say it in a way that is known.
+    """
+
+    def __init__(self, dtype: str, shape: tuple[int, ...] | None, problem: WeightsError) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self._problem = problem
+
+    @property
+    def ndim(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        raise WeightsError(str(self._problem))
+
+    def __repr__(self) -> str:
+        return f"<Unread {self.dtype}, shape {brief(self.shape)}>"
+
+
 def itemsize(code: str) -> int:
     """Bytes of one element of a dtype code."""
     return np.dtype(DTYPES[code]).itemsize

@@ -1,11 +1,13 @@
 """Reads the pickles of state dicts without executing anything that stands in them.
 
 A pickle is a program for a small stack machine.  Python's own machine imports and calls whatever
-the program names; this one has no way to do either.  A global is a name in a closed table, and
-"calling" one of them makes a plain record of this module.  Everything else is refused by name.
+the program names; this one has no way to do either.  A global is a text, and stays one.  Those of a
+closed table are tensors and dicts: "calling" one makes a plain record of this module.  "Calling"
+any other, whatever it is, gives an :class:`Opaque` object that remembers nothing but the text; what
+is put into it is dropped.  So a checkpoint may hold anything beside its weights.
 
-The instructions are those of protocols 2 to 4 (protocols 0 and 1, and what only object graphs of
-classes need, are left out).  Source: Python's ``pickletools``, which documents every one.
+The instructions are those of protocols 2 to 5 (protocols 0 and 1 are left out, and buffers outside
+of the pickle).  Source: Python's ``pickletools``, which documents every one.
 
 Bounds: a pickle has at most :data:`MAX_BYTES`, runs at most :data:`MAX_STEPS` instructions, and
 never recurses, so neither time nor memory can explode; 256 MiB of objects are never exceeded.
@@ -20,60 +22,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ._file import MappedFile, brief
+from ._records import FOREIGN_STORAGES, STORAGE_CODES, Global, Opaque, Storage, Tensor
 
 MAX_BYTES = 16 << 20
 MAX_STEPS = 1_000_000
 _MAX_LONG = 32
 _MAX_KEY = 2**60
 
-STORAGES = {
-    "DoubleStorage": "F64",
-    "FloatStorage": "F32",
-    "HalfStorage": "F16",
-    "BFloat16Storage": "BF16",
-    "LongStorage": "I64",
-    "IntStorage": "I32",
-    "ShortStorage": "I16",
-    "CharStorage": "I8",
-    "ByteStorage": "U8",
-    "BoolStorage": "BOOL",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Global:
-    """A name that the pickle may use."""
-
-    name: str
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Storage:
-    """``numel`` elements in the file under ``key``; a view of them begins at ``base``."""
-
-    code: str
-    key: str
-    numel: int
-    base: int
-    length: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Tensor:
-    """A strided view of a storage; offset and strides are in elements, and not yet checked."""
-
-    storage: Storage
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-def _storage_names() -> dict[str, str]:
-    homes = ("torch", "torch.cuda", "torch.storage")
-    return {f"{home}.{name}": code for home in homes for name, code in STORAGES.items()}
-
-
-_STORAGE_CODES = _storage_names()
+_LONGEST_NAME = 100
 
 
 class Machine:
@@ -89,6 +45,7 @@ class Machine:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
+        self._globals: dict[str, Global] = {}
         self.storages: dict[str, Storage] = {}
 
     def run(self) -> tuple[Any, int]:
@@ -177,18 +134,17 @@ class Machine:
     def _frame(self) -> None:
         self._take(8)  # how much follows: only a hint for readers of streams
 
-    def _long(self) -> None:
-        count = self._take(1)[0]
-        if count > _MAX_LONG:
-            raise self._error(f"has an integer of {count} bytes; at most {_MAX_LONG} are valid")
-        self._push(int.from_bytes(self._take(count), "little", signed=True))
+    def _long(self, count: int) -> None:
+        if count < 0:
+            raise self._error(f"has an integer of {count} bytes")
+        digits = self._take(count)
+        small = count <= _MAX_LONG  # whatever is larger is no size, and slow to print
+        self._push(int.from_bytes(digits, "little", signed=True) if small else Opaque("int"))
 
     def _bytes_as_text(self, count: int) -> None:
-        """Python 2 wrote its texts so; the ones in state dicts are ASCII."""
-        try:
-            self._push(self._take(count).decode("ascii"))
-        except UnicodeDecodeError as error:
-            raise self._error("has a Python 2 text that is not ASCII") from error
+        """Python 2 wrote its texts so, and its bytes; the texts in state dicts are ASCII."""
+        data = self._take(count)
+        self._push(data.decode("ascii") if data.isascii() else data)
 
     def _bytes(self, count: int) -> None:
         self._push(self._take(count))
@@ -203,34 +159,54 @@ class Machine:
     def _mark(self) -> None:
         self._marks.append(len(self._stack))
 
+    def _drop(self) -> None:
+        if self._marks and self._marks[-1] == len(self._stack):
+            self._marks.pop()
+        else:
+            self._pop()
+
     # --- instructions: containers and memo ---
 
     def _append(self) -> None:
         item = self._pop()
-        self._peek(list, "append to").append(item)
+        self._extend([item])
 
     def _appends(self) -> None:
-        items = self._pop_mark()
-        self._peek(list, "append to").extend(items)
+        self._extend(self._pop_mark())
+
+    def _extend(self, items: list[Any]) -> None:
+        target = self._peek((list, Opaque), "append to")
+        if isinstance(target, list):
+            target.extend(items)
+
+    def _opaque(self, name: str) -> None:
+        self._push(Opaque(name))
+
+    def _frozen_set(self) -> None:
+        self._pop_mark()
+        self._opaque("frozenset")
+
+    def _forget_items(self) -> None:
+        self._pop_mark()
 
     def _set_item(self) -> None:
         value = self._pop()
         key = self._pop()
-        self._fill(self._peek(dict, "set an item of"), [key, value])
+        self._fill(self._peek((dict, Opaque), "set an item of"), [key, value])
 
     def _set_items(self) -> None:
         items = self._pop_mark()
-        self._fill(self._peek(dict, "set items of"), items)
+        self._fill(self._peek((dict, Opaque), "set items of"), items)
 
-    def _fill(self, target: dict[Any, Any], items: list[Any]) -> None:
+    def _fill(self, target: dict[Any, Any] | Opaque, items: list[Any]) -> None:
         if len(items) % 2:
             raise self._error("sets a key without a value")
+        if isinstance(target, Opaque):
+            return
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Hashing anything deeper would recurse.
+            # Nobody asks for others, and hashing what is nested would recurse.
             simple = isinstance(key, str) or (type(key) is int and abs(key) < _MAX_KEY)
-            if not simple:
-                raise self._error(f"has the dict key {brief(key)}; valid are texts and integers")
-            target[key] = value
+            target[key if simple else Opaque(brief(key))] = value
 
     def _get(self, index: int) -> None:
         if index not in self._memo:
@@ -255,32 +231,43 @@ class Machine:
         self._push_global(module, name)
 
     def _push_global(self, module: str, name: str) -> None:
-        full = f"{module}.{name}"
-        if full not in _CONSTRUCTORS and full not in _STORAGE_CODES:
-            valid = ", ".join([*_CONSTRUCTORS, *(f"torch.{name}" for name in STORAGES)])
-            raise self._error(f"wants {full!r}, which is refused; valid are {valid}")
-        self._push(Global(full))
+        full = f"{module[:_LONGEST_NAME]}.{name[:_LONGEST_NAME]}"
+        self._push(self._globals.setdefault(full, Global(full)))
 
     def _reduce(self) -> None:
         arguments, called = self._pop(), self._pop()
-        if not isinstance(called, Global) or not isinstance(arguments, tuple):
+        self._push(self._called(called, arguments))
+
+    def _called(self, called: Any, arguments: Any) -> Any:
+        """A record of what calling would make; nothing is called."""
+        if not isinstance(called, (Global, Opaque)) or not isinstance(arguments, tuple):
             raise self._error(f"wants to call {brief(called)}")
-        constructor = _CONSTRUCTORS.get(called.name)
-        if constructor is None:
-            raise self._error(f"wants to call {called.name!r}")
-        self._push(constructor(self, arguments))
+        constructor = _CONSTRUCTORS.get(called.name) if isinstance(called, Global) else None
+        return Opaque(called.name) if constructor is None else constructor(self, arguments)
+
+    def _new_object(self, keywords: bool) -> None:
+        if keywords:
+            self._pop()
+        self._reduce()
+
+    def _old_object(self) -> None:
+        kind, *_ = self._pop_mark() or [None]
+        self._push(self._called(kind, ()))
 
     def _build(self) -> None:
         """A state dict carries its ``_metadata`` as an attribute, which is of no use here."""
         self._pop()
-        self._peek(OrderedDict, "set attributes of")
+        self._peek((OrderedDict, Opaque, Tensor), "set attributes of")
 
     def _persistent(self) -> None:
         identity = self._pop()
+        if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module":
+            self._push(identity[1])  # a class, whose source old files carry along
+            return
         if not (isinstance(identity, tuple) and len(identity) in (5, 6)):
             raise self._error(f"has the persistent id {brief(identity)}, which is no storage")
         word, kind, key, _, numel = identity[:5]
-        code = _STORAGE_CODES.get(kind.name) if isinstance(kind, Global) else None
+        code = STORAGE_CODES.get(kind.name) if isinstance(kind, Global) else None
         if word != "storage" or code is None or not isinstance(key, str) or not _is_size(numel):
             raise self._error(f"has the persistent id {brief(identity)}, which is no storage")
         view = identity[5] if len(identity) == 6 else None
@@ -325,7 +312,19 @@ class Machine:
 
     def make_tensor(self, arguments: tuple[Any, ...]) -> Tensor:
         """``_rebuild_tensor_v2(storage, offset, size, stride, grad, hooks[, metadata])``."""
-        if len(arguments) not in (4, 6, 7) or not isinstance(arguments[0], Storage):
+        return self._tensor(arguments, (4, 6, 7), arguments[6:7])
+
+    def make_typed_tensor(self, arguments: tuple[Any, ...]) -> Tensor:
+        """``_rebuild_tensor_v3(storage, offset, size, stride, grad, hooks, dtype[, metadata])``,
+        of dtypes that have no storages of their own."""
+        tensor = self._tensor(arguments, (7, 8), arguments[7:8])
+        dtype = arguments[6].name if isinstance(arguments[6], Global) else brief(arguments[6])
+        return dataclasses.replace(tensor, foreign=dtype.removeprefix("torch."))
+
+    def _tensor(
+        self, arguments: tuple[Any, ...], counts: tuple[int, ...], metadata: tuple[Any, ...]
+    ) -> Tensor:
+        if len(arguments) not in counts or not isinstance(arguments[0], Storage):
             raise self._error(f"makes a tensor from {brief(arguments)}")
         storage, offset, shape, strides = arguments[:4]
         if not (
@@ -338,15 +337,29 @@ class Machine:
                 f"makes a tensor with offset {brief(offset)}, shape {brief(shape)} and strides "
                 f"{brief(strides)}; valid are integers >= 0, as many strides as sizes"
             )
-        if len(arguments) == 7 and arguments[6]:
-            raise self._error("makes a tensor that is to be conjugated or negated")
-        return Tensor(storage, offset, tuple(shape), tuple(strides))
+        foreign = "conjugated or negated numbers" if any(metadata) else None
+        if storage.code in FOREIGN_STORAGES:
+            foreign = storage.code.removesuffix("Storage").lower()
+        return Tensor(storage, offset, tuple(shape), tuple(strides), foreign)
 
-    def make_parameter(self, arguments: tuple[Any, ...]) -> Tensor:
+    def make_parameter(self, arguments: tuple[Any, ...]) -> Tensor | Opaque:
         """``_rebuild_parameter(tensor, requires_grad, hooks[, state])``."""
-        if len(arguments) not in (3, 4) or not isinstance(arguments[0], Tensor):
+        if len(arguments) not in (3, 4) or not isinstance(arguments[0], (Tensor, Opaque)):
             raise self._error(f"makes a parameter from {brief(arguments)}")
         return arguments[0]
+
+    def make_with_attributes(self, arguments: tuple[Any, ...]) -> Any:
+        """``_rebuild_from_type_v2(function, class, arguments, attributes)``."""
+        names = [each.name for each in arguments[:2] if isinstance(each, Global)]
+        if len(arguments) != 4 or len(names) != 2 or "_rebuild_from_type" in names[0]:
+            raise self._error(f"makes a tensor from {brief(arguments)}")
+        if names[1] not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
+            return Opaque(f"torch._tensor._rebuild_from_type_v2 of a {names[1]}")
+        return self._called(arguments[0], arguments[2])
+
+    def make_default_dict(self, arguments: tuple[Any, ...]) -> OrderedDict[Any, Any]:
+        """``defaultdict(factory)``; its items come later."""
+        return OrderedDict()
 
 
 def _is_size(value: Any) -> bool:
@@ -359,11 +372,14 @@ def _are_sizes(values: Any) -> bool:
 
 _CONSTRUCTORS: dict[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
     "collections.OrderedDict": Machine.make_ordered_dict,
+    "collections.defaultdict": Machine.make_default_dict,
     "torch.Size": Machine.make_size,
     "torch._utils._rebuild_tensor": Machine.make_tensor,
     "torch._utils._rebuild_tensor_v2": Machine.make_tensor,
+    "torch._utils._rebuild_tensor_v3": Machine.make_typed_tensor,
     "torch._utils._rebuild_parameter": Machine.make_parameter,
     "torch._utils._rebuild_parameter_with_state": Machine.make_parameter,
+    "torch._tensor._rebuild_from_type_v2": Machine.make_with_attributes,
 }
 
 _INSTRUCTIONS: dict[int, Callable[[Machine], None]] = {
@@ -375,7 +391,8 @@ _INSTRUCTIONS: dict[int, Callable[[Machine], None]] = {
     ord("J"): lambda m: m._push(m._number("<i")),
     ord("K"): lambda m: m._push(m._number("<B")),
     ord("M"): lambda m: m._push(m._number("<H")),
-    0x8A: Machine._long,
+    0x8A: lambda m: m._long(m._number("<B")),
+    0x8B: lambda m: m._long(m._number("<i")),
     ord("G"): lambda m: m._push(m._number(">d")),
     ord("X"): lambda m: m._push(m._text(m._number("<I"))),
     0x8C: lambda m: m._push(m._text(m._number("<B"))),
@@ -384,6 +401,17 @@ _INSTRUCTIONS: dict[int, Callable[[Machine], None]] = {
     ord("T"): lambda m: m._bytes_as_text(m._number("<I")),
     ord("C"): lambda m: m._bytes(m._number("<B")),
     ord("B"): lambda m: m._bytes(m._number("<I")),
+    0x8E: lambda m: m._bytes(m._number("<Q")),
+    0x96: lambda m: m._bytes(m._number("<Q")),
+    0x82: lambda m: m._opaque(f"extension {m._number('<B')}"),
+    0x83: lambda m: m._opaque(f"extension {m._number('<H')}"),
+    0x84: lambda m: m._opaque(f"extension {m._number('<I')}"),
+    0x8F: lambda m: m._opaque("set"),
+    0x90: Machine._appends,
+    0x91: Machine._frozen_set,
+    ord("0"): Machine._drop,
+    ord("1"): Machine._forget_items,
+    ord("2"): lambda m: m._push(m._peek(object, "repeat")),
     ord(")"): lambda m: m._push(()),
     ord("]"): lambda m: m._push([]),
     ord("}"): lambda m: m._push({}),
@@ -404,6 +432,9 @@ _INSTRUCTIONS: dict[int, Callable[[Machine], None]] = {
     ord("c"): Machine._global,
     0x93: Machine._stack_global,
     ord("R"): Machine._reduce,
+    0x81: lambda m: m._new_object(False),
+    0x92: lambda m: m._new_object(True),
+    ord("o"): Machine._old_object,
     ord("b"): Machine._build,
     ord("Q"): Machine._persistent,
 }

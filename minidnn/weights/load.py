@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..errors import DownloadError, WeightsError
 from . import pytorch, safetensors
-from ._file import Array, MappedFile
+from ._file import Array, MappedFile, Unread
 from ._zip import looks_like_zip
+from .pytorch import Key
 from .zoo import find_known, rename_densenet
 
 
 def load_weights(
     source: str | os.PathLike[str],
     *,
-    key: str | None = None,
+    key: str | Sequence[str] | None = None,
     copy: bool = False,
     progress: bool | None = None,
 ) -> dict[str, Array]:
@@ -33,7 +36,9 @@ def load_weights(
         source: a path, or a name of torchvision's ImageNet weights: ``"resnet50"`` (its default,
             the newest), ``"resnet50.IMAGENET1K_V1"`` or ``"ResNet50_Weights.IMAGENET1K_V2"``.
             A string without folder and extension is a name; ``"./resnet50"`` is a path.
-        key: the entry that holds the state dict, in a checkpoint that is a dict of several things.
+        key: the entry that holds the state dict, in a checkpoint that is a dict of several things;
+            several of them for a dict within a dict.  Other entries may hold anything: they are
+            not read.
         copy: gives writable arrays with memory of their own.  Otherwise they are read-only views
             of the mapped file, read when they are used; such a file must not be changed in place.
         progress: shows a bar while downloading; None means: when there is a terminal.
@@ -41,7 +46,10 @@ def load_weights(
     Returns:
         The tensors by name, in the file's order: float64, float32, float16, int64, int32, int16,
         int8, uint8 or bool; bfloat16 as float32, which holds each of its values exactly.  Old names
-        of DenseNet's parameters are replaced by torchvision's.
+        of DenseNet's parameters are replaced by torchvision's.  In the place of a tensor of another
+        dtype (float8, complex, ...) or kind (sparse, quantized) stands an
+        :class:`~minidnn.weights.Unread`, which has its dtype and shape and becomes a WeightsError
+        where an array is made of it.
 
     Raises:
         WeightsError: neither a path nor a known name; a file that is missing, damaged, hostile
@@ -66,11 +74,15 @@ def load_weights(
             ) from error
     tensors = rename_densenet(_read(MappedFile(path), key))
     if copy:
-        return {name: np.array(tensor) for name, tensor in tensors.items()}
+        return {name: _copied(tensor) for name, tensor in tensors.items()}
     return tensors
 
 
-def _read(file: MappedFile, key: str | None) -> dict[str, Array]:
+def _copied(tensor: Any) -> Any:
+    return tensor if isinstance(tensor, Unread) else np.array(tensor)
+
+
+def _read(file: MappedFile, key: Key) -> dict[str, Any]:
     if looks_like_zip(file):
         return pytorch.read_zip(file, key)
     if pytorch.looks_like_legacy(file):

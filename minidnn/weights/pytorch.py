@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import WeightsError
-from ._file import MAX_RANK, Array, MappedFile, brief, itemsize
-from ._pickle import MAX_BYTES, Machine, Storage, Tensor
+from ._file import DTYPES, MAX_RANK, Array, MappedFile, Unread, brief, itemsize
+from ._pickle import MAX_BYTES, Machine
+from ._records import FOREIGN_STORAGES, Opaque, Storage, Tensor
 from ._zip import Archive
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _MAGIC_PICKLE = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _PROTOCOL = 1001
 _EXPANSION_FLOOR = 1 << 20
+#: Of its values, PyTorch's modules save under names that end so; they are no tensors.
+_EXTRA_STATE = "_extra_state"
+
+Key = str | Sequence[str] | None
 
 
 def looks_like_legacy(file: MappedFile) -> bool:
@@ -29,12 +34,13 @@ def looks_like_legacy(file: MappedFile) -> bool:
     return file.data[:1] == b"\x80" and _MAGIC_PICKLE in file.data[2:32]
 
 
-def read_zip(file: MappedFile, key: str | None) -> dict[str, Array]:
+def read_zip(file: MappedFile, key: Key) -> dict[str, Array | Unread]:
     """The state dict in a zip file, as read-only arrays, views of the file where possible.
 
     Args:
         file: see :func:`._zip.looks_like_zip`.
-        key: under which the state dict stands in a dict, or None when it is the whole file.
+        key: under which the state dict stands in a dict, or None when it is the whole file; several
+            for dicts in dicts.
 
     Raises:
         WeightsError: the file is damaged or hostile, or holds something else.
@@ -76,7 +82,7 @@ def read_zip(file: MappedFile, key: str | None) -> dict[str, Array]:
     return _Reader(file, locate, big=order == b"big").arrays(tensors)
 
 
-def read_legacy(file: MappedFile, key: str | None) -> dict[str, Array]:
+def read_legacy(file: MappedFile, key: Key) -> dict[str, Array | Unread]:
     """The state dict in a file of PyTorch before 1.6; see :func:`read_zip`.
 
     Such a file is five pickles (magic number, protocol, system, object, keys of the storages) and
@@ -99,7 +105,7 @@ def read_legacy(file: MappedFile, key: str | None) -> dict[str, Array]:
                 f"lists the storages {brief(keys)}; valid is each of its tensors' storages once"
             )
         count = int.from_bytes(file.data[at : at + 8], "little", signed=True)
-        end = at + 8 + storage.numel * itemsize(storage.code)
+        end = at + 8 + storage.numel * _width(storage.code)
         if end > file.size:
             raise file.error(
                 f"storage {brief(storage.key)} ends at byte {end}, but the file has {file.size}: "
@@ -121,37 +127,58 @@ def read_legacy(file: MappedFile, key: str | None) -> dict[str, Array]:
     return _Reader(file, locate, big=False).arrays(_state_dict(file, content, key))
 
 
-def _state_dict(file: MappedFile, content: Any, key: str | None) -> dict[str, Tensor]:
+def _width(code: str) -> int:
+    """Bytes of an element of a storage."""
+    return FOREIGN_STORAGES[code] if code in FOREIGN_STORAGES else itemsize(code)
+
+
+def _state_dict(file: MappedFile, content: Any, key: Key) -> dict[str, Tensor | Opaque]:
     """The dict of tensors in what a pickle described."""
     where = "the file"
-    if key is not None:
-        if not isinstance(content, dict) or key not in content:
-            known = _keys(content)
-            raise file.error(f"has no entry {key!r}; it holds {known}")
-        content, where = content[key], f"its entry {key!r}"
+    path = [] if key is None else [key] if isinstance(key, str) else list(key)
+    for depth, name in enumerate(path):
+        if not isinstance(content, dict) or name not in content:
+            raise file.error(f"{where} has no entry {name!r}; it holds {_keys(content)}")
+        content, where = content[name], f"its entry {' in '.join(map(repr, path[depth::-1]))}"
     if not isinstance(content, dict):
         raise file.error(
-            f"{where} holds a {type(content).__name__}, not a state dict; valid is what "
+            f"{where} holds {_kind(content).rstrip(',')}, not a state dict; valid is what "
             "torch.save(model.state_dict(), path) writes"
         )
     for name, value in content.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise file.error(
-                f"{where} holds {_keys(content)}, where {brief(name)} is a {type(value).__name__} "
-                f"and not a tensor{_hint(content)}"
-            )
+        if isinstance(name, str) and (isinstance(value, Tensor) or _is_unread(name, value)):
+            continue
+        shown = brief(name) if not isinstance(name, Opaque) else f"the key {name.name}"
+        raise file.error(
+            f"{where} holds {_keys(content)}, where {shown} is {_kind(value)} "
+            f"and not a tensor{_hint(content, path)}"
+        )
     return content
 
 
-def _hint(content: dict[Any, Any]) -> str:
+def _is_unread(name: str, value: Any) -> bool:
+    tensor = isinstance(value, Opaque) and value.is_tensor
+    return tensor or name.rpartition(".")[2] == _EXTRA_STATE
+
+
+def _hint(content: dict[Any, Any], path: list[str]) -> str:
+    """Where state dicts are within a dict."""
     inner = [name for name, value in content.items() if isinstance(value, dict)]
-    return f"; a state dict inside is read with key={brief(inner[0])}" if inner else ""
+    keys = [brief([*path, name] if path else name) for name in inner if isinstance(name, str)][:4]
+    return f"; a state dict inside is read with key={' or key='.join(keys)}" if keys else ""
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Opaque):
+        return f"an object of {value.name!r}, of which nothing is read or executed,"
+    return f"a {type(value).__name__}"
 
 
 def _keys(content: Any) -> str:
     if not isinstance(content, dict):
-        return f"a {type(content).__name__}"
-    return f"a dict with the keys {brief(list(content))}"
+        return _kind(content)
+    names = [f"<{key.name}>" if isinstance(key, Opaque) else key for key in content]
+    return f"a dict with the keys {brief(names)}"
 
 
 class _Reader:
@@ -163,8 +190,23 @@ class _Reader:
         self._big = big
         self._flat: dict[str, Array] = {}
 
-    def arrays(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
-        return {name: self._array(name, tensor) for name, tensor in tensors.items()}
+    def arrays(self, tensors: dict[str, Tensor | Opaque]) -> dict[str, Array | Unread]:
+        return {
+            name: self._array(name, tensor)
+            if isinstance(tensor, Tensor) and tensor.foreign is None
+            else self._unread(name, tensor)
+            for name, tensor in tensors.items()
+        }
+
+    def _unread(self, name: str, given: Any) -> Unread:
+        valid = f"valid are dense tensors of {', '.join(DTYPES)}"
+        if isinstance(given, Tensor):
+            kind, shape = str(given.foreign), given.shape
+            problem = f"tensor {brief(name)} of shape {brief(shape)} holds {kind}; {valid}"
+            return Unread(kind, shape, self._file.error(problem))
+        kind = given.name if isinstance(given, Opaque) else type(given).__name__
+        problem = f"{brief(name)} is {_kind(given).rstrip(',')}; {valid}"
+        return Unread(kind, None, self._file.error(problem))
 
     def _array(self, name: str, tensor: Tensor) -> Array:
         flat = self._storage(tensor.storage)

@@ -18,13 +18,21 @@ from typing import Any
 import numpy as np
 
 from ..errors import WeightsError
-from ._file import DTYPES, MAX_RANK, Array, MappedFile, brief, itemsize
+from ._file import DTYPES, MAX_RANK, Array, MappedFile, Unread, brief, itemsize
 
 MAX_HEADER = 8 << 20
 _METADATA = "__metadata__"
+#: Bits of an element of the dtypes that the format has and arrays here have not.
+_FOREIGN = {
+    **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U16": 16, "U32": 32, "U64": 64, "C64": 64},
+    **dict.fromkeys(("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "F8_E8M0"), 8),
+}
 _CODES = {np.dtype(kind): code for code, kind in DTYPES.items() if code not in ("BF16", "BOOL")} | {
     np.dtype(np.bool_): "BOOL"
 }
+
+
+_VALID = f"valid are {', '.join(DTYPES)}"
 
 
 def looks_like_safetensors(file: MappedFile) -> bool:
@@ -32,19 +40,25 @@ def looks_like_safetensors(file: MappedFile) -> bool:
     return file.size >= 10 and file.data[8:9] == b"{"
 
 
-def read_safetensors(file: MappedFile) -> dict[str, Array]:
+def read_safetensors(file: MappedFile) -> dict[str, Array | Unread]:
     """All tensors of a file in the order of its header, as read-only arrays over its bytes.
+
+    Those of dtypes that arrays have not stand there unread.
 
     Raises:
         WeightsError: the file breaks a rule of the format; names the tensor, value and rule.
     """
     header, begin = _read_header(file)
     header.pop(_METADATA, None)
-    tensors = {}
+    tensors: dict[str, Array | Unread] = {}
     spans = []
     for name, entry in header.items():
         code, shape, start, end = _check_entry(file, name, entry, file.size - begin)
         spans.append((start, end, name))
+        if code in _FOREIGN:
+            problem = f"tensor {brief(name)} of shape {brief(shape)} has dtype {code}; {_VALID}"
+            tensors[name] = Unread(code, shape, file.error(problem))
+            continue
         flat = file.array(
             code, begin + start, math.prod(shape), big=False, what=f"tensor {brief(name)}"
         )
@@ -116,8 +130,8 @@ def _check_entry(
             "data_offsets"
         )
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(code, str) or code not in DTYPES:
-        raise file.error(f"{what} has dtype {brief(code)}; valid are {', '.join(DTYPES)}")
+    if not isinstance(code, str) or (code not in DTYPES and code not in _FOREIGN):
+        raise file.error(f"{what} has dtype {brief(code)}; {_VALID}")
     if not _are_sizes(shape) or len(shape) > MAX_RANK:
         raise file.error(
             f"{what} has shape {brief(shape)}; valid is a list of at most {MAX_RANK} integers >= 0"
@@ -130,14 +144,15 @@ def _check_entry(
             f"{what} has data_offsets {brief(offsets)}, but the file has {room} bytes of data: "
             "it is truncated or damaged"
         )
-    size = math.prod(shape) * itemsize(code)
-    if size != end - start:
+    bits = _FOREIGN[code] if code in _FOREIGN else 8 * itemsize(code)
+    if math.prod(shape) * bits != 8 * (end - start):
         raise file.error(
-            f"{what} of dtype {code} and shape {brief(shape)} needs {brief(size)} bytes, but its "
-            f"data_offsets {brief(offsets)} span {end - start}"
+            f"{what} of dtype {code} and shape {brief(shape)} needs "
+            f"{brief(math.prod(shape) * bits // 8)} bytes, but its data_offsets {brief(offsets)} "
+            f"span {end - start}"
         )
     # NumPy refuses an empty array whose other sizes multiply beyond the address space.
-    if math.prod(dim for dim in shape if dim) * itemsize(code) >= 2**63:
+    if math.prod(dim for dim in shape if dim) * bits >= 2**66:
         raise file.error(f"{what} has shape {brief(shape)}, too large for this machine")
     return code, tuple(shape), start, end
 

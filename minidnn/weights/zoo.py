@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+from typing import Any
 
 from ..errors import WeightsError
-from ._file import Array
 
 _BASE = "https://download.pytorch.org/models/"
 
@@ -133,13 +133,13 @@ _OLD_DENSENET = re.compile(
 )
 
 
-def rename_densenet(tensors: dict[str, Array]) -> dict[str, Array]:
+def rename_densenet(tensors: dict[str, Any]) -> dict[str, Any]:
     """DenseNet's published files say ``norm.1`` where the networks say ``norm1``.
 
     Raises:
         WeightsError: both names are there.
     """
-    renamed: dict[str, Array] = {}
+    renamed: dict[str, Any] = {}
     for old, tensor in tensors.items():
         match = _OLD_DENSENET.fullmatch(old)
         new = match[1] + match[2] if match else old
