@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import minidnn.layers as layers
     import minidnn.models as models
     from minidnn.acceleration.optimize import optimize
-    from minidnn.comparison import compare
+    from minidnn.comparison.compare import compare
     from minidnn.compiler import compile
     from minidnn.frontends.onnx.convert import load_onnx
     from minidnn.layers import Input, Layer, Model, Sequential
@@ -54,7 +54,7 @@ _LAZY = {
     "Sequential": "minidnn.layers:Sequential",
     "Store": "minidnn.runtime.store:Store",
     "calibrate": "minidnn.layers.calibration:calibrate",
-    "compare": "minidnn.comparison:compare",
+    "compare": "minidnn.comparison.compare:compare",
     "compile": "minidnn.compiler:compile",
     "cudnn": "minidnn.cudnn",
     "layers": "minidnn.layers",

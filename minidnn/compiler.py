@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -11,10 +12,12 @@ from minidnn.backends.backend import Backend, default_device, get_backend, why_n
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.frontends.frontend import ask
+from minidnn.frontends.zoo import advice
 from minidnn.fusion.collapse import check_strategy
 from minidnn.fusion.region import constants
 from minidnn.graph.checker import check, check_own_shape
 from minidnn.graph.ir import Constant, Graph
+from minidnn.graph.plain import plain
 from minidnn.graph.types import FLOATS
 from minidnn.layers.build import to_graph
 from minidnn.layers.inputs import Shapes
@@ -42,9 +45,11 @@ def compile(
 ) -> Executable:
     """Compiles a network for inputs of one size.
 
-    network: a layer, a graph (which has its size already), or what a front end accepts.
+    network: a layer, a graph (which has its size already), or what a front end accepts: a
+        PyTorch module; a file (ONNX, or one that save_graph wrote); a name of the zoo, "resnet18"
+        with random weights or "resnet18.DEFAULT" with published ones.
     shape: the input's shape with the batch, (16, 3, 224, 224); a sequence or a dict of shapes
-        for several inputs.
+        for several inputs.  Files that say their size need none, nor do names: one image.
     device: "cuda", "cpu", "reference"; by default the first of these that can be used here.
     precision: one of the backend's precisions; by default the dtype of all floating-point values
         of the network, if that is one of them, else its first, "float32".
@@ -62,7 +67,7 @@ def compile(
     cannot run it, with all reasons at once, DeviceError if the device cannot be used,
     OutOfMemoryError if its memory cannot hold the network's values.
     """
-    method, limit = check_strategy(strategy), _check_fuel(fuel)
+    method, limit, options = check_strategy(strategy), _check_fuel(plain(fuel)), plain(options)
     if observe is not None and not callable(observe):
         raise GraphError(f"observe={observe!r:.80}; valid is a function of a pass and two graphs")
     if device is None:
@@ -138,6 +143,7 @@ def graph_of(
 
     ``states`` makes the parameters of layers states instead of constants.
     """
+    shape = plain(shape)
     if isinstance(network, Graph):
         if shape is not None:
             check_own_shape(network, shape)
@@ -146,9 +152,10 @@ def graph_of(
         asked = ask(network)
         if asked.found is None:
             valid = "".join(f", or {takes}" for takes in asked.takes)
+            told = advice(os.fspath(network)) if isinstance(network, (str, os.PathLike)) else ""
             raise GraphError(
-                f"network={network!r:.80} is a {type(network).__name__}; valid are layers and "
-                f"graphs{valid}{asked.complaint}"
+                f"network={network!r:.80} is a {type(network).__name__}; {told}valid are layers "
+                f"and graphs{valid}{asked.complaint}"
             )
         return _checked(asked.found.to_graph(network, shape))
     if shape is None:

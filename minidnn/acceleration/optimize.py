@@ -9,6 +9,7 @@ from minidnn.backends.backend import get_backend
 from minidnn.errors import GraphError
 from minidnn.frontends.torch.library import require_torch
 from minidnn.frontends.torch.modes import check_mode
+from minidnn.graph.plain import plain
 
 if TYPE_CHECKING:
     from minidnn.acceleration.module import OptimizedModule
@@ -61,6 +62,7 @@ def optimize(
         )
     if isinstance(module, OptimizedModule):
         module = module.original
+    sizes = plain(sizes)
     if type(sizes) is not int or sizes < 1:
         raise GraphError(f"optimize: sizes={sizes!r}; valid is an int of at least 1")
     if example is not None and not isinstance(example, (Tensor, tuple)):

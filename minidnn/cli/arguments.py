@@ -8,8 +8,8 @@ import re
 from typing import Any
 
 NETWORK_HELP = (
-    "a network of the zoo (resnet18), an ONNX file or one of another installed front end, or one "
-    "that save_graph wrote"
+    "a network of the zoo (resnet18 with random weights, resnet18.DEFAULT with published ones), an "
+    "ONNX file or one of another installed front end, or one that save_graph wrote"
 )
 
 

@@ -91,10 +91,11 @@ def _print_trial(trial: Trial) -> None:
 
 def _graph(options: argparse.Namespace) -> Graph:
     """The graph, with weights that let a wrong rewrite show."""
-    from minidnn.cli.networks import calibrated, graph_of, is_file
+    from minidnn.cli.networks import calibrated, graph_of
+    from minidnn.frontends.zoo import is_path
     from minidnn.models import get_model
 
-    if is_file(options.network):
+    if is_path(options.network):
         if options.weights is not None:
             raise GraphError(
                 f"--weights {options.weights}: the graph file {options.network!r} has weights"

@@ -4,7 +4,6 @@ wrote."""
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidnn.errors import GraphError, MiniDNNError, UnsupportedError
+from minidnn.frontends.zoo import is_path, network_of
 from minidnn.graph.ir import Graph
 from minidnn.graph.types import numpy_dtype
 from minidnn.layers.build import to_graph
 from minidnn.layers.calibration import calibrate
-from minidnn.models import get_model, list_models
 from minidnn.runtime.arrays import random_array
 
 if TYPE_CHECKING:
@@ -30,13 +29,13 @@ def graph_of(options: argparse.Namespace, network: Any = None) -> Graph:
     GraphError, WeightsError if there is no such thing.
     """
     name = options.network
-    if network is None and is_file(name) and not is_onnx(name):
+    if network is None and is_path(name) and not is_onnx(name):
         return _of_file(options)
     _refuse(options, ["shape"], f"{name!r} takes --batch and --size")
     if network is None and is_onnx(name):
         return onnx_graph(name, options.batch, options.size)
     if network is None:
-        network = get_model(name)
+        network = network_of(name)
     return to_graph(network, shape_of(network, options.batch or 1, options.size))
 
 
@@ -84,16 +83,9 @@ def _refuse(options: argparse.Namespace, arguments: list[str], reason: str) -> N
             raise GraphError(f"--{argument} {value}: {reason}")
 
 
-def is_file(name: str) -> bool:
-    """Whether NET means a file: it has a folder or an extension, or only a file has that name."""
-    if name in list_models():
-        return False
-    return bool(os.path.dirname(name) or os.path.splitext(name)[1]) or os.path.exists(name)
-
-
 def is_onnx(name: str) -> bool:
     """Whether NET means an ONNX file."""
-    return name.lower().endswith(".onnx") and is_file(name)
+    return name.lower().endswith(".onnx") and is_path(name)
 
 
 def onnx_graph(name: str, batch: int | None = None, size: tuple[int, int] | None = None) -> Graph:

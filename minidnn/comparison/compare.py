@@ -16,6 +16,7 @@ from minidnn.errors import GraphError
 from minidnn.executable import Executable
 from minidnn.frontends.onnx.model import is_model
 from minidnn.graph.ir import Graph
+from minidnn.graph.plain import plain
 
 DEFAULT_TOLERANCE = 1e-3
 
@@ -47,6 +48,7 @@ def compare(
     """
     if not isinstance(tolerance, (int, float)) or not 0 < tolerance < math.inf:
         raise GraphError(f"tolerance={tolerance!r}; valid is a number above 0")
+    seed = plain(seed)
     if type(seed) is not int or seed < 0:
         raise GraphError(f"seed={seed!r}; valid is an int of at least 0")
     torch = sys.modules.get("torch")

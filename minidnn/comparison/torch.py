@@ -13,6 +13,7 @@ from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.torch.library import require_torch
 from minidnn.frontends.torch.modes import check_mode
 from minidnn.graph.ir import Graph
+from minidnn.graph.plain import plain
 
 
 def original(
@@ -110,6 +111,7 @@ def _given(inputs: Any, shape: Any, seed: int) -> list[Any]:
                     f"inputs: {each!r:.80} is a {type(each).__name__}; valid are arrays and tensors"
                 )
         return given
+    shape = plain(shape)
     shapes = [shape] if _is_shape(shape) else shape
     if not isinstance(shapes, (list, tuple)) or not all(map(_is_shape, shapes)):
         raise GraphError(

@@ -47,12 +47,22 @@ def _saved() -> FrontEnd:
     return found
 
 
+def _zoo() -> FrontEnd:
+    found: FrontEnd = import_module("minidnn.frontends.zoo").ZooFrontEnd()
+    return found
+
+
 def _torch() -> FrontEnd:
     found: FrontEnd = import_module("minidnn.frontends.torch.frontend").TorchFrontEnd()
     return found
 
 
-_BUILT_IN: dict[str, Callable[[], FrontEnd]] = {"onnx": _onnx, "saved": _saved, "torch": _torch}
+_BUILT_IN: dict[str, Callable[[], FrontEnd]] = {
+    "onnx": _onnx,
+    "saved": _saved,
+    "torch": _torch,
+    "zoo": _zoo,
+}
 
 
 @dataclass

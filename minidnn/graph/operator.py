@@ -26,6 +26,7 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, argument
+from minidnn.graph.plain import plain
 from minidnn.graph.types import FLOATS, INTEGERS, NUMBERS, TensorType
 from minidnn.graph.window import Window, pool
 
@@ -307,6 +308,7 @@ def is_ints(value: object, least: int | None = None) -> TypeGuard[tuple[int, ...
 
 def check_pair(owner: str, name: str, value: Any, minimum: int) -> tuple[int, int]:
     """An int or a pair of ints, as PyTorch takes them, as a pair."""
+    value = plain(value)
     pair = (value, value) if isinstance(value, int) else value
     valid = (
         isinstance(pair, (tuple, list))

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from minidnn.errors import GraphError
+from minidnn.graph.plain import plain
 
 #: Bytes of one element.  bfloat16 has no NumPy dtype: the reference computes it in float32.
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -29,6 +30,8 @@ class TensorType:
     def __post_init__(self) -> None:
         if self.dtype not in ITEMSIZE:
             raise GraphError(f"dtype={self.dtype!r} is not one of {', '.join(ITEMSIZE)}")
+        if any(type(size) is not int for size in self.shape):
+            object.__setattr__(self, "shape", plain(self.shape))
         for size in self.shape:
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
                 raise GraphError(

@@ -6,11 +6,13 @@ from typing import Any
 
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Value
+from minidnn.graph.plain import plain
 from minidnn.graph.trace import current_trace, is_tracing
 
 
 def check_count(owner: str, name: str, value: Any) -> int:
     """The argument, if it is an int of at least 1."""
+    value = plain(value)
     if type(value) is not int or value < 1:
         raise GraphError(f"{owner}: {name}={value!r:.80}; valid is an int of at least 1")
     return value
@@ -38,6 +40,7 @@ def check_rank(owner: str, x: Any, *ranks: int) -> None:
 
 def check_numbers(owner: str, name: str, value: Any, count: int, least: int | None) -> list[int]:
     """An int, which stands for each axis, or so many ints, of at least ``least``."""
+    value = plain(value)
     given = [value] * count if type(value) is int else value
     if (
         not isinstance(given, (tuple, list))

@@ -48,10 +48,10 @@ class _Conv(Layer):
         padding_mode: str = "zeros",
     ) -> None:
         name = type(self).__name__
-        self.in_channels = check_count(name, "in_channels", in_channels)
-        self.out_channels = check_count(name, "out_channels", out_channels)
+        self.in_channels = in_channels = check_count(name, "in_channels", in_channels)
+        self.out_channels = out_channels = check_count(name, "out_channels", out_channels)
         self.kernel_size = self._numbers("kernel_size", kernel_size, 1)
-        self.groups = check_count(name, "groups", groups)
+        self.groups = groups = check_count(name, "groups", groups)
         for argument, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
             if channels % groups:
                 raise GraphError(

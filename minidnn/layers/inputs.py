@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minidnn.errors import GraphError
+from minidnn.graph.plain import plain
 from minidnn.graph.types import TensorType
 
 #: One shape, a shape per input, or shapes by the inputs' names; the batch included.
@@ -23,6 +24,7 @@ def named_types(
     ``dtype`` is that of inputs which are not ``declared``.  GraphError if ``shapes`` is none,
     or not for these inputs.
     """
+    shapes = plain(shapes)
     if isinstance(shapes, Mapping):
         if declared is None or any(name is None for name, _, _ in declared):
             raise GraphError(

@@ -16,6 +16,7 @@ import numpy as np
 from minidnn._habits import LAYER, absent, check_mode
 from minidnn.errors import GraphError, WeightsError
 from minidnn.graph.ir import Graph, Stored, Value
+from minidnn.graph.plain import plain
 from minidnn.graph.trace import Trace, current_trace, is_tracing, tracing
 from minidnn.layers.copying import check_picklable, set_state
 from minidnn.layers.inputs import Declared, Shapes, named_types
@@ -230,6 +231,7 @@ class Layer:
 
     def initialize(self, seed: int = 0) -> Self:
         """Draws all parameters anew from a seed.  Returns the layer itself."""
+        seed = plain(seed)
         if type(seed) is not int or seed < 0:
             raise GraphError(f"seed={seed!r}; valid is an int of at least 0")
         for name, parameter in self.named_parameters():

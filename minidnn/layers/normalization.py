@@ -12,6 +12,7 @@ from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.group_norm import normalize_groups
 from minidnn.graph.ir import Value
+from minidnn.graph.plain import plain
 from minidnn.graph.trace import apply, current_trace
 from minidnn.layers.arguments import check_count, check_rank, misfit
 from minidnn.layers.layer import Layer
@@ -229,7 +230,8 @@ class LayerNorm(Layer):
         elementwise_affine: bool = True,
         bias: bool = True,
     ) -> None:
-        sizes: Any = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+        given = plain(normalized_shape)
+        sizes: Any = (given,) if isinstance(given, int) else given
         valid = isinstance(sizes, (tuple, list)) and sizes
         if not valid or not all(type(size) is int and size >= 1 for size in sizes):
             raise GraphError(

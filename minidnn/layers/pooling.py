@@ -7,6 +7,7 @@ from typing import Any
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.operator import check_pair
+from minidnn.graph.plain import plain
 from minidnn.layers.activations import OperatorLayer
 
 __all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "MaxPool2d"]
@@ -60,7 +61,7 @@ class AvgPool2d(OperatorLayer):
                 check_pair("AvgPool2d", "padding", padding, 0),
                 ceil_mode,
                 count_include_pad,
-                divisor_override,
+                plain(divisor_override),
             )
         )
 
@@ -69,5 +70,6 @@ class AdaptiveAvgPool2d(OperatorLayer):
     """Average over windows chosen for an output of ``output_size``; None keeps a size."""
 
     def __init__(self, output_size: int | tuple[int | None, int | None] | None) -> None:
-        pair: Any = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * 2
+        size = plain(output_size)
+        pair: Any = size if isinstance(size, (tuple, list)) else (size,) * 2
         super().__init__(ops.AdaptiveAvgPool2d(tuple(pair)))

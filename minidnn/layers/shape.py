@@ -7,6 +7,7 @@ from typing import cast
 
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
+from minidnn.graph.plain import plain
 from minidnn.layers.activations import OperatorLayer
 
 __all__ = ["Add", "Concat", "Flatten", "LogSoftmax", "Mul", "Reshape", "Softmax"]
@@ -30,14 +31,14 @@ class Concat(OperatorLayer):
     """Joins its inputs along ``dim``: ``Concat()(a, b, c)``."""
 
     def __init__(self, dim: int = 1) -> None:
-        super().__init__(ops.Concat(dim))
+        super().__init__(ops.Concat(plain(dim)))
 
 
 class Flatten(OperatorLayer):
     """Joins the axes from ``start_dim`` to ``end_dim``, both included, into one."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
-        super().__init__(ops.Flatten(start_dim, end_dim))
+        super().__init__(ops.Flatten(plain(start_dim), plain(end_dim)))
 
 
 class Reshape(OperatorLayer):
@@ -47,7 +48,8 @@ class Reshape(OperatorLayer):
     """
 
     def __init__(self, *shape: int | Sequence[int]) -> None:
-        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        given = plain(shape)
+        sizes = given[0] if len(given) == 1 and isinstance(given[0], Sequence) else given
         if not all(type(size) is int for size in sizes):
             raise GraphError(f"Reshape: shape={sizes!r}; valid are ints, one of them may be -1")
         super().__init__(ops.Reshape(tuple(cast("Sequence[int]", sizes))))
@@ -57,11 +59,11 @@ class Softmax(OperatorLayer):
     """``exp(x - max) / sum(exp(x - max))`` along ``dim``."""
 
     def __init__(self, dim: int = -1) -> None:
-        super().__init__(ops.Softmax(dim))
+        super().__init__(ops.Softmax(plain(dim)))
 
 
 class LogSoftmax(OperatorLayer):
     """The logarithm of :class:`Softmax`."""
 
     def __init__(self, dim: int = -1) -> None:
-        super().__init__(ops.LogSoftmax(dim))
+        super().__init__(ops.LogSoftmax(plain(dim)))

@@ -12,6 +12,7 @@ from typing import Any
 from minidnn.errors import GraphError
 from minidnn.graph.arithmetic import Arithmetic
 from minidnn.graph.ir import Value
+from minidnn.graph.plain import plain
 from minidnn.graph.symbolic import Symbolic
 from minidnn.graph.trace import Trace, tracing
 from minidnn.graph.types import TensorType
@@ -84,7 +85,7 @@ def _called(
 
 def Input(shape: Sequence[int], dtype: str = "float32", name: str = "input") -> Symbol:
     """A symbol for a model's input; ``shape`` is that of one sample, without the batch."""
-    sizes: Any = shape  # callers without types give anything
+    sizes: Any = plain(shape)  # callers without types give anything
     if not isinstance(sizes, (tuple, list)) or not all(
         type(size) is int and size >= 1 for size in sizes
     ):
@@ -92,8 +93,8 @@ def Input(shape: Sequence[int], dtype: str = "float32", name: str = "input") -> 
             f"Input: shape={shape!r:.100}; valid is a sequence of ints of at least 1, "
             "without the batch size"
         )
-    TensorType(tuple(shape), dtype)
-    return Symbol(tuple(shape), dtype, name)
+    TensorType(tuple(sizes), dtype)
+    return Symbol(tuple(sizes), dtype, name)
 
 
 def call(

@@ -9,6 +9,7 @@ from typing import Any
 
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph.ir import Node
+from minidnn.graph.plain import plain
 from minidnn.report.explain import (
     contracts,
     describe,
@@ -102,6 +103,7 @@ def profile(
     GraphError if ``runs`` is no number of runs, UnsupportedError if the program cannot time
     regions.
     """
+    runs = plain(runs)
     if type(runs) is not int or runs < 1:
         raise GraphError(f"runs={runs!r}; valid is a number of runs of at least 1")
     if not isinstance(program, TimedProgram):

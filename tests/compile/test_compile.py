@@ -92,8 +92,8 @@ def test_empty_tensors_are_refused() -> None:
 
 
 def test_things_that_are_no_networks() -> None:
-    with pytest.raises(GraphError, match=r"^network='resnet50' is a str; valid are layers and gr"):
-        md.compile("resnet50", SHAPE, device="reference")
+    with pytest.raises(GraphError, match=r"^network=7 is a int; valid are layers and graphs, or "):
+        md.compile(7, SHAPE, device="reference")
 
 
 def test_an_illegal_graph() -> None:

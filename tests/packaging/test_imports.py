@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
         "third_parties",
     },
     # Graphs in files are taken like those of other formats.
-    "frontends": {"graph", "third_parties", "storage"},
+    "frontends": {"graph", "third_parties", "storage", "layers", "models", "weights"},
     "cudnn": {"cache"},
     "weights": {"cache"},
     "pictures": set(),

@@ -11,6 +11,7 @@ from minidnn.errors import GraphError, MiniDNNWarning
 from minidnn.frontends.onnx.limits import check_shape
 from minidnn.frontends.onnx.model import Declared
 from minidnn.frontends.onnx.tensors import DTYPES
+from minidnn.graph.plain import plain
 from minidnn.graph.types import TensorType
 
 
@@ -106,7 +107,7 @@ def check_output(title: str, declared: Any, computed: TensorType) -> None:
 def _by_name(
     title: str, inputs: Sequence[Declared], given: Any
 ) -> dict[str, tuple[int, ...] | None]:
-    names = [declared.name for declared in inputs]
+    names, given = [declared.name for declared in inputs], plain(given)
     if given is None:
         return {}
     if isinstance(given, Mapping):
