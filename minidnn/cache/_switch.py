@@ -38,8 +38,8 @@ def building_allowed(what: str) -> None:
     if cause is not None:
         refused = why_not_used()
         raise CompileError(
-            f"{what} is not in the cache {root()}{f' ({refused})' if refused else ''} and would "
-            f"have to be compiled, which {cause} forbids; run once without it to fill the cache"
+            f"the cache {root()}{f' ({refused})' if refused else ''} lacks {what}, and {cause} "
+            "forbids to compile; run once without it to fill the cache"
         )
 
 

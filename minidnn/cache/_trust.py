@@ -137,10 +137,10 @@ def open_folder(base: Path, *names: str, create: bool = False) -> Iterator[Folde
     if create:
         make_folder(base)
     if not _BY_DESCRIPTOR:
-        path = base.joinpath(*names)
+        unchecked = base.joinpath(*names)
         if create:
-            path.mkdir(parents=True, exist_ok=True)
-        yield Folder(path, None)
+            make_folder(unchecked)
+        yield Folder(unchecked, None)
         return
     path, descriptor = str(base), os.open(base, _FOLDER)
     try:
@@ -171,7 +171,8 @@ def make_folder(path: Path) -> None:
         if path.parent == path:
             raise
         make_folder(path.parent)
-        make_folder(path)
+        with suppress(FileExistsError):  # another process was faster
+            os.mkdir(path, 0o700)
 
 
 def _require(found: os.stat_result, path: str) -> None:

@@ -89,7 +89,7 @@ def test_forbid_builds_holds_in_every_thread_and_ends() -> None:
         thread.start()
         thread.join()
         with pytest.raises(
-            CompileError, match=r"^kernel x is not in the cache .*cache\.forbid_builds"
+            CompileError, match=r"^the cache .* lacks kernel x, and cache\.forbid_builds"
         ):
             cache.building_allowed("kernel x")
     assert len(errors) == 1
