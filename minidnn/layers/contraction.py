@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod, sqrt
 from typing import Any, cast
-
-import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
@@ -15,19 +12,11 @@ from minidnn.graph.trace import apply
 from minidnn.layers.arguments import check_count, check_numbers, check_rank
 from minidnn.layers.layer import Layer
 from minidnn.layers.padding import MODES, padded
-from minidnn.layers.parameter import Initializer, Parameter
+from minidnn.layers.parameter import Parameter, within
 
 __all__ = ["Conv1d", "Conv2d", "Linear"]
 
 Pair = tuple[int, int]
-
-
-def _uniform(bound: float) -> Initializer:
-    return partial(_drawn_within, bound)
-
-
-def _drawn_within(bound: float, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return (random.random(shape, np.float32) * 2 - 1) * np.float32(bound)
 
 
 class _Conv(Layer):
@@ -75,7 +64,7 @@ class _Conv(Layer):
             groups,
         )
         shape = (out_channels, in_channels // groups, *self.kernel_size)
-        initializer = _uniform(1 / sqrt(prod(shape[1:])))
+        initializer = within(1 / sqrt(prod(shape[1:])))
         self.weight = Parameter(shape, initializer)
         self.bias = Parameter((out_channels,), initializer) if bias else None
 
@@ -182,7 +171,7 @@ class Linear(Layer):
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         self.in_features = check_count("Linear", "in_features", in_features)
         self.out_features = check_count("Linear", "out_features", out_features)
-        initializer = _uniform(1 / sqrt(in_features))
+        initializer = within(1 / sqrt(in_features))
         self.weight = Parameter((out_features, in_features), initializer)
         self.bias = Parameter((out_features,), initializer) if bias else None
 

@@ -7,13 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from minidnn.errors import GraphError
 from minidnn.graph.ir import Value
 from minidnn.layers.inputs import Declared
-from minidnn.layers.layer import Layer
-from minidnn.layers.symbol import Call, Symbol, results_of
+from minidnn.layers.layer import Layer, called_with
+from minidnn.layers.symbol import Call, Symbol, present, results_of
 
 __all__ = ["Model"]
 
@@ -32,8 +33,11 @@ class Model(Layer):
         self._single = isinstance(outputs, Symbol)
         self._calls = _calls_between(self._inputs, self._outputs)
         for record in self._calls:
-            if isinstance(record.function, Layer):
-                self._adopt(record.function)
+            function = record.function
+            if isinstance(function, partial) and function.func is called_with:
+                function = function.args[0]
+            if isinstance(function, Layer):
+                self._adopt(function)
 
     @property
     def input_types(self) -> Declared:
@@ -106,7 +110,7 @@ class Model(Layer):
             known[symbol] = value
         for record in self._calls:
             results = record.function(*(known[symbol] for symbol in record.inputs))
-            found = results_of(record.label, results)
+            found = results_of(record.label, present(results))
             known.update(zip(record.outputs, found, strict=True))
         outputs = tuple(known[symbol] for symbol in self._outputs)
         if self.output_names is not None:

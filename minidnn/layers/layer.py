@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -63,34 +64,45 @@ class Layer:
         """Adds this layer's nodes; takes and returns symbolic values."""
         raise GraphError(f"{type(self).__name__} does not define forward(self, ...)")
 
-    def __call__(self, *inputs: Any) -> Any:
-        if any(isinstance(value, Symbol) for value in inputs):
-            label = type(self).__name__
-            return call(self, inputs, label, lambda trace: self._name_in(trace, label))
-        if not is_tracing() and not any(isinstance(value, Value) for value in inputs):
-            given = ", ".join(type(value).__name__ for value in inputs)
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        given = (*inputs, *options.values())
+        if any(isinstance(value, Symbol) for value in given):
+            return self._call_on_symbols(inputs, options)
+        if not is_tracing() and not any(isinstance(value, Value) for value in given):
+            kinds = ", ".join(type(value).__name__ for value in given)
             raise GraphError(
-                f"{type(self).__name__} was called on ({given}); valid are symbols made by "
+                f"{type(self).__name__} was called on ({kinds}); valid are symbols made by "
                 "md.Input(...). Layers describe and never compute: to run a network, compile it"
             )
         trace = current_trace()
         path = _path_in(trace, self)
         with trace.scope(path, self._is_leaf()):
             try:
-                return self.forward(*inputs)
+                return self.forward(*inputs, **options)
             except TypeError:
-                self.check_count(inputs)
+                self.check_count(inputs, options)
                 raise
 
-    def check_count(self, inputs: Sequence[Any]) -> None:
-        """Raises GraphError if ``forward`` does not take so many inputs."""
+    def _call_on_symbols(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        label = type(self).__name__
+        names = tuple(name for name, value in options.items() if isinstance(value, Symbol))
+        function: Callable[..., Any] = self
+        if options:
+            rest = {name: value for name, value in options.items() if name not in names}
+            function = partial(called_with, self, names, rest)
+        symbols = (*inputs, *(options[name] for name in names))
+        return call(function, symbols, label, lambda trace: self._name_in(trace, label))
+
+    def check_count(self, inputs: Sequence[Any], options: Mapping[str, Any] | None = None) -> None:
+        """Raises GraphError if ``forward`` does not take so many inputs, or no such options."""
         signature = inspect.signature(self.forward)
         try:
-            signature.bind(*inputs)
+            signature.bind(*inputs, **(options or {}))
         except TypeError as error:
+            named = f" and {', '.join(f'{name}=' for name in options)}" if options else ""
             raise GraphError(
-                f"{type(self).__name__}.forward takes {signature}, got {len(inputs)} inputs: "
-                f"{error}"
+                f"{type(self).__name__}.forward takes {signature}, got {len(inputs)} inputs{named}"
+                f": {error}"
             ) from None
 
     def _declared_inputs(self) -> Declared | None:
@@ -320,6 +332,14 @@ class Layer:
             for path, layer in self.named_layers()
         }
         return summary(type(self).__name__, graph, layers)
+
+
+def called_with(
+    layer: Layer, names: tuple[str, ...], options: Mapping[str, Any], *values: Any
+) -> Any:
+    """Calls a layer on values, the last of which have these names, with other options."""
+    named = dict(zip(names, values[len(values) - len(names) :], strict=True))
+    return layer(*values[: len(values) - len(names)], **named, **options)
 
 
 def _path_in(trace: Any, layer: Layer) -> str:

@@ -184,6 +184,15 @@ def _lost(initializer: str, random: np.random.Generator, shape: tuple[int, ...])
     )
 
 
+def within(bound: float) -> Initializer:
+    """The initializer that draws uniformly from -bound to bound."""
+    return partial(_drawn_within, bound)
+
+
+def _drawn_within(bound: float, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return (random.random(shape, np.float32) * 2 - 1) * np.float32(bound)
+
+
 def filled(value: float) -> Initializer:
     """The initializer that gives one number everywhere."""
     return partial(_filled, value)

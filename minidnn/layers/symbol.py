@@ -132,7 +132,7 @@ def call(
             name_in(trace)
         values = [trace.input(TensorType((1, *s.shape), s.dtype), s.name) for s in inputs]
         results = function(*values)
-        found = results_of(label, results)
+        found = results_of(label, present(results))
     for value in found:
         if value.shape[:1] != (1,):
             raise GraphError(
@@ -143,7 +143,16 @@ def call(
     record.outputs = tuple(Symbol(v.shape[1:], v.dtype, label.lower(), record) for v in found)
     if isinstance(results, Mapping):
         return dict(zip(results, record.outputs, strict=True))
+    if isinstance(results, tuple) and len(found) < len(results):
+        outputs = iter(record.outputs)
+        return tuple(None if each is None else next(outputs) for each in results)
     return record.outputs[0] if isinstance(results, Value) else record.outputs
+
+
+def present(results: Any) -> Any:
+    """The results of a layer without those that it left out, as attention does its weights."""
+    some = isinstance(results, tuple) and any(each is not None for each in results)
+    return tuple(each for each in results if each is not None) if some else results
 
 
 def results_of(label: str, results: Any) -> tuple[Value, ...]:

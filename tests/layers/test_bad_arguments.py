@@ -84,6 +84,22 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: L.ZeroPad2d((1, 2)), "ZeroPad2d: padding=(1, 2); valid is an int or 4 of them"),
     (lambda: L.ReflectionPad1d(1.5), "ReflectionPad1d: padding=1.5; valid is an int or 2 of them"),  # type: ignore[arg-type]
     (lambda: L.ConstantPad1d(1, "0"), "ConstantPad1d: value='0'; valid is a number"),  # type: ignore[arg-type]
+    (
+        lambda: L.ConvTranspose2d(2, 2, 3, 2, output_padding=2),
+        "ConvTranspose2d: output_padding=2 with stride=2 and dilation=1; valid is less than one",
+    ),
+    (
+        lambda: L.ConvTranspose1d(2, 2, 3, padding_mode="reflect"),
+        "ConvTranspose1d: padding_mode='reflect'; valid is 'zeros'",
+    ),
+    (
+        lambda: L.MultiheadAttention(8, 3),
+        "MultiheadAttention: num_heads=3 does not divide embed_dim=8; valid is a divisor",
+    ),
+    (
+        lambda: L.MultiheadAttention(8, 2, add_zero_attn=True),
+        "MultiheadAttention: add_zero_attn=True; valid is False",
+    ),
     (lambda: L.MaxPool2d(0), "MaxPool2d: kernel_size=0; valid is an int >= 1 or a pair of them"),
     (lambda: L.MaxPool2d(2, 0), "MaxPool2d: stride=0; valid is an int >= 1 or a pair of them"),
     (

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import minidnn as md
 from minidnn import layers as L
 from minidnn.errors import GraphError
 from minidnn.layers.build import to_graph
@@ -80,6 +81,24 @@ SHAPES: list[tuple[Callable[[], Any], str]] = [
         graph(stack(L.Conv2d(4, 2, 3, padding=4, padding_mode="circular")), (1, 4, 3, 5)),
         "node 'l0': Conv2d: padding of (4, 4) does not fit axis 2 of the input (1, 4, 3, 5); "
         "valid is at most 3",
+    ),
+    (
+        graph(stack(L.ConvTranspose1d(3, 2, 3)), (1, 4, 9)),
+        "node 'l0': ConvTranspose1d: input has shape (1, 4, 9) with 4 channels; valid are 3",
+    ),
+    (
+        graph(stack(L.ConvTranspose2d(4, 2, 2, padding=3)), (1, 4, 4, 4)),
+        "node 'l0': ConvTranspose2d: cutting off (3, 3) leaves nothing of an axis of 5",
+    ),
+    (
+        lambda: L.MultiheadAttention(4, 2)(*[md.Input((1, 4))] * 3, attn_mask=np.zeros((2, 1))),
+        "node 'MultiheadAttention': MultiheadAttention: attn_mask is float64 of shape (2, 1); "
+        "valid is bool or a float dtype, of shape (1, 1) or (2, 1, 1)",
+    ),
+    (
+        lambda: L.MultiheadAttention(4, 2)(*[md.Input((1, 4))] * 3, mask=None),
+        "average_attn_weights: 'bool' = True, is_causal: 'bool' = False) -> 'Any', got 3 inputs "
+        "and mask=: got an unexpected keyword argument 'mask'",
     ),
     (
         graph(stack(L.BatchNorm2d(3)), (1, 4, 2, 2)),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from minidnn import layers as L
@@ -19,6 +20,8 @@ class Case:
     arguments: tuple[Any, ...]
     shapes: tuple[tuple[int, ...], ...]
     options: dict[str, Any] = field(default_factory=dict)
+    #: What it is called with besides inputs.
+    call: dict[str, Any] = field(default_factory=dict)
 
     def theirs(self) -> torch.nn.Module:
         made: Callable[..., torch.nn.Module] = getattr(torch.nn, self.name)
@@ -30,7 +33,8 @@ class Case:
 
     def __str__(self) -> str:
         options = (f"{name}={value}" for name, value in self.options.items())
-        return f"{self.name}({', '.join((*map(str, self.arguments), *options))})"
+        called = f" {', '.join(self.call)}" if self.call else ""
+        return f"{self.name}({', '.join((*map(str, self.arguments), *options))}){called}"
 
 
 def case(name: str, *arguments: Any, x: tuple[int, ...], **options: Any) -> Case:
@@ -73,6 +77,16 @@ CONVOLUTIONS = [
     case("Conv2d", 6, 3, 3, x=IMAGE, padding=1, padding_mode="replicate", stride=2, groups=3),
 ]
 
+CONVOLUTIONS += [
+    case("ConvTranspose2d", 6, 4, 3, x=IMAGE),
+    case("ConvTranspose2d", 6, 4, (3, 2), (2, 3), (1, 0), (1, 2), 2, False, x=IMAGE),
+    case("ConvTranspose2d", 6, 6, 4, x=IMAGE, stride=2, padding=1, groups=6),
+    case("ConvTranspose2d", 6, 3, 2, x=IMAGE, dilation=(2, 3), stride=2, output_padding=1),
+    case("ConvTranspose1d", 6, 4, 4, x=ROW, stride=2, padding=1),
+    case("ConvTranspose1d", 6, 3, 3, 3, 2, 1, 3, x=ROW),
+    case("ConvTranspose1d", 6, 2, 1, x=ROW, stride=3, bias=False),
+]
+
 PADDINGS = [
     case(f"{kind}Pad{axes}d", padding, x=shape)
     for kind in ("Zero", "Reflection", "Replication", "Circular")
@@ -97,4 +111,32 @@ ACTIVATIONS = [
     case("PReLU", 1, x=ROW),
 ]
 
-CASES = [*NORMALIZATIONS, *CONVOLUTIONS, *PADDINGS, *ACTIVATIONS]
+SEQUENCE = (5, 2, 8)
+MASK = np.random.default_rng(7).random((5, 7)) < 0.4
+MASK[:, 2] = False
+PADDED = np.zeros((2, 7), bool)
+PADDED[1, 5:] = True
+
+
+def attention(*shapes: tuple[int, ...], call: dict[str, Any] | None = None, **options: Any) -> Case:
+    return Case("MultiheadAttention", (8, 2), shapes, options, call or {})
+
+
+ATTENTION = [
+    attention(SEQUENCE, SEQUENCE, SEQUENCE),
+    attention((2, 5, 8), (2, 7, 8), (2, 7, 8), batch_first=True, bias=False),
+    attention(SEQUENCE, (7, 2, 3), (7, 2, 9), kdim=3, vdim=9),
+    attention((5, 8), (7, 8), (7, 8)),
+    attention((5, 2, 8), (7, 2, 8), (7, 2, 8), call={"attn_mask": MASK, "need_weights": False}),
+    attention(
+        *((2, 5, 8), (2, 7, 8), (2, 7, 8)),
+        batch_first=True,
+        call={"attn_mask": MASK, "key_padding_mask": PADDED, "average_attn_weights": False},
+    ),
+    attention(
+        *(SEQUENCE, (7, 2, 8), (7, 2, 8)),
+        call={"attn_mask": np.round(np.random.default_rng(8).standard_normal((4, 5, 7)), 0)},
+    ),
+]
+
+CASES = [*NORMALIZATIONS, *CONVOLUTIONS, *PADDINGS, *ACTIVATIONS, *ATTENTION]
