@@ -35,6 +35,7 @@ class Calls(nn.Module):
         }
         for name, shape in shapes.items():
             self.register_buffer(name, torch.randn(shape, generator=random))
+        self.register_buffer("indices", torch.tensor([2, 0, 2]))
         self.register_buffer("variance", torch.rand(4, generator=random) + 0.5)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
@@ -259,6 +260,57 @@ ONE: dict[str, Function] = {
     "pixel_unshuffle": lambda m, x: F.pixel_unshuffle(x.relu(), 4).sqrt(),
     "flip": lambda m, x: x.relu().flip(1, -1).sqrt(),
     "roll": lambda m, x: x.relu().roll((3, -1, 2), (2, 1, 2)).sqrt(),
+    "reshape_as": lambda m, x: x.relu().reshape_as(x.flatten(1)).sqrt(),
+    "view_as": lambda m, x: x.relu().view_as(x.flatten(1)).sqrt(),
+    "movedim": lambda m, x: x.relu().movedim(1, -1).sqrt(),
+    "movedim of several": lambda m, x: x.relu().movedim((-1, 0), (1, 2)).sqrt(),
+    "moveaxis": lambda m, x: aten.moveaxis(aten.moveaxis(x.relu(), [0, 1], [2, 0]), 3, 0).sqrt(),
+    "swapaxes": lambda m, x: aten.swapdims(x.relu().swapaxes(1, 2), 0, -1).sqrt(),
+    "concatenate": lambda m, x: aten.concatenate([x, x.relu()], 1).abs(),
+    "repeat": lambda m, x: x.relu().repeat(3, 1, 2, 1, 2).sqrt(),
+    "tile": lambda m, x: x.relu().tile(2, 3).sqrt(),
+    "repeat_interleave": lambda m, x: (
+        *(x.relu().repeat_interleave(2, 1).sqrt(), x.relu().repeat_interleave(3).sqrt()),
+        x.relu().repeat_interleave(2, -1).sqrt(),
+    ),
+    "index_select": lambda m, x: x.relu().index_select(1, m.indices).sqrt(),
+    "unfold": lambda m, x: (x.relu().unfold(2, 3, 2).sqrt(), x.relu().unfold(-1, 5, 1).sqrt()),
+    "im2col": lambda m, x: F.unfold(x.relu(), (3, 2), (1, 2), (2, 1), (3, 2)).sqrt(),
+    "im2col plain": lambda m, x: F.unfold(x.relu(), 3).sqrt(),
+    "col2im": lambda m, x: F.fold(x.view(2, 8, 32).relu(), (16, 8), (2, 2), stride=2).sqrt(),
+    "col2im with a rest": lambda m, x: F.fold(
+        x.view(2, 16, 16).relu(), (19, 9), (4, 2), stride=(4, 2)
+    ).sqrt(),
+    "tril": lambda m, x: (x.tril(), x.tril(-2), x[..., :5].tril(1)),
+    "triu": lambda m, x: (x.triu(), x.triu(-2), x[..., :5].triu(1)),
+    "adaptive_max_pool2d": lambda m, x: (
+        *(F.adaptive_max_pool2d(x, (3, 5)), F.adaptive_max_pool2d(x, (2, 8))),
+        *(F.adaptive_max_pool2d(x, 1), F.adaptive_max_pool2d(x, (11, 7))),
+    ),
+    "adaptive_max_pool1d": lambda m, x: F.adaptive_max_pool1d(x.mean(2), 3),
+    "adaptive_avg_pool1d": lambda m, x: F.adaptive_avg_pool1d(x.mean(2), 3),
+    "upsample_nearest1d": lambda m, x: F.interpolate(x.mean(2), 13).abs(),
+    "upsample_nearest3d": lambda m, x: F.interpolate(x[:, :, None], (2, 5, 17)).abs(),
+    "upsample_nearest_exact": lambda m, x: (
+        F.interpolate(x.mean(2), 13, mode="nearest-exact").abs(),
+        F.interpolate(x, (5, 19), mode="nearest-exact").abs(),
+        F.interpolate(x, scale_factor=(2.3, 0.7), mode="nearest-exact").abs(),
+        F.interpolate(x[:, :, None], (2, 5, 17), mode="nearest-exact").abs(),
+    ),
+    "upsample_linear1d": lambda m, x: F.interpolate(x.mean(2), 13, mode="linear"),
+    "upsample_trilinear3d": lambda m, x: F.interpolate(
+        x.view(2, 2, 2, 8, 8), (3, 5, 17), mode="trilinear"
+    ),
+    "upsample_bicubic2d": lambda m, x: F.interpolate(x, (5, 19), mode="bicubic"),
+    "upsample_bicubic2d corners": lambda m, x: F.interpolate(
+        x, (8, 19), mode="bicubic", align_corners=True
+    ),
+    "upsample_bicubic2d to one": lambda m, x: F.interpolate(
+        x, (1, 1), mode="bicubic", align_corners=True
+    ),
+    "upsample_bicubic2d by factors": lambda m, x: F.interpolate(
+        x, scale_factor=(2.3, 0.7), mode="bicubic"
+    ),
     "upsample_nearest2d": lambda m, x: F.interpolate(x, (5, 19)).abs(),
     "upsample_nearest2d by factors": lambda m, x: F.interpolate(x, scale_factor=(2.3, 0.7)).abs(),
     "upsample_nearest2d as many": lambda m, x: F.interpolate(x, scale_factor=(2.1, 1.1)).abs(),
@@ -358,6 +410,18 @@ REFUSED: dict[str, tuple[Function, str]] = {
         "operands have dtypes float32; known are bools",
     ),
     "random": (lambda m, x: F.rrelu(x, training=True), "rrelu.default: it is in training mode"),
+    "antialias": (
+        lambda m, x: F.interpolate(x, (5, 5), mode="bicubic", antialias=True),
+        "_upsample_bicubic2d_aa.vec: antialias=True: an output is made of as many elements",
+    ),
+    "overlapping blocks": (
+        lambda m, x: F.fold(x.view(2, 16, 16), (5, 5), 2),
+        "kernel_size=[2, 2], stride=[1, 1], padding=[0, 0], dilation=[1, 1]; known are blocks side",
+    ),
+    "places in windows": (
+        lambda m, x: F.adaptive_max_pool2d(x, 3, return_indices=True),
+        "adaptive_max_pool2d.default: its result 1 is not computed",
+    ),
     "matrix norm": (lambda m, x: torch.linalg.norm(x, 2, (2, 3)), "ord=2 of matrices"),
     "dropout": (
         lambda m, x: F.dropout(x, 0.5, True),

@@ -62,6 +62,17 @@ def of_rows(x: torch.Tensor) -> Any:
     ]
 
 
+def of_images(x: torch.Tensor) -> Any:
+    return [
+        *(F.interpolate(x, size, mode="bicubic") for size in ((8, 9), (5, 17))),
+        F.interpolate(x, (9, 11), mode="bicubic", align_corners=True),
+        *(F.interpolate(x, size, mode="bilinear") for size in ((8, 9), (8, 11), (5, 17))),
+        F.interpolate(x, (9, 11), mode="bilinear", align_corners=True),
+        *(F.adaptive_max_pool2d(x, size) for size in (1, 3, (8, 4))),
+        *(F.unfold(x.relu(), 3, padding=1).sqrt(), x.tril(), x.triu(1)),
+    ]
+
+
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 def test_they_give_what_pytorch_gives(device: str) -> None:
     if get_backend(device).unavailable() is not None:
@@ -69,7 +80,10 @@ def test_they_give_what_pytorch_gives(device: str) -> None:
     pairs = torch.cartesian_prod(NUMBERS, NUMBERS).T.contiguous()
     rows = torch.cat([pairs.T, torch.cartesian_prod(NUMBERS[3:], NUMBERS[3:])])
     rows = torch.cat([rows, torch.full((1, 2), 1e30), torch.full((1, 2), -INFINITY)])
-    for function, inputs in ((of_one, (NUMBERS,)), (of_two, tuple(pairs)), (of_rows, (rows,))):
+    images = torch.randn((1, 2, 8, 9), generator=torch.Generator().manual_seed(0))
+    images[0, 0, 2, 3], images[0, 0, 7, 8], images[0, 1, 5, 5] = NUMBERS[:3]
+    of = ((of_one, (NUMBERS,)), (of_two, tuple(pairs)), (of_rows, (rows,)), (of_images, (images,)))
+    for function, inputs in of:
         module = Calls(function).eval()
         with torch.inference_mode():
             wanted = module(*inputs)

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from minidnn.errors import GraphError
 from minidnn.frontends.torch import aten
-from minidnn.frontends.torch.aten.call import Call, Refused, key_of, known, type_of
+from minidnn.frontends.torch.aten.call import Call, Refused, key_of, known, type_of, why_left
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import Trace, tracing
 
@@ -164,7 +164,7 @@ class _Values:
             return
         entry = known().get(key_of(node))
         if entry is None:
-            raise Refused("it is not known")
+            raise Refused(why_left(key_of(node)))
         with _scope(self._trace, node):
             found = entry.converter(Call(node, self))  # type: ignore[arg-type]
         self._found[node] = found

@@ -175,6 +175,19 @@ def takes(*names: str, when: str = "") -> Callable[[Converter], Converter]:
     return register
 
 
+_LEFT: dict[str, str] = {}
+
+
+def leaves(*names: str, why: str) -> None:
+    """Says why these ATen overloads are left, beyond that they are not known."""
+    _LEFT.update(dict.fromkeys(names, why))
+
+
+def why_left(name: str) -> str:
+    """Why an operation that is not taken is left."""
+    return _LEFT.get(name, "it is not known")
+
+
 def known() -> dict[str, Taken]:
     """All known operations by name: "conv2d.default"."""
     return dict(sorted(_TAKEN.items()))

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from minidnn.frontends.torch.aten.call import Call, Refused, takes
 from minidnn.graph import operators as ops
-from minidnn.graph.ir import Value
+from minidnn.graph.expression import argument, where
+from minidnn.graph.ir import Constant, Value
 from minidnn.graph.trace import apply
+from minidnn.graph.types import TensorType
 
 
 @takes(
@@ -57,6 +61,8 @@ def flatten(call: Call) -> Any:
     "squeeze.dim",
     "squeeze.dims",
     "unsqueeze.default",
+    "reshape_as.default",
+    "view_as.default",
 )
 def reshape(call: Call) -> Any:
     return _reshaped(call.tensor("self"), call.result.shape)
@@ -68,13 +74,27 @@ def permute(call: Call) -> Any:
     return apply(ops.Transpose(tuple(d % x.type.rank for d in call["dims"])), x)
 
 
-@takes("transpose.int")
+@takes("transpose.int", "swapaxes.default", "swapdims.default")
 def transpose(call: Call) -> Any:
     x = call.tensor("self")
     order = list(range(x.type.rank))
-    first, second = call.axis("dim0", x.type.rank), call.axis("dim1", x.type.rank)
+    first, second = (call.axis(name, x.type.rank) for name in call.names[1:])
     if order:
         order[first], order[second] = order[second], order[first]
+    return apply(ops.Transpose(tuple(order)), x)
+
+
+@takes("movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist")
+def movedim(call: Call) -> Any:
+    x = call.tensor("self")
+    given = [call[name] for name in ("source", "destination")]
+    rank = max(x.type.rank, 1)
+    source, destination = (
+        [axis % rank for axis in (axes if isinstance(axes, list) else [axes])] for axes in given
+    )
+    rest = iter([axis for axis in range(x.type.rank) if axis not in source])
+    moved = dict(zip(destination, source, strict=True))
+    order = [moved[axis] if axis in moved else next(rest) for axis in range(x.type.rank)]
     return apply(ops.Transpose(tuple(order)), x)
 
 
@@ -142,7 +162,7 @@ def expand(call: Call) -> Any:
     return apply(ops.Expand(call.result.shape), call.tensor("self"))
 
 
-@takes("cat.default", "concat.default")
+@takes("cat.default", "concat.default", "concatenate.default")
 def cat(call: Call) -> Any:
     values = call.tensors("tensors")
     return apply(ops.Concat(call.axis("dim", values[0].type.rank)), *values)
@@ -239,6 +259,98 @@ def roll(call: Call) -> Any:
         before = places.get(axis % x.type.rank, range(size))
         places[axis % x.type.rank] = [before[(i - shift) % size] for i in range(size)]
     return _taken(x, places)
+
+
+@takes("repeat.default", "tile.default")
+def repeat(call: Call) -> Any:
+    """The whole, several times along each axis, as if it had axes of one element in front."""
+    x, shape = call.tensor("self"), call.result.shape
+    wide = (1,) * (len(shape) - x.type.rank) + x.shape
+    x = x if wide == x.shape else apply(ops.View(wide), x)
+    pairs = enumerate(zip(wide, shape, strict=True))
+    return _taken(x, {a: [i % n for i in range(out)] for a, (n, out) in pairs if out != n})
+
+
+@takes("repeat_interleave.self_int")
+def repeat_interleave(call: Call) -> Any:
+    """Each element several times; without an axis those of the whole as one vector."""
+    x, times = call.tensor("self"), call["repeats"]
+    if call["dim"] is None:
+        x = apply(ops.View((x.type.size,)), x)
+    axis = 0 if call["dim"] is None else call["dim"] % x.type.rank
+    return _taken(x, {axis: [i // times for i in range(times * x.shape[axis])]})
+
+
+@takes("index_select.default", when="the indices are known")
+def index_select(call: Call) -> Any:
+    x = call.tensor("self")
+    return _taken(x, {call.axis("dim", x.type.rank): _indices(call.constant("index"), x, call)})
+
+
+def _indices(index: Constant, x: Value, call: Call) -> list[int]:
+    """The numbers of a vector of indices, counted from the front."""
+    size = x.shape[call.axis("dim", x.type.rank)]
+    return [int(i) % size for i in index.data.reshape(-1)]
+
+
+@takes("unfold.default")
+def unfold(call: Call) -> Any:
+    """Windows along an axis, of which each is the last axis of its own."""
+    x = call.tensor("self")
+    axis, size, step = call.axis("dimension", x.type.rank), call["size"], call["step"]
+    count = call.result.shape[axis]
+    taken = _taken(x, {axis: [i * step + k for i in range(count) for k in range(size)]})
+    split = apply(ops.View((*x.shape[:axis], count, size, *x.shape[axis + 1 :])), taken)
+    order = [d for d in range(x.type.rank + 1) if d != axis + 1]
+    return apply(ops.Transpose((*order, axis + 1)), split)
+
+
+@takes("im2col.default", when="there is a batch axis")
+def im2col(call: Call) -> Any:
+    x = call.tensor("self")
+    if x.type.rank != 4:
+        raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
+    rows, columns = call.pair("padding")
+    if rows or columns:
+        x = apply(ops.Pad((0, 0, rows, columns), (0, 0, rows, columns)), x)
+    windows = ops.Unfold2d(call.pair("kernel_size"), call.pair("stride"), call.pair("dilation"))
+    return apply(ops.View(call.result.shape), apply(windows, x))
+
+
+@takes("col2im.default", when="there is a batch axis, and the blocks lie side by side")
+def col2im(call: Call) -> Any:
+    x, kernel = call.tensor("self"), call.pair("kernel_size")
+    plain = (call.pair("padding"), call.pair("dilation")) == ((0, 0), (1, 1))
+    if x.type.rank != 3 or not plain or call.pair("stride") != kernel:
+        raise Refused(
+            f"input {x.shape}, kernel_size={list(kernel)}, stride={call['stride']}, "
+            f"padding={call['padding']}, dilation={call['dilation']}; known are blocks side by "
+            "side, and a batch axis"
+        )
+    batch, channels, height, width = call.result.shape
+    counts = (height // kernel[0], width // kernel[1])
+    split = apply(ops.View((batch, channels, *kernel, *counts)), x)
+    laid = apply(ops.Transpose((0, 1, 4, 2, 5, 3)), split)
+    whole = (batch, channels, counts[0] * kernel[0], counts[1] * kernel[1])
+    image = apply(ops.View(whole), laid)
+    rest = (height - whole[2], width - whole[3])
+    return image if rest == (0, 0) else apply(ops.Pad((0, 0, 0, 0), (0, 0, *rest)), image)
+
+
+@takes("tril.default", "triu.default")
+def triangle(call: Call) -> Any:
+    """Zero above, or below, a diagonal of the last two axes."""
+    x, diagonal = call.tensor("self"), call["diagonal"]
+    rows, columns = x.shape[-2:]
+    lower = "tril" in str(call.node.target)
+
+    def data() -> np.ndarray:
+        below = np.tri(rows, columns, k=diagonal if lower else diagonal - 1, dtype=bool)
+        return below if lower else ~below
+
+    kept = Constant(TensorType((rows, columns), "bool"), f"{call.node.name}.kept", data)
+    body = where(argument(1) > 0.0, argument(0), 0.0)
+    return apply(ops.Formula(body, tensors=2, title="Triangle", dtype=x.dtype), x, kept)
 
 
 def _taken(x: Value, places: Mapping[int, Sequence[int]]) -> Value:
