@@ -21,7 +21,8 @@ from minidnn.graph.plain import plain
 from minidnn.graph.trace import Trace, current_trace, is_tracing, tracing
 from minidnn.layers.copying import check_picklable, set_state
 from minidnn.layers.inputs import Declared, Shapes, named_types
-from minidnn.layers.parameter import Parameter, as_array, match_state, misfit_of
+from minidnn.layers.parameter import Parameter, as_array, misfit_of
+from minidnn.layers.state import LoadedState, load_state
 from minidnn.layers.summary import Described, summary
 from minidnn.layers.symbol import Symbol, call, results_of
 
@@ -255,32 +256,50 @@ class Layer:
         under each of its names.  Arrays are not copied."""
         return {name: parameter.bind(name)() for name, parameter in self._all_names()}
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        strict: bool = True,
+        *,
+        prefix: str = "",
+        without: str | Sequence[str] = (),
+    ) -> LoadedState:
         """Sets all parameters by name from arrays (NumPy, or anything NumPy can view).
 
-        Nothing is changed unless everything fits.  WeightsError lists every missing,
-        unexpected and misshapen entry at once; ``strict=False`` tolerates missing and
-        unexpected ones.  Floating-point arrays are converted to the parameter's dtype.  A
-        shared parameter may be given under any of its names.
+            net.load_state_dict(md.load_weights("checkpoint.pth", key="state_dict"),
+                                prefix="module.", without=["fc"])
+
+        Nothing is changed unless everything fits.  Floating-point arrays are converted to the
+        parameter's dtype.  A shared parameter may be given under any of its names.
+
+        Args:
+            state: arrays by name.
+            strict: False tolerates missing and unexpected entries, and warns if nothing fits.
+            prefix: only entries whose names begin so are taken, without it.
+            without: names of layers or parameters that stay as they are, whatever the state dict
+                has for them: a head for another number of classes.
+
+        Returns:
+            The names of missing parameters and of unexpected entries, as PyTorch does.
+
+        Raises:
+            WeightsError: lists every missing, unexpected and misshapen entry at once, and says
+                what would make more of them fit.
         """
-        if not isinstance(state, Mapping):
-            raise WeightsError(
-                f"state={state!r:.80} is a {type(state).__name__}; valid is a dict of arrays"
-            )
         ignored = tuple(
-            f"{path}.{prefix}" if path else prefix
+            f"{path}.{each}" if path else each
             for path, layer in self.named_layers()
-            for prefix in layer.ignored_prefixes
+            for each in layer.ignored_prefixes
         )
-        matched = match_state(list(self._all_names()), state, ignored, strict)
-        if matched.problems:
-            listed = "\n  ".join(matched.problems)
-            raise WeightsError(
-                f"the state dict does not fit {type(self).__name__} "
-                f"({len(matched.problems)} problems):\n  {listed}"
-            )
-        for parameter, array in matched.arrays:
-            parameter.assign(array)
+        return load_state(
+            type(self).__name__,
+            list(self._all_names()),
+            state,
+            ignored,
+            strict=strict,
+            prefix=prefix,
+            without=without,
+        )
 
     # Copies
 

@@ -1,11 +1,10 @@
-"""Parameters, and how the entries of a state dict find them."""
+"""Parameters: named arrays of layers."""
 
 from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -229,52 +228,6 @@ def _unbound() -> np.ndarray:
     raise GraphError("a parameter has no data while shapes are inferred")
 
 
-@dataclass(frozen=True)
-class Matched:
-    """Which array goes to which parameter, and everything that does not fit."""
-
-    arrays: list[tuple[Parameter, np.ndarray]]
-    problems: list[str]
-
-
-def match_state(
-    named: Sequence[tuple[str, Parameter]],
-    state: Mapping[str, Any],
-    ignored: tuple[str, ...],
-    strict: bool,
-) -> Matched:
-    """Matches a state dict with parameters, each of which may have several names.
-
-    Entries that begin with one of ``ignored`` are tolerated; ``strict=False`` tolerates
-    missing and unexpected ones too.
-    """
-    names: dict[Parameter, list[str]] = {}
-    for name, parameter in named:
-        names.setdefault(parameter, []).append(name)
-    found = Matched([], [])
-    for parameter, aliases in names.items():
-        given = [name for name in aliases if name in state]
-        if not given and strict and not parameter.optional:
-            found.problems.append(f"missing: {aliases[0]} {parameter.type}")
-        arrays = [_array(name, state[name], parameter.type, found.problems) for name in given]
-        fitting = [array for array in arrays if array is not None]
-        for name, array in zip(given[1:], fitting[1:], strict=False):
-            if not np.array_equal(array, fitting[0], equal_nan=array.dtype.kind == "f"):
-                found.problems.append(
-                    f"contradiction: {given[0]} and {name} are one shared parameter, but differ"
-                )
-        if fitting:
-            found.arrays.append((parameter, fitting[0]))
-    if strict:
-        known = {name for name, _ in named}
-        found.problems.extend(
-            f"unexpected: {name}"
-            for name in state
-            if name not in known and not (isinstance(name, str) and name.startswith(ignored))
-        )
-    return found
-
-
 def as_array(given: Any) -> tuple[np.ndarray | None, str]:
     """What a user gave as an array, or None and why it is none.
 
@@ -296,16 +249,3 @@ def misfit_of(array: np.ndarray, type: TensorType) -> str:
     if array.dtype.kind not in kinds:
         return f"wrong dtype: {{}} is {array.dtype}, valid is {valid}"
     return ""
-
-
-def _array(name: str, given: Any, type: TensorType, problems: list[str]) -> np.ndarray | None:
-    """The entry as an array; None, with a problem added, if it does not fit."""
-    array, error = as_array(given)
-    if array is None:
-        problems.append(f"not an array: {name} ({error})")
-        return None
-    problem = misfit_of(array, type)
-    if problem:
-        problems.append(problem.format(name))
-        return None
-    return array
