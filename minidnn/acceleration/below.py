@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from minidnn.acceleration.weights import StandsFor
 from minidnn.errors import UnsupportedError
-from minidnn.frontends.torch.replica import replica
+from minidnn.frontends.torch.hooks import without_hooks
 from minidnn.frontends.torch.scripted import is_scripted
-from minidnn.frontends.torch.state import unchanged
+from minidnn.frontends.torch.unseen import unseen
 
 
 class Below:
@@ -59,35 +59,36 @@ class Below:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's result."""
+        """The module's result, without its own hooks, which the caller runs."""
+        if type(self._root).__call__ is nn.Module.__call__:
+            return without_hooks(self._stands)(*args, **kwargs)
         return type(self._root).__call__(self._stands, *args, **kwargs)
 
     def prepare(self, args: Any, kwargs: Any) -> None:
         """Compiles what is below for what a call with these arguments gives it.  The module's code
         runs for that, on copies of all that it may write to."""
-        copied = replica(self._root, with_buffers=True)
-        originals = dict(zip(map(id, copied.modules()), self._root.modules(), strict=True))
 
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            original = originals.get(id(module))
-            if original is not None and (fast := self._below(original)) is not None:
-                fast.prepare(*args, **kwargs)
-            return module(*args, **kwargs)
+        def work(subject: nn.Module, _: Any) -> None:
+            originals = dict(zip(map(id, subject.modules()), self._root.modules(), strict=True))
 
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-        with unchanged(copied):
-            type(self._root).__call__(StandIns(call).of(copied), *args, **kwargs)
+            def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                if (original := originals.get(id(module))) is not None:
+                    self._below(original).prepare(*args, **kwargs)
+                return module(*args, **kwargs)
+
+            given = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+            type(self._root).__call__(StandIns(call).of(subject), *given[0], **given[1])
+
+        unseen(self._root, work)
 
     def _call(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         fast = self._below(module)
-        if fast is None or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
             return module(*args, **kwargs)
         return fast(*args, **kwargs)
 
     def _below(self, module: nn.Module) -> Any:
-        """The optimized module of one below; None for one whose hooks are told of its calls."""
-        if module._forward_hooks or module._forward_pre_hooks:
-            return None
+        """The optimized module of one below."""
         if id(module) not in self._made:
             fast = self._optimized(module)
             self._made[id(module)] = module, fast

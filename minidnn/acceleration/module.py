@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -21,6 +23,7 @@ from minidnn.acceleration.watched import derived, watched
 from minidnn.acceleration.weights import StandsFor
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.capture import Captured, NotCapturable, capture
+from minidnn.frontends.torch.hooks import has_hooks, with_hooks, without_hooks
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,15 @@ _GLOBAL_HOOKS = tuple(
     getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
     for kind in ("forward", "forward_pre", "backward", "backward_pre")
 )
+#: Those that run when a module is called.
+_FORWARD_HOOKS = _GLOBAL_HOOKS[:2]
+_WITH_HOOKS = "with hooks of all modules (register_module_forward_hook)"
+
+
+def _are_hooked(module: nn.Module) -> Any:
+    """Whether a module has hooks that run when it is called."""
+    own = module.__dict__
+    return own["_forward_hooks"] or own["_forward_pre_hooks"]
 
 
 class OptimizedModule(StandsFor):
@@ -73,7 +85,8 @@ class OptimizedModule(StandsFor):
             own[shared] = original.__dict__[shared]
         own["_settings"] = (device, precision, strict, sizes, dict(options))
         own["_programs"] = Programs(type(original).__name__, sizes)
-        own["_within"] = own["_warned"] = within
+        own["_within"] = within
+        own["_warned"] = set()  # of what
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of every module, with its hooks.  Without any, the way is the shortest: the network
@@ -101,7 +114,8 @@ class OptimizedModule(StandsFor):
 
     def _is_bare(self) -> bool:
         """Whether a call is one of ``forward`` and no more."""
-        return not (any(map(self.__dict__.get, _ASIDE)) or any(_GLOBAL_HOOKS))
+        own = self.__dict__
+        return not (any(map(own.get, _ASIDE)) or any(_GLOBAL_HOOKS) or _are_hooked(own["original"]))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original gives, without gradients.
@@ -118,7 +132,13 @@ class OptimizedModule(StandsFor):
             return self._traced(args)
         if watched():
             return self._watched(args, kwargs)
-        if not kwargs and self._is_plain(args):
+        if any(_FORWARD_HOOKS):
+            # They ran for this module, which stands for the original.
+            call = partial(with_hooks, self.original, without_hooks(self.original))
+            why = "which runs those of the modules within"
+            return self._left(_WITH_HOOKS, args, kwargs, why, lambda *a, **k: call(a, k))
+        is_hooked = _are_hooked(self.__dict__["original"]) and has_hooks(self.original)
+        if not kwargs and not is_hooked and self._is_plain(args):
             result = self._programs.at_once(args)
             if result is not None:
                 return result
@@ -127,12 +147,17 @@ class OptimizedModule(StandsFor):
             return self.original.forward(*args, **kwargs)  # of the children, which are found there
         if self.training:
             return self.original(*args, **kwargs)
-        if torch.is_grad_enabled():
-            if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
-                return self._left("with an input that requires a gradient", args, kwargs)
-            with torch.no_grad():
-                return self._run(leaves, arranged, args, kwargs)
+        if torch.is_grad_enabled() and any(
+            isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves
+        ):
+            return self._left("with an input that requires a gradient", args, kwargs)
+        if is_hooked:
+            return with_hooks(self.original, self._within_hooks, args, kwargs)
         return self._run(leaves, arranged, args, kwargs)
+
+    def _within_hooks(self, *args: Any, **kwargs: Any) -> Any:
+        """What the original gives without its own hooks."""
+        return self._run(*arrangement(args, kwargs), args, kwargs, without_hooks(self.original))
 
     @torch.compiler.disable(reason="minidnn runs it")
     def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
@@ -207,25 +232,37 @@ class OptimizedModule(StandsFor):
         for program in self._programs:
             program.watch.doubt()
 
-    def _run(self, leaves: Any, arranged: Any, args: Any, kwargs: Any) -> Any:
+    def _run(
+        self,
+        leaves: Any,
+        arranged: Any,
+        args: Any,
+        kwargs: Any,
+        original: Callable[..., Any] | None = None,
+    ) -> Any:
+        """What the program for these arguments gives; where there can be none, ``original`` does,
+        which is the whole one if left away."""
         if (kind := foreign(leaves)) is not None:
-            return self._left(f"with a {kind}", args, kwargs, "which takes objects of any kind")
+            why = "which takes objects of any kind"
+            return self._left(f"with a {kind}", args, kwargs, why, original)
         memory = self._memory(leaves)
         self._refuse_autocast(memory)
         try:
-            result = self._programs.run(
-                leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
-            )
-            return result(*args, **kwargs) if isinstance(result, Below) else result
+            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+                result = self._programs.run(
+                    leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
+                )
+                return result(*args, **kwargs) if isinstance(result, Below) else result
         except OverlapError as error:
-            return self._left(str(error), args, kwargs, "where writes are made in their order")
+            why = "where writes are made in their order"
+            return self._left(str(error), args, kwargs, why, original)
 
     def _compile(self, memory: str, leaves: Any, args: Any, kwargs: Any) -> Kept:
         device, precision, strict, _, options = self._settings
         engine = engine_for(memory, device, precision, options)
         name = type(self.original).__name__
         try:
-            captured = capture(self.original, args, kwargs)
+            captured = capture(self.original, args, kwargs, runs_hooks=True)
             self._check_weights(captured)
         except UnsupportedError as error:
             if strict or not (self._within or isinstance(error, NotCapturable)):
@@ -282,14 +319,16 @@ class OptimizedModule(StandsFor):
         args: Any,
         kwargs: Any,
         why: str = "where derivatives and transforms are computed",
+        original: Callable[..., Any] | None = None,
     ) -> Any:
         """The original's result for a call which is PyTorch's as a whole."""
         name = type(self.original).__name__
         if self._settings[2]:
             raise UnsupportedError(f"strict=True, and {name} was called {how}")
-        result = self.original(*args, **kwargs)  # whose errors come alone
-        if not self._warned:
-            self.__dict__["_warned"] = True
+        call = self.original if original is None else original
+        result = call(*args, **kwargs)  # whose errors come alone
+        if not self._within and how not in self._warned:
+            self._warned.add(how)
             warnings.warn(
                 f"{name} was called {how}: it runs in PyTorch, {why}",
                 MiniDNNWarning,

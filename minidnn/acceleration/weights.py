@@ -25,10 +25,12 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
 
 from minidnn.acceleration.glance import Glance
 from minidnn.acceleration.part import computes_its_own_way
 from minidnn.frontends.torch.capture import Held
+from minidnn.frontends.torch.hooks import HOOKS
 from minidnn.frontends.torch.scripted import is_scripted
 from minidnn.frontends.torch.state import OF_MODULES, PLAIN
 
@@ -71,7 +73,8 @@ class Watch:
         counted = {id(t) for each in self._counters for t in each.holder.values()}
         self._statistics = [each for each in statistics if id(each.tensor) not in counted]
         self._native = native
-        known = {id(module) for module in opaque}
+        self._opaque = list(opaque)
+        known = {id(module) for module in self._opaque}
         #: The modules whose code is in the program, and their paths.
         self._owners = [] if root is None else list(_captured(root, "", known, set()))
         self._doubted = False
@@ -103,6 +106,8 @@ class Watch:
         self._others = self._not_compiled_in()
         self._keys = [(path, holder, list(holder)) for path, holder in self._holders()]
         self.attributes = _Attributes(self._owners)
+        # The network's own run around the program.
+        self._hooks = _Hooks(self._owners[1:], self._opaque)
         self._glance = Glance(
             self.dicts,
             [tensor for _, _, tensor, *_ in self._seen],
@@ -158,7 +163,12 @@ class Watch:
 
     def is_as_it_was(self) -> bool:
         """Whether weights and modules are those that were compiled in."""
-        if self._glance.is_as_it_was() and not self._doubted and self._contents.changed() is None:
+        if (
+            self._glance.is_as_it_was()
+            and not self._doubted
+            and self._hooks.are_the_same()
+            and self._contents.changed() is None
+        ):
             return True
         return self.restructured() is None and self.changed() is None
 
@@ -201,7 +211,7 @@ class Watch:
         for path, holder, keys in self._keys:
             if list(holder) != keys:
                 return f"weights or modules of {path or 'the network'} were added or removed"
-        return self.attributes.changed()
+        return self.attributes.changed() or self._hooks.changed()
 
 
 def _counters(statistics: Iterable[Held]) -> list[Held]:
@@ -237,6 +247,44 @@ class _Contents:
         if now == self._before:
             return None
         return next(n for n, a, b in zip(self._names, now, self._before, strict=True) if a != b)
+
+
+class _Hooks:
+    """The hooks of modules.  PyTorch counts all that are registered anywhere, so that those of
+    modules without any need not be looked at."""
+
+    def __init__(
+        self, owners: Iterable[tuple[str, nn.Module]], opaque: Iterable[nn.Module]
+    ) -> None:
+        self._registered = RemovableHandle.next_id
+        looked_at = [(path, vars(owner), name) for path, owner in owners for name in HOOKS]
+        # More hooks make no difference to these.
+        as_it_is = [vars(each) for each in opaque]
+        looked_at += [
+            ("a module that is called as it is", own, name)
+            for own in as_it_is
+            for name in HOOKS
+            if own.get(name)
+        ]
+        self._found = [
+            (path, own, name, own[name], list(own[name].items())) for path, own, name in looked_at
+        ]
+        self._present = [(found, len(hooks)) for *_, found, hooks in self._found if hooks]
+
+    def are_the_same(self) -> bool:
+        """Whether none was registered anywhere, or removed here."""
+        return self._registered == RemovableHandle.next_id and not any(
+            len(found) != count for found, count in self._present
+        )
+
+    def changed(self) -> str | None:
+        """What was registered or removed, or None."""
+        registered = RemovableHandle.next_id
+        for path, own, name, found, hooks in self._found:
+            if own[name] is not found or list(found.items()) != hooks:
+                return f"a hook of {path} was registered or removed"
+        self._registered = registered
+        return None
 
 
 class _Attributes:

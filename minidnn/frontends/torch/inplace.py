@@ -6,6 +6,7 @@ where nothing else sees the memory of ``x`` later: no view made before, no input
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -38,6 +39,15 @@ def without_writes(graph: Graph) -> str | None:
         for storage in memory.of(node):
             family.setdefault(storage, []).append(node)
     return None
+
+
+def writing_to(graph: Graph, names: Collection[str]) -> list[Node]:
+    """The operations that write to the memory of inputs of these names."""
+    memory = Memory(graph)
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and node.name in names]
+    own = {storage for node in inputs for storage in memory.of(node)}
+    written = ((node, _written(node)) for node in graph.nodes) if own else ()
+    return [node for node, to in written if isinstance(to, Node) and own & memory.of(to)]
 
 
 def without_dropout(graph: Graph) -> None:

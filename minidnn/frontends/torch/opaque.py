@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.arguments import Arguments
+from minidnn.frontends.torch.hooks import HOOKS
 from minidnn.frontends.torch.replica import holding
 
 
@@ -212,19 +213,15 @@ class OpaqueCalls:
         with ExitStack() as stack:
             for path in self.reasons:
                 module = root.get_submodule(path)
-                hooks: dict[str, Any] = {name: OrderedDict() for name in _HOOKS}
-                forward = make(path, _whole(module))
+                hooks: dict[str, Any] = {name: OrderedDict() for name in HOOKS}
+                forward = make(path, whole_call(module))
                 stack.enter_context(holding(module, **hooks, forward=forward))
             yield
 
 
-#: What modules have their hooks in that run when they are called.
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-
-
-def _whole(module: nn.Module) -> Any:
+def whole_call(module: nn.Module) -> Any:
     """A call of a module as it is now, with its hooks."""
-    own = {name: getattr(module, name) for name in (*_HOOKS, "forward")}
+    own = {name: getattr(module, name) for name in (*HOOKS, "forward")}
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with holding(module, **own):

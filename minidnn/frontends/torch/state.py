@@ -104,8 +104,7 @@ class State:
 
 @contextmanager
 def unchanged(root: nn.Module) -> Iterator[None]:
-    """Leaves what was there before, and as it was where PyTorch counts the writes; and PyTorch's
-    random numbers."""
+    """Leaves what was there before, and as it was; and PyTorch's random numbers."""
     state = State(root)
     tensors = [tensor for tensor in state.tensors() if not tensor.is_inference()]
     saved = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]
@@ -117,8 +116,14 @@ def unchanged(root: nn.Module) -> Iterator[None]:
         state.restore()
         with torch.no_grad():
             for tensor, version, copy in saved:
-                if tensor._version != version:
+                if tensor._version != version or _differs(tensor, copy):
                     tensor.copy_(copy)
+
+
+def _differs(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Whether a tensor has other elements: batch normalization writes without being counted."""
+    plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    return plain and not torch.equal(tensor, copy)
 
 
 @contextmanager

@@ -1,0 +1,215 @@
+"""What a network's code writes beyond its modules: seeing it, putting it back, telling who did it.
+
+PyTorch captures a replica of the network's modules, whose attributes are its own.  What their code
+and hooks reach otherwise (closures, globals, classes, other objects) are the user's own things:
+what is written to them meanwhile are tensors without data, which must not stay there, and a program
+would not write it again.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from minidnn.frontends.torch.opaque import HOOKS, whole_call
+from minidnn.frontends.torch.reach import (
+    Place,
+    Reach,
+    is_alike,
+    is_looked_into,
+    names_in,
+)
+from minidnn.frontends.torch.replica import holding
+from minidnn.frontends.torch.scripted import is_scripted
+from minidnn.frontends.torch.state import OF_MODULES
+
+_HOLDERS = ("_parameters", "_buffers", "_modules")
+_FAKES = (FakeTensor, FunctionalTensor)
+
+
+class Outside:
+    """All that a network's code reaches beyond what PyTorch captures of it, as it is now.
+
+    without: the paths of modules that are not looked at, with those in them.
+    with_modules: whether what the modules themselves hold is looked at, too.
+    """
+
+    def __init__(
+        self, root: nn.Module, without: Collection[str] = (), with_modules: bool = True
+    ) -> None:
+        every = [(path, module) for path, module in root.named_modules() if not is_scripted(module)]
+        self._modules = [(path, each) for path, each in every if not is_within(path, without)]
+        self._reach = Reach(module for _, module in every)
+        for path, module in self._modules:
+            name = path or "the network"
+            for hooks in HOOKS:
+                for hook in getattr(module, hooks).values():
+                    self._reach.add(hook, f"what a hook of {name} uses")
+            self._reach.add(type(module), f"the class of {name}")
+            for attribute, value in vars(module).items():
+                if attribute not in OF_MODULES:
+                    label = f"attribute {f'{path}.{attribute}'.lstrip('.')!r}"
+                    self._reach.add(value, label)
+            if with_modules:
+                self._reach.add_attributes(vars(module), f"an attribute of {name}")
+                for holder in _HOLDERS:
+                    self._reach.add_attributes(vars(module)[holder], f"a weight of {name}")
+        self._tensors = [
+            (tensor, tensor._version, tensor.detach().clone())
+            for tensor in self._reach.tensors.values()
+            if type(tensor) in (torch.Tensor, nn.Parameter)
+            and not tensor.is_inference()
+            and not tensor.requires_grad
+        ]
+
+    @property
+    def places(self) -> dict[Any, Place]:
+        """All that it could write to, by key."""
+        return self._reach.places
+
+    def changed(self) -> dict[Any, Place]:
+        """The places that hold other things than before."""
+        return {key: each for key, each in self._reach.places.items() if each.has_changed()}
+
+    def restore(self) -> None:
+        """Puts back what was there."""
+        for place in self._reach.places.values():
+            place.restore()
+        with torch.no_grad():
+            for tensor, version, copy in self._tensors:
+                if tensor._version != version:
+                    tensor.copy_(copy)
+
+    def holders(self, places: Mapping[Any, Place]) -> Iterator[tuple[str, str]]:
+        """The modules by whose attributes one comes to such places: their paths, and the names of
+        the attributes."""
+        aims = set(places)
+        for path, module in self._modules:
+            own = vars(module)
+            if (place := places.get(id(own))) is not None:
+                now = place.now()
+                for name in {**place.before, **now}:
+                    if name not in OF_MODULES and now.get(name) is not place.before.get(name):
+                        yield path, name
+            for name, value in own.items():
+                if name not in OF_MODULES and self._reach.reaches(value, aims):
+                    yield path, name
+
+    def readers(self, places: Mapping[Any, Place]) -> Iterator[str]:
+        """The paths of modules whose code comes to such places, other than by attributes."""
+        aims = set(places)
+        for path, module in self._modules:
+            if any(self._reach.reaches(each, aims) for each in _code(module)):
+                yield path
+
+
+def is_within(path: str, paths: Collection[str]) -> bool:
+    """Whether a module is one of these, or in one of them."""
+    return any(path == each or path.startswith(f"{each}.") for each in paths)
+
+
+def _code(module: nn.Module) -> list[Any]:
+    """What runs of a module's class when it is called, as far as names tell it."""
+    kind: Any = type(module)
+    pending, seen = ["forward"], {"forward"}
+    found = []
+    while pending:
+        name = pending.pop()
+        each = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+        found.append(each)
+        for part in (each, *(getattr(each, inner, None) for inner in ("fget", "func", "__func__"))):
+            if (code := getattr(part, "__code__", None)) is not None:
+                named = {name for names in names_in(code) for name in names if hasattr(kind, name)}
+                pending += sorted(named - seen)
+                seen |= named
+    return found
+
+
+def writers(
+    root: nn.Module, places: Iterable[Place], without: Collection[str], run: Callable[[], Any]
+) -> dict[str, str]:
+    """The paths of modules that write to places when the network runs, and what they write to.
+
+    root: what ``run`` runs.
+    """
+    places = list(places)
+    found: dict[str, str] = {}
+    before = [place.now() for place in places]
+    stack = [""]
+
+    def note() -> None:
+        for at, place in enumerate(places):
+            now = place.now()
+            if not is_alike(now, before[at]):
+                before[at] = now
+                if not is_within(stack[-1], without):
+                    found.setdefault(stack[-1], place.label)
+
+    def noting(path: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            note()
+            stack.append(path)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                note()
+                stack.pop()
+
+        return noted
+
+    with ExitStack() as held:
+        for path, module in list(root.named_modules()):
+            if not is_scripted(module):
+                none: dict[str, Any] = {name: {} for name in HOOKS}
+                call = noting(path, whole_call(module))
+                held.enter_context(holding(module, **none, forward=call))
+        run()
+        note()
+    return found
+
+
+@contextmanager
+def nothing_kept(*replicas: nn.Module) -> Iterator[None]:
+    """Afterwards no function that keeps its results (``functools.lru_cache``) keeps any that were
+    made within of tensors without data, or for modules of these replicas: such are cleared."""
+    own = {id(module) for replica in replicas for module in replica.modules()}
+    try:
+        yield
+    finally:
+        # Not of all objects there are: to hold a tuple that another thread makes is an error there.
+        for each in gc.get_referrers(_KEEPER):
+            if type(each) is _KEEPER:
+                within = (each.__wrapped__, each.__dict__)
+                kept = [o for o in gc.get_referents(each) if not any(o is w for w in within)]
+                if holds_fakes(kept, own):
+                    each.cache_clear()
+
+
+_KEEPER = type(functools.lru_cache(lambda: None))
+
+
+def holds_fakes(things: Iterable[Any], modules: Collection[int] = ()) -> bool:
+    """Whether tensors without data are among things, or modules of these identities, or in what the
+    things hold."""
+    pending = list(things)
+    for _ in range(4):  # so deep are they looked into
+        if any(isinstance(each, _FAKES) or id(each) in modules for each in pending):
+            return True
+        pending = [
+            inner
+            for each in pending
+            if isinstance(each, (dict, list, tuple, set))
+            or type(each).__name__.startswith("_lru")
+            or (is_looked_into(type(each).__module__) and not isinstance(each, type))
+            for inner in gc.get_referents(each)
+        ]
+    return False
