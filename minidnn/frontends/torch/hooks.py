@@ -25,7 +25,7 @@ from minidnn.frontends.torch.scripted import is_scripted
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 #: Hooks of PyTorch's that compute a weight of others.
-COMPUTES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
+_COMPUTES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
 
 #: Instructions that write to something that outlives the call.
 _WRITES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SLICE")
@@ -62,15 +62,23 @@ def do_more(module: nn.Module) -> str | None:
     return None
 
 
+def is_pytorchs(hook: Any) -> bool:
+    """Whether a hook is one of PyTorch's own, as those that compute weights are: it is captured,
+    whoever has it."""
+    if isinstance(hook, types.FunctionType):
+        return _is_pytorchs(hook.__globals__.get("__name__"))
+    return isinstance(hook, _COMPUTES_WEIGHTS)
+
+
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks that run when it is called, but those that compute weights."""
+    """Whether a module has hooks that run when it is called, but PyTorch's own."""
     return any(True for _ in _hooks_of(module))
 
 
 def _hooks_of(module: nn.Module) -> Iterator[Any]:
     for name in HOOKS:
         for hook in getattr(module, name).values():
-            if not isinstance(hook, COMPUTES_WEIGHTS):
+            if not is_pytorchs(hook):
                 yield hook
 
 
@@ -78,50 +86,51 @@ def without_own_hooks(module: nn.Module) -> dict[str, Any]:
     """A module's hooks, by the dicts that they are in, but for those that :func:`with_hooks`
     calls."""
     return {
-        name: type(found)((k, h) for k, h in found.items() if isinstance(h, COMPUTES_WEIGHTS))
+        name: type(found)((k, h) for k, h in found.items() if is_pytorchs(h))
         for name in HOOKS
         for found in (getattr(module, name),)
     }
 
 
 def with_hooks(module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What a call of the module gives with its hooks, but those that compute weights, around
-    ``call``, which computes the rest."""
-    for key, hook in list(module._forward_pre_hooks.items()):
-        if isinstance(hook, COMPUTES_WEIGHTS):
-            continue
+    """What a call of the module gives with its hooks, but PyTorch's own, around ``call``, which
+    computes the rest."""
+    return _around(module, False, call, args, kwargs)
+
+
+def without_hooks(module: nn.Module) -> Callable[..., Any]:
+    """A call of the module without the hooks that :func:`with_hooks` calls."""
+    return lambda *args, **kwargs: _around(module, True, module.forward, args, kwargs)
+
+
+def _around(
+    module: nn.Module, pytorchs: bool, call: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """A call of a module with its hooks that are PyTorch's own, or those that are not."""
+    before, after = (
+        [each for each in getattr(module, name).items() if is_pytorchs(each[1]) is pytorchs]
+        for name in HOOKS
+    )
+    for key, hook in before:
         if key in module._forward_pre_hooks_with_kwargs:
             if (found := hook(module, args, kwargs)) is not None:
                 args, kwargs = found
         elif (found := hook(module, args)) is not None:
             args = found if isinstance(found, tuple) else (found,)
-    hooks = list(module._forward_hooks.items())
     try:
         result = call(*args, **kwargs)
-        while hooks:
-            key, hook = hooks.pop(0)
+        while after:
+            key, hook = after.pop(0)
             named = (kwargs,) if key in module._forward_hooks_with_kwargs else ()
             if (found := hook(module, args, *named, result)) is not None:
                 result = found
     except Exception:
-        for key, hook in hooks:
+        for key, hook in after:
             if key in module._forward_hooks_always_called:
                 named = (kwargs,) if key in module._forward_hooks_with_kwargs else ()
                 hook(module, args, *named, None)
         raise
     return result
-
-
-def without_hooks(module: nn.Module) -> Callable[..., Any]:
-    """A call of the module without the hooks that :func:`with_hooks` calls."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, COMPUTES_WEIGHTS):
-                hook(module, args)
-        return module.forward(*args, **kwargs)
-
-    return call
 
 
 def _name(hook: Any) -> str:
