@@ -16,6 +16,7 @@ from minidnn.errors import MiniDNNError
 from minidnn.fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from minidnn.graph import expression as scalar
 from minidnn.graph.types import numpy_dtype
+from minidnn.graph.window import join_taps
 
 Span = tuple[int, int]
 
@@ -140,19 +141,16 @@ class _Task:
         plane = self.plan.planes[source]
         compute = np.result_type(_dtype(plane.dtype, self.wide), np.float32)
         batch, channels = self.binding.batch, self.channels[1] - self.channels[0]
-        shape = (batch, channels, rows[1] - rows[0], columns[1] - columns[0])
-        total = np.full(shape, window.identity, compute)
-        join = np.maximum if window.reduce == "max" else np.add
         down, across = window.axes
+        at_row = (down.tap(0, 0) + np.arange(*rows) * down.stride)[:, None]
+        at_row = at_row + np.arange(down.kernel) * down.dilation
+        at_column = (across.tap(0, 0) + np.arange(*columns) * across.stride)[:, None]
+        at_column = at_column + np.arange(across.kernel) * across.dilation
+        flat = (at_row.ravel(), at_column.ravel())
         with np.errstate(all="ignore"):
-            for y in range(down.kernel):
-                row = np.full_like(total, window.identity)
-                for x in range(across.kernel):
-                    at_row = down.tap(0, y) + np.arange(*rows) * down.stride
-                    at_column = across.tap(0, x) + np.arange(*columns) * across.stride
-                    taken = self._padded(source, plane, at_row, at_column, window.identity)
-                    join(row, taken, out=row)
-                join(total, row, out=total)
+            taken = self._padded(source, plane, *flat, window.identity).astype(compute, copy=False)
+            taken = taken.reshape(batch, channels, *at_row.shape, *at_column.shape)
+            total = join_taps(window, np.swapaxes(join_taps(window, taken), -1, -2))
             if window.reduce == "average":
                 by_row, by_column = window.divisors(plane.extent)
                 counts = np.multiply.outer(by_row[slice(*rows)], by_column[slice(*columns)])

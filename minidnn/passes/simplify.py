@@ -2,7 +2,8 @@
 
 Handles: identities (Identity, Dropout, windows of one position, reshapes to the same shape,
 adaptive pooling to the input's size, joins of one value, moves that move nothing); adaptive
-pooling whose sizes divide, which becomes a regular window; joins that only a join along the same
+pooling whose sizes divide, which becomes a regular window if it is short, and long regular windows
+side by side, which become adaptive; joins that only a join along the same
 axis reads, which become part of it; nodes whose operands are all constants; nodes nobody reads.
 Leaves: arithmetic identities such as x * 1, which are not exact for NaN payloads and -0.
 Only the sign of zero may change: an average over one position adds -0 to 0, which gives 0.
@@ -20,6 +21,7 @@ from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Operator, Reshaping, Windowed
 from minidnn.graph.operators import (
     AdaptiveAvgPool2d,
+    AvgPool2d,
     Concat,
     Dropout,
     Identity,
@@ -148,8 +150,11 @@ def _operands(node: Node, rewriter: Rewriter, joined: dict[Value, list[Value]]) 
 
 
 def _regular(node: Node) -> Operator | None:
+    """The kind of average for which there are kernels: long windows are adaptive ones."""
     if isinstance(node.op, AdaptiveAvgPool2d):
         return node.op.regular(node.inputs[0].type)
+    if isinstance(node.op, AvgPool2d):
+        return node.op.adaptive(node.inputs[0].type)
     return None
 
 

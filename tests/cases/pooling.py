@@ -10,6 +10,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.window import Window, WindowAxis
 from minidnn.layers.activations import OperatorLayer
 from tests.cases.record import PLANES, Case, Shape, like_torch
+from tests.cases.reduction import around
 from tests.oracles import formulas
 
 IMAGES = ((1, 1, 4, 4), (2, 3, 5, 7), (3, 2, 6, 11))
@@ -40,7 +41,18 @@ def avg_pool_case(name: str, *args: Any, shapes: tuple[Shape, ...], **arguments:
     )
 
 
-def adaptive_case(name: str, size: Any, shapes: tuple[Shape, ...]) -> Case:
+#: Windows of more than 16 rows or columns: whole planes, parts that are equal or overlap.
+LONG: tuple[tuple[Any, Shape], ...] = (
+    *((1, (2, 19, 33, 40)), (1, (1, 3, 300, 261)), (1, (1, 2, 1, 9000)), (1, (1, 9, 5000, 1))),
+    *((1, (1, 2, 600, 3)), (1, (1, 1, 2, 70001)), ((3, 2), (2, 3, 60, 40))),
+    *(((3, 4), (1, 17, 70, 71)), ((2, 7), (1, 3, 35, 5)), ((None, 1), (1, 2, 5, 33))),
+)
+
+
+def adaptive_case(name: str, size: Any, shapes: tuple[Shape, ...], mean: float = 0.0) -> Case:
+    far: dict[str, Any] = {}
+    if mean:
+        far = {"dtypes": ("float32",), "draw": around(mean)}
     return like_torch(
         f"adaptive_avg_pool2d-{name}",
         "AdaptiveAvgPool2d",
@@ -49,6 +61,7 @@ def adaptive_case(name: str, size: Any, shapes: tuple[Shape, ...]) -> Case:
         formula=lambda x: formulas.adaptive_avg_pool2d(x, formulas.pair(size)),
         sums=True,
         torch_differs="PyTorch sums half precision in another order, which overflows elsewhere",
+        **far,
     )
 
 
@@ -93,7 +106,8 @@ def window_case(name: str, window: Window, *shapes: Shape) -> Case:
 
 
 _UNEVEN = (WindowAxis(2, 1, (0, 1), 2), WindowAxis(3, 2, (2, 0), 2))
-_BESIDE = (WindowAxis(1, 2, (2, 0)), WindowAxis(2, 1, (0, 3)))
+#: Their outer taps reach over a plane of up to three rows or columns.
+_BESIDE = (WindowAxis(2, 2, (4, 0), 4), WindowAxis(2, 1, (0, 3), 4))
 
 #: Windows whose last position depends on ceil mode.  Comments: sizes at stride 2.
 CEIL: tuple[tuple[str, tuple[Any, ...], dict[str, Any], tuple[Shape, ...]], ...] = (
@@ -143,6 +157,15 @@ CASES: tuple[Case, ...] = (
     adaptive_case("keep-rows", (None, 2), ((1, 1, 3, 5), (2, 3, 1, 1))),
     adaptive_case("keep-columns", (6, None), ((1, 1, 13, 5),)),
     adaptive_case("keep-both", (None, None), ((1, 1, 3, 5),)),
+    *(
+        adaptive_case(f"long-{'x'.join(map(str, shape))}-{size}", size, (shape,), mean=1e3)
+        for size, shape in LONG
+    ),
+    avg_pool_case("long", 17, 5, 8, shapes=((1, 3, 20, 40),)),
+    avg_pool_case("long-row", (1, 300), (1, 7), shapes=((1, 2, 3, 320),)),
+    avg_pool_case("long-column", (40, 2), (3, 1), (20, 0), shapes=((2, 9, 50, 3),)),
+    avg_pool_case("long-side-by-side", (20, 40), shapes=((2, 3, 20, 120),)),
+    avg_pool_case("long-divisor", (18, 3), shapes=((1, 2, 36, 6),), divisor_override=7),
     window_case("max-uneven", Window(*_UNEVEN, "max"), (2, 3, 5, 7)),
     window_case("max-beside", Window(*_BESIDE, "max"), (1, 2, 3, 4)),
     window_case("average-uneven", Window(*_UNEVEN, "average"), (2, 3, 5, 7)),

@@ -22,25 +22,61 @@ DIMS: tuple[tuple[int, tuple[Shape, ...]], ...] = (
     (2, ((2, 3, 5, 7), (1, 2, 1, 3))),
     (-3, ((2, 3, 5, 7),)),
 )
+#: Long axes, and short ones of many rows.
+LONG_DIMS: tuple[tuple[int, tuple[Shape, ...]], ...] = (
+    (1, ((1, 40003), (3, 1030), (300, 7), (1, 21, 40, 41), (2, 600, 40), (40, 5, 3))),
+    (0, ((20000, 3), (1300, 70))),
+)
 
 
-def _reduce(how: str, dims: tuple[int, ...], keepdim: bool, *shapes: Shape) -> Case:
+#: Rows and columns that are cut into parts, and some that are just not.
+LONG = (
+    *(((1, 40003), (1,)), ((3, 11000), (1,)), ((70, 520), (1,)), ((1, 1, 4100, 9), (2, 3))),
+    *(((40000, 3), (0,)), ((900, 70), (0,)), ((2, 130, 600), (1,)), ((1, 24, 40, 41), (1,))),
+    *(((3000, 5), (1,)), ((90, 40, 3), (1,)), ((3, 5, 400, 7), (0, 2)), ((1, 300, 130), (0, 2))),
+)
+
+
+def around(mean: float) -> Any:
+    """Draws numbers of deviation 1 whose mean is large beside it."""
+    return lambda random, shape: mean + random.standard_normal(shape)
+
+
+def _reduce(
+    how: str, dims: tuple[int, ...], keepdim: bool, *shapes: Shape, name: str = "", **given: Any
+) -> Case:
     names = {"max": "amax", "min": "amin"}
 
     def by_torch(x: Any) -> Any:
         return getattr(x, names.get(how, how))(dims[0] if how == "prod" else dims, keepdim)
 
     return Case(
-        name=f"reduce_{how}-{'-'.join(map(str, dims))}{'-kept' * keepdim}",
+        name=f"reduce_{how}-{'-'.join(map(str, dims))}{'-kept' * keepdim}{name}",
         layer=lambda: OperatorLayer(ops.Reduce(how, dims, keepdim)),  # type: ignore[arg-type]
         torch=lambda: by_torch,
         formula=lambda x: getattr(np, how)(x, axis=dims, keepdims=keepdim),
         shapes=tuple((shape,) for shape in shapes),
-        ulps=0 if how in ("max", "min") else 8,
+        ulps=given.pop("ulps", 0 if how in ("max", "min") else 8),
         sums=how in ("sum", "mean"),
         # A product of huge and tiny numbers depends on the order of its factors.
-        special=how != "prod",
+        special=given.pop("special", how != "prod"),
+        **given,
     )
+
+
+def _long_reductions() -> tuple[Case, ...]:
+    cases = []
+    for shape, dims in LONG:
+        name = f"-{'x'.join(map(str, shape))}"
+        # Of many equal numbers each addition may round to the same side.
+        same = partial(np.full, fill_value=0.7, dtype=float)
+        for draw, kind in ((around(1e5), "far"), (lambda _, shape, same=same: same(shape), "same")):
+            given = {"draw": draw, "ulps": 4, "special": False, "dtypes": ("float32",)}
+            cases.append(_reduce("mean", dims, False, shape, name=f"{name}-{kind}", **given))
+        cases.append(_reduce("max", dims, False, shape, name=name))
+    (shape, _), *_ = LONG
+    cases.append(_reduce("sum", (1,), True, shape, name="-long", ulps=4))
+    return (*cases, _argmax(1, False, (1, 40003)), _argmax(0, True, (40000, 3), (900, 70)))
 
 
 class _Place(L.Layer):
@@ -84,11 +120,14 @@ class _Normalized(L.Layer):
         return apply(self.op, *inputs)
 
 
-def _layer_norm(axes: int, *shapes: tuple[Shape, ...]) -> Case:
+def _layer_norm(axes: int, *shapes: tuple[Shape, ...], mean: float = 0.0) -> Case:
     def by_torch(x: Any, *rest: Any) -> Any:
         import torch
 
         given = torch.nn.functional.layer_norm
+        if mean:  # its float32 loses the digits that are asked for
+            wide = (x.double(), x.shape[-axes:], *(value.double() for value in rest))
+            return given(*wide, eps=0.25).to(x.dtype)
         if len(rest) == 1:
             return given(x, x.shape[-axes:], rest[0], None, 0.25)
         return given(x, x.shape[-axes:], *rest, eps=0.25)
@@ -99,7 +138,7 @@ def _layer_norm(axes: int, *shapes: tuple[Shape, ...]) -> Case:
         return apart / np.sqrt((apart**2).mean(over, keepdims=True) + 0.25) * weight + bias
 
     return Case(
-        name=f"layer_norm-{axes}-{len(shapes[0])}",
+        name=f"layer_norm-{axes}-{len(shapes[0])}{f'-{mean:g}' if mean else ''}",
         layer=lambda: _Normalized(axes),
         torch=lambda: by_torch,
         formula=formula,
@@ -107,6 +146,30 @@ def _layer_norm(axes: int, *shapes: tuple[Shape, ...]) -> Case:
         ulps=8,
         of_largest=True,
         special=False,  # the squares of huge numbers are infinite in float32, not in float64
+        # In float64 the formula is no more accurate than what it is compared with.
+        **({"draw": around(mean), "dtypes": ("float32",)} if mean else {}),
+    )
+
+
+def _long_softmax(dim: int, log: int, shape: Shape) -> Case:
+    name, kind = (("log_softmax", "LogSoftmax") if log else ("softmax", "Softmax"))[:2]
+
+    def by_torch(x: Any) -> Any:
+        import torch
+
+        # Its float32 adds one power after another.
+        return getattr(torch, name)(x.double(), dim).to(x.dtype)
+
+    return Case(
+        name=f"{name}-dim{dim}-{'x'.join(map(str, shape))}",
+        layer=lambda: getattr(L, kind)(dim),
+        torch=lambda: by_torch,
+        formula=partial(getattr(formulas, name), dim=dim),
+        shapes=((shape,),),
+        dtypes=("float32",),
+        # What is far below the maximum has lost digits where that was taken from it.
+        ulps=4 if log else 16,
+        of_largest=bool(log),
     )
 
 
@@ -124,6 +187,12 @@ CASES: tuple[Case, ...] = (
     _argmax(0, False, (3, 5)),
     _layer_norm(1, ((2, 3, 7),), ((3, 100),), ((33, 8),), ((3, 1032),)),
     _layer_norm(2, ((2, 3, 5, 7), (5, 7))),
+    *(
+        _layer_norm(1, ((1, 40003),), ((3, 20000),), ((66, 1100),), ((33, 8),), mean=mean)
+        for mean in (1e3, 1e5)
+    ),
+    _layer_norm(2, ((2, 3, 130, 140), (130, 140), (130, 140)), mean=10.0),
+    *_long_reductions(),
     _layer_norm(1, ((2, 3, 5, 7), (7,), (7,)), ((2, 3, 5, 96), (96,), (96,))),
     *(
         like_torch(
@@ -147,4 +216,5 @@ CASES: tuple[Case, ...] = (
         )
         for dim, shapes in DIMS
     ),
+    *(_long_softmax(dim, log, shape) for dim, ss in LONG_DIMS for shape in ss for log in (0, 1)),
 )

@@ -31,6 +31,8 @@ from ...graph.operators import (
 )
 from ...graph.types import TensorType
 from ...runtime.plan import Plan
+from .adaptive import print_adaptive
+from .argmax import print_argmax
 from .broadcast import Shaped, print_broadcast
 from .contraction import (
     Choice,
@@ -45,11 +47,13 @@ from .flat import is_flat, print_flat
 from .indexing import print_gather, print_move, print_take_channels
 from .isa import Isa
 from .kernels import KernelSource
+from .layer_norm import print_layer_norm
 from .matmul import print_matmul
 from .movement import print_copy, print_join
-from .reduce import print_argmax, print_layer_norm, print_reduce
-from .reduction import print_adaptive, print_softmax
+from .reduce import print_reduce
 from .sequence import print_sequence
+from .softmax import print_softmax
+from .staged import Staged
 from .tensor import Tensor, tensor_of
 
 #: What a kernel's pointer points to: a value, the workspace that the kernels of a node share, or
@@ -152,13 +156,12 @@ class _Lowering:
             return self._contraction(node)
         if isinstance(op, Concat):
             return self._join(node, op)
-        if isinstance(op, (Softmax, LogSoftmax)):
-            source, tasks = print_softmax(op, node.output.type)
-            return (Task(node, source, (node.inputs[0], node.output), tasks),)
+        if (staged := _staged(node)) is not None:
+            return _tasks(node, staged)
         if isinstance(op, AdaptiveAvgPool2d):
             x, y = node.inputs[0], node.output
-            source, tasks = print_adaptive(x.shape[0], self.tensor(x), self.tensor(y), self.isa)
-            return (Task(node, source, (x, y), tasks),)
+            staged = print_adaptive(op, x.type, self.tensor(x), self.tensor(y), self.isa)
+            return _tasks(node, staged)
         if isinstance(op, Reshaping):
             source, tasks = print_join(node.output.type, node.output.type, 0, 0)
             return (Task(node, source, (_pointer(node.inputs[0]), node.output), tasks),)
@@ -275,6 +278,35 @@ class _Lowering:
         return Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
 
 
+def _staged(node: Node) -> Staged | None:
+    """The kernels of what joins elements of a NCHW value."""
+    op, types = node.op, [value.type for value in node.inputs]
+    if isinstance(op, (Softmax, LogSoftmax)):
+        return print_softmax(op, types[0])
+    if isinstance(op, Reduce):
+        return print_reduce(op, types[0])
+    if isinstance(op, ArgMax):
+        return print_argmax(op, types[0])
+    if isinstance(op, LayerNorm):
+        return print_layer_norm(op, types[0], len(types))
+    return None
+
+
+def _tasks(node: Node, staged: Staged) -> list[Task]:
+    values = (*map(_pointer, node.inputs), node.output)
+    return [
+        Task(
+            node,
+            stage.source,
+            tuple(values[p] if isinstance(p, int) else p for p in stage.pointers),
+            stage.tasks,
+            stage.grain,
+            workspace_bytes=staged.workspace_bytes,
+        )
+        for stage in staged.stages
+    ]
+
+
 def _shaped(node: Node) -> Shaped:
     """The kernel without sizes of a node, and the sizes."""
     op, types = node.op, [value.type for value in node.inputs]
@@ -286,12 +318,6 @@ def _shaped(node: Node) -> Shaped:
         return print_take_channels(op, types)
     if isinstance(op, Gather):
         return print_gather(op, types[0], types[1])
-    if isinstance(op, Reduce):
-        return print_reduce(op, types[0])
-    if isinstance(op, ArgMax):
-        return print_argmax(op, types[0])
-    if isinstance(op, LayerNorm):
-        return print_layer_norm(op, types[0], len(types))
     assert isinstance(op, MatMul), op
     return print_matmul(types[0], types[1], node.output.type)
 

@@ -14,8 +14,9 @@ from ...fusion.plan import PlanOperation
 from ...graph.window import Window
 from .code import Code
 from .scalar import print_code
+from .tap_sum import TapSum
 from .view import Outside, PlaneView, Ring
-from .window import UNROLLED_TAPS, Join, WindowPrinter, print_divisor, print_identity
+from .window import Join, WindowPrinter, is_looped, print_divisor, print_identity
 
 WORDS = "uniform unsigned int * uniform"
 
@@ -197,7 +198,7 @@ class StepPrinter:
     def _rows(self, begin: str, end: str) -> None:
         code = self.code
         many = 1
-        if self.window is not None and self.window.taps <= UNROLLED_TAPS:
+        if self.window is not None and not is_looped(self.window):
             many = WindowPrinter.rows_at_once(self.window)
         code.line(f"uniform int y = {begin};")
         if many > 1:
@@ -214,7 +215,7 @@ class StepPrinter:
         code.line("uniform int j = 0;")
         if window is not None:
             window.begin()
-        wide = 2 if self.window is None or self.window.taps <= UNROLLED_TAPS else 1
+        wide = 2 if self.window is None or not is_looped(self.window) else 1
         if wide > 1:
             with code.block(f"for (; j + {wide} <= n; j += {wide})"):
                 self._outputs(rows, wide, window)
@@ -223,7 +224,7 @@ class StepPrinter:
 
     def _window_printer(self, rows: int) -> WindowPrinter | None:
         assert self.window is not None
-        if self.window.taps > UNROLLED_TAPS:
+        if is_looped(self.window):
             return None
         return WindowPrinter(self.code, self.window, rows, self._load_tap, self.join)
 
@@ -439,22 +440,47 @@ class StepPrinter:
 
     def _looped_window(self) -> str:
         """A window with so many taps that they are a loop."""
-        code, window = self.code, self.window
+        window = self.window
         assert window is not None
-        identity = print_identity(window.reduce)
+        if window.reduce == "average":
+            adds = TapSum(self.code, "uniform int", self._declared, self._assigned, str)
+            adds.print("total", window.rows.kernel, lambda ky: self._looped_row(adds, ky))
+            return "total"
+        code, identity = self.code, print_identity(window.reduce)
         down, across = window.axes
         code.line(f"float total = {identity};")
         with code.block(f"for (uniform int ky = 0; ky < {down.kernel}; ky++)"):
-            row = f"(y * {down.stride} - {down.padding[0]} + ky * {down.dilation})"
-            code.line(f"const uniform float * uniform w = {self._window_row(row)};")
+            self._looped_row_begin("ky")
             code.line(f"float part = {identity};")
             with code.block(f"for (uniform int kx = 0; kx < {across.kernel}; kx++)"):
-                tap = f"kx * {across.dilation}"
-                at = f"w[(j * {across.stride} + {tap}) * {self.lanes} + programIndex]"
-                code.line(f"float tap = {self._guarded(at, tap)};")
-                code.line(f"part = {self._joined(window, 'part', 'tap')};")
-            code.line(f"total = {self._joined(window, 'total', 'part')};")
+                code.line(f"part = {self.join('part', self._looped_tap('kx'))};")
+            code.line(f"total = {self.join('total', 'part')};")
         return "total"
 
-    def _joined(self, window: Window, a: str, b: str) -> str:
-        return self.join(a, b) if window.reduce == "max" else f"{a} + {b}"
+    def _declared(self, name: str, text: str) -> None:
+        self.code.line(f"float {name} = {text};")
+
+    def _assigned(self, name: str, text: str) -> None:
+        self.code.line(f"{name} = {text};")
+
+    def _looped_row(self, adds: TapSum, row: str) -> str:
+        """Adds a row of taps; the name of the sum."""
+        assert self.window is not None
+        self._looped_row_begin(row)
+        adds.print("part", self.window.columns.kernel, self._looped_tap)
+        return "part"
+
+    def _looped_row_begin(self, row: str) -> None:
+        assert self.window is not None
+        down = self.window.rows
+        place = f"(y * {down.stride} - {down.padding[0]} + {row} * {down.dilation})"
+        self.code.line(f"const uniform float * uniform w = {self._window_row(place)};")
+
+    def _looped_tap(self, column: str) -> str:
+        """Reads a tap of a row; its name."""
+        assert self.window is not None
+        across = self.window.columns
+        tap = f"{column} * {across.dilation}"
+        at = f"w[(j * {across.stride} + {tap}) * {self.lanes} + programIndex]"
+        self.code.line(f"float tap = {self._guarded(at, tap)};")
+        return "tap"

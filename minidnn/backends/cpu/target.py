@@ -37,7 +37,7 @@ class CpuTarget(Target):
             as_is = rows * columns == 1 and channels % self.lanes == 0
             as_is &= node.output.type.rank != 4
             return (lanes,) if as_is else (PLANAR,)
-        if isinstance(node.op, Sequence):
+        if isinstance(node.op, Sequence) or _averages_long(node):
             return (lanes, PLANAR)
         takes_blocks = (FusedContraction, Contraction, Concat, AdaptiveAvgPool2d, Windowed)
         if not isinstance(node.op, takes_blocks) or isinstance(node.op, Linear):
@@ -45,8 +45,9 @@ class CpuTarget(Target):
         return (PLANAR,) if _joins_elsewhere(node) else (lanes,)
 
     def reads_any(self, node: Node, value: Value) -> bool:
-        """Sequences transpose rows of NCHW while they read and write them."""
-        return isinstance(node.op, Sequence)
+        """Sequences transpose rows of NCHW while they read and write them; long averages have
+        kernels for both."""
+        return isinstance(node.op, Sequence) or _averages_long(node)
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
         if self._is_stem(node) and value is node.inputs[0]:
@@ -113,6 +114,10 @@ class CpuTarget(Target):
         if channel % self.lanes:
             return f"channel {channel}, where it would begin, is no multiple of {self.lanes} lanes"
         return None
+
+
+def _averages_long(node: Node) -> bool:
+    return isinstance(node.op, AdaptiveAvgPool2d) and node.op.is_long(node.inputs[0].type)
 
 
 def _convolutions(node: Node) -> list[Node]:

@@ -24,6 +24,12 @@ what such windows read)."""
 UNROLLED_TAPS = 64
 """Windows with more taps are loops."""
 
+
+def is_looped(window: Window) -> bool:
+    """Whether a window is printed as loops: it has many taps, or many along an axis."""
+    return window.taps > UNROLLED_TAPS or window.is_long
+
+
 Join = Callable[[str, str], str]
 
 
@@ -192,7 +198,7 @@ def print_divisor(window: Window, extent: tuple[int, int], row: str, column: str
             continue
         before, after = axis.padding if window.count_padding else (0, 0)
         start = f"(({name}) * {axis.stride} - {axis.padding[0]})"
-        if axis.dilation > 1 or max(axis.padding) >= axis.kernel:
+        if axis.dilation > 1:
             step = axis.dilation  # taps from the first that counts to the last
             end = f"({size + after + step - 1} - {start}) / {step}"
             begin = f"({step - 1 - before} - {start}) / {step}"

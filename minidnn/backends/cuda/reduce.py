@@ -4,11 +4,14 @@ normalization.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 
 from ...graph.operators import ArgMax, LayerNorm, Reduce
 from ...graph.types import ITEMSIZE, TensorType
+from ...graph.window import LONG
 from ..cpu.code import Code
 from ..cpu.scalar import literal
 from .dialect import TYPES
@@ -59,20 +62,18 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
             code.line(f"if (o >= {outputs}) return;")
         code.line(f"const long long first = {_place('o', shape, kept)};")
         kind, start = ("long long", first[op.how]) if whole else ("float", literal(_FIRST[op.how]))
-        code.line(f"{kind} value = {start};")
-        begin, step = ("threadIdx.x", _BLOCK) if wide else ("0", 1)
-        with code.block(f"for (long long r = {begin}; r < {count}; r += {step})"):
+        blocks = Blocks(code, kind, start, joins[op.how], count, _BLOCK if wide else 1)
+        with blocks.each("value", "r"):
             code.line(f"const long long from = first + {_place('r', shape, op.dims)};")
             one = read(f"x[{element_of('from', shape, x)}]", type.dtype, whole)
-            code.line(f"const {kind} one = {one};")
-            code.line(f"value = {joins[op.how].format('value', 'one')};")
+            blocks.add(one)
         if wide:
             join_block(code, "value", _JOIN[op.how])
             code.line("if (threadIdx.x) return;")
         result = f"value / {literal(float(count))}" if op.how == "mean" else "value"
         code.line(f"y[o] = {stored(result, type.dtype)};")
-    blocks = outputs if wide else -(-outputs // _BLOCK)
-    return named("reduce", code, blocks, _BLOCK, _BLOCK // 32 * 4 if wide else 0)
+    grid = outputs if wide else -(-outputs // _BLOCK)
+    return named("reduce", code, grid, _BLOCK, _BLOCK // 32 * 4 if wide else 0)
 
 
 def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
@@ -123,20 +124,24 @@ def print_layer_norm(op: LayerNorm, type: TensorType, x: Strided, vectors: int) 
         code.line(f"const long long first = blockIdx.x * {length}ll;")
         one = f"md_value(x[{element_of('(first + i)', type.shape, x)}])"
         loop = f"for (int i = threadIdx.x; i < {length}; i += {_BLOCK})"
-        code.line("float mean = 0.0f;")
-        code.line(f"{loop} mean += {one};")
+        sums = Blocks(code, "float", "0.0f", _JOIN["sum"], length, _BLOCK)
+        with sums.each("mean", "i"):
+            sums.add(one)
         join_block(code, "mean", _JOIN["sum"])
         code.line(f"mean /= {literal(float(length))};")
-        code.line("float variance = 0.0f;")
-        with code.block(loop):
-            code.line(f"const float apart = {one} - mean;")
-            code.line("variance += apart * apart;")
+        with sums.each("rest", "i"):  # what rounding the mean left
+            sums.add(f"{one} - mean")
+        join_block(code, "rest", _JOIN["sum"], declared=True)
+        code.line(f"rest /= {literal(float(length))};")
+        with sums.each("variance", "i"):
+            code.line(f"const float apart = ({one} - mean) - rest;")
+            sums.add("apart * apart")
         join_block(code, "variance", _JOIN["sum"], declared=True)
         code.line(
             f"const float scale = sqrtf(variance / {literal(float(length))} + {literal(op.eps)});"
         )
         with code.block(loop):
-            code.line(f"float value = ({one} - mean) / scale;")
+            code.line(f"float value = (({one} - mean) - rest) / scale;")
             if vectors:
                 code.line("value = value * md_value(w[i]);")
             if vectors > 1:
@@ -170,22 +175,31 @@ def _short_layer_norm(op: LayerNorm, dtype: str, rows: int, length: int, vectors
             code.line("#pragma unroll")
             code.line(f"{each} v[t][j] = 0.0f;")
             code.line(f"if (there && {inside}) md_load<{pack}>(v[t], x + first + {place});")
-        code.line("float mean = 0.0f, variance = 0.0f;")
-        code.line("#pragma unroll")
-        with code.block(loop):
+        code.line("float mean = 0.0f, rest = 0.0f, variance = 0.0f;")
+        count = literal(float(length))
+
+        def joined(value: str, one: str) -> None:
             code.line("#pragma unroll")
-            code.line(f"{each} mean += v[t][j];")
-        _join_lanes(code, "mean", lanes)
-        code.line(f"mean /= {literal(float(length))};")
-        code.line("#pragma unroll")
-        with code.block(loop):
+            with code.block(loop):
+                code.line("float part = 0.0f;")
+                code.line("#pragma unroll")
+                code.line(f"{each} part += {one};")
+                code.line(f"{value} += part;")
+            _join_lanes(code, value, lanes)
+            code.line(f"{value} /= {count};")
+
+        def apart(value: str) -> None:
             code.line("#pragma unroll")
-            with code.block(each):
-                code.line(f"const float apart = {inside} ? v[t][j] - mean : 0.0f;")
-                code.line("variance += apart * apart;")
-        _join_lanes(code, "variance", lanes)
-        scale = f"sqrtf(variance / {literal(float(length))} + {literal(op.eps)})"
-        code.line(f"const float scale = {scale};")
+            with code.block(loop):
+                code.line("#pragma unroll")
+                code.line(f"{each} v[t][j] = {inside} ? v[t][j] - {value} : 0.0f;")
+
+        joined("mean", "v[t][j]")
+        apart("mean")
+        joined("rest", "v[t][j]")  # what rounding the mean left
+        apart("rest")
+        joined("variance", "v[t][j] * v[t][j]")
+        code.line(f"const float scale = sqrtf(variance + {literal(op.eps)});")
         code.line("#pragma unroll")
         with code.block(loop):
             code.line(f"if (!there || !({inside})) continue;")
@@ -194,7 +208,7 @@ def _short_layer_norm(op: LayerNorm, dtype: str, rows: int, length: int, vectors
                 code.line(f"md_load<{pack}>({name}s, {name} + {place});")
             code.line("#pragma unroll")
             with code.block(each):
-                code.line("v[t][j] = (v[t][j] - mean) / scale;")
+                code.line("v[t][j] = v[t][j] / scale;")
                 if vectors:
                     code.line("v[t][j] = v[t][j] * ws[j];")
                 if vectors > 1:
@@ -224,6 +238,70 @@ def join_block(code: Code, value: str, join: str, declared: bool = False) -> Non
         f"for (int w = 1; w < {_BLOCK // 32}; w++) {value} = {join.format(value, 'part[w]')};"
     )
     code.line("__syncthreads();")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Prints how a thread joins every ``step``-th of ``count`` elements, from its own on, or all of
+    them (``step=1``): sixteen at a time, these again, and so on, so that errors stay small.
+
+    Attributes:
+        kind: the type of what is joined; ``start`` joins with anything to that.
+        join: joins ``{0}`` and ``{1}``.
+    """
+
+    code: Code
+    kind: str
+    start: str
+    join: str
+    count: int
+    step: int
+
+    @contextmanager
+    def each(self, name: str, index: str) -> Iterator[None]:
+        """Declares ``name``; what is printed meanwhile is done for each ``index``, and calls
+        :meth:`add`."""
+        code, kind = self.code, self.kind
+        begin = "threadIdx.x" if self.step > 1 else "0"
+        code.line(f"{kind} {name} = {self.start};")
+        each = -(-self.count // self.step)
+        if each <= LONG:
+            loop = f"long long {index} = {begin}; {index} < {self.count}; {index} += {self.step}"
+            with code.block(f"for ({loop})"):
+                code.line(f"{kind} &block = {name};")
+                yield
+            return
+        levels = 1
+        while LONG ** (levels + 1) < each:
+            levels += 1
+        with code.block(""):
+            code.line(f"{kind} level[{levels}];")
+            code.line(f"for (int l = 0; l < {levels}; l++) level[l] = {self.start};")
+            code.line("int blocks = 0;")
+            most = self.step * LONG
+            loop = f"long long b = {begin}; b < {self.count}; b += {most}"
+            with code.block(f"for ({loop})"):
+                code.line(
+                    f"const long long past = b + {most} < {self.count} ? b + {most} : {self.count};"
+                )
+                code.line(f"{kind} block = {self.start};")
+                loop = f"long long {index} = b; {index} < past; {index} += {self.step}"
+                with code.block(f"for ({loop})"):
+                    yield
+                code.line(f"level[0] = {self.join.format('level[0]', 'block')};")
+                code.line("blocks++;")
+                for low in range(levels - 1):
+                    with code.block(f"if (blocks % {LONG ** (low + 1)} == 0)"):
+                        joined = self.join.format(f"level[{low + 1}]", f"level[{low}]")
+                        code.line(f"level[{low + 1}] = {joined};")
+                        code.line(f"level[{low}] = {self.start};")
+            joined = self.join.format(name, "level[l]")
+            code.line(f"for (int l = 0; l < {levels}; l++) {name} = {joined};")
+
+    def add(self, value: str) -> None:
+        """Joins an element."""
+        self.code.line(f"const {self.kind} element = {value};")
+        self.code.line(f"block = {self.join.format('block', 'element')};")
 
 
 def _place(index: str, shape: Sequence[int], axes: Sequence[int]) -> str:

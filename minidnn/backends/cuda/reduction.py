@@ -1,6 +1,6 @@
 """Kernels of averages: adaptive pooling whose windows are not regular, and of whole planes.
 
-Both add as the reference does, each row from left to right, then the rows.
+Both add as the reference does, each row, then the rows (see ``graph.window.sum_taps``).
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from math import gcd
 
 from ...cache import digest
+from ...graph.window import LONG
 from ..cpu.code import Code
+from ..cpu.tap_sum import TapSum
 from .dialect import TYPES
 from .kernels import KernelSource, Launch
 from .tensor import Tensor
@@ -22,11 +24,45 @@ _ENOUGH_BLOCKS = 264
 """Two for each multiprocessor of an H200."""
 
 
+_SUM = """\
+// The sum of so many taps, of any number, as graph.window.sum_taps adds them.
+template <class Tap> MD_FUNCTION float @_sum(int count, Tap tap) {
+  float total = 0.0f;
+  if (count <= 16) {
+    for (int i = 0; i < count; i++) total += tap(i);
+    return total;
+  }
+  float levels[6] = {};
+  int blocks = 0;
+  for (int b = 0; b < count; b += 256) {
+    const int end = b + 256 < count ? b + 256 : count;
+    float waiting[4], sum = 0.0f;
+    for (int i = 0; i < 16; i++) {
+      const int first = ((i & 1) << 3) | ((i & 2) << 1) | ((i & 4) >> 1) | ((i & 8) >> 3);
+      sum = 0.0f;
+      for (int k = b + first; k < end; k += 16) sum += tap(k);
+      int bit = 0;
+      for (; i >> bit & 1; bit++) sum = waiting[bit] + sum;
+      if (bit < 4) waiting[bit] = sum;
+    }
+    levels[0] += sum;
+    blocks++;
+    for (int l = 0, k = blocks; k % 16 == 0; l++, k /= 16) {
+      levels[l + 1] += levels[l];
+      levels[l] = 0.0f;
+    }
+  }
+  for (int l = 0; l < 5; l++) levels[l + 1] += levels[l];
+  return levels[5];
+}
+"""
+
+
 def print_adaptive(batch: int, x: Tensor, y: Tensor) -> Launch:
     """The kernel that averages windows so that the result has the size of ``y``.
 
-    Each row from left to right, then the rows, as the reference adds them.  A thread computes one
-    element; neighbours are channels where those lie side by side, else pixels.
+    A thread computes one element; neighbours are channels where those lie side by side, else
+    pixels.
     """
     count = batch * y.channels * y.rows * y.columns
     code = Code()
@@ -49,17 +85,15 @@ def print_adaptive(batch: int, x: Tensor, y: Tensor) -> Launch:
             code.line(f"const int {low} = {index} * {given} / {made};")
             code.line(f"const int {high} = (({index} + 1) * {given} + {made - 1}) / {made};")
         code.line(f"x += n * {x.image} + c * {x.channel}ll + {x.offset};")
-        code.line("float total = 0.0f;")
-        with code.block("for (int h = top; h < bottom; h++)"):
-            code.line("float sum = 0.0f;")
-            with code.block("for (int w = left; w < right; w++)"):
-                code.line(f"sum += md_value(x[h * {x.row}ll + w * {x.pixel}ll]);")
-            code.line("total += sum;")
-        code.line("total /= (float)((bottom - top) * (right - left));")
+        one = f"md_value(x[(top + h) * {x.row}ll + (left + w) * {x.pixel}ll])"
+        code.line(f"const auto pixel = [&](int h, int w) {{ return {one}; }};")
+        code.line("const int high = bottom - top, wide = right - left;")
+        row = "[&](int h) { return @_sum(wide, [&](int w) { return pixel(h, w); }); }"
+        code.line(f"const float total = @_sum(high, {row}) / (float)(high * wide);")
         place = f"n * {y.image} + c * {y.channel}ll + i * {y.row} + j * {y.pixel} + {y.offset}"
         code.line(f"y[{place}] = md_as<{TYPES[y.dtype]}>(total);")
-    name = f"adaptive_{digest(str(code))[:20]}"
-    source = KernelSource(name, str(code).replace("@", name))
+    name = f"adaptive_{digest(_SUM, str(code))[:20]}"
+    source = KernelSource(name, (_SUM + str(code)).replace("@", name))
     return Launch(source, (-(-count // THREADS), 1, 1), (THREADS, 1, 1))
 
 
@@ -96,20 +130,12 @@ def _planar_average(batch: int, x: Tensor, y: Tensor) -> Launch:
             code.line(f"if (plane >= {count}) break;")
             place = f"plane / {x.channels} * {x.image} + plane % {x.channels} * {x.channel}"
             code.line(f"const auto row = x + ({place} + i % {rows} * {x.row} + {x.offset});")
-            code.line("float sum = 0.0f;")
-            code.line("#pragma unroll 8")
-            with code.block(f"for (int w = 0; w < {x.columns}; w += {lanes})"):
-                code.line(f"float one[{lanes}];")
-                code.line(f"md_load<{lanes}>(one, row + w);")
-                code.line("#pragma unroll")
-                code.line(f"for (int j = 0; j < {lanes}; j++) sum += one[j];")
+            _add_row(code, x.columns, lanes)
             code.line("sums[i] = sum;")
         code.line("__syncthreads();")
         code.line(f"const long long plane = blockIdx.x * {planes}ll + threadIdx.x;")
         code.line(f"if (threadIdx.x >= {planes} || plane >= {count}) return;")
-        code.line("float total = 0.0f;")
-        code.line("#pragma unroll 8")
-        code.line(f"for (int h = 0; h < {rows}; h++) total += sums[threadIdx.x * {rows} + h];")
+        _add_sums(code, rows, f"sums[threadIdx.x * {rows} + {{}}]")
         code.line(f"total /= {rows * x.columns}.0f;")
         place = f"plane / {x.channels} * {y.image} + plane % {x.channels} * {y.channel}"
         code.line(f"y[{place} + {y.offset}] = md_as<{TYPES[y.dtype]}>(total);")
@@ -136,13 +162,7 @@ def _average_side_by_side(batch: int, x: Tensor, y: Tensor) -> Launch:
         code.line(f"x += n * {x.image} + pack * {lanes} + {x.offset};")
         loop = f"for (int h = threadIdx.x / {wide}; h < {x.rows}; h += {down})"
         with code.block(f"if (pack < {packs}) {loop}"):
-            code.line(f"float sum[{lanes}] = {{}};")
-            code.line("#pragma unroll 8")
-            with code.block(f"for (int w = 0; w < {x.columns}; w++)"):
-                code.line(f"float one[{lanes}];")
-                code.line(f"md_load<{lanes}>(one, x + h * {x.row}ll + w * {x.pixel}ll);")
-                code.line("#pragma unroll")
-                code.line(f"for (int j = 0; j < {lanes}; j++) sum[j] += one[j];")
+            _add_packs(code, x, lanes)
             code.line("#pragma unroll")
             place = f"h * {wide * lanes} + threadIdx.x % {wide} * {lanes} + j"
             code.line(f"for (int j = 0; j < {lanes}; j++) sums[{place}] = sum[j];")
@@ -150,14 +170,103 @@ def _average_side_by_side(batch: int, x: Tensor, y: Tensor) -> Launch:
         with code.block(f"for (int i = threadIdx.x; i < {wide * lanes}; i += {wide * down})"):
             code.line(f"const int c = blockIdx.x * {wide * lanes} + i;")
             code.line(f"if (c >= {x.channels}) break;")
-            code.line("float total = 0.0f;")
-            code.line("#pragma unroll 8")
-            code.line(f"for (int h = 0; h < {x.rows}; h++) total += sums[h * {wide * lanes} + i];")
+            _add_sums(code, x.rows, f"sums[{{}} * {wide * lanes} + i]")
             code.line(f"total /= {x.rows * x.columns}.0f;")
             place = f"n * {y.image} + c * {y.channel}ll + {y.offset}"
             code.line(f"y[{place}] = md_as<{TYPES[y.dtype]}>(total);")
     blocks = (-(-packs // wide), batch, 1)
     return _average(code, blocks, wide * down, x.rows * wide * lanes)
+
+
+def _add_row(code: Code, columns: int, lanes: int) -> None:
+    """Declares ``sum``, that of the pixels side by side at ``row``, so many loaded at once."""
+
+    def add(begin: str, end: str, to: str) -> None:
+        with code.block(f"for (int w = {begin}; w < {end}; w += {lanes})"):
+            code.line(f"float one[{lanes}];")
+            code.line(f"md_load<{lanes}>(one, row + w);")
+            code.line("#pragma unroll")
+            code.line(f"for (int j = 0; j < {lanes}; j++) {to} += one[j];")
+
+    code.line("float sum = 0.0f;")
+    if columns <= LONG:
+        code.line("#pragma unroll 8")
+        add("0", str(columns), "sum")
+        return
+    code.line("float levels[6] = {};")
+    code.line("int blocks = 0;")
+    with code.block(f"for (int b = 0; b < {columns}; b += {LONG * LONG})"):
+        code.line(f"const int end = b + {LONG * LONG} < {columns} ? b + {LONG * LONG} : {columns};")
+        code.line(f"float part[{LONG}] = {{}};")
+        code.line("#pragma unroll 4")
+        with code.block(f"for (int i = b; i < end; i += {LONG})"):
+            code.line("#pragma unroll")
+            with code.block(f"for (int p = 0; p < {LONG}; p += {lanes})"):
+                code.line("if (i + p >= end) break;")
+                code.line(f"float one[{lanes}];")
+                code.line(f"md_load<{lanes}>(one, row + i + p);")
+                code.line("#pragma unroll")
+                code.line(f"for (int j = 0; j < {lanes}; j++) part[p + j] += one[j];")
+        code.line("#pragma unroll")
+        with code.block(f"for (int half = {LONG // 2}; half; half >>= 1)"):
+            code.line("#pragma unroll")
+            code.line("for (int p = 0; p < half; p++) part[p] += part[p + half];")
+        code.line("levels[0] += part[0];")
+        code.line("blocks++;")
+        with code.block("for (int l = 0, k = blocks; k % 16 == 0; l++, k /= 16)"):
+            code.line("levels[l + 1] += levels[l];")
+            code.line("levels[l] = 0.0f;")
+    code.line("for (int l = 0; l < 5; l++) levels[l + 1] += levels[l];")
+    code.line("sum = levels[5];")
+
+
+def _add_packs(code: Code, x: Tensor, lanes: int) -> None:
+    """Declares ``sum``, those of row ``h`` of so many channels side by side."""
+    if x.columns <= LONG:
+        code.line(f"float sum[{lanes}] = {{}};")
+        code.line("#pragma unroll 8")
+        with code.block(f"for (int w = 0; w < {x.columns}; w++)"):
+            code.line(f"float one[{lanes}];")
+            code.line(f"md_load<{lanes}>(one, x + h * {x.row}ll + w * {x.pixel}ll);")
+            code.line("#pragma unroll")
+            code.line(f"for (int j = 0; j < {lanes}; j++) sum[j] += one[j];")
+        return
+
+    def one(w: str) -> str:
+        code.line(f"float one[{lanes}];")
+        code.line(f"md_load<{lanes}>(one, x + h * {x.row}ll + ({w}) * {x.pixel}ll);")
+        return "one"
+
+    def declare(name: str, text: str) -> None:
+        code.line(f"float {name}[{lanes}];")
+        assign(name, text)
+
+    def assign(name: str, text: str) -> None:
+        code.line("#pragma unroll")
+        code.line(f"for (int j = 0; j < {lanes}; j++) {name}[j] = {text};")
+
+    TapSum(code, "int", declare, assign, "{}[j]".format).print("sum", x.columns, one)
+
+
+def _add_sums(code: Code, count: int, place: str) -> None:
+    """Declares ``total``, that of the rows' sums in shared memory."""
+    if count <= LONG:
+        code.line("float total = 0.0f;")
+        code.line("#pragma unroll 8")
+        code.line(f"for (int h = 0; h < {count}; h++) total += {place.format('h')};")
+        return
+
+    def one(h: str) -> str:
+        code.line(f"const float one = {place.format(h)};")
+        return "one"
+
+    def declare(name: str, text: str) -> None:
+        code.line(f"float {name} = {text};")
+
+    def assign(name: str, text: str) -> None:
+        code.line(f"{name} = {text};")
+
+    TapSum(code, "int", declare, assign, str).print("total", count, one)
 
 
 def _average(code: Code, blocks: tuple[int, int, int], threads: int, sums: int) -> Launch:

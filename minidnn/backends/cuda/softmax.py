@@ -10,6 +10,7 @@ from ...graph.types import TensorType
 from ..cpu.code import Code
 from .dialect import TYPES
 from .kernels import KernelSource, Launch
+from .reduce import Blocks
 from .strided import Strided
 
 THREADS = 128
@@ -65,8 +66,9 @@ def _rows(code: Code, length: int, first: str, step: int, logarithm: bool, eleme
     code.line("float top = floatbits(0xff800000u);")
     code.line(f"{loop} top = md_max(top, md_value(x[i * {step}ll]));")
     _join(code, "top", "md_max(top, __shfl_down_sync(0xffffffffu, top, s))", "md_max(top, part[w])")
-    code.line("float scale = 0.0f;")
-    code.line(f"{loop} scale += md_exp(md_value(x[i * {step}ll]) - top);")
+    sums = Blocks(code, "float", "0.0f", "{0} + {1}", length, THREADS)
+    with sums.each("scale", "i"):
+        sums.add(f"md_exp(md_value(x[i * {step}ll]) - top)")
     _join(code, "scale", "scale + __shfl_down_sync(0xffffffffu, scale, s)", "scale + part[w]")
     if logarithm:
         code.line("scale = md_log(scale);")
@@ -99,8 +101,9 @@ def _columns(
     loop = f"for (int i = 0; i < {length}; i++)"
     code.line("float top = floatbits(0xff800000u);")
     code.line(f"{loop} top = md_max(top, md_value(x[i * {step}ll]));")
-    code.line("float scale = 0.0f;")
-    code.line(f"{loop} scale += md_exp(md_value(x[i * {step}ll]) - top);")
+    sums = Blocks(code, "float", "0.0f", "{0} + {1}", length, 1)
+    with sums.each("scale", "i"):
+        sums.add(f"md_exp(md_value(x[i * {step}ll]) - top)")
     if logarithm:
         code.line("scale = md_log(scale);")
     with code.block(loop):

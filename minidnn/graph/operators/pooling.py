@@ -8,7 +8,7 @@ import numpy as np
 
 from minidnn.graph.operator import Reduction, Windowed
 from minidnn.graph.types import TensorType
-from minidnn.graph.window import Window, WindowAxis
+from minidnn.graph.window import LONG, Window, WindowAxis, sum_taps
 
 __all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "MaxPool2d", "Pool2d"]
 
@@ -62,7 +62,7 @@ class MaxPool2d(Windowed):
 
 @dataclass(frozen=True)
 class AvgPool2d(Windowed):
-    """Average over windows; rows are summed first, then their sums."""
+    """Average over windows; rows are summed first, then their sums (see ``sum_taps``)."""
 
     kernel_size: Pair
     stride: Pair
@@ -83,13 +83,26 @@ class AvgPool2d(Windowed):
         axes = _window_axes(self.kernel_size, self.stride, self.padding, (1, 1), self.ceil_mode)
         return Window(*axes, "average", self.count_include_pad, self.divisor_override)
 
+    def adaptive(self, x: TensorType) -> AdaptiveAvgPool2d | None:
+        """The same as an adaptive average, where windows are long, side by side, and all of the
+        plane."""
+        if not self.window().is_long or self.divisor_override is not None:
+            return None
+        apart = self.kernel_size == self.stride and self.padding == (0, 0)
+        sizes = tuple(zip(x.shape[2:], self.kernel_size, strict=True))
+        if not apart or any(size % kernel for size, kernel in sizes):
+            return None
+        rows, columns = (size // kernel for size, kernel in sizes)
+        return AdaptiveAvgPool2d((rows, columns))
+
 
 @dataclass(frozen=True)
 class Pool2d(Windowed):
     """Any window: padding that differs from side to side, averages with dilation.
 
-    Where a window lies in the padding alone, the maximum is minus infinity, and the average 0, or
-    NaN if the padding does not count.
+    Padding is less than the window, so that no window lies in the padding alone.  Where a window
+    with dilation has taps on both sides of the plane only, the maximum is minus infinity, and the
+    average 0, or NaN if the padding does not count.
     """
 
     shape: Window
@@ -104,6 +117,12 @@ class Pool2d(Windowed):
                 and all(type(v) is int and v >= 0 for v in axis.padding),
                 f"{axis}; valid are a kernel, a stride and a dilation of at least 1 and two "
                 "paddings of at least 0",
+            )
+            self.require(
+                max(axis.padding) < axis.reach,
+                f"padding={axis.padding} of kernel={axis.kernel}, dilation={axis.dilation}; valid "
+                f"is less than the {axis.reach} positions of the window, so that no window lies in "
+                "the padding alone",
             )
         divisor = self.shape.divisor
         self.require(
@@ -170,11 +189,8 @@ class AdaptiveAvgPool2d(Reduction):
         with np.errstate(all="ignore"):
             for i, (top, bottom) in enumerate(_adaptive_spans(rows, x.shape[2])):
                 for j, (left, right) in enumerate(_adaptive_spans(columns, x.shape[3])):
-                    window = x[:, :, top:bottom, left:right]
-                    # Each row from left to right, then the rows, as a regular window adds them;
-                    # NumPy's own sums choose an order that depends on strides.
-                    sums = np.cumsum(window, axis=3, dtype=compute)[..., -1]
-                    total = np.cumsum(sums, axis=2)[..., -1]
+                    window = x[:, :, top:bottom, left:right].astype(compute, copy=False)
+                    total = sum_taps(sum_taps(window))  # as a regular window adds them
                     out[:, :, i, j] = total / compute.type(window.shape[2] * window.shape[3])
         return (out,)
 
@@ -182,12 +198,24 @@ class AdaptiveAvgPool2d(Reduction):
         return max(inputs[0].size, outputs[0].size)
 
     def regular(self, x: TensorType) -> AvgPool2d | None:
-        """The same as a regular window, where the sizes divide."""
+        """The same as a regular window, where the sizes divide and windows are short.
+
+        Long ones stay: there are kernels for them, which need no patch of a window's size.
+        """
         sizes = self.sizes(x)
         if any(size % out for size, out in zip(x.shape[2:], sizes, strict=True)):
             return None
         kernel = (x.shape[2] // sizes[0], x.shape[3] // sizes[1])
-        return AvgPool2d(kernel, kernel)
+        return AvgPool2d(kernel, kernel) if max(kernel) <= LONG else None
+
+    def is_long(self, x: TensorType) -> bool:
+        """Whether some window has more than 16 rows or columns."""
+        return any(high - low > LONG for spans in self.spans(x) for low, high in spans)
+
+    def spans(self, x: TensorType) -> tuple[list[Pair], list[Pair]]:
+        """Where windows begin and end, along rows and columns."""
+        down, across = self.sizes(x)
+        return _adaptive_spans(down, x.shape[2]), _adaptive_spans(across, x.shape[3])
 
 
 def _adaptive_spans(outputs: int, size: int) -> list[Pair]:

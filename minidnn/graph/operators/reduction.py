@@ -22,6 +22,17 @@ _JOINS: dict[str, Any] = {
 }
 
 
+def _in_rows(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """``x`` with the elements along some axes as contiguous rows, behind the other axes.
+
+    NumPy adds such rows pairwise, other axes one element after another; and its order depends on
+    strides, while equal inputs must give equal bits.
+    """
+    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    shape = (*(x.shape[axis] for axis in kept), prod(x.shape[axis] for axis in axes))
+    return np.ascontiguousarray(x.transpose(*kept, *axes)).reshape(shape)
+
+
 @dataclass(frozen=True)
 class Reduce(Reduction):
     """Joins all elements along ``dims`` (from 0 on, in order): their sum, mean, maximum, minimum
@@ -60,12 +71,13 @@ class Reduce(Reduction):
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         (x,) = inputs
         compute = x.dtype if x.dtype.kind == "i" else np.result_type(x.dtype, np.float32)
-        # NumPy adds in an order that depends on strides: equal inputs must give equal bits.
-        wide = np.ascontiguousarray(x, compute).reshape(x.shape)
+        rows = _in_rows(x.astype(compute, copy=False), self.dims)
         with np.errstate(all="ignore"):
-            out = _JOINS[self.how](wide, axis=self.dims, keepdims=self.keepdim)
+            out = _JOINS[self.how](rows, axis=-1)
             if self.how == "mean":
-                out = out / compute.type(prod(x.shape[d] for d in self.dims))
+                out = out / compute.type(rows.shape[-1])
+        if self.keepdim:
+            out = np.expand_dims(out, self.dims)
         return (np.asarray(out, x.dtype),)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
@@ -141,12 +153,14 @@ class LayerNorm(Reduction):
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         x, *rest = inputs
-        wide = np.ascontiguousarray(x, np.result_type(x.dtype, np.float32)).reshape(x.shape)
-        over = tuple(range(x.ndim - self.axes, x.ndim))
+        wide = x.astype(np.result_type(x.dtype, np.float32), copy=False)
+        rows = _in_rows(wide, tuple(range(x.ndim - self.axes, x.ndim)))
+        count = wide.dtype.type(rows.shape[-1])
         with np.errstate(all="ignore"):
-            apart = wide - wide.mean(axis=over, keepdims=True)
-            variance = np.square(apart).mean(axis=over, keepdims=True)
-            out = apart / np.sqrt(variance + wide.dtype.type(self.eps))
+            apart = rows - rows.sum(axis=-1, keepdims=True) / count
+            apart -= apart.sum(axis=-1, keepdims=True) / count  # what rounding the mean left
+            variance = np.square(apart).sum(axis=-1, keepdims=True) / count
+            out = (apart / np.sqrt(variance + wide.dtype.type(self.eps))).reshape(x.shape)
             if rest:
                 out = out * rest[0].astype(wide.dtype)
             if len(rest) > 1:
@@ -176,10 +190,14 @@ class _AlongDim(Reduction):
         )
         return (x,)
 
-    def _shifted(self, x: np.ndarray) -> Any:
-        # NumPy adds in an order that depends on strides: equal inputs must give equal bits.
-        x = np.ascontiguousarray(x, np.result_type(x.dtype, np.float32))
-        return x - x.max(axis=self.dim, keepdims=True, initial=-np.inf)
+    def _shifted(self, x: np.ndarray) -> np.ndarray:
+        """What is left of ``x`` without its maxima, with ``dim`` as the last axis."""
+        rows = _in_rows(x.astype(np.result_type(x.dtype, np.float32)), (self.dim % x.ndim,))
+        shifted: np.ndarray = rows - rows.max(axis=-1, keepdims=True, initial=-np.inf)
+        return shifted
+
+    def _placed(self, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return np.moveaxis(rows, -1, self.dim).astype(x.dtype, copy=False)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return 17 * inputs[0].size
@@ -193,8 +211,8 @@ class Softmax(_AlongDim):
         (x,) = inputs
         with np.errstate(all="ignore"):
             powers = np.exp(self._shifted(x))
-            out = powers / powers.sum(axis=self.dim, keepdims=True)
-        return (out.astype(x.dtype, copy=False),)
+            out = powers / powers.sum(axis=-1, keepdims=True)
+        return (self._placed(out, x),)
 
 
 @dataclass(frozen=True)
@@ -205,5 +223,5 @@ class LogSoftmax(_AlongDim):
         (x,) = inputs
         with np.errstate(all="ignore"):
             shifted = self._shifted(x)
-            out = shifted - np.log(np.exp(shifted).sum(axis=self.dim, keepdims=True))
-        return (out.astype(x.dtype, copy=False),)
+            out = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+        return (self._placed(out, x),)

@@ -23,7 +23,7 @@ from ..arch import shared_limit
 from ..tensor import Tensor
 from .grid import SMALL_PLANE
 from .places import Places, place_buffers
-from .window import UNROLLED_TAPS
+from .window import is_looped
 
 WARP = 32
 SECTOR_BYTES = 32
@@ -144,9 +144,7 @@ def reads_units(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
     if any(t.itemsize == 2 for t in tensors) and plan.anchor[0] * plan.anchor[1] <= SMALL_PLANE:
         return False
     windows = [o.window for s in plan.steps[0].segments for o in s if o.window is not None]
-    return bool(windows) and all(
-        _columns_of(w, tensors) >= 4 and w.taps <= UNROLLED_TAPS for w in windows
-    )
+    return bool(windows) and all(_columns_of(w, tensors) >= 4 and not is_looped(w) for w in windows)
 
 
 def _columns_of(window: Window | None, tensors: Sequence[Tensor]) -> int:
@@ -274,7 +272,7 @@ def _tile(
     """The tile of a step; ``by_units``: the tensors, if their rows may be moved by units."""
     rows, columns = extent_of(step, plan)
     windows = [o.window for s in step.segments for o in s if o.window is not None]
-    if any(w.taps > UNROLLED_TAPS for w in windows):
+    if any(is_looped(w) for w in windows):
         return Tile(1, 1)
     window = windows[0] if windows else None
     if not planar:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....fusion.plan import KernelPlan, PlanStep
-from .window import UNROLLED_TAPS
+from .window import is_looped
 
 
 def absorb_prologues(plan: KernelPlan) -> KernelPlan:
@@ -38,7 +38,7 @@ def _between(plan: KernelPlan, steps: list[PlanStep], i: int) -> int | None:
         if not first or not second:
             return None
         window, source = second[0].window, second[0].operands[0]
-        if window is None or window.taps > UNROLLED_TAPS or first[-1].result != source:
+        if window is None or is_looped(window) or first[-1].result != source:
             return None
         if any(axis.stride < axis.reach for axis in window.axes):
             return None

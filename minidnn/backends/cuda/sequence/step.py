@@ -17,7 +17,7 @@ from .pack import Pack, Pairs, unit_pack
 from .rounding import roundings
 from .taps import Taps
 from .view import Span, View, minus, plus, times
-from .window import UNROLLED_TAPS, WindowPrinter, average_text, identity_text
+from .window import WindowPrinter, average_text, identity_text, is_looped
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class StepPrinter:
         taps = {n: self._taps(n, pack, window, len(read) > 1) for n in dict.fromkeys(read)}
         for each in taps.values():
             each.begin()
-        if window.taps > UNROLLED_TAPS:
+        if is_looped(window):
             self.row(0, [self._as_floats(pack, taps[source].looped())])
             return
         printer = WindowPrinter(

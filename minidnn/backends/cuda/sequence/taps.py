@@ -13,6 +13,7 @@ from math import ceil, gcd
 from minidnn.graph.window import Window, WindowAxis
 
 from ...cpu.code import Code
+from ...cpu.tap_sum import TapSum
 from ..dialect import TYPES
 from .lanes import Lanes
 from .mapping import Tile
@@ -160,26 +161,49 @@ class Taps:
     def looped(self) -> str:
         """The window of one output as loops, where it has very many taps; the result's name."""
         code, pack, window = self.code, self.pack, self.window
-        down, across = window.axes
+        if window.reduce == "average":
+            adds = TapSum(code, "int", pack.declare, self._assign, pack.at)
+            adds.print("total", window.rows.kernel, lambda ky: self._looped_row(adds, ky))
+            return "total"
         identity = identity_text(pack, window)
         pack.declare("total", identity)
-        with code.block(f"for (int ky = 0; ky < {down.kernel}; ky++)"):
-            code.line(f"const int sy = s + {times('ky', down.dilation)};")
-            inside = _within("sy", self.view.rows)
-            if self.view.ring:
-                inside = f"(unsigned int)sy < {self.view.extent[0]}u"
-            code.line(f"const bool ok = {inside};")
-            code.line(f"const {TYPES[self.view.dtype]} *w = {self._pointer('sy')};")
+        with code.block(f"for (int ky = 0; ky < {window.rows.kernel}; ky++)"):
+            self._looped_row_begin("ky")
             pack.declare("part", identity)
-            with code.block(f"for (int kx = 0; kx < {across.kernel}; kx++)"):
-                code.line(f"const int sx = u + {times('kx', across.dilation)};")
-                inside = f"ok && {_within('sx', self.view.columns)}"
-                pack.load("tap", f"w + {self.view.times('sx', self.view.column)}", inside, identity)
-                a, b = pack.at("part"), pack.at("tap")
-                pack.each(f"{a} = {join_text(pack, window, a, b, False)};")
-            a, b = pack.at("total"), pack.at("part")
-            pack.each(f"{a} = {join_text(pack, window, a, b, False)};")
+            with code.block(f"for (int kx = 0; kx < {window.columns.kernel}; kx++)"):
+                self._join("part", self._looped_tap("kx"))
+            self._join("total", "part")
         return "total"
+
+    def _assign(self, name: str, text: str) -> None:
+        self.pack.each(f"{self.pack.at(name)} = {text};")
+
+    def _join(self, name: str, other: str) -> None:
+        a, b = self.pack.at(name), self.pack.at(other)
+        self._assign(name, join_text(self.pack, self.window, a, b, False))
+
+    def _looped_row(self, adds: TapSum, row: str) -> str:
+        """Adds a row of taps; the name of the sum."""
+        self._looped_row_begin(row)
+        adds.print("part", self.window.columns.kernel, self._looped_tap)
+        return "part"
+
+    def _looped_row_begin(self, row: str) -> None:
+        code, view = self.code, self.view
+        code.line(f"const int sy = s + {times(row, self.window.rows.dilation)};")
+        inside = _within("sy", view.rows)
+        if view.ring:
+            inside = f"(unsigned int)sy < {view.extent[0]}u"
+        code.line(f"const bool ok = {inside};")
+        code.line(f"const {TYPES[view.dtype]} *w = {self._pointer('sy')};")
+
+    def _looped_tap(self, column: str) -> str:
+        """Reads a tap of a row; its name."""
+        view, identity = self.view, identity_text(self.pack, self.window)
+        self.code.line(f"const int sx = u + {times(column, self.window.columns.dilation)};")
+        inside = f"ok && {_within('sx', view.columns)}"
+        self.pack.load("tap", f"w + {view.times('sx', view.column)}", inside, identity)
+        return "tap"
 
 
 def _begin(name: str, axis: WindowAxis) -> str:

@@ -26,6 +26,11 @@ UNROLLED_TAPS = 64
 """Windows with more taps are loops, one output at a time."""
 
 
+def is_looped(window: Window) -> bool:
+    """Whether a window is printed as loops: it has many taps, or many along an axis."""
+    return window.taps > UNROLLED_TAPS or window.is_long
+
+
 @dataclass
 class WindowPrinter:
     """Prints one window over ``rows`` by ``columns`` outputs."""
@@ -146,7 +151,7 @@ def average_text(
         before, after = axis.padding if window.count_padding else (0, 0)
         start = f"(({name}) * {axis.stride} - {axis.padding[0]})"
         low, past = -before, size + after
-        if axis.dilation > 1 or max(axis.padding) >= axis.kernel:  # each tap by itself
+        if axis.dilation > 1:  # each tap by itself
             taps = [f"{start} + {tap * axis.dilation}" for tap in range(axis.kernel)]
             inside = " + ".join(f"({tap} >= {low} && {tap} < {past})" for tap in taps)
             parts.append(f"({inside})")
