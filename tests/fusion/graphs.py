@@ -57,7 +57,7 @@ def _node(draw: Draw, trace: Trace, values: list[Value], convolutions: bool) -> 
     kinds += [draw(st.sampled_from(("move", "adaptive")))]
     kind = draw(st.sampled_from([*kinds, "conv"] if convolutions else kinds))
     if kind == "window":
-        window = _window(draw, x, convolutions)
+        window = _window(draw, x)
         return apply(window, x) if window is not None else apply(ops.ReLU(), x)
     if kind == "scale":
         return apply(ops.ScaleShift(), x, *(_vector(draw, trace, x) for _ in range(2)))
@@ -116,7 +116,7 @@ def _move(draw: Draw, x: Value) -> Value:
     return apply(ops.View(x.shape), turned)
 
 
-def _window(draw: Draw, x: Value, convolutions: bool) -> Windowed | None:
+def _window(draw: Draw, x: Value) -> Windowed | None:
     def pair(low: int, high: int) -> tuple[int, int]:
         return (draw(st.integers(low, high)), draw(st.integers(low, high)))
 
@@ -128,8 +128,7 @@ def _window(draw: Draw, x: Value, convolutions: bool) -> Windowed | None:
     if kind == "max":
         op = ops.MaxPool2d(kernel, stride, padding, pair(1, 2), ceil_mode)
     elif kind == "any":
-        # Windows in the padding alone give infinities and NaN, which a convolution may spread.
-        padded = [pair(0, k - 1 if convolutions else 3) for k in kernel]
+        padded = [pair(0, k - 1) for k in kernel]
         axes = [WindowAxis(*each) for each in zip(kernel, stride, padded, strict=True)]
         reduce = draw(st.sampled_from(("max", "average")))
         op = ops.Pool2d(Window(axes[0], axes[1], reduce, draw(st.booleans())))

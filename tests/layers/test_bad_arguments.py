@@ -12,6 +12,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
+from minidnn.graph.window import Window, WindowAxis
 
 ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: L.Conv2d(0, 1, 1), "Conv2d: in_channels=0; valid is an int of at least 1"),
@@ -210,6 +211,27 @@ OPERATORS: list[tuple[Callable[[], Any], str]] = [
         "dilation=(0, 1); valid is a pair of ints of at least 1",
     ),
     (lambda: ops.Pool2d(3), "Pool2d(shape=3): shape=3; valid is a Window"),  # type: ignore[arg-type]
+    *(
+        (
+            lambda axes=axes, reduce=reduce: ops.Pool2d(Window(*axes, reduce)),  # type: ignore[misc]
+            f"{told} positions of the window, so that no window lies in the padding alone",
+        )
+        for reduce in ("max", "average")
+        for told, axes in (
+            (
+                "padding=(2, 0) of kernel=2, dilation=1; valid is less than the 2",
+                (WindowAxis(2, 1, (2, 0)), WindowAxis(2)),
+            ),
+            (
+                "padding=(0, 1) of kernel=1, dilation=1; valid is less than the 1",
+                (WindowAxis(1, 2, (0, 1)), WindowAxis(2, 1, (1, 1))),
+            ),
+            (
+                "padding=(1, 4) of kernel=2, dilation=3; valid is less than the 4",
+                (WindowAxis(3), WindowAxis(2, 1, (1, 4), 3)),
+            ),
+        )
+    ),
     (lambda: ops.AdaptiveAvgPool2d(1), "output_size=1; valid is a pair of ints"),  # type: ignore[arg-type]
     (lambda: ops.Unfold2d(2), "kernel_size=2; valid is a pair of ints of at least 1"),  # type: ignore[arg-type]
     (lambda: ops.Transpose(3), "dims=3; valid is each axis once, from 0 on"),  # type: ignore[arg-type]

@@ -283,13 +283,34 @@ def test_strides_of_transposed_convolutions_have_an_end() -> None:
     fails(made, "strides (1, 33554432) make 33554432 phases; known are 1048576", UnsupportedError)
 
 
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
+def test_no_window_lies_in_the_padding_alone(kind: str) -> None:
+    def pooled(size: list[int], **attributes: Any) -> Any:
+        return model([node(kind, "x", **attributes)], [("x", [1, 1, *size])])
+
+    why = "of a window, so that no window lies in the padding alone"
+    given = {"kernel_shape": [2, 2], "pads": [0, 0, 2, 0]}
+    told = "pads=[0, 0, 2, 0], kernel_shape=[2, 2], dilations=[1, 1]; valid are pads below the 2"
+    fails(pooled([4, 4], **given), f"{told} positions {why}")
+    fails(pooled([4], kernel_shape=[1], pads=[1, 0]), f"below the 1 positions {why}")
+    deep = {"kernel_shape": [3, 3, 3], "pads": [2, 2, 2, 2, 3, 2]}
+    fails(pooled([4, 4, 4], **deep), f"below the 3 positions {why}")
+    wide = {"kernel_shape": [2], "dilations": [3], "pads": [4, 0]}
+    fails(pooled([9], **wide), f"below the 4 positions {why}")
+    near = pooled([9], **(wide | {"pads": [3, 0]}))
+    x = np.arange(9, dtype=np.float32).reshape(1, 1, 9)
+    assert np.isfinite(md.compile(near, device="reference")(x)).all()
+
+
 def test_padding_has_an_end() -> None:
     def pooled(**attributes: Any) -> Any:
         return model(
-            [node("AveragePool", "x", kernel_shape=[2, 2], **attributes)], [("x", [1, 1, 4, 4])]
+            [node("AveragePool", "x", **({"kernel_shape": [2, 2]} | attributes))],
+            [("x", [1, 1, 4, 4])],
         )
 
-    fails(pooled(pads=[600] * 4), "padding makes [4, 4] to [1204, 1204]; valid are 1048832")
+    wide = pooled(pads=[600] * 4, kernel_shape=[601, 601])
+    fails(wide, "padding makes [4, 4] to [1204, 1204]; valid are 1048832")
     same = pooled(auto_pad="SAME_UPPER", dilations=[1 << 40, 1])
     fails(same, f"padding makes [4, 4] to [{(1 << 40) + 4}, 5]; valid are 1048832 elements")
 

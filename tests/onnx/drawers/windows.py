@@ -111,6 +111,10 @@ def pooling(m: RandomModel) -> None:
         attributes.pop("dilations", None)
     if attributes.get("auto_pad"):
         attributes.pop("pads", None)
+    if "pads" in attributes:  # less than a window
+        steps = attributes.get("dilations", [1] * len(sizes))
+        most = [(k - 1) * step for k, step in zip(kernel, steps, strict=True)] * 2
+        attributes["pads"] = [*map(min, attributes["pads"], most)]
     if m.opset >= 10:
         attributes |= m.maybe({"ceil_mode": 1})
     if kind == "AveragePool":

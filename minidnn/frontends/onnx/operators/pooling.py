@@ -32,6 +32,14 @@ def _axes(call: Call, x: Value) -> list[WindowAxis]:
         raise GraphError(f"kernel_shape={kernel}; valid are {count} of at least 1")
     strides, dilations = steps(call, count)
     pads = window_pads(call, x.shape[2:], kernel, strides, dilations)
+    for k, pad, dilation in zip(kernel, pads, dilations, strict=True):
+        reach = dilation * (k - 1) + 1
+        if max(pad) >= reach:
+            raise GraphError(
+                f"pads={call.ints('pads')}, kernel_shape={kernel}, dilations={dilations}; valid "
+                f"are pads below the {reach} positions of a window, so that no window lies in the "
+                "padding alone"
+            )
     strides = strides_within(strides, x.shape[2:], kernel, dilations, pads)
     ceil = call.flag("ceil_mode")
     each = zip(kernel, strides, pads, dilations, strict=True)
