@@ -213,7 +213,7 @@ OPERATORS: list[tuple[Callable[[], Any], str]] = [
     (lambda: ops.Pool2d(3), "Pool2d(shape=3): shape=3; valid is a Window"),  # type: ignore[arg-type]
     *(
         (
-            lambda axes=axes, reduce=reduce: ops.Pool2d(Window(*axes, reduce)),  # type: ignore[misc]
+            lambda axes=axes, reduce=reduce: ops.Pool2d(Window(axes[0], axes[1], reduce)),  # type: ignore[misc]
             f"{told} positions of the window, so that no window lies in the padding alone",
         )
         for reduce in ("max", "average")

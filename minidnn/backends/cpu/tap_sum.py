@@ -66,9 +66,9 @@ class TapSum:
         for each in (*waiting, total):
             self.declare(each, "0.0f")
         with code.block(f"for ({self.index} {turn} = 0; {turn} < {LONG}; {turn}++)"):
-            bits = (f"({turn} & 1) << 3", f"({turn} & 2) << 1")
-            bits += (f"({turn} & 4) >> 1", f"({turn} & 8) >> 3")
-            code.line(f"const {self.index} {name}_j = {' | '.join(f'({bit})' for bit in bits)};")
+            moved = (("1", "<< 3"), ("2", "<< 1"), ("4", ">> 1"), ("8", ">> 3"))
+            first = " | ".join(f"(({turn} & {bit}) {by})" for bit, by in moved)
+            code.line(f"const {self.index} {name}_j = {first};")
             self.assign(total, "0.0f")
             self._added(name, total, f"{begin} + {name}_j", end, LONG, tap)
             for bit, half in enumerate(waiting):

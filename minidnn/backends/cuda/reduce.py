@@ -41,7 +41,9 @@ _JOIN_WHOLE = {
 }
 _LEAST = "(-9223372036854775807ll - 1)"
 _FIRST_WHOLE = {"sum": "0", "prod": "1", "max": _LEAST, "min": "9223372036854775807ll"}
-_FIRST = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -float("inf"), "min": float("inf")}
+_EDGE = float("inf")
+_FIRST = {"sum": "0.0f", "mean": "0.0f", "prod": "1.0f"}
+_FIRST |= {"max": literal(-_EDGE), "min": literal(_EDGE)}
 
 
 def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
@@ -61,8 +63,8 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
             code.line(f"const long long o = blockIdx.x * {_BLOCK}ll + threadIdx.x;")
             code.line(f"if (o >= {outputs}) return;")
         code.line(f"const long long first = {_place('o', shape, kept)};")
-        kind, start = ("long long", first[op.how]) if whole else ("float", literal(_FIRST[op.how]))
-        blocks = Blocks(code, kind, start, joins[op.how], count, _BLOCK if wide else 1)
+        kind = "long long" if whole else "float"
+        blocks = Blocks(code, kind, first[op.how], joins[op.how], count, _BLOCK if wide else 1)
         with blocks.each("value", "r"):
             code.line(f"const long long from = first + {_place('r', shape, op.dims)};")
             one = read(f"x[{element_of('from', shape, x)}]", type.dtype, whole)
