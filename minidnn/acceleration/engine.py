@@ -32,6 +32,11 @@ class Engine:
         name, _, index = self.device.partition(":")
         return f"{name}:{index or 0}" if name == _CUDA else "cpu"
 
+    @property
+    def is_priced(self) -> bool:
+        """Whether it is known what parts cost beside PyTorch's operations."""
+        return self.device == "cpu"
+
     def why_not(self, graph: Graph) -> str | None:
         """Why the device cannot run a graph; None if it can."""
         reasons = unsupported_nodes(graph, self.device, self.precision, **self.options)

@@ -17,7 +17,7 @@ from minidnn.acceleration.below import Below
 from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.part import computes_its_own_way
-from minidnn.acceleration.program import OverlapError, Program
+from minidnn.acceleration.program import GAINS_LESS, OverlapError, Program
 from minidnn.acceleration.programs import Kept, Programs, arrangement, describe, foreign
 from minidnn.acceleration.watched import derived, watched
 from minidnn.acceleration.weights import StandsFor
@@ -290,7 +290,9 @@ class OptimizedModule(StandsFor):
 
     def _warn_of_nothing(self, program: Kept) -> None:
         compiled = program.programs if isinstance(program, Below) else [program]
-        if not self._within and not any(each.parts for each in compiled):
+        if self._within or any(GAINS_LESS in each.left.values() for each in compiled):
+            return
+        if not any(each.parts for each in compiled):
             warnings.warn(
                 f"{program.name}: nothing was taken, all runs in PyTorch:\n{program.why_nothing()}",
                 MiniDNNWarning,

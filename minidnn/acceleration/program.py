@@ -15,11 +15,12 @@ from minidnn.acceleration.engine import Engine, memory_of
 from minidnn.acceleration.glance import is_native
 from minidnn.acceleration.overlaps import Overlaps
 from minidnn.acceleration.part import TakenPart, lies_there
+from minidnn.acceleration.price import gain
 from minidnn.acceleration.weights import Watch
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import arguments_of, key_of
 from minidnn.frontends.torch.capture import Captured, Held
-from minidnn.frontends.torch.convert import convert, judge_operations
+from minidnn.frontends.torch.convert import Part, convert, judge_operations
 from minidnn.frontends.torch.memory import SHARED
 from minidnn.frontends.torch.opaque import OpaqueModule, is_opaque
 from minidnn.frontends.torch.partition import Level, levels
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _SHARES = "a result lies in the memory of something else"
 _CHANNELS_LAST = (0, 2, 3, 1)
+GAINS_LESS = "its part would gain less than entering and leaving it costs"
 _MOVES = "it only moves elements, which PyTorch does without a kernel"
 
 
@@ -66,7 +68,8 @@ class Program:
         self.name = name
         self.sizes = sizes
         self._within = within
-        self.levels, self.left = _divide(captured, engine)
+        prices = engine.is_priced and not strict
+        self.levels, self.left = _divide(captured, engine, prices, within)
         if strict and self.left:
             raise UnsupportedError(f"strict=True, and not all of {name} is taken:\n{self.rest()}")
         graph = captured.module.graph
@@ -311,9 +314,12 @@ class _Builder:
                 first = first.next
 
 
-def _divide(captured: Captured, engine: Engine) -> tuple[list[Level], dict[fx.Node, str]]:
-    """What is taken and what is left; a part that computes nothing is not worth a copy, and views
-    that only say where a result lies are left without a word."""
+def _divide(
+    captured: Captured, engine: Engine, prices: bool, within: bool
+) -> tuple[list[Level], dict[fx.Node, str]]:
+    """What is taken and what is left; a part that computes nothing is not worth a copy, nor, where
+    ``prices`` are known and PyTorch runs what is around it, one that gains less than it costs.
+    Views that only say where a result lies are left without a word."""
     operations = captured.operations
     elsewhere = {node: _elsewhere(node, engine.memory) for node in operations}
     left = {node: reason for node, reason in elsewhere.items() if reason is not None}
@@ -321,12 +327,16 @@ def _divide(captured: Captured, engine: Engine) -> tuple[list[Level], dict[fx.No
     judge_operations(operations, captured.constants, captured.tensor, engine.why_not, left)
     while True:
         found = levels(captured.module.graph, left, captured.constants)
-        idle = [
-            level.nodes for level in found if level.taken and not _computes(level.nodes, captured)
-        ]
-        if not idle:
+        among_others = prices and (within or len(found) > 1)
+        dropped: dict[fx.Node, str] = {}
+        for level in found:
+            if level.taken:
+                part = convert(level.nodes, captured.constants, captured.tensor, "part")
+                why = _not_worth(part, among_others)
+                dropped.update((node, why) for node in level.nodes if why is not None)
+        if not dropped:
             return found, {node: why for node, why in left.items() if SHARED not in node.meta}
-        left.update((node, _MOVES) for nodes in idle for node in nodes)
+        left.update(dropped)
 
 
 def _elsewhere(node: fx.Node, memory: str) -> str | None:
@@ -341,10 +351,18 @@ def _elsewhere(node: fx.Node, memory: str) -> str | None:
     return None
 
 
-def _computes(nodes: Sequence[fx.Node], captured: Captured) -> bool:
-    graph = convert(nodes, captured.constants, captured.tensor, "part").graph
+def _not_worth(part: Part, among_others: bool) -> str | None:
+    """Why a part is not taken; None if it is."""
     idle = (Identity, Dropout)
-    return any(n.op.kind != "movement" and not isinstance(n.op, idle) for n in graph.nodes)
+    if all(n.op.kind == "movement" or isinstance(n.op, idle) for n in part.graph.nodes):
+        return _MOVES
+    if among_others and gain(part, _lies_in_order) <= 0:
+        return GAINS_LESS
+    return None
+
+
+def _lies_in_order(node: fx.Node) -> bool:
+    return _order(node.meta["val"]) is None
 
 
 def _read(node: fx.Node) -> set[int]:

@@ -19,6 +19,8 @@ from minidnn.errors import MiniDNNWarning
 from minidnn.frontends.torch.capture import Held
 from tests.torch.networks import Noted
 
+pytestmark = pytest.mark.usefixtures("unpriced")
+
 
 class Strange(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:

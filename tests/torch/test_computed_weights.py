@@ -12,7 +12,10 @@ from torch.nn.utils import prune
 
 import minidnn as md
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning"),
+    pytest.mark.usefixtures("unpriced"),
+]
 
 Computing = Callable[[nn.Module, str], nn.Module]
 

@@ -38,8 +38,10 @@ def test_threads_of_pytorch_are_ended_before_ours_begin() -> None:
 
 
 class Wave(nn.Module):
+    """An operation that is not known."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.sin(x)
+        return torch.sinc(x)
 
 
 @pytest.fixture
@@ -57,8 +59,14 @@ def two_threads() -> Iterator[None]:
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    body = (nn.Conv2d(3, 16, 1), nn.ReLU(), Wave(), nn.Conv2d(16, 8, 1))
+    body = (convolutions(3), Wave(), convolutions(16))
     return nn.Sequential(*body).eval().requires_grad_(False)
+
+
+def convolutions(channels: int) -> nn.Sequential:
+    """As many as are worth a part."""
+    later = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()) for _ in range(4)]
+    return nn.Sequential(nn.Conv2d(channels, 16, 1), *later)
 
 
 def tasks() -> int:
