@@ -25,6 +25,7 @@ from minidnn.errors import (
     OutOfMemoryError,
     UnsupportedError,
     WeightsError,
+    did_you_mean,
 )
 
 if TYPE_CHECKING:
@@ -121,8 +122,8 @@ if not TYPE_CHECKING:  # a type checker that saw this would accept any name
 
             if name in FACE:
                 raise AbsentError(f"minidnn has no {name}: {FACE[name]}")
-            known = ", ".join(sorted(__all__))
-            raise AttributeError(f"module 'minidnn' has no attribute {name!r}; it has: {known}")
+            hint = did_you_mean(name, __all__) or f"; it has: {', '.join(sorted(__all__))}"
+            raise AttributeError(f"module 'minidnn' has no attribute {name!r}{hint}")
         module, _, attribute = _LAZY[name].partition(":")
         value: object = import_module(module)
         if attribute:

@@ -6,6 +6,7 @@ other, so that ``hasattr`` and ``getattr`` with a default go on to work.
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any, NoReturn
 
 from minidnn.errors import UnsupportedError
@@ -106,6 +107,20 @@ FACE = {
 
 class AbsentError(UnsupportedError, AttributeError):
     """An attribute that other libraries have, and minidnn has not."""
+
+
+def instead_of_layer(given: object) -> str:
+    """What a message ends with about something that stands where a layer is wanted."""
+    if isinstance(given, type):
+        return f"; it is a class: {given.__name__}(...) makes one"
+    if isinstance(given, FunctionType):
+        return f"; it is a function: is it to be called, as {given.__name__}()?"
+    if any(kind.__module__.startswith("torch.nn.") for kind in type(given).__mro__):
+        return (
+            "; it is PyTorch's: minidnn.layers has layers of PyTorch's names, and "
+            "md.compile(module, shape) and md.optimize(module, x) take whole modules"
+        )
+    return ""
 
 
 def check_mode(owner: Any, mode: bool) -> None:

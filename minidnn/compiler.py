@@ -8,7 +8,14 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from minidnn.backends.backend import Backend, default_device, get_backend, why_no_states
+from minidnn._habits import instead_of_layer
+from minidnn.backends.backend import (
+    Backend,
+    advice_on_precision,
+    default_device,
+    get_backend,
+    why_no_states,
+)
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.frontends.frontend import ask
@@ -155,7 +162,7 @@ def graph_of(
             told = advice(os.fspath(network)) if isinstance(network, (str, os.PathLike)) else ""
             raise GraphError(
                 f"network={network!r:.80} is a {type(network).__name__}; {told}valid are layers "
-                f"and graphs{valid}{asked.complaint}"
+                f"and graphs{valid}{asked.complaint}{instead_of_layer(network)}"
             )
         return _checked(asked.found.to_graph(network, shape))
     if shape is None:
@@ -177,15 +184,21 @@ def _checked(graph: Graph) -> Graph:
 def _precision(backend: Backend, precision: str | None, graph: Graph) -> str:
     valid = backend.precisions()
     if precision is None:
-        dtypes = {value.dtype for value in graph.values if value.dtype in FLOATS}
-        own = dtypes.pop() if len(dtypes) == 1 else None
+        own = _own_precision(graph)
         return own if own is not None and own in valid else valid[0]
     if precision not in valid:
         raise UnsupportedError(
-            f"precision={precision!r} on device {backend.name!r}; valid are "
-            f"{', '.join(map(repr, valid))}"
+            f"precision={precision!r:.80} on device {backend.name!r}; valid "
+            f"{'is' if len(valid) == 1 else 'are'} {', '.join(map(repr, valid))}"
+            f"{advice_on_precision(precision)}"
         )
     return precision
+
+
+def _own_precision(graph: Graph) -> str | None:
+    """The dtype of all floating-point values of a graph; None if there are several, or none."""
+    dtypes = {value.dtype for value in graph.values if value.dtype in FLOATS}
+    return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def _check_fuel(fuel: int | None) -> int | None:
@@ -223,7 +236,19 @@ def _check_supported(backend: Backend, plan: Plan, precision: str) -> None:
         raise UnsupportedError(
             f"device {backend.name!r} cannot run this network:\n  "
             + "\n  ".join(f"{node}: {reason}" for node, reason in reasons.items())
+            + _advice_on_dtype(backend, plan.graph)
         )
+
+
+def _advice_on_dtype(backend: Backend, graph: Graph) -> str:
+    """What to do about a network in a dtype in which its device does not compute."""
+    own = _own_precision(graph)
+    if own is None or own in backend.precisions():
+        return ""
+    return (
+        f"\nthe network is in {own}{advice_on_precision(own)}; a PyTorch module is in float32 "
+        "after module.float()"
+    )
 
 
 def _reasons(backend: Backend, graph: Graph, precision: str) -> dict[str, str]:

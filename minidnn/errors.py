@@ -4,8 +4,12 @@ Every error that minidnn raises on purpose derives from :class:`MiniDNNError`, s
 caller can tell a mistake in a model, a file or a machine from a bug.  A message names the
 argument, its value, the node where there is one, and what would be valid.
 
-This module imports nothing: everything else may import it.
+This module imports nothing of minidnn: everything else may import it.
 """
+
+from __future__ import annotations
+
+import collections.abc
 
 
 class MiniDNNError(Exception):
@@ -42,3 +46,23 @@ class DownloadError(MiniDNNError, OSError):
 
 class MiniDNNWarning(UserWarning):
     """Something works, but not as well or not in the way that was asked for."""
+
+
+def did_you_mean(name: object, valid: collections.abc.Iterable[str], most: int = 1) -> str:
+    """What a message about an unknown name ends with: ``; did you mean 'Conv2d'?``, or nothing if
+    no valid name is near.  Upper and lower case, and underscores, make no difference.
+
+    >>> did_you_mean("Conv2D", ["Conv1d", "Conv2d", "Linear"])
+    "; did you mean 'Conv2d'?"
+    """
+    from difflib import get_close_matches  # only a message needs it
+
+    names = {_plain(each): each for each in valid}
+    near = get_close_matches(_plain(str(name)), names, most, 0.7)
+    if not near:
+        return ""
+    return f"; did you mean {' or '.join(repr(names[each]) for each in near)}?"
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")

@@ -210,6 +210,11 @@ class Executable:
         dtype = self._dtype(value)
         if array.dtype != dtype and (array.dtype.kind, dtype.kind) != ("f", "f"):
             others = ", or another floating-point dtype, which is converted"
+            if array.dtype == np.uint8:
+                others += (
+                    "; a picture's bytes become numbers by layers.Preprocess in the network, or by "
+                    "x.astype(np.float32) / 255"
+                )
             raise GraphError(
                 f"input {value.name!r} has dtype {array.dtype}; valid is {dtype}"
                 f"{others if dtype.kind == 'f' else ''}"

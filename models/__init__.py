@@ -11,12 +11,11 @@ asked for, and each file is also a script: ``python -m minidnn.models.resnet --h
 
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from minidnn.errors import GraphError
+from minidnn.errors import GraphError, did_you_mean
 
 # Network -> the file of this folder that defines a function of that name.
 _NETWORKS = {
@@ -66,16 +65,16 @@ def get_model(name: str, **options: Any) -> Any:
 
 def _builder(name: str) -> Callable[..., Any]:
     if name not in _NETWORKS:
-        close = get_close_matches(str(name), _NETWORKS, n=3)
-        hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-        raise GraphError(f"name={name!r}: no such network; {hint}valid are {', '.join(_NETWORKS)}")
+        hint = did_you_mean(name, _NETWORKS, 3) or ";"
+        raise GraphError(f"name={name!r}: no such network{hint} valid are {', '.join(_NETWORKS)}")
     builder: Callable[..., Any] = getattr(import_module(f".{_NETWORKS[name]}", __name__), name)
     return builder
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
     if name not in _NETWORKS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = did_you_mean(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     return _builder(name)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from minidnn._habits import instead_of_layer
 from minidnn.backends.backend import get_backend
-from minidnn.errors import GraphError
+from minidnn.errors import GraphError, MiniDNNError
 from minidnn.frontends.torch.library import require_torch
 from minidnn.frontends.torch.modes import check_mode
 from minidnn.graph.plain import plain
@@ -58,7 +59,7 @@ def optimize(
     if not isinstance(module, nn.Module):
         raise GraphError(
             f"optimize: module={module!r:.80} is a {type(module).__name__}; valid is a "
-            "torch.nn.Module"
+            f"torch.nn.Module{_advice_on_module(module)}"
         )
     if isinstance(module, OptimizedModule):
         module = module.original
@@ -68,7 +69,7 @@ def optimize(
     if example is not None and not isinstance(example, (Tensor, tuple)):
         raise GraphError(
             f"optimize: example is a {type(example).__name__}; valid is a tensor, or a tuple of "
-            "the arguments"
+            f"the arguments{_advice_on_example(example)}"
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise GraphError(
@@ -84,5 +85,39 @@ def optimize(
     optimized = OptimizedModule(module, device, precision, strict, sizes, options)
     if example is not None or kwargs:
         args = example if isinstance(example, tuple) else () if example is None else (example,)
-        optimized.prepare(*args, **(kwargs or {}))
+        try:
+            optimized.prepare(*args, **(kwargs or {}))
+        except MiniDNNError:
+            raise
+        except Exception as error:
+            if (reason := _differing_dtypes(module, args)) is not None:
+                raise GraphError(f"optimize: {reason} ({error})") from error
+            raise
     return optimized
+
+
+def _advice_on_example(example: object) -> str:
+    if hasattr(example, "__array_interface__"):
+        return "; torch.from_numpy(example) makes a tensor of an array"
+    return ""
+
+
+def _differing_dtypes(module: Any, args: tuple[Any, ...]) -> str | None:
+    """What to do about a module that fails on arguments of another floating-point dtype than its
+    parameters have; None if all have one."""
+    own = {p.dtype for p in module.parameters() if p.dtype.is_floating_point}
+    dtypes = [getattr(each, "dtype", None) for each in args]
+    given = {dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point}
+    if len(own) != 1 or len(given) != 1 or own == given:
+        return None
+    (mine,), (theirs,) = own, given
+    return (
+        f"{type(module).__name__} has parameters of {mine} and fails on an example of {theirs}; "
+        f"valid is example.to({mine}), or the module converted by module.to({theirs})"
+    )
+
+
+def _advice_on_module(module: object) -> str:
+    if any(kind.__module__.startswith("minidnn.") for kind in type(module).__mro__):
+        return "; md.compile(network, shape) is for networks of minidnn's own"
+    return instead_of_layer(module)

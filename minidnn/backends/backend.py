@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from minidnn.cache import building_forbidden
-from minidnn.errors import DeviceError
+from minidnn.errors import DeviceError, did_you_mean
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Node
 from minidnn.runtime.plan import Plan
@@ -108,12 +108,38 @@ def _third_party(name: str) -> tuple[Backend, str | None]:
     found = [entry for entry in entries(BACKENDS) if entry.name == name]
     if not found:
         valid = ", ".join(map(repr, backend_names()))
-        raise DeviceError(f"device={name!r}; valid are {valid}")
+        hint = did_you_mean(name, backend_names())
+        if name in ("gpu", "cudnn", "nvidia"):
+            hint = "; 'cuda' is an NVIDIA GPU, 'cuda:1' the second one"
+        raise DeviceError(f"device={name!r}; valid are {valid}{hint}")
     backend: Backend = make(found[0], Backend)
     try:
         return backend, backend.unavailable()
     except Exception as error:  # whatever its own code does
         raise broken(found[0], error) from error
+
+
+#: Other names of precisions.
+_PRECISIONS = {
+    "float32": ("fp32", "single", "float", "full", "f32"),
+    "float16": ("fp16", "half", "f16"),
+    "bfloat16": ("bf16",),
+    "float64": ("fp64", "double", "f64"),
+}
+
+
+def advice_on_precision(given: object) -> str:
+    """What a message ends with about a precision that a device has not: its usual name, and the
+    devices that compute in it."""
+    plain = str(given).removeprefix("torch.")
+    name = next((own for own, others in _PRECISIONS.items() if plain in others), plain)
+    able = [each for each, make in _BUILT_IN.items() if name in make().precisions()]
+    called = f"; it is called {name!r}" if able and name != given else ""
+    if not able:
+        return called
+    plural = "s" if len(able) > 1 else ""
+    verb = "compute" if plural else "computes"
+    return f"{called}; device{plural} {' and '.join(map(repr, able))} {verb} in {name!r}"
 
 
 def default_device(among: Sequence[str] = PREFERENCE) -> tuple[str, list[str]]:

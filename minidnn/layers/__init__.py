@@ -1,5 +1,7 @@
 """Layers: PyTorch's names and arguments.  Each family lists in ``__all__`` what it offers."""
 
+from typing import TYPE_CHECKING
+
 from minidnn.layers.activations import *
 from minidnn.layers.attention import *
 from minidnn.layers.containers import *
@@ -15,3 +17,13 @@ from minidnn.layers.preprocess import *
 from minidnn.layers.shape import *
 from minidnn.layers.symbol import *
 from minidnn.layers.transposed import *
+
+if not TYPE_CHECKING:  # a type checker that saw this would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Raises AttributeError, with the name that was probably meant."""
+        from minidnn.errors import did_you_mean
+
+        offered = [each for each, value in globals().items() if isinstance(value, type)]
+        hint = did_you_mean(name, offered)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

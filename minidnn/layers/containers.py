@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from minidnn._habits import instead_of_layer
 from minidnn.errors import GraphError
 from minidnn.layers.inputs import Declared
 from minidnn.layers.layer import Layer
@@ -16,6 +17,7 @@ def _check(owner: str, name: str, layer: Any) -> Layer:
     if not isinstance(layer, Layer):
         raise GraphError(
             f"{owner}: entry {name!r} is {layer!r:.80} ({type(layer).__name__}); valid are layers"
+            f"{instead_of_layer(layer)}"
         )
     return layer
 

@@ -37,8 +37,8 @@ def named_types(
         listed: list[Any] = [shapes[name] for name in names]
     elif not isinstance(shapes, (tuple, list)):
         raise GraphError(
-            f"shape={shapes!r:.100} ({type(shapes).__name__}); valid is a shape, the batch "
-            "included, a sequence of shapes, or a dict of them by input name"
+            f"{_described(shapes)}; valid is a shape, the batch included, such as "
+            "(1, 3, 224, 224), a sequence of shapes, or a dict of them by input name"
         )
     elif len(shapes) and not any(isinstance(each, (Sequence, Mapping)) for each in shapes):
         listed = [shapes]  # one shape; whether its sizes are numbers is checked below
@@ -53,6 +53,15 @@ def named_types(
         name = own[0] or ("input" if len(listed) == 1 else f"input{i}")
         types.append((name, TensorType(tuple(shape), own[2])))
     return types
+
+
+def _described(shapes: Any) -> str:
+    """What was given instead of shapes; an array, of which the shape was probably meant, by its
+    type alone."""
+    own = getattr(shapes, "shape", None)
+    if own is not None:
+        return f"shape is a {type(shapes).__name__} of shape {tuple(own)}, which is an array itself"
+    return f"shape={shapes!r:.100} ({type(shapes).__name__})"
 
 
 def _check_shape(index: int, shape: Any) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from minidnn._habits import LAYER, absent, check_mode
-from minidnn.errors import GraphError, WeightsError
+from minidnn.errors import GraphError, WeightsError, did_you_mean
 from minidnn.graph.ir import Graph, Stored, Value
 from minidnn.graph.plain import plain
 from minidnn.graph.trace import Trace, current_trace, is_tracing, tracing
@@ -61,6 +61,19 @@ class Layer:
             )
         parameter.assign(array)
 
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Refuses arguments by names that ``__init__`` has not, with the name that was meant."""
+        if options:  # not when a layer is unpickled or copied
+            known = inspect.signature(cls.__init__).parameters
+            any_name = any(each.kind is each.VAR_KEYWORD for each in known.values())
+            for name in () if any_name else [o for o in options if o not in known]:
+                valid = [each for each in known if each != "self"]
+                raise TypeError(
+                    f"{cls.__name__}() got an unexpected argument {name}={options[name]!r:.80}"
+                    f"; valid are {', '.join(valid) or 'none'}{did_you_mean(name, valid)}"
+                )
+        return super().__new__(cls)
+
     def forward(self, *inputs: Any) -> Any:
         """Adds this layer's nodes; takes and returns symbolic values."""
         raise GraphError(f"{type(self).__name__} does not define forward(self, ...)")
@@ -71,9 +84,12 @@ class Layer:
             return self._call_on_symbols(inputs, options)
         if not is_tracing() and not any(isinstance(value, Value) for value in given):
             kinds = ", ".join(type(value).__name__ for value in given)
+            shape = getattr(given[0], "shape", None) if given else None
+            sizes = "shape" if shape is None else tuple(shape)
             raise GraphError(
                 f"{type(self).__name__} was called on ({kinds}); valid are symbols made by "
-                "md.Input(...). Layers describe and never compute: to run a network, compile it"
+                "md.Input(...). Layers describe and never compute: to run a network, compile it: "
+                f"md.compile(net, {sizes})(x)"
             )
         trace = current_trace()
         path = _path_in(trace, self)

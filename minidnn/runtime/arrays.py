@@ -87,6 +87,8 @@ def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) ->
         advice = "what has no elements cannot be computed"
     elif given == compiled[1:]:
         advice = f"the first size is the batch, so that a single sample has shape {(1, *given)}"
+    elif (last := _channels_last(given, compiled)) is not None:
+        advice = last
     elif len(given) != len(compiled):
         advice = f"valid are {len(compiled)} sizes, the batch first"
     else:
@@ -94,6 +96,23 @@ def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) ->
     raise GraphError(
         f"{what} has shape {given}, but the network was compiled for {compiled}; {advice}"
     )
+
+
+def _channels_last(given: tuple[int, ...], compiled: tuple[int, ...]) -> str | None:
+    """What to do about pictures whose channels lie last, as image libraries give them; None for
+    anything else."""
+    if len(compiled) != 4 or len(given) not in (3, 4) or given[-1] != compiled[1]:
+        return None
+    if len(given) == 4 and given[1] != compiled[1]:
+        how = "x.transpose(0, 3, 1, 2), of a PyTorch tensor x.permute(0, 3, 1, 2),"
+        turned = (given[0], given[3], *given[1:3])
+    elif len(given) == 3 and given[0] != compiled[1]:
+        how = "x.transpose(2, 0, 1)[None], of a PyTorch tensor x.permute(2, 0, 1)[None],"
+        turned = (1, given[2], *given[:2])
+    else:
+        return None
+    size = "" if turned == compiled else ", which is another size than was compiled"
+    return f"its channels seem to lie last: {how} has shape {turned}{size}"
 
 
 def _like(array: Any) -> Wrap:

@@ -71,8 +71,9 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
     out = explain(capsys, "digits", "--passes")
     graph = to_graph(models.digits(), (1, 1, 8, 8))
     headings = [line for line in out.splitlines() if line.startswith("== ")]
-    assert headings[:6] == [
-        "== before simplify ==",
+    assert headings[:7] == [
+        "== before freeze ==",
+        "== after freeze ==",
         "== after simplify ==",
         "== after take_channels ==",
         "== after share_joins ==",
@@ -80,7 +81,7 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
         "== after fold_batch_norm ==",
     ]
     assert "depth_first" in " ".join(headings) and headings[-1] == "== after by_image =="
-    assert out.startswith(f"== before simplify ==\n{graph}\n")
+    assert out.startswith(f"== before freeze ==\n{graph}\n")
     assert "(nothing changed)" in out
     parts = out.split("== after fold_batch_norm ==\n")
     assert "BatchNorm" in parts[0] and "BatchNorm" not in parts[1]

@@ -40,6 +40,12 @@ def numbers(shape: tuple[int, ...] = SHAPE, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+BYTES = (
+    "; a picture's bytes become numbers by layers.Preprocess in the network, or by "
+    "x.astype(np.float32) / 255"
+)
+
+
 def refused(exe: Executable, text: str, *inputs: object, **named: object) -> None:
     with pytest.raises(GraphError, match=f"^{re.escape(text)}$"):
         exe(*inputs, **named)
@@ -114,7 +120,7 @@ def test_dtypes_that_are_no_floats_are_refused(relu: Executable, dtype: str) -> 
     refused(
         relu,
         f"input 'input' has dtype {x.dtype}; valid is float32, or another floating-point dtype, "
-        "which is converted",
+        "which is converted" + (BYTES if dtype == "uint8" else ""),
         x,
     )
 

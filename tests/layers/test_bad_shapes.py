@@ -112,7 +112,7 @@ SHAPES: list[tuple[Callable[[], Any], str]] = [
     (
         graph(stack(L.Linear(4, 2)), (1, 4, 2, 2)),
         "node 'l0': Linear(): input of shape (1, 4, 2, 2) has 2 features, but the weight (2, 4) "
-        "takes 4; is a Flatten missing?",
+        "takes 4; flattened, the input would have 16 features a sample",
     ),
     (
         graph(stack(L.Softmax(3)), (2, 3)),
@@ -170,8 +170,8 @@ SHAPES: list[tuple[Callable[[], Any], str]] = [
     (graph(L.ReLU(), (-1, 3)), "input 0: shape=(-1, 3); valid is a sequence of ints of at least 1"),
     (graph(L.Add(), (1, 3), (0, 3)), "input 1: shape=(0, 3); valid is a sequence of ints"),
     (graph(L.ReLU(), (1, 2.5)), "input 0: shape=(1, 2.5); valid is a sequence of ints of"),
-    (graph(L.ReLU(), "12"), "shape='12' (str); valid is a shape, the batch included, a sequence"),
-    (graph(L.ReLU(), 7), "shape=7 (int); valid is a shape, the batch included, a sequence"),
+    (graph(L.ReLU(), "12"), "shape='12' (str); valid is a shape, the batch included, such as"),
+    (graph(L.ReLU(), 7), "shape=7 (int); valid is a shape, the batch included, such as"),
     (graph(L.ReLU(), (1, 2), dtype="int7"), "dtype='int7' is not one of float16, bfloat16,"),
     (
         graph(L.Sequential(L.ReLU()), (1, 2), (1, 2)),

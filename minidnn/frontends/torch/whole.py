@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from minidnn.errors import UnsupportedError
+from minidnn.errors import GraphError, MiniDNNError, OutOfMemoryError, UnsupportedError
 from minidnn.frontends.torch.capture import Captured, capture
 from minidnn.frontends.torch.convert import convert, judge_operations
 from minidnn.graph.ir import Graph
@@ -21,16 +23,27 @@ def graph_of_module(
     shapes: Sequence[Sequence[int]],
     named: Mapping[str, Sequence[int]],
 ) -> Graph:
-    """The graph for float32 arguments of these shapes.
+    """The graph for arguments of these shapes, in the dtype of the module's parameters (float32 if
+    they have several, or none).
 
-    UnsupportedError lists every operation that is not known, and results that are no tensors.
+    GraphError if the module fails on such arguments, OutOfMemoryError if they do not fit into
+    memory; UnsupportedError lists every operation that is not known, and results that are no
+    tensors.
     """
-    first = next(module.parameters(), None)
-    device = "cpu" if first is None else first.device
-    args = [torch.zeros(tuple(shape), device=device) for shape in shapes]
-    kwargs = {key: torch.zeros(tuple(shape), device=device) for key, shape in named.items()}
-    captured = capture(module, args, kwargs)
     name = type(module).__name__
+    zeros = partial(_zeros, module)
+    args = [zeros(shape) for shape in shapes]
+    kwargs = {key: zeros(shape) for key, shape in named.items()}
+    try:
+        captured = capture(module, args, kwargs)
+    except MiniDNNError:
+        raise
+    except Exception as error:  # whatever the module's own code does
+        given = ", ".join([*(str(tuple(a.shape)) for a in args), *(f"{k}=..." for k in kwargs)])
+        raise GraphError(
+            f"{name} fails on arguments of shapes {given}, as shape gives them "
+            f"({type(error).__name__}: {error})"
+        ) from error
     problems = _problems(captured)
     if problems:
         listed = "\n  ".join(problems)
@@ -38,6 +51,23 @@ def graph_of_module(
             f"{name} cannot be taken whole (md.optimize runs the rest in PyTorch):\n  {listed}"
         )
     return convert_all(captured, name)
+
+
+def _zeros(module: torch.nn.Module, shape: Sequence[int]) -> torch.Tensor:
+    """An argument of that shape, where the module's parameters are and in their dtype."""
+    parameters = list(module.parameters())
+    dtypes = {p.dtype for p in parameters if p.dtype.is_floating_point}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    try:
+        return torch.zeros(
+            tuple(shape), dtype=dtype, device=parameters[0].device if parameters else "cpu"
+        )
+    except RuntimeError as error:  # PyTorch's allocator
+        size = prod(shape) * dtype.itemsize
+        raise OutOfMemoryError(
+            f"shape={tuple(shape)}: an input of {size} bytes does not fit into memory, which "
+            f"PyTorch needs to capture {type(module).__name__}"
+        ) from error
 
 
 def convert_all(captured: Captured, name: str) -> Graph:

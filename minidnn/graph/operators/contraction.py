@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -61,7 +62,8 @@ class Conv2d(Contraction):
         self.require(
             x.shape[1] == per_group * self.groups,
             f"input has {x.shape[1]} channels (shape {x.shape}), but the weight "
-            f"{weight.shape} with groups={self.groups} takes {per_group * self.groups}",
+            f"{weight.shape} with groups={self.groups} takes {per_group * self.groups}"
+            f"{_advice_on_channels(x.shape, per_group * self.groups)}",
         )
         if bias:
             self.require(
@@ -122,7 +124,7 @@ class Linear(Contraction):
         self.require(
             x.rank >= 1 and x.shape[-1] == weight.shape[1],
             f"input of shape {x.shape} has {x.shape[-1] if x.shape else 'no'} features, but the "
-            f"weight {weight.shape} takes {weight.shape[1]}; is a Flatten missing?",
+            f"weight {weight.shape} takes {weight.shape[1]}{_advice_on_features(x, weight)}",
         )
         if bias:
             self.require(
@@ -178,3 +180,21 @@ class MatMul(Operator):
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return 2 * outputs[0].size * inputs[0].shape[-1]
+
+
+def _advice_on_channels(shape: tuple[int, ...], channels: int) -> str:
+    """What to do if an image's channels lie last."""
+    if shape[-1] != channels:
+        return ""
+    turned = (shape[0], shape[-1], *shape[1:-1])
+    return f"; its channels seem to lie last, and valid is channels first, {turned}"
+
+
+def _advice_on_features(x: TensorType, weight: TensorType) -> str:
+    """What to do if a linear layer's input has another number of features."""
+    flat = prod(x.shape[1:])
+    if x.rank > 2 and flat == weight.shape[1]:
+        return "; is a Flatten in front of it missing?"
+    if x.rank > 2:
+        return f"; flattened, the input would have {flat} features a sample"
+    return "; valid is a layer for so many features, or an input of another size"

@@ -1,0 +1,224 @@
+"""Typical mistakes: the error says what is wrong, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn import models
+from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.errors import (
+    DeviceError,
+    GraphError,
+    OutOfMemoryError,
+    UnsupportedError,
+    did_you_mean,
+)
+
+SHAPE = (1, 3, 8, 8)
+
+
+def net() -> L.Layer:
+    return L.Sequential(L.Conv2d(3, 8, 3, padding=1), L.ReLU())
+
+
+def compiled(network: Any = None, shape: Any = SHAPE, **options: Any) -> Any:
+    return md.compile(net() if network is None else network, shape, device="reference", **options)
+
+
+def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.zeros(shape, dtype)
+
+
+def conv(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)).to(dtype).eval()
+
+
+def flat(*layers: L.Layer) -> L.Layer:
+    return L.Sequential(L.Conv2d(3, 8, 3), *layers)
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    # Shapes of arrays.
+    "channels last": (
+        lambda: compiled()(zeros(1, 8, 8, 3)),
+        GraphError,
+        r"channels seem to lie last: x\.transpose\(0, 3, 1, 2\), .* has shape \(1, 3, 8, 8\)$",
+    ),
+    "channels last, another size": (
+        lambda: compiled()(zeros(2, 9, 7, 3)),
+        GraphError,
+        r"has shape \(2, 3, 9, 7\), which is another size than was compiled$",
+    ),
+    "one picture, channels last": (
+        lambda: compiled()(zeros(8, 8, 3)),
+        GraphError,
+        r"x\.transpose\(2, 0, 1\)\[None\], .* has shape \(1, 3, 8, 8\)$",
+    ),
+    "another size": (
+        lambda: compiled()(zeros(1, 3, 9, 3)),
+        GraphError,
+        r"call minidnn\.compile\(network, \(1, 3, 9, 3\)\) for this size",
+    ),
+    "without a batch": (
+        lambda: compiled()(zeros(3, 8, 8)),
+        GraphError,
+        r"a single sample has shape \(1, 3, 8, 8\)",
+    ),
+    "bytes": (
+        lambda: compiled()(zeros(*SHAPE, dtype=np.uint8)),
+        GraphError,
+        r"dtype uint8; valid is float32.*layers\.Preprocess.*x\.astype\(np\.float32\) / 255",
+    ),
+    "a layer on an array": (
+        lambda: net()(zeros(*SHAPE)),
+        GraphError,
+        r"Layers describe and never compute.*md\.compile\(net, \(1, 3, 8, 8\)\)\(x\)",
+    ),
+    # Shapes to compile for.
+    "compile for channels last": (
+        lambda: compiled(shape=(1, 8, 8, 3)),
+        GraphError,
+        r"node '0': .*channels seem to lie last, and valid is channels first, \(1, 3, 8, 8\)",
+    ),
+    "an array for a shape": (
+        lambda: compiled(shape=zeros(*SHAPE)),
+        GraphError,
+        r"shape is a ndarray of shape \(1, 3, 8, 8\), which is an array itself; valid is a shape",
+    ),
+    "features, flattened already": (
+        lambda: compiled(flat(L.Flatten(), L.Linear(128, 10))),
+        GraphError,
+        r"has 288 features, but the weight \(10, 128\) takes 128; valid is a layer for so many",
+    ),
+    "features, to be flattened": (
+        lambda: compiled(flat(L.Linear(288, 10))),
+        GraphError,
+        r"has 6 features, but .* takes 288; is a Flatten in front of it missing\?",
+    ),
+    "features that do not fit flattened either": (
+        lambda: compiled(flat(L.Linear(128, 10))),
+        GraphError,
+        r"flattened, the input would have 288 features a sample",
+    ),
+    # What is no network.
+    "a class": (lambda: compiled(L.ReLU), GraphError, r"it is a class: ReLU\(\.\.\.\) makes one"),
+    "PyTorch's class": (lambda: compiled(torch.nn.ReLU), GraphError, "it is a class: ReLU"),
+    "a function": (
+        lambda: compiled(models.resnet18),
+        GraphError,
+        r"it is a function: is it to be called, as resnet18\(\)\?",
+    ),
+    "a class in a network": (
+        lambda: L.Sequential(L.Conv2d(3, 8, 3), L.ReLU),  # type: ignore[arg-type]
+        GraphError,
+        r"entry '1' is .*valid are layers; it is a class: ReLU\(\.\.\.\) makes one",
+    ),
+    "PyTorch's layer in a network": (
+        lambda: L.Sequential(L.Conv2d(3, 8, 3), torch.nn.ReLU()),
+        GraphError,
+        r"it is PyTorch's: minidnn\.layers has layers of PyTorch's names",
+    ),
+    "a layer for optimize": (
+        lambda: md.optimize(net(), torch.zeros(SHAPE)),
+        GraphError,
+        r"valid is a torch\.nn\.Module; md\.compile\(network, shape\)",
+    ),
+    "an array for optimize": (
+        lambda: md.optimize(conv(), zeros(*SHAPE)),
+        GraphError,
+        r"example is a ndarray; .*torch\.from_numpy\(example\)",
+    ),
+    # Names.
+    "a layer's name": (
+        partial(getattr, L, "Relu"),
+        AttributeError,
+        r"'Relu'; did you mean 'ReLU'\?",
+    ),
+    "Keras's name": (partial(getattr, L, "Conv2D"), AttributeError, r"did you mean 'Conv2d'\?"),
+    "a network's name": (lambda: models.resnet_18, AttributeError, r"did you mean 'resnet18'\?"),
+    "a name of the face": (
+        partial(getattr, md, "complie"),
+        AttributeError,
+        r"did you mean 'compile'\?",
+    ),
+    "no name at all": (partial(getattr, md, "xyz"), AttributeError, r"it has: .*compile"),
+    "an argument's name": (
+        lambda: L.Conv2d(3, 8, 3, strides=2),  # type: ignore[call-arg]
+        TypeError,
+        r"^Conv2d\(\) got an unexpected argument strides=2; valid are in_channels, .*'stride'\?$",
+    ),
+    "no argument": (
+        lambda: L.Linear(3, 8, activation="relu"),  # type: ignore[call-arg]
+        TypeError,
+        r"^Linear\(\) got an unexpected argument activation='relu'; valid are .*bias$",
+    ),
+    # Devices and precisions.
+    "gpu": (lambda: md.compile(net(), SHAPE, device="gpu"), DeviceError, "'cuda' is an NVIDIA"),
+    "half": (
+        lambda: compiled(precision="half"),
+        UnsupportedError,
+        r"valid are 'float32', 'float64'; it is called 'float16'; device 'cuda' computes in 'float",
+    ),
+    "nonsense": (
+        lambda: compiled(precision="int4"),
+        UnsupportedError,
+        r"precision='int4' on device 'reference'; valid are 'float32', 'float64'$",
+    ),
+    # PyTorch modules.
+    "channels last, PyTorch": (
+        lambda: compiled(conv(), (1, 8, 8, 3)),
+        GraphError,
+        r"Sequential fails on arguments of shapes \(1, 8, 8, 3\), as shape gives them \(Runtime",
+    ),
+    "a million pictures": (
+        lambda: compiled(conv(), (10**6, 3, 2240, 2240)),
+        OutOfMemoryError,
+        r"shape=\(1000000, 3, 2240, 2240\): an input of 60211200000000 bytes does not fit",
+    ),
+    **{
+        f"{dtype} and float32": (
+            partial(md.optimize, conv(dtype), torch.zeros(SHAPE)),
+            GraphError,
+            rf"parameters of {dtype} and fails on an example of torch\.float32; valid is "
+            rf"example\.to\({dtype}\), or the module converted by module\.to\(torch\.float32\)",
+        )
+        for dtype in (torch.float16, torch.bfloat16, torch.float64)
+    },
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_error_says_what_to_write(mistake: str) -> None:
+    make, kind, message = MISTAKES[mistake]
+    with pytest.raises(kind, match=message):
+        make()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_precisions_that_the_cpu_has_not(dtype: torch.dtype) -> None:
+    if (reason := CpuBackend().unavailable()) is not None:
+        pytest.skip(reason)
+    name = str(dtype).removeprefix("torch.")
+    other = {"float16": "cuda", "float64": "reference"}[name]
+    advice = f"device '{other}' computes in '{name}'"
+    with pytest.raises(UnsupportedError, match=f"valid is 'float32'; {advice}"):
+        md.compile(net(), SHAPE, device="cpu", precision=name)
+    with pytest.raises(UnsupportedError, match=rf"is in {name}; {advice}; .* module\.float\(\)$"):
+        md.compile(conv(dtype), SHAPE, device="cpu")
+
+
+def test_near_names() -> None:
+    assert did_you_mean("RESNET_18", ["resnet18", "vgg11"]) == "; did you mean 'resnet18'?"
+    assert did_you_mean("abcd1", ["abcd2", "abcd3", "x"], 2) in (
+        "; did you mean 'abcd2' or 'abcd3'?",
+        "; did you mean 'abcd3' or 'abcd2'?",
+    )
+    assert did_you_mean("quite another", ["resnet18"]) == ""
