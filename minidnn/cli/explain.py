@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from minidnn.executable import Executable
     from minidnn.graph.ir import Graph, Node
     from minidnn.passes.infrastructure import Pass
+    from minidnn.report.profile import Profile
 
 HELP = "show how a network is fused, and what that should cost"
 DESCRIPTION = """\
@@ -38,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--passes", action="store_true", help="print the graph before and after each pass"
     )
-    parser.add_argument("--svg", metavar="FILE", help="draw the fused graph into this file")
+    parser.add_argument(
+        "--svg",
+        metavar="FILE",
+        help="draw the fused graph, for a browser; with --measure, coloured by time",
+    )
     parser.add_argument(
         "--measure", action="store_true", help="time every region, beside the machine's roofline"
     )
@@ -63,6 +68,7 @@ class Trail:
 def run(options: argparse.Namespace) -> int:
     import minidnn
     from minidnn.cli.networks import graph_of
+    from minidnn.report.explain import explain
 
     graph = graph_of(options)
     trail = Trail()
@@ -75,17 +81,19 @@ def run(options: argparse.Namespace) -> int:
         observe=trail.observe,
         **tune_of(options),
     )
+    profile = executable.profile(*executable.random_inputs()) if options.measure else None
     if options.svg is not None:
-        _draw(executable.graph, options.svg)
+        _draw(executable.graph, options.svg, profile)
     if options.json:
         document = _document(executable, trail, options.passes)
-        if options.measure:
-            _add_times(document, executable)
+        if profile is not None:
+            _add_times(document, profile)
         print(json.dumps(document, indent=1, allow_nan=False))
         return 0
     if options.passes:
         print(_passes(trail))
-    print(executable.explain(measure=options.measure))
+    measured = None if profile is None else str(profile)
+    print(explain(executable.plan, executable.device, executable.precision, measured))
     print()
     print(_stacks(trail.stacks))
     rewrites = executable.plan.rewrites
@@ -95,10 +103,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _draw(graph: Graph, path: str) -> None:
+def _draw(graph: Graph, path: str, profile: Profile | None) -> None:
     from minidnn.graph.picture import to_svg
 
-    text = to_svg(graph)
+    regions = () if profile is None else profile.regions
+    text = to_svg(graph, times={region.name: region.seconds for region in regions})
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
@@ -186,9 +195,8 @@ def _document(executable: Executable, trail: Trail, passes: bool) -> dict[str, A
     return document
 
 
-def _add_times(document: dict[str, Any], executable: Executable) -> None:
+def _add_times(document: dict[str, Any], profile: Profile) -> None:
     """Adds what was measured to each region that takes a kernel."""
-    profile = executable.profile(*executable.random_inputs())
     times = {region.name: region for region in profile.regions}
     for region in document["regions"]:
         if region["name"] in times:

@@ -69,7 +69,7 @@ def arrange(
         _link(up, down, first[key] + depth - 1 if depth else source, target)
     ranks = _ordered(ranks, up, down)
     widths = [width for width, _ in sizes] + [0.0] * (count - len(sizes))
-    x = _coordinates(ranks, up, down, widths, len(sizes))
+    x = _straightened(ranks, _coordinates(ranks, up, down, widths, len(sizes)), widths)
     left = min((x[v] - widths[v] / 2 for v in range(count)), default=0.0)
     x = [value - left for value in x]
     bands: list[tuple[float, float]] = []
@@ -214,6 +214,33 @@ def _coordinates(
         shift = spans[narrowest][side] - spans[i][side]
         found[i] = [value + shift for value in x]
     return [sum(sorted(values)[1:3]) / 2 for values in zip(*found, strict=True)]
+
+
+def _straightened(ranks: Ranks, x: list[float], widths: list[float]) -> list[float]:
+    """Moves everything so that boxes which stand alone in their ranks stand below each other.
+
+    What lies between two of them moves as a whole: it keeps its place beside them if they stood
+    below each other before, and is centred if it drifted.
+    """
+    alone = [level for level, row in enumerate(ranks) if len(row) == 1]
+    if not alone:
+        return x
+    moved = list(x)
+    for above, below in pairwise([-1, *alone, len(ranks)]):
+        between = [v for row in ranks[above + 1 : below] for v in row]
+        ends = [x[ranks[level][0]] for level in (above, below) if 0 <= level < len(ranks)]
+        if not between:
+            shift = 0.0
+        elif max(ends) - min(ends) < 1:
+            shift = ends[0]
+        else:
+            left = min(x[v] - widths[v] / 2 for v in between)
+            shift = (left + max(x[v] + widths[v] / 2 for v in between)) / 2
+        for v in between:
+            moved[v] = x[v] - shift
+    for level in alone:
+        moved[ranks[level][0]] = 0.0
+    return moved
 
 
 def _preferred(near: Neighbours, boxes: int) -> Neighbours:

@@ -1,84 +1,87 @@
-"""A graph as an SVG picture: boxes by operator class, stacks and groups as outlines.
+"""A graph as an SVG picture, which a browser zooms and moves.
 
-Data flows downwards.  A node whose operator has a ``body`` is drawn as an outline around the
-nodes of that body, and so is each of the groups that a caller names.  Constants are not drawn,
-but counted.  The text is the same in every process.
+Data flows downwards, and from the bottom of a column to the top of the next one.  A box is a node:
+its name, a row for each operator that it computes, coloured by class, and its output's shape.
+The groups that a caller names are outlined.  Constants are not drawn.  The text is the same in
+every process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from math import inf, sqrt
 from typing import Any
 
 from minidnn.errors import GraphError
+from minidnn.graph.columns import folded, value_title
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.layered import Arrangement, arrange
-from minidnn.graph.operator import Contraction
 from minidnn.graph.svg import (
-    COLOURS,
-    EDGE,
-    FAINT,
-    GROUP,
     LETTER,
     LINE,
     MARGIN,
-    MARK,
-    OTHER,
-    REGION,
-    STACK,
-    TEXT,
     Item,
     Port,
     box,
     clean,
     description,
     frame,
+    inner_nodes,
     moved,
     outline,
     pill,
     px,
     shortened,
     tag,
+    text,
 )
 from minidnn.graph.totals import totals
+from minidnn.graph.viewer import CLASSES, HEAT, SCRIPT, STYLE
 
 
 def to_svg(
     graph: Graph,
     highlight: Iterable[Node | str] | None = None,
     groups: Mapping[str, Sequence[Node]] | None = None,
+    times: Mapping[str, float] | None = None,
 ) -> str:
     """The picture of a graph as the text of an SVG file.
 
     ``highlight`` are nodes, or names of nodes, that get a thick frame; those in bodies count.
     ``groups`` are outlined and labelled with their names.  Where an outline would have to
     enclose other nodes too, because a path leaves the group and comes back, the group's nodes
-    are framed and labelled one by one.
+    are framed and labelled one by one.  ``times`` are seconds by the names of nodes, which are
+    told in their boxes and by their colours.
 
-    GraphError names a node that is not in the graph, or that is in two groups.
+    GraphError names a node that is not in the graph, or that is in two groups, or whose time is
+    no number.
     """
-    drawing = _Drawing(_marked(graph, highlight), {})
     owners = _owners(graph, groups or {})
     outlined = _convex(graph, owners)
-    drawing.tags = {n: g for n, g in owners.items() if g not in outlined}
-    inner = {n: g for n, g in owners.items() if g in outlined}
-    content = drawing.scope(graph, graph.nodes, inner, pills=True)
-    header = _header(graph)
+    drawing = _Drawing(
+        _marked(graph, highlight),
+        {n: g for n, g in owners.items() if g not in outlined},
+        _times(graph, times or {}),
+    )
+    content = drawing.whole(graph, {n: g for n, g in owners.items() if g in outlined})
+    header = _header(graph, drawing)
     width = max(content.width, header.width) + 2 * MARGIN
     height = content.height + header.height + 2 * MARGIN
     size = f'width="{px(width)}" height="{px(height)}" viewBox="0 0 {px(width)} {px(height)}"'
     left = (width - content.width) / 2
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
-        'font-family="Helvetica, Arial, DejaVu Sans, sans-serif" font-size="11">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
         f"<title>{clean(graph.name)}</title>",
+        STYLE,
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto" markerUnits="userSpaceOnUse">'
-        f'<path d="M0,0.8 L8,4 L0,7.2 z" fill="{EDGE}"/></marker></defs>',
-        f'<rect width="{px(width)}" height="{px(height)}" fill="white"/>',
+        '<path d="M0,0.8 L8,4 L0,7.2 z" class="a"/></marker></defs>',
+        f'<rect x="{px(-4 * width)}" y="{px(-4 * height)}" width="{px(9 * width)}" '
+        f'height="{px(9 * height)}" class="page"/>',
         *moved(header.body, MARGIN, MARGIN),
         *moved(content.body, left, MARGIN + header.height),
+        SCRIPT,
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
@@ -87,40 +90,64 @@ def to_svg(
 class _Drawing:
     """Draws graphs, and the graphs within them."""
 
-    def __init__(self, marked: set[Node], tags: dict[Node, str]) -> None:
-        self.marked, self.tags = marked, tags
+    def __init__(
+        self, marked: set[Node], tags: dict[Node, str], times: Mapping[str, float]
+    ) -> None:
+        self.marked, self.tags, self.times = marked, tags, times
+        #: What there is besides boxes, for the legend.
+        self.groups = bool(tags)
 
-    def scope(
-        self, graph: Graph, nodes: Sequence[Node], groups: Mapping[Node, str], pills: bool
-    ) -> Item:
-        """The nodes between a graph's inputs and outputs, which are pills or mere ports."""
-        make_input, make_output = (_input_pill, _output_pill) if pills else (_input, _output)
-        items = [make_input(value) for value in graph.inputs]
-        for members, name in _units(nodes, groups):
-            items.append(
-                self.node(members[0]) if name is None else self.group(name, members, graph)
-            )
+    def whole(self, graph: Graph, groups: Mapping[Node, str]) -> Item:
+        """The whole graph, its inputs before what reads them and outputs behind what gives them,
+        so that a column has those that belong to it."""
+        waiting = {value: _input_pill(value) for value in graph.inputs}
         names = graph.output_names or ("output",) * len(graph.outputs)
+        last: dict[Value, list[Item]] = {}
+        for value, name in zip(graph.outputs, names, strict=True):
+            if not isinstance(value, Constant):
+                last.setdefault(value, []).append(_output_pill(value, name))
+        items = []
+        for members, group in _units(graph.nodes, groups):
+            item = self.node(members[0]) if group is None else self.group(group, members, graph)
+            items += [waiting.pop(value) for value in item.reads if value in waiting]
+            items.append(item)
+            for value in item.gives:
+                items += last.pop(value, [])
+        items += [*waiting.values(), *(pill for pills in last.values() for pill in pills)]
+        return folded(items, _joined)
+
+    def scope(self, graph: Graph, nodes: Sequence[Node]) -> Item:
+        """The nodes between a graph's inputs and outputs, which are ports."""
+        items: list[Item] = [Port(8, 0, [], gives={v: 0.0}, value=v) for v in graph.inputs]
+        items += [self.node(members[0]) for members, _ in _units(nodes, {})]
         items += [
-            make_output(value, name)
-            for value, name in zip(graph.outputs, names, strict=True)
-            if not isinstance(value, Constant)
+            Port(8, 0, [], reads={v: 0.0}, value=v)
+            for v in graph.outputs
+            if not isinstance(v, Constant)
         ]
         return _joined(items)
 
     def node(self, node: Node) -> Item:
-        body = getattr(node.op, "body", None)
-        item = self.region(node, body) if isinstance(body, Graph) else box(node)
+        if any(inner_nodes(inner) for inner in inner_nodes(node)):
+            item = self.region(node, node.op.body)  # type: ignore[attr-defined]
+        else:
+            item = box(node, *self.told(node))
         if node in self.tags:
-            name = self.tags[node]
-            item.body += [frame(item, GROUP[1], 5.0, name), tag(name, GROUP[1])]
-        if node in self.marked:
-            item.body.append(frame(item, MARK, 3.0, "highlighted"))
+            group = self.tags[node]
+            item.body += [frame(item, "k", 5.0, group), tag(group)]
+        if node in self.marked or any(inner in self.marked for inner in _rows(node)):
+            item.body.append(frame(item, "m", 3.0, "highlighted"))
         return item
 
+    def told(self, node: Node) -> tuple[str, int | None]:
+        """The time of a node in words, and its step among the colours."""
+        if node.name not in self.times:
+            return "", None
+        seconds, most = self.times[node.name], max(self.times.values())
+        return _seconds(seconds), _step(seconds / most if most else 0.0)
+
     def region(self, node: Node, body: Graph) -> Item:
-        content = self.scope(body, body.nodes, {}, pills=False)
-        colours = REGION if any(isinstance(n.op, Contraction) for n in body.nodes) else STACK
+        content = self.scope(body, body.nodes)
         label = f"{shortened(node.name)}: {node.op.name}"
         outer, inner = node.inputs, body.inputs
         reads = {o: content.reads[i] for o, i in zip(outer, inner, strict=True)}
@@ -130,9 +157,10 @@ class _Drawing:
             if i in content.gives
         }
         content.reads, content.gives = reads, gives
-        return outline(content, label, description(node), colours)
+        return outline(content, label, description(node), "r")
 
     def group(self, name: str, nodes: Sequence[Node], graph: Graph) -> Item:
+        self.groups = True
         own = {value for node in nodes for value in node.outputs}
         reads = dict.fromkeys(v for node in nodes for v in node.tensors if v not in own)
         member = set(nodes)
@@ -142,8 +170,35 @@ class _Drawing:
             for value in node.outputs
             if value in graph.outputs or any(r not in member for r in graph.readers[value])
         ]
-        content = self.scope(Graph(reads, gives, nodes, name), nodes, {}, pills=False)
-        return outline(content, shortened(name), name, GROUP, ' stroke-dasharray="6 3"')
+        content = self.scope(Graph(reads, gives, nodes, name), nodes)
+        return outline(content, shortened(name), name, "g")
+
+
+def _rows(node: Node) -> tuple[Node, ...]:
+    """The nodes that have rows within a node's box."""
+    inner = inner_nodes(node)
+    return () if any(inner_nodes(each) for each in inner) else inner
+
+
+def _times(graph: Graph, times: Mapping[str, float]) -> Mapping[str, float]:
+    known = {node.name for node in graph.nodes}
+    for name, seconds in times.items():
+        if name not in known:
+            raise GraphError(f"times: {name!r:.100} is no node of graph {graph.name!r}")
+        if not isinstance(seconds, (int, float)) or not 0 <= seconds < inf:
+            raise GraphError(f"times[{name!r:.100}]={seconds!r:.80}; valid are seconds")
+    return times
+
+
+def _step(share: float) -> int:
+    """The colour of a time, as a part of the longest: steps grow, so that short ones differ."""
+    return min(len(HEAT) - 1, int(len(HEAT) * sqrt(share)))
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 0.9995:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 0.9995e-3 else f"{seconds * 1e6:.3g} \u00b5s"
 
 
 def _marked(graph: Graph, highlight: Iterable[Node | str] | None) -> set[Node]:
@@ -271,7 +326,7 @@ def _edge(
     for i, lane in enumerate(placed.lanes.get(value, ())):
         stops.append((lane, *bands[rank[source] + 1 + i]))
     lines = []
-    title = f"<title>{clean(f'{value.name}: {value.type}')}</title>"
+    title = f"<title>{value_title(value)}</title>"
     if len(stops) > 1:
         path = f"M{px(x)},{px(bottom)}"
         for before, after in pairwise(stops):
@@ -312,14 +367,6 @@ def _arrival(
     return placed.x[target] + (aside if len(item.reads) > 1 else 0.0)
 
 
-def _input(value: Value) -> Item:
-    return Port(8, 0, [], gives={value: 0.0}, value=value)
-
-
-def _output(value: Value, name: str) -> Item:
-    return Port(8, 0, [], reads={value: 0.0}, value=value)
-
-
 def _input_pill(value: Value) -> Item:
     item = pill(value.name, value.type)
     item.gives = {value: 0.0}
@@ -332,27 +379,42 @@ def _output_pill(value: Value, name: str) -> Item:
     return item
 
 
-def _header(graph: Graph) -> Item:
-    """The graph's name, its totals, and the colours of the classes that it has."""
+def _header(graph: Graph, drawing: _Drawing) -> Item:
+    """The graph's name, its totals, and what boxes, colours and frames mean."""
     sums = totals(graph)
     facts = (
         f"{sums.nodes:,} nodes, {sums.operations:,} operations, {sums.constants:,} constants of "
         f"{sums.bytes:,} bytes"
     )
-    body = [
-        f'<text x="0" y="14" font-size="16" font-weight="bold" fill="{TEXT}">'
-        f"{clean(shortened(graph.name, 60))}</text>",
-        f'<text x="0" y="32" fill="{FAINT}">{facts}</text>',
-    ]
-    x = 0.0
-    for kind in _kinds(graph):
-        fill, stroke = COLOURS.get(kind, OTHER)
-        body.append(
-            f'<rect x="{px(x)}" y="40" width="12" height="12" rx="3" fill="{fill}" '
-            f'stroke="{stroke}"/><text x="{px(x + 17)}" y="50" fill="{FAINT}">{clean(kind)}</text>'
-        )
-        x += 17 + len(kind) * LETTER + 16
-    return Item(max(x, len(facts) * LETTER, len(graph.name[:60]) * 10.0), 74, body)
+    if drawing.times:
+        facts += f"; {len(drawing.times):,} kernels take {_seconds(sum(drawing.times.values()))}"
+    body = [text(0, 14, shortened(graph.name, 60), "t w l"), text(0, 32, facts, "f")]
+    kinds = [(kind if kind in CLASSES else "other", kind) for kind in _kinds(graph)]
+    fused = any(map(inner_nodes, graph.nodes))
+    rows = [[("b", "one region, a row for each operator"), *kinds] if fused else kinds]
+    if drawing.groups:
+        rows[0].append(("g", "group"))
+    if drawing.marked:
+        rows[0].append(("m", "highlighted"))
+    if drawing.times:
+        rows.append(_scale(max(drawing.times.values())))
+    width, y = max(len(facts) * LETTER, len(graph.name[:60]) * 10.0), 40.0
+    for row in rows:
+        x = 0.0
+        for style, words in row:
+            body.append(
+                f'<rect x="{px(x)}" y="{px(y)}" width="14" height="12" rx="3" class="{style}"/>'
+            )
+            body.append(text(x + 19, y + 10, words, "f"))
+            x += 19 + len(words) * LETTER + 16
+        width, y = max(width, x), y + 18
+    return Item(width, y + 14, body)
+
+
+def _scale(longest: float) -> list[tuple[str, str]]:
+    """What times the colours stand for: a step's longest."""
+    count = len(HEAT)
+    return [(f"b h{i}", f"to {_seconds(longest * ((i + 1) / count) ** 2)}") for i in range(count)]
 
 
 def _kinds(graph: Graph) -> list[str]:
@@ -360,9 +422,8 @@ def _kinds(graph: Graph) -> list[str]:
     pending = list(graph.nodes)
     while pending:
         node = pending.pop()
-        body = getattr(node.op, "body", None)
-        if isinstance(body, Graph):
-            pending.extend(body.nodes)
-        else:
+        inner = inner_nodes(node)
+        pending.extend(inner)
+        if not inner:
             found[node.op.kind] = None
-    return sorted(found, key=lambda kind: ([*COLOURS, kind].index(kind), kind))
+    return sorted(found, key=lambda kind: ([*CLASSES, kind].index(kind), kind))

@@ -6,28 +6,16 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from minidnn.graph.ir import Node, Value
+from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operator import Contraction, Windowed
 from minidnn.graph.types import TensorType
+from minidnn.graph.viewer import CLASSES
 
-#: Fill and line of a box by operator class; of others; and of outlines with and without a
-#: contraction inside.
-COLOURS = {
-    "contraction": ("#dbe7fb", "#3465b0"),
-    "elementwise": ("#ddf2dc", "#3c8a3f"),
-    "window": ("#ffe9cc", "#c77712"),
-    "movement": ("#ececec", "#7a7a7a"),
-    "reduction": ("#ecdff7", "#7d4aa8"),
-}
-OTHER = ("#f9dfe3", "#b3394c")
-STACK, REGION, GROUP = ("#fffaf0", "#c77712"), ("#f3f7ff", "#3465b0"), ("#f7f7fb", "#5a5a8c")
-EDGE, TEXT, FAINT, MARK = "#8a8f98", "#20242b", "#5c6470", "#e0115f"
+_WIDEST, LETTER, _BOLD, _PADDING = 40, 5.9, 6.6, 9.0
+_NAME, _ROW, _SHAPE, _PILL_HEIGHT = 17.0, 16.0, 16.0, 34.0
+_TITLE_HEIGHT, MARGIN, _INSET = 20.0, 20.0, 12.0
 
-_WIDEST, LETTER, _BOLD, _PADDING = 40, 6.4, 7.3, 9.0
-_BOX_HEIGHT, _PILL_HEIGHT, _TITLE_HEIGHT, MARGIN, _INSET = 47.0, 34.0, 20.0, 20.0, 12.0
-
-
-LINE = f'fill="none" stroke="{EDGE}" stroke-width="1.3"'
+LINE = 'class="e"'
 
 
 @dataclass
@@ -52,40 +40,67 @@ class Port(Item):
 
 def pill(name: str, type: TensorType) -> Item:
     lines = [shortened(name), shape(type)]
-    width = _width(lines) + 3 * _PADDING
+    width = max(len(lines[0]) * _BOLD, len(lines[1]) * LETTER) + 3 * _PADDING
     body = [
         f'<rect width="{px(width)}" height="{px(_PILL_HEIGHT)}" rx="{px(_PILL_HEIGHT / 2)}" '
-        f'fill="white" stroke="{TEXT}" stroke-width="1.2"/>',
-        line(width / 2, 14, lines[0], TEXT, bold=True),
-        line(width / 2, 27, lines[1], FAINT),
+        'class="p"/>',
+        text(width / 2, 14, lines[0], "t c w"),
+        text(width / 2, 27, lines[1], "f c"),
     ]
     return Item(width, _PILL_HEIGHT, body)
 
 
-def box(node: Node) -> Item:
-    constants = len(node.inputs) - len(node.tensors)
-    counted = f" + {constants} constant{'s' * (constants > 1)}" if constants else ""
-    lines = [
-        shortened(node.name),
-        shortened(f"{node.op.name}{_detail(node)}{counted}"),
-        shortened(", ".join(shape(value.type) for value in node.outputs)),
+def box(node: Node, told: str = "", heat: int | None = None) -> Item:
+    """A box for what one kernel computes: its name, a row for each operator, the output's shape.
+
+    ``told`` stands beside the name (its time), and ``heat`` is a step of the time's colours.
+    """
+    inner = inner_nodes(node) or (node,)
+    name = shortened(node.name)
+    rows = [shortened(f"{_label(node, each)}{each.op.name}{_detail(each)}") for each in inner]
+    shapes = shortened(", ".join(shape(value.type) for value in node.outputs))
+    head = len(name) * _BOLD + (len(told) * LETTER + 10 if told else 0)
+    wide = max(head, *(len(row) * LETTER + 12 for row in rows), len(shapes) * LETTER)
+    width = max(wide + 2 * _PADDING, 96.0)
+    height = _NAME + _ROW * len(rows) + _SHAPE
+    fill = "b" if heat is None else f"b h{heat}"
+    drawn = [
+        f'<rect width="{px(width)}" height="{px(height)}" rx="6" class="{fill}">'
+        f"<title>{clean(description(node))}</title></rect>"
     ]
-    width = max(_width(lines) + 2 * _PADDING, 90)
-    fill, stroke = COLOURS.get(node.op.kind, OTHER)
-    body = [
-        f'<rect width="{px(width)}" height="{px(_BOX_HEIGHT)}" rx="7" fill="{fill}" '
-        f'stroke="{stroke}" stroke-width="1.2"><title>{clean(description(node))}</title></rect>',
-        line(width / 2, 14.5, lines[0], TEXT, bold=True),
-        line(width / 2, 27.5, lines[1], stroke),
-        line(width / 2, 40.5, lines[2], FAINT),
-    ]
+    if told:
+        drawn.append(text(_PADDING, 12.5, name, "t w"))
+        drawn.append(text(width - _PADDING, 12.5, told, "t end"))
+    else:
+        drawn.append(text(width / 2, 12.5, name, "t c w"))
+    y = _NAME
+    for each, row in zip(inner, rows, strict=True):
+        kind = each.op.kind if each.op.kind in CLASSES else "other"
+        title = "" if each is node else f"<title>{clean(description(each))}</title>"
+        drawn.append(
+            f'<rect x="5" y="{px(y)}" width="{px(width - 10)}" height="{px(_ROW - 2)}" rx="3" '
+            f'class="{kind}">{title}</rect>'
+        )
+        drawn.append(text(width / 2, y + 10.5, row, f"{kind}-t c"))
+        y += _ROW
+    drawn.append(text(width / 2, y + 10, shapes, "f c s" if heat is None else "t c s"))
     reads: dict[Value, float | None] = dict.fromkeys(node.tensors)
-    return Item(width, _BOX_HEIGHT, body, reads, dict.fromkeys(node.outputs, 0.0))
+    return Item(width, height, drawn, reads, dict.fromkeys(node.outputs, 0.0))
 
 
-def _width(lines: list[str]) -> float:
-    """About what lines take, the first of which is bold."""
-    return max(len(lines[0]) * _BOLD, max(map(len, lines)) * LETTER)
+def inner_nodes(node: Node) -> tuple[Node, ...]:
+    """The nodes that a region computes; none for any other node."""
+    body = getattr(node.op, "body", None)
+    return tuple(body.nodes) if isinstance(body, Graph) else ()
+
+
+def _label(node: Node, inner: Node) -> str:
+    """The name of an operator with weights, as far as it is not that of its box."""
+    if inner is node or len(inner.inputs) == len(inner.tensors):
+        return ""
+    path, own = node.name.split("."), inner.name.split(".")
+    same = next((i for i, (a, b) in enumerate(zip(path, own, strict=False)) if a != b), 0)
+    return f"{'.'.join(own[same:])}: "
 
 
 def _detail(node: Node) -> str:
@@ -112,52 +127,44 @@ def description(node: Node) -> str:
     return f"{node.name} = {node.op}\nfrom {node.source}\nof {operands}"
 
 
-def outline(
-    content: Item, label: str, title: str, colours: tuple[str, str], dashes: str = ""
-) -> Item:
-    """A frame around ``content``, to which the lines of its ports go on, with a label."""
-    fill, stroke = colours
+def outline(content: Item, label: str, title: str, kind: str) -> Item:
+    """A frame around ``content``, to which the lines of its ports go on, with a label.
+
+    ``kind`` is "g" for a group that a caller named, and "r" for a region within which regions are.
+    """
     width = max(content.width + 2 * _INSET, len(label) * _BOLD + 2 * _INSET)
     height = content.height + _TITLE_HEIGHT + _INSET / 2
     lines = [(x or 0.0, 0.0, _TITLE_HEIGHT) for x in content.reads.values()]
     lines += [(x, height - _INSET / 2, height) for x in content.gives.values()]
     body = [
-        f'<rect width="{px(width)}" height="{px(height)}" rx="10" fill="{fill}" '
-        f'stroke="{stroke}" stroke-width="1.6"{dashes}><title>{clean(title)}</title></rect>',
+        f'<rect width="{px(width)}" height="{px(height)}" rx="10" class="{kind}">'
+        f"<title>{clean(title)}</title></rect>",
         *(f'<path d="M{px(width / 2 + x)},{px(y0)} V{px(y1)}" {LINE}/>' for x, y0, y1 in lines),
         *moved(content.body, (width - content.width) / 2, _TITLE_HEIGHT),
-        f'<text x="{px(_INSET)}" y="14.5" fill="{stroke}" font-weight="bold" stroke="{fill}" '
-        f'stroke-width="5" paint-order="stroke">{clean(label)}</text>',
+        text(_INSET, 14.5, label, "kt w"),
     ]
     return Item(width, height, body, content.reads, content.gives)
 
 
-def frame(item: Item, colour: str, distance: float, title: str) -> str:
+def frame(item: Item, kind: str, distance: float, title: str) -> str:
     return (
         f'<rect x="{px(-distance)}" y="{px(-distance)}" width="{px(item.width + 2 * distance)}" '
-        f'height="{px(item.height + 2 * distance)}" rx="10" fill="none" stroke="{colour}" '
-        f'stroke-width="2.5"><title>{clean(title)}</title></rect>'
+        f'height="{px(item.height + 2 * distance)}" rx="9" class="{kind}">'
+        f"<title>{clean(title)}</title></rect>"
     )
 
 
-def tag(name: str, colour: str) -> str:
+def tag(name: str) -> str:
     """A small label above the left end of a frame."""
-    return (
-        f'<text x="-4" y="-9" font-size="9" font-weight="bold" fill="{colour}" stroke="white" '
-        f'stroke-width="3" paint-order="stroke">{clean(shortened(name, 24))}</text>'
-    )
+    return text(-4, -9, shortened(name, 24), "kt w s")
 
 
 def moved(body: list[str], x: float, y: float) -> list[str]:
     return [f'<g transform="translate({px(x)},{px(y)})">', *body, "</g>"] if body else []
 
 
-def line(x: float, y: float, text: str, colour: str, bold: bool = False) -> str:
-    weight = ' font-weight="bold"' if bold else ""
-    return (
-        f'<text x="{px(x)}" y="{px(y)}" text-anchor="middle" fill="{colour}"{weight}>'
-        f"{clean(text)}</text>"
-    )
+def text(x: float, y: float, words: str, kind: str) -> str:
+    return f'<text x="{px(x)}" y="{px(y)}" class="{kind}">{clean(words)}</text>'
 
 
 def shape(type: TensorType) -> str:

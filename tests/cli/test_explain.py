@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 import minidnn as md
 from minidnn import models
 from minidnn.cli import main
+from minidnn.executable import Executable
 from minidnn.layers.build import to_graph
+from minidnn.report.profile import Profile, RegionTime
 from minidnn.saving import save_graph
 
 
@@ -114,6 +117,26 @@ def test_svg_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "FusedContraction" in text or "Conv2d" in text
     error = failing(capsys, "digits", "--device", "reference", "--svg", tmp_path)
     assert f"--svg {tmp_path} cannot be written: Is a directory" in error
+
+
+def test_what_is_measured_stands_in_the_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is measured once, for the table and the picture."""
+    runs = []
+
+    def profile(executable: Executable, *inputs: np.ndarray) -> Profile:
+        runs.append(inputs)
+        region = executable.graph.nodes[0]
+        time = RegionTime(region.name, "contraction", (), 1, 1, 1.5e-3, 1.0, 1.0, 1)
+        return Profile((time,), ("described",), 9)
+
+    monkeypatch.setattr(Executable, "profile", profile)
+    path = tmp_path / "digits.svg"
+    out = explain(capsys, "digits", "--measure", "--svg", path)
+    texts = list(ElementTree.parse(path).getroot().itertext())
+    assert "1 kernels, 1.500 ms measured" in out and len(runs) == 1
+    assert "1.5 ms" in texts and "to 1.5 ms" in texts
 
 
 def test_rows_and_columns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ def read(svg: str) -> Picture:
                 left + float(element.get("width", "")),
                 top + float(element.get("height", "")),
             )
-            dashed = element.get("stroke-dasharray") is not None
+            dashed = element.get("class") == "g"
             found.rects.append(Rect(left, top, right, bottom, title, dashed))
         elif element.tag == f"{SVG}text":
             found.texts.append(element.text or "")
@@ -124,10 +124,10 @@ def test_a_residual_block() -> None:
     for before, after in itertools.pairwise(drawn):
         assert before.bottom < after.top  # data flows downwards
         assert abs((before.left + before.right) - (after.left + after.right)) < 1  # straight
-    for text in ("Residual", "conv1", "Conv2d 3x3 + 2 constants", "Conv2d 3x3 + 1 constant"):
+    for text in ("Residual", "conv1", "Conv2d 3x3"):
         assert text in picture.texts
     assert picture.texts.count("1x8x16x16") == len(graph.nodes) + 2
-    assert "BatchNorm + 4 constants" in picture.texts and "contraction" in picture.texts
+    assert "BatchNorm" in picture.texts and "contraction" in picture.texts
     # every edge ends on the upper side of what reads it
     ends = sorted(drawn[-2].top - y for _, y in picture.arrows)
     assert len(picture.arrows) == 8 and sum(abs(end) < 0.11 for end in ends) == 2
