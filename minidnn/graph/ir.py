@@ -60,6 +60,10 @@ class Value(Arithmetic):
     def _is_described(self) -> bool:
         return is_describing()
 
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """For pickle, which would follow producers as deep as the graph is; that sets them."""
+        return None, {"type": self.type, "name": self.name, "producer": None}
+
 
 class Stored(Value):
     """A value whose array is known before the graph runs.
@@ -115,6 +119,10 @@ class Stored(Value):
                 data = base
         if data is not None and type(data).__weakrefoffset__:
             self._elsewhere = ref(data)
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        _, state = super().__getstate__()
+        return None, state | {"_data": self.data, "_elsewhere": _nowhere}
 
 
 def _nowhere() -> None:
@@ -218,6 +226,19 @@ class Graph:
         self.groups = tuple(groups)
         #: What states become, all together once every node was computed.
         self.updates: Mapping[State, Value] = updates or {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was only found from the rest."""
+        return {key: value for key, value in vars(self).items() if not hasattr(type(self), key)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        for node in self.nodes:
+            for value in node.outputs:
+                value.producer = node
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
+        return self  # graphs are never changed
 
     def annotated(
         self,

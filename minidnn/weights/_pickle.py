@@ -206,7 +206,7 @@ class Machine:
         for key, value in zip(items[::2], items[1::2], strict=True):
             # Nobody asks for others, and hashing what is nested would recurse.
             simple = isinstance(key, str) or (type(key) is int and abs(key) < _MAX_KEY)
-            target[key if simple else Opaque(brief(key))] = value
+            target[key if simple else _opaque_key(key)] = value
 
     def _get(self, index: int) -> None:
         if index not in self._memo:
@@ -317,9 +317,10 @@ class Machine:
     def make_typed_tensor(self, arguments: tuple[Any, ...]) -> Tensor:
         """``_rebuild_tensor_v3(storage, offset, size, stride, grad, hooks, dtype[, metadata])``,
         of dtypes that have no storages of their own."""
+        if len(arguments) not in (7, 8) or not isinstance(arguments[6], Global):
+            raise self._error(f"makes a tensor from {brief(arguments)}")
         tensor = self._tensor(arguments, (7, 8), arguments[7:8])
-        dtype = arguments[6].name if isinstance(arguments[6], Global) else brief(arguments[6])
-        return dataclasses.replace(tensor, foreign=dtype.removeprefix("torch."))
+        return dataclasses.replace(tensor, foreign=arguments[6].name.removeprefix("torch."))
 
     def _tensor(
         self, arguments: tuple[Any, ...], counts: tuple[int, ...], metadata: tuple[Any, ...]
@@ -360,6 +361,12 @@ class Machine:
     def make_default_dict(self, arguments: tuple[Any, ...]) -> OrderedDict[Any, Any]:
         """``defaultdict(factory)``; its items come later."""
         return OrderedDict()
+
+
+def _opaque_key(key: Any) -> Opaque:
+    """Stands for a key; what is long is not looked into, as a key may be used again and again."""
+    short = isinstance(key, (int, float, bytes, type(None)))
+    return Opaque(brief(key) if short else type(key).__name__)
 
 
 def _is_size(value: Any) -> bool:

@@ -212,7 +212,8 @@ def test_names_to_leave_out_must_be_there() -> None:
     text = r"^without='hed': neither the network nor the state dict has .*; near are 'head'"
     with pytest.raises(WeightsError, match=text):
         network().load_state_dict(state(), without=["head", "hed"])
-    for part in ("hea", "", 5):
+    parts: list[Any] = ["hea", "", 5]
+    for part in parts:
         with pytest.raises(WeightsError, match="neither the network nor the state dict has"):
             network().load_state_dict(state(), without=[part])
     extra = {**state(), "aux.weight": np.ones(2)}

@@ -17,7 +17,10 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.backend import get_backend
 from minidnn.errors import GraphError, UnsupportedError, WeightsError
+from minidnn.graph.checker import check
+from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
+from minidnn.passes.pipeline import optimize
 
 SHAPE = (2, 3, 9, 7)
 DEVICES = [
@@ -139,6 +142,22 @@ def test_what_an_executables_refusal_says_works(tmp_path: Path) -> None:
     md.save_graph(net, tmp_path / "net.safetensors", SHAPE)
     found = md.compile(tmp_path / "net.safetensors", device="reference")(numbers())
     np.testing.assert_array_equal(found, exe(numbers()))
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+def test_graphs_can_be_pickled(optimized: bool) -> None:
+    """However deep they are: a value's producer is not followed."""
+    deep = to_graph(L.Sequential(*(L.Conv2d(3, 3, 1) for _ in range(700))), (1, 3, 2, 2))
+    for graph in (to_graph(network(), SHAPE), deep):
+        graph = optimize(graph) if optimized else graph
+        _ = graph.readers, graph.values  # which are found anew
+        twin = pickle.loads(pickle.dumps(graph))
+        check(twin)
+        assert str(twin) == str(graph)
+        x = np.random.default_rng(0).standard_normal(graph.inputs[0].shape).astype(np.float32)
+        for one, two in zip(evaluate(graph, [x]), evaluate(twin, [x]), strict=True):
+            np.testing.assert_array_equal(one, two)
+        assert copy.deepcopy(graph) is graph
 
 
 def test_arguments_in_another_order(tmp_path: Path) -> None:

@@ -26,6 +26,11 @@ def bombs() -> dict[str, tuple[bytes, str]]:
         "deep tuples": (b")" + b"\x85" * deep + b".", "holds a tuple"),
         "deep lists": (b"]" * deep + b"a" * (deep - 1) + b".", "holds a list"),
         "deep keys": (b"})" + b"\x85" * deep + b"Ns.", "where the key"),
+        "a long dict as a key again and again": (
+            b"}(" + b"".join(b"J" + struct.pack("<i", n) + b"N" for n in range(20_000)) + b"uq\x00"
+            + b"0}q\x01" + b"h\x00Ns" * 40_000 + b".",
+            "where the key <dict>",
+        ),
         "laughs as keys": (b"})q\x00" + b"h\x00\x86q\x00" * 1000 + b"Ns.", "where the key"),
         "deep attributes": (
             b"ctorch._tensor\n_rebuild_from_type_v2\nq\x00ctorch\nTensor\nq\x01)q\x02"
