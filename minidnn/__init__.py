@@ -11,6 +11,8 @@ Importing minidnn imports nothing but its exceptions: every other public name is
 is first used (PEP 562), so that the import stays fast and touches no optional dependency.
 """
 
+import os
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,3 +136,16 @@ if not TYPE_CHECKING:  # a type checker that saw this would accept any name
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _rest_before_forks() -> None:
+    """A child of a fork has none of the threads that PyTorch's OpenMP library would go on using,
+    and would wait for them for ever, in an operation of PyTorch's as in ours."""
+    if hasattr(sys.modules.get("torch"), "get_num_threads"):
+        import_module("minidnn.acceleration.threads").rest()
+
+
+#: The process that imported minidnn; its children have it from there.
+_imported_by = os.getpid()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_rest_before_forks)

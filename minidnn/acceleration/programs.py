@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import enum
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from minidnn._fork_lock import ForkLock
 from minidnn.acceleration.below import Below
 from minidnn.acceleration.part import PLAIN
 from minidnn.acceleration.program import Program
@@ -47,7 +47,7 @@ class Programs:
         self._limit = limit
         self._kept_for = kept_for
         self._found: OrderedDict[Any, Kept] = OrderedDict()
-        self._lock = threading.Lock()  # of what was found, for a moment; never while one is made
+        self._lock = ForkLock()  # of what was found, for a moment; never while one is made
         self._last: _Last | None = None
         self.begins = False
 

@@ -19,7 +19,6 @@ Standard library only.
 
 from ._files import Entry
 from ._folders import root, why_not_used
-from ._fork_lock import ForkLock
 from ._keys import digest
 from ._locks import LockFile, one_at_a_time
 from ._store import Store
@@ -30,7 +29,6 @@ from ._workplace import temporary_folder
 
 __all__ = [
     "Entry",
-    "ForkLock",
     "LockFile",
     "Store",
     "UntrustedError",

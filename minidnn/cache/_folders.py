@@ -10,8 +10,8 @@ import tempfile
 import warnings
 from pathlib import Path
 
+from .._fork_lock import ForkLock
 from ..errors import MiniDNNWarning
-from ._fork_lock import ForkLock
 from ._temporary import TemporaryFolder
 from ._trust import UntrustedError
 

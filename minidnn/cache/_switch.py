@@ -6,9 +6,9 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from .._fork_lock import ForkLock
 from ..errors import CompileError
 from ._folders import root, why_not_used
-from ._fork_lock import ForkLock
 
 _lock = ForkLock()
 _forbidden = 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from threading import RLock
 from typing import Any
 
 import numpy as np
 
+from minidnn._fork_lock import ForkLock
 from minidnn.errors import GraphError
 from minidnn.graph.ir import State
 from minidnn.graph.types import numpy_dtype
@@ -29,7 +29,7 @@ class Store(Mapping[str, np.ndarray]):
     """
 
     def __init__(self) -> None:
-        self.lock = RLock()
+        self.lock = ForkLock(reentrant=True)
         self._arrays: dict[str, np.ndarray] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:

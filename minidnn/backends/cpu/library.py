@@ -7,7 +7,8 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...cache import ForkLock, temporary_folder
+from ..._fork_lock import ForkLock
+from ...cache import temporary_folder
 from ...errors import CompileError
 
 

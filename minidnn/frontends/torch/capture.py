@@ -7,7 +7,6 @@ is narrowed down to single modules, which become opaque operations (:mod:`.opaqu
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
+from minidnn._fork_lock import ForkLock
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.constants import constants, made_of_nothing
@@ -31,7 +31,7 @@ __all__ = ["CAPTURING", "Captured", "Held", "NotCapturable", "capture"]
 
 #: Held by the thread that captures: PyTorch keeps what it does meanwhile where all threads see it.
 #: Whoever makes programs holds it all along, so that nobody waits for it who is waited for.
-CAPTURING = threading.RLock()
+CAPTURING = ForkLock(reentrant=True)
 
 #: Operations that check what a program's key says already.
 _CHECKS = ("_assert_tensor_metadata.default",)

@@ -1,0 +1,49 @@
+"""A lock that a fork cannot leave locked for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+
+class ForkLock:
+    """Like :class:`threading.Lock` as a context manager, or :class:`threading.RLock`.
+
+    A child has only the thread that forked; a lock that another thread held at that moment would
+    never be released there, so the child gets a new one.
+
+    Args:
+        reentrant: whether the thread that holds it may take it again.
+    """
+
+    def __init__(self, reentrant: bool = False) -> None:
+        self._make = threading.RLock if reentrant else threading.Lock
+        self._owner, self._depth = 0, 0
+        self._renew()
+        _all.add(self)
+
+    def _renew(self) -> None:
+        if not self._depth or self._owner != threading.get_ident():
+            self._lock, self._depth = self._make(), 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        self._lock.release()
+
+
+_all: weakref.WeakSet[ForkLock] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for lock in list(_all):
+        lock._renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)
