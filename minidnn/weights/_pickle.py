@@ -9,8 +9,9 @@ is put into it is dropped.  So a checkpoint may hold anything beside its weights
 The instructions are those of protocols 2 to 5 (protocols 0 and 1 are left out, and buffers outside
 of the pickle).  Source: Python's ``pickletools``, which documents every one.
 
-Bounds: a pickle has at most :data:`MAX_BYTES`, runs at most :data:`MAX_STEPS` instructions, and
-never recurses, so neither time nor memory can explode; 256 MiB of objects are never exceeded.
+Bounds: a pickle runs at most :data:`MAX_STEPS` instructions, reads at most :data:`MAX_BYTES` of
+texts and bytes (what goes beyond is opaque), and never recurses, so neither time nor memory can
+explode; 256 MiB of objects are never exceeded.
 """
 
 from __future__ import annotations
@@ -37,11 +38,10 @@ class Machine:
 
     def __init__(self, file: MappedFile, start: int, end: int) -> None:
         self._file = file
-        self._start = start
-        self._code = file.data[start : min(end, start + MAX_BYTES)]
-        self._cut = end - start > MAX_BYTES
-        self._at = 0
+        self._at = start
+        self._end = end
         self._steps = 0
+        self._read = 0
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
@@ -58,7 +58,7 @@ class Machine:
             self._spend(1)
             opcode = self._take(1)[0]
             if opcode == 0x2E:  # STOP
-                return self._pop(), self._start + self._at
+                return self._pop(), self._at
             instruction = _INSTRUCTIONS.get(opcode)
             if instruction is None:
                 raise self._error(
@@ -69,9 +69,7 @@ class Machine:
     # --- helpers ---
 
     def _error(self, problem: str) -> Exception:
-        return self._file.error(
-            f"its pickle at byte {self._start + self._at} {problem} (nothing was executed)"
-        )
+        return self._file.error(f"its pickle at byte {self._at} {problem} (nothing was executed)")
 
     def _spend(self, steps: int) -> None:
         self._steps += steps
@@ -79,25 +77,33 @@ class Machine:
             raise self._error(f"needs more than {MAX_STEPS} steps, which no state dict does")
 
     def _take(self, count: int) -> bytes:
-        data = self._code[self._at : self._at + count]
-        if len(data) != count:
-            why = f"is longer than {MAX_BYTES} bytes" if self._cut else "is truncated"
-            raise self._error(why)
-        self._at += count
+        end = self._at + count
+        if end > self._end:
+            raise self._error("is truncated")
+        data = self._file.data[self._at : end]
+        self._at = end
         return data
+
+    def _content(self, count: int) -> bytes | None:
+        """The bytes of a text or of bytes; None, and unread, where all would be too many."""
+        if self._read + count > MAX_BYTES and self._at + count <= self._end:
+            self._at += count
+            return None
+        self._read += count
+        return self._take(count)
 
     def _number(self, layout: str) -> Any:
         return struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
 
     def _line(self) -> str:
-        end = self._code.find(b"\n", self._at, self._at + 256)
+        end = self._file.data.find(b"\n", self._at, min(self._at + 256, self._end))
         if end < 0:
             raise self._error("has a name without an end")
-        return self._text(end + 1 - self._at)[:-1]
+        return self._decoded(self._take(end + 1 - self._at), "strict")[:-1]
 
-    def _text(self, count: int) -> str:
+    def _decoded(self, data: bytes, errors: str) -> str:
         try:
-            return self._take(count).decode("utf-8")
+            return data.decode("utf-8", errors)
         except UnicodeDecodeError as error:
             raise self._error("has a text that is not valid UTF-8") from error
 
@@ -141,13 +147,25 @@ class Machine:
         small = count <= _MAX_LONG  # whatever is larger is no size, and slow to print
         self._push(int.from_bytes(digits, "little", signed=True) if small else Opaque("int"))
 
+    def _text(self, count: int) -> None:
+        data = self._content(count)
+        text: str | Opaque = Opaque("str")
+        if data is not None:
+            try:
+                text = data.decode("utf-8")
+            except UnicodeDecodeError:  # half a surrogate pair, which Python allows, stays opaque
+                self._decoded(data, "surrogatepass")
+        self._push(text)
+
     def _bytes_as_text(self, count: int) -> None:
         """Python 2 wrote its texts so, and its bytes; the texts in state dicts are ASCII."""
-        data = self._take(count)
-        self._push(data.decode("ascii") if data.isascii() else data)
+        self._bytes(count)
+        if isinstance(self._stack[-1], bytes) and self._stack[-1].isascii():
+            self._push(self._pop().decode("ascii"))
 
     def _bytes(self, count: int) -> None:
-        self._push(self._take(count))
+        data = self._content(count)
+        self._push(Opaque("bytes") if data is None else data)
 
     def _tuple(self, count: int) -> None:
         items = [self._pop() for _ in range(count)]
@@ -401,9 +419,9 @@ _INSTRUCTIONS: dict[int, Callable[[Machine], None]] = {
     0x8A: lambda m: m._long(m._number("<B")),
     0x8B: lambda m: m._long(m._number("<i")),
     ord("G"): lambda m: m._push(m._number(">d")),
-    ord("X"): lambda m: m._push(m._text(m._number("<I"))),
-    0x8C: lambda m: m._push(m._text(m._number("<B"))),
-    0x8D: lambda m: m._push(m._text(m._number("<Q"))),
+    ord("X"): lambda m: m._text(m._number("<I")),
+    0x8C: lambda m: m._text(m._number("<B")),
+    0x8D: lambda m: m._text(m._number("<Q")),
     ord("U"): lambda m: m._bytes_as_text(m._number("<B")),
     ord("T"): lambda m: m._bytes_as_text(m._number("<I")),
     ord("C"): lambda m: m._bytes(m._number("<B")),

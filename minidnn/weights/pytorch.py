@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import WeightsError
 from ._file import DTYPES, MAX_RANK, Array, MappedFile, Unread, brief, itemsize
-from ._pickle import MAX_BYTES, Machine
+from ._pickle import Machine
 from ._records import FOREIGN_STORAGES, Opaque, Storage, Tensor
 from ._zip import Archive
 
@@ -64,8 +64,6 @@ def read_zip(file: MappedFile, key: Key) -> dict[str, Array | Unread]:
     if order not in (b"little", b"big"):
         raise file.error(f"says its byte order is {brief(order)}; valid are 'little' and 'big'")
     program = archive.record(pickles[0])
-    if program.size > MAX_BYTES:
-        raise file.error(f"has a pickle of {program.size} bytes; at most {MAX_BYTES} are valid")
     machine = Machine(file, program.start, program.start + program.size)
     tensors = _state_dict(file, machine.run()[0], key)
 

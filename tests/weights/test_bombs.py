@@ -27,8 +27,8 @@ def bombs() -> dict[str, tuple[bytes, str]]:
         "deep lists": (b"]" * deep + b"a" * (deep - 1) + b".", "holds a list"),
         "deep keys": (b"})" + b"\x85" * deep + b"Ns.", "where the key"),
         "a long dict as a key again and again": (
-            b"}(" + b"".join(b"J" + struct.pack("<i", n) + b"N" for n in range(20_000)) + b"uq\x00"
-            + b"0}q\x01" + b"h\x00Ns" * 40_000 + b".",
+            b"}(" + b"".join(b"J" + struct.pack("<i", n) + b"N" for n in range(10_000)) + b"uq\x00"
+            + b"0}q\x01" + b"h\x00Ns" * 20_000 + b".",
             "where the key <dict>",
         ),
         "laughs as keys": (b"})q\x00" + b"h\x00\x86q\x00" * 1000 + b"Ns.", "where the key"),
@@ -79,7 +79,11 @@ def bombs() -> dict[str, tuple[bytes, str]]:
             + GLOBAL + b"q\x01" + b"h\x01h\x00\x85R" * 100 + b".",
             "needs more than 1000000 steps",
         ),
-        "long text": (b"X" + struct.pack("<I", 17 << 20) + b"a" * (17 << 20) + b".", "pickle"),
+        "long text": (b"X" + struct.pack("<I", 17 << 20) + b"a" * (17 << 20) + b".", "of 'str'"),
+        "many long texts": (
+            b"](" + (b"X" + struct.pack("<I", 1 << 20) + b"a" * (1 << 20)) * 40 + b"e.",
+            "holds a list",
+        ),
     }  # fmt: skip
 
 

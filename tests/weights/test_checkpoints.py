@@ -63,7 +63,7 @@ def odd_objects() -> dict[str, Any]:
         "torch": [torch.device("cuda:0"), torch.float16, torch.strided, torch.Size([2, 3])],
         "keys": {1.5: 1, (1, (2, "x")): 2, None: 3, b"x": 4, True: 5, 2**70: 6, Colour.RED: 7},
         "numbers": [2**300, -(2**4000), 2**63, float("inf"), -1],
-        "bytes": [b"abc", bytearray(b"abc"), b"\xff" * 300, ""],
+        "bytes": [b"abc", bytearray(b"abc"), b"\xff" * 300, "", "\ud800", "\U0001f600"],
         "time": [datetime.datetime(2024, 1, 2), datetime.timedelta(3), fractions.Fraction(1, 3)],
         "others": [Colour.RED, Config(a=1), Row(1, 2), functools.partial(print, 1), slice(1, 2)],
         "functions": [len, print, torch.nn.ReLU, types.SimpleNamespace(a=1), range(3)],
@@ -129,6 +129,16 @@ def test_entries_that_are_not_asked_for_may_hold_anything(save: Any) -> None:
             load_weights(path, key="before")
     path = save({**objects, "model": {"ema": collections.defaultdict(None, state)}})
     same(load_weights(path, key=["model", "ema"]), state)
+
+
+def test_arrays_in_the_pickle_itself_may_be_large(tmp_path: Path) -> None:
+    """NumPy's lie there, and not in a record of their own."""
+    state = {"w": torch.arange(3.0)}
+    large = [np.zeros(2 << 20), b"x" * (20 << 20), "\u20ac" * (6 << 20)]
+    for protocol in (2, 4):
+        content = {"before": large, "state_dict": state, "after": large}
+        torch.save(content, tmp_path / "x.pth", pickle_protocol=protocol)
+        same(load_weights(tmp_path / "x.pth", key="state_dict"), state)
 
 
 def test_the_objects_above_are_what_pytorch_reads(tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ GLOBAL = b"ccollections\nOrderedDict\n"
         (b"\x8d" + b"\xff" * 8, "is truncated"),
         (b"B\xff\xff\xff\xff", "is truncated"),
         (b"X\x01\x00\x00\x00\xff", "not valid UTF-8"),
+        (b"X\x03\x00\x00\x00\xed\xa0\x80", "the file holds an object of 'str'"),  # \ud800
         (b"U\x01\xff", "the file holds a bytes"),
         (b"c" + b"a" * 300, "a name without an end"),
         (b"a", "takes more from its stack than is there"),
