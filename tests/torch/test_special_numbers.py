@@ -73,6 +73,10 @@ def of_images(x: torch.Tensor) -> Any:
     ]
 
 
+def of_long_rows(x: torch.Tensor) -> Any:
+    return [x.softmax(1), x.log_softmax(1), x.softmax(0)]
+
+
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 def test_they_give_what_pytorch_gives(device: str) -> None:
     if get_backend(device).unavailable() is not None:
@@ -82,7 +86,16 @@ def test_they_give_what_pytorch_gives(device: str) -> None:
     rows = torch.cat([rows, torch.full((1, 2), 1e30), torch.full((1, 2), -INFINITY)])
     images = torch.randn((1, 2, 8, 9), generator=torch.Generator().manual_seed(0))
     images[0, 0, 2, 3], images[0, 0, 7, 8], images[0, 1, 5, 5] = NUMBERS[:3]
-    of = ((of_one, (NUMBERS,)), (of_two, tuple(pairs)), (of_rows, (rows,)), (of_images, (images,)))
+    long = torch.randn((6, 67), generator=torch.Generator().manual_seed(0))
+    long[0, :50], long[1, 13:], long[2, ::3] = -INFINITY, -104.5, -103.0
+    long[3, 40], long[4, 66], long[5] = INFINITY, NAN, -INFINITY
+    of = (
+        (of_long_rows, (long,)),
+        (of_one, (NUMBERS,)),
+        (of_two, tuple(pairs)),
+        (of_rows, (rows,)),
+        (of_images, (images,)),
+    )
     for function, inputs in of:
         module = Calls(function).eval()
         with torch.inference_mode():

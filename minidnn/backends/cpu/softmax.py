@@ -28,17 +28,25 @@ static inline void @_row(const uniform float * uniform x, uniform int64 count,
                          uniform float &top, uniform float &total{formals}) {{
   float most = floatbits(0xff800000);
   foreach (i = 0 ... count) {{ float a = x[i]; most = md_max(a, most); }}
-  top = extract(most, 0);
-  for (uniform int l = 1; l < programCount; l++) {{
-    const uniform float a = extract(most, l);
-    top = (a > top || a != a) ? a : top;
-  }}
+  top = any(most != most) ? floatbits(0x7fc00000) : reduce_max(most);
   float levels[{levels}];
   uniform int64 blocks = 0;
   for (uniform int64 b = 0; b < count; b += 16 * programCount) {{
     const uniform int64 end = b + 16 * programCount < count ? b + 16 * programCount : count;
     float sum = 0.0f;
-    foreach (i = b ... end) {{ const float e = md_exp(x[i] - top); sum += e;{keep} }}
+    foreach (i = b ... end) {{
+      // A power that is 0, as that of what is masked, would be computed by way of numbers below the
+      // normal ones, which take long.
+      const float a = x[i] - top;
+      const bool none = a < -104.0f;
+      float e = 0.0f;
+      if (!any(none)) e = md_exp(a);
+      else if (!all(none)) {{
+        const float power = md_exp(none ? 0.0f : a);
+        e = none ? 0.0f : power;
+      }}
+      sum += e;{keep}
+    }}
     @_push(levels, ++blocks, sum);
   }}
   total = reduce_add(@_rest(levels, blocks, 0.0f));
