@@ -7,8 +7,9 @@
     exe = md.compile(net, (16, 3, 224, 224))
     y = exe(x)
 
-Importing minidnn imports nothing but its exceptions: every other public name is imported when it
-is first used (PEP 562), so that the import stays fast and touches no optional dependency.
+Importing minidnn imports nothing but its exceptions, and notes which process it is, for forks:
+every other public name is imported when it is first used (PEP 562), so that the import stays fast
+and touches no optional dependency.
 """
 
 import os
@@ -17,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minidnn import _forks  # noqa: F401 (it notes which process imports it)
 from minidnn.errors import (
     CompileError,
     DeviceError,
@@ -145,7 +147,5 @@ def _rest_before_forks() -> None:
         import_module("minidnn.acceleration.threads").rest()
 
 
-#: The process that imported minidnn; its children have it from there.
-_imported_by = os.getpid()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_rest_before_forks)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from minidnn._fork_lock import ForkLock
+from minidnn._forks import ForkLock
 from minidnn.acceleration.below import Below
 from minidnn.acceleration.part import PLAIN
 from minidnn.acceleration.program import Program

@@ -24,7 +24,7 @@ from functools import cache
 
 import torch
 
-import minidnn
+from minidnn._forks import imported_by
 
 _SOFT = 1  # omp_pause_soft: what is kept in threads stays as it is
 
@@ -90,7 +90,7 @@ def _loaded(process: str = "self") -> list[str]:
 def _may_lack_threads() -> bool:
     """Whether this process was forked, not started, by one that had an OpenMP library and not yet
     imported minidnn: its main thread may then have no threads, and not know it."""
-    if minidnn._imported_by != os.getpid():
+    if imported_by != os.getpid():
         return False  # minidnn was there, and ended them before
     try:
         with open("/proc/self/stat", encoding="utf-8") as file:

@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from .._fork_lock import ForkLock
+from .._forks import ForkLock
 from ..errors import MiniDNNWarning
 from ._temporary import TemporaryFolder
 from ._trust import UntrustedError

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from .._fork_lock import ForkLock
+from .._forks import ForkLock
 from ..errors import CompileError
 from ._folders import root, why_not_used
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn._fork_lock import ForkLock
+from minidnn._forks import ForkLock
 from minidnn.errors import GraphError
 from minidnn.graph.ir import State
 from minidnn.graph.types import numpy_dtype

@@ -85,7 +85,7 @@ def test_unknown_name_says_what_there_is() -> None:
 
 def test_import_touches_nothing_but_the_exceptions(root: Path) -> None:
     code = "import sys, minidnn; print(*[m for m in sys.modules if m.startswith('minidnn')])"
-    assert sorted(run_python(code, root).split()) == ["minidnn", "minidnn.errors"]
+    assert sorted(run_python(code, root).split()) == ["minidnn", "minidnn._forks", "minidnn.errors"]
 
 
 def test_works_with_numpy_alone(root: Path) -> None:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from minidnn._fork_lock import ForkLock
+from minidnn._forks import ForkLock
 from minidnn.backends.backend import get_backend
 from tests.cpu.conftest import run_python
 
@@ -28,7 +28,7 @@ PARENT = """
     torch.set_grad_enabled(False)
     x = torch.randn(4, 3, 64, 64)
     net = network()
-    whole = md.optimize(net[:2].eval(), x, device="cpu", threads=2, strict=True)
+    whole = md.optimize(net[0], x, device="cpu", threads=2, strict=True)
     parts = md.optimize(net, x, device="cpu", threads=2)
 
     def large():  # of which all of PyTorch's threads do a part
@@ -59,7 +59,7 @@ PARENT = """
         return all_the_same() and ended(forked(all_the_same)) == 0 and all_the_same()
 
     def compiles():
-        fast = md.optimize(network()[:2].eval(), x, device="cpu", threads=2, strict=True)
+        fast = md.optimize(network()[0], x, device="cpu", threads=2, strict=True)
         return torch.equal(fast(x), wanted[0])
     """
 
@@ -151,7 +151,7 @@ def test_a_child_imports_minidnn_when_its_parent_had_pytorch_alone() -> None:
         from minidnn.acceleration import threads
         from tests.torch.test_threads import network
         x = torch.randn(4, 3, 64, 64)
-        fast = md.optimize(network()[:2].eval(), x, device="cpu", threads=2, strict=True)
+        fast = md.optimize(network()[0], x, device="cpu", threads=2, strict=True)
         same = all((fast(x).numpy() == fast(x).numpy()).all() for _ in range(3))
         print(same, threads._bereft is not None, threads.team_of(2), flush=True)
         os._exit(0)

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..._fork_lock import ForkLock
+from ..._forks import ForkLock
 from ...cache import temporary_folder
 from ...errors import CompileError
 

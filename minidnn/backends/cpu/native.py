@@ -8,7 +8,7 @@ from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_uint6
 from pathlib import Path
 from typing import Any
 
-from ..._fork_lock import ForkLock
+from ..._forks import ForkLock
 from ...cache import (
     Store,
     building_allowed,

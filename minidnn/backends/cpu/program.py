@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..._fork_lock import ForkLock
+from ..._forks import ForkLock
 from ...errors import OutOfMemoryError
 from .cores import usable_cores
 from .library import Kernel

@@ -16,7 +16,7 @@ from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
-from minidnn._fork_lock import ForkLock
+from minidnn._forks import ForkLock
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of
 from minidnn.frontends.torch.constants import constants, made_of_nothing

@@ -1,10 +1,13 @@
-"""A lock that a fork cannot leave locked for ever."""
+"""What a child of a fork must know, and a lock that a fork cannot leave locked for ever."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
+
+#: The process that imported minidnn; its children have it from there.
+imported_by = os.getpid()
 
 
 class ForkLock:
