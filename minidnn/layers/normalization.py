@@ -10,7 +10,6 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
-from minidnn.graph.group_norm import normalize_groups
 from minidnn.graph.ir import Value
 from minidnn.graph.plain import plain
 from minidnn.graph.trace import apply, current_trace
@@ -74,10 +73,8 @@ class _PerChannel(Layer):
 
     def _by_groups(self, groups: int, eps: float, x: Any) -> Any:
         """Normalized by the mean and variance of each group of an image's channels."""
-        normalized = normalize_groups(x, groups, eps)
-        if not self.affine:
-            return normalized
-        return apply(ops.ScaleShift(), normalized, *self.constants("weight", "bias"))
+        names = ("weight", "bias") if self.affine else ()
+        return apply(ops.GroupNorm(groups, eps), x, *(self.constants(*names) if names else ()))
 
     def _check_channels(self, x: Any, channels: int) -> None:
         if x.shape[1] != channels:

@@ -138,7 +138,7 @@ def _layer_norm(axes: int, *shapes: tuple[Shape, ...], mean: float = 0.0) -> Cas
         return apart / np.sqrt((apart**2).mean(over, keepdims=True) + 0.25) * weight + bias
 
     return Case(
-        name=f"layer_norm-{axes}-{len(shapes[0])}{f'-{mean:g}' if mean else ''}",
+        name=f"layer_norm-{axes}-{len(shapes[0])}{f'-far{mean:g}' if mean else ''}",
         layer=lambda: _Normalized(axes),
         torch=lambda: by_torch,
         formula=formula,
@@ -173,6 +173,49 @@ def _long_softmax(dim: int, log: int, shape: Shape) -> Case:
     )
 
 
+class _Grouped(L.Layer):
+    """Group normalization whose weight and bias are inputs."""
+
+    def __init__(self, groups: int) -> None:
+        self.op = ops.GroupNorm(groups, 0.25)
+
+    def forward(self, *inputs: Any) -> Any:
+        return apply(self.op, *inputs)
+
+
+def _group_norm(groups: int, shape: Shape, affine: bool, mean: float = 1e3) -> Case:
+    def by_torch(x: Any, *rest: Any) -> Any:
+        import torch
+
+        # Its float32 loses digits where the mean is large.
+        given = (value.double() for value in rest)
+        return torch.nn.functional.group_norm(x.double(), groups, *given, eps=0.25).to(x.dtype)
+
+    def formula(x: np.ndarray, weight: Any = None, bias: Any = None) -> np.ndarray:
+        rows = np.ascontiguousarray(x).reshape(x.shape[0], groups, -1)
+        apart = rows - rows.mean(-1, keepdims=True)
+        out = (apart / np.sqrt((apart**2).mean(-1, keepdims=True) + 0.25)).reshape(x.shape)
+        if weight is None:
+            return out
+        vector = (-1, *(1 for _ in x.shape[2:]))
+        scaled: np.ndarray = out * weight.reshape(vector) + bias.reshape(vector)
+        return scaled
+
+    vectors: tuple[Shape, ...] = ((shape[1],), (shape[1],)) if affine else ()
+    return Case(
+        name=f"group_norm-{groups}-{'x'.join(map(str, shape))}{'-affine' * affine}{'-far' * (mean > 0)}",
+        layer=lambda: _Grouped(groups),
+        torch=lambda: by_torch,
+        formula=formula,
+        shapes=((shape, *vectors),),
+        dtypes=("float32",),
+        ulps=8,
+        of_largest=True,
+        special=False,  # the squares of huge numbers are infinite in float32, not in float64
+        draw=around(mean),
+    )
+
+
 CASES: tuple[Case, ...] = (
     _reduce("sum", (1,), False, (2, 3, 5, 7), (3, 300)),
     _reduce("sum", (0, 2), True, (2, 3, 5, 7)),
@@ -192,6 +235,13 @@ CASES: tuple[Case, ...] = (
         for mean in (1e3, 1e5)
     ),
     _layer_norm(2, ((2, 3, 130, 140), (130, 140), (130, 140)), mean=10.0),
+    _group_norm(1, (2, 3, 5, 7), False),
+    _group_norm(2, (3, 6, 2, 3), True, 0.0),
+    _group_norm(1, (1, 3, 130, 140), True, 1e5),
+    _group_norm(4, (2, 8, 90, 70), True),
+    _group_norm(3, (1, 30000, 2), True),
+    _group_norm(5, (2, 5, 3, 37), True),
+    _group_norm(3, (4, 12), True),
     *_long_reductions(),
     _layer_norm(1, ((2, 3, 5, 7), (7,), (7,)), ((2, 3, 5, 96), (96,), (96,))),
     *(

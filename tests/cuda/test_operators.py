@@ -22,6 +22,7 @@ from minidnn.graph.operators import (
     ArgMax,
     Formula,
     Gather,
+    GroupNorm,
     LayerNorm,
     MatMul,
     Reduce,
@@ -37,7 +38,7 @@ from tests.cases.record import Shape
 
 from .emulator.run import Emulated
 
-KINDS = (Windowed, Indexed, Gather, Reduce, ArgMax, LayerNorm, MatMul, Softmax, Formula)
+KINDS = (Windowed, Indexed, Gather, Reduce, ArgMax, GroupNorm, LayerNorm, MatMul, Softmax, Formula)
 
 
 def kinds_of(case: Case) -> list[type]:

@@ -12,6 +12,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
+from minidnn.graph.types import TensorType
 from minidnn.graph.window import Window, WindowAxis
 
 ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
@@ -231,6 +232,19 @@ OPERATORS: list[tuple[Callable[[], Any], str]] = [
                 (WindowAxis(3), WindowAxis(2, 1, (1, 4), 3)),
             ),
         )
+    ),
+    (lambda: ops.GroupNorm(0), "groups=0; valid is an int of at least 1"),
+    (
+        lambda: ops.GroupNorm(2).infer(TensorType((1, 3, 4))),
+        "groups=2 of an input (1, 3, 4); valid are divisors of its 3 channels",
+    ),
+    (
+        lambda: ops.GroupNorm(3).infer(TensorType((1, 3, 4)), TensorType((3,))),
+        "it has a weight alone; valid are weight and bias, or neither",
+    ),
+    (
+        lambda: ops.GroupNorm(3).infer(TensorType((1, 3)), TensorType((3,)), TensorType((4,))),
+        "bias has shape (4,); valid is (3,)",
     ),
     (lambda: ops.AdaptiveAvgPool2d(1), "output_size=1; valid is a pair of ints"),  # type: ignore[arg-type]
     (lambda: ops.Unfold2d(2), "kernel_size=2; valid is a pair of ints of at least 1"),  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ _CHUNK_BYTES = 32 << 20
 #: What computes in float32 alone, and what takes every dtype of which values may be.
 _FLOAT: tuple[type, ...] = (
     *(FusedRegion, Contraction, Windowed, ops.Softmax, ops.LogSoftmax, ops.AdaptiveAvgPool2d),
-    *(ops.LayerNorm, ops.MatMul, ops.Reorder),
+    *(ops.GroupNorm, ops.LayerNorm, ops.MatMul, ops.Reorder),
 )
 _ANY = (
     *(Elementwise, Reshaping, Indexed),

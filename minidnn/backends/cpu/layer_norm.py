@@ -1,4 +1,4 @@
-"""Kernels of layer normalization.  Sizes are operands.
+"""Kernels of layer and group normalization.  Sizes are operands.
 
 A block's mean is taken first, then the sums of the distances from it and of their squares, of
 which the first corrects the mean that was rounded.  Blocks are joined in float64 by Chan, Golub
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
-from ...graph.operators import LayerNorm
+from ...graph.operators import GroupNorm, LayerNorm
 from ...graph.types import TensorType
 from .contraction.stage import Workspace
 from .kernels import KernelSource
@@ -73,25 +73,56 @@ static inline uniform @_Moments @_moments(const uniform float * uniform x, unifo
 }}
 """
 
+# What is written from element ``first`` of row ``row`` on.
 _WRITE = """\
 static inline void @_write(const uniform @_Moments &moments, const uniform float * uniform x,
-                           uniform float * uniform y, uniform int64 count{formals}) {{
+                           uniform float * uniform y, uniform int64 row, uniform int64 first,
+                           uniform int64 count, const uniform int64 * uniform n{formals}) {{
   const uniform float mean = (uniform float)moments.mean;
   const uniform float rest = (uniform float)(moments.mean - mean);
   const uniform double variance = moments.squares / moments.count;
   const uniform float scale = (uniform float)(1.0d / sqrt(variance + {eps}));
-  foreach (i = 0 ... count) {{ y[i] = ((x[i] - mean) - rest) * scale{affine}; }}
+{each}
 }}
 """
+_BY_ELEMENT = "  foreach (i = 0 ... count) {{ y[i] = ((x[i] - mean) - rest) * scale{affine}; }}"
+# Sizes behind those of rows: rows of an image, channels of a row, elements of a channel.  Where
+# these are few, lanes find their own channels: quotients of whole numbers this small are exact
+# when rounded down from floats.
+_BY_CHANNEL = """\
+  weight += row % n[3] * n[4];
+  bias += row % n[3] * n[4];
+  if (n[5] >= 16) {
+    for (uniform int64 b = 0; b < count;) {
+      const uniform int64 c = (first + b) / n[5];
+      const uniform int64 past = (c + 1) * n[5] - first;
+      const uniform int64 end = past < count ? past : count;
+      const uniform float w = weight[c], shift = bias[c];
+      foreach (i = b ... end) { y[i] = md_fma(((x[i] - mean) - rest) * scale, w, shift); }
+      b = end;
+    }
+    return;
+  }
+  const uniform float inverse = 1.0f / (uniform int)n[5];
+  for (uniform int64 b = 0; b < count; b += 1024) {
+    const uniform int64 from = (first + b) / n[5];
+    const uniform int over = (uniform int)(first + b - from * n[5]);
+    const uniform int most = (uniform int)(count - b < 1024 ? count - b : 1024);
+    foreach (i = 0 ... most) {
+      const int c = (int)((over + i + 0.5f) * inverse);
+      y[b + i] = md_fma(((x[b + i] - mean) - rest) * scale, weight[from + c], bias[from + c]);
+    }
+  }"""
 
 # Sizes: elements of a row, of its parts, and parts.
 _WHOLE = """\
 MD_KERNEL(@) {{
-  const uniform int64 count = MD_IN(int64, {last})[0];
+  const uniform int64 * uniform n = MD_IN(int64, {last});
+  const uniform int64 count = n[0];
   for (uniform int64 t = md_begin; t < md_end; t++) {{
     const uniform float * uniform x = MD_IN(float, 0) + t * count;
     const uniform @_Moments moments = @_moments(x, count);
-    @_write(moments, x, MD_OUT(float, {out}) + t * count, count{vectors});
+    @_write(moments, x, MD_OUT(float, {out}) + t * count, t, 0, count, n{vectors});
   }}
 }}
 """
@@ -129,26 +160,36 @@ MD_KERNEL(@) {{
     const uniform int64 left = n[0] - first;
     const uniform int64 at = t / n[2] * n[0] + first;
     const uniform int64 count = left < n[1] ? left : n[1];
-    @_write(moments, MD_IN(float, 0) + at, MD_OUT(float, {out}) + at, count{vectors});
+    @_write(moments, MD_IN(float, 0) + at, MD_OUT(float, {out}) + at, t / n[2], first, count,
+            n{vectors});
   }}
 }}
 """
 
 
-def print_layer_norm(op: LayerNorm, x: TensorType, operands: int) -> Staged:
-    """The kernels of a layer normalization with so many operands."""
-    length = prod(x.shape[x.rank - op.axes :])
+def print_layer_norm(op: LayerNorm | GroupNorm, x: TensorType, operands: int) -> Staged:
+    """The kernels of a normalization with so many operands."""
+    names = ("weight", "bias")[: operands - 1]
+    formals = "".join(f", const uniform float * uniform {name}" for name in names)
+    sizes: list[int] = []
+    start = ""
+    if isinstance(op, LayerNorm):
+        length = prod(x.shape[x.rank - op.axes :])
+        start = " + first"
+        affine = "".join(f" {sign} {name}[i]" for sign, name in zip("*+", names, strict=False))
+        each = _BY_ELEMENT.format(affine=affine)
+    else:
+        length, inner = prod(x.shape[1:]) // op.groups, prod(x.shape[2:])
+        sizes = [op.groups, x.shape[1] // op.groups, inner]
+        each = _BY_CHANNEL if names else _BY_ELEMENT.format(affine="")
     rows = x.size // length
     part = parts_of(length, 1, rows)
     parts = -(-length // part)
-    names = ("weight", "bias")[: operands - 1]
-    affine = "".join(f" {sign} {name}[i]" for sign, name in zip("*+", names, strict=False))
-    formals = "".join(f", const uniform float * uniform {name}" for name in names)
-    write = _WRITE.format(formals=formals, affine=affine, eps=f"{float(op.eps)!r}d")
+    sizes = [length, part, parts, *sizes]
+    write = _WRITE.format(formals=formals, each=each, eps=f"{float(op.eps)!r}d")
     moments = _MOMENTS.format(block=_BLOCK)
-    start = " + first" if parts > 1 else ""
+    start = start if parts > 1 else ""
     vectors = "".join(f", MD_IN(float, {i}){start}" for i in range(1, operands))
-    sizes = [length, part, parts]
     values = tuple(range(operands))
     if parts == 1:
         whole = _WHOLE.format(last=operands + 1, out=operands, vectors=vectors)

@@ -20,6 +20,7 @@ from ...graph.operators import (
     ArgMax,
     Concat,
     Gather,
+    GroupNorm,
     LayerNorm,
     Linear,
     LogSoftmax,
@@ -287,7 +288,7 @@ def _staged(node: Node) -> Staged | None:
         return print_reduce(op, types[0])
     if isinstance(op, ArgMax):
         return print_argmax(op, types[0])
-    if isinstance(op, LayerNorm):
+    if isinstance(op, (LayerNorm, GroupNorm)):
         return print_layer_norm(op, types[0], len(types))
     return None
 

@@ -36,6 +36,7 @@ _KNOWN = (
     ops.Softmax,
     ops.LogSoftmax,
     ops.AdaptiveAvgPool2d,
+    ops.GroupNorm,
     ops.LayerNorm,
     ops.MatMul,
     ops.Reorder,

@@ -22,6 +22,7 @@ from ...graph.operators import (
     AvgPool2d,
     Concat,
     Gather,
+    GroupNorm,
     LayerNorm,
     LogSoftmax,
     MatMul,
@@ -37,8 +38,9 @@ from .copy import print_copy
 from .dialect import TYPES
 from .indexing import print_gather, print_move
 from .kernels import Launch
+from .layer_norm import print_layer_norm
 from .matmul import print_matmul
-from .reduce import print_argmax, print_layer_norm, print_reduce
+from .reduce import print_argmax, print_reduce
 from .reduction import averages_planes, print_adaptive, print_plane_average
 from .sequence import print_region, print_variants
 from .softmax import print_softmax
@@ -155,7 +157,7 @@ class _Lowering:
         elif isinstance(op, ArgMax):
             launch = print_argmax(op, x.type, lies)
         else:
-            assert isinstance(op, LayerNorm), f"no kernel for {op}"
+            assert isinstance(op, (LayerNorm, GroupNorm)), f"no kernel for {op}"
             launch = print_layer_norm(op, x.type, lies, len(node.inputs) - 1)
         return Task(node, launch, (*map(_pointer, node.inputs), *table, node.output))
 

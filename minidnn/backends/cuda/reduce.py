@@ -1,6 +1,4 @@
-"""Kernels that join elements along axes: sums, means and extremes, places of maxima, layer
-normalization.
-"""
+"""Kernels that join elements along axes: sums, means and extremes, places of maxima."""
 
 from __future__ import annotations
 
@@ -9,20 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
-from ...graph.operators import ArgMax, LayerNorm, Reduce
-from ...graph.types import ITEMSIZE, TensorType
+from ...graph.operators import ArgMax, Reduce
+from ...graph.types import TensorType
 from ...graph.window import LONG
 from ..cpu.code import Code
 from ..cpu.scalar import literal
-from .dialect import TYPES
 from .kernels import Launch
 from .strided import Strided, element_of, named
 from .whole import STORED, is_whole, read, stored
 
-_BLOCK = 128
-_ACCESS = 16  # bytes
-_SHORT = 2048
-"""Elements of a row that threads of a warp keep in registers."""
+BLOCK = 128
 _FEW = 32
 """Up to that many elements a thread joins by itself."""
 
@@ -60,11 +54,11 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
         if wide:
             code.line("const long long o = blockIdx.x;")
         else:
-            code.line(f"const long long o = blockIdx.x * {_BLOCK}ll + threadIdx.x;")
+            code.line(f"const long long o = blockIdx.x * {BLOCK}ll + threadIdx.x;")
             code.line(f"if (o >= {outputs}) return;")
         code.line(f"const long long first = {_place('o', shape, kept)};")
         kind = "long long" if whole else "float"
-        blocks = Blocks(code, kind, first[op.how], joins[op.how], count, _BLOCK if wide else 1)
+        blocks = Blocks(code, kind, first[op.how], joins[op.how], count, BLOCK if wide else 1)
         with blocks.each("value", "r"):
             code.line(f"const long long from = first + {_place('r', shape, op.dims)};")
             one = read(f"x[{element_of('from', shape, x)}]", type.dtype, whole)
@@ -74,8 +68,8 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
             code.line("if (threadIdx.x) return;")
         result = f"value / {literal(float(count))}" if op.how == "mean" else "value"
         code.line(f"y[o] = {stored(result, type.dtype)};")
-    grid = outputs if wide else -(-outputs // _BLOCK)
-    return named("reduce", code, grid, _BLOCK, _BLOCK // 32 * 4 if wide else 0)
+    grid = outputs if wide else -(-outputs // BLOCK)
+    return named("reduce", code, grid, BLOCK, BLOCK // 32 * 4 if wide else 0)
 
 
 def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
@@ -91,7 +85,7 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
     kind = "long long" if whole else "float"
     head = f"const {STORED[type.dtype]} *x, long long *y"
     with code.block(f'extern "C" __global__ void @({head})'):
-        code.line(f"const long long t = blockIdx.x * {_BLOCK}ll + threadIdx.x;")
+        code.line(f"const long long t = blockIdx.x * {BLOCK}ll + threadIdx.x;")
         code.line(f"if (t >= {outer * inner}) return;")
         code.line(f"const long long first = t / {inner} * {length * inner} + t % {inner};")
         code.line(f"{kind} best = 0;")
@@ -106,124 +100,7 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
                 code.line("best = one;")
                 code.line("place = i;")
         code.line("y[t] = place;")
-    return named("argmax", code, -(-outer * inner // _BLOCK), _BLOCK)
-
-
-def print_layer_norm(op: LayerNorm, type: TensorType, x: Strided, vectors: int) -> Launch:
-    """The kernel of layer normalization; a block makes a row, or parts of warps make short ones.
-
-    Pointers are the input, weight and bias as far as there are any, and the output.
-    """
-    length = prod(type.shape[type.rank - op.axes :])
-    rows = type.size // length
-    pack = _ACCESS // ITEMSIZE[type.dtype]
-    if length % pack == 0 and length <= _SHORT and element_of("i", type.shape, x) == "i":
-        return _short_layer_norm(op, type.dtype, rows, length, vectors)
-    element = TYPES[type.dtype]
-    code = Code()
-    pointers = [f"const {element} *{name}" for name in ("x", "w", "b")[: 1 + vectors]]
-    with code.block(f'extern "C" __global__ void @({", ".join([*pointers, f"{element} *y"])})'):
-        code.line(f"const long long first = blockIdx.x * {length}ll;")
-        one = f"md_value(x[{element_of('(first + i)', type.shape, x)}])"
-        loop = f"for (int i = threadIdx.x; i < {length}; i += {_BLOCK})"
-        sums = Blocks(code, "float", "0.0f", _JOIN["sum"], length, _BLOCK)
-        with sums.each("mean", "i"):
-            sums.add(one)
-        join_block(code, "mean", _JOIN["sum"])
-        code.line(f"mean /= {literal(float(length))};")
-        with sums.each("rest", "i"):  # what rounding the mean left
-            sums.add(f"{one} - mean")
-        join_block(code, "rest", _JOIN["sum"], declared=True)
-        code.line(f"rest /= {literal(float(length))};")
-        with sums.each("variance", "i"):
-            code.line(f"const float apart = ({one} - mean) - rest;")
-            sums.add("apart * apart")
-        join_block(code, "variance", _JOIN["sum"], declared=True)
-        code.line(
-            f"const float scale = sqrtf(variance / {literal(float(length))} + {literal(op.eps)});"
-        )
-        with code.block(loop):
-            code.line(f"float value = (({one} - mean) - rest) / scale;")
-            if vectors:
-                code.line("value = value * md_value(w[i]);")
-            if vectors > 1:
-                code.line("value = value + md_value(b[i]);")
-            code.line(f"y[first + i] = md_as<{element}>(value);")
-    return named("layernorm", code, rows, _BLOCK, _BLOCK // 32 * 4)
-
-
-def _short_layer_norm(op: LayerNorm, dtype: str, rows: int, length: int, vectors: int) -> Launch:
-    """Each row stays in the registers of as few threads as have an access of it each."""
-    element, pack = TYPES[dtype], _ACCESS // ITEMSIZE[dtype]
-    packs = length // pack
-    lanes = min(32, 1 << (packs - 1).bit_length())
-    turns = -(-packs // lanes)
-    code = Code()
-    pointers = [f"const {element} *{name}" for name in ("x", "w", "b")[: 1 + vectors]]
-    with code.block(f'extern "C" __global__ void @({", ".join([*pointers, f"{element} *y"])})'):
-        code.line(f"const int lane = threadIdx.x % {lanes};")
-        code.line(
-            f"const long long row = blockIdx.x * {_BLOCK // lanes}ll + threadIdx.x / {lanes};"
-        )
-        code.line(f"const bool there = row < {rows}ll;")
-        code.line(f"const long long first = row * {length}ll;")
-        code.line(f"float v[{turns}][{pack}];")
-        loop = f"for (int t = 0; t < {turns}; t++)"
-        each = f"for (int j = 0; j < {pack}; j++)"
-        inside = f"lane + t * {lanes} < {packs}"
-        place = f"(lane + t * {lanes}) * {pack}"
-        code.line("#pragma unroll")
-        with code.block(loop):
-            code.line("#pragma unroll")
-            code.line(f"{each} v[t][j] = 0.0f;")
-            code.line(f"if (there && {inside}) md_load<{pack}>(v[t], x + first + {place});")
-        code.line("float mean = 0.0f, rest = 0.0f, variance = 0.0f;")
-        count = literal(float(length))
-
-        def joined(value: str, one: str) -> None:
-            code.line("#pragma unroll")
-            with code.block(loop):
-                code.line("float part = 0.0f;")
-                code.line("#pragma unroll")
-                code.line(f"{each} part += {one};")
-                code.line(f"{value} += part;")
-            _join_lanes(code, value, lanes)
-            code.line(f"{value} /= {count};")
-
-        def apart(value: str) -> None:
-            code.line("#pragma unroll")
-            with code.block(loop):
-                code.line("#pragma unroll")
-                code.line(f"{each} v[t][j] = {inside} ? v[t][j] - {value} : 0.0f;")
-
-        joined("mean", "v[t][j]")
-        apart("mean")
-        joined("rest", "v[t][j]")  # what rounding the mean left
-        apart("rest")
-        joined("variance", "v[t][j] * v[t][j]")
-        code.line(f"const float scale = sqrtf(variance + {literal(op.eps)});")
-        code.line("#pragma unroll")
-        with code.block(loop):
-            code.line(f"if (!there || !({inside})) continue;")
-            for name in ("w", "b")[:vectors]:
-                code.line(f"float {name}s[{pack}];")
-                code.line(f"md_load<{pack}>({name}s, {name} + {place});")
-            code.line("#pragma unroll")
-            with code.block(each):
-                code.line("v[t][j] = v[t][j] / scale;")
-                if vectors:
-                    code.line("v[t][j] = v[t][j] * ws[j];")
-                if vectors > 1:
-                    code.line("v[t][j] = v[t][j] + bs[j];")
-            code.line(f"md_store<{pack}>(y + first + {place}, v[t]);")
-    return named("layernorm", code, -(-rows * lanes // _BLOCK), _BLOCK)
-
-
-def _join_lanes(code: Code, value: str, lanes: int) -> None:
-    """All of so many neighbouring threads end with the same sum, in a fixed order."""
-    other = f"__shfl_xor_sync(0xffffffffu, {value}, s)"
-    code.line("#pragma unroll")
-    code.line(f"for (int s = {lanes // 2}; s; s >>= 1) {value} += {other};")
+    return named("argmax", code, -(-outer * inner // BLOCK), BLOCK)
 
 
 def join_block(code: Code, value: str, join: str, declared: bool = False) -> None:
@@ -236,9 +113,7 @@ def join_block(code: Code, value: str, join: str, declared: bool = False) -> Non
     code.line(f"if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = {value};")
     code.line("__syncthreads();")
     code.line(f"{value} = part[0];")
-    code.line(
-        f"for (int w = 1; w < {_BLOCK // 32}; w++) {value} = {join.format(value, 'part[w]')};"
-    )
+    code.line(f"for (int w = 1; w < {BLOCK // 32}; w++) {value} = {join.format(value, 'part[w]')};")
     code.line("__syncthreads();")
 
 

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from minidnn.graph.expression import argument, fma, linearize, run
 from minidnn.graph.operator import Reduction, is_ints
 from minidnn.graph.types import FLOATS, NUMBERS, TensorType
 
-__all__ = ["ArgMax", "LayerNorm", "LogSoftmax", "Reduce", "Softmax"]
+__all__ = ["ArgMax", "GroupNorm", "LayerNorm", "LogSoftmax", "Reduce", "Softmax"]
 
 _JOINS: dict[str, Any] = {
     "sum": np.sum,
@@ -153,22 +154,78 @@ class LayerNorm(Reduction):
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         x, *rest = inputs
-        wide = x.astype(np.result_type(x.dtype, np.float32), copy=False)
-        rows = _in_rows(wide, tuple(range(x.ndim - self.axes, x.ndim)))
-        count = wide.dtype.type(rows.shape[-1])
+        out = _normalized(x, x.shape[: x.ndim - self.axes], self.eps)
         with np.errstate(all="ignore"):
-            apart = rows - rows.sum(axis=-1, keepdims=True) / count
-            apart -= apart.sum(axis=-1, keepdims=True) / count  # what rounding the mean left
-            variance = np.square(apart).sum(axis=-1, keepdims=True) / count
-            out = (apart / np.sqrt(variance + wide.dtype.type(self.eps))).reshape(x.shape)
             if rest:
-                out = out * rest[0].astype(wide.dtype)
+                out = out * rest[0].astype(out.dtype)
             if len(rest) > 1:
-                out = out + rest[1].astype(wide.dtype)
+                out = out + rest[1].astype(out.dtype)
         return (out.astype(x.dtype, copy=False),)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return 8 * inputs[0].size
+
+
+@dataclass(frozen=True)
+class GroupNorm(Reduction):
+    """``fma((x - mean) / sqrt(var + eps), weight, bias)`` of (N, C, ...).
+
+    Mean and variance are those of each of the groups of an image's channels, which divide C: of
+    all channels with one group, of each channel with C of them.  Weight and bias, which may both
+    be absent, have the shape (C,).
+    """
+
+    groups: int
+    eps: float = 1e-5
+
+    operand_names = ("input", "weight", "bias")
+    optional_operands = 2
+
+    def __post_init__(self) -> None:
+        self.require_int("groups", self.groups)
+        self.require(self.groups >= 1, f"groups={self.groups}; valid is an int of at least 1")
+        self.require_number("eps", self.eps)
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, *rest = self.operands(inputs)
+        self.require_float(*inputs)
+        self.require(len(rest) != 1, "it has a weight alone; valid are weight and bias, or neither")
+        self.require(x.rank >= 2, f"input has shape {x.shape}; valid is (N, C, ...)")
+        channels = x.shape[1]
+        self.require(
+            channels % self.groups == 0,
+            f"groups={self.groups} of an input {x.shape}; valid are divisors of its {channels} "
+            "channels",
+        )
+        for name, value in zip(self.operand_names[1:], rest, strict=False):
+            valid = (channels,)
+            self.require(value.shape == valid, f"{name} has shape {value.shape}; valid is {valid}")
+        return (x,)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        x, *rest = inputs
+        out = _normalized(x, (x.shape[0], self.groups), self.eps)
+        if rest:
+            shape = (-1, *(1 for _ in x.shape[2:]))
+            vectors = (vector.reshape(shape).astype(out.dtype) for vector in rest)
+            code = linearize(fma(argument(0), argument(1), argument(2)))
+            out = run(code, [out, *vectors])
+        return (out.astype(x.dtype, copy=False),)
+
+    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
+        return 8 * inputs[0].size
+
+
+def _normalized(x: np.ndarray, kept: tuple[int, ...], eps: float) -> np.ndarray:
+    """``x`` by the statistics of all that has one place along the sizes that are kept."""
+    wide = x.astype(np.result_type(x.dtype, np.float32), copy=False)
+    rows = np.ascontiguousarray(wide).reshape(*kept, prod(x.shape) // max(1, prod(kept)))
+    count = wide.dtype.type(rows.shape[-1])
+    with np.errstate(all="ignore"):
+        apart = rows - rows.sum(axis=-1, keepdims=True) / count
+        apart -= apart.sum(axis=-1, keepdims=True) / count  # what rounding the mean left
+        variance = np.square(apart).sum(axis=-1, keepdims=True) / count
+        return (apart / np.sqrt(variance + wide.dtype.type(eps))).reshape(x.shape)
 
 
 @dataclass(frozen=True)

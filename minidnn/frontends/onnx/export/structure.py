@@ -163,6 +163,23 @@ def _layer_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
     return writer.add("LayerNormalization", inputs, node.name, axis=-op.axes, epsilon=float(op.eps))
 
 
+@writers(ops.GroupNorm)
+def _group_norm(writer: Writer, node: Node, inputs: list[str]) -> str:
+    """Rows of their own, and a scale and shift: one for each channel is newer than this opset."""
+    op, x = node.op, node.inputs[0].type
+    assert isinstance(op, ops.GroupNorm)
+    shape, dtype = (x.shape[0], op.groups, x.size // x.shape[0] // op.groups), numpy_dtype(x.dtype)
+    rows = writer.reshape(inputs[0], shape)
+    ones = writer.constant(np.ones(shape[2:], dtype))
+    found = writer.add("LayerNormalization", [rows, ones], axis=-1, epsilon=float(op.eps))
+    if len(inputs) == 1:
+        return writer.reshape(found, x.shape, node.name)
+    found = writer.reshape(found, x.shape)
+    vectors = (writer.reshape(name, (-1, *(1 for _ in x.shape[2:]))) for name in inputs[1:])
+    scaled = writer.add("Mul", [found, next(vectors)])
+    return writer.add("Add", [scaled, next(vectors)], node.name)
+
+
 @writers(ops.Concat)
 def _concat(writer: Writer, node: Node, inputs: list[str]) -> str:
     assert isinstance(node.op, ops.Concat)

@@ -130,8 +130,6 @@ def _normalized(call: Call, x: Value, groups: int, eps: float) -> Value:
     build = call.build
     if x.type.rank < 3 or groups < 1:
         raise GraphError(f"input has shape {x.shape}; valid is (N, C, ...)")
-    rows = build.view(x, (x.shape[0] * groups, prod(x.shape[1:]) // groups))
-    out = build.view(build.apply(ops.LayerNorm(1, eps), rows), x.shape)
     vectors = []
     for i in (1, 2):
         vector = call.operand(i)
@@ -141,8 +139,8 @@ def _normalized(call: Call, x: Value, groups: int, eps: float) -> Value:
             vector = build.view(each, x.shape[1:2])
         if vector.shape != x.shape[1:2]:
             raise GraphError(f"operand {i} has shape {vector.shape}; valid is {x.shape[1:2]}")
-        vectors.append(_per_channel(build, vector, x))
-    return build.pointwise("ScaleShift", lambda a, w, b: fma(a, w, b), out, *vectors)
+        vectors.append(vector)
+    return build.apply(ops.GroupNorm(groups, eps), x, *vectors)
 
 
 @_family("LRN")

@@ -9,7 +9,6 @@ import numpy as np
 from minidnn.frontends.torch.aten.call import TRAINING, Call, Refused, takes
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, sqrt
-from minidnn.graph.group_norm import normalize_groups
 from minidnn.graph.trace import apply
 
 _CONDITION = "not training, statistics stored and known"
@@ -72,14 +71,14 @@ def instance_norm(call: Call) -> Any:
 
 def _normalize_groups(call: Call, groups: int) -> Any:
     """Each image's groups of channels by their own statistics, then each channel by its weight."""
-    normalized = normalize_groups(call.tensor("input"), groups, float(call.number("eps")))
+    op = ops.GroupNorm(groups, float(call.number("eps")))
     weight, bias = call.optional_constant("weight"), call.optional_constant("bias")
     given = weight or bias
     if given is None:
-        return normalized
+        return apply(op, call.tensor("input"))
     weight = call.filled("weight", given.type, 1.0) if weight is None else weight
     bias = call.filled("bias", given.type, 0.0) if bias is None else bias
-    return apply(ops.ScaleShift(), normalized, weight, bias)
+    return apply(op, call.tensor("input"), weight, bias)
 
 
 @takes("rms_norm.default", when="the weight is known")

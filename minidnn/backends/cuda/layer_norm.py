@@ -1,0 +1,160 @@
+"""Kernels of layer and group normalization.
+
+The mean that was taken first is rounded; the mean of the distances from it is what that left.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from ...graph.operators import GroupNorm, LayerNorm
+from ...graph.types import ITEMSIZE, TensorType
+from ..cpu.code import Code
+from ..cpu.scalar import literal
+from .dialect import TYPES
+from .kernels import Launch
+from .reduce import BLOCK, Blocks, join_block
+from .strided import Strided, element_of, named
+
+_ACCESS = 16  # bytes
+_SHORT = 2048
+"""Elements of a row that threads of a warp keep in registers."""
+_ADD = "{0} + {1}"
+
+
+def print_layer_norm(
+    op: LayerNorm | GroupNorm, type: TensorType, x: Strided, vectors: int
+) -> Launch:
+    """The kernel of a normalization; a block makes a row, or parts of warps make short ones.
+
+    Pointers are the input, weight and bias as far as there are any, and the output.
+    """
+    if isinstance(op, LayerNorm):
+        length = prod(type.shape[type.rank - op.axes :])
+    else:
+        length = prod(type.shape[1:]) // op.groups
+    rows = type.size // length
+    pack = _ACCESS // ITEMSIZE[type.dtype]
+    if length % pack == 0 and length <= _SHORT and element_of("i", type.shape, x) == "i":
+        return _short_layer_norm(op, type, rows, length, vectors)
+    element = TYPES[type.dtype]
+    code = Code()
+    pointers = [f"const {element} *{name}" for name in ("x", "w", "b")[: 1 + vectors]]
+    with code.block(f'extern "C" __global__ void @({", ".join([*pointers, f"{element} *y"])})'):
+        code.line(f"const long long first = blockIdx.x * {length}ll;")
+        one = f"md_value(x[{element_of('(first + i)', type.shape, x)}])"
+        loop = f"for (int i = threadIdx.x; i < {length}; i += {BLOCK})"
+        sums = Blocks(code, "float", "0.0f", _ADD, length, BLOCK)
+        with sums.each("mean", "i"):
+            sums.add(one)
+        join_block(code, "mean", _ADD)
+        code.line(f"mean /= {literal(float(length))};")
+        with sums.each("rest", "i"):  # what rounding the mean left
+            sums.add(f"{one} - mean")
+        join_block(code, "rest", _ADD, declared=True)
+        code.line(f"rest /= {literal(float(length))};")
+        with sums.each("variance", "i"):
+            code.line(f"const float apart = ({one} - mean) - rest;")
+            sums.add("apart * apart")
+        join_block(code, "variance", _ADD, declared=True)
+        code.line(
+            f"const float scale = sqrtf(variance / {literal(float(length))} + {literal(op.eps)});"
+        )
+        with code.block(loop):
+            code.line(f"float value = (({one} - mean) - rest) / scale;")
+            _scale(code, op, type, vectors, "value", "blockIdx.x", "i", ("w[i]", "b[i]"))
+            code.line(f"y[first + i] = md_as<{element}>(value);")
+    return named("layernorm", code, rows, BLOCK, BLOCK // 32 * 4)
+
+
+def _scale(
+    code: Code,
+    op: LayerNorm | GroupNorm,
+    type: TensorType,
+    vectors: int,
+    value: str,
+    row: str,
+    index: str,
+    own: tuple[str, str],
+) -> None:
+    """Scales and shifts an element of a row by its ``own`` weight and bias, or its channel's."""
+    if isinstance(op, GroupNorm) and vectors:
+        inner, channels = prod(type.shape[2:]), type.shape[1] // op.groups
+        code.line(f"const int c = {row} % {op.groups} * {channels} + ({index}) / {inner};")
+        code.line(f"{value} = md_fma({value}, md_value(w[c]), md_value(b[c]));")
+        return
+    for sign, vector in zip("*+", own[:vectors], strict=False):
+        code.line(f"{value} = {value} {sign} md_value({vector});")
+
+
+def _short_layer_norm(
+    op: LayerNorm | GroupNorm, type: TensorType, rows: int, length: int, vectors: int
+) -> Launch:
+    """Each row stays in the registers of as few threads as have an access of it each."""
+    dtype = type.dtype
+    element, pack = TYPES[dtype], _ACCESS // ITEMSIZE[dtype]
+    packs = length // pack
+    lanes = min(32, 1 << (packs - 1).bit_length())
+    turns = -(-packs // lanes)
+    code = Code()
+    pointers = [f"const {element} *{name}" for name in ("x", "w", "b")[: 1 + vectors]]
+    with code.block(f'extern "C" __global__ void @({", ".join([*pointers, f"{element} *y"])})'):
+        code.line(f"const int lane = threadIdx.x % {lanes};")
+        code.line(f"const long long row = blockIdx.x * {BLOCK // lanes}ll + threadIdx.x / {lanes};")
+        code.line(f"const bool there = row < {rows}ll;")
+        code.line(f"const long long first = row * {length}ll;")
+        code.line(f"float v[{turns}][{pack}];")
+        loop = f"for (int t = 0; t < {turns}; t++)"
+        each = f"for (int j = 0; j < {pack}; j++)"
+        inside = f"lane + t * {lanes} < {packs}"
+        place = f"(lane + t * {lanes}) * {pack}"
+        code.line("#pragma unroll")
+        with code.block(loop):
+            code.line("#pragma unroll")
+            code.line(f"{each} v[t][j] = 0.0f;")
+            code.line(f"if (there && {inside}) md_load<{pack}>(v[t], x + first + {place});")
+        code.line("float mean = 0.0f, rest = 0.0f, variance = 0.0f;")
+        count = literal(float(length))
+
+        def joined(value: str, one: str) -> None:
+            code.line("#pragma unroll")
+            with code.block(loop):
+                code.line("float part = 0.0f;")
+                code.line("#pragma unroll")
+                code.line(f"{each} part += {one};")
+                code.line(f"{value} += part;")
+            _join_lanes(code, value, lanes)
+            code.line(f"{value} /= {count};")
+
+        def apart(value: str) -> None:
+            code.line("#pragma unroll")
+            with code.block(loop):
+                code.line("#pragma unroll")
+                code.line(f"{each} v[t][j] = {inside} ? v[t][j] - {value} : 0.0f;")
+
+        joined("mean", "v[t][j]")
+        apart("mean")
+        joined("rest", "v[t][j]")  # what rounding the mean left
+        apart("rest")
+        joined("variance", "v[t][j] * v[t][j]")
+        code.line(f"const float scale = sqrtf(variance + {literal(op.eps)});")
+        code.line("#pragma unroll")
+        with code.block(loop):
+            code.line(f"if (!there || !({inside})) continue;")
+            for name in ("w", "b")[:vectors] if isinstance(op, LayerNorm) else ():
+                code.line(f"float {name}s[{pack}];")
+                code.line(f"md_load<{pack}>({name}s, {name} + {place});")
+            code.line("#pragma unroll")
+            with code.block(each):
+                code.line("v[t][j] = v[t][j] / scale;")
+                own = ("ws[j]", "bs[j]")
+                _scale(code, op, type, vectors, "v[t][j]", "row", f"{place} + j", own)
+            code.line(f"md_store<{pack}>(y + first + {place}, v[t]);")
+    return named("layernorm", code, -(-rows * lanes // BLOCK), BLOCK)
+
+
+def _join_lanes(code: Code, value: str, lanes: int) -> None:
+    """All of so many neighbouring threads end with the same sum, in a fixed order."""
+    other = f"__shfl_xor_sync(0xffffffffu, {value}, s)"
+    code.line("#pragma unroll")
+    code.line(f"for (int s = {lanes // 2}; s; s >>= 1) {value} += {other};")
