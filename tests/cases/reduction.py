@@ -69,8 +69,8 @@ def _long_reductions() -> tuple[Case, ...]:
     for shape, dims in LONG:
         name = f"-{'x'.join(map(str, shape))}"
         # Of many equal numbers each addition may round to the same side.
-        same = partial(np.full, fill_value=0.7, dtype=float)
-        for draw, kind in ((around(1e5), "far"), (lambda _, shape, same=same: same(shape), "same")):
+        draws = {"far": around(1e5), "equal": lambda _, shape: np.full(shape, 0.7)}
+        for kind, draw in draws.items():
             given = {"draw": draw, "ulps": 4, "special": False, "dtypes": ("float32",)}
             cases.append(_reduce("mean", dims, False, shape, name=f"{name}-{kind}", **given))
         cases.append(_reduce("max", dims, False, shape, name=name))
@@ -202,8 +202,9 @@ def _group_norm(groups: int, shape: Shape, affine: bool, mean: float = 1e3) -> C
         return scaled
 
     vectors: tuple[Shape, ...] = ((shape[1],), (shape[1],)) if affine else ()
+    kind = "-affine" * affine + "-far" * (mean > 0)
     return Case(
-        name=f"group_norm-{groups}-{'x'.join(map(str, shape))}{'-affine' * affine}{'-far' * (mean > 0)}",
+        name=f"group_norm-{groups}-{'x'.join(map(str, shape))}{kind}",
         layer=lambda: _Grouped(groups),
         torch=lambda: by_torch,
         formula=formula,
