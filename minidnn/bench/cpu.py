@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.bench import files, measure, networks
-from minidnn.bench.engines import KINDS, OWN, Kind, chosen
+from minidnn.bench.engines import INSTALL, KINDS, NEEDED, OWN, Kind, chosen
 from minidnn.bench.measure import Earlier, Effort, Step
 from minidnn.bench.networks import Case, Prepared
 from minidnn.bench.results import Record
@@ -26,6 +27,19 @@ class Cpu:
 
     kinds: tuple[Kind, ...]
     asked: bool
+
+    @property
+    def notice(self) -> str:
+        """What is said before anything is measured: that there is nothing to compare with."""
+        if len(self.kinds) > 1:
+            return ""
+        missing = [name for name in NEEDED if find_spec(name) is None]
+        why = f"{' and '.join(missing)} not installed" if missing else "no other engine installed"
+        return (
+            f"minidnn runs alone ({why}; {INSTALL} brings other engines), and is compared with its "
+            "reference"
+        )
+
     #: A case may be left between two rounds, and gone on with later.
     in_pieces = True
 
@@ -53,7 +67,7 @@ class Cpu:
         Raises:
             EngineError: an engine cannot have the network.
         """
-        prepared = _prepared(case, folder)
+        prepared = self._prepared(case, folder)
         for kind in self._named(names):
             kind.prepare(prepared)
 
@@ -67,7 +81,13 @@ class Cpu:
         earlier: Earlier | None = None,
     ) -> dict[str, Record]:
         """A record for each engine, see :func:`minidnn.bench.measure.measure`."""
-        return measure.measure(_prepared(case, folder), self._named(names), effort, step, earlier)
+        prepared = self._prepared(case, folder)
+        return measure.measure(prepared, self._named(names), effort, step, earlier)
+
+    def _prepared(self, case: Case, folder: Path) -> Prepared:
+        if len(self.suited(case)) > 1:
+            return (files.prepare_file if case.file else networks.prepare)(case, folder)
+        return (files.prepare_file_alone if case.file else networks.prepare_alone)(case, folder)
 
     def _named(self, names: Sequence[str]) -> list[Kind]:
         return [kind for kind in self.kinds if kind.name in names]
@@ -80,7 +100,3 @@ def cpu_bench(against: Sequence[str] | None, argument: str) -> Cpu:
         UnsupportedError: a name is unknown, or what an engine needs is not installed.
     """
     return Cpu((KINDS[OWN], *chosen(against, argument)), against is not None)
-
-
-def _prepared(case: Case, folder: Path) -> Prepared:
-    return (files.prepare_file if case.file else networks.prepare)(case, folder)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.bench.networks import SEED, Case, Prepared, noise, write_whole
+from minidnn.bench.networks import SEED, Case, Prepared, noise, write_reference, write_whole
 from minidnn.bench.process import EngineProcess
 from minidnn.bench.worker import Engine
 from minidnn.errors import GraphError, UnsupportedError
@@ -61,6 +61,23 @@ def prepare_file(case: Case, folder: Path) -> Prepared:
     Raises:
         EngineError: ONNX Runtime is missing, or cannot run the model.
     """
+    prepared = _with_inputs(case, folder)
+    if not prepared.expected.exists():
+        files = {"inputs": str(prepared.inputs), "expected": str(prepared.expected)}
+        options = {"model": str(prepared.onnx), **files}
+        EngineProcess(f"preparing {case.network}", f"{__name__}:expected_of", options).close()
+    return prepared
+
+
+def prepare_file_alone(case: Case, folder: Path) -> Prepared:
+    """As :func:`prepare_file` for minidnn alone: the outputs are those of its reference."""
+    prepared = _with_inputs(case, folder)
+    if not prepared.expected.exists():
+        write_reference(prepared, f"{__name__}:path_of", {"path": str(prepared.onnx)})
+    return prepared
+
+
+def _with_inputs(case: Case, folder: Path) -> Prepared:
     prepared = Prepared(case, folder)
     if not prepared.onnx.exists():
         data = bound_model(case.file, case.shape)
@@ -68,10 +85,6 @@ def prepare_file(case: Case, folder: Path) -> Prepared:
     if not prepared.inputs.exists():
         x = noise(case.shape, SEED + 1)
         write_whole(prepared.inputs, lambda path: np.savez(path, x=x))
-    if not prepared.expected.exists():
-        files = {"inputs": str(prepared.inputs), "expected": str(prepared.expected)}
-        options = {"model": str(prepared.onnx), **files}
-        EngineProcess(f"preparing {case.network}", f"{__name__}:expected_of", options).close()
     return prepared
 
 

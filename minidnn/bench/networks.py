@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,34 @@ def prepare(case: Case, folder: Path) -> Prepared:
     Raises:
         EngineError: PyTorch or torchvision is missing, or they cannot make the network.
     """
+    prepared = _with_inputs(case, folder)
+    if not (prepared.expected.exists() and prepared.onnx.exists()):
+        options = {"name": case.network, "weights": str(prepared.weights)}
+        files = {key: str(getattr(prepared, key)) for key in ("inputs", "expected", "onnx")}
+        target = f"{__name__}:from_torch"
+        EngineProcess(f"preparing {case.network}", target, {"options": options, **files}).close()
+    return prepared
+
+
+def prepare_alone(case: Case, folder: Path) -> Prepared:
+    """As :func:`prepare` for minidnn alone: it needs no PyTorch, there is no ONNX file, and the
+    outputs are those of minidnn's reference."""
+    prepared = _with_inputs(case, folder)
+    if not prepared.expected.exists():
+        made = {"name": case.network, "weights": str(prepared.weights)}
+        write_reference(prepared, f"{__name__}:ours", made)
+    return prepared
+
+
+def write_reference(prepared: Prepared, network: str, options: Mapping[str, Any]) -> None:
+    """Writes the outputs of minidnn's reference, in a process of its own."""
+    files = {key: str(getattr(prepared, key)) for key in ("inputs", "expected")}
+    target = f"{__name__}:from_reference"
+    given = {"network": network, "options": options, **files}
+    EngineProcess(f"preparing {prepared.case.network}", target, given).close()
+
+
+def _with_inputs(case: Case, folder: Path) -> Prepared:
     prepared = Prepared(case, folder)
     if not prepared.weights.exists():
         net = models.get_model(case.network)
@@ -138,11 +167,6 @@ def prepare(case: Case, folder: Path) -> Prepared:
     if not prepared.inputs.exists():
         x = noise(case.shape, SEED + 1)
         write_whole(prepared.inputs, lambda path: np.savez(path, x=x))
-    if not (prepared.expected.exists() and prepared.onnx.exists()):
-        options = {"name": case.network, "weights": str(prepared.weights)}
-        files = {key: str(getattr(prepared, key)) for key in ("inputs", "expected", "onnx")}
-        target = f"{__name__}:from_torch"
-        EngineProcess(f"preparing {case.network}", target, {"options": options, **files}).close()
     return prepared
 
 
@@ -185,6 +209,17 @@ def theirs(name: str, weights: str) -> Any:
     state = {key: torch.from_numpy(np.array(value)) for key, value in loaded.items()}
     module.load_state_dict(state, strict=True, assign=True)
     return module.requires_grad_(False)
+
+
+def from_reference(network: str, options: Mapping[str, Any], inputs: str, expected: str) -> Engine:
+    """Writes the outputs of minidnn's reference; the engine itself does nothing."""
+    module, _, function = network.partition(":")
+    made = getattr(import_module(module), function)(**options)
+    with np.load(inputs) as arrays:
+        x = arrays["x"]
+    y = np.asarray(md.compile(made, x.shape, device="reference")(x))
+    write_whole(Path(expected), lambda path: np.save(path, y))
+    return Engine(lambda: None, about={"version": md.__version__})
 
 
 def from_torch(options: Mapping[str, Any], inputs: str, expected: str, onnx: str) -> Engine:

@@ -30,7 +30,7 @@ def minidnn(
         with forbid_builds():
             compiled = md.compile(layer, shape, **settings)
         cache = "warm"
-    except md.CompileError:
+    except (md.CompileError, md.DeviceError):  # the cache may lack the runner of kernels, too
         compiled = md.compile(layer, shape, **settings)
         cache = "cold"
     del layer  # its weights, which the program has packed

@@ -117,6 +117,8 @@ def run(options: argparse.Namespace) -> int:
     for option, path in (("--json", options.json), ("--plot", options.plot)):
         if path is not None:
             _require_writable(option, path)
+    if bench.notice and cases:
+        print(f"minidnn bench: {bench.notice}", file=sys.stderr)
     where = commit(), bench.machine()
     end, longest = time.monotonic() + (options.seconds or math.inf), 0.0
     with ExitStack() as stack:

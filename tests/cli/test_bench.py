@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from minidnn.bench import alternate, engines, networks
+from minidnn.bench import alternate, cpu, engines, networks
 from minidnn.bench.engines import KINDS, OWN, Kind
 from minidnn.bench.networks import Case, Prepared
 from minidnn.cli import main
@@ -268,6 +269,45 @@ def test_without_names_all_that_are_installed_are_peers(
 ) -> None:
     lines, _ = bench(capsys, "alexnet", *LITTLE, code=1)
     assert {line.split()[0] for line in lines[2:]} == {OWN, "openvino", "torch", "mnn"}
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_without_other_engines_minidnn_runs_alone_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_file: bool,
+) -> None:
+    """It needs neither PyTorch nor ONNX Runtime then: its own reference is what it is compared
+    with."""
+    from minidnn.backends.cpu.toolchain import why_unusable
+    from tests.onnx.models import network, save
+
+    monkeypatch.delenv("MINIDNN_CACHE")  # where ISPC is
+    if (reason := why_unusable()) is not None:
+        pytest.skip(reason)
+    monkeypatch.setattr(engines, "NEEDED", ("no_such_package",))
+    monkeypatch.setattr(cpu, "NEEDED", ("no_such_package",))
+    hidden = {name: tmp_path / "hidden" / name for name in ("torch", "torchvision", "onnxruntime")}
+    for folder in hidden.values():  # what engines' processes find before what is installed
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("raise ImportError('hidden')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hidden"), prepend=os.pathsep)
+    given = save(network(), tmp_path / "net.onnx") if is_file else "squeezenet1_1"
+    size = () if is_file else ("--size", "64")
+    results = tmp_path / "r.json"
+    lines, err = bench(
+        capsys, given, *size, "--json", results, "--threads", 1, "--rounds", 2, "--burst", 0.02
+    )
+    assert err == (
+        "minidnn bench: minidnn runs alone (no_such_package not installed; pip install "
+        "'minidnn[bench]' brings other engines), and is compared with its reference\n"
+    )
+    assert [line.split()[0] for line in lines[1:]] == ["engine", OWN]
+    (case,) = entries(results).values()
+    assert 0 < case["engines"][OWN]["deviation"] < 1e-4
+    error = bench(capsys, given, *size, "--against", "torch", code=2)[1]
+    assert "needs no_such_package, which is not installed: pip install 'minidnn[bench]'" in error
 
 
 def test_progress_on_a_terminal(

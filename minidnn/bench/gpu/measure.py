@@ -42,6 +42,8 @@ class Gpu:
     engines: tuple[str, ...]
     #: What has begun is measured to its end: making the engines takes longer than all rounds.
     in_pieces = False
+    #: What is said before anything is measured.
+    notice = ""
 
     @property
     def index(self) -> int:
