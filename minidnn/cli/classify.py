@@ -6,13 +6,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, add_tune, count, tune_of
-from minidnn.errors import DownloadError, GraphError, MiniDNNError
+from minidnn.cli.weights import RANDOM, WEIGHTS_HELP
+from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,8 +34,6 @@ Exit code: 0; 1 if a picture could not be read (the others are classified); 2 fo
 
 DEFAULT_NETWORK = "resnet50"
 DEFAULT_BATCH = 16
-#: What ``--weights`` can be beside files and names.
-RANDOM, DEFAULT = "random", "DEFAULT"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--weights",
         default="default",
-        help="a file (.safetensors, .pth); torchvision's name of published weights, fetched once; "
-        "default: the network's published ones; random",
+        help=WEIGHTS_HELP,
     )
     add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
     add(
@@ -127,25 +125,26 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     """
     from minidnn.cli.labels import IMAGENET, load_labels
     from minidnn.cli.networks import calibrated, is_onnx, shape_of
+    from minidnn.cli.weights import DEFAULT, known_of, load, source_of
     from minidnn.layers.build import to_graph
     from minidnn.models import get_model
     from minidnn.pictures import Preparation
 
     if is_onnx(options.network):
         return _of_onnx(options)
-    name, source = options.network, _source(options.network, options.weights)
+    name, source = options.network, source_of(options.network, options.weights)
     network = get_model(name)  # says so, if there is none; draws no weights yet
     channels, own_size, _ = network.input_shape
-    known = _known(name, source)
+    known = known_of(name, source)
     if source == RANDOM:
         calibrated(network)
     elif source == DEFAULT and known is None:
         network = get_model(name, weights=DEFAULT)  # its weights came with minidnn
     else:
-        network = _load(network, name, source, options.key)
+        network = load(network, name, source, options.key, _say)
     outputs = _outputs(network)
     # Weights that nobody published are most likely prepared for like those that somebody did.
-    resize, crop = _sizes(known or _known(name, DEFAULT), own_size, options)
+    resize, crop = _sizes(known or known_of(name, DEFAULT), own_size, options)
     labels = options.labels or (IMAGENET if known else "none")
     return Classifier(
         lambda batch: to_graph(network, shape_of(network, batch, (crop, crop))),
@@ -222,68 +221,6 @@ def _ends_in_softmax(graph: Graph, classes: int) -> bool:
     if node is None or not isinstance(node.op, ops.Softmax):
         return False
     return node.output.shape[node.op.dim] == classes
-
-
-def _source(network: str, weights: str) -> str:
-    """``--weights`` as ``load_weights`` takes it, RANDOM or DEFAULT."""
-    if weights.lower() in ("random", "default"):
-        return RANDOM if weights.lower() == "random" else DEFAULT
-    if weights.startswith("IMAGENET1K_"):
-        return f"{network}.{weights}"
-    return weights
-
-
-def _known(network: str, source: str) -> KnownWeights | None:
-    """The published weights that a source means, or None if it is a file, or random."""
-    from minidnn.weights import KNOWN_WEIGHTS, find_known
-
-    if source == RANDOM:
-        return None
-    if source == DEFAULT:
-        own = [known for known in KNOWN_WEIGHTS if known.network == network]
-        return own[-1] if own else None
-    known = find_known(source)
-    if known is not None and known.network != network:
-        raise MiniDNNError(
-            f"--weights {source} are those of {known.network}, not of --network {network}"
-        )
-    return known
-
-
-def _load(network: Any, name: str, source: str, key: str | None) -> Any:
-    """The network with weights from a file; it gets as many classes as they have."""
-    from minidnn.models import get_model
-
-    state = _weights(name, source, key)
-    *_, (last, parameter) = network.named_parameters()
-    options: dict[str, Any] = {}
-    if last in state and state[last].shape != parameter.type.shape and state[last].ndim == 1:
-        options["num_classes"] = len(state[last])
-    if name == "inception_v3":  # as in torchvision, whenever weights are given
-        options["transform_input"] = True
-    if options:
-        network = get_model(name, **options)
-    network.load_state_dict(state)
-    return network
-
-
-def _weights(name: str, source: str, key: str | None) -> Mapping[str, np.ndarray]:
-    """Weights from a file, or published ones, whose first use is said: they must be fetched."""
-    from minidnn.weights import load_weights
-    from minidnn.weights.download import is_fetched
-
-    known = _known(name, source)
-    if known is not None and not is_fetched(known.url, known.hash_prefix):
-        _say(
-            f"fetching the weights {known.name} ({known.megabytes:.0f} MiB) from {known.url}, once"
-        )
-    try:
-        return load_weights(name if source == DEFAULT else source, key=key)
-    except DownloadError as error:
-        raise DownloadError(
-            f"{error.__cause__ or error}\n  --weights FILE takes weights that are on this machine,"
-            " --weights random takes none; --network digits has weights that came with minidnn"
-        ) from error
 
 
 def _outputs(network: Any) -> int:

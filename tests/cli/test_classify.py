@@ -243,7 +243,8 @@ def test_what_is_in_the_cache_is_not_announced(
 def test_sizes_follow_the_version_of_the_weights() -> None:
     """torchvision's own list is the oracle: V1 and V2 want different sizes."""
     pytest.importorskip("torch")
-    from minidnn.cli.classify import _known, _sizes, _source
+    from minidnn.cli.classify import _sizes
+    from minidnn.cli.weights import known_of, source_of
     from tests.oracles.torchvision_models import models as torchvision
 
     class Options:
@@ -255,12 +256,12 @@ def test_sizes_follow_the_version_of_the_weights() -> None:
         for entry in torchvision.get_model_weights(network):
             if entry.name == "IMAGENET1K_FEATURES":  # of VGG-16 without its classifier
                 continue
-            known = _known(network, _source(network, entry.name))
+            known = known_of(network, source_of(network, entry.name))
             made = entry.transforms()
             sizes = (made.resize_size[0], made.crop_size[0])
             assert _sizes(known, 0, Options) == sizes, entry  # type: ignore[arg-type]
         default = torchvision.get_model_weights(network).DEFAULT
-        found = _known(network, _source(network, "default"))
+        found = known_of(network, source_of(network, "default"))
         assert found is not None and found.name == str(default)
 
 
@@ -318,12 +319,12 @@ def test_checkpoints_have_a_key(
 
 
 def test_inception_gets_the_input_that_its_weights_want(tmp_path: Path) -> None:
-    from minidnn.cli.classify import _load
+    from minidnn.cli.weights import load
 
     path = tmp_path / "inception.safetensors"
     state = models.inception_v3(seed=0).state_dict()
     save_weights(state, path)
-    net = _load(models.inception_v3(), "inception_v3", str(path), None)
+    net = load(models.inception_v3(), "inception_v3", str(path), None, print)
     given = models.inception_v3(weights=path)
     assert type(net.transform) is type(given.transform) is not type(models.inception_v3().transform)
 

@@ -1,0 +1,75 @@
+"""``minidnn export``: a network, with its weights, as an ONNX file or a graph file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from minidnn.cli.arguments import add_network, count
+from minidnn.cli.weights import WEIGHTS_HELP
+from minidnn.errors import GraphError, MiniDNNError
+
+HELP = "write a network, with its weights, as an ONNX file or a graph file"
+DESCRIPTION = """\
+Writes a network for one size of its inputs, with its weights, to FILE: as ONNX if its name ends in
+.onnx, for other engines, or as what minidnn.save_graph writes if it ends in .safetensors.  Both are
+taken back by minidnn.compile(FILE), and where other commands take NET."""
+
+ONNX, GRAPH = ".onnx", ".safetensors"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_network(parser)
+    add = parser.add_argument
+    add("file", metavar="FILE", help="what is written: name.onnx or name.safetensors")
+    add("--weights", help=f"of a network of the zoo: {WEIGHTS_HELP} (that)")
+    add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
+    add("--opset", type=count, help="of an ONNX file (20)")
+
+
+def run(options: argparse.Namespace) -> int:
+    import minidnn
+    from minidnn.cli.networks import graph_of
+
+    kind = os.path.splitext(options.file)[1].lower()
+    if kind not in (ONNX, GRAPH):
+        raise MiniDNNError(f"FILE {options.file!r}: valid are names that end in {ONNX} or {GRAPH}")
+    if options.opset is not None and kind != ONNX:
+        raise MiniDNNError(f"--opset {options.opset}: {options.file!r} is no ONNX file")
+    graph = graph_of(options, _network(options))
+    if kind == ONNX:
+        minidnn.save_onnx(graph, options.file, opset=options.opset)
+    else:
+        minidnn.save_graph(graph, options.file)
+    shapes = ", ".join(f"{value.name}: {value.type}" for value in graph.inputs)
+    size = os.path.getsize(options.file) / 1e6
+    print(f"{options.file}: {graph.name} for {shapes}, {size:.1f} MB")
+    return 0
+
+
+def _network(options: argparse.Namespace) -> Any:
+    """The network of the zoo with the weights that are asked for; None for one that has its own."""
+    from minidnn.cli.weights import DEFAULT, RANDOM, load, source_of
+    from minidnn.frontends.zoo import is_path
+    from minidnn.models import get_model, list_models
+
+    name = options.network
+    if is_path(name) or name not in list_models():
+        if options.weights is not None or options.key is not None:
+            raise GraphError(f"--weights and --key: {name!r} has its weights")
+        return None
+    source = RANDOM if options.weights is None else source_of(name, options.weights)
+    if name == "digits" and source in (RANDOM, DEFAULT):
+        return get_model(name, weights=DEFAULT if source == DEFAULT else None)
+    network = get_model(name)
+    if source != RANDOM:
+        return load(network, name, source, options.key, _say)
+    if options.weights is None:
+        _say("the weights are random; --weights default takes published ones")
+    return network
+
+
+def _say(text: str) -> None:
+    print(f"minidnn export: {text}", file=sys.stderr)
