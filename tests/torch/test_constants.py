@@ -58,6 +58,7 @@ WHOLE: dict[str, Function] = {
     "eye": lambda x: x @ torch.eye(x.shape[-1])[:, :5],
     "linspace": lambda x: x * torch.linspace(-1, 1, x.shape[-1]),
     "tensor": lambda x: x * torch.tensor([[0.5], [2.0], [3.0]])[..., None],
+    "tensor, written": lambda x: torch.tensor([0.5, 2.0, 3.0]).mul_(x.mean((0, 2, 3))).exp(),
     "a number's tensor": lambda x: x * torch.tensor(2) + torch.scalar_tensor(0.5),
     "tril": lambda x: x + torch.ones(x.shape[-2:]).tril().cumsum(0),
     "zeros_like": lambda x: torch.stack((x.exp(), torch.zeros_like(x))),

@@ -43,6 +43,7 @@ class Results(nn.Module):
 PRECISIONS = [("reference", each) for each in (None, "float32", "float64")] + [("cpu", None)]
 
 
+@pytest.mark.usefixtures("unpriced")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize(("device", "precision"), PRECISIONS)
 def test_results_have_the_dtypes_of_pytorchs(

@@ -44,10 +44,21 @@ def without_writes(graph: Graph) -> str | None:
 def writing_to(graph: Graph, names: Collection[str]) -> list[Node]:
     """The operations that write to the memory of inputs of these names."""
     memory = Memory(graph)
-    inputs = [node for node in graph.nodes if node.op == "placeholder" and node.name in names]
+    inputs = [
+        node
+        for node in graph.nodes
+        if node.op == "placeholder" and node.name in names and not _is_copied(node)
+    ]
     own = {storage for node in inputs for storage in memory.of(node)}
     written = ((node, _written(node)) for node in graph.nodes) if own else ()
     return [node for node, to in written if isinstance(to, Node) and own & memory.of(to)]
+
+
+def _is_copied(node: Node) -> bool:
+    """Whether a tensor is read by ``torch.tensor`` alone, each call of which makes a new one."""
+    return bool(node.users) and all(
+        user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users
+    )
 
 
 def without_dropout(graph: Graph) -> None:
