@@ -74,7 +74,7 @@ def _loaded(model: Any, given: dict[str, np.ndarray]) -> Graph:
 def why_not(case: BackendCase) -> str | None:
     """Why a case is none of those that must pass; None if it is."""
     model = case.model
-    for node in model.graph.node:
+    for node in _nodes(model.graph):
         if node.domain not in ("", "ai.onnx") or node.op_type not in CONVERTERS:
             return "operator"
     values = (*model.graph.input, *model.graph.output)
@@ -94,10 +94,19 @@ def why_not(case: BackendCase) -> str | None:
     return None
 
 
+def _nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph, and of the branches in it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _nodes(attribute.g)
+
+
 def _types(model: Any) -> set[int]:
     found = {v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)}
     found |= {tensor.data_type for tensor in model.graph.initializer}
-    for node in model.graph.node:
+    for node in _nodes(model.graph):
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.TENSOR:
                 found.add(attribute.t.data_type)

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto
 
 import minidnn as md
 from minidnn.backends.cpu import toolchain
 from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.backends.cpu.isa import best_isa
+from minidnn.frontends.onnx.convert import load_onnx
 from minidnn.frontends.onnx.operators import CONVERTERS
 from minidnn.graph.checker import check
 from minidnn.graph.evaluate import evaluate
@@ -23,6 +26,7 @@ from minidnn.graph.ir import Graph
 from tests.cpu.warming import warm
 
 from .backend_cases import KINDS, BackendCase, chosen_cases, every_case, why_not
+from .test_quantized import LIMITS, tensor
 
 Loaded = tuple[tuple[Graph, list[np.ndarray], list[np.ndarray]], ...]
 
@@ -129,3 +133,27 @@ def test_cuda(case: BackendCase) -> None:
         results = md.compile(graph, device="cuda", tune="heuristic")(*inputs)
         found = list(results.values()) if isinstance(results, dict) else [results]
         compare(case, found, expected)
+
+
+def test_dequantized_constants() -> None:
+    """The cases of DequantizeLinear with inputs made constants; float8 and the like are none."""
+    count = 0
+    for case in every_case():
+        (*_, first) = case.model.graph.node
+        kinds = {value.type.tensor_type.elem_type for value in case.model.graph.input}
+        if first.op_type != "DequantizeLinear" or not kinds <= {*LIMITS, TensorProto.FLOAT}:
+            continue
+        count += 1
+        for inputs, (wanted,) in case.sets:
+            made = onnx.ModelProto()
+            made.CopyFrom(case.model)
+            del made.graph.input[:]
+            for value, array in zip(case.model.graph.input, inputs, strict=True):
+                kind = value.type.tensor_type.elem_type
+                if not isinstance(array, onnx.TensorProto):  # which those of 4 bits are already
+                    array = tensor(value.name, kind, np.asarray(array))
+                made.graph.initializer.add().CopyFrom(array)
+                made.graph.initializer[-1].name = value.name
+            (found,) = evaluate(load_onnx(made), [])
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert count >= 6

@@ -89,42 +89,42 @@ def test_everything_unsupported_is_told_at_once() -> None:
 
 
 def test_dtypes_that_are_not_known_are_told_with_all_else() -> None:
-    one = np.array([1], np.uint8)
+    one = np.array([1], np.uint32)
     made = model(
         [
             node("Einsum", "x", "a", equation="ij->ji"),
-            node("Cast", "x", "b", to=TensorProto.UINT8),
+            node("Cast", "x", "b", to=TensorProto.UINT32),
             node("Constant", "", "c", value=numpy_helper.from_array(one)),
             node("ConstantOfShape", "shape", "d", value=numpy_helper.from_array(one)),
-            node("DequantizeLinear", "q scale zero"),
+            node("QuantizeLinear", "q scale zero"),
             node("Relu", "q", "e"),
         ],
         X,
         arrays={"zero": one, "scale": np.ones(1, np.float32), "shape": np.array([2])},
     )
-    made.graph.input.append(helper.make_tensor_value_info("q", TensorProto.UINT8, [2, 3]))
+    made.graph.input.append(helper.make_tensor_value_info("q", TensorProto.UINT32, [2, 3]))
     made.graph.input.append(helper.make_tensor_sequence_value_info("list", TensorProto.FLOAT, None))
-    valid = "valid are float32, int32, int64, bool, float16, float64"
+    valid = "valid are float32, int32, int64, bool, float16, float64, uint8"
     with pytest.raises(UnsupportedError) as caught:
         load_onnx(made)
     assert str(caught.value).splitlines() == [
         "the ONNX model (opset 21) has 3 tensors and 5 nodes that cannot be converted:",
-        f"  initializer 'zero' has element type UINT8; {valid}",
-        f"  input 'q' has element type UINT8; {valid}",
+        f"  initializer 'zero' has element type UINT32; {valid}",
+        f"  input 'q' has element type UINT32; {valid}",
         "  input 'list' is a sequence; valid is a tensor",
         "  'Einsum_0' (Einsum): no operator of minidnn does that",
-        f"  'Cast_1' (Cast): attribute 'to' has element type UINT8; {valid}",
-        f"  'Constant_2' (Constant): attribute 'value' has element type UINT8; {valid}",
-        "  'ConstantOfShape_3' (ConstantOfShape): attribute 'value' has element type UINT8; "
+        f"  'Cast_1' (Cast): attribute 'to' has element type UINT32; {valid}",
+        f"  'Constant_2' (Constant): attribute 'value' has element type UINT32; {valid}",
+        "  'ConstantOfShape_3' (ConstantOfShape): attribute 'value' has element type UINT32; "
         f"{valid}",
-        "  'DequantizeLinear_4' (DequantizeLinear): no operator of minidnn does that",
+        "  'QuantizeLinear_4' (QuantizeLinear): no operator of minidnn does that",
     ]
     made.graph.node.append(node("Softmax", "x", "f", axis=9))
     fails(made, "node 'Softmax_6' (Softmax): axis=9; valid are -2 to 1")
 
 
 def test_a_dtype_alone_is_told_with_the_opset() -> None:
-    made = model([node("Relu", "x")], X, arrays={"zero": np.array([1], np.uint8)})
+    made = model([node("Relu", "x")], X, arrays={"zero": np.array([1], np.uint32)})
     fails(made, "(opset 21) has 1 tensors that cannot be converted:\n  init", UnsupportedError)
     sparse = model([node("Relu", "x")], X)
     values = numpy_helper.from_array(np.ones(1, np.float32), "thin")
@@ -259,7 +259,7 @@ def test_outputs_are_what_the_model_says() -> None:
             load_onnx(declared(*sizes))
     text = "output 'y' is declared int64; what is computed is float32"
     fails(declared(2, 3, dtype=TensorProto.INT64), text)
-    fails(declared(2, 3, dtype=TensorProto.UINT8), "'y' is declared of another type; what is")
+    fails(declared(2, 3, dtype=TensorProto.UINT32), "'y' is declared of another type; what is")
 
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])

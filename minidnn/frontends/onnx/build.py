@@ -13,13 +13,14 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.limits import Budget, check_shape
+from minidnn.frontends.onnx.tensors import STORED
 from minidnn.graph.expression import Expression, argument, constant, number
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.operators import Expand, Formula, Slice, Transpose, View
 from minidnn.graph.operators.arithmetic import computed_in
 from minidnn.graph.trace import Trace
-from minidnn.graph.types import FLOATS, numpy_dtype
+from minidnn.graph.types import FLOATS, TensorType, numpy_dtype
 
 Body = Callable[..., Expression]
 _EXACT = 1 << 53
@@ -32,6 +33,8 @@ class Builder:
         self._trace = trace
         self._budget = budget
         self._sources: dict[Value, frozenset[str]] = {}
+        #: Constants of whole numbers that minidnn has no dtype for: in int32, and what they were.
+        self._stored: dict[Value, str] = {}
 
     def input(self, value: Value) -> Value:
         """Takes note of a graph input."""
@@ -42,12 +45,27 @@ class Builder:
         """The graph inputs that a value is computed from."""
         return self._sources.get(value, frozenset())
 
-    def constant(self, array: np.ndarray, name: str = "constant") -> Constant:
-        """A constant of the array's shape and dtype."""
-        from minidnn.graph.types import TensorType
+    def dtype(self, value: Value) -> str:
+        """What the model says: of stored numbers their own dtype, not that of the value."""
+        return self._stored.get(value, value.dtype)
 
+    def store(self, value: Value, dtype: str) -> None:
+        """Takes note that a constant in int32 is one of that dtype."""
+        self._stored[value] = dtype
+
+    def constant(self, array: np.ndarray, name: str = "constant") -> Constant:
+        """A constant of the array's shape and dtype; of a dtype that minidnn lacks in int32."""
+        if str(array.dtype) in STORED.values() and array.dtype != np.uint8:
+            value = self.constant(array.astype(np.int32), name)
+            self.store(value, str(array.dtype))
+            return value
         type = TensorType(tuple(array.shape), str(array.dtype))
         return self._trace.constant(object(), name, type, lambda: array)
+
+    def spend(self, what: str, bytes: int) -> None:
+        """Counts constants that something else than :meth:`apply` computes; GraphError if they are
+        too many."""
+        self._budget.spend(what, bytes)
 
     def filled(self, shape: Sequence[int], value: object, dtype: str) -> Constant:
         """A constant of one number."""

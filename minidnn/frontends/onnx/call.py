@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from minidnn.frontends.onnx.tensors import read_tensor
 from minidnn.graph.ir import Constant, Value
 
 # ``AttributeProto.AttributeType`` and the field in which the value stands.
-_FIELDS = {1: "f", 2: "i", 3: "s", 4: "t", 6: "floats", 7: "ints", 8: "strings"}
+_FIELDS = {1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings"}
 _KINDS = {
     1: "a number",
     2: "a whole number",
     3: "a text",
     4: "a tensor",
+    5: "a graph",
     6: "numbers",
     7: "whole numbers",
     8: "texts",
@@ -44,7 +45,10 @@ class Call:
         operands: Sequence[Value | None],
         build: Builder,
         path: Path | None,
+        inline: Callable[[Any], tuple[Value, ...]],
     ) -> None:
+        #: Converts the nodes of a graph that is an attribute, and gives its outputs.
+        self.inline = inline
         self.kind = str(proto.op_type)
         self.opset = opset
         self.build = build
@@ -167,6 +171,13 @@ class Call:
     def tensor(self, name: str) -> np.ndarray | None:
         found = self._value(name, 4)
         return None if found is None else read_tensor(found, self._path, f"attribute {name!r}")
+
+    def subgraph(self, name: str) -> Any:
+        """A graph that must be there."""
+        found = self._value(name, 5)
+        if found is None:
+            raise GraphError(f"attribute {name!r} is missing; valid is a graph")
+        return found
 
     def unread(self) -> list[str]:
         """Attributes that the converting function does not know."""

@@ -9,12 +9,12 @@ import numpy as np
 
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.build import Builder
-from minidnn.frontends.onnx.call import Call, Refused
-from minidnn.frontends.onnx.limits import MOST_OUTPUTS, Budget
-from minidnn.frontends.onnx.model import OWN_DOMAIN, Declared, Model, read_model
-from minidnn.frontends.onnx.operators import CONVERTERS
+from minidnn.frontends.onnx.limits import Budget
+from minidnn.frontends.onnx.model import Declared, Model, read_model
+from minidnn.frontends.onnx.nodes import Nodes
+from minidnn.frontends.onnx.scope import Scope
 from minidnn.frontends.onnx.shapes import bind_shapes, check_output
-from minidnn.frontends.onnx.signature import signature_of
+from minidnn.frontends.onnx.tensors import DTYPES
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import Trace, tracing
 from minidnn.graph.types import TensorType, numpy_dtype
@@ -72,8 +72,7 @@ class _Conversion:
         self.build = Builder(trace, Budget(model.bytes))
         #: What each name of the model stands for; None for what could not be converted.
         self.values: dict[str, Value | None] = dict.fromkeys(model.refused)
-        self.refused: list[str] = []
-        self.open_inputs: set[str] = set()
+        self.nodes = Nodes(model, trace, self.build)
         for name, array in model.initializers.items():
             self.values[name] = self.build.constant(array, name)
         known = self._known(constants)
@@ -110,15 +109,19 @@ class _Conversion:
         return found
 
     def graph(self) -> Graph:
-        for number, proto in enumerate(self.model.proto.graph.node):
-            self._node(number, proto)
-        if self.refused or self.model.refused:
+        self.nodes.convert(self.model.proto.graph.node, Scope(self.values, self.model.opset))
+        if self.nodes.refused or self.model.refused:
             raise self._refusal()
         outputs = []
         for name in self.model.outputs:
             value = self.values.get(name)
             if value is None:
                 raise GraphError(f"{self.model.title}: nothing computes its output {name!r:.100}")
+            if self.build.dtype(value) != value.dtype:
+                raise UnsupportedError(
+                    f"{self.model.title}: output {name!r:.100} is {self.build.dtype(value)}; valid "
+                    f"are {', '.join(DTYPES.values())}"
+                )
             outputs.append(value)
         for declared, value in zip(self.model.proto.graph.output, outputs, strict=True):
             check_output(self.model.title, declared, value.type)
@@ -131,67 +134,11 @@ class _Conversion:
         """All that cannot be taken: inputs, initializers, nodes."""
         tensors = list(self.model.refused.values())
         counts = [f"{len(tensors)} tensors"] * bool(tensors)
-        counts += [f"{len(self.refused)} nodes"] * bool(self.refused)
+        counts += [f"{len(self.nodes.refused)} nodes"] * bool(self.nodes.refused)
         message = (
             f"{self.model.title} (opset {self.model.opset}) has {' and '.join(counts)} that cannot "
-            "be converted:\n  " + "\n  ".join(tensors + self.refused)
+            "be converted:\n  " + "\n  ".join(tensors + self.nodes.refused)
         )
-        if self.open_inputs:
-            return OpenInputsError(message, tuple(sorted(self.open_inputs)))
+        if self.nodes.open_inputs:
+            return OpenInputsError(message, tuple(sorted(self.nodes.open_inputs)))
         return UnsupportedError(message)
-
-    def _node(self, number: int, proto: Any) -> None:
-        label = str(proto.name) or f"{proto.op_type}_{number}"
-        where = f"{self.model.title}: node {label!r:.100} ({proto.op_type!s:.50})"
-        if len(proto.output) > MOST_OUTPUTS:
-            raise GraphError(f"{where} has {len(proto.output)} outputs; valid are {MOST_OUTPUTS}")
-        for name in proto.output:
-            if name and name in self.values:
-                raise GraphError(f"{where} computes {name!r:.100}, which is there already")
-        for name in proto.input:
-            if name and name not in self.values:
-                raise GraphError(
-                    f"{where} reads {name!r:.100} before anything computes it: the nodes are in no "
-                    "order in which they can run, or in a cycle"
-                )
-        self.values |= dict.fromkeys((name for name in proto.output if name), None)
-        try:
-            results = self._converted(proto, label)
-        except (Refused, UnsupportedError) as reason:
-            self.refused.append(f"{label!r:.100} ({proto.op_type!s:.50}): {reason}")
-            if isinstance(reason, Refused):
-                self.open_inputs |= reason.inputs
-            return
-        except GraphError as error:
-            raise GraphError(f"{where}: {error}") from error
-        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-            # Attributes of the right types may still be beyond what an operator computes with.
-            raise GraphError(f"{where} does not fit its operands: {error!r}") from error
-        except MemoryError as error:
-            raise GraphError(f"{where} takes more memory than there is") from error
-        for name, value in zip(proto.output, results, strict=False):
-            if name:
-                self.values[name] = value
-
-    def _converted(self, proto: Any, label: str) -> tuple[Value, ...]:
-        if proto.domain not in OWN_DOMAIN:
-            raise Refused(f"it is of the domain {proto.domain!r:.50}")
-        if proto.op_type not in CONVERTERS:
-            raise Refused("no operator of minidnn does that")
-        operands = [self.values[name] if name else None for name in proto.input]
-        unknown = [n for n, v in zip(proto.input, operands, strict=True) if n and v is None]
-        if unknown:
-            return ()  # what it reads was refused already
-        signature = signature_of(str(proto.op_type), self.model.opset)
-        if signature is not None:
-            signature.check(operands)
-        call = Call(proto, self.model.opset, operands, self.build, self.model.path)
-        with self.trace.scope(label, leaf=True):
-            results = CONVERTERS[proto.op_type].convert(call)
-        if call.unread():
-            raise Refused(f"its attributes {', '.join(call.unread())} are not known")
-        found = results if isinstance(results, tuple) else (results,)
-        missing = [n for n in proto.output[len(found) :] if n]
-        if missing:
-            raise Refused(f"its output {missing[0]!r:.50} is not computed")
-        return found

@@ -19,6 +19,8 @@ HIGHEST_RANK = 32
 #: Nodes, and outputs of one node.
 MOST_NODES = 1 << 18
 MOST_OUTPUTS = 1 << 14
+#: Functions that call each other, and branches within branches.
+DEEPEST = 32
 #: Taps of a window along an axis, and padding before and behind it.
 LARGEST_WINDOW = 1 << 16
 #: Elements of a padded plane: these, and so many for each that is not padded.

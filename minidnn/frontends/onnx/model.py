@@ -13,6 +13,7 @@ import numpy as np
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.library import OLDEST_OPSET, import_onnx, newest_opset
 from minidnn.frontends.onnx.limits import MOST_NODES
+from minidnn.frontends.onnx.scope import Key, key_of
 from minidnn.frontends.onnx.tensors import dtype_of, read_tensor
 
 #: The names of ONNX's own domain.
@@ -44,6 +45,8 @@ class Model:
     initializers: Mapping[str, np.ndarray]
     #: Why inputs and initializers cannot be taken, by name; converting tells it with all else.
     refused: Mapping[str, str]
+    #: Its own functions.
+    functions: Mapping[Key, Any]
 
     @property
     def nodes(self) -> list[Any]:
@@ -142,7 +145,16 @@ def _checked(proto: Any, size: int, path: Path | None, title: str) -> Model:
     names = [declared.name for declared in inputs]
     if len(set(names)) < len(names):
         raise GraphError(f"{title} has two inputs of one name: {', '.join(names):.200}")
-    return Model(title, proto, opset, size, path, inputs, initializers, refused)
+    return Model(
+        title, proto, opset, size, path, inputs, initializers, refused, _functions(proto, title)
+    )
+
+
+def _functions(proto: Any, title: str) -> dict[Key, Any]:
+    found = {key_of(function): function for function in proto.functions}
+    if len(found) < len(proto.functions):
+        raise GraphError(f"{title} has two functions of one name and domain")
+    return found
 
 
 def _opset(proto: Any, title: str) -> int:

@@ -9,7 +9,6 @@ from functools import cache
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.library import import_onnx
 from minidnn.frontends.onnx.tensors import DTYPES
-from minidnn.graph.ir import Value
 
 _TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
 
@@ -32,26 +31,24 @@ class Signature:
     parameters: tuple[Parameter, ...]
     most: int
 
-    def check(self, operands: Sequence[Value | None]) -> None:
-        """GraphError if these operands are too many, or not of these types."""
+    def check(self, operands: Sequence[str | None]) -> None:
+        """GraphError if operands of these dtypes are too many, or of others than it takes."""
         if len(operands) > self.most:
             raise GraphError(f"it has {len(operands)} inputs; valid are {self.most}")
         bound: dict[str, tuple[str, str]] = {}
-        for index, value in enumerate(operands):
-            if value is None:
+        for index, given in enumerate(operands):
+            if given is None:
                 continue
             parameter = self.parameters[min(index, len(self.parameters) - 1)]
             name = parameter.name
-            if value.dtype not in parameter.dtypes:
+            if given not in parameter.dtypes:
                 valid = sorted(parameter.dtypes.intersection(DTYPES.values()))
-                raise GraphError(f"its {name} is {value.dtype}; valid are {', '.join(valid)}")
+                raise GraphError(f"its {name} is {given}; valid are {', '.join(valid)}")
             if not parameter.alike:
                 continue
-            dtype, first = bound.setdefault(parameter.kind, (value.dtype, name))
-            if dtype != value.dtype:
-                raise GraphError(
-                    f"its {name} is {value.dtype}; valid is {dtype}, as its {first} is"
-                )
+            dtype, first = bound.setdefault(parameter.kind, (given, name))
+            if dtype != given:
+                raise GraphError(f"its {name} is {given}; valid is {dtype}, as its {first} is")
 
 
 @cache

@@ -21,14 +21,12 @@ from minidnn.frontends.onnx.limits import check_shape
 
 #: ``TensorProto.DataType`` -> the dtype that minidnn has for it.
 DTYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
-_FIELDS = {
-    "float32": "float_data",
-    "int32": "int32_data",
-    "int64": "int64_data",
-    "bool": "int32_data",
-    "float16": "int32_data",
-    "float64": "double_data",
-}
+DTYPES |= {2: "uint8"}
+#: Those that constants alone may have, and NumPy's dtypes for them: two numbers of 4 bits are a
+#: byte, the first of them in its lower half.
+STORED = {3: "int8", 4: "uint16", 5: "int16", 21: "uint8", 22: "int8"}
+_FOUR_BITS = (21, 22)
+_FIELDS = {"float32": "float_data", "int64": "int64_data", "float64": "double_data"}
 _EXTERNAL = 1
 
 
@@ -53,33 +51,56 @@ def read_tensor(tensor: Any, model: Path | None, what: str) -> np.ndarray:
 
     GraphError if it is malformed, UnsupportedError for element types that minidnn lacks.
     """
-    dtype = np.dtype(dtype_of(tensor.data_type, what))
+    number = tensor.data_type
+    dtype = np.dtype(STORED[number] if number in STORED else dtype_of(number, what))
     shape = check_shape(what, tensor.dims)
     if tensor.HasField("segment"):
         raise UnsupportedError(f"{what} is a segment of a tensor")
-    if tensor.data_location == _EXTERNAL:
-        flat = _external(tensor, model, dtype, prod(shape), what)
-    elif tensor.HasField("raw_data"):
-        if len(tensor.raw_data) != prod(shape) * dtype.itemsize:
-            raise GraphError(
-                f"{what} has {len(tensor.raw_data)} bytes of data; {dtype}{list(shape)} takes "
-                f"{prod(shape) * dtype.itemsize}"
-            )
-        flat = np.frombuffer(tensor.raw_data, dtype.newbyteorder("<")).astype(dtype, copy=False)
-    else:
-        flat = _typed(tensor, dtype, what)
-        if flat.size != prod(shape):
-            raise GraphError(
-                f"{what} has {flat.size} elements of data; its shape {shape} takes {prod(shape)}"
-            )
+    if number in _FOUR_BITS:
+        pairs = _flat(tensor, model, np.dtype(np.uint8), (prod(shape) + 1) // 2, what)
+        return _unpacked(pairs, dtype)[: prod(shape)].reshape(shape)
+    flat = _flat(tensor, model, dtype, prod(shape), what)
     if dtype == np.bool_:  # bytes other than 0 and 1 would be neither true nor false
         flat = flat.view(np.uint8) != 0
     return flat.reshape(shape)
 
 
+def _flat(tensor: Any, model: Path | None, dtype: np.dtype, count: int, what: str) -> np.ndarray:
+    """The elements as they are stored."""
+    if tensor.data_location == _EXTERNAL:
+        return _external(tensor, model, dtype, count, what)
+    if tensor.HasField("raw_data"):
+        if len(tensor.raw_data) != count * dtype.itemsize:
+            raise GraphError(
+                f"{what} has {len(tensor.raw_data)} bytes of data; its shape "
+                f"{tuple(tensor.dims)} takes {count * dtype.itemsize}"
+            )
+        return np.frombuffer(tensor.raw_data, dtype.newbyteorder("<")).astype(dtype, copy=False)
+    flat = _typed(tensor, dtype, what)
+    if flat.size != count:
+        raise GraphError(
+            f"{what} has {flat.size} elements of data; its shape {tuple(tensor.dims)} takes {count}"
+        )
+    return flat
+
+
+def _unpacked(pairs: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Numbers of 4 bits, two of which stand in each byte."""
+    halves = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1).astype(np.int8)
+    return (
+        np.where(halves > 7, halves - 16, halves).astype(dtype)
+        if dtype.kind == "i"
+        else (halves.astype(dtype))
+    )
+
+
 def _typed(tensor: Any, dtype: np.dtype, what: str) -> np.ndarray:
-    field = getattr(tensor, _FIELDS[dtype.name])
-    wide = np.array(field, np.int64 if dtype.kind in "ib" or dtype.name == "float16" else dtype)
+    field = getattr(tensor, _FIELDS.get(dtype.name, "int32_data"))
+    wide = np.array(field, np.int64 if dtype.kind in "iub" or dtype.name == "float16" else dtype)
+    if dtype.kind in "iu" and wide.size:
+        bounds = np.iinfo(dtype)
+        if int(wide.min()) < bounds.min or int(wide.max()) > bounds.max:
+            raise GraphError(f"{what} has data that are no numbers of {dtype}")
     if dtype.name == "float16":  # as the bits of whole numbers
         if wide.size and not 0 <= int(wide.min()) <= int(wide.max()) < 1 << 16:
             raise GraphError(f"{what} has data that are no bits of float16")

@@ -6,10 +6,12 @@ from minidnn.frontends.onnx.operators import (
     activations,
     constants,
     contraction,
+    control,
     elementwise,
     movement,
     normalization,
     pooling,
+    quantization,
     reduction,
     resize,
     slicing,
@@ -21,8 +23,8 @@ CONVERTERS: dict[str, Converter] = dict(
     sorted(
         (name, converter)
         for family in (
-            *(activations, constants, contraction, elementwise, movement),
-            *(normalization, pooling, reduction, resize, slicing),
+            *(activations, constants, contraction, control, elementwise, movement),
+            *(normalization, pooling, quantization, reduction, resize, slicing),
         )
         for name, converter in family.CONVERTERS.items()
     )

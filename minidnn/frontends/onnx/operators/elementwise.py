@@ -154,7 +154,7 @@ def _where(call: Call) -> Value:
 
 @_family("Cast")
 def _cast(call: Call) -> Value:
-    """Among float32, int32, int64 and bool; float16 and float64 on the reference alone."""
+    """Among float32, int32, int64 and bool, and of uint8, but not to it."""
     to = call.integer("to", 0)
     call.integer("saturate", 1)
     call.text("round_mode", "up")
@@ -170,6 +170,8 @@ def _cast_like(call: Call) -> Value:
 
 
 def _converted(call: Call, x: Value, dtype: str) -> Value:
+    if dtype == "uint8" and x.dtype != dtype:
+        raise call.refuse("it makes uint8, which inputs and constants may be, but not results")
     if x.dtype in FLOATS and dtype in FLOATS and x.dtype != dtype and not isinstance(x, Constant):
         return call.build.pointwise("Cast", lambda a: a, x, dtype=dtype)
     return call.build.cast(x, dtype)

@@ -1,0 +1,212 @@
+"""Converting nodes one after another: operators, functions of the model, and branches."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from minidnn.errors import GraphError, UnsupportedError
+from minidnn.frontends.onnx.build import Builder
+from minidnn.frontends.onnx.call import Call, Refused
+from minidnn.frontends.onnx.library import OLDEST_OPSET, newest_opset
+from minidnn.frontends.onnx.limits import DEEPEST, MOST_NODES, MOST_OUTPUTS
+from minidnn.frontends.onnx.model import OWN_DOMAIN, Model
+from minidnn.frontends.onnx.operators import CONVERTERS
+from minidnn.frontends.onnx.scope import Scope, attributes_of, bound, counted, key_of
+from minidnn.frontends.onnx.signature import signature_of
+from minidnn.frontends.onnx.tensors import read_tensor
+from minidnn.graph.ir import Value
+from minidnn.graph.trace import Trace
+
+#: Operators that move numbers of any dtype, and those that make others of them.
+_MOVING = {
+    *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice"),
+    *("SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+}
+_OF_ANY = _MOVING | {"Cast", "CastLike", "DequantizeLinear", "If", "Shape", "Size"}
+
+
+class _Told(Exception):
+    """A node within one could not be converted, which was told already."""
+
+
+class Nodes:
+    """Converts nodes; what cannot be converted is in :attr:`refused`."""
+
+    def __init__(self, model: Model, trace: Trace, build: Builder) -> None:
+        self.model = model
+        self.trace = trace
+        self.build = build
+        self.refused: list[str] = []
+        #: The graph inputs that would have to be known.
+        self.open_inputs: set[str] = set()
+        count = counted(model.nodes, model.functions)
+        if count > MOST_NODES:
+            raise GraphError(
+                f"{model.title} has {count} nodes, those of functions counted wherever they are "
+                f"called; valid are {MOST_NODES}"
+            )
+
+    def convert(self, protos: Sequence[Any], scope: Scope) -> None:
+        """Converts nodes in their order, and adds what they compute to the scope's names."""
+        for number, proto in enumerate(protos):
+            self._node(number, proto, scope)
+
+    def _node(self, number: int, proto: Any, scope: Scope) -> None:
+        label = scope.prefix + (str(proto.name) or f"{proto.op_type}_{number}")
+        where = f"{self.model.title}: node {label!r:.100} ({proto.op_type!s:.50})"
+        if len(proto.output) > MOST_OUTPUTS:
+            raise GraphError(f"{where} has {len(proto.output)} outputs; valid are {MOST_OUTPUTS}")
+        for name in proto.output:
+            if name and name in scope.values:
+                raise GraphError(f"{where} computes {name!r:.100}, which is there already")
+        for name in proto.input:
+            if name and not scope.knows(name):
+                raise GraphError(
+                    f"{where} reads {name!r:.100} before anything computes it: the nodes are in no "
+                    "order in which they can run, or in a cycle"
+                )
+        scope.values.update(dict.fromkeys((name for name in proto.output if name), None))
+        try:
+            results = self._converted(proto, label, scope)
+        except _Told:
+            return
+        except (Refused, UnsupportedError) as reason:
+            self.refused.append(f"{label!r:.100} ({proto.op_type!s:.50}): {reason}")
+            if isinstance(reason, Refused):
+                self.open_inputs |= reason.inputs
+            return
+        except GraphError as error:
+            raise GraphError(f"{where}: {error}") from error
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            # Attributes of the right types may still be beyond what an operator computes with.
+            raise GraphError(f"{where} does not fit its operands: {error!r}") from error
+        except MemoryError as error:
+            raise GraphError(f"{where} takes more memory than there is") from error
+        for name, value in zip(proto.output, results, strict=False):
+            if name:
+                scope.values[name] = value
+
+    def _converted(self, proto: Any, label: str, scope: Scope) -> tuple[Value, ...]:
+        own = proto.domain in OWN_DOMAIN
+        function = self.model.functions.get(key_of(proto))
+        if function is None and not own:
+            raise Refused(f"it is of the domain {proto.domain!r:.50}")
+        if function is None and proto.op_type not in CONVERTERS:
+            raise Refused("no operator of minidnn does that")
+        operands = [scope.value(name) if name else None for name in proto.input]
+        given = [bool(name) and name not in scope.absent for name in proto.input]
+        if any(known and value is None for known, value in zip(given, operands, strict=True)):
+            raise _Told  # what it reads was refused already
+        if function is not None:
+            return self._called(function, proto, operands, label, scope)
+        dtypes = [None if value is None else self.build.dtype(value) for value in operands]
+        signature = signature_of(str(proto.op_type), scope.opset)
+        if signature is not None:
+            signature.check(dtypes)
+        self._check_dtypes(proto, operands, dtypes)
+
+        def inline(graph: Any) -> tuple[Value, ...]:
+            return self._branch(graph, proto, label, scope)
+
+        call = Call(proto, scope.opset, operands, self.build, self.model.path, inline)
+        with self.trace.scope(label, leaf=True):
+            results = CONVERTERS[proto.op_type].convert(call)
+        if call.unread():
+            raise Refused(f"its attributes {', '.join(call.unread())} are not known")
+        found = results if isinstance(results, tuple) else (results,)
+        missing = [n for n in proto.output[len(found) :] if n]
+        if missing:
+            raise Refused(f"its output {missing[0]!r:.50} is not computed")
+        first = operands[0] if operands and proto.op_type in _MOVING else None
+        if first is not None and dtypes[0] != first.dtype:
+            for value in found:
+                self.build.store(value, str(dtypes[0]))
+        return found
+
+    def _check_dtypes(
+        self, proto: Any, operands: Sequence[Value | None], dtypes: Sequence[str | None]
+    ) -> None:
+        """Refused if there are numbers of few bits among the operands of what computes."""
+        if proto.op_type in _OF_ANY:
+            return
+        for value, dtype in zip(operands, dtypes, strict=True):
+            if value is not None and (dtype == "uint8" or dtype != value.dtype):
+                raise Refused(
+                    f"it computes in {dtype}; {dtype} can be moved, and made to another dtype by "
+                    "Cast or DequantizeLinear"
+                )
+
+    def _called(
+        self, function: Any, proto: Any, operands: list[Value | None], label: str, scope: Scope
+    ) -> tuple[Value, ...]:
+        """What a function of the model gives: its nodes stand in the place of its call."""
+        key = key_of(function)
+        if key in scope.functions:
+            through = " -> ".join(name for _, name, _ in (*scope.functions, key))
+            raise Refused(f"the function calls itself ({through:.200})")
+        names = list(function.input)
+        if len(operands) > len(names) or len(proto.output) > len(function.output):
+            raise GraphError(
+                f"it has {len(operands)} inputs and {len(proto.output)} outputs; the function has "
+                f"{len(names)} and {len(function.output)}"
+            )
+        operands = operands + [None] * (len(names) - len(operands))
+        values = {n: v for n, v in zip(names, operands, strict=True) if v is not None}
+        inner = Scope(
+            dict(values),
+            self._opset_of(function, scope),
+            absent=frozenset(names) - set(values),
+            prefix=f"{label}/",
+            functions=(*scope.functions, key),
+            depth=scope.depth,
+        )
+        self.convert(bound(function.node, attributes_of(function, proto)), inner)
+        return self._results(function.output[: len(proto.output)], inner)
+
+    def _opset_of(self, function: Any, scope: Scope) -> int:
+        versions = [each.version for each in function.opset_import if each.domain in OWN_DOMAIN]
+        opset = int(versions[0]) if versions else scope.opset
+        if not OLDEST_OPSET <= opset <= newest_opset():
+            raise Refused(
+                f"the function has opset {opset}; valid is one from {OLDEST_OPSET} to "
+                f"{newest_opset()}"
+            )
+        return opset
+
+    def _branch(self, graph: Any, proto: Any, label: str, scope: Scope) -> tuple[Value, ...]:
+        """What a graph within a node gives, which sees the names around it."""
+        if scope.depth >= DEEPEST:
+            raise Refused(f"branches stand more than {DEEPEST} deep in each other")
+        if len(graph.input) or len(graph.output) != len(proto.output):
+            raise GraphError(
+                f"its branch has {len(graph.input)} inputs and {len(graph.output)} outputs; valid "
+                f"are none and {len(proto.output)}"
+            )
+        if len(graph.sparse_initializer):
+            raise Refused("its branch has a sparse initializer; valid is a dense one")
+        values: dict[str, Value | None] = {}
+        for tensor in graph.initializer:
+            what = f"initializer {tensor.name!r:.100}"
+            if not tensor.name or tensor.name in values:
+                raise GraphError(f"{what} has no name of its own")
+            array = read_tensor(tensor, self.model.path, what)
+            values[tensor.name] = self.build.constant(array, tensor.name)
+        around = ChainMap(dict(scope.values), dict(scope.around))
+        inner = replace(
+            scope, values=values, around=around, prefix=f"{label}/", depth=scope.depth + 1
+        )
+        self.convert(graph.node, inner)
+        return self._results([output.name for output in graph.output], inner)
+
+    def _results(self, names: Sequence[str], scope: Scope) -> tuple[Value, ...]:
+        for name in names:
+            if not scope.knows(name):
+                raise GraphError(f"nothing computes {name!r:.100}, which it gives")
+        found = [scope.value(name) for name in names]
+        results = tuple(value for value in found if value is not None)
+        if len(results) < len(found):
+            raise _Told
+        return results
