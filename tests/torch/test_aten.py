@@ -375,6 +375,32 @@ ONE: dict[str, Function] = {
     "rms_norm": lambda m, x: F.rms_norm(x, (8, 8), m.plane[0], 0.1) + F.rms_norm(x, (8,)),
     "bmm": lambda m, x: torch.bmm(x[:, 0].relu(), x[:, 1].relu()),
     "matmul of values": lambda m, x: x @ x.transpose(2, 3),
+    "products with vectors": lambda m, x: (
+        *(x @ m.vector.repeat(2), m.vector.repeat(2) @ x, x[0, 0, 0] @ x[0, 0, 1]),
+        *(
+            m.matrix @ x[0, 0, 0],
+            torch.mv(x[0, 0], x[0, 0, 1]),
+            torch.dot(x[0, 0, 0], m.plane[0, 0]),
+        ),
+        F.linear(x[0, 0, 0], m.matrix, m.five),
+    ),
+    "baddbmm": lambda m, x: (
+        *(
+            torch.baddbmm(m.plane[:2], x[:, 0], x[:, 1]),
+            torch.baddbmm(x[:, 0, :1], x[:, 0], x[:, 1]),
+        ),
+        torch.baddbmm(x[:, 0], x[:, 0], x[:, 1], beta=0.5, alpha=2),
+        torch.baddbmm(x[:, 0].log(), x[:, 0], x[:, 1], beta=0, alpha=2),
+    ),
+    "einsum": lambda m, x: (
+        *(torch.einsum("bhid,bhjd->bhij", x, x.relu()), torch.einsum("bhij,hjk->ikbh", x, m.plane)),
+        *(torch.einsum("bchw,cd->bdhw", x, x[0, 0, :4]), torch.einsum("bchw, od", x, m.matrix)),
+        *(torch.einsum("bchw,dc->bdhw", x, m.matrix[:, :4]), torch.einsum("abcd,abcd->", x, x)),
+        *(
+            torch.einsum("i,j->ij", x[0, 0, 0], m.vector),
+            torch.einsum("ab,bc", x[0, 0], m.plane[0]),
+        ),
+    ),
     "type_as": lambda m, x: x.relu().type_as(m.plane).sqrt(),
 }
 
@@ -446,7 +472,14 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "unknown": (lambda m, x: torch.fft.fft2(x).real, "aten.fft_fft2.default: it is not known"),
     "no batch": (lambda m, x: F.max_pool2d(x[0], 2), "input has shape (4, 8, 8) of rank 3"),
     "int": (lambda m, x: x.int() * 2, "aten.to.dtype: it makes int32[2, 4, 8, 8] of float32"),
-    "vectors": (lambda m, x: x.sum((1, 2, 3)) @ m.vector[:2], "known are matrices"),
+    "letters": (
+        lambda m, x: torch.einsum("...ij,...jk->...ik", x, x),
+        "'...ij,...jk->...ik'; known are two operands, each letter once, and no '...'",
+    ),
+    "repeated axes": (
+        lambda m, x: torch.einsum("bchw,bchw->bc", x, x[:, :1] * 1),
+        "'bchw,bchw->bc' of (2, 4, 8, 8) and (2, 1, 8, 8) repeats an axis",
+    ),
     "cut off": (lambda m, x: F.pad(x.relu(), (-1, 0)), "padding=[-1, 0] cuts elements off"),
     "statistics": (
         lambda m, x: F.instance_norm(x, m.vector, m.variance, use_input_stats=False),

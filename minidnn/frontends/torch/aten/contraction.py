@@ -6,6 +6,7 @@ from typing import Any
 
 from minidnn.frontends.torch.aten.call import Call, Refused, takes
 from minidnn.graph import operators as ops
+from minidnn.graph.expression import argument
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.trace import apply, apply_or_compute
 from minidnn.graph.transposed import transposed_convolution
@@ -92,12 +93,13 @@ def _bias(call: Call, name: str) -> list[Constant]:
     return [] if bias is None else [bias]
 
 
-@takes("linear.default", when=_KNOWN_WEIGHT)
+@takes("linear.default", when="the weight is known")
 def linear(call: Call) -> Any:
-    x = call.tensor("input")
-    if x.type.rank < 2:
-        raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
-    return apply(ops.Linear(), x, call.constant("weight"), *_bias(call, "bias"))
+    x, operands = call.tensor("input"), [call.constant("weight"), *_bias(call, "bias")]
+    if x.type.rank > 1:
+        return apply(ops.Linear(), x, *operands)
+    out = apply(ops.Linear(), apply(ops.View((1, *x.shape)), x), *operands)
+    return apply(ops.View(call.result.shape), out)
 
 
 @takes("addmm.default", when="the matrix and the vector added are known, alpha and beta are 1")
@@ -112,15 +114,34 @@ def addmm(call: Call) -> Any:
 
 @takes("mm.default", "bmm.default")
 def mm(call: Call) -> Any:
-    return _product(call.tensor("self"), call.tensor("mat2"))
+    return product(call.tensor("self"), call.tensor("mat2"))
 
 
-@takes("matmul.default", when="both operands have at least 2 axes")
+@takes("matmul.default", "mv.default", "dot.default")
 def matmul(call: Call) -> Any:
-    return _product(call.tensor("self"), call.tensor("other"))
+    """A vector is a matrix of one row, or of one column if it is the second."""
+    x, other = (call.tensor(name) for name in call.names)
+    left = apply_or_compute(ops.View((1, *x.shape)), x) if x.type.rank == 1 else x
+    right = other
+    if other.type.rank == 1:
+        right = apply_or_compute(ops.View((*other.shape, 1)), other)
+    out = product(left, right)
+    return out if (left, right) == (x, other) else apply(ops.View(call.result.shape), out)
 
 
-def _product(x: Value, other: Value) -> Any:
+@takes("baddbmm.default", when="no other dtype is asked for")
+def baddbmm(call: Call) -> Any:
+    """``beta * self + alpha * batch1 @ batch2``; without beta, nothing of ``self`` counts."""
+    alpha, beta = float(call.number("alpha")), float(call.number("beta"))
+    out = product(call.tensor("batch1"), call.tensor("batch2"))
+    scaled = argument(0) if alpha == 1.0 else argument(0) * alpha
+    if not beta:
+        return apply(ops.Formula(scaled, title="Scale"), out)
+    body = scaled + (argument(1) if beta == 1.0 else argument(1) * beta)
+    return apply(ops.Formula(body, tensors=2, title="Add"), out, call.tensor("self"))
+
+
+def product(x: Value, other: Value) -> Value:
     """``x @ other``; a known matrix is the weight of a linear layer."""
     if min(x.type.rank, other.type.rank) < 2:
         raise Refused(f"operands have shapes {x.shape} and {other.shape}; known are matrices")
