@@ -99,7 +99,7 @@ def _argmax(dim: int, last: bool, *shapes: Shape) -> Case:
         return (x.shape[dim] - 1 - place if last else place).astype(float)
 
     return Case(
-        name=f"argmax-{dim}{'-last' * last}",
+        name=f"argmax-{dim}{'-last' * last}-{'x'.join(map(str, shapes[0]))}",
         layer=lambda: _Place(dim, last),
         torch=lambda: by_torch,
         formula=formula,

@@ -11,6 +11,7 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.operator import Operator
 from tests.cases import CASES, Case, check
 from tests.cases.record import not_contiguous
+from tests.layers import torch_cases
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ def test_every_operator_has_a_case() -> None:
 
 def test_every_layer_has_a_case() -> None:
     made = {type(case.layer()) for case in CASES}
+    made |= {type(case.ours()) for case in torch_cases.CASES}  # of several operators each
     combining = {layers.Layer, layers.Sequential, layers.LayerList, layers.Model}
     made |= {layers.Add, layers.Mul}
     every = {
