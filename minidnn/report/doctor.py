@@ -317,9 +317,14 @@ def _cache() -> list[Finding]:
     root = cache.root()
     above = next((path for path in (root, *root.parents) if path.exists()), root)
     try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root, prefix=".work-"):
+        with (
+            cache.open_folder(root, create=True),
+            tempfile.TemporaryFile(dir=root, prefix=".work-"),
+        ):
             pass
+    except cache.UntrustedError as error:
+        advice = "close it to others if nobody has put anything there, or set MINIDNN_CACHE"
+        return _one("cache", BROKEN, f"{root} is not used: {error}", advice)
     except OSError as error:
         text = f"{root} cannot be written: {error}"
         return _one("cache", BROKEN, text, "set MINIDNN_CACHE to a folder that can be written")

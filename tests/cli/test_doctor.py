@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -249,6 +250,15 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     found = find("cache")
     assert found.state == BROKEN and "cannot be written: " in found.found
     assert found.advice == "set MINIDNN_CACHE to a folder that can be written"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are no users here")
+def test_a_cache_that_others_could_have_written(cache_root: Path) -> None:
+    cache_root.mkdir(exist_ok=True)
+    cache_root.chmod(0o777)
+    found = find("cache")
+    assert found.state == BROKEN and f"{cache_root} can be written by others" in found.found
+    assert "close it to others" in found.advice
 
 
 def test_the_default_device_has_its_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
