@@ -24,6 +24,7 @@ from minidnn.acceleration.weights import StandsFor
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.capture import Captured, NotCapturable, capture
 from minidnn.frontends.torch.hooks import has_hooks, with_hooks, without_hooks
+from minidnn.frontends.torch.unseen import NOTHING, Changing, changing
 
 log = logging.getLogger(__name__)
 
@@ -75,17 +76,19 @@ class OptimizedModule(StandsFor):
         sizes: int,
         options: Mapping[str, Any],
         within: bool = False,
+        changing: Changing = NOTHING,
     ) -> None:
         """within: whether it stands for a module in one that cannot be captured: what is not taken
-        of it is said by the one around it."""
+        of it is said by the one around it.  changing: what that one changes."""
         super().__init__()
         own = self.__dict__
         own["original"] = original  # not as a child: names in the state dict stay what they are
         for shared in (*_SHARED, *_STATE_HOOKS):
             own[shared] = original.__dict__[shared]
         own["_settings"] = (device, precision, strict, sizes, dict(options))
-        own["_programs"] = Programs(type(original).__name__, sizes)
+        own["_programs"] = Programs(type(original).__name__, sizes, warns=not within)
         own["_within"] = within
+        own["_changing"] = changing
         own["_warned"] = set()  # of what
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -262,22 +265,26 @@ class OptimizedModule(StandsFor):
         engine = engine_for(memory, device, precision, options)
         name = type(self.original).__name__
         try:
-            captured = capture(self.original, args, kwargs, runs_hooks=True)
+            captured = capture(
+                self.original, args, kwargs, runs_hooks=True, changing=self._changing
+            )
             self._check_weights(captured)
         except UnsupportedError as error:
             if strict or not (self._within or isinstance(error, NotCapturable)):
                 raise
             reason = error.reason if isinstance(error, NotCapturable) else str(error)
             log.info("%s: its own code runs in PyTorch: %s", name, reason)
-            return Below(self.original, describe(leaves), reason, self._for_below)
+            found = self._changing.also(changing(self.original, args, kwargs))
+            below = partial(self._for_below, found)
+            return Below(self.original, describe(leaves), reason, below)
         given = describe(leaves)
         program = Program(captured, engine, name, given, strict, self.original, self._within)
         self._warn_of_nothing(program)
         return program
 
-    def _for_below(self, module: nn.Module) -> OptimizedModule:
+    def _for_below(self, changing: Changing, module: nn.Module) -> OptimizedModule:
         device, precision, strict, sizes, options = self._settings
-        return OptimizedModule(module, device, precision, strict, sizes, options, within=True)
+        return OptimizedModule(module, device, precision, strict, sizes, options, True, changing)
 
     def _check_weights(self, captured: Captured) -> None:
         for node, held in captured.held.items():

@@ -42,8 +42,15 @@ class Programs:
     for one that is being made, which one thread of the process does at a time.
     """
 
-    def __init__(self, name: str, limit: int, kept_for: str = "sizes of arguments") -> None:
+    def __init__(
+        self, name: str, limit: int, kept_for: str = "sizes of arguments", warns: bool = True
+    ) -> None:
+        """kept_for: what there are programs for, in the plural; warns: whether to warn when there
+        are more of these than are kept."""
         self._name = name
+        self._has_warned = not warns
+        #: What there were programs for, by their hashes.
+        self._met: set[int] = set()
         self._limit = limit
         self._kept_for = kept_for
         self._found: OrderedDict[Any, Kept] = OrderedDict()
@@ -177,15 +184,22 @@ class Programs:
         start = time.perf_counter()
         program = make()
         seconds = time.perf_counter() - start
-        log.info("%s: compiled in %.1f s for %s", self._name, seconds, describe(leaves))
-        if self._keep(key, program):
+        met = hash(key)  # the key itself may hold tensors
+        again = ""
+        if met in self._met and key not in self._found:
+            again = f", which had been dropped: {len(self._met)} {self._kept_for} so far"
+        self._met.add(met)
+        log.info("%s: compiled in %.1f s for %s%s", self._name, seconds, describe(leaves), again)
+        if self._keep(key, program) and not self._has_warned:
+            self._has_warned = True
             log.warning(
-                "%s: more than %d %s; the one not used for the longest time was "
-                "dropped (sizes=%d keeps them all)",
+                "%s: %d %s so far, of which sizes=%d are kept: one that was dropped is compiled "
+                "again when it comes again; sizes= as many as there will be keeps them all (this "
+                "is said once)",
                 self._name,
-                self._limit,
+                len(self._met),
                 self._kept_for,
-                self._limit + 1,
+                self._limit,
             )
         return program
 

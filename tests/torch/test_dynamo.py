@@ -232,8 +232,9 @@ def test_modules_that_share_a_piece_have_weights_of_their_own(
         for net, fast in pairs:
             close(fast(x), net(x))
         assert caplog.records[-1].getMessage() == (
-            "torch.compile: more than 2 sizes of arguments and modules; the one not used for the "
-            "longest time was dropped (sizes=3 keeps them all)"
+            "torch.compile: 3 sizes of arguments and modules so far, of which sizes=2 are kept: "
+            "one that was dropped is compiled again when it comes again; sizes= as many as there "
+            "will be keeps them all (this is said once)"
         )
     (piece,) = dynamo.pieces()
     assert len(list(piece.programs)) == 2

@@ -302,12 +302,27 @@ def test_another_size_compiles_once_and_few_are_kept(caplog: pytest.LogCaptureFi
     assert message.endswith(" s for float32[2, 3, 8, 8]")
     caplog.clear()
     with caplog.at_level(logging.INFO, "minidnn.acceleration"):
-        fast(examples(1, 3, 8, 9))
-        fast(examples(2, 3, 8, 8))
-    assert said(caplog)[1] == (
-        "Network: more than 2 sizes of arguments; the one not used for the longest time was "
-        "dropped (sizes=3 keeps them all)"
+        for shape in ((1, 3, 8, 9), (2, 3, 8, 8), (3, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 9)):
+            fast(examples(*shape))
+    messages = said(caplog)
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warnings == [messages[1]]
+    assert messages[1] == (
+        "Network: 3 sizes of arguments so far, of which sizes=2 are kept: one that was dropped is "
+        "compiled again when it comes again; sizes= as many as there will be keeps them all (this "
+        "is said once)"
     )
+    assert messages[-1].endswith(
+        " s for float32[1, 3, 8, 9], which had been dropped: 4 sizes of arguments so far"
+    )
+    assert len(fast.programs) == 2
+    fast = optimized(net, examples(1, 3, 8, 8), sizes=4)  # as many as the message says
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "minidnn.acceleration"):
+        for _ in range(2):
+            for shape in ((1, 3, 8, 9), (2, 3, 8, 8), (3, 3, 8, 8), (1, 3, 8, 8)):
+                fast(examples(*shape))
+    assert len(said(caplog)) == 3
 
 
 # A drop-in module

@@ -6,6 +6,7 @@ is narrowed down to single modules, which become opaque operations (:mod:`.opaqu
 
 from __future__ import annotations
 
+import contextvars
 import operator
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from minidnn.frontends.torch.inplace import without_writes
 from minidnn.frontends.torch.memory import share_results
 from minidnn.frontends.torch.opaque import OpaqueCall, is_opaque
 from minidnn.frontends.torch.scripted import check_scripted
+from minidnn.frontends.torch.unseen import NOTHING, Changing
 
 __all__ = ["CAPTURING", "Captured", "Held", "NotCapturable", "capture"]
 
@@ -128,18 +130,21 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     held_leaves: Mapping[int, Held] | None = None,
     runs_hooks: bool = False,
+    changing: Changing = NOTHING,
 ) -> Captured:
     """Captures what a module computes for arguments of these sizes.
 
     held_leaves: leaves of the arguments, by place, that are weights.
     runs_hooks: whether the caller runs the module's own hooks around the program.
+    changing: what a network changes that the module is in.
 
     Several threads may ask at once, and others call the module meanwhile.
 
     UnsupportedError if that cannot be had, with what PyTorch says.
     """
     with CAPTURING:
-        return _capture(root, args, kwargs, held_leaves, runs_hooks)
+        own = contextvars.copy_context()  # so that nothing is set in the caller's
+        return own.run(_capture, root, args, kwargs, held_leaves, runs_hooks, changing)
 
 
 def _capture(
@@ -148,9 +153,10 @@ def _capture(
     kwargs: Mapping[str, Any] | None,
     held_leaves: Mapping[int, Held] | None,
     runs_hooks: bool,
+    changing: Changing,
 ) -> Captured:
     check_scripted(root)
-    export = Export(root, tuple(args), dict(kwargs or {}), runs_hooks)
+    export = Export(root, tuple(args), dict(kwargs or {}), runs_hooks, changing)
     program = export.program()
     notes = []
     while (reason := without_writes(program.graph)) is not None:

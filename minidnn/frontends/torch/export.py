@@ -43,7 +43,7 @@ from minidnn.frontends.torch.reach import Place
 from minidnn.frontends.torch.replica import holding, replica
 from minidnn.frontends.torch.scripted import scripted_within
 from minidnn.frontends.torch.state import computed_weights, observed
-from minidnn.frontends.torch.unseen import unseen
+from minidnn.frontends.torch.unseen import Changing, unseen
 
 
 class NotCapturable(UnsupportedError):
@@ -74,6 +74,7 @@ class Export:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         runs_hooks: bool,
+        changing: Changing,
     ) -> None:
         self.opaque = OpaqueCalls({**beyond_computing(root), **scripted_within(root)})
         self._root = root
@@ -94,6 +95,23 @@ class Export:
         self._beyond: dict[Any, Place] = {}
         self._beyond_is_fake = False
         self._changes_arguments = False
+
+        self._leave_readers(changing)
+
+    def _leave_readers(self, changing: Changing) -> None:
+        """Those modules are opaque whose code uses what the network around this one changes."""
+        if not changing.places and not changing.attributes:
+            return
+        outside = Outside(self._root)
+        for path, module in self._root.named_modules():
+            if (names := changing.attributes.get(id(module))) is not None:
+                self._kept.setdefault(path, {}).update(names)
+        for path, name in outside.holders(changing.places):
+            self._kept.setdefault(path, {})[name] = None
+        for path in outside.readers(changing.places):
+            if not is_within(path, self.opaque.reasons):
+                label = next(iter(changing.places.values())).label
+                self._leave(path, f"it uses {label}, which changes when the network is called")
 
     def program(self) -> Any:
         while True:
@@ -284,7 +302,7 @@ class Export:
         outside = Outside(self._root, self.opaque.reasons, own)
         with (
             torch.no_grad(),
-            nothing_kept(self._subject),
+            nothing_kept(outside, self._subject),
             self._own_hooks(self._subject),
             changed_in_calls(self._subject) as has_changed,
             observed(self._subject, self._kept) as self._changed,

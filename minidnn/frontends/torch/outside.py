@@ -21,6 +21,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from minidnn.frontends.torch.opaque import HOOKS, whole_call
 from minidnn.frontends.torch.reach import (
+    KEEPER,
     Place,
     Reach,
     is_alike,
@@ -75,6 +76,11 @@ class Outside:
         """All that it could write to, by key."""
         return self._reach.places
 
+    @property
+    def caches(self) -> dict[int, Any]:
+        """The functions that keep their results."""
+        return self._reach.caches
+
     def changed(self) -> dict[Any, Place]:
         """The places that hold other things than before."""
         return {key: each for key, each in self._reach.places.items() if each.has_changed()}
@@ -92,16 +98,23 @@ class Outside:
         """The modules by whose attributes one comes to such places: their paths, and the names of
         the attributes."""
         aims = set(places)
+        for path, names in self.attributes(places):
+            yield from ((path, name) for name in names)
         for path, module in self._modules:
-            own = vars(module)
-            if (place := places.get(id(own))) is not None:
-                now = place.now()
-                for name in {**place.before, **now}:
-                    if name not in OF_MODULES and now.get(name) is not place.before.get(name):
-                        yield path, name
-            for name, value in own.items():
+            for name, value in vars(module).items():
                 if name not in OF_MODULES and self._reach.reaches(value, aims):
                     yield path, name
+
+    def attributes(self, places: Mapping[Any, Place]) -> Iterator[tuple[str, list[str]]]:
+        """The modules whose own attributes are among such places: their paths, and the names of
+        those that are others now."""
+        for path, module in self._modules:
+            if (place := places.get(id(vars(module)))) is not None:
+                now, before = place.now(), place.before
+                names = [
+                    name for name in {**before, **now} if now.get(name) is not before.get(name)
+                ]
+                yield path, [name for name in names if name not in OF_MODULES]
 
     def readers(self, places: Mapping[Any, Place]) -> Iterator[str]:
         """The paths of modules whose code comes to such places, other than by attributes."""
@@ -178,23 +191,22 @@ def writers(
 
 
 @contextmanager
-def nothing_kept(*replicas: nn.Module) -> Iterator[None]:
+def nothing_kept(outside: Outside, *replicas: nn.Module) -> Iterator[None]:
     """Afterwards no function that keeps its results (``functools.lru_cache``) keeps any that were
     made within of tensors without data, or for modules of these replicas: such are cleared."""
     own = {id(module) for replica in replicas for module in replica.modules()}
     try:
         yield
     finally:
-        # Not of all objects there are: to hold a tuple that another thread makes is an error there.
-        for each in gc.get_referrers(_KEEPER):
-            if type(each) is _KEEPER:
-                within = (each.__wrapped__, each.__dict__)
-                kept = [o for o in gc.get_referents(each) if not any(o is w for w in within)]
-                if holds_fakes(kept, own):
-                    each.cache_clear()
-
-
-_KEEPER = type(functools.lru_cache(lambda: None))
+        # Names in code do not lead to all of them, nor Python's collector to those that were frozen
+        # (``gc.freeze``).  It is not asked for all objects: to hold a tuple that another thread is
+        # making would be an error in that one.
+        found = {id(each): each for each in gc.get_referrers(KEEPER) if type(each) is KEEPER}
+        for each in {**found, **outside.caches}.values():
+            within = (each.__wrapped__, each.__dict__)
+            kept = [o for o in gc.get_referents(each) if not any(o is w for w in within)]
+            if holds_fakes(kept, own):
+                each.cache_clear()
 
 
 def holds_fakes(things: Iterable[Any], modules: Collection[int] = ()) -> bool:

@@ -9,6 +9,7 @@ is not looked into.
 from __future__ import annotations
 
 import builtins
+import contextvars
 import dis
 import functools
 import sys
@@ -30,7 +31,8 @@ _CONTAINERS = frozenset({"_queue", "_thread", "collections", "queue", "types", "
 _GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME")
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
 
-_LRU = type(functools.lru_cache(lambda: None))
+#: What functions that keep their results are.
+KEEPER = type(functools.lru_cache(lambda: None))
 #: Things that hold nothing that code can write to.
 _LEAVES = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Tensor)
 
@@ -158,6 +160,17 @@ class _Set(Place):
         self.of.update(before.values())
 
 
+class _Variable(Place):
+    """A variable of a context: of one that nobody else has, as it cannot be unset."""
+
+    def now(self) -> dict[Any, Any]:
+        return {0: self.of.get(MISSING)}
+
+    def put(self, before: dict[Any, Any]) -> None:
+        if before[0] is not MISSING:
+            self.of.set(before[0])
+
+
 class _Slots(Place):
     """The attributes of an object that has no dict for them."""
 
@@ -224,6 +237,8 @@ class Reach:
 
     def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
         self.places: dict[Any, Place] = {}
+        #: Functions that keep their results.
+        self.caches: dict[int, Any] = {}
         self.tensors: dict[int, torch.Tensor] = {}
         self._stops = {id(module) for module in modules}
         self._links: dict[int, list[Any]] = {}
@@ -267,7 +282,8 @@ class Reach:
         """The things that a thing leads to, and how they are called."""
         if isinstance(one, types.FunctionType):
             yield from self._of_function(one, label)
-        elif isinstance(one, _LRU):
+        elif isinstance(one, KEEPER):
+            self.caches[id(one)] = one
             yield one.__wrapped__, label
         elif isinstance(one, types.MethodType):
             yield from ((one.__func__, label), (one.__self__, label))
@@ -284,6 +300,8 @@ class Reach:
         elif isinstance(one, types.CellType):
             place = self._place(_Cell(one, label))
             yield from ((each, label) for each in place.before.values())
+        elif isinstance(one, contextvars.ContextVar):
+            self._place(_Variable(one, label))
         elif isinstance(one, type):
             yield from self._of_class(one)
         elif isinstance(one, (tuple, frozenset)):
@@ -306,6 +324,8 @@ class Reach:
         if not is_looked_into(function.__globals__.get("__name__")):
             return
         named, others = names_in(function.__code__)
+        if "globals" in named:
+            self._place(_Attributes(function.__globals__, "a global"))
         for name in sorted(named):
             value = function.__globals__.get(name, MISSING)
             if value is MISSING and hasattr(builtins, name):
