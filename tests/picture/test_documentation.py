@@ -15,7 +15,7 @@ from minidnn import models
 def test_the_examples_run(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (root / "docs" / "graphs.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 6
     # Dataclasses look up their module.
     module = types.ModuleType("docs_graphs")
     monkeypatch.setitem(sys.modules, "docs_graphs", module)
