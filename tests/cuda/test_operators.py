@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minidnn import layers as L
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.bits import to_bits
 from minidnn.backends.cuda.kernels import Launch
@@ -30,6 +31,7 @@ from minidnn.graph.operators import (
     Softmax,
 )
 from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
@@ -81,7 +83,7 @@ def run(plan: Plan, tasks: list[Task], kernels: Emulated, inputs: Sequence[np.nd
         if isinstance(root, Constant):
             return to_bits(root.data, root.dtype)
         if root not in memory:
-            memory[root] = np.full(root.type.size + 8, -77, numpy_dtype(root.dtype))
+            memory[root] = np.full(root.type.size + 8, -77).astype(numpy_dtype(root.dtype))
         return memory[root]
 
     def data(data: Data) -> np.ndarray:
@@ -111,6 +113,20 @@ def test_operator(case: Case, kernels: Emulated) -> None:
         return run(plan, tasks, kernels, inputs)
 
     check(case, "float32", compute, by_torch=False)
+
+
+def test_pictures_are_bytes(tmp_path: Path) -> None:
+    """Every byte, moved and cast: the same numbers as NumPy's, but for a unit of rounding."""
+    mean, std = np.array([0.5, 0.25, 0.4]), np.array([0.2, 0.3, -0.5])
+    x = np.resize(np.arange(256, dtype=np.uint8), (2, 13, 11, 3))
+    context = Context(CudaTarget())
+    graph = to_graph(L.Preprocess(mean, std), x.shape)
+    plan = make_plan(optimize(graph, context), context)
+    tasks = lower_plan(plan, "sm_90", False)
+    sources = [task.work.source for task in tasks if isinstance(task.work, Launch)]
+    (y,) = run(plan, tasks, Emulated(sources, tmp_path), [x])
+    expected = ((x / 255 - mean) / std).transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_kernels_of_one_text_read_their_own_tables(tmp_path: Path) -> None:
