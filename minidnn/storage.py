@@ -60,6 +60,10 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
         GraphError: it holds no graph, or one that is not legal; names the file, the node and
             what would be valid.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise GraphError(
+            f"load_graph: path={path!r:.80} is a {type(path).__name__}; valid is a path"
+        )
     file = MappedFile(path)
     text = read_metadata(file).get(METADATA_KEY)
     where = f"graph file {str(file.path)!r}"

@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from minidnn.cli.arguments import add_device, add_tune, count, tune_of
-from minidnn.cli.weights import RANDOM, WEIGHTS_HELP
+from minidnn.cli.weights import PREFIX_HELP, RANDOM, WEIGHTS_HELP
 from minidnn.errors import GraphError, MiniDNNError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=WEIGHTS_HELP,
     )
     add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
+    add("--prefix", default="", help=PREFIX_HELP)
     add(
         "--labels",
         help="names of the classes: a file with one in each line, or JSON; imagenet (for published "
@@ -141,7 +142,7 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     elif source == DEFAULT and known is None:
         network = get_model(name, weights=DEFAULT)  # its weights came with minidnn
     else:
-        network = load(network, name, source, options.key, _say)
+        network = load(network, name, source, options.key, _say, options.prefix)
     outputs = _outputs(network)
     # Weights that nobody published are most likely prepared for like those that somebody did.
     resize, crop = _sizes(known or known_of(name, DEFAULT), own_size, options)
@@ -162,8 +163,8 @@ def _of_onnx(options: argparse.Namespace) -> Classifier:
     from minidnn.pictures import Preparation
 
     name = options.network
-    if options.weights != "default" or options.key is not None:
-        raise MiniDNNError(f"--weights and --key: the ONNX file {name!r} has its weights")
+    if options.weights != "default" or options.key is not None or options.prefix:
+        raise MiniDNNError(f"--weights, --key, --prefix: the ONNX file {name!r} has its weights")
     size = None if options.size is None else (options.size, options.size)
     first = onnx_graph(name, None, size)
     if not _is_classifier(first):

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from minidnn.cli.arguments import add_network, count
-from minidnn.cli.weights import WEIGHTS_HELP
+from minidnn.cli.weights import PREFIX_HELP, WEIGHTS_HELP
 from minidnn.errors import GraphError, MiniDNNError
 
 HELP = "write a network, with its weights, as an ONNX file or a graph file"
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", help="what is written: name.onnx or name.safetensors")
     add("--weights", help=f"of a network of the zoo: {WEIGHTS_HELP} (that)")
     add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
+    add("--prefix", default="", help=PREFIX_HELP)
     add("--opset", type=count, help="of an ONNX file (20)")
 
 
@@ -57,15 +58,15 @@ def _network(options: argparse.Namespace) -> Any:
 
     name = options.network
     if is_path(name) or name not in list_models():
-        if options.weights is not None or options.key is not None:
-            raise GraphError(f"--weights and --key: {name!r} has its weights")
+        if options.weights is not None or options.key is not None or options.prefix:
+            raise GraphError(f"--weights, --key, --prefix: {name!r} has its weights")
         return None
     source = RANDOM if options.weights is None else source_of(name, options.weights)
     if name == "digits" and source in (RANDOM, DEFAULT):
         return get_model(name, weights=DEFAULT if source == DEFAULT else None)
     network = get_model(name)
     if source != RANDOM:
-        return load(network, name, source, options.key, _say)
+        return load(network, name, source, options.key, _say, options.prefix)
     if options.weights is None:
         _say("the weights are random; --weights default takes published ones")
     return network

@@ -18,6 +18,7 @@ WEIGHTS_HELP = (
     "a file (.safetensors, .pth); torchvision's name of published weights, fetched once; "
     "default: the network's published ones; random"
 )
+PREFIX_HELP = "what the names of the weights begin with (module.)"
 
 
 def source_of(network: str, weights: str) -> str:
@@ -46,11 +47,19 @@ def known_of(network: str, source: str) -> KnownWeights | None:
     return known
 
 
-def load(network: Any, name: str, source: str, key: str | None, say: Callable[[str], None]) -> Any:
+def load(
+    network: Any,
+    name: str,
+    source: str,
+    key: str | None,
+    say: Callable[[str], None],
+    prefix: str = "",
+) -> Any:
     """The network with weights from a file; it gets as many classes as they have."""
+    from minidnn.layers.state import below
     from minidnn.models import get_model
 
-    state = _weights(name, source, key, say)
+    state = below(prefix, _weights(name, source, key, say))
     *_, (last, parameter) = network.named_parameters()
     options: dict[str, Any] = {}
     if last in state and state[last].shape != parameter.type.shape and state[last].ndim == 1:

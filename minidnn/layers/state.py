@@ -62,14 +62,14 @@ def load_state(
         ignored: entries that begin so are tolerated.
     """
     _check_state(state)
-    state = _below(prefix, state)
+    state = below(prefix, state)
     named, state = _left_out(without, named, state)
     matched = _match(named, state, ignored, strict)
     if strict:
         matched.problems += [f"unexpected: {name}" for name in matched.unexpected]
     shapes = {name: parameter.type.shape for name, parameter in named}
     if matched.problems:
-        lines = [*matched.problems, *_advice(shapes, state, matched, without)]
+        lines = [*_advice(shapes, state, matched, without), *matched.problems]
         raise WeightsError(
             f"the state dict does not fit {network} ({len(matched.problems)} problems):\n  "
             + "\n  ".join(lines)
@@ -99,7 +99,7 @@ def _check_state(state: Any) -> None:
     )
 
 
-def _below(prefix: Any, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
+def below(prefix: Any, state: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """The entries whose names begin with a prefix, without it."""
     if not isinstance(prefix, str):
         raise WeightsError(f"prefix={prefix!r:.80}; valid is a text, such as 'module.'")

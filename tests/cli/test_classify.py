@@ -316,6 +316,11 @@ def test_checkpoints_have_a_key(
     assert "state_dict" in error
     out, _ = classify(capsys, pictures[0], *small(path), "--key", "state_dict", "--top", 1)
     assert len(out.splitlines()) == 2
+    torch.save({f"module.{name}": tensor for name, tensor in state.items()}, path)
+    _, lines = classify(capsys, pictures[0], *small(path), code=2)
+    assert "52 of 52 parameters fit: load_state_dict(state, prefix='module.')" in lines[1]
+    found, _ = classify(capsys, pictures[0], *small(path), "--prefix", "module.", "--top", 1)
+    assert found == out
 
 
 def test_inception_gets_the_input_that_its_weights_want(tmp_path: Path) -> None:

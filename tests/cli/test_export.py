@@ -72,7 +72,10 @@ def test_random_weights_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (("digits", "net.safetensors", "--opset", 20), "--opset 20: 'net.safetensors' is no ONNX"),
         (("digit", "net.safetensors"), "name='digit': no such network; did you mean 'digits'"),
         (("none.onnx", "net.safetensors"), "none.onnx"),
-        (("a.safetensors", "b.onnx", "--weights", "c"), "--weights and --key: 'a.safetensors' has"),
+        (
+            ("a.safetensors", "b.onnx", "--weights", "c"),
+            "--weights, --key, --prefix: 'a.safetensors' has",
+        ),
         (("resnet18", "b.safetensors", "--weights", "resnet34"), "are those of resnet34, not of"),
         (("digits", "no/such/folder/net.safetensors"), "No such file or directory"),
     ],

@@ -204,7 +204,7 @@ def test_classify_refuses(tmp_path: Path, net: Path, capsys: pytest.CaptureFixtu
     picture = tmp_path / "x.png"
     picture.touch()
     _, err = run(capsys, "classify", picture, "--network", net, "--weights", "random", code=2)
-    assert "--weights and --key: the ONNX file" in err
+    assert "--weights, --key, --prefix: the ONNX file" in err
     path = save(moves(), tmp_path / "moves.onnx")
     _, err = run(capsys, "classify", picture, "--network", path, code=2)
     assert "valid are one input of square pictures (N, C, S, S) and one output" in err

@@ -169,6 +169,8 @@ def test_arguments_in_another_order(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"^save_weights: tensors is a str and path a dict; "):
         md.save_weights(str(path), net.state_dict())  # type: ignore[arg-type]
     assert not path.exists()
+    with pytest.raises(GraphError, match="load_graph: path=5 is a int; valid is a path"):
+        md.load_graph(5)  # type: ignore[arg-type]
 
 
 def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
