@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import minidnn as md
-from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import key_of, known
+from tests.torch.calls import Calls, Function, example
 
 aten = torch.ops.aten
 
-
-class Calls(nn.Module):
-    """A function as a module, with weights of many shapes beside it."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-        random = torch.Generator().manual_seed(0)
-        shapes = {
-            "kernel": (6, 4, 3, 3),
-            "narrow": (8, 1, 3, 2),
-            "matrix": (5, 8),
-            "vector": (4,),
-            "five": (5,),
-            "six": (6,),
-            "plane": (4, 8, 8),
-        }
-        for name, shape in shapes.items():
-            self.register_buffer(name, torch.randn(shape, generator=random))
-        self.register_buffer("indices", torch.tensor([2, 0, 2]))
-        self.register_buffer("variance", torch.rand(4, generator=random) + 0.5)
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(self, *inputs)
-
-
-Function = Callable[..., Any]
 
 ONE: dict[str, Function] = {
     "relu": lambda m, x: F.relu(x),
@@ -407,10 +376,6 @@ ONE: dict[str, Function] = {
 SEEN: set[str] = set()
 
 
-def example(shape: tuple[int, ...] = (2, 4, 8, 8)) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize("name", ONE)
 def test_it_gives_what_pytorch_gives(name: str) -> None:
     module, x = Calls(ONE[name]).eval(), example()
@@ -423,84 +388,3 @@ def test_every_operation_has_a_case(request: pytest.FixtureRequest) -> None:
     if len([item for item in request.session.items if item.path == request.path]) < len(ONE):
         pytest.skip("not all cases of this file are run")
     assert sorted(set(known()) - SEEN) == []
-
-
-REFUSED: dict[str, tuple[Function, str]] = {
-    "elu": (lambda m, x: aten.elu(x, 1, 2), "elu.default: scale=2, input_scale=1; known is 1"),
-    "bits": (
-        lambda m, x: x.argmax(1) & 3,
-        "__and__.Scalar: it is not known",
-    ),
-    "no bools": (
-        lambda m, x: torch.logical_and(x, x.relu()),
-        "operands have dtypes float32; known are bools",
-    ),
-    "random": (lambda m, x: F.rrelu(x, training=True), "rrelu.default: it is in training mode"),
-    "antialias": (
-        lambda m, x: F.interpolate(x, (5, 5), mode="bicubic", antialias=True),
-        "_upsample_bicubic2d_aa.vec: antialias=True: an output is made of as many elements",
-    ),
-    "overlapping blocks": (
-        lambda m, x: F.fold(x.view(2, 16, 16), (5, 5), 2),
-        "kernel_size=[2, 2], stride=[1, 1], padding=[0, 0], dilation=[1, 1]; known are blocks side",
-    ),
-    "places in windows": (
-        lambda m, x: F.adaptive_max_pool2d(x, 3, return_indices=True),
-        "adaptive_max_pool2d.default: its result 1 is not computed",
-    ),
-    "matrix norm": (lambda m, x: torch.linalg.norm(x, 2, (2, 3)), "ord=2 of matrices"),
-    "dropout": (
-        lambda m, x: F.dropout(x, 0.5, True),
-        "it is in training mode, and draws random",
-    ),
-    "batch_norm": (
-        lambda m, x: F.batch_norm(x, None, None, training=True),
-        "it is in training mode, and takes the batch's own statistics",
-    ),
-    "weight": (
-        lambda m, x: F.conv2d(x, x[:, :, :3, :3]),
-        "conv2d.default: weight is computed at run",
-    ),
-    "transposed weight": (
-        lambda m, x: F.conv_transpose2d(x, x[:, :, :3, :3].mean(0, True).expand(4, 4, 3, 3)),
-        "conv_transpose2d.input: weight is computed at run time",
-    ),
-    "transposed without a batch": (
-        lambda m, x: F.conv_transpose2d(x[0], m.narrow[:4]),
-        "input (4, 8, 8) and weight (4, 1, 3, 2); known is 1-d, 2-d, with a batch",
-    ),
-    "unknown": (lambda m, x: torch.fft.fft2(x).real, "aten.fft_fft2.default: it is not known"),
-    "no batch": (lambda m, x: F.max_pool2d(x[0], 2), "input has shape (4, 8, 8) of rank 3"),
-    "int": (lambda m, x: x.int() * 2, "aten.to.dtype: it makes int32[2, 4, 8, 8] of float32"),
-    "letters": (
-        lambda m, x: torch.einsum("...ij,...jk->...ik", x, x),
-        "'...ij,...jk->...ik'; known are two operands, each letter once, and no '...'",
-    ),
-    "repeated axes": (
-        lambda m, x: torch.einsum("bchw,bchw->bc", x, x[:, :1] * 1),
-        "'bchw,bchw->bc' of (2, 4, 8, 8) and (2, 1, 8, 8) repeats an axis",
-    ),
-    "cut off": (lambda m, x: F.pad(x.relu(), (-1, 0)), "padding=[-1, 0] cuts elements off"),
-    "statistics": (
-        lambda m, x: F.instance_norm(x, m.vector, m.variance, use_input_stats=False),
-        "instance_norm.default: it has stored statistics",
-    ),
-    "no axes": (lambda m, x: x.relu().roll(3), "it rolls the whole as one vector"),
-    "indices": (
-        lambda m, x: F.max_pool2d(x, 2, return_indices=True),
-        "max_pool2d_with_indices.default: its result 1 is not computed",
-    ),
-    "comparison": (
-        lambda m, x: x > x.argmax(1, keepdim=True),
-        "gt.Tensor: operands have dtypes float32, int64",
-    ),
-    "device": (lambda m, x: x.to("meta").relu(), "is on meta"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_known_is_left_with_the_reason(name: str) -> None:
-    function, text = REFUSED[name]
-    with pytest.raises(UnsupportedError) as caught:
-        md.optimize(Calls(function).eval(), example(), device="reference", strict=True)
-    assert text in str(caught.value)
