@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -16,7 +17,7 @@ from minidnn.backends.backend import (
     get_backend,
     why_no_states,
 )
-from minidnn.errors import GraphError, UnsupportedError
+from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.frontends.frontend import ask
 from minidnn.frontends.zoo import advice
@@ -31,6 +32,7 @@ from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.passes.infrastructure import Context, Observer
 from minidnn.passes.pipeline import optimize
+from minidnn.passes.reduce_precision import in_dtype
 from minidnn.runtime.plan import Plan, make_plan
 from minidnn.runtime.program import PackedProgram, StatefulProgram
 from minidnn.runtime.store import Store
@@ -59,7 +61,9 @@ def compile(
         for several inputs.  Files that say their size need none, nor do names: one image.
     device: "cuda", "cpu", "reference"; by default the first of these that can be used here.
     precision: one of the backend's precisions; by default the dtype of all floating-point values
-        of the network, if that is one of them, else its first, "float32".
+        of the network, if that is one of them, else its first, "float32".  The CPU computes
+        networks in other dtypes in float32, gives results in their own, and warns of it unless
+        ``precision="float32"`` is given.
     strategy: how stacks are collapsed: "model" (by predicted time), or the paper's "one",
         "five" and "unrestricted"; "contractions" lets only convolutions and linear layers take
         what is point-wise around them, "layers" computes layer by layer.
@@ -86,12 +90,15 @@ def compile(
         raise GraphError(f"store={store!r}, but graph {graph.name!r} has no states to keep there")
     chosen = _precision(backend, precision, graph)
     context = Context(backend.target(chosen, options), method, limit, stored=store is not None)
-    plan = make_plan(optimize(graph, context, observe), context)
+    computed = _computed(backend, graph, chosen, told=precision is not None)
+    plan = make_plan(optimize(computed, context, observe), context)
     _check_supported(backend, plan, chosen)
     program = backend.compile(plan, chosen, options)
     if isinstance(program, PackedProgram):
         if observe is None:
             _forget_constants(plan.graph, graph, kept=isinstance(network, Graph))
+            if computed is not graph:
+                _forget_constants(plan.graph, computed, kept=False)
         program.release_memory()
     if plan.graph.states:
         store = Store() if store is None else store
@@ -99,7 +106,8 @@ def compile(
         program.attach(store)
     # A graph of the caller's is not kept alive: its arrays were not let go, and may be large.
     source = ref(graph) if graph is network else partial(_itself, graph)
-    return Executable(plan, program, device, chosen, source, store)
+    results = None if computed is graph else [value.dtype for value in graph.outputs]
+    return Executable(plan, program, device, chosen, source, store, results)
 
 
 def _itself(graph: Graph) -> Graph:
@@ -199,6 +207,24 @@ def _own_precision(graph: Graph) -> str | None:
     """The dtype of all floating-point values of a graph; None if there are several, or none."""
     dtypes = {value.dtype for value in graph.values if value.dtype in FLOATS}
     return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def _computed(backend: Backend, graph: Graph, precision: str, told: bool) -> Graph:
+    """The graph that is computed: one in float32 for a backend that has no other floating-point
+    dtype, warned of unless the caller has ``told`` that precision."""
+    others = {value.dtype for value in graph.values if value.dtype in FLOATS} - {"float32"}
+    if not others or graph.states or tuple(backend.precisions()) != ("float32",):
+        return graph
+    if not told:
+        named = " and ".join(sorted(others))
+        warnings.warn(
+            f"device {backend.name!r} computes in float32, and the network is in {named}: inputs "
+            f"and results stay {named}, and all between them is float32; precision='float32' says "
+            "that this is meant, device='reference' computes in the network's own dtype",
+            MiniDNNWarning,
+            stacklevel=3,
+        )
+    return in_dtype(graph, others, "float32")
 
 
 def _check_fuel(fuel: int | None) -> int | None:

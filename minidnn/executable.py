@@ -36,6 +36,7 @@ class Executable:
         precision: str,
         source: Callable[[], Graph | None] | None = None,
         store: Store | None = None,
+        results: Sequence[str] | None = None,
     ) -> None:
         self.plan = plan
         self._source = source
@@ -44,6 +45,8 @@ class Executable:
         self.precision = precision
         #: Where the graph's states live; None if it has none.
         self.store = store
+        #: The dtypes of results where they are others than those that are computed.
+        self.result_dtypes = None if results is None else [numpy_dtype(each) for each in results]
         # Asking a protocol takes longer than launching a kernel.
         self._call = program.call if isinstance(program, DeviceProgram) else None
 
@@ -100,8 +103,8 @@ class Executable:
     def addressed(self) -> AddressedProgram | None:
         """The program, if it can be run on memory of the CPU by address, without arrays."""
         program = self.program
-        if isinstance(program, AddressedProgram) and program.takes_addresses:
-            return program
+        if isinstance(program, AddressedProgram) and self.result_dtypes is None:
+            return program if program.takes_addresses else None
         return None
 
     @property
@@ -123,10 +126,25 @@ class Executable:
         outputs = self._outputs(out)
         if out is not None:
             arrays = [_apart(array, outputs) for array in arrays]
-        self.program.run(arrays, outputs)
+        if self.result_dtypes is None:
+            self.program.run(arrays, outputs)
+        else:
+            self._run_in_float32(arrays, outputs)
         if out is not None:
             return out
         return self._packed([wrap(array) for array in outputs])
+
+    def _run_in_float32(self, arrays: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+        """Runs the program, and rounds its results to the dtypes of those of the network."""
+        computed = self._computed()
+        self.program.run(arrays, computed)
+        with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite
+            for result, output in zip(computed, outputs, strict=True):
+                output[...] = result
+
+    def _computed(self) -> list[np.ndarray]:
+        """Arrays for what the program computes."""
+        return [empty(value.shape, self._dtype(value)) for value in self.graph.outputs]
 
     def bind(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
         """What computes from these very arrays, into ``out`` or arrays of its own, each time it
@@ -151,7 +169,9 @@ class Executable:
         ``measure`` shows what :meth:`profile` measures on random inputs instead of predictions.
         """
         measured = str(self.profile(*self.random_inputs())) if measure else None
-        return explain(self.plan, self.device, self.precision, measured)
+        own = sorted({str(dtype) for dtype in self.result_dtypes or ()} - {"float32"})
+        said = f" (results in {' and '.join(own)})" if own else ""
+        return explain(self.plan, self.device, self.precision + said, measured)
 
     def profile(self, *inputs: Any, runs: int = 9, **named: Any) -> Profile:
         """The time of each region beside the machine's roofline, over several runs on inputs as
@@ -162,7 +182,7 @@ class Executable:
         if isinstance(self.program, DeviceProgram):
             arrays, outputs = list(self._ordered(inputs, named)), []
         else:
-            arrays, outputs = self._inputs(inputs, named)[0], self._outputs(None)
+            arrays, outputs = self._inputs(inputs, named)[0], self._computed()
         return profile(self.plan, self.program, self.device, arrays, outputs, runs)
 
     def random_inputs(self) -> list[np.ndarray]:
@@ -219,12 +239,14 @@ class Executable:
                 f"input {value.name!r} has dtype {array.dtype}; valid is {dtype}"
                 f"{others if dtype.kind == 'f' else ''}"
             )
-        return np.ascontiguousarray(array, dtype)
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+            return np.ascontiguousarray(array, dtype)
 
     def _outputs(self, out: Any) -> list[np.ndarray]:
         values = self.graph.outputs
+        dtypes = self.result_dtypes or [self._dtype(value) for value in values]
         if out is None:
-            return [empty(value.shape, self._dtype(value)) for value in values]
+            return [empty(v.shape, dtype) for v, dtype in zip(values, dtypes, strict=True)]
         if not isinstance(out, (np.ndarray, list, tuple)):
             raise GraphError(
                 f"out is a {type(out).__name__}; valid is a NumPy array, or a tuple or list of "
@@ -234,7 +256,7 @@ class Executable:
         if len(given) != len(values):
             raise GraphError(f"out gives {len(given)} arrays; valid are {len(values)}")
         for i, (value, array) in enumerate(zip(values, given, strict=True)):
-            dtype = self._dtype(value)
+            dtype = dtypes[i]
             if (
                 not isinstance(array, np.ndarray)
                 or array.shape != value.shape

@@ -8,13 +8,12 @@ and other dtypes stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 
 import numpy as np
 
 from minidnn.graph.ir import Constant, Graph, Node, Value
-from minidnn.graph.operator import Operator
 from minidnn.graph.operators import Formula
 from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context, Pass
@@ -27,35 +26,35 @@ def reduce_precision(graph: Graph, context: Context) -> Graph:
         return graph
     if not context.allow(f"keep float32 values in {dtype}"):
         return graph
+    return in_dtype(graph, {"float32"}, dtype)
+
+
+def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
+    """The graph, which has no states, with ``dtype`` in the place of those ``given``, which are
+    floating-point ones: inputs, constants, node outputs and what formulas give."""
     known: dict[Value, Value] = {}
 
     def convert(old: Value) -> Value:
         """What stands for a value that no node of the graph computes, or that one did."""
         if old not in known:
-            known[old] = _converted(old, dtype)
+            known[old] = _converted(old, dtype) if old.dtype in given else old
         return known[old]
 
     inputs = [convert(value) for value in graph.inputs]
     nodes = []
     for node in graph.nodes:
         operands = [convert(value) for value in node.inputs]
-        new = Node(_converted_op(node.op, dtype), operands, node.name, node.source)
+        op = node.op
+        if isinstance(op, Formula) and op.dtype is not None and op.dtype in given:
+            op = replace(op, dtype=dtype)
+        new = Node(op, operands, node.name, node.source)
         known.update(zip(node.outputs, new.outputs, strict=True))
         nodes.append(new)
     outputs = [convert(value) for value in graph.outputs]
     return Graph(inputs, outputs, nodes, graph.name, graph.output_names)
 
 
-def _converted_op(op: Operator, dtype: str) -> Operator:
-    """An operator that gives float32 numbers gives those of the dtype."""
-    if isinstance(op, Formula) and op.dtype == "float32":
-        return replace(op, dtype=dtype)
-    return op
-
-
 def _converted(old: Value, dtype: str) -> Value:
-    if old.dtype != "float32":
-        return old
     type = replace(old.type, dtype=dtype)
     if isinstance(old, Constant):
         return Constant(type, old.name, _rounded(old, dtype))
