@@ -41,6 +41,18 @@ class Arithmetic(Symbolic):
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
         raise self._no_numbers("array")
 
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """What PyTorch asks of arguments that are no tensors."""
+        name = getattr(function, "__name__", str(function))
+        raise GraphError(
+            f"PyTorch's {name} is not known of symbolic values; valid are NumPy's functions, such "
+            "as np.exp(x), and layers, such as minidnn.layers.ReLU()(x); PyTorch modules are taken "
+            "whole by minidnn.compile(module, shape)"
+        )
+
     # Arithmetic
 
     def __add__(self, other: Any) -> Any:

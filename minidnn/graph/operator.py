@@ -123,9 +123,12 @@ class Operator(ABC):
 
     def require_rank(self, what: str, value: TensorType, *ranks: int) -> None:
         valid = " or ".join(map(str, ranks))
+        hint = ""
+        if what == "input" and value.rank + 1 in ranks:
+            hint = f"; is the batch missing, as in {(1, *value.shape)}?"
         self.require(
             value.rank in ranks,
-            f"{what} has shape {value.shape} of rank {value.rank}; valid is rank {valid}",
+            f"{what} has shape {value.shape} of rank {value.rank}; valid is rank {valid}{hint}",
         )
 
 

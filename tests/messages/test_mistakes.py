@@ -45,6 +45,11 @@ def flat(*layers: L.Layer) -> L.Layer:
     return L.Sequential(L.Conv2d(3, 8, 3), *layers)
 
 
+class Relu(L.Layer):
+    def forward(self, x: Any) -> Any:
+        return torch.relu(x)
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     # Shapes of arrays.
     "channels last": (
@@ -87,6 +92,21 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: compiled(shape=(1, 8, 8, 3)),
         GraphError,
         r"node '0': .*channels seem to lie last, and valid is channels first, \(1, 3, 8, 8\)",
+    ),
+    "compile without a batch": (
+        lambda: compiled(shape=(3, 8, 8)),
+        GraphError,
+        r"of rank 3; valid is rank 4; is the batch missing, as in \(1, 3, 8, 8\)\?",
+    ),
+    "PyTorch's function": (
+        lambda: compiled(L.Sequential(Relu())),
+        GraphError,
+        r"PyTorch's relu is not known of symbolic values; valid are NumPy's functions",
+    ),
+    "PyTorch's function by its module": (
+        lambda: torch.nn.functional.max_pool2d(md.Input((3, 8, 8)), 2),
+        GraphError,
+        r"PyTorch's .* is not known of symbolic values",
     ),
     "an array for a shape": (
         lambda: compiled(shape=zeros(*SHAPE)),
