@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from minidnn.acceleration.program import Program
 from minidnn.acceleration.weights import StandsFor
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.hooks import without_hooks
@@ -49,6 +50,8 @@ class Below:
         self.watch = self
         self._root = root
         self._optimized = optimized
+        #: Modules of which nothing was taken when they were called: PyTorch calls them.
+        self._left: set[int] = set()
         self._made: dict[int, tuple[nn.Module, Any]] = {}
         self._is_doubted = False
         self._stands = StandIns(self._call).of(root)
@@ -82,10 +85,14 @@ class Below:
         unseen(self._root, work)
 
     def _call(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        fast = self._below(module)
-        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        if id(module) in self._left or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
             return module(*args, **kwargs)
-        return fast(*args, **kwargs)
+        fast = self._below(module)
+        result = fast(*args, **kwargs)
+        kept = fast.kept
+        if kept and all(isinstance(each, Program) and not each.parts for each in kept):
+            self._left.add(id(module))
+        return result
 
     def _below(self, module: nn.Module) -> Any:
         """The optimized module of one below."""

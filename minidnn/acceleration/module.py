@@ -225,8 +225,16 @@ class OptimizedModule(StandsFor):
     def programs(self) -> list[Program]:
         """What was compiled so far, the program used last at the end; of a module that cannot be
         captured, what was compiled of those that it calls."""
-        kept = list(self._programs)
-        return [p for each in kept for p in (each.programs if isinstance(each, Below) else [each])]
+        return [
+            program
+            for each in self.kept
+            for program in (each.programs if isinstance(each, Below) else [each])
+        ]
+
+    @property
+    def kept(self) -> list[Kept]:
+        """What there is for each size that it was called with, the one used last at the end."""
+        return list(self._programs)
 
     def refresh(self) -> None:
         """Lets the next call of each size capture and compile anew, for changes that are not

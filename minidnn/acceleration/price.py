@@ -2,8 +2,8 @@
 costs time, and a part that gains less is better left.
 
 The figures are for the CPU engine beside eager PyTorch, float32, two threads: rough ones, from
-parts of timm's networks that were timed both ways (convnextv2_atto, mobilevit_xxs, vit_tiny,
-resnetv2_50; AVX-512).  They err on the side of leaving.
+parts of timm's networks that were timed both ways on two cores of Zen 3 (convnextv2_atto,
+mobilevit_xxs, vit_tiny, resnetv2_50).  They err on the side of leaving.
 """
 
 from __future__ import annotations

@@ -90,6 +90,11 @@ def test_what_code_in_pytorch_calls_has_a_price() -> None:
     fast = optimized(Deciding())
     large, small = fast.programs
     assert len(large.parts) == 1 and not small.parts
+    called = []
+    small_child = fast.small
+    small_child.register_forward_hook(lambda module, args, result: called.append(module))
+    fast(torch.randn(1, 16, 64, 64))
+    assert called == [small_child]
 
 
 def part(*operators: Any, shape: tuple[int, ...] = (1, 16, 64, 64)) -> Part:
