@@ -44,8 +44,8 @@ class Preprocess(Layer):
 
     def __init__(
         self,
-        mean: float | Sequence[float] = 0.0,
-        std: float | Sequence[float] = 1.0,
+        mean: float | Sequence[float] | np.ndarray = 0.0,
+        std: float | Sequence[float] | np.ndarray = 1.0,
         scale: float = 255.0,
         layout: str = "NHWC",
         dtype: str = "uint8",
