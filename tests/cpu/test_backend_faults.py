@@ -101,10 +101,10 @@ def test_full_disk(monkeypatch: pytest.MonkeyPatch, cold_cache: Path) -> None:
 
     place = _store.place
 
-    def full(target: Path, fill: Any) -> None:
+    def full(base: Path, target: Path, fill: Any) -> None:
         if target.is_relative_to(cold_cache):
             raise OSError(errno.ENOSPC, "No space left on device")
-        place(target, fill)
+        place(base, target, fill)
 
     monkeypatch.setattr(_store, "place", full)
     assert works(compiled())
