@@ -12,8 +12,12 @@ import torch
 from torch.nn import functional as F
 
 import minidnn as md
+from minidnn.backends.cpu.argmax import print_argmax
+from minidnn.backends.cpu.reduce import print_reduce
+from minidnn.backends.cpu.softmax import print_softmax
 from minidnn.graph import operators as ops
 from minidnn.graph.operator import Operator
+from minidnn.graph.types import TensorType
 from minidnn.layers.activations import OperatorLayer
 
 ULP = float(np.finfo(np.float32).eps)
@@ -107,3 +111,17 @@ def test_minus_infinity_fills_a_part() -> None:
         np.testing.assert_allclose(computed(op, x), expected, rtol=1e-5)
     x[0, 60000] = np.inf
     assert np.isnan(computed(ops.Softmax(1), x)).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 0), (0, 3), (3, 0, 5)], ids=str)
+def test_kernels_of_nothing_have_no_tasks(shape: Shape) -> None:
+    """Values inside of a graph may have no elements."""
+    x = TensorType(shape)
+    printed = [print_softmax(ops.Softmax(1), x), print_softmax(ops.LogSoftmax(1), x)]
+    if shape[1]:
+        printed += [print_argmax(ops.ArgMax(1), x), print_reduce(ops.Reduce("max", (1,)), x)]
+    counts = [stage.tasks for staged in printed for stage in staged.stages]
+    if shape[1]:
+        assert counts == [0] * len(counts)
+    empty = print_reduce(ops.Reduce("sum", (1,)), TensorType((2, 0, 3)))
+    assert [stage.tasks for stage in empty.stages] == [2]

@@ -230,7 +230,7 @@ class _Step:
     @property
     def beside(self) -> int:
         """How many rows are taken as one, so that lanes are full."""
-        return max(1, min(_WIDTH // 2 // self.inner, self.part // 8))
+        return max(1, min(_WIDTH // 2 // max(1, self.inner), self.part // 8))
 
 
 def print_reduce(op: Reduce, x: TensorType) -> Staged:

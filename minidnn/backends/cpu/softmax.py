@@ -295,7 +295,7 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType) -> Staged:
         text = row + _ROWS.format(y="" if log else ", y", shift=uniform, value=value)
         source = KernelSource.named("softmax", _ADD + text)
         return Staged((stage(source, (0, 1), [length], outer, 8 * length),))
-    wide = min(_WIDTH, max(16, _TILE // length // 16 * 16), inner)
+    wide = max(1, min(_WIDTH, max(16, _TILE // max(1, length) // 16 * 16), inner))
     text = _COLUMNS.format(
         keep="shifted" if log else "power",
         shift=shift,
