@@ -102,6 +102,15 @@ ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
         lambda: L.MultiheadAttention(8, 2, add_zero_attn=True),
         "MultiheadAttention: add_zero_attn=True; valid is False",
     ),
+    (lambda: L.Upsample(), "Upsample: size=None, scale_factor=None; valid is one of them"),
+    (
+        lambda: L.Upsample(2, mode="area"),
+        "Upsample: mode='area'; valid are 'nearest', 'nearest-exact', 'linear', 'bilinear', 'bicu",
+    ),
+    (
+        lambda: L.Upsample(2, align_corners=True),
+        "Upsample: align_corners=True with mode='nearest'; valid is None",
+    ),
     (lambda: L.MaxPool2d(0), "MaxPool2d: kernel_size=0; valid is an int >= 1 or a pair of them"),
     (lambda: L.MaxPool2d(2, 0), "MaxPool2d: stride=0; valid is an int >= 1 or a pair of them"),
     (

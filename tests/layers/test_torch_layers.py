@@ -65,8 +65,10 @@ def test_reference(case: Case) -> None:
     ours, inputs, expected = pair(case, 1)
     graph = to_graph(Gallery([ours], [case]), [array.shape for array in inputs])
     check(graph)
+    # Where resized images lie is computed in float32 here, and in float64 by PyTorch.
+    places = 2e-6 if case.name == "Upsample" else 1e-10
     for found, wanted in zip(evaluate(graph, inputs, dtype="float64"), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-10)
+        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=places)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel lengths:UserWarning")

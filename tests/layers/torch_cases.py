@@ -104,6 +104,17 @@ PADDINGS += [
     case("ReplicationPad1d", (-2, 1), x=ROW),
 ]
 
+RESIZING = [
+    case("Upsample", x=IMAGE, size=(7, 3)),
+    case("Upsample", x=IMAGE, scale_factor=2),
+    case("Upsample", x=IMAGE, scale_factor=(1.7, 0.6), mode="nearest-exact"),
+    case("Upsample", x=ROW, scale_factor=1.3, mode="linear"),
+    case("Upsample", x=ROW, size=4),
+    case("Upsample", x=IMAGE, scale_factor=2.0, mode="bilinear"),
+    case("Upsample", x=IMAGE, size=(9, 4), mode="bilinear", align_corners=True),
+    case("Upsample", x=IMAGE, scale_factor=1.6, mode="bicubic", recompute_scale_factor=True),
+]
+
 ACTIVATIONS = [
     case("PReLU", x=IMAGE),
     case("PReLU", 6, x=IMAGE, init=-0.5),
@@ -139,4 +150,4 @@ ATTENTION = [
     ),
 ]
 
-CASES = [*NORMALIZATIONS, *CONVOLUTIONS, *PADDINGS, *ACTIVATIONS, *ATTENTION]
+CASES = [*NORMALIZATIONS, *CONVOLUTIONS, *PADDINGS, *ACTIVATIONS, *RESIZING, *ATTENTION]
