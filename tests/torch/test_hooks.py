@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -320,6 +321,17 @@ def code_that_writes_to_a_default() -> Any:
 def code_that_writes_into_a_tensor() -> Any:
     total = torch.zeros(4)
     return _writing(lambda y: total.add_(y.sum((0, 2, 3)))), lambda: total
+
+
+@case
+def code_that_writes_to_an_array() -> Any:
+    seen, more = np.zeros(3), bytearray(2)
+
+    def write(y: torch.Tensor) -> None:
+        seen[1] += 1
+        more[0] += 2
+
+    return _writing(write), lambda: (seen.tolist(), list(more))
 
 
 def same(found: Any, expected: Any) -> None:

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -160,6 +161,20 @@ class _Set(Place):
         self.of.update(before.values())
 
 
+class _Bytes(Place):
+    """What a NumPy array or a ``bytearray`` has in its memory."""
+
+    def __init__(self, of: Any, label: str) -> None:
+        self._copy = of.copy()
+        super().__init__(of, label)
+
+    def now(self) -> dict[Any, Any]:
+        return {0: self.of.tobytes() if isinstance(self.of, np.ndarray) else bytes(self.of)}
+
+    def put(self, before: dict[Any, Any]) -> None:
+        self.of[:] = self._copy
+
+
 class _Variable(Place):
     """A variable of a context: of one that nobody else has, as it cannot be unset."""
 
@@ -214,7 +229,7 @@ def is_alike(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
             return False
         if value is not then and not (
             type(value) is type(then)
-            and isinstance(value, (int, float, complex, str))
+            and isinstance(value, (int, float, complex, str, bytes))
             and value == then
         ):
             return False
@@ -302,6 +317,8 @@ class Reach:
             yield from ((each, label) for each in place.before.values())
         elif isinstance(one, contextvars.ContextVar):
             self._place(_Variable(one, label))
+        elif isinstance(one, bytearray) or (isinstance(one, np.ndarray) and one.ndim):
+            self._place(_Bytes(one, label))
         elif isinstance(one, type):
             yield from self._of_class(one)
         elif isinstance(one, (tuple, frozenset)):
