@@ -60,7 +60,9 @@ def computed(op: Operator, x: np.ndarray, threads: int = 2, device: str = "cpu")
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("mean", [0.0, 1e5])
-@pytest.mark.parametrize(("op", "shape", "by_torch"), SUMS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("op", "shape", "by_torch"), SUMS, ids=[f"{op}-{shape}" for op, shape, _ in SUMS]
+)
 def test_errors(op: Operator, shape: Shape, by_torch: Reference, mean: float, device: str) -> None:
     """At most three times PyTorch's error, or four units in the last place of the result, or of
     the sum of magnitudes where numbers of both signs are added."""
