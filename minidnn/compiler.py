@@ -22,9 +22,10 @@ from minidnn.executable import Executable
 from minidnn.frontends.frontend import ask
 from minidnn.frontends.zoo import advice
 from minidnn.fusion.collapse import check_strategy
-from minidnn.fusion.region import constants
+from minidnn.fusion.region import Region, constants
 from minidnn.graph.checker import check, check_own_shape
 from minidnn.graph.ir import Constant, Graph
+from minidnn.graph.operators import Reorder
 from minidnn.graph.plain import plain
 from minidnn.graph.types import FLOATS
 from minidnn.layers.build import to_graph
@@ -92,7 +93,7 @@ def compile(
     context = Context(backend.target(chosen, options), method, limit, stored=store is not None)
     computed = _computed(backend, graph, chosen, told=precision is not None)
     plan = make_plan(optimize(computed, context, observe), context)
-    _check_supported(backend, plan, chosen)
+    _check_supported(backend, plan, chosen, graph)
     program = backend.compile(plan, chosen, options)
     if isinstance(program, PackedProgram):
         if observe is None:
@@ -249,7 +250,7 @@ def _forget_constants(optimized: Graph, original: Graph, kept: bool) -> None:
             constant.forget()
 
 
-def _check_supported(backend: Backend, plan: Plan, precision: str) -> None:
+def _check_supported(backend: Backend, plan: Plan, precision: str, given: Graph) -> None:
     states = plan.graph.states
     if states and (reason := why_no_states(backend)) is not None:
         named = ", ".join(repr(state.name) for state in states[:3])
@@ -263,6 +264,7 @@ def _check_supported(backend: Backend, plan: Plan, precision: str) -> None:
             f"device {backend.name!r} cannot run this network:\n  "
             + "\n  ".join(f"{node}: {reason}" for node, reason in reasons.items())
             + _advice_on_dtype(backend, plan.graph)
+            + _advice_on_optimized(given)
         )
 
 
@@ -274,6 +276,17 @@ def _advice_on_dtype(backend: Backend, graph: Graph) -> str:
     return (
         f"\nthe network is in {own}{advice_on_precision(own)}; a PyTorch module is in float32 "
         "after module.float()"
+    )
+
+
+def _advice_on_optimized(graph: Graph) -> str:
+    """What to compile instead of a graph that passes have changed, for a device they knew."""
+    if not any(isinstance(node.op, (Region, Reorder)) for node in graph.nodes):
+        return ""
+    return (
+        f"\ngraph {graph.name!r} was optimized already, as it suits one device (an executable's "
+        ".graph is); valid for all devices is the network, or what save_graph(network, path, "
+        "shape) or save_graph(executable, path) writes"
     )
 
 

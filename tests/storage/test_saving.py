@@ -20,6 +20,7 @@ from minidnn.errors import GraphError, UnsupportedError, WeightsError
 from minidnn.graph.checker import check
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
+from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 
 SHAPE = (2, 3, 9, 7)
@@ -52,6 +53,10 @@ def module() -> torch.nn.Module:
     nn = torch.nn
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+
+
+def _context(device: str) -> Context:
+    return Context(get_backend(device).target("float32", {}), "model")
 
 
 def numbers() -> np.ndarray:
@@ -142,6 +147,30 @@ def test_what_an_executables_refusal_says_works(tmp_path: Path) -> None:
     md.save_graph(net, tmp_path / "net.safetensors", SHAPE)
     found = md.compile(tmp_path / "net.safetensors", device="reference")(numbers())
     np.testing.assert_array_equal(found, exe(numbers()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_graph_that_was_optimized_for_another_device(device: str, tmp_path: Path) -> None:
+    """It runs there, or the error names its node and what to save instead."""
+    net, path, other = network(), tmp_path / "net", "reference" if device == "cpu" else "cpu"
+    if get_backend(other).unavailable() is not None:
+        pytest.skip(f"there is no {other}")
+    exe = md.compile(net, SHAPE, device=other)
+    md.save_graph(optimize(to_graph(net, SHAPE), _context(other)), path)
+    expected = exe(numbers())
+    try:
+        found = md.compile(path, device=device)(numbers())
+    except UnsupportedError as error:
+        text = (
+            r"device 'cpu' cannot run this network:\n  node '3' \(Sequence.*\): schedule .* stage "
+            r"inputs\ngraph 'Sequential' was optimized already, .* save_graph\(executable, path\)"
+        )
+        assert device == "cpu" and re.search(text, str(error))
+    else:
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    md.save_graph(exe if device == "cpu" else net, path, None if device == "cpu" else SHAPE)
+    found = md.compile(path, device=device)(numbers())
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("optimized", [False, True])

@@ -16,6 +16,7 @@ from ...errors import DeviceError, GraphError
 from ...fusion.contraction import parts_of
 from ...fusion.region import FusedContraction
 from ...fusion.region import Region as FusedRegion
+from ...fusion.region import Sequence as FusedSequence
 from ...fusion.target import Target
 from ...graph import operators as ops
 from ...graph.index_map import Indexed
@@ -25,6 +26,7 @@ from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...graph.types import ITEMSIZE
 from ...runtime.plan import Plan
 from ..options import accuracy_option, check_options, tune_option
+from . import sequence
 from .buffers import Buffer, Guard
 from .contraction import Workspace, why_unsupported
 from .cores import usable_cores
@@ -86,6 +88,8 @@ class CpuBackend:
                 return f"{value!r} is none of {', '.join(valid)}"
         if isinstance(node.op, (Contraction, FusedContraction)):
             return why_unsupported(parts_of(node))
+        if isinstance(node.op, FusedSequence) and not node.op.schedule.stage:
+            return sequence.why_unsupported(node.op.kernel[0])
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CpuProgram:

@@ -67,14 +67,21 @@ def print_sequence(
     Its pointers are the inputs, the outputs, then all vectors, packed.
     GraphError if a window reads an input that the plan does not stage.
     """
-    for step in plan.steps:
-        for operation in (o for segment in step.segments for o in segment):
-            if operation.window is not None and plan.planes[operation.operands[0]].buffer is None:
-                raise GraphError(
-                    f"schedule {plan.schedule}: a window reads an input from memory; on the CPU "
-                    "valid are schedules that stage inputs"
-                )
+    reason = why_unsupported(plan)
+    if reason is not None:
+        raise GraphError(reason)
     return _Printer(plan, binding, tuple(inputs), tuple(outputs), isa).print()
+
+
+def why_unsupported(plan: KernelPlan) -> str | None:
+    """Why the CPU has no kernel for a plan: a window reads an input that is not staged."""
+    windows = (o for o in _operations(plan) if o.window is not None)
+    if all(plan.planes[o.operands[0]].buffer is not None for o in windows):
+        return None
+    return (
+        f"schedule {plan.schedule}: a window reads an input from memory; on the CPU valid are "
+        "schedules that stage inputs"
+    )
 
 
 class _Printer:
