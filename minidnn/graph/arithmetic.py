@@ -5,23 +5,42 @@ Values of a graph, a user's symbols and parameters have them alike.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph import tensor_functions as functions
-from minidnn.graph.numpy_functions import call_ufunc, universal
+from minidnn.graph.numpy_functions import INSTEAD, call_ufunc, universal
 from minidnn.graph.subscript import subscript
 from minidnn.graph.symbolic import Symbolic, cast
 
 __all__ = ["Arithmetic"]
 
 Axes = functions.Axes
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class _NoAttribute(GraphError, AttributeError):
     """An AttributeError, so that ``hasattr`` goes on working."""
+
+
+def _as_numpy(method: Method) -> Method:
+    """A method that says what to write where it is called with PyTorch's names of arguments."""
+
+    @wraps(method)
+    def told(self: Any, *args: Any, **options: Any) -> Any:
+        for given, valid in (("dim", "axis"), ("keepdim", "keepdims")):
+            if given in options:
+                raise GraphError(
+                    f"x.{method.__name__} takes no {given}=; write {valid}={options[given]!r:.80}, "
+                    "as NumPy does"
+                )
+        return method(self, *args, **options)
+
+    return told  # type: ignore[return-value]
 
 
 class Arithmetic(Symbolic):
@@ -104,12 +123,12 @@ class Arithmetic(Symbolic):
         return functions.rounded(self, digits or 0)
 
     def __floordiv__(self, other: Any) -> Any:
-        raise GraphError("// of symbolic values is not known; write np.floor(a / b)")
+        raise GraphError(f"// of symbolic values is not known; write {INSTEAD[np.floor_divide]}")
 
     __rfloordiv__ = __floordiv__
 
     def __mod__(self, other: Any) -> Any:
-        raise GraphError("% of symbolic values is not known; write a - b * np.floor(a / b)")
+        raise GraphError(f"% of symbolic values is not known; write {INSTEAD[np.remainder]}")
 
     __rmod__ = __mod__
 
@@ -222,30 +241,37 @@ class Arithmetic(Symbolic):
         shape: tuple[int, ...] = self.shape
         return len(shape)
 
+    @_as_numpy
     def sum(self, axis: Axes = None, keepdims: bool = False) -> Any:
         """The sum over axes, or over all of them."""
         return functions.reduce(self, "sum", axis, keepdims=keepdims)
 
+    @_as_numpy
     def mean(self, axis: Axes = None, keepdims: bool = False) -> Any:
         """The mean over axes, or over all of them."""
         return functions.reduce(self, "mean", axis, keepdims=keepdims)
 
+    @_as_numpy
     def max(self, axis: Axes = None, keepdims: bool = False) -> Any:
         """The largest element over axes, or over all of them."""
         return functions.reduce(self, "max", axis, keepdims=keepdims)
 
+    @_as_numpy
     def min(self, axis: Axes = None, keepdims: bool = False) -> Any:
         """The smallest element over axes, or over all of them."""
         return functions.reduce(self, "min", axis, keepdims=keepdims)
 
+    @_as_numpy
     def prod(self, axis: Axes = None, keepdims: bool = False) -> Any:
         """The product over axes, or over all of them."""
         return functions.reduce(self, "prod", axis, keepdims=keepdims)
 
+    @_as_numpy
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """The index of the largest element along an axis."""
         return functions.argmax(self, axis, keepdims=keepdims)
 
+    @_as_numpy
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """The index of the smallest element along an axis."""
         return functions.argmax(self, axis, keepdims=keepdims, turned=True)

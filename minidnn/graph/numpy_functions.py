@@ -172,6 +172,16 @@ UFUNCS: dict[Any, Callable[..., Any]] = {
 }
 
 
+#: What is not among them, and what to write for it.
+INSTEAD: dict[Any, str] = {
+    np.floor_divide: "np.floor(a / b)",
+    np.remainder: "a - b * np.floor(a / b)",
+    np.hypot: "np.sqrt(a * a + b * b)",
+    np.fmax: "np.maximum(a, b), which gives NaN where one of them is",
+    np.fmin: "np.minimum(a, b), which gives NaN where one of them is",
+}
+
+
 def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """What NumPy asks of operands that are no arrays (``__array_ufunc__``).
 
@@ -189,6 +199,8 @@ def call_ufunc(ufunc: Any, method: str, inputs: tuple[Any, ...], options: dict[s
             f"{name} of a symbolic value with {given}; valid are operands alone: layers describe "
             "and never compute, so nothing can be written into an array"
         )
+    if ufunc in INSTEAD:
+        raise GraphError(f"{name} is not known of symbolic values; write {INSTEAD[ufunc]}")
     if ufunc not in UFUNCS:
         known = ", ".join(sorted({each.__name__ for each in UFUNCS}))
         raise GraphError(

@@ -25,12 +25,21 @@ Axes = int | Sequence[int] | None
 def reduce(x: Any, how: How, axis: Axes = None, *, keepdims: bool = False) -> Any:
     """The sum, mean, maximum, minimum or product over axes, or over all of them."""
     dims = _axes(axis, len(x.shape))
+    _check_keepdims(keepdims)
     if x.dtype == "bool" or (how == "mean" and x.dtype not in FLOATS):
         x = cast(x, "float32" if how == "mean" else "int64")
     if how == "mean" and dims == (2, 3) and len(x.shape) == 4:
         pooled = x._record(ops.AdaptiveAvgPool2d((1, 1)), x)  # fuses with what is before it
         return pooled if keepdims else x._record(ops.Flatten(1), pooled)
     return x._record(ops.Reduce(how, dims, bool(keepdims)), x) if dims else x
+
+
+def _check_keepdims(keepdims: Any) -> None:
+    if not isinstance(keepdims, (bool, np.bool_)):
+        raise GraphError(
+            f"keepdims={keepdims!r:.80}; valid are True and False (several axes are one argument: "
+            "axis=(2, 3))"
+        )
 
 
 def _reducing(how: How) -> Callable[..., Any]:
@@ -57,6 +66,9 @@ def deviation(x: Any, axis: Axes = None, *, ddof: int = 0, keepdims: bool = Fals
 @described("ArgMax")
 def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False, turned: bool = False) -> Any:
     """The index of the largest element (int64), of the smallest if ``turned``."""
+    if axis is not None and not _is_int(axis):
+        raise GraphError(f"axis={axis!r:.80}; valid is one axis, or None for all elements")
+    _check_keepdims(keepdims)
     if turned:
         whole = x.dtype not in FLOATS  # of whole numbers the smallest has no opposite
         x = pointwise("Turned", lambda a: -1 - a if whole else -a, x)

@@ -87,8 +87,8 @@ def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) ->
         advice = "what has no elements cannot be computed"
     elif given == compiled[1:]:
         advice = f"the first size is the batch, so that a single sample has shape {(1, *given)}"
-    elif (last := _channels_last(given, compiled)) is not None:
-        advice = last
+    elif (turned := _turned(given, compiled)) is not None:
+        advice = turned
     elif len(given) != len(compiled):
         advice = f"valid are {len(compiled)} sizes, the batch first"
     else:
@@ -98,21 +98,31 @@ def check_shape(what: str, given: tuple[int, ...], compiled: tuple[int, ...]) ->
     )
 
 
-def _channels_last(given: tuple[int, ...], compiled: tuple[int, ...]) -> str | None:
-    """What to do about pictures whose channels lie last, as image libraries give them; None for
-    anything else."""
-    if len(compiled) != 4 or len(given) not in (3, 4) or given[-1] != compiled[1]:
+def _turned(given: tuple[int, ...], compiled: tuple[int, ...]) -> str | None:
+    """What to do about pictures whose channels lie last where they should come first, as image
+    libraries give them, or first where they should lie last; None for anything else."""
+    rank = len(given)
+    if len(compiled) != 4 or rank not in (3, 4):
         return None
-    if len(given) == 4 and given[1] != compiled[1]:
-        how = "x.transpose(0, 3, 1, 2), of a PyTorch tensor x.permute(0, 3, 1, 2),"
-        turned = (given[0], given[3], *given[1:3])
-    elif len(given) == 3 and given[0] != compiled[1]:
-        how = "x.transpose(2, 0, 1)[None], of a PyTorch tensor x.permute(2, 0, 1)[None],"
-        turned = (1, given[2], *given[:2])
-    else:
-        return None
-    size = "" if turned == compiled else ", which is another size than was compiled"
-    return f"its channels seem to lie last: {how} has shape {turned}{size}"
+    single, channel = "[None]" if rank == 3 else "", rank - 3
+    ways: list[tuple[int, str]] = []
+    for lie, wrong, right in (("last", rank - 1, 1), ("first", channel, 3)):
+        axes = [axis for axis in range(rank) if axis != wrong]
+        axes.insert(right - 4 + rank, wrong)
+        turned = (*(1,) * (4 - rank), *(given[axis] for axis in axes))
+        if turned[right] != compiled[right] or given[right - 4 + rank] == compiled[right]:
+            continue
+        listed = ", ".join(map(str, axes))
+        others = sum(a != b for a, b in zip(turned, compiled, strict=True))
+        size = ", which is another size than was compiled" if others else ""
+        ways.append(
+            (
+                others,
+                f"its channels seem to lie {lie}: x.transpose({listed}){single}, of a PyTorch "
+                f"tensor x.permute({listed}){single}, has shape {turned}{size}",
+            )
+        )
+    return min(ways)[1] if ways else None
 
 
 def _like(array: Any) -> Wrap:

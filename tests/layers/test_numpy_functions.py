@@ -210,9 +210,16 @@ WRONG: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x // 2, "// of symbolic values is not known; write np.floor(a / b)"),
     (lambda x: 5 % x, "% of symbolic values is not known; write a - b * np.floor(a / b)"),
     (
-        lambda x: np.hypot(x, x),
-        "np.hypot is not known of symbolic values; valid are np.{absol",
+        lambda x: np.cbrt(x),
+        "np.cbrt is not known of symbolic values; valid are np.{absol",
     ),
+    (lambda x: np.hypot(x, x), "np.hypot is not known of symbolic values; write np.sqrt(a * a"),
+    (lambda x: np.mod(x, 2), "np.remainder is not known of symbolic values; write a - b * np."),
+    (lambda x: x.mean(dim=1), "x.mean takes no dim=; write axis=1, as NumPy does"),
+    (lambda x: x.max(1, keepdim=True), "x.max takes no keepdim=; write keepdims=True, as NumPy"),
+    (lambda x: x.mean(2, 3), "keepdims=3; valid are True and False (several axes are one arg"),
+    (lambda x: x.argmax((2, 3)), "axis=(2, 3); valid is one axis, or None for all elements"),
+    (lambda x: np.argmin(x, 1, keepdims=2), "keepdims=2; valid are True and False"),
     (lambda x: np.add.reduce(x), "np.add.reduce of a symbolic value; valid are x.sum(axis), "),
     (
         lambda x: np.exp(x, out=np.zeros(3)),

@@ -17,6 +17,7 @@ from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.errors import (
     DeviceError,
     GraphError,
+    MiniDNNWarning,
     OutOfMemoryError,
     UnsupportedError,
     did_you_mean,
@@ -39,6 +40,10 @@ def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
 
 def conv(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)).to(dtype).eval()
+
+
+def pictures() -> L.Layer:
+    return L.Sequential(L.Preprocess(mean=0.5, std=0.5), net())
 
 
 def flat(*layers: L.Layer) -> L.Layer:
@@ -66,6 +71,21 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: compiled()(zeros(8, 8, 3)),
         GraphError,
         r"x\.transpose\(2, 0, 1\)\[None\], .* has shape \(1, 3, 8, 8\)$",
+    ),
+    "channels first of bytes": (
+        lambda: compiled(pictures(), (1, 9, 8, 3))(zeros(1, 3, 9, 8, dtype=np.uint8)),
+        GraphError,
+        r"seem to lie first: x\.transpose\(0, 2, 3, 1\), .* has shape \(1, 9, 8, 3\)$",
+    ),
+    "channels first of bytes, another size": (
+        lambda: compiled(pictures(), (1, 8, 8, 3))(zeros(2, 3, 8, 8, dtype=np.uint8)),
+        GraphError,
+        r"seem to lie first: .* \(2, 8, 8, 3\), which is another size than was compiled$",
+    ),
+    "one picture, channels first of bytes": (
+        lambda: compiled(pictures(), (1, 8, 8, 3))(zeros(3, 8, 8, dtype=np.uint8)),
+        GraphError,
+        r"x\.transpose\(1, 2, 0\)\[None\], .* has shape \(1, 8, 8, 3\)$",
     ),
     "another size": (
         lambda: compiled()(zeros(1, 3, 9, 3)),
@@ -231,7 +251,8 @@ def test_precisions_that_the_cpu_has_not(dtype: torch.dtype) -> None:
     advice = f"device '{other}' computes in '{name}'"
     with pytest.raises(UnsupportedError, match=f"valid is 'float32'; {advice}"):
         md.compile(net(), SHAPE, device="cpu", precision=name)
-    with pytest.raises(UnsupportedError, match=rf"is in {name}; {advice}; .* module\.float\(\)$"):
+    text = rf"computes in float32, and the network is in {name}: .* precision='float32' says"
+    with pytest.warns(MiniDNNWarning, match=text):
         md.compile(conv(dtype), SHAPE, device="cpu")
 
 

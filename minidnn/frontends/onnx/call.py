@@ -102,7 +102,8 @@ class Call:
         sources = self.build.sources(value)
         names = ", ".join(map(repr, sorted(sources)))
         raise Refused(
-            f"its {what} is computed at run time, from {names}; give these inputs as constants=",
+            f"its {what} is computed at run time, from {names}; give these inputs as constants=, "
+            "which minidnn.load_onnx takes",
             sources,
         )
 
