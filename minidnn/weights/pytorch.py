@@ -147,6 +147,10 @@ def _state_dict(file: MappedFile, content: Any, key: Key) -> dict[str, Tensor | 
         if isinstance(name, str) and (isinstance(value, Tensor) or _is_unread(name, value)):
             continue
         shown = brief(name) if not isinstance(name, Opaque) else f"the key <{name.name}>"
+        if isinstance(value, Tensor):
+            raise file.error(
+                f"{where} holds {_keys(content)}, where {shown} names a tensor; valid are texts"
+            )
         raise file.error(
             f"{where} holds {_keys(content)}, where {shown} is {_kind(value)} "
             f"and not a tensor{_hint(content, path)}"

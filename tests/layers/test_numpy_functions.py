@@ -219,7 +219,7 @@ WRONG: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x.max(1, keepdim=True), "x.max takes no keepdim=; write keepdims=True, as NumPy"),
     (lambda x: x.mean(2, 3), "keepdims=3; valid are True and False (several axes are one arg"),
     (lambda x: x.argmax((2, 3)), "axis=(2, 3); valid is one axis, or None for all elements"),
-    (lambda x: np.argmin(x, 1, keepdims=2), "keepdims=2; valid are True and False"),
+    (lambda x: x.argmin(1, keepdims=2), "keepdims=2; valid are True and False"),
     (lambda x: np.add.reduce(x), "np.add.reduce of a symbolic value; valid are x.sum(axis), "),
     (
         lambda x: np.exp(x, out=np.zeros(3)),

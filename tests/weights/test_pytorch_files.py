@@ -162,7 +162,7 @@ def test_nested_state_dict(save: Any) -> None:
         (torch.ones(3), "the file holds a Tensor, not a state dict"),
         ([torch.ones(3)], "the file holds a list, not a state dict"),
         ({"x": {"y": torch.ones(3)}}, r"'x' is a dict and not a tensor; .* with key='x'"),
-        ({1: torch.ones(3)}, "where 1 is a Tensor and not a tensor"),
+        ({1: torch.ones(3)}, "where 1 names a tensor; valid are texts"),
         (
             torch.nn.Linear(2, 2),
             "the file holds an object of 'torch.nn.modules.linear.Linear', of which nothing is "
