@@ -126,6 +126,8 @@ if not TYPE_CHECKING:  # a type checker that saw this would accept any name
 
             if name in FACE:
                 raise AbsentError(f"minidnn has no {name}: {FACE[name]}")
+            if name[0].isupper() and hasattr(import_module("minidnn.layers"), name):
+                raise AbsentError(f"minidnn has no {name}: it is minidnn.layers.{name}")
             hint = did_you_mean(name, __all__) or f"; it has: {', '.join(sorted(__all__))}"
             raise AttributeError(f"module 'minidnn' has no attribute {name!r}{hint}")
         module, _, attribute = _LAZY[name].partition(":")

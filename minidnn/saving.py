@@ -27,7 +27,7 @@ def save_graph(network: Any, path: str | os.PathLike[str], shape: Shapes | None 
     Args:
         network: a layer, a graph, an executable, or anything else that ``compile`` takes.  Of an
             executable it is the graph that was compiled, before passes changed it.
-        path: is replaced when it exists.
+        path: any name but one that ends in .onnx; is replaced when it exists.
         shape: the inputs' shapes as for ``compile``; not for what has its size already.
 
     Raises:
@@ -37,6 +37,11 @@ def save_graph(network: Any, path: str | os.PathLike[str], shape: Shapes | None 
         OSError: the file cannot be written.
     """
     _check_path("save_graph", path)
+    if os.fsdecode(path).lower().endswith(".onnx"):
+        raise GraphError(
+            f"save_graph: path={os.fspath(path)!r:.80} has the name of an ONNX file, which "
+            "save_onnx writes; valid is another ending, such as .safetensors"
+        )
     from minidnn.storage import write_graph
 
     write_graph(_graph("save_graph", network, shape), path)
@@ -52,7 +57,8 @@ def save_onnx(
     """Writes a network for inputs of one size, with its weights, as an ONNX file.
 
     Args:
-        network, path, shape: as for :func:`save_graph`.
+        network, shape: as for :func:`save_graph`.
+        path: a name that ends in .onnx; is replaced when it exists.
         opset: 20 by default, which is also the oldest.
 
     Raises:
@@ -63,6 +69,11 @@ def save_onnx(
         OSError: the file cannot be written.
     """
     _check_path("save_onnx", path)
+    if not os.fsdecode(path).lower().endswith(".onnx"):
+        raise GraphError(
+            f"save_onnx: path={os.fspath(path)!r:.80}; valid is a name that ends in .onnx, by "
+            "which compile knows such files"
+        )
     from minidnn.frontends.onnx.export.save import DEFAULT_OPSET, write_onnx
 
     graph = _graph("save_onnx", network, shape)

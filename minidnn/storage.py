@@ -70,7 +70,8 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
     if text is None:
         raise GraphError(
             f"{where} holds weights, but no graph (its metadata lack {METADATA_KEY!r}); valid is "
-            "a file that save_graph wrote"
+            "a file that save_graph wrote; a network takes weights by "
+            "net.load_state_dict(md.load_weights(path))"
         )
     arrays = {name: np.asarray(each) for name, each in read_safetensors(file).items()}
     try:

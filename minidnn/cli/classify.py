@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HELP = "name what is in pictures"
 DESCRIPTION = """\
-Classifies pictures with a network of the zoo, or one in an ONNX file.
+Classifies pictures with a network of the zoo, or one in an ONNX file or a graph file.
 
 A picture is prepared as torchvision prepares it for the weights: resized, its centre cut out,
 normalized. Of a folder, the picture files in it are taken, in order of their names.
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--network",
         default=DEFAULT_NETWORK,
-        help=f"a network of the zoo, or an ONNX file ({DEFAULT_NETWORK})",
+        help=f"a network of the zoo, an ONNX file, or a graph file ({DEFAULT_NETWORK})",
     )
     add(
         "--weights",
@@ -125,14 +125,15 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     sizes or labels do not fit the network.
     """
     from minidnn.cli.labels import IMAGENET, load_labels
-    from minidnn.cli.networks import calibrated, is_onnx, shape_of
+    from minidnn.cli.networks import calibrated, shape_of
     from minidnn.cli.weights import DEFAULT, known_of, load, source_of
+    from minidnn.frontends.zoo import is_path
     from minidnn.layers.build import to_graph
     from minidnn.models import get_model
     from minidnn.pictures import Preparation
 
-    if is_onnx(options.network):
-        return _of_onnx(options)
+    if is_path(options.network):
+        return _of_file(options)
     name, source = options.network, source_of(options.network, options.weights)
     network = get_model(name)  # says so, if there is none; draws no weights yet
     channels, own_size, _ = network.input_shape
@@ -156,21 +157,22 @@ def make_classifier(options: argparse.Namespace) -> Classifier:
     )
 
 
-def _of_onnx(options: argparse.Namespace) -> Classifier:
-    """An ONNX file's network.  One with a batch of its own is given so many pictures at once."""
+def _of_file(options: argparse.Namespace) -> Classifier:
+    """The network of an ONNX file or of one that ``save_graph`` wrote.  One with a batch of its
+    own is given so many pictures at once."""
     from minidnn.cli.labels import load_labels
-    from minidnn.cli.networks import onnx_graph
+    from minidnn.cli.networks import is_onnx, onnx_graph
     from minidnn.pictures import Preparation
 
     name = options.network
     if options.weights != "default" or options.key is not None or options.prefix:
-        raise MiniDNNError(f"--weights, --key, --prefix: the ONNX file {name!r} has its weights")
+        raise MiniDNNError(f"--weights, --key, --prefix: the file {name!r} has its weights")
     size = None if options.size is None else (options.size, options.size)
-    first = onnx_graph(name, None, size)
+    first = onnx_graph(name, None, size) if is_onnx(name) else _saved(name, options.size)
     if not _is_classifier(first):
         types = ", ".join(str(value.type) for value in (*first.inputs, *first.outputs))
         raise MiniDNNError(
-            f"ONNX file {name!r} has inputs and outputs {types}; valid are one input of square "
+            f"file {name!r} has inputs and outputs {types}; valid are one input of square "
             "pictures (N, C, S, S) and one output (N, classes), of floating-point numbers"
         )
     batch, channels, crop, _ = first.inputs[0].shape
@@ -180,6 +182,8 @@ def _of_onnx(options: argparse.Namespace) -> Classifier:
         raise MiniDNNError(f"--resize {resize} is less than the {crop} pixels that are cut out")
 
     def graph(wanted: int) -> Any:
+        if not is_onnx(name):
+            return first
         try:
             return onnx_graph(name, wanted, size)
         except GraphError:
@@ -196,6 +200,14 @@ def _of_onnx(options: argparse.Namespace) -> Classifier:
         labels,
         _ends_in_softmax(first, outputs),
     )
+
+
+def _saved(name: str, size: int | None) -> Graph:
+    from minidnn.storage import load_graph
+
+    if size is not None:
+        raise GraphError(f"--size {size}: the graph file {name!r} has its own size")
+    return load_graph(name)
 
 
 def _is_classifier(graph: Graph) -> bool:

@@ -17,7 +17,8 @@ _WIDTH = 100
 _NETWORKS = "a network's name, with random weights, or name.DEFAULT, with published ones"
 #: What commands take.
 _TAKES = {
-    "classify": "pictures; --network a network's name or an ONNX file, --weights a file or a name",
+    "classify": "pictures; --network a network's name, an ONNX file or a graph file, --weights "
+    "a file or a name",
     "explain": "NET: a network's name, an ONNX file, a graph file, a file of a front end",
     "export": "NET as explain does, and the file to be written: .onnx or .safetensors",
     "bench": "networks' names that torchvision has, ONNX files",

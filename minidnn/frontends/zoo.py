@@ -6,6 +6,7 @@ import os
 from difflib import get_close_matches
 from typing import Any
 
+from minidnn.errors import WeightsError, did_you_mean
 from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
 from minidnn.models import get_model, list_models
@@ -35,6 +36,10 @@ def network_of(name: str) -> Any:
     """
     head, dot, version = name.partition(".")
     if head in list_models():
+        if dot and version not in (versions := _versions(head)):
+            raise WeightsError(
+                f"weights {name!r} are not known; versions of {head}: {', '.join(versions)}"
+            )
         return get_model(head, weights=version if dot else None)
     known = find_known(name) if "_Weights" in name else None
     return get_model(name) if known is None else get_model(known.network, weights=name)
@@ -55,13 +60,21 @@ def advice(text: str) -> str:
         close = get_close_matches(text, list_models(), 3)
         return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     if not os.path.exists(text):
-        return "there is no such file; "
+        head, _, version = text.partition(".")
+        hint = did_you_mean(version, _versions(head)) if _is_known(head) else ""
+        return f"there is no such file{hint or ';'} "
     if os.path.splitext(text)[1] in (".pth", ".pt", ".bin", ".ckpt", ".tar"):
         return (
             "it may hold weights, which a network takes by "
             "net.load_state_dict(md.load_weights(path)); "
         )
     return ""
+
+
+def _versions(head: str) -> list[str]:
+    """The published weights of a network."""
+    found = (known for known in KNOWN_WEIGHTS if head in (known.network, known.enum))
+    return ["DEFAULT", *(known.version for known in found)]
 
 
 def _is_known(text: str) -> bool:

@@ -169,6 +169,11 @@ def test_classify(net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     path = save(single, tmp_path / "single.onnx")
     out, _ = run(capsys, "classify", *pictures, "--network", path, "--device", "reference")
     assert out.count(" %  class ") == 9
+    # The same network in a graph file.
+    graph = tmp_path / "single.safetensors"
+    run(capsys, "export", path, graph)
+    again, _ = run(capsys, "classify", *pictures, "--network", graph, "--device", "reference")
+    assert again == out
 
 
 @pytest.mark.parametrize("opset", [11, 21])
@@ -204,7 +209,7 @@ def test_classify_refuses(tmp_path: Path, net: Path, capsys: pytest.CaptureFixtu
     picture = tmp_path / "x.png"
     picture.touch()
     _, err = run(capsys, "classify", picture, "--network", net, "--weights", "random", code=2)
-    assert "--weights, --key, --prefix: the ONNX file" in err
+    assert "--weights, --key, --prefix: the file" in err
     path = save(moves(), tmp_path / "moves.onnx")
     _, err = run(capsys, "classify", picture, "--network", path, code=2)
     assert "valid are one input of square pictures (N, C, S, S) and one output" in err
@@ -212,6 +217,7 @@ def test_classify_refuses(tmp_path: Path, net: Path, capsys: pytest.CaptureFixtu
         (node("ArgMax", "x", axis=1, keepdims=0), [1, 3, 8, 8]),  # classes themselves
         (node("Relu", "x"), [1, 3, 8, 8]),  # numbers for each pixel
         (node("Relu", "x"), [0, 3, 8, 8]),
+        (node("Relu", "x"), [2, 3, 8, 8]),
     ):
         made = model([last], [("x", sizes)])
         if last.op_type == "ArgMax":
@@ -219,5 +225,13 @@ def test_classify_refuses(tmp_path: Path, net: Path, capsys: pytest.CaptureFixtu
         path = save(made, tmp_path / "other.onnx")
         _, err = run(capsys, "classify", picture, "--network", path, code=2)
         assert "and one output (N, classes), of floating-point numbers" in err
+    run(capsys, "export", path, graph := tmp_path / "other.safetensors")
+    for arguments, text in (
+        (("--size", 9), "--size 9: the graph file"),
+        (("--prefix", "x."), "--weights, --key, --prefix: the file"),
+        ((), "and one output (N, classes)"),
+    ):
+        _, err = run(capsys, "classify", picture, "--network", graph, *arguments, code=2)
+        assert text in err
     _, err = run(capsys, "classify", picture, "--network", tmp_path / "missing.onnx", code=2)
     assert "missing.onnx" in err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from minidnn.errors import (
     MiniDNNWarning,
     OutOfMemoryError,
     UnsupportedError,
+    WeightsError,
     did_you_mean,
 )
 
@@ -44,6 +47,13 @@ def conv(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
 
 def pictures() -> L.Layer:
     return L.Sequential(L.Preprocess(mean=0.5, std=0.5), net())
+
+
+def weights_as_network() -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.safetensors"
+        md.save_weights(net().state_dict(), path)
+        md.compile(path)
 
 
 def flat(*layers: L.Layer) -> L.Layer:
@@ -188,6 +198,32 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         partial(getattr, md, "complie"),
         AttributeError,
         r"did you mean 'compile'\?",
+    ),
+    "a layer in the package": (
+        partial(getattr, md, "Conv2d"),
+        AttributeError,
+        r"minidnn has no Conv2d: it is minidnn\.layers\.Conv2d$",
+    ),
+    "PyTorch's list of layers": (
+        partial(getattr, L, "ModuleList"),
+        AttributeError,
+        r"minidnn\.layers has no ModuleList: minidnn\.layers\.LayerList is one",
+    ),
+    "a loss": (partial(getattr, L, "CrossEntropyLoss"), AttributeError, "no training yet"),
+    "weights in lower case": (
+        lambda: md.compile("resnet18.default"),
+        GraphError,
+        r"there is no such file; did you mean 'DEFAULT'\? valid are",
+    ),
+    "no version of weights": (
+        lambda: md.compile("resnet18.IMAGENET1K_V9"),
+        WeightsError,
+        r"weights 'resnet18\.IMAGENET1K_V9' are not known; versions of resnet18: DEFAULT, IMAG",
+    ),
+    "weights as a network": (
+        weights_as_network,
+        GraphError,
+        r"holds weights, but no graph .*; a network takes weights by net\.load_state_dict\(md\.lo",
     ),
     "no name at all": (partial(getattr, md, "xyz"), AttributeError, r"it has: .*compile"),
     "an argument's name": (

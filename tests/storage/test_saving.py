@@ -202,6 +202,21 @@ def test_arguments_in_another_order(tmp_path: Path) -> None:
         md.load_graph(5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("save", "name", "text"),
+    [
+        (md.save_graph, "net.ONNX", "has the name of an ONNX file, which save_onnx writes; valid"),
+        (md.save_onnx, "net.safetensors", r"valid is a name that ends in \.onnx, by which "),
+        (md.save_onnx, "net", r"path='.*net'; valid is a name that ends in \.onnx"),
+    ],
+)
+def test_names_of_the_other_kind(save: Any, name: str, text: str, tmp_path: Path) -> None:
+    """What is saved can be compiled: compile knows ONNX files by their names."""
+    with pytest.raises(GraphError, match=text):
+        save(network(), tmp_path / name, SHAPE)
+    assert not (tmp_path / name).exists()
+
+
 def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
     net, path = network(), tmp_path / "x"
     exe = md.compile(net, SHAPE, device="reference")
