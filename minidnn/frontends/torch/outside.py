@@ -24,15 +24,21 @@ from minidnn.frontends.torch.reach import (
     KEEPER,
     Place,
     Reach,
+    code_of,
     is_alike,
     is_looked_into,
-    names_in,
 )
 from minidnn.frontends.torch.replica import holding
 from minidnn.frontends.torch.scripted import is_scripted
 from minidnn.frontends.torch.state import OF_MODULES
 
 _HOLDERS = ("_parameters", "_buffers", "_modules")
+#: What is written to when a hook is registered or removed.
+_REGISTERS = (
+    *HOOKS,
+    *("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"),
+    "_forward_hooks_always_called",
+)
 _FAKES = (FakeTensor, FunctionalTensor)
 
 
@@ -54,11 +60,18 @@ class Outside:
             for hooks in HOOKS:
                 for hook in getattr(module, hooks).values():
                     self._reach.add(hook, f"what a hook of {name} uses")
+            for hooks in _REGISTERS:
+                self._reach.add_entries(vars(module)[hooks], f"the hooks of {name}")
             self._reach.add(type(module), f"the class of {name}")
             for attribute, value in vars(module).items():
                 if attribute not in OF_MODULES:
                     label = f"attribute {f'{path}.{attribute}'.lstrip('.')!r}"
                     self._reach.add(value, label)
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if type(tensor) in (torch.Tensor, nn.Parameter):
+                    self._reach.add_attributes(
+                        tensor.__dict__, f"an attribute of a weight of {name}"
+                    )
             if with_modules:
                 self._reach.add_attributes(vars(module), f"an attribute of {name}")
                 for holder in _HOLDERS:
@@ -120,30 +133,16 @@ class Outside:
         """The paths of modules whose code comes to such places, other than by attributes."""
         aims = set(places)
         for path, module in self._modules:
-            if any(self._reach.reaches(each, aims) for each in _code(module)):
+            hooks = (id(vars(module)[name]) for name in _REGISTERS if path)
+            if not aims.isdisjoint(hooks) or any(
+                self._reach.reaches(each, aims) for each in code_of(module)
+            ):
                 yield path
 
 
 def is_within(path: str, paths: Collection[str]) -> bool:
     """Whether a module is one of these, or in one of them."""
     return any(path == each or path.startswith(f"{each}.") for each in paths)
-
-
-def _code(module: nn.Module) -> list[Any]:
-    """What runs of a module's class when it is called, as far as names tell it."""
-    kind: Any = type(module)
-    pending, seen = ["forward"], {"forward"}
-    found = []
-    while pending:
-        name = pending.pop()
-        each = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
-        found.append(each)
-        for part in (each, *(getattr(each, inner, None) for inner in ("fget", "func", "__func__"))):
-            if (code := getattr(part, "__code__", None)) is not None:
-                named = {name for names in names_in(code) for name in names if hasattr(kind, name)}
-                pending += sorted(named - seen)
-                seen |= named
-    return found
 
 
 def writers(

@@ -8,10 +8,14 @@ is not looked into.
 
 from __future__ import annotations
 
+import array
 import builtins
 import contextvars
+import copy
 import dis
 import functools
+import io
+import random
 import sys
 import types
 import weakref
@@ -57,6 +61,23 @@ def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
             named |= inner
             others |= more
     return frozenset(named), frozenset(others)
+
+
+def code_of(module: nn.Module) -> list[Any]:
+    """What runs of a module's class when it is called, as far as names tell it."""
+    kind: Any = type(module)
+    pending, seen = ["forward"], {"forward"}
+    found = []
+    while pending:
+        name = pending.pop()
+        each = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+        found.append(each)
+        for part in (each, *(getattr(each, inner, None) for inner in ("fget", "func", "__func__"))):
+            if (code := getattr(part, "__code__", None)) is not None:
+                named = {name for names in names_in(code) for name in names if hasattr(kind, name)}
+                pending += sorted(named - seen)
+                seen |= named
+    return found
 
 
 class Place:
@@ -162,10 +183,10 @@ class _Set(Place):
 
 
 class _Bytes(Place):
-    """What a NumPy array or a ``bytearray`` has in its memory."""
+    """What an array of NumPy's or Python's, or a ``bytearray``, has in its memory."""
 
     def __init__(self, of: Any, label: str) -> None:
-        self._copy = of.copy()
+        self._copy = copy.copy(of)
         super().__init__(of, label)
 
     def now(self) -> dict[Any, Any]:
@@ -173,6 +194,34 @@ class _Bytes(Place):
 
     def put(self, before: dict[Any, Any]) -> None:
         self.of[:] = self._copy
+
+
+class _Text(Place):
+    """What was written to a file in memory, and where one is in it."""
+
+    def now(self) -> dict[Any, Any]:
+        return {} if self.of.closed else {0: self.of.getvalue(), 1: self.of.tell()}
+
+    def put(self, before: dict[Any, Any]) -> None:
+        if not self.of.closed:
+            self.of.seek(0)
+            self.of.truncate()
+            self.of.write(before[0])
+            self.of.seek(before[1])
+
+
+class _Random(Place):
+    """The state of a generator of Python's random numbers that is an object of its own."""
+
+    def __init__(self, of: Any, label: str) -> None:
+        self._state = of.getstate()
+        super().__init__(of, label)
+
+    def now(self) -> dict[Any, Any]:
+        return {0: repr(self.of.getstate())}
+
+    def put(self, before: dict[Any, Any]) -> None:
+        self.of.setstate(self._state)
 
 
 class _Variable(Place):
@@ -240,7 +289,9 @@ def _slots(kind: type) -> list[str]:
     found = []
     for each in kind.__mro__:
         names = each.__dict__.get("__slots__", ())
-        found += [names] if isinstance(names, str) else list(names)
+        for name in [names] if isinstance(names, str) else list(names):
+            is_private = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{each.__name__.lstrip('_')}{name}" if is_private else name)
     return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
@@ -276,6 +327,10 @@ class Reach:
     def add_attributes(self, of: dict[str, Any], label: str) -> None:
         """Meets the attributes of an object, but not what these are."""
         self._place(_Attributes(of, label))
+
+    def add_entries(self, of: dict[Any, Any], label: str) -> None:
+        """Meets a dict, but not what is in it."""
+        self._place(_Dict(of, label))
 
     def reaches(self, thing: Any, aims: set[Any]) -> bool:
         """Whether one of these places (by their keys) is what a thing that was met leads to."""
@@ -317,8 +372,14 @@ class Reach:
             yield from ((each, label) for each in place.before.values())
         elif isinstance(one, contextvars.ContextVar):
             self._place(_Variable(one, label))
-        elif isinstance(one, bytearray) or (isinstance(one, np.ndarray) and one.ndim):
+        elif isinstance(one, (bytearray, array.array)) or (
+            isinstance(one, np.ndarray) and one.ndim and one.flags.writeable
+        ):
             self._place(_Bytes(one, label))
+        elif isinstance(one, (io.StringIO, io.BytesIO)):
+            self._place(_Text(one, label))
+        elif type(one) is random.Random:
+            self._place(_Random(one, label))
         elif isinstance(one, type):
             yield from self._of_class(one)
         elif isinstance(one, (tuple, frozenset)):

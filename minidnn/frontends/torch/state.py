@@ -22,6 +22,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from minidnn.frontends.torch.reach import code_of, names_in
 from minidnn.frontends.torch.scripted import is_scripted
 
 #: Types of attributes that are compared by their values.
@@ -108,16 +109,46 @@ def unchanged(root: nn.Module) -> Iterator[None]:
     state = State(root)
     tensors = [tensor for tensor in state.tensors() if not tensor.is_inference()]
     saved = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]
+    data = [(each, each.data) for each in root.parameters() if _is_plain(each)]
+    written = [(each, each.detach().clone()) for each in _written(root)]
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
         with torch.random.fork_rng(gpus):
             yield
     finally:
         state.restore()
+        for parameter, held in data:
+            if parameter.data_ptr() != held.data_ptr():
+                parameter.data = held
+        for parameter, copy in written:
+            if _differs(parameter.data, copy):
+                parameter.data.copy_(copy)  # which is not counted
         with torch.no_grad():
             for tensor, version, copy in saved:
                 if tensor._version != version or _differs(tensor, copy):
                     tensor.copy_(copy)
+
+
+def _written(root: nn.Module) -> list[nn.Parameter]:
+    """The parameters that code of modules or of their hooks may write to, as far as names in it
+    tell: it names one, and ``data`` or a function that writes in place."""
+    found: dict[int, nn.Parameter] = {}
+    for module in root.modules():
+        held = {key.rpartition(".")[2]: None for key, _ in module.named_parameters()}
+        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        if is_scripted(module) or not held:
+            continue
+        for one in (*code_of(module), *hooks):
+            code = getattr(getattr(one, "__func__", one), "__code__", None)
+            names = frozenset().union(*names_in(code)) if code is not None else frozenset()
+            named = not names.isdisjoint((*held, "parameters", "named_parameters"))
+            if named and any(n == "data" or (n[0] != "_" and n.endswith("_")) for n in names):
+                found.update((id(each), each) for each in module.parameters())
+    return [each for each in found.values() if _is_plain(each)]
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    return type(parameter) is nn.Parameter and parameter.layout is torch.strided
 
 
 def _differs(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
