@@ -117,6 +117,14 @@ def a_hook_that_registers_another() -> Any:
     return net, lambda: (seen, len(net.last._forward_hooks))
 
 
+@case
+def what_a_function_calls_by_a_variable_around_it() -> Any:
+    net, seen = Net(), []
+    net.middle.register_forward_hook(lambda m, i, o: seen.append(o))
+    net.__dict__["forward"] = lambda x: net.last(net.middle(net.first(x)))
+    return net, lambda: seen
+
+
 def _with_middle(middle: nn.Conv2d) -> Any:
     net = Net()
     net.middle = middle
@@ -155,3 +163,15 @@ def test_it_is_as_in_pytorch(name: str) -> None:
         return [(fast(examples(shift)), copied(state())) for shift in (0.0, 1.0, -1.0)]
 
     same(run(True), run(False))
+
+
+@torch.no_grad()
+def test_modules_that_print_print_at_every_call(capsys: pytest.CaptureFixture[str]) -> None:
+    net = writing(lambda y: print("a call")).eval()
+    fast = md.optimize(net, examples(), device="reference")
+    assert "'middle'" not in fast.explain() and "the standard output" in fast.explain()
+    assert any(program.parts for program in fast.programs)
+    capsys.readouterr()
+    same(fast(examples()), net(examples()))
+    same(fast(examples(1.0)), net(examples(1.0)))
+    assert capsys.readouterr().out == 4 * "a call\n"

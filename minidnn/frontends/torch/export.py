@@ -108,9 +108,8 @@ class Export:
                 self._kept.setdefault(path, {}).update(names)
         for path, name in outside.holders(changing.places):
             self._kept.setdefault(path, {})[name] = None
-        for path in outside.readers(changing.places):
+        for path, label in outside.readers(changing.places):
             if not is_within(path, self.opaque.reasons):
-                label = next(iter(changing.places.values())).label
                 self._leave(path, f"it uses {label}, which changes when the network is called")
 
     def program(self) -> Any:
@@ -165,15 +164,14 @@ class Export:
             args, kwargs = self._copies()
             self.opaque.record(subject, args, kwargs, self._root)
             written = outside.changed()
-            return written, list(outside.holders(written)), list(outside.readers(written))
+            return list(outside.holders(written)), list(outside.readers(written))
 
-        written, holders, readers = self._run(work)
+        holders, readers = self._run(work)
         for path, name in holders:
             if not is_within(path, self.opaque.reasons):
                 self._kept.setdefault(path, {})[name] = None
-        found = [path for path in readers if not is_within(path, self.opaque.reasons)]
-        for path in found:
-            label = next(iter(written.values())).label
+        found = [each for each in readers if not is_within(each[0], self.opaque.reasons)]
+        for path, label in found:
             self._leave(path, f"it uses {label}, which changes when the network is called")
         return bool(found)
 
@@ -224,7 +222,7 @@ class Export:
             with self._own_hooks(subject):
                 return work(subject, outside)
 
-        return unseen(self._root, bare)
+        return unseen(self._root, bare, self._subject is not self._root)
 
     def _own_hooks(self, subject: nn.Module) -> Any:
         """Within, a network has none of the hooks that the caller runs."""
@@ -300,9 +298,12 @@ class Export:
         printed = io.StringIO()  # where it fails, PyTorch prints what it had of the program
         own = self._subject is not self._root  # else PyTorch writes to what modules hold
         outside = Outside(self._root, self.opaque.reasons, own)
+        # A function of the network's may call the opaque modules themselves, not the replica's.
+        every = Outside(self._root) if own and self.opaque.reasons else outside
         with (
             torch.no_grad(),
             nothing_kept(outside, self._subject),
+            outside.printed.counted(),
             self._own_hooks(self._subject),
             changed_in_calls(self._subject) as has_changed,
             observed(self._subject, self._kept) as self._changed,
@@ -317,6 +318,7 @@ class Export:
                 kept = (v for place in self._beyond.values() for v in place.now().values())
                 self._beyond_is_fake = holds_fakes(kept)
                 outside.restore()
+                every.restore_fakes()
         sys.stderr.write(printed.getvalue())
         self._changes_arguments = has_changed()
         for node in filter(is_opaque, program.graph.nodes):

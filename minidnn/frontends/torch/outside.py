@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from minidnn.frontends.torch.opaque import HOOKS, whole_call
+from minidnn.frontends.torch.printed import KEY, Printed
 from minidnn.frontends.torch.reach import (
     KEEPER,
     Place,
@@ -55,6 +56,8 @@ class Outside:
         every = [(path, module) for path, module in root.named_modules() if not is_scripted(module)]
         self._modules = [(path, each) for path, each in every if not is_within(path, without)]
         self._reach = Reach(module for _, module in every)
+        #: What this thread prints, while it is counted.
+        self.printed = Printed()
         for path, module in self._modules:
             name = path or "the network"
             for hooks in HOOKS:
@@ -87,7 +90,7 @@ class Outside:
     @property
     def places(self) -> dict[Any, Place]:
         """All that it could write to, by key."""
-        return self._reach.places
+        return {KEY: self.printed, **self._reach.places}
 
     @property
     def caches(self) -> dict[int, Any]:
@@ -96,7 +99,13 @@ class Outside:
 
     def changed(self) -> dict[Any, Place]:
         """The places that hold other things than before."""
-        return {key: each for key, each in self._reach.places.items() if each.has_changed()}
+        return {key: each for key, each in self.places.items() if each.has_changed()}
+
+    def restore_fakes(self) -> None:
+        """Puts back what was there where tensors without data are now."""
+        for place in self.changed().values():
+            if holds_fakes(place.now().values()):
+                place.restore()
 
     def restore(self) -> None:
         """Puts back what was there."""
@@ -129,15 +138,16 @@ class Outside:
                 ]
                 yield path, [name for name in names if name not in OF_MODULES]
 
-    def readers(self, places: Mapping[Any, Place]) -> Iterator[str]:
-        """The paths of modules whose code comes to such places, other than by attributes."""
-        aims = set(places)
+    def readers(self, places: Mapping[Any, Place]) -> Iterator[tuple[str, str]]:
+        """The modules whose code comes to such places, other than by attributes: their paths, and
+        how messages call the places."""
         for path, module in self._modules:
-            hooks = (id(vars(module)[name]) for name in _REGISTERS if path)
-            if not aims.isdisjoint(hooks) or any(
-                self._reach.reaches(each, aims) for each in code_of(module)
-            ):
-                yield path
+            hooks = {id(vars(module)[name]) for name in _REGISTERS if path}
+            code = code_of(module)
+            for key, place in places.items():
+                if key in hooks or any(self._reach.reaches(each, {key}) for each in code):
+                    yield path, place.label
+                    break
 
 
 def is_within(path: str, paths: Collection[str]) -> bool:

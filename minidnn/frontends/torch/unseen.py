@@ -18,21 +18,24 @@ from minidnn.frontends.torch.replica import replica
 from minidnn.frontends.torch.state import State, unchanged
 
 
-def unseen(root: nn.Module, work: Callable[[nn.Module, Outside], Any]) -> Any:
+def unseen(
+    root: nn.Module, work: Callable[[nn.Module, Outside], Any], replicates: bool = True
+) -> Any:
     """What ``work`` gives, which runs the network that it is given, on copies of arguments; and may
     ask what was written to beyond its modules.  Afterwards all is as it was.
 
     That is done to a replica, as other threads may call the network.  But that may refer to itself
-    where a replica cannot: if it fails, it is done to the network itself.
+    where a replica cannot: if it fails, or with ``replicates`` False, it is done to the network
+    itself.
     """
-    return contextvars.copy_context().run(_unseen, root, work)
+    return contextvars.copy_context().run(_unseen, root, work, replicates)
 
 
-def _unseen(root: nn.Module, work: Callable[[nn.Module, Outside], Any]) -> Any:
-    made = replica(root, with_buffers=True)
+def _unseen(root: nn.Module, work: Callable[[nn.Module, Outside], Any], replicates: bool) -> Any:
+    made = replica(root, with_buffers=True) if replicates else root
     while True:
         outside = Outside(root)
-        with nothing_kept(outside, made), unchanged(made):
+        with nothing_kept(outside, made), unchanged(made), outside.printed.counted():
             try:
                 return work(made, outside)
             except NotOneOperation:
