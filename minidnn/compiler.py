@@ -217,11 +217,13 @@ def _computed(backend: Backend, graph: Graph, precision: str, told: bool) -> Gra
     if not others or graph.states or tuple(backend.precisions()) != ("float32",):
         return graph
     if not told:
-        named = " and ".join(sorted(others))
+        named, kept = " and ".join(sorted(others)), " and ".join(sorted(others - {"bfloat16"}))
+        stay = f"inputs and results stay {kept}, and " if kept else ""
+        lost = "results in bfloat16, which NumPy has not, and " if "bfloat16" in others else ""
         warnings.warn(
-            f"device {backend.name!r} computes in float32, and the network is in {named}: inputs "
-            f"and results stay {named}, and all between them is float32; precision='float32' says "
-            "that this is meant, device='reference' computes in the network's own dtype",
+            f"device {backend.name!r} computes in float32, and the network is in {named}: {stay}"
+            f"{lost}all between them is float32; precision='float32' says that this is meant, "
+            "device='reference' computes in the network's own dtype",
             MiniDNNWarning,
             stacklevel=3,
         )

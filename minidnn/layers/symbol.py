@@ -165,9 +165,12 @@ def results_of(label: str, results: Any) -> tuple[Value, ...]:
     )
     for i, value in enumerate(found):
         if not isinstance(value, Value):
+            kind, asked = type(value).__name__, "is a return missing in forward?"
+            if hasattr(value, "forward"):
+                asked = f"a layer is made first, and then called: {kind}(...)(x)"
             raise GraphError(
-                f"{label}: result {i} is {value!r:.80} ({type(value).__name__}); valid are "
-                "symbolic values (is a return missing in forward?)"
+                f"{label}: result {i} is {value!r:.80} ({kind}); valid are symbolic values "
+                f"({asked})"
             )
     if not found:
         raise GraphError(f"{label}: forward gives {results!r}; valid is at least one value")

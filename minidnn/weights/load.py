@@ -91,12 +91,13 @@ def _read(file: MappedFile, key: Key) -> dict[str, Any]:
         if key is not None:
             raise file.error(f"is a safetensors file, which has no entry key={key!r}")
         return safetensors.read_safetensors(file)
-    raise file.error(f"{_what(file)}; valid are safetensors files and what torch.save writes")
-
-
-def _what(file: MappedFile) -> str:
-    """What a file seems to be instead."""
     begin = file.data[:512]
+    what = other_format(begin) or f"begins with {begin[:8]!r}, which is no format that is known"
+    raise file.error(f"{what}; valid are safetensors files and what torch.save writes")
+
+
+def other_format(begin: bytes) -> str | None:
+    """What a file that begins so seems to be instead of what it should be."""
     if not begin:
         return "is empty"
     if begin[257:262] == b"ustar":
@@ -109,4 +110,4 @@ def _what(file: MappedFile) -> str:
         return "is an HDF5 file"
     if begin[:1] == b"\x80":
         return "is a pickle that torch.save did not write"
-    return f"begins with {begin[:8]!r}, which is no format that is known"
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,11 @@ def flat(*layers: L.Layer) -> L.Layer:
 class Relu(L.Layer):
     def forward(self, x: Any) -> Any:
         return torch.relu(x)
+
+
+class Uncalled(L.Layer):
+    def forward(self, x: Any) -> Any:
+        return L.ReLU(x)
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -225,6 +231,21 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         GraphError,
         r"holds weights, but no graph .*; a network takes weights by net\.load_state_dict\(md\.lo",
     ),
+    "a layer made of a symbol": (
+        lambda: compiled(Uncalled()),
+        GraphError,
+        r"result 0 is ReLU\(\) \(ReLU\); .* \(a layer is made first, and then called: ReLU\(",
+    ),
+    "an ONNX file that is a pointer": (
+        lambda: md.load_onnx(b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n"),
+        GraphError,
+        r"is no ONNX model: it is a Git LFS pointer: fetch the file itself with 'git lfs pull'",
+    ),
+    "an ONNX file that is a page": (
+        lambda: md.load_onnx(b"<!DOCTYPE html><html>404</html>"),
+        GraphError,
+        r"is no ONNX model: it is an HTML or XML page",
+    ),
     "no name at all": (partial(getattr, md, "xyz"), AttributeError, r"it has: .*compile"),
     "an argument's name": (
         lambda: L.Conv2d(3, 8, 3, strides=2),  # type: ignore[call-arg]
@@ -276,6 +297,30 @@ def test_the_error_says_what_to_write(mistake: str) -> None:
     make, kind, message = MISTAKES[mistake]
     with pytest.raises(kind, match=message):
         make()
+
+
+def test_a_size_that_does_not_fit_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the error, and not by PyTorch's log of its capture as well."""
+    logger, logged = logging.getLogger("torch._subclasses.fake_tensor"), []
+    monkeypatch.setattr(logger, "handle", lambda r: logged.append(r) if logger.filter(r) else None)
+    nn = torch.nn
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 5)).eval()
+    with pytest.raises(
+        GraphError, match=r"shapes \(1, 3, 9, 9\), as shape gives them \(RuntimeErr"
+    ):
+        md.compile(module, (1, 3, 9, 9), device="reference")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        md.optimize(module, torch.ones(SHAPE), device="reference")(torch.ones(1, 3, 9, 9))
+    assert [record.getMessage() for record in logged] == [] == logger.filters
+
+
+def test_bfloat16_on_the_cpu() -> None:
+    if (reason := CpuBackend().unavailable()) is not None:
+        pytest.skip(reason)
+    text = "is in bfloat16: results in bfloat16, which NumPy has not, and all between them is flo"
+    with pytest.warns(MiniDNNWarning, match=text):
+        executable = md.compile(conv(torch.bfloat16), SHAPE, device="cpu")
+    assert executable(zeros(*SHAPE)).dtype == np.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])

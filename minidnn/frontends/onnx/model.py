@@ -15,6 +15,7 @@ from minidnn.frontends.onnx.library import OLDEST_OPSET, import_onnx, newest_ops
 from minidnn.frontends.onnx.limits import MOST_NODES
 from minidnn.frontends.onnx.scope import Key, key_of
 from minidnn.frontends.onnx.tensors import dtype_of, read_tensor
+from minidnn.weights.load import other_format
 
 #: The names of ONNX's own domain.
 OWN_DOMAIN = ("", "ai.onnx")
@@ -113,7 +114,9 @@ def _parsed(onnx: Any, data: bytes, title: str) -> Any:
     try:
         return onnx.ModelProto.FromString(data)
     except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise GraphError(f"{title} is no ONNX model: {error}") from error
+        what = other_format(data[:512])
+        told = str(error) if what is None else f"it {what}"
+        raise GraphError(f"{title} is no ONNX model: {told}") from error
 
 
 def _checked(proto: Any, size: int, path: Path | None, title: str) -> Model:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -310,6 +312,7 @@ class Export:
             no_nested(self._subject),
             self.opaque.standing_in(self._subject),
             contextlib.redirect_stderr(printed),
+            _unheard(),
         ):
             try:
                 program = torch.export.export(self._subject, self._args, self._kwargs, strict=False)
@@ -329,6 +332,22 @@ class Export:
 
     def _refusal(self, reason: str) -> UnsupportedError:
         return NotCapturable(type(self._root).__name__, reason)
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """PyTorch logs what fails while it captures, with its traceback; here an exception tells it,
+    to the caller or as a reason for a part that stays in PyTorch."""
+    logger, thread = logging.getLogger("torch._subclasses.fake_tensor"), threading.get_ident()
+
+    def others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(others)
 
 
 def _decompositions(graph: torch.fx.Graph) -> dict[Any, Any]:
