@@ -146,7 +146,7 @@ def _rest_before_forks() -> None:
     """A child of a fork has none of the threads that PyTorch's OpenMP library would go on using,
     and would wait for them for ever, in an operation of PyTorch's as in ours."""
     if hasattr(sys.modules.get("torch"), "get_num_threads"):
-        import_module("minidnn.acceleration.threads").rest()
+        import_module("minidnn.acceleration.threads").end()
 
 
 if hasattr(os, "register_at_fork"):

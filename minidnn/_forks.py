@@ -10,6 +10,17 @@ import weakref
 imported_by = os.getpid()
 
 
+#: Whether other threads of Python's ran when this process was forked: as last noted before one.
+_had_threads = False
+_is_beside_threads = False
+
+
+def beside_threads() -> bool:
+    """Whether this process was forked while other threads ran, as one of its parents may have been:
+    what they had locked in libraries stays locked."""
+    return _is_beside_threads
+
+
 class ForkLock:
     """Like :class:`threading.Lock` as a context manager, or :class:`threading.RLock`.
 
@@ -48,5 +59,16 @@ def _renew_all() -> None:
         lock._renew()
 
 
+def _note_threads() -> None:
+    global _had_threads
+    _had_threads = threading.active_count() > 1
+
+
+def _keep_noted() -> None:
+    global _is_beside_threads
+    _is_beside_threads = _is_beside_threads or _had_threads
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_all)
+    os.register_at_fork(before=_note_threads, after_in_child=_keep_noted)

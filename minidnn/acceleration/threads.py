@@ -6,7 +6,9 @@ between operations of PyTorch's computes with these very threads: ``GOMP_paralle
 compiled code enters a parallel region, has them call what it is given.  Where PyTorch only may
 have computed before, or that function is not there, they are ended: ``omp_pause_resource_all``
 (OpenMP 5.0) ends the idle threads of the calling one.  The next parallel operation of PyTorch
-starts them again, which takes a tenth of a millisecond.
+starts them again, which takes a tenth of a millisecond.  A thread that ends takes locks of MKL's;
+in a child of a fork that took place while other threads ran, one of these may hold such a lock for
+ever.  There PyTorch's threads are not ended, and poll.
 
 A child of a fork has none of these threads, while libgomp believes that the thread that forked
 still has them, and waits for them for ever.  So they are ended before every fork, from the import
@@ -24,6 +26,7 @@ from functools import cache
 
 import torch
 
+from minidnn import _forks
 from minidnn._forks import imported_by
 
 _SOFT = 1  # omp_pause_soft: what is kept in threads stays as it is
@@ -31,6 +34,12 @@ _SOFT = 1  # omp_pause_soft: what is kept in threads stays as it is
 
 def rest() -> None:
     """Ends the threads of PyTorch that wait for this thread's next operation, where that can be."""
+    if threading.get_ident() != _bereft and not _forks.beside_threads():
+        end()
+
+
+def end() -> None:
+    """Ends them whatever may be locked: else a child of a fork would wait for them for ever."""
     if threading.get_ident() != _bereft:
         for pause in _pauses():
             pause(_SOFT)
