@@ -64,7 +64,7 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("./net.pb", "network='./net.pb' is a str; there is no such file; valid are layers"),
         ("net.safetensors", "net.safetensors"),
         ("net.pth", r"it may hold weights, .*net.load_state_dict\(md.load_weights\(path\)\)"),
-        ("resnet18.IMAGENET1K_V7", "versions of resnet18: IMAGENET1K_V1"),
+        ("resnet18.IMAGENET1K_V7", "versions of resnet18: DEFAULT, IMAGENET1K_V1"),
         ("digits.IMAGENET1K_V1", "IMAGENET1K_V1"),
     ],
 )
