@@ -1,6 +1,7 @@
 # make demo       classify handwritten digits, writes out/digits.png; run networks depth first
 # make test       linters, types and tests, as CI runs them (under 20 minutes on 2 cores)
 # make test-full  the same with every long variant
+# make quick      linters, types, the core on the reference and one network on the CPU engine
 # make clean      remove .venv and everything that was built or cached in the tree
 #
 # Each target sets up what it needs in .venv, once, and sees to ISPC, the CPU engine's compiler: one
@@ -24,7 +25,7 @@ export PYTHON
 INSTALL_ISPC = $(PY) -m minidnn doctor --install-ispc >/dev/null || test $$? -ne 2 || \
 	echo "continuing without ISPC: device 'cpu' is not used, its tests are skipped" >&2
 
-.PHONY: demo test test-full check ready clean
+.PHONY: demo test test-full quick quick-tests check ready clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -39,6 +40,18 @@ test: $(VENV)/.test
 test-full: $(VENV)/.test
 	@$(MAKE) --no-print-directory --jobs 2 check ready
 	HYPOTHESIS_PROFILE=full $(PYTEST) -m "full or not full"
+
+# What the core is made of, on the reference, and one network on the CPU engine.
+QUICK := tests/graph tests/states tests/layers tests/passes tests/runtime tests/storage tests/compile \
+	--ignore=tests/passes/test_zoo.py \
+	tests/operators/test_cases.py \
+	"tests/cpu/test_backend_networks.py::test_numbers_between_guard_pages[squeezenet1_1]"
+
+quick: $(VENV)/.test
+	@$(MAKE) --no-print-directory --jobs 2 check quick-tests
+
+quick-tests: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(PY) -W error -m pytest -W error -q $(QUICK)
 
 # What need not wait for mypy, which keeps one core busy: ISPC, and a first import of the largest
 # packages, which compiles them (see tools/setup_venv.sh); each worker would.

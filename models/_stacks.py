@@ -49,7 +49,7 @@ def count(name: str) -> Counts:
     graph = to_graph(network, (1, *network.input_shape))
     names = [step.name for step in PIPELINE]
     before = PIPELINE[: names.index("depth_first")]
-    simplified = run_passes(graph, before[:1], context)
+    simplified = run_passes(graph, before[: names.index("simplify") + 1], context)
     absorbed = run_passes(graph, before, context)
     layers = [node for node in simplified.nodes if is_optimizable(node)]
     return Counts(

@@ -32,7 +32,7 @@ BLOCK = (L.MaxPool2d(3, stride=1, padding=1), L.ReLU())
 
 
 def graph_of(*layers: L.Layer, shape: tuple[int, ...] = (1, 3, 17, 15)) -> Graph:
-    return run_passes(to_graph(L.Sequential(*layers), shape), PIPELINE[:4], Context())
+    return run_passes(to_graph(L.Sequential(*layers), shape), PIPELINE[:5], Context())
 
 
 def whole(graph: Graph, stage: bool = True) -> Sequence:

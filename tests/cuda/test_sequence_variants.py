@@ -45,7 +45,7 @@ CHAINS: dict[str, tuple[list[L.Layer], tuple[int, ...]]] = {
 
 
 def region_of(layers: list[L.Layer], shape: tuple[int, ...]) -> Region:
-    graph = run_passes(to_graph(L.Sequential(*layers), shape), PIPELINE[:4], Context())
+    graph = run_passes(to_graph(L.Sequential(*layers), shape), PIPELINE[:5], Context())
     _, _, rows, columns = graph.outputs[0].type.plane
     return Region(graph, Schedule(rows, columns))
 
