@@ -15,19 +15,28 @@ SHAPE = (2, 4, 3, 5)
 
 
 def test_instances_are_read_image_after_image() -> None:
-    """A normalization of instances is one of 8 rows; its scale reads them as 2 images."""
+    """A softmax of instances is one of 8 rows; their scale reads them as 2 images."""
     try:
         get_backend("cpu")
     except DeviceError as error:
         pytest.skip(str(error))
     x, *ys = (helper.make_tensor_value_info(n, TensorProto.FLOAT, SHAPE) for n in "xyz")
     random = np.random.default_rng(0)
-    given = {"s": random.random(4, np.float32), "b": random.random(4, np.float32)}
     nodes = [
-        helper.make_node("InstanceNormalization", ["x", "s", "b"], ["y"]),
+        helper.make_node("Reshape", ["x", "rows"], ["r"]),
+        helper.make_node("Softmax", ["r"], ["p"], axis=-1),
+        helper.make_node("Reshape", ["p", "images"], ["q"]),
+        helper.make_node("Mul", ["q", "s"], ["m"]),
+        helper.make_node("Add", ["m", "b"], ["y"]),
         helper.make_node("Mod", ["x", "d"], ["z"], fmod=1),
     ]
-    constants = {**given, "d": np.array(0.75, np.float32)}
+    constants = {
+        "rows": np.array((8, 15)),
+        "images": np.array(SHAPE),
+        "s": random.random((4, 1, 1), np.float32),
+        "b": random.random((4, 1, 1), np.float32),
+        "d": np.array(0.75, np.float32),
+    }
     tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     graph = load_onnx(
         helper.make_model(
