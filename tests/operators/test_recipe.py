@@ -66,7 +66,7 @@ def follow(recipe: str, copy: Path) -> list[str]:
 def copy(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     there = tmp_path_factory.mktemp("recipe")
     ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.safetensors")
-    for name in ("minidnn", "tests/cases", "tests/oracles", "tests/operators"):
+    for name in ("minidnn", "tests/cases", "tests/layers", "tests/oracles", "tests/operators"):
         shutil.copytree(root / name, there / name, ignore=ignore)
     for name in (
         "setup.cfg",
