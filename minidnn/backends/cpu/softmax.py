@@ -152,9 +152,9 @@ MD_KERNEL(@) {{
 """
 _EACH_CHUNK = 256
 
-# Sizes of the following: length, its parts, parts, columns, chunks of columns, rows taken as one.
-# The first gives maxima and sums of each part, which lie behind all maxima.
-_PARTS = """\
+# The sizes of both kernels below: length, its parts, parts, columns, chunks of columns, rows taken
+# as one.
+_PART = """\
 MD_KERNEL(@) {{
   const uniform int64 * uniform n = MD_IN(int64, {sizes});
   const uniform int64 inner = n[3];
@@ -166,6 +166,12 @@ MD_KERNEL(@) {{
     const uniform int columns = (uniform int)(wide < {width} ? wide : {width});
     const uniform int width = columns * (uniform int)n[5];
     const uniform int64 step = inner * n[5], all = length * inner;
+"""
+
+# The first gives maxima and sums of each part, which lie behind all maxima.
+_PARTS = (
+    _PART
+    + """\
     const uniform int64 whole = length / n[5] * step;
     const uniform int64 at = (outer * n[0] + first) * inner + chunk;
     const uniform int64 result = (outer * n[2] + part) * inner + chunk;
@@ -213,6 +219,7 @@ MD_KERNEL(@) {{
   }}
 }}
 """
+)
 
 # Joins the parts: of each column the maximum, and the sum or its logarithm.
 _JOIN = """\
@@ -241,18 +248,9 @@ MD_KERNEL(@) {{
 }}
 """
 
-_WRITE = """\
-MD_KERNEL(@) {{
-  const uniform int64 * uniform n = MD_IN(int64, {sizes});
-  const uniform int64 inner = n[3];
-  for (uniform int64 t = md_begin; t < md_end; t++) {{
-    const uniform int64 chunk = t % n[4] * {width}, part = t / n[4] % n[2], outer = t / n[4] / n[2];
-    const uniform int64 first = part * n[1];
-    const uniform int64 left = n[0] - first, wide = inner - chunk;
-    const uniform int64 length = left < n[1] ? left : n[1];
-    const uniform int columns = (uniform int)(wide < {width} ? wide : {width});
-    const uniform int width = columns * (uniform int)n[5];
-    const uniform int64 step = inner * n[5], all = length * inner;
+_WRITE = (
+    _PART
+    + """\
     const uniform int64 at = (outer * n[0] + first) * inner + chunk;
     const uniform float * uniform x = MD_IN(float, 0) + at;
     uniform float * uniform y = MD_OUT(float, {out}) + at;
@@ -270,6 +268,7 @@ MD_KERNEL(@) {{
   }}
 }}
 """
+)
 
 
 def print_softmax(op: Softmax | LogSoftmax, type: TensorType) -> Staged:
