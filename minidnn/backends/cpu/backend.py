@@ -88,8 +88,8 @@ class CpuBackend:
                 return f"{value!r} is none of {', '.join(valid)}"
         if isinstance(node.op, (Contraction, FusedContraction)):
             return why_unsupported(parts_of(node))
-        if isinstance(node.op, FusedSequence) and not node.op.schedule.stage:
-            return sequence.why_unsupported(node.op.kernel[0])
+        if isinstance(node.op, FusedSequence):
+            return sequence.why_unsupported(node.op)
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CpuProgram:

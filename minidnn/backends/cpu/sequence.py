@@ -21,7 +21,10 @@ from ...cache import digest
 from ...errors import GraphError
 from ...fusion.geometry import Extent
 from ...fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
+from ...fusion.region import Sequence as FusedSequence
+from ...fusion.sequence import Schedule
 from ...graph.ir import Constant
+from ...graph.operator import Windowed
 from ...graph.window import WindowReduce
 from .code import Code
 from .finite import input_bound
@@ -67,19 +70,27 @@ def print_sequence(
     Its pointers are the inputs, the outputs, then all vectors, packed.
     GraphError if a window reads an input that the plan does not stage.
     """
-    reason = why_unsupported(plan)
-    if reason is not None:
-        raise GraphError(reason)
+    windows = (o for o in _operations(plan) if o.window is not None)
+    if any(plan.planes[o.operands[0]].buffer is None for o in windows):
+        raise GraphError(_reads_memory(plan.schedule))
     return _Printer(plan, binding, tuple(inputs), tuple(outputs), isa).print()
 
 
-def why_unsupported(plan: KernelPlan) -> str | None:
-    """Why the CPU has no kernel for a plan: a window reads an input that is not staged."""
-    windows = (o for o in _operations(plan) if o.window is not None)
-    if all(plan.planes[o.operands[0]].buffer is not None for o in windows):
+def why_unsupported(region: FusedSequence) -> str | None:
+    """Why the CPU has no kernel for a region: a window reads an input that is not staged.
+
+    The region itself tells; its plan has as many parts as there are patches.
+    """
+    given = set(region.body.inputs)
+    windows = (node for node in region.body.nodes if isinstance(node.op, Windowed))
+    if region.schedule.stage or not any(given & set(node.inputs) for node in windows):
         return None
+    return _reads_memory(region.schedule)
+
+
+def _reads_memory(schedule: Schedule) -> str:
     return (
-        f"schedule {plan.schedule}: a window reads an input from memory; on the CPU valid are "
+        f"schedule {schedule}: a window reads an input from memory; on the CPU valid are "
         "schedules that stage inputs"
     )
 
