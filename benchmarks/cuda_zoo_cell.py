@@ -3,7 +3,7 @@
 Cells come as lines of JSON from standard input and go back as such through a pipe.  What takes
 processor time is done beside other workers; whatever the GPU is timed on, by minidnn's tuning, by
 cudnn.benchmark, by Inductor's kernels at their first launch or here, is done in this worker's
-turn at the GPU (``minidnn.cudnn.turn``), on cores that nothing else of the benchmark uses.
+turn at the GPU (``minidnn.cudnn.gpu_turn``), on cores that nothing else of the benchmark uses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from minidnn.bench.gpu.modes import (
     own,
 )
 from minidnn.bench.gpu.timing import Run, deviations, exact, in_turn
-from minidnn.cudnn.turn import turn
+from minidnn.cudnn.gpu_turn import turn
 from minidnn.report.explain import contracts
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from minidnn.errors import GraphError
-from minidnn.fusion.held import rows_held
+from minidnn.fusion.buffer_rows import rows_held
 from minidnn.fusion.operations import Operation, Vector, lower
 from minidnn.fusion.plan import Binding, Buffer, KernelPlan, Plane, PlanOperation, PlanStep, Slot
 from minidnn.fusion.sequence import Schedule, Sequence

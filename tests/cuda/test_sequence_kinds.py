@@ -10,8 +10,8 @@ import pytest
 from minidnn import layers as L
 from minidnn.backends.cuda.kernels import KernelSource, Launch
 from minidnn.backends.cuda.sequence import print_sequence
-from minidnn.backends.cuda.sequence.facts import positive_planes
 from minidnn.backends.cuda.sequence.grid import Grid, choose_grid
+from minidnn.backends.cuda.sequence.sign_analysis import positive_planes
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.backends.cuda.tensor import tensor_of
 from minidnn.errors import GraphError

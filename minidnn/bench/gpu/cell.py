@@ -25,7 +25,7 @@ from minidnn.bench.gpu.modes import (
 from minidnn.bench.gpu.timing import Run, calls_in, deviations, exact, in_turn, timed
 from minidnn.bench.worker import Engine
 from minidnn.cudnn import machine
-from minidnn.cudnn.turn import turn
+from minidnn.cudnn.gpu_turn import turn
 
 NCHW, LAST = "torch", "torch-channels-last"
 #: What makes each engine; told whether channels last was the faster of PyTorch's layouts.

@@ -16,7 +16,7 @@ from typing import Any
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.capture import capture
 from minidnn.cudnn.errors import CuDNNError
-from minidnn.cudnn.turn import turn
+from minidnn.cudnn.gpu_turn import turn
 
 log = logging.getLogger(__name__)
 Run = Callable[[], object]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ....cudnn._cupy import cupy
-from ....cudnn.turn import turn
+from ....cudnn.gpu_turn import turn
 from ...cpu.cores import usable_cores
 from ..kernels import Launch
 from .own import OWN

@@ -19,9 +19,9 @@ from ....cudnn import machine
 from ....cudnn._cupy import cupy
 from ....cudnn.enums import ConvolutionFwdAlgo
 from ....cudnn.errors import CuDNNError
+from ....cudnn.gpu_turn import turn
 from ....cudnn.graph import EngineConfig
 from ....cudnn.graph.timing import Contestant, race
-from ....cudnn.turn import turn
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from ..kernels import Launch
 from ..machine import machine_of

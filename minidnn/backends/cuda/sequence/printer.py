@@ -19,7 +19,6 @@ from ..arch import joins_three, shared_limit
 from ..dialect import TYPES
 from ..tensor import Tensor
 from .barrier import barrier_of
-from .facts import positive_planes
 from .flat import Flat, choose_flat, print_flat
 from .functions import Function, Functions
 from .grid import Grid, choose_grid, sums_in_shared_memory
@@ -28,6 +27,7 @@ from .mapping import Mapping, choose_mapping, reads_units, skips, unit_of
 from .prologue import absorb_prologues
 from .resident import print_resident
 from .rolling import Rolling, choose_rolling, print_rolling
+from .sign_analysis import positive_planes
 from .step import StepPrinter, Target
 from .vectors import SequenceKernel, kernel_of
 from .view import Span, View

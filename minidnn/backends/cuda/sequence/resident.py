@@ -24,11 +24,11 @@ from ..arch import joins_three
 from ..dialect import TYPES
 from ..tensor import Tensor
 from .barrier import barrier_of
-from .facts import positive_planes
 from .functions import Functions
 from .grid import Grid, assign_arrays, operations_of, phases_of, reach_of
 from .rectangle import RectanglePrinter
 from .rounding import roundings
+from .sign_analysis import positive_planes
 from .vectors import SequenceKernel, kernel_of
 
 _HALVES = frozenset(("float16", "bfloat16"))

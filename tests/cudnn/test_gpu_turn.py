@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.cudnn import turn
-from minidnn.cudnn.turn import turn_at
+from minidnn.cudnn import gpu_turn
+from minidnn.cudnn.gpu_turn import turn_at
 
 HOLDER = """
 import sys, time
-from minidnn.cudnn.turn import turn_at
+from minidnn.cudnn.gpu_turn import turn_at
 with turn_at("gpu-0"):
     print("holds it", flush=True)
     sys.stdin.readline()
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no 
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(turn, "_turns", {})
+    monkeypatch.setattr(gpu_turn, "_turns", {})
 
 
 def holder() -> subprocess.Popen[str]:
@@ -94,7 +94,7 @@ def test_a_holder_that_hangs_costs_the_limit_once(caplog: pytest.LogCaptureFixtu
 def test_a_long_wait_is_said(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(turn, "LONG_SECONDS", 0.05)
+    monkeypatch.setattr(gpu_turn, "LONG_SECONDS", 0.05)
     process = holder()
     threading.Timer(0.3, finish, [process]).start()
     with caplog.at_level(logging.WARNING), turn_at("gpu-0", 60.0) as alone:
@@ -153,5 +153,5 @@ def test_a_forked_child_waits_and_does_not_end_its_parents_turn() -> None:
 
 
 def _is_free() -> bool:
-    code = "from minidnn.cudnn.turn import turn_at\nwith turn_at('gpu-0', 0) as a: print(a)"
+    code = "from minidnn.cudnn.gpu_turn import turn_at\nwith turn_at('gpu-0', 0) as a: print(a)"
     return subprocess.check_output([sys.executable, "-c", code], text=True) == "True\n"
