@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Results
-from minidnn.backends.cpu.cores import usable_cores
 from minidnn.bench.alternate import alternate
 from minidnn.bench.networks import BEYOND
 from minidnn.bench.peers import TORCH_MODES, load_inputs
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.statistics import median, ratio
 from minidnn.bench.worker import Engine
+from minidnn.runtime.cores import usable_cores
 
 OWN = "optimize"
 

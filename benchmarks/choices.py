@@ -21,12 +21,12 @@ from minidnn import models
 from minidnn.backends.cpu.backend import CpuProgram, builder
 from minidnn.backends.cpu.contraction import Choice, Question
 from minidnn.backends.cpu.contraction.price import nominal_speed
-from minidnn.backends.cpu.cores import usable_cores
 from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.tuning import Measured, Tuning
 from minidnn.bench.networks import case_of
 from minidnn.bench.results import commit
+from minidnn.runtime.cores import usable_cores
 
 
 def measure(

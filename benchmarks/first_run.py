@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Results
-from minidnn.backends.cpu.cores import usable_cores
 from minidnn.bench.engines import KINDS, OWN, Kind, chosen
 from minidnn.bench.networks import Prepared, case_of, prepare
 from minidnn.bench.results import commit
 from minidnn.bench.statistics import median
 from minidnn.bench.table import interval
+from minidnn.runtime.cores import usable_cores
 
 
 def first_seconds(kind: Kind, prepared: Prepared) -> float:

@@ -33,7 +33,6 @@ from benchmarks.convolution import LEAST_QUIET, Peak, timed
 from benchmarks.linear import READ_BYTES, Read
 from minidnn import models
 from minidnn.backends.cpu.backend import CpuProgram
-from minidnn.backends.cpu.cores import usable_cores
 from minidnn.backends.cpu.isa import best_isa, usable_isa
 from minidnn.backends.cpu.lower import Task
 from minidnn.backends.cpu.machine import describe_machine
@@ -46,6 +45,7 @@ from minidnn.fusion.region import Region
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.types import ITEMSIZE
 from minidnn.report.explain import contracts, describe, work
+from minidnn.runtime.cores import usable_cores
 
 QUIET_SHARE = 0.85
 """A run whose threads got less of the cores than this was disturbed; networks let them wait."""

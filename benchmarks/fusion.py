@@ -31,7 +31,6 @@ import numpy as np
 
 import minidnn as md
 from minidnn import models
-from minidnn.backends.cpu.cores import usable_cores
 from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.lower import lower_plan
@@ -48,6 +47,7 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.report.explain import kind_of
+from minidnn.runtime.cores import usable_cores
 from minidnn.runtime.plan import make_plan
 
 STRATEGIES = ("layers", "contractions", "model")

@@ -24,10 +24,10 @@ import minidnn as md
 from benchmarks.figures import Results
 from minidnn import models
 from minidnn.backends.cpu.backend import CpuProgram
-from minidnn.backends.cpu.cores import usable_cores
 from minidnn.bench.results import commit
 from minidnn.bench.statistics import median, ratio
 from minidnn.report.explain import contracts
+from minidnn.runtime.cores import usable_cores
 
 ALONE, FUSED = "layers", "model"
 

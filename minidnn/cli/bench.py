@@ -167,12 +167,12 @@ def _bench(options: argparse.Namespace) -> Cpu | Gpu:
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
-    from minidnn.backends.cpu.cores import usable_cores
     from minidnn.backends.cpu.isa import usable_isa
     from minidnn.bench.files import file_case
     from minidnn.bench.gpu.measure import PRECISIONS
     from minidnn.bench.networks import case_of
     from minidnn.cli.networks import in_options, is_onnx
+    from minidnn.runtime.cores import usable_cores
 
     if not options.networks and not options.merge:
         raise MiniDNNError("NET: name a network of the zoo, or results with --merge")

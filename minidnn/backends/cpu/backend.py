@@ -24,12 +24,12 @@ from ...graph.ir import Node, Value
 from ...graph.liveness import storage_bytes
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...graph.types import ITEMSIZE
+from ...runtime.cores import usable_cores
 from ...runtime.plan import Plan
 from ..options import accuracy_option, check_options, tune_option
 from . import sequence
 from .buffers import Buffer, Guard
 from .contraction import Workspace, why_unsupported
-from .cores import usable_cores
 from .isa import Isa, best_isa, isa_named, usable_isa
 from .kernels import compile_kernels
 from .library import Kernel

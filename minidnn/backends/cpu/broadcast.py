@@ -17,7 +17,7 @@ from ...graph.ir import Node
 from ...graph.operator import Elementwise
 from ...graph.operators.arithmetic import computed_in
 from ...graph.types import TensorType
-from .code import Code
+from ..codegen.code import Code
 from .kernels import KernelSource
 from .scalar import INTEGER_HELPERS, print_code
 

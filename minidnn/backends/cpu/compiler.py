@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ...cache import Store, building_allowed, digest, one_at_a_time, temporary_folder
 from ...errors import CompileError, DeviceError
-from .cores import usable_cores
+from ...runtime.cores import usable_cores
 from .identity import BUILD_LOCK, Identity, ispc_banners, remember
 from .isa import Isa
 from .library import Library, load

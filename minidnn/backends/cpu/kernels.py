@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...cache import Store, building_allowed, digest
-from ..grouping import in_groups
+from ...runtime.cores import usable_cores
+from ..codegen.grouping import in_groups
 from .compiler import FLAGS, Unit, compile_units, unit_store
-from .cores import usable_cores
 from .dialect import prelude
 from .identity import ispc_banners
 from .isa import Isa

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cores import usable_cores
+from ...runtime.cores import usable_cores
 from .isa import usable_isas
 
 SYSTEM_CPU = Path("/sys/devices/system/cpu/cpu0")

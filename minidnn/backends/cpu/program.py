@@ -13,7 +13,7 @@ import numpy as np
 
 from ..._forks import ForkLock
 from ...errors import OutOfMemoryError
-from .cores import usable_cores
+from ...runtime.cores import usable_cores
 from .library import Kernel
 from .native import MAX_OPERANDS, OperandStruct, ProgramStruct, RegionStruct, runner
 

@@ -26,7 +26,7 @@ from ...fusion.sequence import Schedule
 from ...graph.ir import Constant
 from ...graph.operator import Windowed
 from ...graph.window import WindowReduce
-from .code import Code
+from ..codegen.code import Code
 from .finite import input_bound
 from .isa import Isa
 from .kernels import KernelSource

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from ...fusion.plan import PlanOperation
 from ...graph.window import Window
-from .code import Code
+from ..codegen.code import Code
+from ..codegen.tap_sum import TapSum
 from .scalar import print_code
-from .tap_sum import TapSum
 from .view import Outside, PlaneView, Ring
 from .window import Join, WindowPrinter, is_looped, print_divisor, print_identity
 

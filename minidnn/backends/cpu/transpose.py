@@ -8,7 +8,7 @@ first and the last: no line is touched twice, and stores can go past the caches.
 
 from __future__ import annotations
 
-from .code import Code
+from ..codegen.code import Code
 
 LINE = 16
 """Floats of a cache line."""

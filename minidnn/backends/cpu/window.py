@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...graph.window import Window, WindowAxis, WindowReduce
-from .code import Code
+from ..codegen.code import Code
 
 CARRIED = 8
 CARRIED_SUMS = 4

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 
 from ...cache import Store, building_allowed, digest
-from ..cpu.cores import usable_cores
-from ..grouping import in_groups
+from ...runtime.cores import usable_cores
+from ..codegen.grouping import in_groups
 from .dialect import prelude
 from .kernels import KernelSource
 from .nvrtc import OPTIONS, Nvrtc, Resources, load

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...graph.operators import TakeChannels
 from ...graph.types import ITEMSIZE
-from ..cpu.code import Code
+from ..codegen.code import Code
 from .indexing import RAW
 from .kernels import Launch
 from .strided import named

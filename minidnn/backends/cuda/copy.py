@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import gcd
 
 from ...cache import digest
-from ..cpu.code import Code
+from ..codegen.code import Code
 from .dialect import TYPES
 from .kernels import KernelSource, Launch
 from .pointwise import print_pointwise

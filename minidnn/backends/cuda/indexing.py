@@ -13,7 +13,7 @@ import numpy as np
 from ...graph.index_map import IndexMap
 from ...graph.operators import Gather
 from ...graph.types import ITEMSIZE, TensorType
-from ..cpu.code import Code
+from ..codegen.code import Code
 from .bits import to_bits
 from .kernels import Launch
 from .strided import THREADS, Strided, element_of, named

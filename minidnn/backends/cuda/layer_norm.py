@@ -9,7 +9,7 @@ from math import prod
 
 from ...graph.operators import GroupNorm, LayerNorm
 from ...graph.types import ITEMSIZE, TensorType
-from ..cpu.code import Code
+from ..codegen.code import Code
 from ..cpu.scalar import literal
 from .dialect import TYPES
 from .kernels import Launch

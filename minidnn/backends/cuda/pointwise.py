@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...cache import digest
 from ...graph.expression import Instruction
-from ..cpu.code import Code
+from ..codegen.code import Code
 from .dialect import TYPES
 from .kernels import KernelSource, Launch
 from .scalar import print_code

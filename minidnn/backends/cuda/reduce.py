@@ -10,7 +10,7 @@ from math import prod
 from ...graph.operators import ArgMax, Reduce
 from ...graph.types import TensorType
 from ...graph.window import LONG
-from ..cpu.code import Code
+from ..codegen.code import Code
 from ..cpu.scalar import literal
 from .kernels import Launch
 from .strided import Strided, element_of, named

@@ -9,8 +9,8 @@ from math import gcd
 
 from ...cache import digest
 from ...graph.window import LONG
-from ..cpu.code import Code
-from ..cpu.tap_sum import TapSum
+from ..codegen.code import Code
+from ..codegen.tap_sum import TapSum
 from .dialect import TYPES
 from .kernels import KernelSource, Launch
 from .tensor import Tensor

@@ -7,7 +7,7 @@ from math import prod
 from ...cache import digest
 from ...graph.operators import LogSoftmax, Softmax
 from ...graph.types import TensorType
-from ..cpu.code import Code
+from ..codegen.code import Code
 from .dialect import TYPES
 from .kernels import KernelSource, Launch
 from .reduce import Blocks

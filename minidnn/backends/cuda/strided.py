@@ -13,7 +13,7 @@ from ...graph.expression import Instruction, argument, linearize
 from ...graph.ir import Graph, Node, Value
 from ...graph.operator import Elementwise
 from ...graph.operators.arithmetic import computed_in
-from ..cpu.code import Code
+from ..codegen.code import Code
 from .kernels import KernelSource, Launch
 from .scalar import print_code
 from .whole import HELPERS, STORED, is_whole, print_whole_code, read, stored

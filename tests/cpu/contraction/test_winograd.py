@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minidnn.backends.codegen.code import Code
 from minidnn.backends.cpu.buffers import Guard
-from minidnn.backends.cpu.code import Code
 from minidnn.backends.cpu.contraction import algorithms
 from minidnn.backends.cpu.contraction.algorithms import choose_algorithm
 from minidnn.backends.cpu.contraction.problem import problem_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ....fusion.contraction import Parts
 from ....fusion.operations import Operation
 from ....graph.ir import Value
-from ..code import Code
+from ...codegen.code import Code
 from ..scalar import print_code
 from .numbers import Numbers
 from .problem import View

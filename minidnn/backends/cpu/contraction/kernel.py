@@ -9,7 +9,7 @@ import numpy as np
 from ....cache import digest
 from ....fusion.contraction import Parts
 from ....graph.ir import Constant, Value
-from ..code import Code
+from ...codegen.code import Code
 from ..kernels import KernelSource
 from .blocking import grain_of
 from .epilogue import Epilogue

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from ...codegen.code import Code
 from ..buffers import Array
-from ..code import Code
 
 PARAMETER = "const uniform int32 * uniform numbers"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ....fusion.contraction import Parts
 from ....graph.ir import Value
-from ..code import Code
+from ...codegen.code import Code
 from ..scalar import print_code
 from .numbers import PARAMETER, Numbers
 from .scheme import Scheme

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..code import Code
+from ...codegen.code import Code
 from .epilogue import Epilogue
 from .numbers import PARAMETER, Numbers
 from .scheme import LINE_FLOATS, OFTEN, Scheme

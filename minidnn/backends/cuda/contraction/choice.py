@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ....cudnn._cupy import cupy
 from ....cudnn.gpu_turn import turn
-from ...cpu.cores import usable_cores
+from ....runtime.cores import usable_cores
 from ..kernels import Launch
 from .own import OWN
 from .problem import ContractionProblem

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..arch import shared_limit
 from ..dialect import TYPES
 from ..kernels import Launch

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..kernels import Launch
 from ..pointwise import print_chain
 from .parts import (

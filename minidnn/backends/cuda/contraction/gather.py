@@ -22,7 +22,7 @@ import numpy as np
 
 from ....cache import digest
 from ....graph.types import ITEMSIZE
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..dialect import TYPES
 from ..kernels import KernelSource, Launch
 from ..tensor import Tensor

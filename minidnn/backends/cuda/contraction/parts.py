@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..kernels import Launch
 from ..tensor import Tensor
 from .problem import ContractionProblem

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..arch import shared_limit
 from ..dialect import TYPES
 from ..kernels import Launch

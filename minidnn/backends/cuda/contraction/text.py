@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from ....cache import digest
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..dialect import TYPES
 from ..kernels import KernelSource
 from ..pointwise import print_chain

@@ -13,7 +13,7 @@ from math import prod
 
 from ....graph.expression import linearize
 from ....graph.operators import ReLU, ScaleShift
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..dialect import TYPES
 from ..kernels import Launch
 from ..pointwise import print_chain

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..kernels import Launch
 from .parts import (
     MOST_DOWN,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil, gcd
 
 from ....fusion.plan import Binding, KernelPlan
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..dialect import TYPES
 from ..tensor import Tensor
 from .pack import Pack

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...cpu.code import Code
+from ...codegen.code import Code
 from .view import Bound, Span
 
 

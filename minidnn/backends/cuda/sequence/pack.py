@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minidnn.graph.expression import Instruction
 
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..dialect import TYPES
 from ..scalar import print_code
 

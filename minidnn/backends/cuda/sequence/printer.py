@@ -14,7 +14,7 @@ from ....errors import GraphError
 from ....fusion.geometry import Extent
 from ....fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from ....graph.types import ITEMSIZE
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..arch import joins_three, shared_limit
 from ..dialect import TYPES
 from ..tensor import Tensor

@@ -19,7 +19,7 @@ from math import gcd
 from minidnn.graph.types import ITEMSIZE
 
 from ....fusion.plan import Binding, KernelPlan, PlanStep
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..arch import joins_three
 from ..dialect import TYPES
 from ..tensor import Tensor

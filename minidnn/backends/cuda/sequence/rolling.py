@@ -18,7 +18,7 @@ from math import ceil
 from minidnn.graph.window import Window, WindowAxis
 
 from ....fusion.plan import Binding, KernelPlan
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..dialect import TYPES
 from ..scalar import may_part
 from ..tensor import Tensor

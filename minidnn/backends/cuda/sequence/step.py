@@ -9,7 +9,7 @@ from math import ceil, gcd
 from minidnn.graph.window import Window
 
 from ....fusion.plan import Plane, PlanOperation
-from ...cpu.code import Code
+from ...codegen.code import Code
 from ..dialect import TYPES
 from .lanes import Lanes
 from .mapping import Tile

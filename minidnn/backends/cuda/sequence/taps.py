@@ -12,8 +12,8 @@ from math import ceil, gcd
 
 from minidnn.graph.window import Window, WindowAxis
 
-from ...cpu.code import Code
-from ...cpu.tap_sum import TapSum
+from ...codegen.code import Code
+from ...codegen.tap_sum import TapSum
 from ..dialect import TYPES
 from .lanes import Lanes
 from .mapping import Tile

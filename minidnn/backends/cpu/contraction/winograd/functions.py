@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...code import Code
+from ....codegen.code import Code
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, Numbers
 from ..scheme import LINE_FLOATS

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from .....cache import digest
 from .....fusion.contraction import Parts
 from .....graph.ir import Constant, Value
+from ....codegen.code import Code
 from ...buffers import Array
-from ...code import Code
 from ...kernels import KernelSource
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, Numbers

@@ -19,8 +19,8 @@ import numpy as np
 
 from minidnn._cached_property import cached_property
 
+from ....codegen.code import Code
 from ...buffers import Array
-from ...code import Code
 from ...scalar import literal
 
 Term = tuple[float, str]

@@ -1,0 +1,1 @@
+"""What both engines print source text with: lines, scalar expressions, functions, sums."""
