@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from minidnn.comparison.compare import compare
     from minidnn.compiler import compile
     from minidnn.frontends.onnx.convert import load_onnx
+    from minidnn.gradients.reverse import gradient
     from minidnn.layers import Input, Layer, Model, Sequential
     from minidnn.layers.calibration import calibrate
     from minidnn.runtime.store import Store
@@ -62,6 +63,7 @@ _LAZY = {
     "compare": "minidnn.comparison.compare:compare",
     "compile": "minidnn.compiler:compile",
     "cudnn": "minidnn.cudnn",
+    "gradient": "minidnn.gradients.reverse:gradient",
     "layers": "minidnn.layers",
     "load_graph": "minidnn.storage:load_graph",
     "load_onnx": "minidnn.frontends.onnx.convert:load_onnx",
@@ -94,6 +96,7 @@ __all__ = [
     "compare",
     "compile",
     "cudnn",
+    "gradient",
     "layers",
     "load_graph",
     "load_onnx",

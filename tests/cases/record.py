@@ -142,7 +142,7 @@ class Case:
         kind = getattr(torch, dtype)
         reference = self.torch()
         tensors = [torch.from_numpy(array.copy("C")).to(kind) for array in inputs]
-        with torch.no_grad(), _one_thread():
+        with torch.no_grad(), one_thread():
             if isinstance(reference, torch.nn.Module):
                 state = self.network().state_dict()
                 reference.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()})
@@ -152,7 +152,7 @@ class Case:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Waking threads takes PyTorch longer than these small tensors do."""
     import torch
 

@@ -18,6 +18,8 @@ ALLOWED: dict[str, set[str]] = {
     "cache": set(),
     "third_parties": set(),
     "graph": set(),
+    # Passes and devices take what it gives like any other graph, and it knows none of them.
+    "gradients": {"graph"},
     "layers": {"graph"},
     "fusion": {"graph"},
     "passes": {"graph", "fusion"},

@@ -1,0 +1,188 @@
+"""The gradient of a graph: its nodes backwards, each by the rule of its operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidnn.errors import GraphError, did_you_mean
+from minidnn.gradients import rules  # noqa: F401 (it fills the table)
+from minidnn.gradients.table import Backward, rule_of
+from minidnn.graph.checker import check_is_graph
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
+from minidnn.graph.operator import Operator
+from minidnn.graph.operators import Add
+from minidnn.graph.recorder import recording_by
+from minidnn.graph.types import FLOATS, TensorType, numpy_dtype
+
+
+def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value | str]) -> Graph:
+    """The graph with the gradients of a loss as further outputs.
+
+    Args:
+        graph: A graph that has not been optimized.
+        loss: The value to differentiate, of one element: a value of the graph, or its name, or the
+            name of an output.
+        of: What to differentiate by: states, constants, inputs or any other values of the graph, or
+            their names; one of them or several.
+
+    Returns:
+        A graph with the same inputs, states and updates.  Its outputs are those of ``graph``, then
+        one gradient for each of ``of``, in their order and of their types.  Where outputs have
+        names, that of the gradient by ``w`` is ``"gradient.w"``.  It can be differentiated again.
+
+    Raises:
+        GraphError: The loss has more elements than one or is no floating-point number; a name is
+            unknown; the loss does not depend on a value, which is named.
+        UnsupportedError: An operator between them has no rule; it names the node.
+
+    Example::
+
+        net = L.Sequential(L.Linear(4, 1), L.Elementwise(lambda y: y * y))
+        graph = to_graph(net, (1, 4), states=True)
+        graph = md.gradient(graph, graph.outputs[0], of=graph.states)
+        loss, by_weight, by_bias = md.compile(graph, device="reference")(x)
+    """
+    check_is_graph(graph)
+    target = _one_element(graph, _found(graph, loss, "loss"))
+    given = [of] if isinstance(of, (Value, str)) else list(of)
+    values = [_floating(_found(graph, each, "of")) for each in given]
+    if not values:
+        raise GraphError("of is empty; valid are one or more values to differentiate by")
+    reached = _reached(graph, target)
+    missed = [value.name for value in values if value not in reached]
+    if missed:
+        raise GraphError(
+            f"the loss {target.name!r} does not depend on {', '.join(map(repr, missed))}; valid "
+            "are values that it is computed of by floating-point numbers"
+        )
+    recording = _Recording(graph)
+    with recording_by(recording):
+        gradients = _walk(graph, target, values, reached, recording)
+    names = graph.output_names
+    return Graph(
+        graph.inputs,
+        (*graph.outputs, *gradients),
+        recording.nodes,
+        graph.name,
+        None if names is None else (*names, *(f"gradient.{value.name}" for value in values)),
+        updates=graph.updates,
+    )
+
+
+def _walk(
+    graph: Graph, loss: Value, of: Sequence[Value], reached: set[Value], recording: _Recording
+) -> list[Value]:
+    """The gradients of the loss by values, nodes for which are recorded."""
+    carries = _depending(graph, of)
+    found = {loss: recording.filled(loss.type, 1.0)}
+    for node in reversed(graph.nodes):
+        gradients = tuple(found.get(output) for output in node.outputs)
+        wanted = tuple(value in carries and value in reached for value in node.inputs)
+        if not any(wanted) or all(each is None for each in gradients):
+            continue
+        recording.node = node
+        results = rule_of(node)(Backward(node, gradients, wanted))
+        for value, result, is_wanted in zip(node.inputs, results, wanted, strict=True):
+            if result is None or not is_wanted:
+                continue
+            if result.type != value.type:
+                raise GraphError(
+                    f"node {node.name!r} ({node.op}): its rule gives {result.type} for the operand "
+                    f"{value!r}; valid is the operand's type"
+                )
+            before = found.get(value)
+            found[value] = result if before is None else recording.apply(Add(), before, result)[0]
+    return [found[v] if v in found else recording.filled(v.type, 0.0) for v in of]
+
+
+class _Recording:
+    """Records what rules apply, behind the nodes of the graph."""
+
+    describing = False
+
+    def __init__(self, graph: Graph) -> None:
+        self.nodes = list(graph.nodes)
+        #: Whose rule is applied just now; its name and its layer stand in what is recorded.
+        self.node: Node | None = None
+        self._names = Rewriter(graph)
+        self._stored = {value.name for value in graph.values if value.producer is None}
+
+    def apply(self, op: Operator, *operands: Value) -> tuple[Value, ...]:
+        assert self.node is not None
+        name = self._names.fresh(f"{self.node.name}.gradient")
+        node = Node(op, operands, name, self.node.source)
+        self.nodes.append(node)
+        return node.outputs
+
+    def constant(
+        self, owner: object, name: str, type: TensorType, data: Callable[[], np.ndarray]
+    ) -> Constant:
+        count, unique = 0, name
+        while unique in self._stored:
+            count, unique = count + 1, f"{name}.{count + 1}"
+        self._stored.add(unique)
+        return Constant(type, unique, data)
+
+    def filled(self, type: TensorType, number: float) -> Constant:
+        """A constant of one number."""
+        data = np.full(type.shape, number, numpy_dtype(type.dtype))
+        return self.constant(object(), "gradient", type, lambda: data)
+
+
+def _depending(graph: Graph, of: Iterable[Value]) -> set[Value]:
+    """The values that change smoothly with some of ``of``."""
+    found = set(of)
+    for node in graph.nodes:
+        if any(value in found for value in node.inputs):
+            found.update(value for value in node.outputs if value.dtype in FLOATS)
+    return found
+
+
+def _reached(graph: Graph, loss: Value) -> set[Value]:
+    """The floating-point values that the loss is computed of by such values."""
+    found = {loss}
+    for node in reversed(graph.nodes):
+        if any(value in found for value in node.outputs):
+            found.update(value for value in node.inputs if value.dtype in FLOATS)
+    return found
+
+
+def _found(graph: Graph, given: Any, what: str) -> Value:
+    """A value of the graph that is given itself, or by a name."""
+    if isinstance(given, Value):
+        if given in graph.values:
+            return given
+        raise GraphError(f"{what}={given!r} is no value of graph {graph.name!r}")
+    if not isinstance(given, str):
+        raise GraphError(
+            f"{what}={given!r:.80} is a {type(given).__name__}; valid are values of the graph and "
+            "their names"
+        )
+    named = dict(zip(graph.output_names or (), graph.outputs, strict=False))
+    for value in graph.values:
+        named.setdefault(value.name, value)
+    if given in named:
+        return named[given]
+    hint = (
+        did_you_mean(given, named)
+        or "; valid are names of outputs, inputs, states, constants and nodes"
+    )
+    raise GraphError(f"{what}={given!r} is no value of graph {graph.name!r}{hint}")
+
+
+def _one_element(graph: Graph, loss: Value) -> Value:
+    if loss.type.size != 1:
+        raise GraphError(
+            f"loss={loss!r} of graph {graph.name!r} has {loss.type.size} elements; valid is a "
+            "value of one element, such as a sum or a mean over all axes"
+        )
+    return _floating(loss)
+
+
+def _floating(value: Value) -> Value:
+    if value.dtype not in FLOATS:
+        raise GraphError(f"{value!r} has no gradient; valid are dtypes {', '.join(FLOATS)}")
+    return value

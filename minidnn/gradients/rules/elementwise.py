@@ -1,0 +1,54 @@
+"""One rule for all element-wise operators, users' own included: it differentiates the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minidnn.gradients.places import summed_to
+from minidnn.gradients.scalar import arguments_of, derivative, renumbered, with_result
+from minidnn.gradients.table import Backward, rule
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import Expression, argument
+from minidnn.graph.ir import Value
+from minidnn.graph.operator import Elementwise
+from minidnn.graph.trace import apply
+
+
+@rule(Elementwise)
+def elementwise(call: Backward) -> Sequence[Value | None]:
+    """The formula's derivative times the gradient, summed where an operand was repeated."""
+    return [
+        _by_operand(call, index) if wanted else None for index, wanted in enumerate(call.wanted)
+    ]
+
+
+def _by_operand(call: Backward, index: int) -> Value | None:
+    op, inputs, operand = call.op, call.inputs, call.inputs[index]
+    count, split = len(inputs), len(inputs) - op.channel_count
+    gradient = call.gradient
+    if gradient.dtype != operand.dtype:
+        gradient = apply(ops.Formula(argument(0), title="Cast", dtype=operand.dtype), gradient)
+    found = derivative(op.expression(), index, argument(count + 1))
+    if found is None:
+        return None
+    if call.output.dtype == operand.dtype:
+        found = _shorter(found, with_result(found, op.expression(), argument(count)))
+    used = arguments_of(found)
+    order = [i for i in used if not split <= i < count]
+    vectors = [i for i in used if split <= i < count]
+    body = renumbered(found, order + vectors)
+    everything = (*inputs, call.output, gradient)
+    result = gradient
+    if body.op != "argument":
+        formula = ops.Formula(body, len(order), len(vectors), f"{op.name}Gradient")
+        result = apply(formula, *(everything[i] for i in order + vectors))
+    if index < split:
+        return summed_to(result, operand.shape)
+    others = tuple(d for d in range(result.type.rank) if d != 1)
+    return apply(ops.Reduce("sum", others), result)
+
+
+def _shorter(found: Expression, by_result: Expression) -> Expression:
+    """The form that reads fewer tensors; of equal ones that by the result, which computes less."""
+    more = len(arguments_of(by_result)) > len(arguments_of(found))
+    return found if more else by_result

@@ -1,0 +1,86 @@
+"""Rules of sums, means, extremes and products over axes, and of softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from minidnn.gradients.places import viewed
+from minidnn.gradients.table import REASONS, Backward, rule
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import argument, where
+from minidnn.graph.ir import Value
+from minidnn.graph.trace import apply
+
+REASONS[ops.ArgMax] = "it gives places, which are whole numbers and change by steps"
+
+
+@rule(ops.Reduce)
+def reduce(call: Backward) -> Sequence[Value | None]:
+    (x,) = call.inputs
+    dims = call.op.dims
+    kept = tuple(1 if d in dims else size for d, size in enumerate(x.shape))
+    gradient = viewed(call.gradient, kept)
+    match call.op.how:
+        case "sum":
+            return [apply(ops.Expand(x.shape), gradient)]
+        case "mean":
+            return [apply(ops.Expand(x.shape), gradient / float(prod(x.shape[d] for d in dims)))]
+        case "prod":
+            return [_products_of_others(x, dims) * gradient]
+    return [_shared(x, viewed(call.output, kept), gradient, dims)]
+
+
+def _shared(x: Value, extreme: Value, gradient: Value, dims: tuple[int, ...]) -> Value:
+    """Elements that equal the extreme share its gradient evenly.  NaN among them makes all NaN."""
+    a, b = argument(0), argument(1)
+    equal = where(a < b, 0.0, where(a > b, 0.0, where(a >= b, 1.0, a + b)))
+    is_extreme = apply(ops.Formula(equal, 2, title="Equal"), x, extreme)
+    each = gradient / apply(ops.Reduce("sum", dims, keepdim=True), is_extreme)
+    choice = where(a < b, 0.0, where(a > b, 0.0, argument(2)))
+    return apply(ops.Formula(choice, 3, title="Where"), x, extreme, each)
+
+
+def _products_of_others(x: Value, dims: tuple[int, ...]) -> Value:
+    """For each element the product of all others along ``dims``; it never divides, so zeros are
+    right.  Products of what is before and behind are made in steps of 1, 2, 4, ... elements."""
+    order = tuple(d for d in range(x.type.rank) if d not in dims) + dims
+    moved = apply(ops.Transpose(order), x)
+    count = prod(x.shape[d] for d in dims)
+    rows = viewed(moved, (x.type.size // max(count, 1), count))
+    turn = ops.Slice((0, max(count - 1, 0)), rows.shape, (1, -1))
+    behind = apply(turn, _products_before(apply(turn, rows)))
+    found = viewed(_products_before(rows) * behind, moved.shape)
+    return apply(ops.Transpose(tuple(order.index(d) for d in range(len(order)))), found)
+
+
+def _products_before(rows: Value) -> Value:
+    """For each element the product of all before it in its row."""
+    count = rows.shape[1]
+    found, step = _delayed(rows, 1), 1
+    while step < count:
+        found = found * _delayed(found, step)
+        step *= 2
+    return found
+
+
+def _delayed(rows: Value, steps: int) -> Value:
+    """Rows that begin with ones and lose as many elements at their ends."""
+    places = np.arange(rows.shape[1]) - steps
+    return apply(ops.Take((None, tuple(np.maximum(places, -1).tolist())), 1.0), rows)
+
+
+@rule(ops.Softmax)
+def softmax(call: Backward) -> Sequence[Value | None]:
+    y, gradient = call.output, call.gradient
+    total = apply(ops.Reduce("sum", (call.op.dim % y.type.rank,), keepdim=True), gradient * y)
+    return [(gradient - total) * y]
+
+
+@rule(ops.LogSoftmax)
+def log_softmax(call: Backward) -> Sequence[Value | None]:
+    y, gradient = call.output, call.gradient
+    total = apply(ops.Reduce("sum", (call.op.dim % y.type.rank,), keepdim=True), gradient)
+    return [gradient - np.exp(y) * total]
