@@ -7,22 +7,20 @@ given, however an expression amplifies the errors of a transcendental function b
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from minidnn.backends.codegen.dialect import ISPC, literal
+from minidnn.backends.codegen.functions import BOUNDS
 from minidnn.backends.cpu.compiler import Unit, compile_units
 from minidnn.backends.cpu.dialect import prelude
 from minidnn.backends.cpu.isa import Isa, usable_isas
 from minidnn.backends.cpu.library import Library
-from minidnn.backends.cpu.math import BOUNDS
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
-from minidnn.backends.cpu.scalar import literal, print_code
 from minidnn.graph.expression import (
     SCALAR_OPS,
     Expression,
@@ -77,7 +75,7 @@ class Printed:
         code = linearize(expression)
         count = itertools.count()
         arguments = [f"a{i}" for i in range(ARGUMENTS)]
-        lines, result = print_code(code, arguments, lambda: f"v{next(count)}")
+        lines, result = ISPC.print_code(code, arguments, lambda: f"v{next(count)}")
         computed = itertools.count()
         names = ["" if i.value is not None else f"v{next(computed)}" for i in code]
         return cls(code, lines, result, names)
@@ -285,47 +283,3 @@ def test_literals_are_exact(isa: Isa, build: Build) -> None:
     kernel = build(text, isa).kernel("literals")
     Program([Region(kernel, (Operand(0),), 1)], 1, pool=Pool(1)).run([out.ctypes.data])
     np.testing.assert_array_equal(out.view(np.uint32), bits)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1.0, "1.0f"),
-        (-0.0, "(-0.0f)"),
-        (-1.5, "(-1.5f)"),
-        (1e10, "10000000000.0f"),
-        (2.0**100, "1.2676506002282294e+30f"),
-        (2.0**-149, "1.401298464324817e-45f"),
-        (2.0**66, "7.378697629483821e+19f"),
-        (1e39, "floatbits(0x7f800000)"),
-        (-1e39, "floatbits(0xff800000)"),
-        (float("nan"), "floatbits(0x7fc00000)"),
-    ],
-)
-def test_literals(value: float, text: str) -> None:
-    assert literal(value) == text
-
-
-def test_literals_round_once() -> None:
-    """Halfway cases of float32, and what rounds to infinity."""
-    for value in (16777217.0, 1.0 + 2**-24, 3.4028235677973366e38, 7.006492321624085e-46):
-        with np.errstate(over="ignore"):
-            expected = np.float32(value)
-        assert literal(value) == literal(float(expected))
-    assert struct.pack("<f", 1e-46) == bytes(4) and literal(1e-46) == "0.0f"
-
-
-def test_one_operation_where_the_order_settles_nan() -> None:
-    """A maximum with a constant is one instruction, so no function stands in the text."""
-    x = argument(0)
-    for expression in (maximum(x, 0.0), minimum(6.0, x), clip(x, -1.0, 1.0)):
-        lines, _ = print_code(linearize(expression), ["a"], iter("tuv").__next__)
-        assert not any("md_" in line for line in lines), lines
-    lines, result = print_code(linearize(maximum(x, 0.0)), ["a"], iter("t").__next__)
-    assert (lines, result) == (["float t = 0.0f > a ? 0.0f : a;"], "t")
-
-
-def test_an_unknown_operation_is_named() -> None:
-    code = (Instruction("argument", (), 0), Instruction("cube", (0,)))
-    with pytest.raises(AssertionError, match="no ISPC for scalar operation 'cube'"):
-        print_code(code, ["a"], iter("t").__next__)

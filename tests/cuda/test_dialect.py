@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.math import BOUNDS
+from minidnn.backends.codegen.functions import BOUNDS
 from minidnn.backends.cuda.dialect import TYPES
 from minidnn.backends.cuda.kernels import KernelSource, Launch
 from minidnn.backends.cuda.sequence.window import product_is_enough, quotient_text

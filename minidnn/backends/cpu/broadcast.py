@@ -18,8 +18,9 @@ from ...graph.operator import Elementwise
 from ...graph.operators.arithmetic import computed_in
 from ...graph.types import TensorType
 from ..codegen.code import Code
+from ..codegen.dialect import ISPC
+from ..codegen.functions import WHOLE_FUNCTIONS
 from .kernels import KernelSource
-from .scalar import INTEGER_HELPERS, print_code
 
 #: ISPC's names of how elements lie in memory; a bool is a byte of 0 or 1.
 STORED = {"float32": "float", "int32": "int32", "int64": "int64", "bool": "unsigned int8"}
@@ -104,12 +105,12 @@ def _print(
             for i in range(count):
                 code.line(f"const {kind} a{i} = ({kind})x{i}[{'i' if inner[i] else '0'}];")
             names = [f"a{i}" for i in range(count)]
-            lines, value = print_code(expression, names, code.fresh, whole)
+            lines, value = ISPC.print_code(expression, names, code.fresh, whole)
             code.lines(lines)
             if result == STORED["bool"]:
                 value = f"({value} != 0) ? 1 : 0"
             code.line(f"y[i] = ({result})({value});")
-    return (INTEGER_HELPERS if whole else "") + str(code)
+    return (ISPC.fill(WHOLE_FUNCTIONS) if whole else "") + str(code)
 
 
 def collapse(

@@ -11,14 +11,15 @@ same.  ``tests/cpu/test_fma.py`` holds this by behaviour and by disassembly.
 ``md_pointers[i]`` is operand ``i``, tasks are ``md_begin`` to ``md_end`` (not included), and
 ``md_scratch`` is memory of this thread, not initialised, aligned to 64 bytes.
 
-**Functions** beside ISPC's own are those of :mod:`.math`.  They stand in every unit: parsing them
-takes 3 ms, and those that a unit does not call leave no code.
+**Functions** beside ISPC's own are those of :mod:`..codegen.functions`.  They stand in every unit:
+parsing them takes 3 ms, and those that a unit does not call leave no code.
 """
 
 from __future__ import annotations
 
+from ..codegen.dialect import ISPC
+from ..codegen.functions import FUNCTIONS
 from .isa import Isa
-from .math import MATH
 
 _PRELUDE = """\
 static inline float md_fma(float a, float b, float c) {{
@@ -38,9 +39,20 @@ static inline uniform double md_fma(uniform double a, uniform double b, uniform 
     uniform int8 * uniform md_scratch)
 #define MD_IN(type, i) ((const uniform type * uniform)md_pointers[i])
 #define MD_OUT(type, i) ((uniform type * uniform)md_pointers[i])
+// a > b ? a : b is one instruction, which gives b if either is NaN: only a needs a look. The NaN
+// is all ones because a comparison's mask is, so on AVX2 the outer choice is a bitwise or.
+static inline float md_max(float a, float b) {{
+  float m = a > b ? a : b;
+  return a != a ? floatbits(0xffffffff) : m;
+}}
+static inline float md_min(float a, float b) {{
+  float m = a < b ? a : b;
+  return a != a ? floatbits(0xffffffff) : m;
+}}
+
 """
 
 
 def prelude(isa: Isa) -> str:
     """The first lines of a unit for ``isa``."""
-    return _PRELUDE.format(n=isa.lanes) + MATH
+    return _PRELUDE.format(n=isa.lanes) + ISPC.fill(FUNCTIONS)

@@ -27,11 +27,11 @@ from ...graph.ir import Constant
 from ...graph.operator import Windowed
 from ...graph.window import WindowReduce
 from ..codegen.code import Code
+from ..codegen.dialect import literal
 from .finite import input_bound
 from .isa import Isa
 from .kernels import KernelSource
 from .patch import Storage, identity_columns, storages_of
-from .scalar import literal
 from .step import WORDS, StepPrinter
 from .tensor import Access, Tensor
 from .transpose import print_load, print_store

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from ...fusion.plan import PlanOperation
 from ...graph.window import Window
 from ..codegen.code import Code
+from ..codegen.dialect import ISPC
 from ..codegen.tap_sum import TapSum
-from .scalar import print_code
 from .view import Outside, PlaneView, Ring
 from .window import Join, WindowPrinter, is_looped, print_divisor, print_identity
 
@@ -355,7 +355,7 @@ class StepPrinter:
                 arguments += [
                     self._argument("float", ("vector", n), f"v{n}") for n in operation.vectors
                 ]
-                lines, result = print_code(operation.code, arguments, code.fresh)
+                lines, result = ISPC.print_code(operation.code, arguments, code.fresh)
                 code.lines(lines)
             names[operation.result] = result
             self._store(operation.result, result, row, column)

@@ -39,8 +39,9 @@ words of two; up to 4 bytes behind them are read, too.
 ``md_write(p, x)`` is ``md_store`` to global memory in one instruction for certain: NVRTC makes four
 of a store of 16 bytes in functions that it inlines; halves are then converted two at a time.
 
-**Functions** beside CUDA's own are those of :mod:`.math`.  No header is included: parsing
-``cuda_fp16.h`` takes longer than compiling most kernels.
+**Functions** beside CUDA's own are those of :mod:`..codegen.functions`: ``expf`` and the like
+differ from release to release, and some of them lose NaN or flush denormal numbers.  No header is
+included: parsing ``cuda_fp16.h`` takes longer than compiling most kernels.
 
 The emulator of the tests compiles the same texts with the system's C++ compiler and defines
 itself what stands between ``#ifdef __CUDACC__`` and its ``#endif``.
@@ -48,7 +49,8 @@ itself what stands between ``#ifdef __CUDACC__`` and its ``#endif``.
 
 from __future__ import annotations
 
-from .math import MATH
+from ..codegen.dialect import CUDA
+from ..codegen.functions import FUNCTIONS
 
 _INTRINSICS = """\
 #ifdef __CUDACC__
@@ -323,4 +325,4 @@ TYPES = {"float32": "float", "float16": "md_half", "bfloat16": "md_bf16"}
 
 def prelude() -> str:
     """The first lines of a translation unit."""
-    return _INTRINSICS + _TYPES + MATH
+    return _INTRINSICS + _TYPES + CUDA.fill(FUNCTIONS)

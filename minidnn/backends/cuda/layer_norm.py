@@ -10,7 +10,7 @@ from math import prod
 from ...graph.operators import GroupNorm, LayerNorm
 from ...graph.types import ITEMSIZE, TensorType
 from ..codegen.code import Code
-from ..cpu.scalar import literal
+from ..codegen.dialect import literal
 from .dialect import TYPES
 from .kernels import Launch
 from .reduce import BLOCK, Blocks, join_block

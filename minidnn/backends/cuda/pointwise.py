@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from ...cache import digest
 from ...graph.expression import Instruction
 from ..codegen.code import Code
+from ..codegen.dialect import CUDA
 from .dialect import TYPES
 from .kernels import KernelSource, Launch
-from .scalar import print_code
 from .tensor import Tensor
 
 THREADS = 256
@@ -103,7 +103,7 @@ def print_chain(
             else:
                 names.append(code.fresh())
                 code.line(f"const float {names[-1]} = {vector(argument.index)};")
-        lines, value = print_code(step.code, names, code.fresh)
+        lines, value = CUDA.print_code(step.code, names, code.fresh)
         code.lines(lines)
         if round_to is not None:
             rounded = code.fresh()

@@ -11,7 +11,7 @@ from ...graph.operators import ArgMax, Reduce
 from ...graph.types import TensorType
 from ...graph.window import LONG
 from ..codegen.code import Code
-from ..cpu.scalar import literal
+from ..codegen.dialect import literal
 from .kernels import Launch
 from .strided import Strided, element_of, named
 from .whole import STORED, is_whole, read, stored

@@ -14,9 +14,9 @@ from ...graph.ir import Graph, Node, Value
 from ...graph.operator import Elementwise
 from ...graph.operators.arithmetic import computed_in
 from ..codegen.code import Code
+from ..codegen.dialect import CUDA
 from .kernels import KernelSource, Launch
-from .scalar import print_code
-from .whole import HELPERS, STORED, is_whole, print_whole_code, read, stored
+from .whole import HELPERS, STORED, is_whole, read, stored
 
 THREADS = 256
 
@@ -89,8 +89,7 @@ def _print(
             kind = "long long" if whole else "float"
             value = read(f"x{i}[{_index(shape, operand)}]", operand.dtype, whole)
             code.line(f"const {kind} {names[-1]} = {value};")
-        print_expression = print_whole_code if whole else print_code
-        lines, result = print_expression(expression, names, code.fresh)
+        lines, result = CUDA.print_code(expression, names, code.fresh, whole)
         code.lines(lines)
         code.line(f"y[{_index(shape, output)}] = {stored(result, output.dtype)};")
     return named("strided", code, -(-count // THREADS), THREADS)

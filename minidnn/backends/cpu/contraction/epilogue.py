@@ -9,7 +9,7 @@ from ....fusion.contraction import Parts
 from ....fusion.operations import Operation
 from ....graph.ir import Value
 from ...codegen.code import Code
-from ..scalar import print_code
+from ...codegen.dialect import ISPC
 from .numbers import Numbers
 from .problem import View
 from .scheme import LINE_BYTES, Scheme
@@ -249,7 +249,7 @@ class Epilogue:
                     code.line(f"float {names[value]} = {at};")
             arguments.append(names[value])
         arguments += [f"e{self.vectors.index(o.value)}_{v}" for o in operation.vectors]
-        lines, result = print_code(operation.code, arguments, code.fresh)
+        lines, result = ISPC.print_code(operation.code, arguments, code.fresh)
         code.lines(lines)
         names[operation.output] = result
         return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ....fusion.contraction import Parts
 from ....graph.ir import Value
 from ...codegen.code import Code
-from ..scalar import print_code
+from ...codegen.dialect import ISPC
 from .numbers import PARAMETER, Numbers
 from .scheme import Scheme
 
@@ -71,7 +71,7 @@ class Packer:
         for operation in self.parts.prologue:
             arguments = [names[v] for v in operation.operands]
             arguments += [f"q{self.vectors.index(o.value)}" for o in operation.vectors]
-            lines, result = print_code(operation.code, arguments, code.fresh)
+            lines, result = ISPC.print_code(operation.code, arguments, code.fresh)
             code.lines(lines)
             names[operation.output] = result
         return result

@@ -11,7 +11,7 @@ from ...codegen.code import Code
 from ..dialect import TYPES
 from ..kernels import KernelSource
 from ..pointwise import print_chain
-from ..scalar import may_part
+from ..warp import may_part
 from .problem import ContractionProblem
 
 

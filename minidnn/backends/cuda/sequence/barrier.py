@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....fusion.plan import KernelPlan
-from ..scalar import may_part
+from ..warp import may_part
 from .grid import WARP, operations_of
 
 

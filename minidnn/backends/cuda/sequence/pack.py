@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from minidnn.graph.expression import Instruction
 
 from ...codegen.code import Code
+from ...codegen.dialect import CUDA
 from ..dialect import TYPES
-from ..scalar import print_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Pack:
         Arguments are single numbers or, as :meth:`at` prints them, packs.
         """
         fresh = self.code.fresh
-        lines, result = print_code(code, arguments, fresh)
+        lines, result = CUDA.print_code(code, arguments, fresh)
         if dtype != "float32":
             result = f"md_round<{TYPES[dtype]}>({result})"
         if self.size == 1:

@@ -20,8 +20,8 @@ from minidnn.graph.window import Window, WindowAxis
 from ....fusion.plan import Binding, KernelPlan
 from ...codegen.code import Code
 from ..dialect import TYPES
-from ..scalar import may_part
 from ..tensor import Tensor
+from ..warp import may_part
 from .lanes import Lanes
 from .mapping import Tile, moves_by_one, pack_of
 from .pack import Pack, Pairs

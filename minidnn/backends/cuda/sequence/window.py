@@ -19,7 +19,7 @@ import numpy as np
 
 from minidnn.graph.window import Window, WindowAxis
 
-from ..scalar import literal
+from ...codegen.dialect import literal
 from .pack import Loader, Pack
 
 UNROLLED_TAPS = 64

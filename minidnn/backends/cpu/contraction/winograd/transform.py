@@ -20,8 +20,8 @@ import numpy as np
 from minidnn._cached_property import cached_property
 
 from ....codegen.code import Code
+from ....codegen.dialect import literal
 from ...buffers import Array
-from ...scalar import literal
 
 Term = tuple[float, str]
 #: The name of the i-th number of a column or row.

@@ -1,0 +1,135 @@
+"""Prints scalar expressions and functions in languages like C, which differ by a few words."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from string import Template
+
+from ..._cached_property import cached_property
+from ...graph.expression import Instruction
+from .functions import BOUNDS
+
+#: Each operation of floats over its operands.  ``$`` is before functions that languages name
+#: differently.
+_FLOAT = {
+    **{"add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}"},
+    **{"lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}", "ge": "{} >= {}"},
+    **{name: f"${name}({{}})" for name in ("abs", "floor", "round", "sqrt")},
+    **{name: f"md_{name}({{}})" for name in BOUNDS},
+    **{"pow": "md_pow({}, {})", "fma": "md_fma({}, {}, {})", "where": "{} ? {} : {}"},
+    **{"maximum": "md_max({}, {})", "minimum": "md_min({}, {})"},
+}
+#: A maximum by a comparison, which gives the second operand if either is NaN.
+_CHOSEN = {"maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}"}
+#: Operations of whole numbers; ``@`` is the kernel's name.
+_WHOLE = _FLOAT | _CHOSEN | {"abs": "$llabs({})", "div": "@_div({}, {})", "pow": "@_pow({}, {})"}
+_COMPARISONS = ("lt", "le", "gt", "ge")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A language like C.
+
+    Attributes:
+        words: what it has for names after a ``$``, in the tables here and in :mod:`.functions`.
+        chooses: whether ``a > b ? a : b`` is one instruction.  A maximum gives NaN if either
+            operand is NaN, as in the reference; a choice gives the second operand then.  So where
+            one operand is a number known here the order settles it, and ``md_max`` is left out.
+    """
+
+    words: Mapping[str, str]
+    chooses: bool = True
+
+    def fill(self, text: str) -> str:
+        """A text with this language's words in it."""
+        return Template(text).substitute(self.words)
+
+    @cached_property
+    def _floats(self) -> Mapping[str, str]:
+        return {op: self.fill(text) for op, text in _FLOAT.items()}
+
+    @cached_property
+    def _wholes(self) -> Mapping[str, str]:
+        return {op: self.fill(text) for op, text in _WHOLE.items()}
+
+    def print_code(
+        self,
+        code: Sequence[Instruction],
+        arguments: Sequence[str],
+        fresh: Callable[[], str],
+        whole: bool = False,
+    ) -> tuple[list[str], str]:
+        """Lines that compute straight-line code over named arguments, and the result's name.
+
+        ``fresh`` gives a new variable name each time.  The result is a float: 1 or 0 of a
+        comparison; or an int64, as all is, if ``whole``, beside :data:`.functions.WHOLE_FUNCTIONS`.
+        """
+        number, zero, one = ("int64", "0", "1") if whole else ("float", "0.0f", "1.0f")
+        lines: list[str] = []
+        names: list[str] = []
+
+        def assign(type: str, text: str) -> None:
+            names.append(fresh())
+            lines.append(f"{type} {names[-1]} = {text};")
+
+        for line in code:
+            if line.op == "argument":
+                names.append(arguments[int(line.value or 0)])
+            elif line.op == "constant":
+                value = _value(line)
+                names.append(f"((int64){int(value)}ll)" if whole else literal(value))
+            else:
+                operands = [names[i] for i in line.operands]
+                known = [_is_number(code[i]) for i in line.operands]
+                if whole:
+                    text = self._wholes[line.op].format(*operands)
+                else:
+                    text = self._float(line.op, operands, known)
+                assign("bool" if line.op in _COMPARISONS else number, text)
+        if code[-1].op in _COMPARISONS:
+            assign(number, f"{names[-1]} ? {one} : {zero}")
+        return lines, names[-1]
+
+    def _float(self, op: str, operands: list[str], known: list[bool]) -> str:
+        """One operation; ``known`` tells which operands are constants and not NaN."""
+        if op in _CHOSEN and self.chooses and any(known):
+            return _CHOSEN[op].format(*(reversed(operands) if known[1] else operands))
+        return self._floats[op].format(*operands)
+
+
+def literal(value: float) -> str:
+    """A float32 constant with exactly these bits."""
+    try:
+        bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    except OverflowError:
+        bits = 0x7F800000 if value > 0 else 0xFF800000
+    number = struct.unpack("<f", struct.pack("<I", bits))[0]
+    if number != number or number in (float("inf"), float("-inf")):
+        return f"floatbits(0x{bits:08x})"
+    text = repr(number)
+    mantissa, _, exponent = text.partition("e")
+    if "." not in mantissa:
+        mantissa += ".0"
+    text = f"{mantissa}e{exponent}" if exponent else mantissa
+    return f"({text}f)" if number < 0 or text.startswith("-") else f"{text}f"
+
+
+def _value(constant: Instruction) -> float:
+    assert constant.value is not None
+    return float(constant.value)
+
+
+def _is_number(instruction: Instruction) -> bool:
+    """Whether it is a constant, and not NaN."""
+    return instruction.op == "constant" and not math.isnan(_value(instruction))
+
+
+_C_LIBRARY = {"abs": "fabsf", "floor": "floorf", "round": "rintf", "sqrt": "sqrtf"}
+_ISPC_LIBRARY = {name: name for name in _C_LIBRARY}
+
+C = Dialect({"inline": "static inline", "d": "", "llabs": "llabs", **_C_LIBRARY})
+CUDA = Dialect({**C.words, "inline": "static __device__ inline"}, chooses=False)
+ISPC = Dialect({"inline": "static inline", "d": "d", "llabs": "abs", **_ISPC_LIBRARY})
