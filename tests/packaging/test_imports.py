@@ -24,7 +24,23 @@ ALLOWED: dict[str, set[str]] = {
     "fusion": {"graph"},
     "passes": {"graph", "fusion"},
     "runtime": {"graph", "fusion", "passes", "cache"},
-    "backends": {"graph", "fusion", "runtime", "cache", "cudnn", "third_parties"},
+    # What a backend is, and the built-in ones, which do not know each other.
+    "backends": set(),
+    "backends.options": set(),
+    "backends.codegen": {"graph"},
+    "backends.reference": {"graph", "fusion", "runtime", "backends.options"},
+    "backends.cpu": {
+        *("graph", "fusion", "runtime", "cache"),
+        *("backends.options", "backends.codegen"),
+    },
+    "backends.cuda": {
+        *("graph", "fusion", "runtime", "cache", "cudnn"),
+        *("backends.options", "backends.codegen"),
+    },
+    "backends.backend": {
+        *("graph", "fusion", "runtime", "cache", "third_parties"),
+        *("backends.reference", "backends.cpu", "backends.cuda"),
+    },
     # The doctor looks at all that is below it.
     "report": {
         FACE,
@@ -32,7 +48,9 @@ ALLOWED: dict[str, set[str]] = {
         "fusion",
         "passes",
         "runtime",
-        "backends",
+        "backends.backend",
+        "backends.cpu",
+        "backends.cuda",
         "cache",
         "cudnn",
         "third_parties",
@@ -43,7 +61,10 @@ ALLOWED: dict[str, set[str]] = {
     "weights": {"cache"},
     "pictures": set(),
     # ONNX files are measured, too; it asks what machine it is on, and takes turns at the GPU.
-    "bench": {FACE, "models", "cache", "graph", "frontends", "backends", "cudnn"},
+    "bench": {
+        *(FACE, "models", "cache", "graph", "frontends", "cudnn"),
+        *("backends.backend", "backends.cpu"),
+    },
     "storage": {"graph", "fusion", "weights"},
     "executable": {"graph", "report", "runtime"},
     "compiler": {
@@ -53,14 +74,17 @@ ALLOWED: dict[str, set[str]] = {
         "fusion",
         "passes",
         "runtime",
-        "backends",
+        "backends.backend",
         "executable",
     },
     # It saves whatever can be compiled.
     "saving": {"graph", "layers", "frontends", "executable", "compiler", "storage"},
     # What joins front ends and the compiler: it runs parts of networks that others run.
     "comparison": {"graph", "frontends", "runtime", "executable", "compiler"},
-    "acceleration": {"graph", "frontends", "backends", "executable", "compiler", "cache"},
+    "acceleration": {
+        *("graph", "frontends", "executable", "compiler", "cache"),
+        *("backends.backend", "backends.cpu", "backends.cuda"),
+    },
     # The zoo stands above: its scripts use the face, as a user does.
     "models": {FACE, "graph", "layers", "fusion", "passes", "weights", "pictures"},
 }
@@ -81,8 +105,10 @@ def graph(root: Path) -> dict[str, list[str]]:
 
 
 def part_of(module: str) -> str:
-    """``minidnn.graph.passes.fold`` -> ``graph``; the face is ``minidnn`` itself."""
-    return module.split(".")[1] if "." in module else FACE
+    """``minidnn.graph.operators.join`` -> ``graph``, ``minidnn.backends.cpu.isa`` ->
+    ``backends.cpu``; the face is ``minidnn`` itself."""
+    _, *path = module.split(".")
+    return ".".join(path[: 2 if path[:1] == ["backends"] else 1]) or FACE
 
 
 def test_imports_go_one_way(graph: dict[str, list[str]]) -> None:
