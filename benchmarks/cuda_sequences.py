@@ -143,7 +143,7 @@ def single(step: Step, precision: str, order: str) -> dict[str, Any]:
     from minidnn.cudnn.graph import arrays
     from minidnn.cudnn.graph.spec import TensorSpec
     from minidnn.cudnn.graph.timing import Contestant, race
-    from minidnn.fusion.region import Sequence
+    from minidnn.fusion.region import FusedSequence
     from minidnn.graph.layout import CHANNELS_LAST, PLANAR
     from minidnn.layers.build import to_graph
     from minidnn.passes.infrastructure import Context
@@ -153,7 +153,7 @@ def single(step: Step, precision: str, order: str) -> dict[str, Any]:
     target = CudaTarget(here.device(precision), precision)
     net = L.Sequential(*step.layers(L, step.shape[1]))
     graph = optimize(to_graph(net, step.shape), Context(target))
-    regions = [node.op for node in graph.nodes if isinstance(node.op, Sequence)]
+    regions = [node.op for node in graph.nodes if isinstance(node.op, FusedSequence)]
     if len(regions) != 1:
         raise SystemExit(f"{step.name} has become {len(regions)} sequences")
     layout = PLANAR if order == "NCHW" else CHANNELS_LAST

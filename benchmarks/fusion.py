@@ -41,7 +41,7 @@ from minidnn.bench.load import Watch
 from minidnn.bench.statistics import median, ratio
 from minidnn.executable import Executable
 from minidnn.fusion.collapse import check_strategy
-from minidnn.fusion.region import FusedContraction, Sequence
+from minidnn.fusion.region import FusedContraction, FusedSequence
 from minidnn.graph.operator import Contraction
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
@@ -97,7 +97,7 @@ def fused(exe: Executable) -> dict[str, int]:
             found["layers that they took"] += len(inner) - 1
             at = next(i for i, n in enumerate(inner) if isinstance(n.op, Contraction))
             found["of these before them"] += at
-        if isinstance(node.op, Sequence) and len(node.op.body.nodes) > 1:
+        if isinstance(node.op, FusedSequence) and len(node.op.body.nodes) > 1:
             found["stacks"] += 1
             found["layers in stacks"] += len(node.op.body.nodes)
     return dict(+found)

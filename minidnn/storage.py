@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.fusion.region import FusedContraction, Sequence
+from minidnn.fusion.region import FusedContraction, FusedSequence
 from minidnn.graph.attributes import brief
 from minidnn.graph.ir import Graph
 from minidnn.graph.registry import register
@@ -29,7 +29,7 @@ METADATA_KEY = "minidnn.graph"
 _LONGEST_MESSAGE = 2000
 
 # Fused graphs can be saved, too.
-register(Sequence)
+register(FusedSequence)
 register(FusedContraction)
 
 

@@ -1,6 +1,6 @@
 """Files that minidnn keeps between runs: compiled kernels, measured choices, downloaded weights.
 
-A :class:`Store` is one kind of entry.  The file of an entry is::
+A :class:`CacheStore` is one kind of entry.  The file of an entry is::
 
     <root>/<kind>/<first two digits of key>/<key>-<checksum>[-<label>]<suffix>
 
@@ -21,16 +21,16 @@ from ._files import Entry
 from ._folders import root, why_not_used
 from ._keys import digest
 from ._locks import LockFile, one_at_a_time
-from ._store import Store
+from ._store import CacheStore
 from ._switch import building_allowed, building_forbidden, forbid_builds
 from ._trust import UntrustedError, open_folder, why_any_untrusted, why_unsafe
 from ._whole import Usage, clear, entries, usage
 from ._workplace import temporary_folder
 
 __all__ = [
+    "CacheStore",
     "Entry",
     "LockFile",
-    "Store",
     "UntrustedError",
     "Usage",
     "building_allowed",

@@ -46,7 +46,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Store:
+class CacheStore:
     """The entries of one kind.
 
     Args:
@@ -67,11 +67,11 @@ class Store:
         self, kind: str, suffix: str = "", limit: int = DEFAULT_LIMIT, *, grace: float = 5.0
     ) -> None:
         if not KIND.fullmatch(kind):
-            raise ValueError(f"Store: kind {kind!r} is not of the form {KIND.pattern}")
+            raise ValueError(f"CacheStore: kind {kind!r} is not of the form {KIND.pattern}")
         if not re.fullmatch(r"(\.[A-Za-z0-9_]+)*", suffix):
-            raise ValueError(f"Store: suffix {suffix!r} is not of the form '.so'")
+            raise ValueError(f"CacheStore: suffix {suffix!r} is not of the form '.so'")
         if limit <= 0:
-            raise ValueError(f"Store: limit {limit} is not a positive number of bytes")
+            raise ValueError(f"CacheStore: limit {limit} is not a positive number of bytes")
         self.kind = kind
         self.suffix = suffix
         self.limit = limit
@@ -226,7 +226,9 @@ class Store:
 
     def _check_key(self, key: str) -> None:
         if not KEY.fullmatch(key):
-            raise ValueError(f"Store {self.kind!r}: key {key!r} is not 8 to 64 lower-case digits")
+            raise ValueError(
+                f"CacheStore {self.kind!r}: key {key!r} is not 8 to 64 lower-case digits"
+            )
 
     def _name(self, key: str, check: str, label: str) -> str:
         self._check_key(key)

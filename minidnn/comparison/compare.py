@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.comparison.original import Original
-from minidnn.comparison.report import Comparison, Layer, compared
+from minidnn.comparison.report import ComparedValue, Comparison, compared
 from minidnn.compiler import compile as compile_network
 from minidnn.errors import GraphError
 from minidnn.executable import Executable
@@ -71,7 +71,7 @@ def compare(
     return Comparison(made.engine, usual.device, float(tolerance), layers, outputs)
 
 
-def _layers(made: Original, options: Mapping[str, Any]) -> list[Layer]:
+def _layers(made: Original, options: Mapping[str, Any]) -> list[ComparedValue]:
     """Every layer of the graph, compiled so that all of them are outputs."""
     values = dict.fromkeys(value for _, _, value in made.layers)
     graph = Graph(made.graph.inputs, values, made.graph.nodes, made.graph.name)

@@ -11,7 +11,7 @@ from minidnn.comparison.original import Original
 from minidnn.errors import DeviceError, GraphError
 from minidnn.frontends.onnx.convert import load_model
 from minidnn.frontends.onnx.library import import_onnx
-from minidnn.frontends.onnx.model import Model, read_model, with_data_inside
+from minidnn.frontends.onnx.model import OnnxModel, read_model, with_data_inside
 from minidnn.graph.ir import Value
 from minidnn.graph.types import numpy_dtype
 from minidnn.runtime.arrays import random_array
@@ -47,7 +47,7 @@ def original(
 
 
 def _by_name(
-    parsed: Model, given: Any, constants: Mapping[str, Any]
+    parsed: OnnxModel, given: Any, constants: Mapping[str, Any]
 ) -> dict[str, np.ndarray] | None:
     """The inputs that were given, an array for each of the model's by its name."""
     names = [declared.name for declared in parsed.inputs if declared.name not in constants]
@@ -86,7 +86,7 @@ def _inputs(
 
 
 def _run(
-    parsed: Model, names: Sequence[str], inputs: Mapping[str, np.ndarray]
+    parsed: OnnxModel, names: Sequence[str], inputs: Mapping[str, np.ndarray]
 ) -> tuple[str, list[np.ndarray]]:
     try:
         import onnxruntime

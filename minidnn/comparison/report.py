@@ -12,7 +12,7 @@ AROUND = 3
 
 
 @dataclass(frozen=True)
-class Layer:
+class ComparedValue:
     """One value of the model, as both compute it.
 
     Attributes:
@@ -54,11 +54,11 @@ class Comparison:
     engine: str
     device: str
     tolerance: float
-    layers: Sequence[Layer]
-    outputs: Sequence[Layer]
+    layers: Sequence[ComparedValue]
+    outputs: Sequence[ComparedValue]
 
     @property
-    def first(self) -> Layer | None:
+    def first(self) -> ComparedValue | None:
         """The first layer that differs by more than the tolerance."""
         return next((layer for layer in self.layers if self._differs(layer)), None)
 
@@ -67,7 +67,7 @@ class Comparison:
         """Whether nothing differs by more than the tolerance."""
         return self.first is None and not any(map(self._differs, self.outputs))
 
-    def _differs(self, layer: Layer) -> bool:
+    def _differs(self, layer: ComparedValue) -> bool:
         return not layer.deviation <= self.tolerance
 
     def __str__(self) -> str:
@@ -91,13 +91,13 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compared(name: str, kind: str, original: np.ndarray, ours: np.ndarray) -> Layer:
+def compared(name: str, kind: str, original: np.ndarray, ours: np.ndarray) -> ComparedValue:
     """Both results of one value."""
     one, other = (np.asarray(array).astype(np.float64) for array in (original, ours))
     if one.shape != other.shape:
-        return Layer(name, kind, one.shape, np.inf, (), np.nan, np.nan)
+        return ComparedValue(name, kind, one.shape, np.inf, (), np.nan, np.nan)
     if not one.size:
-        return Layer(name, kind, one.shape, 0.0, (), 0.0, 0.0)
+        return ComparedValue(name, kind, one.shape, 0.0, (), 0.0, 0.0)
     finite = np.isfinite(one) & np.isfinite(other)
     same = (one == other) | (np.isnan(one) & np.isnan(other))
     with np.errstate(all="ignore"):
@@ -105,4 +105,6 @@ def compared(name: str, kind: str, original: np.ndarray, ours: np.ndarray) -> La
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(apart)), apart.shape))
     scale = float(np.abs(one[np.isfinite(one)]).max(initial=0.0)) or 1.0
     worst = float(apart[place]) / scale
-    return Layer(name, kind, one.shape, worst, place, float(one[place]), float(other[place]))
+    return ComparedValue(
+        name, kind, one.shape, worst, place, float(one[place]), float(other[place])
+    )

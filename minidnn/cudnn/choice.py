@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from minidnn.cache import Store, digest
+from minidnn.cache import CacheStore, digest
 from minidnn.cudnn import convolution
 from minidnn.cudnn.accuracy import is_coarse_winograd
 from minidnn.cudnn.convolution.choose import ADDS_IN_ANY_ORDER
@@ -34,7 +34,7 @@ from minidnn.errors import GraphError, MiniDNNWarning, OutOfMemoryError, Unsuppo
 
 log = logging.getLogger(__name__)
 Run = Callable[[], object]
-_store = Store("cudnn_choice", ".json", 64 << 20)
+_store = CacheStore("cudnn_choice", ".json", 64 << 20)
 _KEPT = 8
 
 

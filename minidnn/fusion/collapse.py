@@ -36,7 +36,7 @@ APART: tuple[Strategy, ...] = ("contractions", "layers")
 
 
 @dataclass(frozen=True)
-class Choice:
+class ScheduledSequence:
     """A sequence with the schedule chosen for it and its predicted cost."""
 
     sequence: Sequence
@@ -51,17 +51,17 @@ def check_strategy(strategy: str) -> Strategy:
     raise GraphError(f"strategy={strategy!r}; valid are {', '.join(map(repr, STRATEGIES))}")
 
 
-def cheapest(sequence: Sequence, device: Device, rolling: bool = True) -> Choice | None:
+def cheapest(sequence: Sequence, device: Device, rolling: bool = True) -> ScheduledSequence | None:
     """The sequence under its cheapest schedule; None if no patch of it fits the device."""
-    best: Choice | None = None
+    best: ScheduledSequence | None = None
     for schedule in sequence.candidates(device, rolling):
         price = sequence.price(schedule, device)
         if price is not None and (best is None or price.seconds < best.price.seconds):
-            best = Choice(sequence, schedule, price)
+            best = ScheduledSequence(sequence, schedule, price)
     return best
 
 
-def collapse(stack: Stack, device: Device, strategy: Strategy = "model") -> list[Choice]:
+def collapse(stack: Stack, device: Device, strategy: Strategy = "model") -> list[ScheduledSequence]:
     """The sequences that a stack becomes, in the order in which they run.
 
     A single step always becomes a sequence: if no patch of it fits the device, with the
@@ -73,7 +73,7 @@ def collapse(stack: Stack, device: Device, strategy: Strategy = "model") -> list
         # The paper's patches lie in shared memory alone: no plane fits one byte of registers.
         device = replace(device, register_bytes=1, reuses_buffers=False)
     limit = {"five": 5, "unrestricted": len(stack.steps)}.get(strategy, 1)
-    found: list[Choice] = []
+    found: list[ScheduledSequence] = []
     first = 0
     while first < len(stack.steps):
         last = first
@@ -88,12 +88,12 @@ def collapse(stack: Stack, device: Device, strategy: Strategy = "model") -> list
     return found
 
 
-def _by_price(stack: Stack, device: Device) -> list[Choice]:
+def _by_price(stack: Stack, device: Device) -> list[ScheduledSequence]:
     kinds = _kinds(stack)
-    known: dict[tuple[int, ...], Choice | None] = {}
-    priced: dict[tuple[object, ...], Choice | None] = {}
+    known: dict[tuple[int, ...], ScheduledSequence | None] = {}
+    priced: dict[tuple[object, ...], ScheduledSequence | None] = {}
 
-    def choose(first: int, last: int) -> Choice | None:
+    def choose(first: int, last: int) -> ScheduledSequence | None:
         run = tuple(kinds[first : last + 1])
         if run not in known:
             # Runs of other kinds may still have all in common that prices depend on.
@@ -150,9 +150,11 @@ def _kinds(stack: Stack) -> list[int]:
     return [numbers.setdefault(described(i), len(numbers)) for i in range(len(stack.steps))]
 
 
-def cut(count: int, choose: Callable[[int, int], Choice | None]) -> list[Choice]:
+def cut(
+    count: int, choose: Callable[[int, int], ScheduledSequence | None]
+) -> list[ScheduledSequence]:
     """The cheapest way to cut ``count`` steps into runs; ``choose(first, last)`` prices one."""
-    best: list[tuple[float, list[Choice]]] = [(0.0, [])]
+    best: list[tuple[float, list[ScheduledSequence]]] = [(0.0, [])]
     for last in range(count):
         options = []
         for first in range(last, -1, -1):
@@ -164,7 +166,7 @@ def cut(count: int, choose: Callable[[int, int], Choice | None]) -> list[Choice]
     return best[-1][1]
 
 
-def _single(stack: Stack, index: int, device: Device, rolling: bool) -> Choice:
+def _single(stack: Stack, index: int, device: Device, rolling: bool) -> ScheduledSequence:
     sequence = Sequence.of(stack, index, index)
     choice = cheapest(sequence, device, rolling)
     if choice is not None:
@@ -172,4 +174,4 @@ def _single(stack: Stack, index: int, device: Device, rolling: bool) -> Choice:
     smallest = Schedule(1, 1, 1, device.stages_inputs and bool(sequence.staged))
     price = sequence.price(smallest, replace(device, local_bytes=1 << 62))
     assert price is not None
-    return Choice(sequence, smallest, price)
+    return ScheduledSequence(sequence, smallest, price)

@@ -17,7 +17,7 @@ from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import TensorType
 
-__all__ = ["FusedContraction", "Region", "Sequence", "constants", "window_alone"]
+__all__ = ["FusedContraction", "FusedSequence", "Region", "constants", "window_alone"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Region(Operator):
 
 
 @dataclass(frozen=True, eq=False)
-class Sequence(Region):
+class FusedSequence(Region):
     """A sequence of a stack, computed patch by patch as ``schedule`` says.
 
     For reports: the number of its stack, from 1 on, and which ``part`` of the ``parts`` it is that
@@ -103,13 +103,13 @@ class Sequence(Region):
         )
 
 
-def window_alone(node: Node) -> Sequence:
+def window_alone(node: Node) -> FusedSequence:
     """The region of one window, whose patch is the whole plane."""
     source = Value(node.inputs[0].type, "source")
     inner = Node(node.op, [source], node.name)
     _, _, rows, columns = node.output.type.plane
     body = Graph([source], inner.outputs, [inner], node.name)
-    return Sequence(body, Schedule(rows, columns, stage=True))
+    return FusedSequence(body, Schedule(rows, columns, stage=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.fusion.region import Sequence as SequenceRegion
+from minidnn.fusion.region import FusedSequence
 from minidnn.graph.checker import check
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Rewriter, Value
@@ -205,7 +205,7 @@ def interpreted(graph: Graph, context: Context, inputs: Arrays) -> Arrays:
     plans say."""
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        if not isinstance(node.op, SequenceRegion):
+        if not isinstance(node.op, FusedSequence):
             rewriter.keep(node)
             continue
         op = _Interpreted(node.op.body, node.op.schedule)
@@ -215,7 +215,7 @@ def interpreted(graph: Graph, context: Context, inputs: Arrays) -> Arrays:
     return evaluate(rewriter.finish(), inputs, "float64")
 
 
-class _Interpreted(SequenceRegion):
+class _Interpreted(FusedSequence):
     """A sequence whose reference is the interpreter of its kernel plan."""
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:

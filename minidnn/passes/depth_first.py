@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
-from minidnn.fusion.collapse import APART, Choice, cheapest, collapse
+from minidnn.fusion.collapse import APART, ScheduledSequence, cheapest, collapse
 from minidnn.fusion.operations import Stack, lower, shares_work
-from minidnn.fusion.region import Sequence as SequenceRegion
+from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.fusion.sequence import Sequence as Part
 from minidnn.fusion.stacks import boundary, find_stacks, why_not_fusable
@@ -55,16 +55,16 @@ def stacks_of(graph: Graph, context: Context) -> list[list[Node]]:
     ]
 
 
-def _region(schedule: Schedule, stack: int, part: int, parts: int, body: Graph) -> SequenceRegion:
-    return SequenceRegion(body, schedule, stack, part, parts)
+def _region(schedule: Schedule, stack: int, part: int, parts: int, body: Graph) -> FusedSequence:
+    return FusedSequence(body, schedule, stack, part, parts)
 
 
-def _nodes_of(choice: Choice, nodes: Sequence[Node]) -> list[Node]:
+def _nodes_of(choice: ScheduledSequence, nodes: Sequence[Node]) -> list[Node]:
     computed = {operation.output for operation in choice.sequence.operations}
     return [node for node in nodes if node.output in computed]
 
 
-def _note_cuts(choices: Sequence[Choice], stack: Stack, context: Context) -> None:
+def _note_cuts(choices: Sequence[ScheduledSequence], stack: Stack, context: Context) -> None:
     """Writes down why consecutive sequences of a stack are not one."""
     first = 0
     for before, after in pairwise(choices):

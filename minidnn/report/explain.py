@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minidnn.fusion.region import FusedContraction, Region
-from minidnn.fusion.region import Sequence as SequenceRegion
+from minidnn.fusion.region import FusedContraction, FusedSequence, Region
 from minidnn.graph.ir import Constant, Node, Placement
 from minidnn.graph.liveness import is_view
 from minidnn.graph.operator import Contraction
@@ -67,7 +66,7 @@ def kind_of(plan: Plan, node: Node) -> str:
     if node.op.name == "Concat":
         copies = _copied(plan, node)
         return f"copy {copies}/{len(node.inputs)}" if copies else "in place"
-    if isinstance(node.op, SequenceRegion):
+    if isinstance(node.op, FusedSequence):
         return f"{len(node.op.kernel[0].steps)} step" + "s" * (len(node.op.kernel[0].steps) > 1)
     if isinstance(node.op, FusedContraction):
         return "contraction"
@@ -114,7 +113,7 @@ def describe(node: Node) -> str:
     if not isinstance(node.op, Region):
         return f"{node.source}: {node.op.name}"
     names = " + ".join(_operator(n) for n in node.op.body.nodes)
-    cut = f" [{node.op.origin}: {node.op.schedule}]" if isinstance(node.op, SequenceRegion) else ""
+    cut = f" [{node.op.origin}: {node.op.schedule}]" if isinstance(node.op, FusedSequence) else ""
     return f"{names}{cut}"
 
 

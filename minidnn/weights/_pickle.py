@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._file import MappedFile, brief
-from ._records import FOREIGN_STORAGES, STORAGE_CODES, Global, Opaque, Storage, Tensor
+from ._records import FOREIGN_STORAGES, STORAGE_CODES, Global, Opaque, StorageRecord, TensorRecord
 
 MAX_BYTES = 16 << 20
 MAX_STEPS = 1_000_000
@@ -33,7 +33,7 @@ _MAX_KEY = 2**60
 _LONGEST_NAME = 100
 
 
-class Machine:
+class PickleMachine:
     """Runs one pickle that begins at ``start`` of a file and ends before ``end``."""
 
     def __init__(self, file: MappedFile, start: int, end: int) -> None:
@@ -46,7 +46,7 @@ class Machine:
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
         self._globals: dict[str, Global] = {}
-        self.storages: dict[str, Storage] = {}
+        self.storages: dict[str, StorageRecord] = {}
 
     def run(self) -> tuple[Any, int]:
         """The object that the pickle describes, and where in the file it ends.
@@ -275,7 +275,7 @@ class Machine:
     def _build(self) -> None:
         """A state dict carries its ``_metadata`` as an attribute, which is of no use here."""
         self._pop()
-        self._peek((OrderedDict, Opaque, Tensor), "set attributes of")
+        self._peek((OrderedDict, Opaque, TensorRecord), "set attributes of")
 
     def _persistent(self) -> None:
         identity = self._pop()
@@ -296,7 +296,7 @@ class Machine:
             _, base, length = view
             if base + length > numel:
                 raise self._error(f"has the storage view {brief(view)} of {numel} elements")
-        storage = Storage(code, key, numel, base, length)
+        storage = StorageRecord(code, key, numel, base, length)
         first = self.storages.setdefault(key, storage)
         if (first.code, first.numel) != (code, numel):
             raise self._error(
@@ -328,11 +328,11 @@ class Machine:
             raise self._error(f"makes a torch.Size from {brief(arguments)}")
         return tuple(arguments[0])
 
-    def make_tensor(self, arguments: tuple[Any, ...]) -> Tensor:
+    def make_tensor(self, arguments: tuple[Any, ...]) -> TensorRecord:
         """``_rebuild_tensor_v2(storage, offset, size, stride, grad, hooks[, metadata])``."""
         return self._tensor(arguments, (4, 6, 7), arguments[6:7])
 
-    def make_typed_tensor(self, arguments: tuple[Any, ...]) -> Tensor:
+    def make_typed_tensor(self, arguments: tuple[Any, ...]) -> TensorRecord:
         """``_rebuild_tensor_v3(storage, offset, size, stride, grad, hooks, dtype[, metadata])``,
         of dtypes that have no storages of their own."""
         if len(arguments) not in (7, 8) or not isinstance(arguments[6], Global):
@@ -342,8 +342,8 @@ class Machine:
 
     def _tensor(
         self, arguments: tuple[Any, ...], counts: tuple[int, ...], metadata: tuple[Any, ...]
-    ) -> Tensor:
-        if len(arguments) not in counts or not isinstance(arguments[0], Storage):
+    ) -> TensorRecord:
+        if len(arguments) not in counts or not isinstance(arguments[0], StorageRecord):
             raise self._error(f"makes a tensor from {brief(arguments)}")
         storage, offset, shape, strides = arguments[:4]
         if not (
@@ -359,11 +359,11 @@ class Machine:
         foreign = "conjugated or negated numbers" if any(metadata) else None
         if storage.code in FOREIGN_STORAGES:
             foreign = storage.code.removesuffix("Storage").lower()
-        return Tensor(storage, offset, tuple(shape), tuple(strides), foreign)
+        return TensorRecord(storage, offset, tuple(shape), tuple(strides), foreign)
 
-    def make_parameter(self, arguments: tuple[Any, ...]) -> Tensor | Opaque:
+    def make_parameter(self, arguments: tuple[Any, ...]) -> TensorRecord | Opaque:
         """``_rebuild_parameter(tensor, requires_grad, hooks[, state])``."""
-        if len(arguments) not in (3, 4) or not isinstance(arguments[0], (Tensor, Opaque)):
+        if len(arguments) not in (3, 4) or not isinstance(arguments[0], (TensorRecord, Opaque)):
             raise self._error(f"makes a parameter from {brief(arguments)}")
         return arguments[0]
 
@@ -395,21 +395,21 @@ def _are_sizes(values: Any) -> bool:
     return isinstance(values, (list, tuple)) and all(_is_size(value) for value in values)
 
 
-_CONSTRUCTORS: dict[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
-    "collections.OrderedDict": Machine.make_ordered_dict,
-    "collections.defaultdict": Machine.make_default_dict,
-    "torch.Size": Machine.make_size,
-    "torch._utils._rebuild_tensor": Machine.make_tensor,
-    "torch._utils._rebuild_tensor_v2": Machine.make_tensor,
-    "torch._utils._rebuild_tensor_v3": Machine.make_typed_tensor,
-    "torch._utils._rebuild_parameter": Machine.make_parameter,
-    "torch._utils._rebuild_parameter_with_state": Machine.make_parameter,
-    "torch._tensor._rebuild_from_type_v2": Machine.make_with_attributes,
+_CONSTRUCTORS: dict[str, Callable[[PickleMachine, tuple[Any, ...]], Any]] = {
+    "collections.OrderedDict": PickleMachine.make_ordered_dict,
+    "collections.defaultdict": PickleMachine.make_default_dict,
+    "torch.Size": PickleMachine.make_size,
+    "torch._utils._rebuild_tensor": PickleMachine.make_tensor,
+    "torch._utils._rebuild_tensor_v2": PickleMachine.make_tensor,
+    "torch._utils._rebuild_tensor_v3": PickleMachine.make_typed_tensor,
+    "torch._utils._rebuild_parameter": PickleMachine.make_parameter,
+    "torch._utils._rebuild_parameter_with_state": PickleMachine.make_parameter,
+    "torch._tensor._rebuild_from_type_v2": PickleMachine.make_with_attributes,
 }
 
-_INSTRUCTIONS: dict[int, Callable[[Machine], None]] = {
-    0x80: Machine._protocol,
-    0x95: Machine._frame,
+_INSTRUCTIONS: dict[int, Callable[[PickleMachine], None]] = {
+    0x80: PickleMachine._protocol,
+    0x95: PickleMachine._frame,
     ord("N"): lambda m: m._push(None),
     0x88: lambda m: m._push(True),
     0x89: lambda m: m._push(False),
@@ -432,34 +432,34 @@ _INSTRUCTIONS: dict[int, Callable[[Machine], None]] = {
     0x83: lambda m: m._opaque(f"extension {m._number('<H')}"),
     0x84: lambda m: m._opaque(f"extension {m._number('<I')}"),
     0x8F: lambda m: m._opaque("set"),
-    0x90: Machine._appends,
-    0x91: Machine._frozen_set,
-    ord("0"): Machine._drop,
-    ord("1"): Machine._forget_items,
+    0x90: PickleMachine._appends,
+    0x91: PickleMachine._frozen_set,
+    ord("0"): PickleMachine._drop,
+    ord("1"): PickleMachine._forget_items,
     ord("2"): lambda m: m._push(m._peek(object, "repeat")),
     ord(")"): lambda m: m._push(()),
     ord("]"): lambda m: m._push([]),
     ord("}"): lambda m: m._push({}),
-    ord("("): Machine._mark,
-    ord("t"): Machine._marked_tuple,
+    ord("("): PickleMachine._mark,
+    ord("t"): PickleMachine._marked_tuple,
     0x85: lambda m: m._tuple(1),
     0x86: lambda m: m._tuple(2),
     0x87: lambda m: m._tuple(3),
-    ord("a"): Machine._append,
-    ord("e"): Machine._appends,
-    ord("s"): Machine._set_item,
-    ord("u"): Machine._set_items,
+    ord("a"): PickleMachine._append,
+    ord("e"): PickleMachine._appends,
+    ord("s"): PickleMachine._set_item,
+    ord("u"): PickleMachine._set_items,
     ord("h"): lambda m: m._get(m._number("<B")),
     ord("j"): lambda m: m._get(m._number("<I")),
     ord("q"): lambda m: m._put(m._number("<B")),
     ord("r"): lambda m: m._put(m._number("<I")),
-    0x94: Machine._memoize,
-    ord("c"): Machine._global,
-    0x93: Machine._stack_global,
-    ord("R"): Machine._reduce,
+    0x94: PickleMachine._memoize,
+    ord("c"): PickleMachine._global,
+    0x93: PickleMachine._stack_global,
+    ord("R"): PickleMachine._reduce,
     0x81: lambda m: m._new_object(False),
     0x92: lambda m: m._new_object(True),
-    ord("o"): Machine._old_object,
-    ord("b"): Machine._build,
-    ord("Q"): Machine._persistent,
+    ord("o"): PickleMachine._old_object,
+    ord("b"): PickleMachine._build,
+    ord("Q"): PickleMachine._persistent,
 }

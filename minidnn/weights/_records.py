@@ -49,7 +49,7 @@ class Opaque:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Storage:
+class StorageRecord:
     """``numel`` elements in the file under ``key``; a view of them begins at ``base``.
 
     ``code`` is one of a dtype, or the name of one of :data:`FOREIGN_STORAGES`.
@@ -63,13 +63,13 @@ class Storage:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tensor:
+class TensorRecord:
     """A strided view of a storage; offset and strides are in elements, and not yet checked.
 
     ``foreign`` says what it is if it is none of those that can be read: "float8_e4m3fn".
     """
 
-    storage: Storage
+    storage: StorageRecord
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]

@@ -61,11 +61,11 @@ def is_fetched(url: str, hash_prefix: str) -> bool:
     return store.path(key) is not None
 
 
-def _place(url: str, hash_prefix: str) -> tuple[cache.Store, str]:
+def _place(url: str, hash_prefix: str) -> tuple[cache.CacheStore, str]:
     """Where in the cache the file is kept."""
     suffix = Path(_file_name(url)).suffix
     suffix = suffix if re.fullmatch(r"\.[A-Za-z0-9_]+", suffix) else ""
-    return cache.Store("weights", suffix, STORE_LIMIT), cache.digest(url, hash_prefix)
+    return cache.CacheStore("weights", suffix, STORE_LIMIT), cache.digest(url, hash_prefix)
 
 
 def download(

@@ -15,8 +15,8 @@ import numpy as np
 
 from ..errors import WeightsError
 from ._file import DTYPES, MAX_RANK, Array, MappedFile, Unread, brief, itemsize
-from ._pickle import Machine
-from ._records import FOREIGN_STORAGES, Opaque, Storage, Tensor
+from ._pickle import PickleMachine
+from ._records import FOREIGN_STORAGES, Opaque, StorageRecord, TensorRecord
 from ._zip import Archive
 
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -64,10 +64,10 @@ def read_zip(file: MappedFile, key: Key) -> dict[str, Array | Unread]:
     if order not in (b"little", b"big"):
         raise file.error(f"says its byte order is {brief(order)}; valid are 'little' and 'big'")
     program = archive.record(pickles[0])
-    machine = Machine(file, program.start, program.start + program.size)
+    machine = PickleMachine(file, program.start, program.start + program.size)
     tensors = _state_dict(file, machine.run()[0], key)
 
-    def locate(storage: Storage) -> int:
+    def locate(storage: StorageRecord) -> int:
         record = archive.record(f"{folder}data/{storage.key}")
         needed = storage.numel * itemsize(storage.code)
         if record.size != needed:
@@ -88,13 +88,13 @@ def read_legacy(file: MappedFile, key: Key) -> dict[str, Array | Unread]:
     """
     at = 0
     for what, valid in (("magic number", _MAGIC), ("protocol version", _PROTOCOL)):
-        value, at = Machine(file, at, file.size).run()
+        value, at = PickleMachine(file, at, file.size).run()
         if type(value) is not int or value != valid:
             raise file.error(f"has the {what} {brief(value)}; valid is {valid}")
-    _, at = Machine(file, at, file.size).run()
-    machine = Machine(file, at, file.size)
+    _, at = PickleMachine(file, at, file.size).run()
+    machine = PickleMachine(file, at, file.size)
     content, at = machine.run()
-    keys, at = Machine(file, at, file.size).run()
+    keys, at = PickleMachine(file, at, file.size).run()
     starts: dict[str, int] = {}
     for storage_key in keys if isinstance(keys, list) else [None]:
         storage = machine.storages.get(storage_key) if isinstance(storage_key, str) else None
@@ -117,7 +117,7 @@ def read_legacy(file: MappedFile, key: Key) -> dict[str, Array | Unread]:
         starts[storage.key] = at + 8
         at = end
 
-    def locate(storage: Storage) -> int:
+    def locate(storage: StorageRecord) -> int:
         if storage.key not in starts:
             raise file.error(f"has no data for storage {brief(storage.key)}")
         return starts[storage.key]
@@ -130,7 +130,7 @@ def _width(code: str) -> int:
     return FOREIGN_STORAGES[code] if code in FOREIGN_STORAGES else itemsize(code)
 
 
-def _state_dict(file: MappedFile, content: Any, key: Key) -> dict[str, Tensor | Opaque]:
+def _state_dict(file: MappedFile, content: Any, key: Key) -> dict[str, TensorRecord | Opaque]:
     """The dict of tensors in what a pickle described."""
     where = "the file"
     path = [] if key is None else [key] if isinstance(key, str) else list(key)
@@ -144,10 +144,10 @@ def _state_dict(file: MappedFile, content: Any, key: Key) -> dict[str, Tensor | 
             "torch.save(model.state_dict(), path) writes"
         )
     for name, value in content.items():
-        if isinstance(name, str) and (isinstance(value, Tensor) or _is_unread(name, value)):
+        if isinstance(name, str) and (isinstance(value, TensorRecord) or _is_unread(name, value)):
             continue
         shown = brief(name) if not isinstance(name, Opaque) else f"the key <{name.name}>"
-        if isinstance(value, Tensor):
+        if isinstance(value, TensorRecord):
             raise file.error(
                 f"{where} holds {_keys(content)}, where {shown} names a tensor; valid are texts"
             )
@@ -173,7 +173,7 @@ def _hint(content: dict[Any, Any], path: list[str]) -> str:
 def _kind(value: Any) -> str:
     if isinstance(value, Opaque):
         return f"an object of {value.name!r}, of which nothing is read or executed,"
-    return f"a {type(value).__name__}"
+    return "a Tensor" if isinstance(value, TensorRecord) else f"a {type(value).__name__}"
 
 
 def _keys(content: Any) -> str:
@@ -186,23 +186,25 @@ def _keys(content: Any) -> str:
 class _Reader:
     """Makes arrays of tensors; each storage is read, and converted if need be, once."""
 
-    def __init__(self, file: MappedFile, locate: Callable[[Storage], int], *, big: bool) -> None:
+    def __init__(
+        self, file: MappedFile, locate: Callable[[StorageRecord], int], *, big: bool
+    ) -> None:
         self._file = file
         self._locate = locate
         self._big = big
         self._flat: dict[str, Array] = {}
 
-    def arrays(self, tensors: dict[str, Tensor | Opaque]) -> dict[str, Array | Unread]:
+    def arrays(self, tensors: dict[str, TensorRecord | Opaque]) -> dict[str, Array | Unread]:
         return {
             name: self._array(name, tensor)
-            if isinstance(tensor, Tensor) and tensor.foreign is None
+            if isinstance(tensor, TensorRecord) and tensor.foreign is None
             else self._unread(name, tensor)
             for name, tensor in tensors.items()
         }
 
     def _unread(self, name: str, given: Any) -> Unread:
         valid = f"valid are dense tensors of {', '.join(DTYPES)}"
-        if isinstance(given, Tensor):
+        if isinstance(given, TensorRecord):
             kind, shape = str(given.foreign), given.shape
             problem = f"tensor {brief(name)} of shape {brief(shape)} holds {kind}; {valid}"
             return Unread(kind, shape, self._file.error(problem))
@@ -210,7 +212,7 @@ class _Reader:
         problem = f"{brief(name)} is {_kind(given).rstrip(',')}; {valid}"
         return Unread(kind, None, self._file.error(problem))
 
-    def _array(self, name: str, tensor: Tensor) -> Array:
+    def _array(self, name: str, tensor: TensorRecord) -> Array:
         flat = self._storage(tensor.storage)
         shape, strides = tensor.shape, tensor.strides
         if len(shape) > MAX_RANK:
@@ -235,7 +237,7 @@ class _Reader:
         )
         return view
 
-    def _storage(self, storage: Storage) -> Array:
+    def _storage(self, storage: StorageRecord) -> Array:
         if storage.key not in self._flat:
             start = self._locate(storage)
             self._flat[storage.key] = self._file.array(
@@ -247,7 +249,7 @@ class _Reader:
             )
         return self._flat[storage.key][storage.base : storage.base + storage.length]
 
-    def _error(self, name: str, tensor: Tensor, problem: str) -> WeightsError:
+    def _error(self, name: str, tensor: TensorRecord, problem: str) -> WeightsError:
         return self._file.error(
             f"tensor {brief(name)} with offset {tensor.offset}, shape {brief(tensor.shape)} and "
             f"strides {brief(tensor.strides)} {problem}"

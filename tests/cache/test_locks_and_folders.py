@@ -128,7 +128,7 @@ tempfile.tempdir = sys.argv[1] if len(sys.argv) > 1 else None
 os.environ["MINIDNN_CACHE"] = "/dev/null/cache"
 with cache.temporary_folder() as folder:
     (folder / "file").write_text("x")
-    print(folder, cache.Store("unit").put("a" * 64, b"x").parents[2], flush=True)
+    print(folder, cache.CacheStore("unit").put("a" * 64, b"x").parents[2], flush=True)
     sys.stdin.readline()
 """
 

@@ -28,7 +28,7 @@ def files(folder: Path) -> list[str]:
 
 
 def test_put_read_path_remove(cache_root: Path) -> None:
-    store = cache.Store("unit", ".bin")
+    store = cache.CacheStore("unit", ".bin")
     assert store.read(KEY) is None
     assert store.path(KEY) is None
     assert not cache_root.exists()  # looking writes nothing
@@ -44,7 +44,7 @@ def test_put_read_path_remove(cache_root: Path) -> None:
 
 
 def test_put_replaces() -> None:
-    store = cache.Store("unit", grace=0)
+    store = cache.CacheStore("unit", grace=0)
     for number in range(20):
         store.put(KEY, b"%d" % number)
         assert store.read(KEY) == b"%d" % number
@@ -52,7 +52,7 @@ def test_put_replaces() -> None:
 
 
 def test_last_write_wins_even_while_the_replaced_entry_is_being_used() -> None:
-    store = cache.Store("unit", grace=1000)
+    store = cache.CacheStore("unit", grace=1000)
     old = store.put(KEY, b"old")
     store.put(KEY, b"new")
     assert old.exists()  # another process may be about to open it
@@ -66,13 +66,16 @@ def test_last_write_wins_even_while_the_replaced_entry_is_being_used() -> None:
 def test_put_file_moves(tmp_path: Path) -> None:
     source = tmp_path / "download"
     source.write_bytes(b"x" * 1000)
-    store = cache.Store("unit", ".pth")
+    store = cache.CacheStore("unit", ".pth")
     assert store.put_file(KEY, source).read_bytes() == b"x" * 1000
     assert not source.exists()
 
 
 def test_stores_of_one_kind_with_different_suffixes_do_not_meet() -> None:
-    source, binary = cache.Store("unit", ".c", grace=0), cache.Store("unit", ".so", grace=0)
+    source, binary = (
+        cache.CacheStore("unit", ".c", grace=0),
+        cache.CacheStore("unit", ".so", grace=0),
+    )
     source.put(KEY, b"source")
     binary.put(KEY, b"binary")
     assert (source.read(KEY), binary.read(KEY)) == (b"source", b"binary")
@@ -83,7 +86,7 @@ def test_stores_of_one_kind_with_different_suffixes_do_not_meet() -> None:
 def test_damaged_entry_is_deleted_and_said_so(
     damage: str, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = cache.Store("unit")
+    store = cache.CacheStore("unit")
     path = store.put(KEY, b"0123456789")
     data = {"truncate": b"01234", "flip": b"0123456788", "append": b"01234567890", "empty": b""}
     path.write_bytes(data[damage])
@@ -97,7 +100,7 @@ def test_damaged_entry_is_deleted_and_said_so(
 
 
 def test_damage_does_not_bring_back_an_older_version() -> None:
-    store = cache.Store("unit", grace=1000)
+    store = cache.CacheStore("unit", grace=1000)
     store.put(KEY, b"old")
     store.put(KEY, b"new").write_bytes(b"bad")
     with pytest.warns(MiniDNNWarning, match="damaged"):
@@ -106,7 +109,7 @@ def test_damage_does_not_bring_back_an_older_version() -> None:
 
 
 def test_limit_removes_the_least_recently_used() -> None:
-    store = cache.Store("unit", limit=1000, grace=0)
+    store = cache.CacheStore("unit", limit=1000, grace=0)
     keys = [cache.digest(number) for number in range(10)]
     for number, key in enumerate(keys):
         age(store.put(key, bytes(100)), 100 - number)
@@ -119,7 +122,7 @@ def test_limit_removes_the_least_recently_used() -> None:
 
 def test_many_small_writes_keep_the_limit_within_some_hundredths() -> None:
     """One of five of these counts all entries; that none of 200 does has odds of 2e-21."""
-    store = cache.Store("unit", limit=6000, grace=0)
+    store = cache.CacheStore("unit", limit=6000, grace=0)
     for number in range(300):
         store.put(cache.digest(number), bytes(20))
     assert len(list(store)) == 300
@@ -130,7 +133,7 @@ def test_many_small_writes_keep_the_limit_within_some_hundredths() -> None:
 
 def test_a_write_does_not_read_the_whole_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cost of compiling a kernel must not grow with how many there are."""
-    store = cache.Store("unit", grace=0)
+    store = cache.CacheStore("unit", grace=0)
     for number in range(300):
         store.put(cache.digest(number), b"%d" % number)
     asked = set()
@@ -154,7 +157,7 @@ def test_a_write_does_not_read_the_whole_cache(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_was_just_written_stays_even_above_the_limit() -> None:
-    store = cache.Store("unit", limit=10, grace=0)
+    store = cache.CacheStore("unit", limit=10, grace=0)
     store.put(KEY, bytes(100))
     assert store.read(KEY) == bytes(100)
     store.put(OTHER, bytes(100))
@@ -163,7 +166,7 @@ def test_what_was_just_written_stays_even_above_the_limit() -> None:
 
 
 def test_grace_protects_what_another_process_may_be_about_to_open() -> None:
-    store = cache.Store("unit", limit=10, grace=60)
+    store = cache.CacheStore("unit", limit=10, grace=60)
     first = store.put(KEY, bytes(100))
     store.put(OTHER, bytes(100))
     assert first.exists()
@@ -173,7 +176,7 @@ def test_grace_protects_what_another_process_may_be_about_to_open() -> None:
 
 
 def test_abandoned_files_are_removed_after_a_week() -> None:
-    store = cache.Store("unit")
+    store = cache.CacheStore("unit")
     old, new = store.workspace() / ".work-old", store.workspace() / ".work-new"
     old.write_bytes(b"old")
     new.write_bytes(b"new")
@@ -183,10 +186,12 @@ def test_abandoned_files_are_removed_after_a_week() -> None:
 
 
 def test_entries_usage_clear(cache_root: Path) -> None:
-    cache.Store("one", ".so").put(KEY, bytes(10), label="k")
-    cache.Store("two").put(KEY, bytes(20))
-    cache.Store("two").put(OTHER, bytes(30))
-    part, busy = (cache.Store("two").workspace() / f".work-{name}" for name in ("part", "busy"))
+    cache.CacheStore("one", ".so").put(KEY, bytes(10), label="k")
+    cache.CacheStore("two").put(KEY, bytes(20))
+    cache.CacheStore("two").put(OTHER, bytes(30))
+    part, busy = (
+        cache.CacheStore("two").workspace() / f".work-{name}" for name in ("part", "busy")
+    )
     part.write_bytes(bytes(7))
     age(part, 10)
     busy.write_bytes(b"")
@@ -207,7 +212,7 @@ def test_entries_usage_clear(cache_root: Path) -> None:
 
 
 def test_symbolic_links_are_not_followed_out_of_the_cache(tmp_path: Path) -> None:
-    store = cache.Store("unit")
+    store = cache.CacheStore("unit")
     path = store.put(KEY, b"x")
     victim = tmp_path / "victim"
     victim.write_bytes(b"secret")
@@ -221,7 +226,7 @@ def test_symbolic_links_are_not_followed_out_of_the_cache(tmp_path: Path) -> Non
 @pytest.mark.parametrize("key", ["", "short", "../../etc/passwd", "ABCDEF0123", "0" * 65, "g" * 64])
 def test_bad_keys(key: str) -> None:
     with pytest.raises(ValueError, match="is not 8 to 64 lower-case digits"):
-        cache.Store("unit").put(key, b"")
+        cache.CacheStore("unit").put(key, b"")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +240,7 @@ def test_bad_keys(key: str) -> None:
 )
 def test_bad_stores(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        cache.Store(*arguments)  # type: ignore[arg-type]
+        cache.CacheStore(*arguments)  # type: ignore[arg-type]
 
 
 # --- a cache that cannot be written ---
@@ -251,7 +256,7 @@ def not_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_unwritable_cache_warns_once_and_works(not_a_folder: Path) -> None:
-    store = cache.Store("unit", ".so")
+    store = cache.CacheStore("unit", ".so")
     with pytest.warns(MiniDNNWarning, match=r"the cache folder .* cannot be written.*set MINIDNN"):
         first = store.put(KEY, b"one")
     second = store.put(OTHER, b"two")  # without a second warning: those are errors here
@@ -269,10 +274,10 @@ def test_private_folder_is_removed_at_exit_but_not_by_a_fork(not_a_folder: Path)
 import os, sys, warnings
 from minidnn import cache
 warnings.simplefilter("ignore")
-path = cache.Store("unit").put({KEY!r}, b"x")
+path = cache.CacheStore("unit").put({KEY!r}, b"x")
 child = os.fork()
 if not child:
-    other = cache.Store("unit").put({KEY!r}, b"y")
+    other = cache.CacheStore("unit").put({KEY!r}, b"y")
     assert other.parents[2] != path.parents[2]
     print(other, flush=True)
     sys.exit(0)  # runs the exit handlers
@@ -294,7 +299,7 @@ from pathlib import Path
 from minidnn import cache
 from minidnn.errors import MiniDNNError
 warnings.simplefilter("error")
-store = cache.Store("unit")
+store = cache.CacheStore("unit")
 store.put({OTHER!r}, b"small")
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 with pytest.warns(UserWarning, match="cannot be written"), pytest.raises(MiniDNNError) as caught:
@@ -315,7 +320,7 @@ def test_neither_can_be_written(not_a_folder: Path, monkeypatch: pytest.MonkeyPa
         pytest.warns(MiniDNNWarning),
         pytest.raises(MiniDNNError, match=r"neither the cache folder .* nor the temporary folder"),
     ):
-        cache.Store("unit").put(KEY, b"x")
+        cache.CacheStore("unit").put(KEY, b"x")
 
 
 # --- where the cache is ---
@@ -354,7 +359,7 @@ def test_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 WORKER = """
 import random, sys
 from minidnn import cache
-store = cache.Store("unit", ".bin", limit=20_000, grace=float(sys.argv[2]))
+store = cache.CacheStore("unit", ".bin", limit=20_000, grace=float(sys.argv[2]))
 rng = random.Random(int(sys.argv[1]))
 for turn in range(150):
     number = rng.randrange(40)

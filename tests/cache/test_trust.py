@@ -78,7 +78,7 @@ def test_every_level_is_for_this_user_alone(
     umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path / "a" / "b" / "cache"))
-    store = cache.Store("unit", ".so")
+    store = cache.CacheStore("unit", ".so")
     store.put(KEY, b"x")
     source = store.workspace() / "download"
     source.write_bytes(b"y")
@@ -96,7 +96,7 @@ def test_every_level_is_for_this_user_alone(
 def test_what_lies_in_a_folder_of_others_is_not_used(
     spoil: Callable[[Path], None], depth: int, cache_root: Path
 ) -> None:
-    store = cache.Store("unit", ".so")
+    store = cache.CacheStore("unit", ".so")
     path = store.put(KEY, b"planted")
     bad = [cache_root, cache_root / "unit", path.parent][depth]
     spoil(bad)
@@ -118,7 +118,7 @@ def test_what_lies_in_a_folder_of_others_is_not_used(
 @as_root
 def test_who_owns_a_file_is_looked_at(cache_root: Path, tmp_path: Path) -> None:
     """In a folder that was closed after somebody had written to it."""
-    store = cache.Store("unit")
+    store = cache.CacheStore("unit")
     for number, spoil in enumerate((another_owns, others_write, the_group_writes)):
         key = cache.digest(number)
         spoil(store.put(key, b"planted"))
@@ -144,7 +144,7 @@ def test_who_owns_a_file_is_looked_at(cache_root: Path, tmp_path: Path) -> None:
 def test_links_to_folders_of_ones_own_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = cache.Store("unit")
+    store = cache.CacheStore("unit")
     path = store.put(KEY, b"content")
     link = tmp_path / "link"
     link.symlink_to(path.parents[2])
@@ -167,7 +167,7 @@ def test_what_was_checked_is_what_is_used(shared: Path, monkeypatch: pytest.Monk
     """Who may write above the cache exchanges it between the check and the use."""
     cache_root = shared / "cache"
     monkeypatch.setenv("MINIDNN_CACHE", str(cache_root))
-    store = cache.Store("unit", ".so")
+    store = cache.CacheStore("unit", ".so")
     path = store.put(KEY, b"checked")
     assert store.use(KEY, lambda path, place: place) == str(path)  # nobody can exchange anything
     shared.chmod(0o777)
@@ -188,7 +188,7 @@ def test_of_root_is_trusted_by_all_and_of_others_by_nobody(
     """A cache that an administrator filled, read by somebody else."""
     cache_root = shared / "cache"
     monkeypatch.setenv("MINIDNN_CACHE", str(cache_root))
-    path = cache.Store("unit").put(KEY, b"content")
+    path = cache.CacheStore("unit").put(KEY, b"content")
     for folder in [cache_root, *cache_root.rglob("*")]:
         folder.chmod(0o755)
     script = f"""
@@ -198,7 +198,7 @@ from minidnn.errors import MiniDNNWarning
 warnings.simplefilter("ignore")
 os.chdir("/")
 os.setgid({SOMEBODY}); os.setuid({SOMEBODY})
-print(cache.Store("unit").read({KEY!r}), os.access({str(path)!r}, os.W_OK))
+print(cache.CacheStore("unit").read({KEY!r}), os.access({str(path)!r}, os.W_OK))
 """
     command = [sys.executable, "-c", script]
     assert subprocess.check_output(command, cwd=ROOT, text=True) == "b'content' False\n"

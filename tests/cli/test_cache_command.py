@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minidnn.cache import Store
+from minidnn.cache import CacheStore
 from minidnn.cli import main
 
 KEYS = ("0a" * 32, "0b" * 32, "ff" * 32)
@@ -27,9 +27,9 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 
 @pytest.fixture
 def filled(cache_root: Path) -> Path:
-    Store("weights", ".pth").put(KEYS[0], b"w" * 3000, label="resnet18")
-    Store("ispc", ".so").put(KEYS[1], b"k" * 100)
-    Store("ispc", ".so").put(KEYS[2], b"k" * 200, label="conv")
+    CacheStore("weights", ".pth").put(KEYS[0], b"w" * 3000, label="resnet18")
+    CacheStore("ispc", ".so").put(KEYS[1], b"k" * 100)
+    CacheStore("ispc", ".so").put(KEYS[2], b"k" * 200, label="conv")
     (cache_root / "mine.txt").write_text("not the cache's")
     return cache_root
 

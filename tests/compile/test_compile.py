@@ -140,7 +140,7 @@ class Picky(ReferenceBackend):
         return self.missing
 
     def unsupported(self, node: Node, precision: str) -> str | None:
-        return None if node.op.name == "Sequence" else f"no kernel for it in {precision}"
+        return None if node.op.name == "FusedSequence" else f"no kernel for it in {precision}"
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> Any:
         raise AssertionError("nothing unsupported is compiled")

@@ -258,7 +258,7 @@ def test_guard_finds_a_write_beside_a_buffer() -> None:
     exe = md.compile(L.ReLU(), (1, 3, 5, 5), device="cpu", guarded=True, threads=1)
     program = exe.program
     assert isinstance(program, CpuProgram)
-    node = next(task.node for task in program.tasks if task.node.op.name == "Sequence")
+    node = next(task.node for task in program.tasks if task.node.op.name == "FusedSequence")
     text = "MD_KERNEL(@) { if (md_begin == 0) MD_OUT(float, OPERAND)[INDEX] = 1.0f; }\n"
     for operand, index, message in (
         (1, "-1", "a kernel wrote beside the 300 bytes of the output 'relu'"),

@@ -9,7 +9,7 @@ from minidnn import layers as L
 from minidnn.backends.cpu.finite import _RULES, BOUNDS, Interval, input_bound
 from minidnn.backends.cpu.isa import AVX512
 from minidnn.backends.cpu.target import CpuTarget, device_for
-from minidnn.fusion.region import Sequence as SequenceRegion
+from minidnn.fusion.region import FusedSequence
 from minidnn.graph.expression import SCALAR_OPS
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
@@ -53,7 +53,7 @@ def test_intervals_hold_all_results(op: str) -> None:
 def bound_of(net: L.Layer, shape: tuple[int, ...]) -> float | None:
     context = Context(CpuTarget(device_for(AVX512, 2), AVX512.lanes))
     graph = optimize(to_graph(net, shape), context)
-    (op,) = [node.op for node in graph.nodes if isinstance(node.op, SequenceRegion)]
+    (op,) = [node.op for node in graph.nodes if isinstance(node.op, FusedSequence)]
     return input_bound(*op.kernel)
 
 

@@ -22,7 +22,7 @@ from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.lower import lower_plan
 from minidnn.backends.cpu.sequence import STREAMED_BYTES
 from minidnn.backends.cpu.target import CpuTarget, device_for
-from minidnn.fusion.region import Sequence as SequenceRegion
+from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
@@ -87,7 +87,7 @@ def check(cases: Sequence[Case], isa: Isa) -> None:
 def reschedule(plan: Plan, data: st.DataObject) -> None:
     """Gives the sequences of a plan any schedule that suits them."""
     for node in plan.graph.nodes:
-        if not isinstance(node.op, SequenceRegion):
+        if not isinstance(node.op, FusedSequence):
             continue
         kernel, _ = node.op.kernel
         rows, columns = kernel.anchor
@@ -102,7 +102,7 @@ def reschedule(plan: Plan, data: st.DataObject) -> None:
         give(node.op, schedule)
 
 
-def give(region: SequenceRegion, schedule: Schedule) -> None:
+def give(region: FusedSequence, schedule: Schedule) -> None:
     """Gives a sequence a schedule."""
     object.__setattr__(region, "schedule", schedule)
     region.__dict__.pop("kernel", None)
@@ -227,7 +227,7 @@ def test_chains(name: str, size: str, isa: Isa) -> None:
     fused = md.compile(graph, device="cpu", **options)
     layered = md.compile(graph, device="cpu", strategy="layers", **options)
     if name != "wide":
-        assert [type(node.op) for node in fused.plan.graph.nodes] == [SequenceRegion]
+        assert [type(node.op) for node in fused.plan.graph.nodes] == [FusedSequence]
     meant = planned(graph, isa).graph  # the program's own has let go of its constants
     for special in (False, True):
         (x,) = inputs_for(graph, 3, special)
@@ -265,7 +265,7 @@ def in_tiles(blocks: int, padding: int, isa: Isa) -> Case:
     graph = to_graph(statistics(net, 1), (1, 16, size, size))
     plan = planned(graph, isa, "unrestricted")
     (node,) = plan.graph.nodes
-    assert isinstance(node.op, SequenceRegion)
+    assert isinstance(node.op, FusedSequence)
     give(node.op, Schedule(16, 16, 1, True, True))
     return Case(graph, plan, 3, True)
 
@@ -330,7 +330,7 @@ def test_outputs_that_later_steps_read(channels: int, isa: Isa) -> None:
         graph = trace.graph([average, positive, largest])
     plan = planned(graph, isa, "unrestricted")
     (node,) = plan.graph.nodes
-    assert isinstance(node.op, SequenceRegion)
+    assert isinstance(node.op, FusedSequence)
     check([Case(graph, plan, seed, False) for seed in range(3)], isa)
 
 
@@ -343,7 +343,7 @@ def test_not_finite_where_inputs_are_read_in_two_ways(isa: Isa) -> None:
         graph = trace.graph([apply(MaxPool2d((2, 1), (1, 1)), apply(Mul(), x, factor))])
     plan = planned(graph, isa)
     (node,) = plan.graph.nodes
-    assert isinstance(node.op, SequenceRegion)
+    assert isinstance(node.op, FusedSequence)
     program = CpuBackend().compile(plan, "float32", {"isa": isa.name, "threads": 1})
     for number in (np.nan, np.inf, -np.inf):
         for which in (0, 1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from minidnn.backends.cuda.sequence.mapping import Mapping
 from minidnn.backends.cuda.sequence.rolling import Rolling
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.fusion.plan import Binding
-from minidnn.fusion.region import Sequence
+from minidnn.fusion.region import FusedSequence
 from minidnn.graph.ir import Constant, Graph, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import TensorType, rounded_to
@@ -30,7 +30,7 @@ TRANSCENDENTAL = {"exp", "expm1", "log", "log1p", "tanh", "erf", "pow", "sin", "
 class Case:
     """A sequence, how its values lie, its operands, and what it should give."""
 
-    region: Sequence
+    region: FusedSequence
     binding: Binding
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -79,8 +79,8 @@ class Case:
 
 
 def case_of(
-    region: Sequence,
-    operands: Seq[np.ndarray],
+    region: FusedSequence,
+    operands: Sequence[np.ndarray],
     layout: Layout,
     arch: str = "sm_90",
     extra: int = 0,
@@ -111,7 +111,7 @@ def case_of(
     return Case(region, binding, inputs, outputs, tuple(operands), expected, kernel)
 
 
-def evaluate_rounded(graph: Graph, inputs: Seq[np.ndarray]) -> tuple[np.ndarray, ...]:
+def evaluate_rounded(graph: Graph, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     """The graph node by node, every value rounded to its dtype."""
     values: dict[Value, np.ndarray] = dict(zip(graph.inputs, inputs, strict=True))
     for node in graph.nodes:
@@ -122,7 +122,7 @@ def evaluate_rounded(graph: Graph, inputs: Seq[np.ndarray]) -> tuple[np.ndarray,
     return tuple(values[value] for value in graph.outputs)
 
 
-def run_cases(cases: Seq[Case], folder: Path) -> None:
+def run_cases(cases: Sequence[Case], folder: Path) -> None:
     """Compiles all kernels together and checks each, with its threads in two orders."""
     emulated = Emulated([case.kernel.launch.source for case in cases], folder)
     for case in cases:

@@ -15,7 +15,7 @@ from minidnn.backends.cuda.sequence import mapping, print_region
 from minidnn.backends.cuda.sequence.grid import Grid, grids
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.backends.cuda.tensor import tensor_of
-from minidnn.fusion.region import Sequence
+from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.layout import PLANAR
 from minidnn.graph.types import rounded_to
@@ -51,15 +51,15 @@ NETWORKS = {
 }
 
 
-def region_of(network: md.Layer, shape: tuple[int, ...], dtype: str) -> Sequence:
+def region_of(network: md.Layer, shape: tuple[int, ...], dtype: str) -> FusedSequence:
     context = Context(CudaTarget(MACHINE.device(dtype), dtype))
     graph = optimize(to_graph(network, shape), context)
-    (region,) = (node.op for node in graph.nodes if isinstance(node.op, Sequence))
+    (region,) = (node.op for node in graph.nodes if isinstance(node.op, FusedSequence))
     rows, columns = region.body.outputs[0].type.plane[2:]
-    return Sequence(region.body, Schedule(rows, columns))
+    return FusedSequence(region.body, Schedule(rows, columns))
 
 
-def grids_of(region: Sequence) -> list[Grid]:
+def grids_of(region: FusedSequence) -> list[Grid]:
     plan, binding = region.kernel
     return grids(plan, binding, [tensor_of(slot.value.type, PLANAR) for slot in binding.slots])
 
@@ -170,8 +170,8 @@ def test_what_is_one_number_for_all_channels_has_blocks_of_one(in_small: None) -
     x, one = md.Input((12, 9, 7)), md.Input((1, 9, 7))
     network = md.Model([x, one], L.MaxPool2d(3, 1, 1)(x + one))
     graph = optimize(to_graph(network, [(2, 12, 9, 7), (2, 1, 9, 7)]), Context())
-    (region,) = (node.op for node in graph.nodes if isinstance(node.op, Sequence))
-    found = grids_of(Sequence(region.body, Schedule(9, 7)))
+    (region,) = (node.op for node in graph.nodes if isinstance(node.op, FusedSequence))
+    found = grids_of(FusedSequence(region.body, Schedule(9, 7)))
     assert found and {one.channels for one in found} == {1}
 
 

@@ -15,7 +15,7 @@ from minidnn.backends.cuda.sequence.sign_analysis import positive_planes
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.backends.cuda.tensor import tensor_of
 from minidnn.errors import GraphError
-from minidnn.fusion.region import Sequence
+from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.expression import exp, where
 from minidnn.graph.ir import Graph
@@ -35,9 +35,9 @@ def graph_of(*layers: L.Layer, shape: tuple[int, ...] = (1, 3, 17, 15)) -> Graph
     return run_passes(to_graph(L.Sequential(*layers), shape), PIPELINE[:5], Context())
 
 
-def whole(graph: Graph, stage: bool = True) -> Sequence:
+def whole(graph: Graph, stage: bool = True) -> FusedSequence:
     _, _, rows, columns = graph.outputs[0].type.plane
-    return Sequence(graph, Schedule(rows, columns, 1, stage))
+    return FusedSequence(graph, Schedule(rows, columns, 1, stage))
 
 
 def numbers_for(graph: Graph, seed: int = 0) -> list[np.ndarray]:
@@ -164,7 +164,7 @@ def test_what_is_never_negative() -> None:
 
 def test_a_plan_in_place_is_refused() -> None:
     graph = graph_of(*BLOCK)
-    plan, binding = Sequence(graph, Schedule(17, 15, 1, True, True)).kernel
+    plan, binding = FusedSequence(graph, Schedule(17, 15, 1, True, True)).kernel
     with pytest.raises(GraphError, match=r"17x15 staged in place: a GPU computes rows in no order"):
         print_sequence(plan, binding, *_sides(graph), "sm_90")
 
@@ -255,7 +255,7 @@ def test_numbers_of_two_bytes_move_in_pairs(
     for shape in ((2, 3, 12, 16), (2, 3, 12, 15), (1, 3, 10, 18)):
         context = Context(CudaTarget(MACHINE.device(dtype), dtype))
         graph = optimize(to_graph(L.Sequential(*layers), shape), context)
-        (region,) = (node.op for node in graph.nodes if isinstance(node.op, Sequence))
+        (region,) = (node.op for node in graph.nodes if isinstance(node.op, FusedSequence))
         operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]
         cases.append(case_of(region, operands, PLANAR, suit=True))
     texts = [case.kernel.launch.source.text for case in cases]

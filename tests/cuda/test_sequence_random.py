@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minidnn.fusion.collapse import STRATEGIES, Strategy
 from minidnn.fusion.device import H200, TWO_CORES
-from minidnn.fusion.region import Sequence
+from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.fusion.target import Target
 from minidnn.graph.evaluate import evaluate
@@ -65,11 +65,13 @@ class Collected:
         )
         values.update(zip((v.name for v in optimized.inputs), inputs, strict=True))
         for node in optimized.nodes:
-            if isinstance(node.op, Sequence):
+            if isinstance(node.op, FusedSequence):
                 operands = [rounded_to(dtype, values[value.name]) for value in node.inputs]
                 self._region(node.op, operands, data)
 
-    def _region(self, region: Sequence, operands: list[np.ndarray], data: st.DataObject) -> None:
+    def _region(
+        self, region: FusedSequence, operands: list[np.ndarray], data: st.DataObject
+    ) -> None:
         rows, columns = region.kernel[0].anchor
         schedule = Schedule(rows, columns, 1, data.draw(st.booleans()))
         whole = any(e.scale == 0 for p in region.kernel[0].planes for e in p.owned or ())
@@ -83,7 +85,7 @@ class Collected:
         layout = data.draw(st.sampled_from(LAYOUTS))
         extra = data.draw(st.sampled_from((0, 0, 1, 4)))
         arch = data.draw(st.sampled_from(("sm_80", "sm_90")))
-        own = Sequence(region.body, schedule)
+        own = FusedSequence(region.body, schedule)
         suit = data.draw(st.booleans())
         self.cases.append(case_of(own, operands, layout, arch, extra, suit=suit))
 

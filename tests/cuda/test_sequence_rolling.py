@@ -15,7 +15,7 @@ from minidnn.backends.cuda.sequence import print_sequence
 from minidnn.backends.cuda.sequence.prologue import absorb_prologues
 from minidnn.backends.cuda.sequence.rolling import Rolling, choose_rolling, rollings
 from minidnn.backends.cuda.tensor import tensor_of
-from minidnn.fusion.region import Sequence
+from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import rounded_to
@@ -28,25 +28,27 @@ HALVES = ("float16", "bfloat16")
 AVERAGE = L.AvgPool2d(3, 1, 1)
 
 
-def region_of(layers: tuple[L.Layer, ...], shape: tuple[int, ...], dtype: str) -> Sequence:
+def region_of(layers: tuple[L.Layer, ...], shape: tuple[int, ...], dtype: str) -> FusedSequence:
     """The sequence in one patch, which copies nothing first: as it is where channels lie last."""
     region = staged_region_of(layers, shape, dtype)
     return replace(region, schedule=Schedule(*region.body.outputs[0].type.plane[2:]))
 
 
-def rollings_of(region: Sequence, layout: Layout = CHANNELS_LAST) -> list[Rolling]:
+def rollings_of(region: FusedSequence, layout: Layout = CHANNELS_LAST) -> list[Rolling]:
     plan, binding = region.kernel
     tensors = [tensor_of(slot.value.type, layout) for slot in binding.slots]
     return list(rollings(absorb_prologues(plan), binding, tensors))
 
 
-def source_of(region: Sequence, rolling: Rolling, arch: str) -> KernelSource:
+def source_of(region: FusedSequence, rolling: Rolling, arch: str) -> KernelSource:
     plan, binding = region.kernel
     tensors = [tensor_of(slot.value.type, CHANNELS_LAST) for slot in binding.slots]
     return print_sequence(plan, binding, tensors[:1], tensors[1:], arch, rolling).launch.source
 
 
-def rolling_case(region: Sequence, dtype: str, rolling: Rolling | None, extra: int = 0) -> Case:
+def rolling_case(
+    region: FusedSequence, dtype: str, rolling: Rolling | None, extra: int = 0
+) -> Case:
     operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]
     return case_of(region, operands, CHANNELS_LAST, extra=extra, mapping=rolling)
 

@@ -10,7 +10,7 @@ from minidnn import layers as L
 from minidnn.backends.cuda.sequence import mapping
 from minidnn.backends.cuda.sequence.rounding import roundings
 from minidnn.backends.cuda.target import CudaTarget
-from minidnn.fusion.region import Sequence
+from minidnn.fusion.region import FusedSequence
 from minidnn.graph.expression import maximum
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR
 from minidnn.graph.types import rounded_to
@@ -51,14 +51,14 @@ def as_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapping, "SMALL_PLANE", 0)
 
 
-def region_of(layers: tuple[L.Layer, ...], shape: tuple[int, ...], dtype: str) -> Sequence:
+def region_of(layers: tuple[L.Layer, ...], shape: tuple[int, ...], dtype: str) -> FusedSequence:
     context = Context(CudaTarget(MACHINE.device(dtype), dtype))
     graph = optimize(to_graph(L.Sequential(*layers), shape), context)
-    (region,) = (node.op for node in graph.nodes if isinstance(node.op, Sequence))
+    (region,) = (node.op for node in graph.nodes if isinstance(node.op, FusedSequence))
     return region
 
 
-def planar_case(region: Sequence, dtype: str, extra: int = 0) -> Case:
+def planar_case(region: FusedSequence, dtype: str, extra: int = 0) -> Case:
     operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]
     return case_of(region, operands, PLANAR, extra=extra, suit=True)
 

@@ -25,7 +25,7 @@ from minidnn.backends.cuda.nvrtc import Resources
 from minidnn.backends.cuda.sequence import SequenceKernel, print_region, print_variants
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.errors import MiniDNNWarning
-from minidnn.fusion.region import Sequence as Region
+from minidnn.fusion.region import FusedSequence as Region
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout

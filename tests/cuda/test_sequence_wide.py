@@ -14,7 +14,7 @@ from minidnn import layers as L
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.sequence import print_sequence
 from minidnn.backends.cuda.tensor import Tensor
-from minidnn.fusion.region import Sequence
+from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.types import rounded_to
 from tests.cuda.arrays import STORED, numbers, stored, strided
@@ -69,7 +69,7 @@ class Wide:
 def wide(name: str) -> Wide:
     layers, dtype, planar, stage = CASES[name]
     region = region_of(layers, (1, CHANNELS, ROWS, COLUMNS), dtype)
-    region = Sequence(region.body, Schedule(ROWS, COLUMNS, stage=stage))
+    region = FusedSequence(region.body, Schedule(ROWS, COLUMNS, stage=stage))
     operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]
     tensor = far_apart(dtype, planar)
     plan, binding = region.kernel

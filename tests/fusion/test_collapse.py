@@ -9,7 +9,14 @@ from itertools import combinations, pairwise
 import pytest
 
 from minidnn.errors import GraphError
-from minidnn.fusion.collapse import STRATEGIES, Choice, cheapest, check_strategy, collapse, cut
+from minidnn.fusion.collapse import (
+    STRATEGIES,
+    ScheduledSequence,
+    cheapest,
+    check_strategy,
+    collapse,
+    cut,
+)
 from minidnn.fusion.device import H200, TWO_CORES, Device
 from minidnn.fusion.operations import Stack, Step, lower
 from minidnn.fusion.sequence import Schedule, Sequence
@@ -80,7 +87,7 @@ def best_cut(
     return best
 
 
-def seconds(choices: list[Choice]) -> float:
+def seconds(choices: list[ScheduledSequence]) -> float:
     return sum(choice.price.seconds for choice in choices)
 
 
@@ -187,7 +194,7 @@ def test_unrestricted_ends_where_not_even_the_smallest_patch_fits() -> None:
 def test_redundancy_grows_until_the_next_cut() -> None:
     """Figure 10's saw-tooth: with every block, halos are recomputed more, until a cut."""
 
-    def last(blocks: int) -> Choice:
+    def last(blocks: int) -> ScheduledSequence:
         return collapse(chain(blocks), SHARED_ALONE, "unrestricted")[-1]
 
     redundancy = [last(blocks).price.redundancy for blocks in range(1, 27)]
@@ -275,11 +282,11 @@ def test_cut_takes_runs_that_can_be_priced() -> None:
     """Runs of one or three steps only, and three cost less than three of one."""
     stack = chain(7)
 
-    def choose(first: int, last: int) -> Choice | None:
+    def choose(first: int, last: int) -> ScheduledSequence | None:
         if last - first not in (0, 2):
             return None
         (choice,) = collapse(alone(stack, first), TWO_CORES)
-        return Choice(Sequence.of(stack, first, last), choice.schedule, choice.price)
+        return ScheduledSequence(Sequence.of(stack, first, last), choice.schedule, choice.price)
 
     found = cut(7, choose)
     assert sorted(len(choice.sequence.steps) for choice in found) == [1, 3, 3]

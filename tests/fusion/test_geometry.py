@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minidnn.fusion.geometry import Extent
-from minidnn.fusion.region import Sequence as Region
+from minidnn.fusion.region import FusedSequence as Region
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph

@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from minidnn.fusion.region import Sequence
+from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
@@ -39,9 +39,9 @@ def shifted(t, x, shift: float):
 def everywhere(graph: Graph, x: np.ndarray) -> np.ndarray:
     """The result under every patch size, rolling or not, which must always be the same."""
     rows, columns = graph.outputs[0].shape[2:]
-    reference = Sequence(graph, Schedule(1, 1)).reference(x)[0]
+    reference = FusedSequence(graph, Schedule(1, 1)).reference(x)[0]
     for tall, wide, strips in product(range(1, rows + 1), range(1, columns + 1), (1, 2, rows)):
-        (got,) = Sequence(graph, Schedule(tall, wide, strips)).interpret(x)
+        (got,) = FusedSequence(graph, Schedule(tall, wide, strips)).interpret(x)
         np.testing.assert_array_equal(got, reference, f"patches of {tall}x{wide}, {strips} strips")
     return reference
 

@@ -17,7 +17,7 @@ from minidnn import models
 from minidnn.errors import GraphError
 from minidnn.fusion.interpret import PlanError, interpret
 from minidnn.fusion.plan import Binding, KernelPlan
-from minidnn.fusion.region import Sequence
+from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Graph
@@ -46,7 +46,7 @@ def plans_of(name: str) -> list[KernelPlan]:
 
 
 def plans_in(graph: Graph) -> list[KernelPlan]:
-    return [node.op.kernel[0] for node in graph.nodes if isinstance(node.op, Sequence)]
+    return [node.op.kernel[0] for node in graph.nodes if isinstance(node.op, FusedSequence)]
 
 
 def test_plans_are_byte_identical_in_every_process(root: Path) -> None:
@@ -90,15 +90,15 @@ def graph() -> Graph:
     return graph_of(stack, (2, 3, 10, 9), (2, 2, 10, 9))
 
 
-def run(plan: KernelPlan, binding: Binding, region: Sequence) -> list[np.ndarray]:
+def run(plan: KernelPlan, binding: Binding, region: FusedSequence) -> list[np.ndarray]:
     given = dict(zip(region.body.inputs, inputs_of(region.body), strict=True))
     tensors = [given[slot.value].reshape(slot.value.type.plane) for slot in binding.inputs]
     vectors = [v.value.data for v in binding.vectors if isinstance(v.value, Constant)]
     return interpret(plan, binding, tensors, vectors)
 
 
-def region_of(schedule: Schedule) -> Sequence:
-    return Sequence(graph(), schedule)
+def region_of(schedule: Schedule) -> FusedSequence:
+    return FusedSequence(graph(), schedule)
 
 
 SCHEDULES = [Schedule(2, 2), Schedule(1, 4, 5), Schedule(2, 3, 2), Schedule(1, 1, 1, True)]
@@ -196,12 +196,12 @@ def test_schedules_that_are_none(schedule: Schedule, text: str) -> None:
 def test_a_patch_of_strides_that_do_not_agree_is_the_whole_plane() -> None:
     body = graph_of(lambda t, x: (max_pool(x, 3, 3, 0), max_pool(x, 2, 2, 0)), (1, 2, 12, 12))
     with pytest.raises(GraphError) as caught:
-        _ = Sequence(body, Schedule(2, 4)).kernel
+        _ = FusedSequence(body, Schedule(2, 4)).kernel
     assert str(caught.value) == (
         "schedule 2x4: strides of this sequence do not agree, so that its patch must be the "
         "whole plane, 4x4"
     )
-    whole = Sequence(body, Schedule(4, 4))
+    whole = FusedSequence(body, Schedule(4, 4))
     (x,) = inputs_of(body)
     for got, expected in zip(whole.interpret(x), whole.reference(x), strict=True):
         np.testing.assert_array_equal(got, expected)
@@ -211,17 +211,17 @@ def test_batch_and_channels_are_no_part_of_a_plan() -> None:
     def build(t, x):
         return relu(scale(t, max_pool(x)))
 
-    first = Sequence(graph_of(build, (1, 3, 8, 8)), Schedule(4, 8)).kernel[0]
-    second = Sequence(graph_of(build, (7, 64, 8, 8)), Schedule(4, 8)).kernel[0]
+    first = FusedSequence(graph_of(build, (1, 3, 8, 8)), Schedule(4, 8)).kernel[0]
+    second = FusedSequence(graph_of(build, (7, 64, 8, 8)), Schedule(4, 8)).kernel[0]
     assert first == second and first.digest == second.digest
-    other = Sequence(graph_of(build, (1, 3, 8, 9)), Schedule(4, 8)).kernel[0]
+    other = FusedSequence(graph_of(build, (1, 3, 8, 9)), Schedule(4, 8)).kernel[0]
     assert first != other and first.digest != other.digest
 
 
 def test_numbers_in_expressions_are_part_of_a_plan() -> None:
     def plan(slope: float) -> KernelPlan:
         body = graph_of(lambda t, x: apply(ops.LeakyReLU(slope), x), (1, 2, 4, 4))
-        return Sequence(body, Schedule(4, 4)).kernel[0]
+        return FusedSequence(body, Schedule(4, 4)).kernel[0]
 
     digests = {plan(slope).digest for slope in (0.0, -0.0, 0.1, 0.1 + 1e-18, 0.2)}
     assert len(digests) == 4

@@ -14,7 +14,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.fusion.collapse import STRATEGIES, Strategy
 from minidnn.fusion.device import H200, TWO_CORES, Device
-from minidnn.fusion.region import Sequence
+from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.fusion.target import Target
 from minidnn.graph.evaluate import evaluate
@@ -54,11 +54,11 @@ def check_strategy(
     for node in optimized.nodes:
         operands = [arrays[value.name] for value in node.inputs if value in node.tensors]
         arrays.update(zip((v.name for v in node.outputs), recorded[node.name], strict=True))
-        if not isinstance(node.op, Sequence):
+        if not isinstance(node.op, FusedSequence):
             continue
         schedules = [node.op.schedule, _random_schedule(node.op, data)]
         for schedule in schedules:
-            region = Sequence(node.op.body, schedule)
+            region = FusedSequence(node.op.body, schedule)
             for got, expected in zip(region.interpret(*operands), recorded[node.name], strict=True):
                 assert same_bits(got, expected), f"{schedule}\n{region.body}"
             compared += 1
@@ -68,7 +68,7 @@ def check_strategy(
     return compared
 
 
-def _random_schedule(region: Sequence, data: st.DataObject) -> Schedule:
+def _random_schedule(region: FusedSequence, data: st.DataObject) -> Schedule:
     """Any patch size, if the sequence's strides agree; else the whole plane."""
     rows, columns = region.kernel[0].anchor
     if any(e.scale == 0 for p in region.kernel[0].planes for e in p.owned or ()):
@@ -134,11 +134,11 @@ def test_a_step_reads_a_plane_by_a_window_and_as_it_is(rows: int, strips: int) -
     network = md.Sequential(L.ReLU(), _LessMean())
     optimized = optimize(to_graph(network, (2, 4, 8, 5)), Context(Target(H200)))
     (node,) = optimized.nodes
-    assert isinstance(node.op, Sequence)
+    assert isinstance(node.op, FusedSequence)
     x = np.random.default_rng(rows).standard_normal((2, 4, 8, 5), np.float32)
     (expected,) = evaluate(optimized, [x])
     for stage in (False, True):
-        region = Sequence(node.op.body, Schedule(rows, 3, strips, stage, False))
+        region = FusedSequence(node.op.body, Schedule(rows, 3, strips, stage, False))
         (found,) = region.interpret(x)
         assert same_bits(found, expected)
 

@@ -60,7 +60,7 @@ def repeated(seed: int) -> Graph:
     return trace.graph(list(dict.fromkeys([values[-1], *middle])))
 
 
-def described(choices: list[collapse.Choice]) -> list[tuple[Any, ...]]:
+def described(choices: list[collapse.ScheduledSequence]) -> list[tuple[Any, ...]]:
     return [
         (
             [step.operations for step in choice.sequence.steps],

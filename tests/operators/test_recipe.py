@@ -110,7 +110,9 @@ def test_the_recipe(root: Path, copy: Path) -> None:
 
     ran = python(copy, "-c", FUSES, str(copy))
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout == "['Sequence'] ['Sequence']\n", "a new operator fuses like a built-in one"
+    assert ran.stdout == "['FusedSequence'] ['FusedSequence']\n", (
+        "a new operator fuses like a built-in one"
+    )
 
     # A wrong formula and a forgotten record are found.
     operators = copy / touched[0]

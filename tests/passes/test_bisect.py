@@ -11,7 +11,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.errors import GraphError
-from minidnn.fusion.region import Sequence as SequenceRegion
+from minidnn.fusion.region import FusedSequence
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, Node, Rewriter
 from minidnn.graph.operators import BatchNorm, MaxPool2d, ReLU
@@ -149,13 +149,13 @@ def test_the_fault_can_be_a_kernel_plan(
     """Sequences are interpreted, so that a plan that does not compute what it should shows."""
     graph, inputs = case
     pooling = [node.name for node in graph.nodes if isinstance(node.op, MaxPool2d)][3]
-    usual = SequenceRegion.interpret
+    usual = FusedSequence.interpret
 
-    def interpret(self: SequenceRegion, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+    def interpret(self: FusedSequence, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         off = 0.5 if any(node.source == pooling for node in self.body.nodes) else 0.0
         return tuple(result + off for result in usual(self, *inputs))
 
-    monkeypatch.setattr(SequenceRegion, "interpret", interpret)
+    monkeypatch.setattr(FusedSequence, "interpret", interpret)
     found = bisect(graph, inputs)
     assert found.culprit is not None and found.culprit.pass_name == "depth_first"
     assert pooling in found.culprit.description
@@ -257,7 +257,7 @@ def test_a_tolerance_is_a_number_above_0(
 def test_interpreted_is_what_evaluate_gives(case: tuple[Graph, list[np.ndarray]]) -> None:
     context = Context()
     graph = optimize(case[0], context)
-    assert any(isinstance(node.op, SequenceRegion) for node in graph.nodes)
+    assert any(isinstance(node.op, FusedSequence) for node in graph.nodes)
     (one,) = interpreted(graph, context, case[1])
     (other,) = evaluate(graph, case[1], "float64")
     assert one.dtype == np.float64

@@ -8,7 +8,7 @@ import pytest
 
 from minidnn.errors import GraphError
 from minidnn.fusion.collapse import STRATEGIES, Strategy
-from minidnn.fusion.region import Sequence
+from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
@@ -38,7 +38,7 @@ def add(a, b):
 
 
 def bodies(graph: Graph) -> list[list[str]]:
-    return [ops_of(n.op.body) for n in graph.nodes if isinstance(n.op, Sequence)]
+    return [ops_of(n.op.body) for n in graph.nodes if isinstance(n.op, FusedSequence)]
 
 
 def check(build, *shapes, strategy="model") -> Graph:
@@ -57,7 +57,7 @@ def test_a_stack_with_a_value_that_is_read_outside() -> None:
         check(build, X),
         """
         g(%x0: float32[2, 4, 6, 6]) {
-          %add:0: float32[2, 4, 6, 6], %add:1: float32[2, 4, 6, 6] = Sequence(schedule=6x6)(%x0)
+          %add:0: float32[2, 4, 6, 6], %add:1: float32[2, 4, 6, 6] = FusedSequence(schedule=6x6)(%x0)
             add(%x0: float32[2, 4, 6, 6]) {
               %maxpool2d: float32[2, 4, 6, 6] = MaxPool2d(kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))(%x0)
               %scaleshift: float32[2, 4, 6, 6] = ScaleShift()(%maxpool2d, @s1.a, @s1.b)
@@ -158,7 +158,7 @@ def test_channels_that_would_lie_in_two_places() -> None:
         return add(join(a, b), join(b, a))
 
     after = check(build, X)
-    assert ops_of(after) == ["Sequence", "Sequence", "Concat", "Concat", "Sequence"]
+    assert ops_of(after) == ["FusedSequence", "FusedSequence", "Concat", "Concat", "FusedSequence"]
 
 
 def test_max_windows_are_separated_where_that_is_cheaper() -> None:
@@ -183,7 +183,7 @@ def test_max_windows_are_separated_where_that_is_cheaper() -> None:
 
 
 def bodies_of(graph: Graph):
-    return [n.op.body.nodes for n in graph.nodes if isinstance(n.op, Sequence)]
+    return [n.op.body.nodes for n in graph.nodes if isinstance(n.op, FusedSequence)]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -208,7 +208,7 @@ def test_fuel_takes_stack_after_stack() -> None:
     for fuel in range(5):
         context = Context(fuel=fuel)
         after = run(before, DEPTH_FIRST, context=context)
-        assert ops_of(after).count("Sequence") == len(context.rewrites) == min(fuel, 3)
+        assert ops_of(after).count("FusedSequence") == len(context.rewrites) == min(fuel, 3)
         assert_same(before, after)
 
 
@@ -231,7 +231,7 @@ def test_groups_that_wait_for_each_other_are_named() -> None:
     graph = graph_of(lambda t, x: relu(relu(relu(x))), X)
     first, _, last = graph.nodes
     with pytest.raises(AssertionError, match=r"^groups that end with relu\.2, relu\.1 wait for"):
-        contract(graph, [((first, last), partial(Sequence, schedule=Schedule(1, 1)))])
+        contract(graph, [((first, last), partial(FusedSequence, schedule=Schedule(1, 1)))])
 
 
 def test_the_contract() -> None:
@@ -252,7 +252,7 @@ def test_regions_know_their_stacks() -> None:
 
     def origins(strategy: str) -> list[str]:
         after = check(build, X, strategy=strategy)
-        return [n.op.origin for n in after.nodes if isinstance(n.op, Sequence)]
+        return [n.op.origin for n in after.nodes if isinstance(n.op, FusedSequence)]
 
     assert origins("model") == ["stack 1", "stack 2"]
     assert origins("five") == ["stack 1", "stack 2, part 1 of 2", "stack 2, part 2 of 2"]

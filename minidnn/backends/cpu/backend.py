@@ -14,9 +14,8 @@ from minidnn._cached_property import cached_property
 from ...cache import building_forbidden
 from ...errors import DeviceError, GraphError
 from ...fusion.contraction import parts_of
-from ...fusion.region import FusedContraction
+from ...fusion.region import FusedContraction, FusedSequence
 from ...fusion.region import Region as FusedRegion
-from ...fusion.region import Sequence as FusedSequence
 from ...fusion.target import Target
 from ...graph import operators as ops
 from ...graph.index_map import Indexed

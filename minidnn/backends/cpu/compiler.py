@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cache import Store, building_allowed, digest, one_at_a_time, temporary_folder
+from ...cache import CacheStore, building_allowed, digest, one_at_a_time, temporary_folder
 from ...errors import CompileError, DeviceError
 from ...runtime.cores import usable_cores
 from .identity import BUILD_LOCK, Identity, ispc_banners, remember
@@ -61,8 +61,8 @@ class Unit:
         return digest("ispc unit", _KEY_VERSION, self.source, self.isa.target, options, banner)
 
 
-def unit_store() -> Store:
-    return Store("ispc", ".so", CACHE_BYTES)
+def unit_store() -> CacheStore:
+    return CacheStore("ispc", ".so", CACHE_BYTES)
 
 
 def compile_units(
@@ -160,7 +160,7 @@ def _build(units: Sequence[Unit], timeout: float, jobs: int, watch: Watch) -> di
         ) from error
 
 
-def _placed(store: Store, key: str, made: Path, name: str) -> Library:
+def _placed(store: CacheStore, key: str, made: Path, name: str) -> Library:
     path = store.put_file(key, made, label=name)
     library = store.use(key, load)
     if library is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from ...cache import Store, building_forbidden, digest
+from ...cache import CacheStore, building_forbidden, digest
 from .toolchain import find_ispc
 
 BUILD_LOCK = "ispc-build"
@@ -57,5 +57,5 @@ def known_compilers(tool: str) -> list[Identity]:
     return [Identity(tool, str(each["banner"]), tuple(each["arguments"])) for each in fields]
 
 
-def _store() -> Store:
-    return Store("compilers", ".json", 1 << 20)
+def _store() -> CacheStore:
+    return CacheStore("compilers", ".json", 1 << 20)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...cache import Store, building_allowed, digest
+from ...cache import CacheStore, building_allowed, digest
 from ...runtime.cores import usable_cores
 from ..codegen.grouping import in_groups
 from .compiler import FLAGS, Unit, compile_units, unit_store
@@ -67,7 +67,7 @@ def compile_kernels(
     for source in sources:
         if unique.setdefault(source.name, source).text != source.text:
             raise ValueError(f"compile_kernels: two kernels named {source.name} differ")
-    index, head = Store("ispc_index", ".json", INDEX_BYTES), prelude(isa)
+    index, head = CacheStore("ispc_index", ".json", INDEX_BYTES), prelude(isa)
     ready: dict[str, Kernel] = {}
     for banner in ispc_banners():
         left = [source for name, source in unique.items() if name not in ready]
@@ -91,7 +91,7 @@ def compile_kernels(
     return [ready[source.name] for source in sources]
 
 
-def _cached(keys: Mapping[str, str], index: Store) -> dict[str, Kernel]:
+def _cached(keys: Mapping[str, str], index: CacheStore) -> dict[str, Kernel]:
     """The kernels that are there of those with these names and keys."""
     units, libraries = unit_store(), dict[str, Library | None]()
     ready = {}

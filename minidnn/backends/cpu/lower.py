@@ -9,8 +9,7 @@ import numpy as np
 
 from ...fusion.contraction import parts_of
 from ...fusion.one_image import one_image
-from ...fusion.region import FusedContraction, window_alone
-from ...fusion.region import Sequence as SequenceRegion
+from ...fusion.region import FusedContraction, FusedSequence, window_alone
 from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node, Value
 from ...graph.liveness import is_view
@@ -148,7 +147,7 @@ class _Lowering:
         op = node.op
         if is_view(self.plan.graph, node):
             return ()
-        if isinstance(op, SequenceRegion):
+        if isinstance(op, FusedSequence):
             flat = is_flat(op.body) and all(map(self._is_dense, (*node.inputs, *node.outputs)))
             return (self._flat(node, op) if flat else self._sequence(node, op),)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
@@ -176,14 +175,14 @@ class _Lowering:
         """Whether a value lies as NCHW, and by itself."""
         return self.plan.layout(value).block == 1 and value not in self.plan.graph.placements
 
-    def _flat(self, node: Node, op: SequenceRegion) -> Task:
+    def _flat(self, node: Node, op: FusedSequence) -> Task:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         shaped, values = print_flat(op.body)
         pointers = (_pointer(outer.get(value, value)) for value in values)
         given = (*pointers, node.output, lambda: shaped.sizes)
         return Task(node, shaped.source, given, shaped.tasks, shaped.grain)
 
-    def _sequence(self, node: Node, op: SequenceRegion) -> Task:
+    def _sequence(self, node: Node, op: FusedSequence) -> Task:
         kernel, binding = op.kernel
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..._forks import ForkLock
 from ...cache import (
-    Store,
+    CacheStore,
     building_allowed,
     building_forbidden,
     digest,
@@ -241,8 +241,8 @@ def _sources() -> list[Path]:
     return sorted(SOURCES.glob("*.[ch]"))
 
 
-def _store() -> Store:
-    return Store("runner", ".so", 64 << 20)
+def _store() -> CacheStore:
+    return CacheStore("runner", ".so", 64 << 20)
 
 
 def _declare(library: ctypes.CDLL) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...cache import Store, digest
+from ...cache import CacheStore, digest
 from ...errors import DeviceError
 from .buffers import Buffer
 from .identity import ispc_banners
@@ -54,7 +54,7 @@ def measured_rates(threads: int | None = None) -> Rates:
     """
     machine = describe_machine()
     count = machine.cores if threads is None else threads
-    store = Store("machine", ".json", 1 << 20)
+    store = CacheStore("machine", ".json", 1 << 20)
     keys = [digest("machine rates", VERSION, machine, count, banner) for banner in ispc_banners()]
     for key in keys:
         if key in _measured:

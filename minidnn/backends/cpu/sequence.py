@@ -21,7 +21,7 @@ from ...cache import digest
 from ...errors import GraphError
 from ...fusion.geometry import Extent
 from ...fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
-from ...fusion.region import Sequence as FusedSequence
+from ...fusion.region import FusedSequence
 from ...fusion.sequence import Schedule
 from ...graph.ir import Constant
 from ...graph.operator import Windowed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...fusion.device import Device
-from ...fusion.region import FusedContraction, Region, Sequence
+from ...fusion.region import FusedContraction, FusedSequence, Region
 from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
 from ...graph.ir import Constant, Node, Value
@@ -37,7 +37,7 @@ class CpuTarget(Target):
             as_is = rows * columns == 1 and channels % self.lanes == 0
             as_is &= node.output.type.rank != 4
             return (lanes,) if as_is else (PLANAR,)
-        if isinstance(node.op, Sequence) or _averages_long(node):
+        if isinstance(node.op, FusedSequence) or _averages_long(node):
             return (lanes, PLANAR)
         takes_blocks = (FusedContraction, Contraction, Concat, AdaptiveAvgPool2d, Windowed)
         if not isinstance(node.op, takes_blocks) or isinstance(node.op, Linear):
@@ -47,7 +47,7 @@ class CpuTarget(Target):
     def reads_any(self, node: Node, value: Value) -> bool:
         """Sequences transpose rows of NCHW while they read and write them; long averages have
         kernels for both."""
-        return isinstance(node.op, Sequence) or _averages_long(node)
+        return isinstance(node.op, FusedSequence) or _averages_long(node)
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
         if self._is_stem(node) and value is node.inputs[0]:
@@ -103,7 +103,7 @@ class CpuTarget(Target):
         return None if isinstance(node.op, kinds) else f"{node.op.name} reads whole batches"
 
     def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
-        if not isinstance(node.op, (Sequence, Contraction, FusedContraction, Concat)):
+        if not isinstance(node.op, (FusedSequence, Contraction, FusedContraction, Concat)):
             return f"{node.op.name} writes a value of its own"
         if value.dtype != "float32":
             return f"it is {value.dtype}"

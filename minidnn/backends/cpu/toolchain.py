@@ -18,7 +18,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cache import Store, digest, open_folder, root, why_any_untrusted, why_unsafe
+from ...cache import CacheStore, digest, open_folder, root, why_any_untrusted, why_unsafe
 from ...errors import DeviceError, MiniDNNError
 from .isa import Isa
 from .process import Command, run
@@ -246,7 +246,7 @@ def _answer(argv: tuple[str, ...], what: str) -> str:
     key = digest("toolchain answer", argv, stat.st_size, stat.st_mtime_ns, stat.st_ino)
     if (text := _remembered.get(key)) is not None:
         return text
-    store = Store("toolchain", ".json", 1 << 20)
+    store = CacheStore("toolchain", ".json", 1 << 20)
     if (known := store.read(key)) is not None:
         text = str(json.loads(known)["text"])
     else:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cache
 
-from ...cache import Store, building_allowed, digest
+from ...cache import CacheStore, building_allowed, digest
 from ...runtime.cores import usable_cores
 from ..codegen.grouping import in_groups
 from .dialect import prelude
@@ -36,9 +36,9 @@ class Kernel:
     resources: Resources
 
 
-def cubin_store() -> Store:
+def cubin_store() -> CacheStore:
     """Compiled units."""
-    return Store("cubin", ".cubin", CACHE_BYTES)
+    return CacheStore("cubin", ".cubin", CACHE_BYTES)
 
 
 def compile_kernels(
@@ -59,7 +59,7 @@ def compile_kernels(
             raise ValueError(f"compile_kernels: two kernels named {source.name} differ")
     nvrtc = load()
     head = prelude()
-    units, index = cubin_store(), Store("cubin_index", ".json", INDEX_BYTES)
+    units, index = cubin_store(), CacheStore("cubin_index", ".json", INDEX_BYTES)
     keys = {s.name: _key(s, head, arch, nvrtc) for s in unique.values()}
     ready: dict[str, Kernel] = {}
     read = cache(units.read)  # many kernels lie in one unit
@@ -85,7 +85,7 @@ def _build(
     head: str,
     arch: str,
     nvrtc: Nvrtc,
-    units: Store,
+    units: CacheStore,
     jobs: int,
 ) -> list[tuple[str, list[Kernel]]]:
     def build(members: list[KernelSource]) -> tuple[str, list[Kernel]]:

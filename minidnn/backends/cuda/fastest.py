@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ...cache import Store, digest
+from ...cache import CacheStore, digest
 from ...cudnn import machine
 from ...cudnn._cupy import cupy
 from ...cudnn.graph import arrays
@@ -26,7 +26,7 @@ from .lower import Data, Pointer, Task
 log = logging.getLogger(__name__)
 
 _VERSION = 1
-_store = Store("cuda_sequence", ".json", 32 << 20)
+_store = CacheStore("cuda_sequence", ".json", 32 << 20)
 
 Load = Callable[[Sequence[Launch]], list[Loaded]]
 

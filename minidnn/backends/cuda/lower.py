@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import UnsupportedError
-from ...fusion.region import FusedContraction, window_alone
-from ...fusion.region import Sequence as SequenceRegion
+from ...fusion.region import FusedContraction, FusedSequence, window_alone
 from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node, Placement, Value
 from ...graph.liveness import is_view
@@ -109,7 +108,7 @@ class _Lowering:
         op, graph = node.op, self.plan.graph
         if is_view(graph, node):
             return ()
-        if isinstance(op, SequenceRegion):
+        if isinstance(op, FusedSequence):
             averages = self._averages_planes(node, op)
             return (self._plane_average(node) if averages else self._sequence(node, op),)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
@@ -169,7 +168,7 @@ class _Lowering:
                 "slice of a join"
             )
 
-    def _averages_planes(self, node: Node, op: SequenceRegion) -> bool:
+    def _averages_planes(self, node: Node, op: FusedSequence) -> bool:
         """Whether a region is one average of whole planes, of which threads share the rows."""
         if len(op.body.nodes) != 1 or len(node.inputs) != 1:
             return False
@@ -187,7 +186,7 @@ class _Lowering:
         launch = print_plane_average(x.shape[0], self.tensor(x), self.tensor(node.output))
         return Task(node, launch, (x, node.output))
 
-    def _sequence(self, node: Node, op: SequenceRegion) -> Task:
+    def _sequence(self, node: Node, op: FusedSequence) -> Task:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...fusion.region import FusedContraction, Sequence
+from ...fusion.region import FusedContraction, FusedSequence
 from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
 from ...graph.ir import Node, Value
@@ -139,7 +139,7 @@ def _takes_layouts(node: Node) -> bool:
         return not _is_linear(node)
     if isinstance(node.op, TakeChannels):
         return node.output.dtype in TYPES and node.output.shape[1] <= MOST_SIDE_BY_SIDE
-    return isinstance(node.op, (Sequence, Windowed, AdaptiveAvgPool2d, Reorder))
+    return isinstance(node.op, (FusedSequence, Windowed, AdaptiveAvgPool2d, Reorder))
 
 
 def _contraction(node: Node) -> Node:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.backends.options import check_options
-from minidnn.fusion.region import Sequence as SequenceRegion
+from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Constant, Graph, Node, State, Value
 from minidnn.graph.liveness import lifetimes
@@ -102,7 +102,7 @@ class ReferenceProgram:
             self._states[state][...] = array
 
     def _compute(self, node: Node, operands: list[np.ndarray]) -> tuple[np.ndarray, ...]:
-        if self.interpret and isinstance(node.op, SequenceRegion):
+        if self.interpret and isinstance(node.op, FusedSequence):
             return node.op.interpret(*operands)
         return node.op.reference(*operands)
 

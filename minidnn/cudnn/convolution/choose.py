@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
-from minidnn.cache import Store, digest
+from minidnn.cache import CacheStore, digest
 from minidnn.cudnn import machine
 from minidnn.cudnn.accuracy import is_coarse_winograd
 from minidnn.cudnn.convolution.key import ConvolutionKey
@@ -32,8 +32,8 @@ _plans: Memo[ConvolutionPlan] = Memo(4096)
 
 
 @cache
-def _store() -> Store:
-    return Store("cudnn_algorithms", ".json")
+def _store() -> CacheStore:
+    return CacheStore("cudnn_algorithms", ".json")
 
 
 def disk_key(key: ConvolutionKey) -> str:

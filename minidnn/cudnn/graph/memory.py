@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from minidnn.cache import Store, digest
+from minidnn.cache import CacheStore, digest
 from minidnn.cudnn import machine
 from minidnn.cudnn.graph.engines import EngineConfig
 from minidnn.cudnn.graph.spec import Constraints, GraphSpec
@@ -36,7 +36,7 @@ class Finding:
 
 _found: dict[str, Finding] = {}
 _lock = threading.Lock()
-_store = Store("cudnn_graph", ".json", 64 << 20)
+_store = CacheStore("cudnn_graph", ".json", 64 << 20)
 
 
 def key(spec: GraphSpec, constraints: Constraints, device: str) -> str:

@@ -27,7 +27,7 @@ _KINDS = {
 }
 
 
-class Refused(Exception):
+class NotConverted(Exception):
     """Why a node cannot be converted; ``inputs`` are those that would have to be known."""
 
     def __init__(self, reason: str, inputs: frozenset[str] = frozenset()) -> None:
@@ -35,7 +35,7 @@ class Refused(Exception):
         self.inputs = inputs
 
 
-class Call:
+class OnnxCall:
     """The operands, attributes and outputs of one node."""
 
     def __init__(
@@ -65,8 +65,8 @@ class Call:
     def __len__(self) -> int:
         return len(self._operands)
 
-    def refuse(self, reason: str) -> Refused:
-        return Refused(reason)
+    def refuse(self, reason: str) -> NotConverted:
+        return NotConverted(reason)
 
     def wants(self, output: int) -> bool:
         """Whether that output has a name."""
@@ -101,7 +101,7 @@ class Call:
             return value.data
         sources = self.build.sources(value)
         names = ", ".join(map(repr, sorted(sources)))
-        raise Refused(
+        raise NotConverted(
             f"its {what} is computed at run time, from {names}; give these inputs as constants=, "
             "which minidnn.load_onnx takes",
             sources,
@@ -158,7 +158,7 @@ class Call:
         """A text that must be one of some; Refused otherwise."""
         found = self.text(name, default)
         if found not in valid:
-            raise Refused(f"{name}={found!r:.50}; valid are {', '.join(map(repr, valid))}")
+            raise NotConverted(f"{name}={found!r:.50}; valid are {', '.join(map(repr, valid))}")
         return found
 
     def ints(self, name: str) -> list[int] | None:

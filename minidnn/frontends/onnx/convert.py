@@ -10,7 +10,7 @@ import numpy as np
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.build import Builder
 from minidnn.frontends.onnx.limits import Budget
-from minidnn.frontends.onnx.model import Declared, Model, read_model
+from minidnn.frontends.onnx.model import Declared, OnnxModel, read_model
 from minidnn.frontends.onnx.nodes import Nodes
 from minidnn.frontends.onnx.scope import Scope
 from minidnn.frontends.onnx.shapes import bind_shapes, check_output
@@ -50,7 +50,7 @@ def load_onnx(model: Any, shape: Any = None, constants: Mapping[str, Any] | None
 
 
 def load_model(
-    model: Model, shape: Any = None, constants: Mapping[str, Any] | None = None
+    model: OnnxModel, shape: Any = None, constants: Mapping[str, Any] | None = None
 ) -> tuple[Graph, dict[str, Value | None]]:
     """The graph of a model that was read, and what each name of the model stands for in it."""
     if constants is not None and not isinstance(constants, Mapping):
@@ -65,7 +65,7 @@ def load_model(
 
 class _Conversion:
     def __init__(
-        self, model: Model, trace: Trace, shape: Any, constants: Mapping[str, Any]
+        self, model: OnnxModel, trace: Trace, shape: Any, constants: Mapping[str, Any]
     ) -> None:
         self.model = model
         self.trace = trace

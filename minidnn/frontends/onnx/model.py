@@ -32,7 +32,7 @@ class Declared:
 
 
 @dataclass(frozen=True)
-class Model:
+class OnnxModel:
     """A parsed model: nothing of it is trusted yet but that it parses."""
 
     #: What messages call it.
@@ -67,7 +67,7 @@ def is_model(network: object) -> bool:
     return proto or isinstance(network, (bytes, bytearray, memoryview))
 
 
-def read_model(network: Any) -> Model:
+def read_model(network: Any) -> OnnxModel:
     """Reads a model from a path, bytes or a ``ModelProto``.
 
     GraphError if it is malformed, UnsupportedError if its opset is not known, OSError if the file
@@ -95,7 +95,7 @@ def read_model(network: Any) -> Model:
     return _checked(proto, size, path, title)
 
 
-def with_data_inside(model: Model) -> Any:
+def with_data_inside(model: OnnxModel) -> Any:
     """A copy of the ``ModelProto`` in which external data stand in the model itself."""
     onnx = import_onnx()
     proto = onnx.ModelProto()
@@ -119,7 +119,7 @@ def _parsed(onnx: Any, data: bytes, title: str) -> Any:
         raise GraphError(f"{title} is no ONNX model: {told}") from error
 
 
-def _checked(proto: Any, size: int, path: Path | None, title: str) -> Model:
+def _checked(proto: Any, size: int, path: Path | None, title: str) -> OnnxModel:
     if not proto.HasField("graph") or not len(proto.graph.output):
         raise GraphError(f"{title} is no ONNX model: it has no graph with outputs")
     opset = _opset(proto, title)
@@ -148,7 +148,7 @@ def _checked(proto: Any, size: int, path: Path | None, title: str) -> Model:
     names = [declared.name for declared in inputs]
     if len(set(names)) < len(names):
         raise GraphError(f"{title} has two inputs of one name: {', '.join(names):.200}")
-    return Model(
+    return OnnxModel(
         title, proto, opset, size, path, inputs, initializers, refused, _functions(proto, title)
     )
 

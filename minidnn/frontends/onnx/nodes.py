@@ -9,10 +9,10 @@ from typing import Any
 
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.build import Builder
-from minidnn.frontends.onnx.call import Call, Refused
+from minidnn.frontends.onnx.call import NotConverted, OnnxCall
 from minidnn.frontends.onnx.library import OLDEST_OPSET, newest_opset
 from minidnn.frontends.onnx.limits import DEEPEST, MOST_NODES, MOST_OUTPUTS
-from minidnn.frontends.onnx.model import OWN_DOMAIN, Model
+from minidnn.frontends.onnx.model import OWN_DOMAIN, OnnxModel
 from minidnn.frontends.onnx.operators import CONVERTERS
 from minidnn.frontends.onnx.scope import Scope, attributes_of, bound, counted, key_of
 from minidnn.frontends.onnx.signature import signature_of
@@ -35,7 +35,7 @@ class _Told(Exception):
 class Nodes:
     """Converts nodes; what cannot be converted is in :attr:`refused`."""
 
-    def __init__(self, model: Model, trace: Trace, build: Builder) -> None:
+    def __init__(self, model: OnnxModel, trace: Trace, build: Builder) -> None:
         self.model = model
         self.trace = trace
         self.build = build
@@ -73,9 +73,9 @@ class Nodes:
             results = self._converted(proto, label, scope)
         except _Told:
             return
-        except (Refused, UnsupportedError) as reason:
+        except (NotConverted, UnsupportedError) as reason:
             self.refused.append(f"{label!r:.100} ({proto.op_type!s:.50}): {reason}")
-            if isinstance(reason, Refused):
+            if isinstance(reason, NotConverted):
                 self.open_inputs |= reason.inputs
             return
         except GraphError as error:
@@ -93,9 +93,9 @@ class Nodes:
         own = proto.domain in OWN_DOMAIN
         function = self.model.functions.get(key_of(proto))
         if function is None and not own:
-            raise Refused(f"it is of the domain {proto.domain!r:.50}")
+            raise NotConverted(f"it is of the domain {proto.domain!r:.50}")
         if function is None and proto.op_type not in CONVERTERS:
-            raise Refused("no operator of minidnn does that")
+            raise NotConverted("no operator of minidnn does that")
         operands = [scope.value(name) if name else None for name in proto.input]
         given = [bool(name) and name not in scope.absent for name in proto.input]
         if any(known and value is None for known, value in zip(given, operands, strict=True)):
@@ -111,15 +111,15 @@ class Nodes:
         def inline(graph: Any) -> tuple[Value, ...]:
             return self._branch(graph, proto, label, scope)
 
-        call = Call(proto, scope.opset, operands, self.build, self.model.path, inline)
+        call = OnnxCall(proto, scope.opset, operands, self.build, self.model.path, inline)
         with self.trace.scope(label, leaf=True):
             results = CONVERTERS[proto.op_type].convert(call)
         if call.unread():
-            raise Refused(f"its attributes {', '.join(call.unread())} are not known")
+            raise NotConverted(f"its attributes {', '.join(call.unread())} are not known")
         found = results if isinstance(results, tuple) else (results,)
         missing = [n for n in proto.output[len(found) :] if n]
         if missing:
-            raise Refused(f"its output {missing[0]!r:.50} is not computed")
+            raise NotConverted(f"its output {missing[0]!r:.50} is not computed")
         first = operands[0] if operands and proto.op_type in _MOVING else None
         if first is not None and dtypes[0] != first.dtype:
             for value in found:
@@ -134,7 +134,7 @@ class Nodes:
             return
         for value, dtype in zip(operands, dtypes, strict=True):
             if value is not None and (dtype == "uint8" or dtype != value.dtype):
-                raise Refused(
+                raise NotConverted(
                     f"it computes in {dtype}; {dtype} can be moved, and made to another dtype by "
                     "Cast or DequantizeLinear"
                 )
@@ -146,7 +146,7 @@ class Nodes:
         key = key_of(function)
         if key in scope.functions:
             through = " -> ".join(name for _, name, _ in (*scope.functions, key))
-            raise Refused(f"the function calls itself ({through:.200})")
+            raise NotConverted(f"the function calls itself ({through:.200})")
         names = list(function.input)
         if len(operands) > len(names) or len(proto.output) > len(function.output):
             raise GraphError(
@@ -170,7 +170,7 @@ class Nodes:
         versions = [each.version for each in function.opset_import if each.domain in OWN_DOMAIN]
         opset = int(versions[0]) if versions else scope.opset
         if not OLDEST_OPSET <= opset <= newest_opset():
-            raise Refused(
+            raise NotConverted(
                 f"the function has opset {opset}; valid is one from {OLDEST_OPSET} to "
                 f"{newest_opset()}"
             )
@@ -179,14 +179,14 @@ class Nodes:
     def _branch(self, graph: Any, proto: Any, label: str, scope: Scope) -> tuple[Value, ...]:
         """What a graph within a node gives, which sees the names around it."""
         if scope.depth >= DEEPEST:
-            raise Refused(f"branches stand more than {DEEPEST} deep in each other")
+            raise NotConverted(f"branches stand more than {DEEPEST} deep in each other")
         if len(graph.input) or len(graph.output) != len(proto.output):
             raise GraphError(
                 f"its branch has {len(graph.input)} inputs and {len(graph.output)} outputs; valid "
                 f"are none and {len(proto.output)}"
             )
         if len(graph.sparse_initializer):
-            raise Refused("its branch has a sparse initializer; valid is a dense one")
+            raise NotConverted("its branch has a sparse initializer; valid is a dense one")
         values: dict[str, Value | None] = {}
         for tensor in graph.initializer:
             what = f"initializer {tensor.name!r:.100}"

@@ -14,7 +14,7 @@ _TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
 
 
 @dataclass(frozen=True)
-class Parameter:
+class DeclaredInput:
     """An input that an operator declares: those of one ``kind`` are of one type, which ``dtypes``
     are; the last may stand for any number, each of a type of its own unless ``alike``."""
 
@@ -28,7 +28,7 @@ class Parameter:
 class Signature:
     """The inputs of an operator."""
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[DeclaredInput, ...]
     most: int
 
     def check(self, operands: Sequence[str | None]) -> None:
@@ -61,7 +61,7 @@ def signature_of(kind: str, opset: int) -> Signature | None:
         return None
     constraints = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
     parameters = tuple(
-        Parameter(
+        DeclaredInput(
             each.name,
             each.type_str,
             frozenset(map(_dtype, constraints.get(each.type_str, [each.type_str]))),

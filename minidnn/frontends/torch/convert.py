@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from minidnn.errors import GraphError
 from minidnn.frontends.torch import aten
-from minidnn.frontends.torch.aten.call import Call, Refused, key_of, known, type_of, why_left
+from minidnn.frontends.torch.aten.call import AtenCall, Refused, key_of, known, type_of, why_left
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import Trace, tracing
 
@@ -166,7 +166,7 @@ class _Values:
         if entry is None:
             raise Refused(why_left(key_of(node)))
         with _scope(self._trace, node):
-            found = entry.converter(Call(node, self))  # type: ignore[arg-type]
+            found = entry.converter(AtenCall(node, self))  # type: ignore[arg-type]
         self._found[node] = found
         for value, expected in zip(self.all_of(node), _results(node), strict=True):
             if value is not None and value.type != type_of(expected):

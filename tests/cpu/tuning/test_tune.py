@@ -16,7 +16,7 @@ from minidnn import layers as L
 from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.backends.cpu.contraction import Choice, Question, choose_by_price
 from minidnn.backends.cpu.tuning import choices, race, tune
-from minidnn.cache import Store, digest, forbid_builds
+from minidnn.cache import CacheStore, digest, forbid_builds
 from minidnn.errors import GraphError, MiniDNNWarning
 from minidnn.executable import Executable
 
@@ -60,7 +60,7 @@ def races(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def entries() -> set[Path]:
-    return {entry.path for entry in Store("cpu_choices", ".json")}
+    return {entry.path for entry in CacheStore("cpu_choices", ".json")}
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, tell: Clock, count: list[int]) -> None:
@@ -189,12 +189,12 @@ def test_senseless_choices_are_measured_again(
     races: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: bytes
 ) -> None:
     with monkeypatch.context() as patch:
-        put = Store.put
+        put = CacheStore.put
 
-        def put_text(store: Store, key: str, data: bytes, *, label: str = "") -> Path:
+        def put_text(store: CacheStore, key: str, data: bytes, *, label: str = "") -> Path:
             return put(store, key, text if store.kind == "cpu_choices" else data, label=label)
 
-        patch.setattr(Store, "put", put_text)
+        patch.setattr(CacheStore, "put", put_text)
         compiled(tune=True)
     measured = len(races)
     with caplog.at_level(logging.WARNING):
@@ -260,15 +260,15 @@ def test_a_cache_that_cannot_be_written_is_told(
     races: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled()
-    place = Store._write
+    place = CacheStore._write
 
-    def fails(store: Store, key: str, name: str, fill: Any) -> Path:
+    def fails(store: CacheStore, key: str, name: str, fill: Any) -> Path:
         if store.kind == "cpu_choices":
             (tmp_path / "file").touch()
             monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path / "file" / "folder"))
         return place(store, key, name, fill)
 
-    monkeypatch.setattr(Store, "_write", fails)
+    monkeypatch.setattr(CacheStore, "_write", fails)
     with pytest.warns(MiniDNNWarning, match="cannot be written"):
         tuned = compiled(tune=True)
     assert made(tuned) != made(compiled())

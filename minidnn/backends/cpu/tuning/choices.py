@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ....cache import Store, digest
+from ....cache import CacheStore, digest
 from ..contraction import Choice, Question
 from ..contraction.algorithms import usable_algorithms
 from ..identity import ispc_banners
@@ -36,7 +36,7 @@ class Choices:
     """
 
     def __init__(self, threads: int, near: bool) -> None:
-        self._store = Store("cpu_choices", ".json", CACHE_BYTES)
+        self._store = CacheStore("cpu_choices", ".json", CACHE_BYTES)
         machine = describe_machine()
         self._of = (VERSION, threads, near, machine)
         self._banners = ispc_banners()

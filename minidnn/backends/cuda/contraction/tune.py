@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 
-from ....cache import Store, digest
+from ....cache import CacheStore, digest
 from ....cudnn import machine
 from ....cudnn._cupy import cupy
 from ....cudnn.enums import ConvolutionFwdAlgo
@@ -56,7 +56,7 @@ _COMPILED = 1
 core, and on ResNet-50 and DenseNet-121 the first was within 1 % of the best of eight."""
 _TRIED = 3
 """So many proposals for a form are built when nothing is measured, should the first not run."""
-_store = Store("cuda_contraction", ".json", 64 << 20)
+_store = CacheStore("cuda_contraction", ".json", 64 << 20)
 
 Ahead = dict[Form, list[tuple[Recipe, Core]]]
 """What was built of forms before anything was measured."""

@@ -16,7 +16,7 @@ from ....fusion.collapse import cheapest
 from ....fusion.device import H200, Device
 from ....fusion.operations import lower
 from ....fusion.plan import Binding, KernelPlan
-from ....fusion.region import Sequence as Region
+from ....fusion.region import FusedSequence as Region
 from ....fusion.sequence import Schedule, Sequence
 from ....graph.ir import Value
 from ....graph.types import ITEMSIZE

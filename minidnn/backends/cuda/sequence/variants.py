@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ....fusion.plan import Binding, KernelPlan
-from ....fusion.region import Sequence as Region
+from ....fusion.region import FusedSequence as Region
 from ....graph.ir import Value
 from ..arch import shared_limit
 from ..kernels import Launch

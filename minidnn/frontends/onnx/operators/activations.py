@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from minidnn.frontends.onnx.build import Body, is_whole
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.operators.registry import Convert, Family
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import (
@@ -56,7 +56,7 @@ def _softplus(x: Expression) -> Expression:
 
 
 def _plain(body: Body, op: Operator | None = None) -> Convert:
-    def convert(call: Call) -> Value:
+    def convert(call: OnnxCall) -> Value:
         return call.build.pointwise(call.kind, body, call.operand(0), op=op)
 
     return convert
@@ -97,50 +97,50 @@ for _name, (_body, _op) in _PLAIN.items():
     _family.add(_name, _plain(_body, _op))
 
 
-def _formula(call: Call, body: Body, op: Operator | None = None) -> Value:
+def _formula(call: OnnxCall, body: Body, op: Operator | None = None) -> Value:
     return call.build.pointwise(call.kind, body, call.operand(0), op=op)
 
 
 @_family("LeakyRelu")
-def _leaky_relu(call: Call) -> Value:
+def _leaky_relu(call: OnnxCall) -> Value:
     slope = call.number("alpha", 0.01)
     return _formula(call, lambda x: where(x > 0.0, x, x * slope), ops.LeakyReLU(slope))
 
 
 @_family("Elu")
-def _elu(call: Call) -> Value:
+def _elu(call: OnnxCall) -> Value:
     alpha = call.number("alpha", 1.0)
     return _formula(call, lambda x: where(x > 0.0, x, alpha * expm1(x)), ops.ELU(alpha))
 
 
 @_family("Selu")
-def _selu(call: Call) -> Value:
+def _selu(call: OnnxCall) -> Value:
     alpha = call.number("alpha", 1.67326319217681884765625)
     gamma = call.number("gamma", 1.05070102214813232421875)
     return _formula(call, lambda x: gamma * where(x > 0.0, x, alpha * expm1(x)))
 
 
 @_family("Celu")
-def _celu(call: Call) -> Value:
+def _celu(call: OnnxCall) -> Value:
     alpha = call.number("alpha", 1.0)
     return _formula(call, lambda x: where(x > 0.0, x, alpha * expm1(x / alpha)))
 
 
 @_family("HardSigmoid")
-def _hard_sigmoid(call: Call) -> Value:
+def _hard_sigmoid(call: OnnxCall) -> Value:
     alpha, beta = call.number("alpha", 0.2), call.number("beta", 0.5)
     own = ops.Hardsigmoid() if beta == 0.5 and abs(alpha - 1 / 6) < 1e-8 else None
     return _formula(call, lambda x: clip(alpha * x + beta, 0.0, 1.0), own)
 
 
 @_family("ThresholdedRelu")
-def _thresholded_relu(call: Call) -> Value:
+def _thresholded_relu(call: OnnxCall) -> Value:
     alpha = call.number("alpha", 1.0)
     return _formula(call, lambda x: where(x > alpha, x, 0.0))
 
 
 @_family("Shrink")
-def _shrink(call: Call) -> Value:
+def _shrink(call: OnnxCall) -> Value:
     x = call.operand(0)
     bound, bias = call.number("lambd", 0.5), call.number("bias", 0.0)
     dtype = x.dtype
@@ -156,14 +156,14 @@ def _shrink(call: Call) -> Value:
 
 
 @_family("Swish")
-def _swish(call: Call) -> Value:
+def _swish(call: OnnxCall) -> Value:
     alpha = call.number("alpha", 1.0)
     own = ops.SiLU() if alpha == 1.0 else None
     return _formula(call, lambda x: x / (1.0 + exp(-alpha * x)), own)
 
 
 @_family("Gelu")
-def _gelu(call: Call) -> Value:
+def _gelu(call: OnnxCall) -> Value:
     approximate = call.choice("approximate", "none", "none", "tanh")
     if approximate == "tanh":
         factor = math.sqrt(2.0 / math.pi)
@@ -176,7 +176,7 @@ def _gelu(call: Call) -> Value:
 
 
 @_family("Clip")
-def _clip(call: Call) -> Value:
+def _clip(call: OnnxCall) -> Value:
     build, x = call.build, call.operand(0)
     if call.opset < 11:
         low, high = call.number("min", -_LARGEST), call.number("max", _LARGEST)
@@ -198,12 +198,12 @@ def _clip(call: Call) -> Value:
 
 
 @_family("Identity")
-def _identity(call: Call) -> Value:
+def _identity(call: OnnxCall) -> Value:
     return call.operand(0)
 
 
 @_family("Dropout")
-def _dropout(call: Call) -> tuple[Value, ...]:
+def _dropout(call: OnnxCall) -> tuple[Value, ...]:
     """At inference alone: not with training_mode, unless nothing is dropped."""
     x = call.operand(0)
     if call.opset < 12:
@@ -220,18 +220,18 @@ def _dropout(call: Call) -> tuple[Value, ...]:
     return (x, call.build.filled(x.shape, True, "bool" if call.opset >= 10 else x.dtype))
 
 
-def _may_drop(call: Call, ratio: Value | None) -> bool:
+def _may_drop(call: OnnxCall, ratio: Value | None) -> bool:
     return ratio is None or bool(call.data(ratio, "ratio").any())
 
 
 @_family("IsNaN")
-def _is_nan(call: Call) -> Value:
+def _is_nan(call: OnnxCall) -> Value:
     x = _float(call)
     return call.build.pointwise("IsNaN", lambda x: 1.0 - (x <= x), x, dtype="bool")
 
 
 @_family("IsInf")
-def _is_inf(call: Call) -> Value:
+def _is_inf(call: OnnxCall) -> Value:
     x = _float(call)
     up, down = call.integer("detect_positive", 1), call.integer("detect_negative", 1)
 
@@ -243,7 +243,7 @@ def _is_inf(call: Call) -> Value:
     )
 
 
-def _float(call: Call) -> Value:
+def _float(call: OnnxCall) -> Value:
     x = call.operand(0)
     if x.dtype not in FLOATS:
         raise call.refuse(f"its operand is {x.dtype}")

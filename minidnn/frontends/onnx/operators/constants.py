@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.limits import check_shape
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph.ir import Value
@@ -15,7 +15,7 @@ CONVERTERS = _family.converters
 
 
 @_family("Constant")
-def _constant(call: Call) -> Value:
+def _constant(call: OnnxCall) -> Value:
     """Not of texts, and not sparse."""
     tensor = call.tensor("value")
     number, numbers = call.has("value_float"), call.has("value_floats")
@@ -35,7 +35,7 @@ def _constant(call: Call) -> Value:
 
 
 @_family("ConstantOfShape")
-def _constant_of_shape(call: Call) -> Value:
+def _constant_of_shape(call: OnnxCall) -> Value:
     shape = call.known_ints(0, "shape")
     value = call.tensor("value")
     if value is None:
@@ -46,7 +46,7 @@ def _constant_of_shape(call: Call) -> Value:
 
 
 @_family("Shape")
-def _shape(call: Call) -> Value:
+def _shape(call: OnnxCall) -> Value:
     shape = call.operand(0).shape
     rank = len(shape)
     end = call.integer("end", rank) if call.has("end") else rank
@@ -55,12 +55,12 @@ def _shape(call: Call) -> Value:
 
 
 @_family("Size")
-def _size(call: Call) -> Value:
+def _size(call: OnnxCall) -> Value:
     return call.build.constant(np.array(call.operand(0).type.size, np.int64))
 
 
 @_family("Range")
-def _range(call: Call) -> Value:
+def _range(call: OnnxCall) -> Value:
     start, limit, delta = (
         call.known(i, what) for i, what in enumerate(("start", "limit", "delta"))
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Builder, broadcasts_to, is_whole
-from minidnn.frontends.onnx.call import Call, Refused
+from minidnn.frontends.onnx.call import NotConverted, OnnxCall
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.frontends.onnx.operators.windows import SpatialAxes, spatial_axes
 from minidnn.graph import operators as ops
@@ -25,7 +25,7 @@ _MOST_WHOLE_PRODUCTS = 1 << 26
 
 
 @_family("Conv")
-def _conv(call: Call) -> Value:
+def _conv(call: OnnxCall) -> Value:
     """Of one and two dimensions."""
     x, weight, bias = call.operand(0), call.operand(1), call.optional(2)
     spatial = _spatial(call, x, weight)
@@ -37,7 +37,7 @@ def _conv(call: Call) -> Value:
     return _narrow(call.build, out, spatial)
 
 
-def _spatial(call: Call, x: Value, weight: Value) -> int:
+def _spatial(call: OnnxCall, x: Value, weight: Value) -> int:
     spatial = x.type.rank - 2
     if spatial not in (1, 2):
         raise call.refuse(f"it is of {spatial} dimensions; valid are 1 and 2")
@@ -90,7 +90,7 @@ def _biased(build: Builder, x: Value, bias: Value | None) -> Value:
 
 
 @_family("ConvTranspose")
-def _conv_transpose(call: Call) -> Value:
+def _conv_transpose(call: OnnxCall) -> Value:
     """Of one and two dimensions, with a product of strides of at most 2^20."""
     x, weight, bias = call.operand(0), call.operand(1), call.optional(2)
     spatial = _spatial(call, x, weight)
@@ -121,7 +121,7 @@ def _conv_transpose(call: Call) -> Value:
 
 
 @_family("MatMul")
-def _matmul(call: Call) -> Value:
+def _matmul(call: OnnxCall) -> Value:
     """Of whole numbers with at most 2^26 products, which are all made before they are added."""
     a, b = call.operand(0), call.operand(1)
     if a.type.rank == 0 or b.type.rank == 0:
@@ -158,13 +158,13 @@ def _whole_product(build: Builder, a: Value, b: Value) -> Value:
     if a.shape[-1] != b.shape[-2]:
         raise GraphError(f"operands have shapes {a.shape} and {b.shape}, which do not fit")
     if prod(shape) > _MOST_WHOLE_PRODUCTS:
-        raise Refused(f"its operands are {a.dtype} and make {prod(shape)} products")
+        raise NotConverted(f"its operands are {a.dtype} and make {prod(shape)} products")
     products = build.pointwise("Mul", lambda x, y: x * y, left, right, op=ops.Mul())
     return build.apply(ops.Reduce("sum", (len(shape) - 2,)), products)
 
 
 @_family("Gemm")
-def _gemm(call: Call) -> Value:
+def _gemm(call: OnnxCall) -> Value:
     """Of whole numbers as MatMul, with alpha and beta that are whole numbers, too."""
     build, a, b, c = call.build, call.operand(0), call.operand(1), call.optional(2)
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)

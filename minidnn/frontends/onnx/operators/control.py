@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph.ir import Value
 
@@ -12,7 +12,7 @@ CONVERTERS = _family.converters
 
 
 @_family("If")
-def _if(call: Call) -> tuple[Value, ...]:
+def _if(call: OnnxCall) -> tuple[Value, ...]:
     """With a condition that is known: the other branch is not looked at."""
     condition = call.known(0, "condition")
     if condition.size != 1:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Body
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.frontends.onnx.tensors import dtype_of
 from minidnn.graph import operators as ops
@@ -22,7 +22,7 @@ _family = Family("element-wise with broadcasting")
 CONVERTERS = _family.converters
 
 
-def _operands(call: Call) -> tuple[Value, Value]:
+def _operands(call: OnnxCall) -> tuple[Value, Value]:
     """Two operands; before opset 7 the second's axes may begin at ``axis`` of the first."""
     a, b = call.operand(0), call.operand(1)
     if call.opset >= 7:
@@ -35,7 +35,7 @@ def _operands(call: Call) -> tuple[Value, Value]:
 
 
 def _binary(name: str, body: Body, op: Operator | None = None, dtype: str | None = None) -> None:
-    def convert(call: Call) -> Value:
+    def convert(call: OnnxCall) -> Value:
         a, b = _operands(call)
         return call.build.pointwise(call.kind, body, a, b, dtype=dtype, op=op)
 
@@ -57,7 +57,7 @@ _binary("Xor", lambda a, b: abs(a - b), dtype="bool")
 
 
 @_family("PRelu")
-def _prelu(call: Call) -> Value:
+def _prelu(call: OnnxCall) -> Value:
     x, slope = call.operand(0), call.operand(1)
     if call.opset < 7 and slope.type.rank == 1 and slope.type.size > 1:  # one for each channel
         slope = call.build.view(slope, (*slope.shape, *(1,) * (x.type.rank - 2)))
@@ -65,7 +65,7 @@ def _prelu(call: Call) -> Value:
 
 
 @_family("SwiGLU")
-def _swiglu(call: Call) -> Value:
+def _swiglu(call: OnnxCall) -> Value:
     gate, x = call.operand(0), call.operand(1)
     if gate.shape != x.shape:
         raise GraphError(f"operands have shapes {gate.shape} and {x.shape}; valid are equal ones")
@@ -74,12 +74,12 @@ def _swiglu(call: Call) -> Value:
 
 
 @_family("Not")
-def _not(call: Call) -> Value:
+def _not(call: OnnxCall) -> Value:
     return call.build.pointwise("Not", lambda a: 1.0 - a, call.operand(0), dtype="bool")
 
 
 def _variadic(name: str, join: Callable[[Expression, Expression], Expression]) -> None:
-    def convert(call: Call) -> Value:
+    def convert(call: OnnxCall) -> Value:
         return call.build.pointwise(
             call.kind, lambda *each: functools.reduce(join, each), *call.all
         )
@@ -93,7 +93,7 @@ _variadic("Sum", lambda a, b: a + b)
 
 
 @_family("Mean")
-def _mean(call: Call) -> Value:
+def _mean(call: OnnxCall) -> Value:
     count = len(call.all)
     return call.build.pointwise(
         "Mean", lambda *each: functools.reduce(lambda a, b: a + b, each) / count, *call.all
@@ -101,7 +101,7 @@ def _mean(call: Call) -> Value:
 
 
 @_family("Pow")
-def _pow(call: Call) -> Value:
+def _pow(call: OnnxCall) -> Value:
     base, exponent = _operands(call)
     if {base.dtype, exponent.dtype} == set(INTEGERS):
         exponent = call.build.cast(exponent, base.dtype)
@@ -115,7 +115,7 @@ def _pow(call: Call) -> Value:
 
 
 @_family("Mod")
-def _mod(call: Call) -> Value:
+def _mod(call: OnnxCall) -> Value:
     """Of floating-point numbers exact for quotients below 2^24."""
     a, b = call.operand(0), call.operand(1)
     rest = _whole_rest if a.dtype in INTEGERS else _float_rest
@@ -145,7 +145,7 @@ def _float_rest(a: Expression, b: Expression) -> Expression:
 
 
 @_family("Where")
-def _where(call: Call) -> Value:
+def _where(call: OnnxCall) -> Value:
     condition, a, b = (call.operand(i) for i in range(3))
     return call.build.pointwise(
         "Where", lambda c, a, b: where(c > 0, a, b), condition, a, b, dtype=a.dtype
@@ -153,7 +153,7 @@ def _where(call: Call) -> Value:
 
 
 @_family("Cast")
-def _cast(call: Call) -> Value:
+def _cast(call: OnnxCall) -> Value:
     """Among float32, int32, int64 and bool, and of uint8, but not to it."""
     to = call.integer("to", 0)
     call.integer("saturate", 1)
@@ -162,14 +162,14 @@ def _cast(call: Call) -> Value:
 
 
 @_family("CastLike")
-def _cast_like(call: Call) -> Value:
+def _cast_like(call: OnnxCall) -> Value:
     """As Cast."""
     call.integer("saturate", 1)
     call.text("round_mode", "up")
     return _converted(call, call.operand(0), call.operand(1).dtype)
 
 
-def _converted(call: Call, x: Value, dtype: str) -> Value:
+def _converted(call: OnnxCall, x: Value, dtype: str) -> Value:
     if dtype == "uint8" and x.dtype != dtype:
         raise call.refuse("it makes uint8, which inputs and constants may be, but not results")
     if x.dtype in FLOATS and dtype in FLOATS and x.dtype != dtype and not isinstance(x, Constant):

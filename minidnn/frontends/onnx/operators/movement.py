@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.limits import LONGEST_TABLE, check_shape
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
@@ -16,7 +16,7 @@ CONVERTERS = _family.converters
 
 
 @_family("Reshape")
-def _reshape(call: Call) -> Value:
+def _reshape(call: OnnxCall) -> Value:
     x = call.operand(0)
     wanted = call.ints("shape") if call.opset < 5 else call.known_ints(1, "shape")
     if wanted is None:
@@ -40,7 +40,7 @@ def _reshape(call: Call) -> Value:
 
 
 @_family("Flatten")
-def _flatten(call: Call) -> Value:
+def _flatten(call: OnnxCall) -> Value:
     x = call.operand(0)
     axis, rank = call.integer("axis", 1), x.type.rank
     if not -rank <= axis <= rank:
@@ -50,7 +50,7 @@ def _flatten(call: Call) -> Value:
 
 
 @_family("Squeeze")
-def _squeeze(call: Call) -> Value:
+def _squeeze(call: OnnxCall) -> Value:
     x = call.operand(0)
     axes = call.ints("axes") if call.opset < 13 else call.known_ints(1, "axes")
     if axes is None:
@@ -63,7 +63,7 @@ def _squeeze(call: Call) -> Value:
 
 
 @_family("Unsqueeze")
-def _unsqueeze(call: Call) -> Value:
+def _unsqueeze(call: OnnxCall) -> Value:
     x = call.operand(0)
     axes = call.ints("axes") if call.opset < 13 else call.known_ints(1, "axes")
     if axes is None:
@@ -75,7 +75,7 @@ def _unsqueeze(call: Call) -> Value:
 
 
 @_family("Transpose")
-def _transpose(call: Call) -> Value:
+def _transpose(call: OnnxCall) -> Value:
     x = call.operand(0)
     perm = call.ints("perm")
     dims = list(range(x.type.rank))[::-1] if perm is None else perm
@@ -83,7 +83,7 @@ def _transpose(call: Call) -> Value:
 
 
 @_family("Concat")
-def _concat(call: Call) -> Value:
+def _concat(call: OnnxCall) -> Value:
     values = call.all
     axis = call.axis(call.integer("axis", 1), values[0].type.rank)
     (type,) = ops.Concat(axis).infer(*(value.type for value in values))
@@ -94,7 +94,7 @@ def _concat(call: Call) -> Value:
 
 
 @_family("Expand")
-def _expand(call: Call) -> Value:
+def _expand(call: OnnxCall) -> Value:
     x = call.operand(0)
     wanted = call.known_ints(1, "shape") or []
     check_shape("its shape", wanted)
@@ -108,7 +108,7 @@ def _expand(call: Call) -> Value:
 
 
 @_family("Tile")
-def _tile(call: Call) -> Value:
+def _tile(call: OnnxCall) -> Value:
     x = call.operand(0)
     repeats = call.known_ints(1, "repeats") or []
     if len(repeats) != x.type.rank or min(repeats, default=0) < 0:
@@ -125,7 +125,7 @@ def _tile(call: Call) -> Value:
 
 
 @_family("DepthToSpace")
-def _depth_to_space(call: Call) -> Value:
+def _depth_to_space(call: OnnxCall) -> Value:
     x, block = _blocks(call)
     batch, depth, height, width = x.shape
     if depth % block**2:
@@ -140,7 +140,7 @@ def _depth_to_space(call: Call) -> Value:
 
 
 @_family("SpaceToDepth")
-def _space_to_depth(call: Call) -> Value:
+def _space_to_depth(call: OnnxCall) -> Value:
     x, block = _blocks(call)
     mode = call.choice("mode", "DCR", "DCR", "CRD")
     batch, channels, height, width = x.shape
@@ -153,7 +153,7 @@ def _space_to_depth(call: Call) -> Value:
     return call.build.view(moved, (batch, channels * block**2, rows, columns))
 
 
-def _blocks(call: Call) -> tuple[Value, int]:
+def _blocks(call: OnnxCall) -> tuple[Value, int]:
     x, block = call.operand(0), call.integer("blocksize", 0)
     if x.type.rank != 4 or block < 1:
         raise GraphError(f"blocksize={block} of an input {x.shape}; valid is rank 4")

@@ -8,7 +8,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Builder, broadcasts_to
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.limits import LONGEST_TABLE
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
@@ -21,7 +21,7 @@ CONVERTERS = _family.converters
 
 
 @_family("BatchNormalization")
-def _batch_norm(call: Call) -> Value | tuple[Value, ...]:
+def _batch_norm(call: OnnxCall) -> Value | tuple[Value, ...]:
     build, x = call.build, call.operand(0)
     eps = call.number("epsilon", 1e-5)
     momentum = call.number("momentum", 0.9)
@@ -58,7 +58,7 @@ def _normalized_by(build: Builder, x: Value, vectors: list[Value], eps: float) -
 
 
 def _by_own_statistics(
-    call: Call, x: Value, vectors: list[Value], eps: float, momentum: float
+    call: OnnxCall, x: Value, vectors: list[Value], eps: float, momentum: float
 ) -> tuple[Value, ...]:
     """As in training: by the batch's mean and variance, which also move the stored ones."""
     build = call.build
@@ -81,7 +81,7 @@ def _per_channel(build: Builder, vector: Value, x: Value) -> Value:
 
 
 @_family("LayerNormalization")
-def _layer_norm(call: Call) -> tuple[Value, ...]:
+def _layer_norm(call: OnnxCall) -> tuple[Value, ...]:
     build, x = call.build, call.operand(0)
     axis = call.axis(call.integer("axis", -1), x.type.rank)
     eps = call.number("epsilon", 1e-5)
@@ -109,14 +109,14 @@ def _layer_norm(call: Call) -> tuple[Value, ...]:
 
 
 @_family("InstanceNormalization")
-def _instance_norm(call: Call) -> Value:
+def _instance_norm(call: OnnxCall) -> Value:
     x = call.operand(0)
     eps = call.number("epsilon", 1e-5)
     return _normalized(call, x, x.shape[1] if x.type.rank > 1 else 0, eps)
 
 
 @_family("GroupNormalization")
-def _group_norm(call: Call) -> Value:
+def _group_norm(call: OnnxCall) -> Value:
     x = call.operand(0)
     groups, eps = call.integer("num_groups", 0), call.number("epsilon", 1e-5)
     call.integer("stash_type", 1)
@@ -125,7 +125,7 @@ def _group_norm(call: Call) -> Value:
     return _normalized(call, x, groups, eps)
 
 
-def _normalized(call: Call, x: Value, groups: int, eps: float) -> Value:
+def _normalized(call: OnnxCall, x: Value, groups: int, eps: float) -> Value:
     """Normalized over each group of channels, then scaled and shifted by channel."""
     build = call.build
     if x.type.rank < 3 or groups < 1:
@@ -144,7 +144,7 @@ def _normalized(call: Call, x: Value, groups: int, eps: float) -> Value:
 
 
 @_family("LRN")
-def _lrn(call: Call) -> Value:
+def _lrn(call: OnnxCall) -> Value:
     build, x = call.build, call.operand(0)
     alpha, beta = call.number("alpha", 1e-4), call.number("beta", 0.75)
     bias, size = call.number("bias", 1.0), call.integer("size", 0)
@@ -159,7 +159,7 @@ def _lrn(call: Call) -> Value:
 
 
 @_family("Softmax", "LogSoftmax", "Hardmax")
-def _softmax(call: Call) -> Value:
+def _softmax(call: OnnxCall) -> Value:
     x = call.operand(0)
     rank = x.type.rank
     if call.opset >= 13:
@@ -170,7 +170,7 @@ def _softmax(call: Call) -> Value:
     return call.build.view(_along(call, flat, 1), x.shape)
 
 
-def _along(call: Call, x: Value, axis: int) -> Value:
+def _along(call: OnnxCall, x: Value, axis: int) -> Value:
     build = call.build
     if not x.type.size:
         return x

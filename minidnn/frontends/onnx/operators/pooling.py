@@ -7,7 +7,7 @@ from math import inf, prod
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.frontends.onnx.operators.windows import steps, strides_within, window_pads
 from minidnn.graph import operators as ops
@@ -22,7 +22,7 @@ CONVERTERS = _family.converters
 _WHOLE = WindowAxis(1)
 
 
-def _axes(call: Call, x: Value) -> list[WindowAxis]:
+def _axes(call: OnnxCall, x: Value) -> list[WindowAxis]:
     """The windows along each axis after the channels."""
     count = x.type.rank - 2
     if count not in (1, 2, 3):
@@ -47,7 +47,11 @@ def _axes(call: Call, x: Value) -> list[WindowAxis]:
 
 
 def _pooled(
-    call: Call, x: Value, axes: list[WindowAxis], reduce: WindowReduce, count_padding: bool = True
+    call: OnnxCall,
+    x: Value,
+    axes: list[WindowAxis],
+    reduce: WindowReduce,
+    count_padding: bool = True,
 ) -> Value:
     """Windows over one, two or three axes: the first of three after the other two."""
     build = call.build
@@ -89,7 +93,7 @@ def _pair(axes: tuple[WindowAxis, WindowAxis], name: str) -> tuple[int, int]:
 
 
 @_family("MaxPool")
-def _max_pool(call: Call) -> tuple[Value, ...]:
+def _max_pool(call: OnnxCall) -> tuple[Value, ...]:
     """Of one to three dimensions; the places of the maxima of one and two."""
     x = call.operand(0)
     axes = _axes(call, x)
@@ -98,7 +102,7 @@ def _max_pool(call: Call) -> tuple[Value, ...]:
     return (out, _places(call, x, axes, by_columns)) if call.wants(1) else (out,)
 
 
-def _places(call: Call, x: Value, axes: list[WindowAxis], by_columns: bool) -> Value:
+def _places(call: OnnxCall, x: Value, axes: list[WindowAxis], by_columns: bool) -> Value:
     """Where in the whole input each maximum lies: the windows side by side, and their largest."""
     build = call.build
     if len(axes) == 3:
@@ -145,14 +149,14 @@ def _places(call: Call, x: Value, axes: list[WindowAxis], by_columns: bool) -> V
 
 
 @_family("AveragePool")
-def _average_pool(call: Call) -> Value:
+def _average_pool(call: OnnxCall) -> Value:
     """Of one to three dimensions."""
     x = call.operand(0)
     return _pooled(call, x, _axes(call, x), "average", call.flag("count_include_pad"))
 
 
 @_family("GlobalAveragePool")
-def _global_average_pool(call: Call) -> Value:
+def _global_average_pool(call: OnnxCall) -> Value:
     x = call.operand(0)
     if x.type.rank == 4:
         return call.build.apply(ops.AdaptiveAvgPool2d((1, 1)), x)
@@ -160,7 +164,7 @@ def _global_average_pool(call: Call) -> Value:
 
 
 @_family("GlobalMaxPool")
-def _global_max_pool(call: Call) -> Value:
+def _global_max_pool(call: OnnxCall) -> Value:
     x = call.operand(0)
     return call.build.apply(ops.Reduce("max", _spatial(x), True), x)
 

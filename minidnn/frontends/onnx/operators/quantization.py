@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.frontends.onnx.tensors import dtype_of
 from minidnn.graph.ir import Constant, Value
@@ -18,7 +18,7 @@ CONVERTERS = _family.converters
 
 
 @_family("DequantizeLinear")
-def _dequantize(call: Call) -> Value:
+def _dequantize(call: OnnxCall) -> Value:
     """By a scale and a zero point that are known; int8, int16, uint16 and 4 bits of constants
     alone, float8 not at all."""
     build, x = call.build, call.operand(0)

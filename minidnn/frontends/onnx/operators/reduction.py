@@ -10,7 +10,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Body
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import exp, log, sqrt, where
@@ -26,7 +26,7 @@ _OPERAND_SINCE = {"ReduceSum": 13}
 _OF_FLOATS = "Of floating-point numbers."
 
 
-def _axes(call: Call, x: Value) -> tuple[tuple[int, ...], bool]:
+def _axes(call: OnnxCall, x: Value) -> tuple[tuple[int, ...], bool]:
     """The axes, and whether they stay; no axes at all may mean that nothing is done."""
     if call.opset < _OPERAND_SINCE.get(call.kind, 18):
         given = call.ints("axes")
@@ -40,7 +40,7 @@ def _axes(call: Call, x: Value) -> tuple[tuple[int, ...], bool]:
     return tuple(sorted(call.axes(given, x.type.rank))), keep
 
 
-def _joined(call: Call, x: Value, how: How, axes: tuple[int, ...], keep: bool) -> Value:
+def _joined(call: OnnxCall, x: Value, how: How, axes: tuple[int, ...], keep: bool) -> Value:
     build = call.build
     if x.dtype == "bool" and how in ("max", "min"):
         found = _joined(call, build.cast(x, "int32"), how, axes, keep)
@@ -72,7 +72,7 @@ def _reduction(
     after: Body | None = None,
     note: str = "",
 ) -> None:
-    def convert(call: Call) -> Value:
+    def convert(call: OnnxCall) -> Value:
         x = call.operand(0)
         if note and x.dtype not in FLOATS:
             raise call.refuse(f"its operand is {x.dtype}")
@@ -97,7 +97,7 @@ _reduction("ReduceLogSum", "sum", None, log, _OF_FLOATS)
 
 
 @_family("ReduceLogSumExp")
-def _log_sum_exp(call: Call) -> Value:
+def _log_sum_exp(call: OnnxCall) -> Value:
     """Of floating-point numbers."""
     build, x = call.build, call.operand(0)
     if x.dtype not in FLOATS:
@@ -117,8 +117,8 @@ def _log_sum_exp(call: Call) -> Value:
     return build.view(out, [n for d, n in enumerate(x.shape) if d not in axes])
 
 
-def _place(turned: bool) -> Callable[[Call], Value]:
-    def convert(call: Call) -> Value:
+def _place(turned: bool) -> Callable[[OnnxCall], Value]:
+    def convert(call: OnnxCall) -> Value:
         x = call.operand(0)
         axis = call.axis(call.integer("axis", 0), x.type.rank)
         keep, last = call.flag("keepdims", True), call.flag("select_last_index")
@@ -130,7 +130,7 @@ def _place(turned: bool) -> Callable[[Call], Value]:
             x = call.build.pointwise("Turned", lambda a: -1 - a if whole else -a, x)
         return call.build.apply(ops.ArgMax(axis, keep, last), x)
 
-    return cast("Callable[[Call], Value]", convert)
+    return cast("Callable[[OnnxCall], Value]", convert)
 
 
 _family.add("ArgMax", _place(False))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.graph.ir import Value
 
-Convert = Callable[[Call], Value | tuple[Value, ...]]
+Convert = Callable[[OnnxCall], Value | tuple[Value, ...]]
 
 
 @dataclass(frozen=True)

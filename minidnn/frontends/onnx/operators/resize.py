@@ -15,7 +15,7 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.build import Builder
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.limits import LONGEST_TABLE, check_shape
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
@@ -67,7 +67,7 @@ class _Axis:
 
 
 @_family("Resize", "Upsample")
-def _resize(call: Call) -> Value:
+def _resize(call: OnnxCall) -> Value:
     """Nearest, linear and cubic, the last two of floating-point numbers; not with an axis where an
     output weights more than 64 inputs."""
     x = call.operand(0)
@@ -109,7 +109,7 @@ def _resize(call: Call) -> Value:
     return x
 
 
-def _resized_axes(call: Call, x: Value) -> dict[int, _Axis]:
+def _resized_axes(call: OnnxCall, x: Value) -> dict[int, _Axis]:
     rank = x.type.rank
     listed = call.ints("axes")
     axes = list(range(rank)) if listed is None else call.axes(listed, rank)
@@ -138,7 +138,7 @@ def _resized_axes(call: Call, x: Value) -> dict[int, _Axis]:
     }
 
 
-def _wanted(call: Call, count: int) -> tuple[list[float] | None, list[int] | None, list[float]]:
+def _wanted(call: OnnxCall, count: int) -> tuple[list[float] | None, list[int] | None, list[float]]:
     """Scales or sizes, and the region that is resized."""
     region = [0.0] * count + [1.0] * count
     if call.opset < 9 and call.kind == "Upsample":
@@ -154,7 +154,7 @@ def _wanted(call: Call, count: int) -> tuple[list[float] | None, list[int] | Non
     return scales, sizes, region
 
 
-def _numbers(call: Call, index: int, what: str) -> list[float] | None:
+def _numbers(call: OnnxCall, index: int, what: str) -> list[float] | None:
     array = call.maybe_known(index, what)
     if array is None or not array.size:
         return None

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.limits import check_shape
 from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
@@ -18,7 +18,7 @@ CONVERTERS = _family.converters
 
 
 @_family("Slice")
-def _slice(call: Call) -> Value:
+def _slice(call: OnnxCall) -> Value:
     x = call.operand(0)
     if call.opset < 10:
         starts, ends, axes = (call.ints(name) for name in ("starts", "ends", "axes"))
@@ -57,7 +57,7 @@ def _as_slice(start: int, end: int, step: int, size: int) -> slice:
 
 
 @_family("Split")
-def _split(call: Call) -> tuple[Value, ...]:
+def _split(call: OnnxCall) -> tuple[Value, ...]:
     x = call.operand(0)
     axis = call.axis(call.integer("axis", 0), x.type.rank)
     sizes = call.ints("split") if call.opset < 13 else call.known_ints(1, "split")
@@ -81,7 +81,7 @@ def _split(call: Call) -> tuple[Value, ...]:
 
 
 @_family("Gather")
-def _gather(call: Call) -> Value:
+def _gather(call: OnnxCall) -> Value:
     """Indices beyond the axis, which ONNX does not allow, are moved inside if they are computed
     at run time."""
     x, indices = call.operand(0), call.operand(1)
@@ -105,7 +105,7 @@ def _gather(call: Call) -> Value:
 
 
 @_family("Pad")
-def _pad(call: Call) -> Value:
+def _pad(call: OnnxCall) -> Value:
     x, build = call.operand(0), call.build
     rank = x.type.rank
     mode = call.choice("mode", "constant", "constant", "edge", "reflect", "wrap")

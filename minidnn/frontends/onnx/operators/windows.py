@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from minidnn.errors import GraphError
-from minidnn.frontends.onnx.call import Call
+from minidnn.frontends.onnx.call import OnnxCall
 from minidnn.frontends.onnx.limits import (
     LARGEST_WINDOW,
     PADDED_ELEMENTS,
@@ -31,7 +31,7 @@ class SpatialAxes:
 
 
 def spatial_axes(
-    call: Call, sizes: Sequence[int], kernel: Sequence[int], transposed: bool = False
+    call: OnnxCall, sizes: Sequence[int], kernel: Sequence[int], transposed: bool = False
 ) -> SpatialAxes:
     """The attributes of a convolution over one or two axes of these sizes."""
     given = call.ints("kernel_shape")
@@ -55,7 +55,7 @@ def _pair(values: list) -> tuple:  # type: ignore[type-arg]
     return (first, second)
 
 
-def steps(call: Call, count: int) -> tuple[list[int], list[int]]:
+def steps(call: OnnxCall, count: int) -> tuple[list[int], list[int]]:
     """Strides and dilations."""
     found = []
     for name in ("strides", "dilations"):
@@ -83,7 +83,7 @@ def strides_within(
 
 
 def window_pads(
-    call: Call,
+    call: OnnxCall,
     sizes: Sequence[int],
     kernel: Sequence[int],
     strides: Sequence[int],
@@ -126,7 +126,7 @@ def _halves(total: int, more_behind: bool) -> Pair:
 
 
 def _transposed_pads(
-    call: Call,
+    call: OnnxCall,
     sizes: Sequence[int],
     kernel: Sequence[int],
     strides: Sequence[int],

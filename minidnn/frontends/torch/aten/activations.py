@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minidnn.frontends.torch.aten.call import TRAINING, Call, Refused, takes
+from minidnn.frontends.torch.aten.call import TRAINING, AtenCall, Refused, takes
 from minidnn.frontends.torch.aten.movement import part
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
@@ -12,23 +12,23 @@ from minidnn.graph.expression import Expression, argument
 from minidnn.graph.trace import apply
 
 
-def formula(call: Call, title: str, body: Expression) -> Any:
+def formula(call: AtenCall, title: str, body: Expression) -> Any:
     """An operation as a scalar expression of its operand."""
     return apply(ops.Formula(body, title=title), call.tensor("self"))
 
 
 @takes("relu.default")
-def relu(call: Call) -> Any:
+def relu(call: AtenCall) -> Any:
     return apply(ops.ReLU(), call.tensor("self"))
 
 
 @takes("relu6.default")
-def relu6(call: Call) -> Any:
+def relu6(call: AtenCall) -> Any:
     return apply(ops.ReLU6(), call.tensor("self"))
 
 
 @takes("hardtanh.default")
-def hardtanh(call: Call) -> Any:
+def hardtanh(call: AtenCall) -> Any:
     low, high = call.number("min_val"), call.number("max_val")
     if (low, high) == (0, 6):
         return relu6(call)
@@ -36,7 +36,7 @@ def hardtanh(call: Call) -> Any:
 
 
 @takes("clamp.default", when="the bounds are numbers")
-def clamp(call: Call) -> Any:
+def clamp(call: AtenCall) -> Any:
     low, high = call["min"], call["max"]
     body = argument(0)
     if low is not None:
@@ -47,35 +47,35 @@ def clamp(call: Call) -> Any:
 
 
 @takes("clamp_min.default")
-def clamp_min(call: Call) -> Any:
+def clamp_min(call: AtenCall) -> Any:
     return formula(call, "Clamp", scalar.maximum(argument(0), float(call.number("min"))))
 
 
 @takes("clamp_max.default")
-def clamp_max(call: Call) -> Any:
+def clamp_max(call: AtenCall) -> Any:
     return formula(call, "Clamp", scalar.minimum(argument(0), float(call.number("max"))))
 
 
 @takes("leaky_relu.default")
-def leaky_relu(call: Call) -> Any:
+def leaky_relu(call: AtenCall) -> Any:
     return apply(ops.LeakyReLU(float(call.number("negative_slope"))), call.tensor("self"))
 
 
 @takes("elu.default", when="scale and input_scale are 1")
-def elu(call: Call) -> Any:
+def elu(call: AtenCall) -> Any:
     if (call.number("scale"), call.number("input_scale")) != (1, 1):
         raise Refused(f"scale={call['scale']}, input_scale={call['input_scale']}; known is 1")
     return apply(ops.ELU(float(call.number("alpha"))), call.tensor("self"))
 
 
 @takes("celu.default")
-def celu(call: Call) -> Any:
+def celu(call: AtenCall) -> Any:
     x, alpha = argument(0), float(call.number("alpha"))
     return formula(call, "CELU", scalar.where(x > 0.0, x, alpha * scalar.expm1(x / alpha)))
 
 
 @takes("selu.default")
-def selu(call: Call) -> Any:
+def selu(call: AtenCall) -> Any:
     x, alpha, scale = (
         argument(0),
         1.6732632423543772848170429916717,
@@ -85,37 +85,37 @@ def selu(call: Call) -> Any:
 
 
 @takes("sigmoid.default")
-def sigmoid(call: Call) -> Any:
+def sigmoid(call: AtenCall) -> Any:
     return apply(ops.Sigmoid(), call.tensor("self"))
 
 
 @takes("tanh.default")
-def tanh(call: Call) -> Any:
+def tanh(call: AtenCall) -> Any:
     return apply(ops.Tanh(), call.tensor("self"))
 
 
 @takes("gelu.default")
-def gelu(call: Call) -> Any:
+def gelu(call: AtenCall) -> Any:
     return apply(ops.GELU(call["approximate"]), call.tensor("self"))
 
 
 @takes("silu.default")
-def silu(call: Call) -> Any:
+def silu(call: AtenCall) -> Any:
     return apply(ops.SiLU(), call.tensor("self"))
 
 
 @takes("hardswish.default")
-def hardswish(call: Call) -> Any:
+def hardswish(call: AtenCall) -> Any:
     return apply(ops.Hardswish(), call.tensor("self"))
 
 
 @takes("hardsigmoid.default")
-def hardsigmoid(call: Call) -> Any:
+def hardsigmoid(call: AtenCall) -> Any:
     return apply(ops.Hardsigmoid(), call.tensor("self"))
 
 
 @takes("softplus.default")
-def softplus(call: Call) -> Any:
+def softplus(call: AtenCall) -> Any:
     x, beta = argument(0), float(call.number("beta"))
     smooth = scalar.log1p(scalar.exp(x * beta)) / beta
     return formula(
@@ -124,14 +124,14 @@ def softplus(call: Call) -> Any:
 
 
 @takes("mish.default")
-def mish(call: Call) -> Any:
+def mish(call: AtenCall) -> Any:
     x = argument(0)
     smooth = scalar.where(x > 20.0, x, scalar.log1p(scalar.exp(x)))
     return formula(call, "Mish", x * scalar.tanh(smooth))
 
 
 @takes("prelu.default", when="the weight is known")
-def prelu(call: Call) -> Any:
+def prelu(call: AtenCall) -> Any:
     x, weight = call.tensor("self"), call.constant("weight")
     value, slope = argument(0), argument(1)
     body = scalar.where(value > 0.0, value, slope * value)
@@ -141,90 +141,90 @@ def prelu(call: Call) -> Any:
 
 
 @takes("exp.default")
-def exp(call: Call) -> Any:
+def exp(call: AtenCall) -> Any:
     return formula(call, "Exp", scalar.exp(argument(0)))
 
 
 @takes("log.default")
-def log(call: Call) -> Any:
+def log(call: AtenCall) -> Any:
     return formula(call, "Log", scalar.log(argument(0)))
 
 
 @takes("sqrt.default")
-def sqrt(call: Call) -> Any:
+def sqrt(call: AtenCall) -> Any:
     return formula(call, "Sqrt", scalar.sqrt(argument(0)))
 
 
 @takes("rsqrt.default")
-def rsqrt(call: Call) -> Any:
+def rsqrt(call: AtenCall) -> Any:
     return formula(call, "Rsqrt", 1.0 / scalar.sqrt(argument(0)))
 
 
 @takes("reciprocal.default")
-def reciprocal(call: Call) -> Any:
+def reciprocal(call: AtenCall) -> Any:
     return formula(call, "Reciprocal", 1.0 / argument(0))
 
 
 @takes("abs.default", "absolute.default")
-def absolute(call: Call) -> Any:
+def absolute(call: AtenCall) -> Any:
     return formula(call, "Abs", abs(argument(0)))
 
 
 @takes("neg.default", "negative.default")
-def neg(call: Call) -> Any:
+def neg(call: AtenCall) -> Any:
     return formula(call, "Neg", -argument(0))
 
 
 @takes("square.default")
-def square(call: Call) -> Any:
+def square(call: AtenCall) -> Any:
     return formula(call, "Square", argument(0) * argument(0))
 
 
 @takes("erf.default")
-def erf(call: Call) -> Any:
+def erf(call: AtenCall) -> Any:
     return formula(call, "Erf", scalar.erf(argument(0)))
 
 
 @takes("expm1.default")
-def expm1(call: Call) -> Any:
+def expm1(call: AtenCall) -> Any:
     return formula(call, "Expm1", scalar.expm1(argument(0)))
 
 
 @takes("log1p.default")
-def log1p(call: Call) -> Any:
+def log1p(call: AtenCall) -> Any:
     return formula(call, "Log1p", scalar.log1p(argument(0)))
 
 
 @takes("log_sigmoid.default")
-def log_sigmoid(call: Call) -> Any:
+def log_sigmoid(call: AtenCall) -> Any:
     x = argument(0)
     body = scalar.minimum(x, 0.0) - scalar.log1p(scalar.exp(-abs(x)))
     return formula(call, "LogSigmoid", body)
 
 
 @takes("hardshrink.default")
-def hardshrink(call: Call) -> Any:
+def hardshrink(call: AtenCall) -> Any:
     x, width = argument(0), float(call.number("lambd"))
     inside = (x >= -width) * (x <= width)
     return formula(call, "Hardshrink", scalar.where(inside > 0.0, 0.0, x))
 
 
 @takes("softshrink.default")
-def softshrink(call: Call) -> Any:
+def softshrink(call: AtenCall) -> Any:
     x, width = argument(0), float(call.number("lambd"))
     below = scalar.where(x < -width, x + width, x * 0.0)
     return formula(call, "Softshrink", scalar.where(x > width, x - width, below))
 
 
 @takes("threshold.default")
-def threshold(call: Call) -> Any:
+def threshold(call: AtenCall) -> Any:
     x = argument(0)
     most, value = float(call.number("threshold")), float(call.number("value"))
     return formula(call, "Threshold", scalar.where(x <= most, value, x))
 
 
 @takes("rrelu.default", when="not training")
-def rrelu(call: Call) -> Any:
+def rrelu(call: AtenCall) -> Any:
     if call["training"]:
         raise Refused(f"{TRAINING}, and draws random numbers")
     slope = (float(call.number("lower")) + float(call.number("upper"))) / 2
@@ -232,7 +232,7 @@ def rrelu(call: Call) -> Any:
 
 
 @takes("glu.default")
-def glu(call: Call) -> Any:
+def glu(call: AtenCall) -> Any:
     x = call.tensor("self")
     axis = call.axis("dim", x.type.rank)
     size = x.shape[axis] // 2
@@ -248,7 +248,7 @@ def glu(call: Call) -> Any:
     "feature_alpha_dropout.default",
     when="not training",
 )
-def dropout(call: Call) -> Any:
+def dropout(call: AtenCall) -> Any:
     if call["train"]:
         raise Refused(f"{TRAINING}, and draws random numbers")
     return apply(ops.Dropout(float(call.number("p"))), call.tensor("input"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, constant
@@ -19,7 +19,7 @@ from minidnn.graph.types import FLOATS, TensorType, numpy_dtype, rounded_to
 Arithmetic = Callable[[Any, Any], Any]
 
 
-def _binary(call: Call, op: Elementwise, compute: Arithmetic, alpha: float = 1.0) -> Any:
+def _binary(call: AtenCall, op: Elementwise, compute: Arithmetic, alpha: float = 1.0) -> Any:
     """``compute(self, alpha * other)``; numbers go into a formula."""
     if call.is_tensor("other"):
         x, other = operands(call, "self", "other")
@@ -32,7 +32,7 @@ def _binary(call: Call, op: Elementwise, compute: Arithmetic, alpha: float = 1.0
     return apply(ops.Formula(compute(argument(0), constant(number)), title=op.name), x)
 
 
-def operands(call: Call, *names: str) -> tuple[Value, ...]:
+def operands(call: AtenCall, *names: str) -> tuple[Value, ...]:
     """Operands in the dtype of the result, to which PyTorch converts them first: a constant is
     converted here."""
     expected = call.result.dtype
@@ -57,7 +57,7 @@ def _converted(value: Constant, dtype: str) -> Constant:
 
 
 @takes("add.Tensor", "add.Scalar")
-def add(call: Call) -> Any:
+def add(call: AtenCall) -> Any:
     alpha = float(call.number("alpha"))
     if call.is_tensor("other") and isinstance(call.tensor("self"), Constant) and alpha == 1.0:
         # A sum is the same either way, and a constant in the second place is what is expected.
@@ -66,12 +66,12 @@ def add(call: Call) -> Any:
 
 
 @takes("sub.Tensor", "sub.Scalar", "subtract.Tensor", "subtract.Scalar")
-def sub(call: Call) -> Any:
+def sub(call: AtenCall) -> Any:
     return _binary(call, ops.Sub(), lambda a, b: a - b, float(call.number("alpha")))
 
 
 @takes("rsub.Scalar", "rsub.Tensor")
-def rsub(call: Call) -> Any:
+def rsub(call: AtenCall) -> Any:
     alpha = float(call.number("alpha"))
     if call.is_tensor("other"):
         body = argument(1) - alpha * argument(0)
@@ -82,7 +82,7 @@ def rsub(call: Call) -> Any:
 
 
 @takes("mul.Tensor", "mul.Scalar", "multiply.Tensor", "multiply.Scalar")
-def mul(call: Call) -> Any:
+def mul(call: AtenCall) -> Any:
     if call.is_tensor("other") and isinstance(call.tensor("self"), Constant):
         return apply(ops.Mul(), *reversed(operands(call, "self", "other")))
     return _binary(call, ops.Mul(), lambda a, b: a * b)
@@ -96,26 +96,26 @@ def mul(call: Call) -> Any:
     "true_divide.Tensor",
     "true_divide.Scalar",
 )
-def div(call: Call) -> Any:
+def div(call: AtenCall) -> Any:
     return _binary(call, ops.Div(), lambda a, b: a / b)
 
 
-def _extremum(call: Call, title: str, body: Any) -> Any:
+def _extremum(call: AtenCall, title: str, body: Any) -> Any:
     return apply(ops.Formula(body, tensors=2, title=title), *operands(call, "self", "other"))
 
 
 @takes("maximum.default", "max.other")
-def maximum(call: Call) -> Any:
+def maximum(call: AtenCall) -> Any:
     return _extremum(call, "Maximum", scalar.maximum(argument(0), argument(1)))
 
 
 @takes("minimum.default", "min.other")
-def minimum(call: Call) -> Any:
+def minimum(call: AtenCall) -> Any:
     return _extremum(call, "Minimum", scalar.minimum(argument(0), argument(1)))
 
 
 @takes("clamp.Tensor")
-def clamp_between(call: Call) -> Any:
+def clamp_between(call: AtenCall) -> Any:
     """The upper bound counts where it is below the lower one."""
     names = [name for name in ("min", "max") if call.is_tensor(name)]
     body = argument(0)
@@ -127,16 +127,16 @@ def clamp_between(call: Call) -> Any:
 
 
 @takes("addcmul.default")
-def addcmul(call: Call) -> Any:
+def addcmul(call: AtenCall) -> Any:
     return _added(call, "Addcmul", lambda a, b: a * b)
 
 
 @takes("addcdiv.default")
-def addcdiv(call: Call) -> Any:
+def addcdiv(call: AtenCall) -> Any:
     return _added(call, "Addcdiv", lambda a, b: a / b)
 
 
-def _added(call: Call, title: str, compute: Arithmetic) -> Any:
+def _added(call: AtenCall, title: str, compute: Arithmetic) -> Any:
     """``self + value * compute(tensor1, tensor2)``"""
     x, a, b = argument(0), argument(1), argument(2)
     value = float(call.number("value"))
@@ -146,7 +146,7 @@ def _added(call: Call, title: str, compute: Arithmetic) -> Any:
 
 
 @takes("lerp.Scalar", "lerp.Tensor")
-def lerp(call: Call) -> Any:
+def lerp(call: AtenCall) -> Any:
     """From the nearer end, as PyTorch computes it, so that both ends are met."""
     start, end = argument(0), argument(1)
     if call.is_tensor("weight"):

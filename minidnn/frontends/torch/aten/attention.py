@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.frontends.torch.aten.call import TRAINING, Call, Refused, takes
+from minidnn.frontends.torch.aten.call import TRAINING, AtenCall, Refused, takes
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, constant, where
 from minidnn.graph.ir import Constant, Value
@@ -22,7 +22,7 @@ _NOTHING = -math.inf
 
 
 @takes("scaled_dot_product_attention.default", when="there is no dropout")
-def scaled_dot_product_attention(call: Call) -> Any:
+def scaled_dot_product_attention(call: AtenCall) -> Any:
     query, key, value = (call.tensor(name) for name in ("query", "key", "value"))
     if call.number("dropout_p"):
         raise Refused(f"dropout_p={call['dropout_p']}: {TRAINING}, and draws random numbers")
@@ -49,7 +49,7 @@ def _transposed(x: Value) -> Value:
     return apply(ops.Transpose((*range(rank - 2), rank - 1, rank - 2)), x)
 
 
-def _product(call: Call, a: Value, b: Value) -> Value:
+def _product(call: AtenCall, a: Value, b: Value) -> Value:
     """``a @ b``; with ``enable_gqa`` each head of ``b`` is that of several heads of ``a``, whose
     rows are then those of one matrix."""
     if not call["enable_gqa"] or a.shape[-3] == b.shape[-3]:
@@ -63,7 +63,7 @@ def _product(call: Call, a: Value, b: Value) -> Value:
     return apply(ops.View((*out.shape[:-3], heads, rows, b.shape[-1])), out)
 
 
-def _mask(call: Call, size: tuple[int, int]) -> Value | None:
+def _mask(call: AtenCall, size: tuple[int, int]) -> Value | None:
     """What is added to scores, or a bool for each that says whether it counts."""
     given = call.optional("attn_mask")
     if not call["is_causal"]:

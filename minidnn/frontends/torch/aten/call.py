@@ -24,10 +24,10 @@ class Refused(Exception):
 
 
 #: Gives the value or values of an operation; raises :class:`Refused` or GraphError.
-Converter = Callable[["Call"], Any]
+Converter = Callable[["AtenCall"], Any]
 
 
-class Call:
+class AtenCall:
     """An operation's arguments by the names in its schema, defaults filled in."""
 
     def __init__(self, node: Node, values: Mapping[Node, Any]) -> None:

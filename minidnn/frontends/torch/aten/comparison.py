@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minidnn.frontends.torch.aten.arithmetic import operands
-from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, argument, constant, number
@@ -17,7 +17,7 @@ Compare = Callable[[Expression, Expression], Expression]
 _ONE_DTYPE = "both operands have one dtype"
 
 
-def _compared(call: Call, title: str, compare: Compare) -> Any:
+def _compared(call: AtenCall, title: str, compare: Compare) -> Any:
     x, other = argument(0), argument(1)
     values = [call.tensor("self")]
     if call.is_tensor("other"):
@@ -39,37 +39,37 @@ def _equal(a: Expression, b: Expression) -> Expression:
 
 
 @takes("gt.Scalar", "gt.Tensor", "greater.Scalar", "greater.Tensor", when=_ONE_DTYPE)
-def gt(call: Call) -> Any:
+def gt(call: AtenCall) -> Any:
     return _compared(call, "Greater", lambda a, b: a > b)
 
 
 @takes("ge.Scalar", "ge.Tensor", "greater_equal.Scalar", "greater_equal.Tensor", when=_ONE_DTYPE)
-def ge(call: Call) -> Any:
+def ge(call: AtenCall) -> Any:
     return _compared(call, "GreaterOrEqual", lambda a, b: a >= b)
 
 
 @takes("lt.Scalar", "lt.Tensor", "less.Scalar", "less.Tensor", when=_ONE_DTYPE)
-def lt(call: Call) -> Any:
+def lt(call: AtenCall) -> Any:
     return _compared(call, "Less", lambda a, b: a < b)
 
 
 @takes("le.Scalar", "le.Tensor", "less_equal.Scalar", "less_equal.Tensor", when=_ONE_DTYPE)
-def le(call: Call) -> Any:
+def le(call: AtenCall) -> Any:
     return _compared(call, "LessOrEqual", lambda a, b: a <= b)
 
 
 @takes("eq.Scalar", "eq.Tensor", when=_ONE_DTYPE)
-def eq(call: Call) -> Any:
+def eq(call: AtenCall) -> Any:
     return _compared(call, "Equal", _equal)
 
 
 @takes("ne.Scalar", "ne.Tensor", "not_equal.Scalar", "not_equal.Tensor", when=_ONE_DTYPE)
-def ne(call: Call) -> Any:
+def ne(call: AtenCall) -> Any:
     return _compared(call, "NotEqual", lambda a, b: 1.0 - _equal(a, b))
 
 
 @takes("isnan.default")
-def isnan(call: Call) -> Any:
+def isnan(call: AtenCall) -> Any:
     x = argument(0)
     return _as_bool("IsNaN", 1.0 - _equal(x, x), call.tensor("self"))
 
@@ -77,11 +77,11 @@ def isnan(call: Call) -> Any:
 _OF_BOOLS = "its operands are bools"
 
 
-def _joined(call: Call, title: str, join: Compare) -> Any:
+def _joined(call: AtenCall, title: str, join: Compare) -> Any:
     return _as_bool(title, join(argument(0), argument(1)), *_bools(call, "self", "other"))
 
 
-def _bools(call: Call, *names: str) -> list[Value]:
+def _bools(call: AtenCall, *names: str) -> list[Value]:
     values = [call.tensor(name) for name in names]
     dtypes = {value.dtype for value in values}
     if dtypes != {"bool"}:
@@ -90,36 +90,36 @@ def _bools(call: Call, *names: str) -> list[Value]:
 
 
 @takes("logical_and.default", "bitwise_and.Tensor", "__and__.Tensor", when=_OF_BOOLS)
-def logical_and(call: Call) -> Any:
+def logical_and(call: AtenCall) -> Any:
     return _joined(call, "And", scalar.minimum)
 
 
 @takes("logical_or.default", "bitwise_or.Tensor", "__or__.Tensor", when=_OF_BOOLS)
-def logical_or(call: Call) -> Any:
+def logical_or(call: AtenCall) -> Any:
     return _joined(call, "Or", scalar.maximum)
 
 
 @takes("logical_xor.default", "bitwise_xor.Tensor", "__xor__.Tensor", when=_OF_BOOLS)
-def logical_xor(call: Call) -> Any:
+def logical_xor(call: AtenCall) -> Any:
     return _joined(call, "Xor", lambda a, b: abs(a - b))
 
 
 @takes("logical_not.default", "bitwise_not.default", when=_OF_BOOLS)
-def logical_not(call: Call) -> Any:
+def logical_not(call: AtenCall) -> Any:
     return _as_bool("Not", 1.0 - argument(0), *_bools(call, "self"))
 
 
 @takes("where.self", "where.ScalarOther", "where.ScalarSelf", when=_ONE_DTYPE)
-def where(call: Call) -> Any:
+def where(call: AtenCall) -> Any:
     return _chosen(call, "condition", "self", "other")
 
 
 @takes("masked_fill.Scalar", "masked_fill.Tensor", when=_ONE_DTYPE)
-def masked_fill(call: Call) -> Any:
+def masked_fill(call: AtenCall) -> Any:
     return _chosen(call, "mask", "value", "self")
 
 
-def _chosen(call: Call, condition: str, true: str, false: str) -> Any:
+def _chosen(call: AtenCall, condition: str, true: str, false: str) -> Any:
     """The one where ``condition`` holds, the other where not; a number may stand for either."""
     (mask,) = _bools(call, condition)
     names = [name for name in (true, false) if call.is_tensor(name)]

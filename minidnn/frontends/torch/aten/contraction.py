@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument
 from minidnn.graph.ir import Constant, Value
@@ -15,7 +15,7 @@ _KNOWN_WEIGHT = "the weight is known, and there is a batch axis"
 
 
 @takes("conv2d.default", "convolution.default", when=_KNOWN_WEIGHT)
-def conv2d(call: Call) -> Any:
+def conv2d(call: AtenCall) -> Any:
     if "transposed" in call.names and call["transposed"]:
         return conv_transpose(call)
     rows, columns = call.pair("padding")
@@ -23,7 +23,7 @@ def conv2d(call: Call) -> Any:
 
 
 @takes("conv2d.padding", when=_KNOWN_WEIGHT)
-def conv2d_named_padding(call: Call) -> Any:
+def conv2d_named_padding(call: AtenCall) -> Any:
     if call["padding"] == "valid":
         return _conv2d(call, ((0, 0), (0, 0)))
     kernel = call.constant("weight").shape[2:]
@@ -32,7 +32,7 @@ def conv2d_named_padding(call: Call) -> Any:
     return _conv2d(call, (rows, columns))
 
 
-def _conv2d(call: Call, padding: tuple[tuple[int, int], tuple[int, int]]) -> Any:
+def _conv2d(call: AtenCall, padding: tuple[tuple[int, int], tuple[int, int]]) -> Any:
     x = call.tensor("input")
     weight = call.constant("weight")
     if weight.type.rank != 4 or x.type.rank != 4:
@@ -42,13 +42,13 @@ def _conv2d(call: Call, padding: tuple[tuple[int, int], tuple[int, int]]) -> Any
 
 
 @takes("conv1d.default", when=_KNOWN_WEIGHT)
-def conv1d(call: Call) -> Any:
+def conv1d(call: AtenCall) -> Any:
     (padding,) = call["padding"]
     return _conv1d(call, (padding, padding))
 
 
 @takes("conv1d.padding", when=_KNOWN_WEIGHT)
-def conv1d_named_padding(call: Call) -> Any:
+def conv1d_named_padding(call: AtenCall) -> Any:
     if call["padding"] == "valid":
         return _conv1d(call, (0, 0))
     (dilation,) = call["dilation"]
@@ -56,7 +56,7 @@ def conv1d_named_padding(call: Call) -> Any:
     return _conv1d(call, (reach // 2, reach - reach // 2))
 
 
-def _conv1d(call: Call, padding: tuple[int, int]) -> Any:
+def _conv1d(call: AtenCall, padding: tuple[int, int]) -> Any:
     """Over the columns of images of one row."""
     x = call.tensor("input")
     weight = call.constant("weight")
@@ -71,7 +71,7 @@ def _conv1d(call: Call, padding: tuple[int, int]) -> Any:
 
 
 @takes("conv_transpose1d.default", "conv_transpose2d.input", when=_KNOWN_WEIGHT)
-def conv_transpose(call: Call) -> Any:
+def conv_transpose(call: AtenCall) -> Any:
     x, weight = call.tensor("input"), call.constant("weight")
     axes = weight.type.rank - 2
     if axes not in (1, 2) or x.type.rank != weight.type.rank:
@@ -88,13 +88,13 @@ def conv_transpose(call: Call) -> Any:
     )
 
 
-def _bias(call: Call, name: str) -> list[Constant]:
+def _bias(call: AtenCall, name: str) -> list[Constant]:
     bias = call.optional_constant(name)
     return [] if bias is None else [bias]
 
 
 @takes("linear.default", when="the weight is known")
-def linear(call: Call) -> Any:
+def linear(call: AtenCall) -> Any:
     x, operands = call.tensor("input"), [call.constant("weight"), *_bias(call, "bias")]
     if x.type.rank > 1:
         return apply(ops.Linear(), x, *operands)
@@ -103,7 +103,7 @@ def linear(call: Call) -> Any:
 
 
 @takes("addmm.default", when="the matrix and the vector added are known, alpha and beta are 1")
-def addmm(call: Call) -> Any:
+def addmm(call: AtenCall) -> Any:
     if (call.number("alpha"), call.number("beta")) != (1, 1):
         raise Refused(f"alpha={call['alpha']}, beta={call['beta']}; known is 1")
     bias = call.constant("self")
@@ -113,12 +113,12 @@ def addmm(call: Call) -> Any:
 
 
 @takes("mm.default", "bmm.default")
-def mm(call: Call) -> Any:
+def mm(call: AtenCall) -> Any:
     return product(call.tensor("self"), call.tensor("mat2"))
 
 
 @takes("matmul.default", "mv.default", "dot.default")
-def matmul(call: Call) -> Any:
+def matmul(call: AtenCall) -> Any:
     """A vector is a matrix of one row, or of one column if it is the second."""
     x, other = (call.tensor(name) for name in call.names)
     left = apply_or_compute(ops.View((1, *x.shape)), x) if x.type.rank == 1 else x
@@ -130,7 +130,7 @@ def matmul(call: Call) -> Any:
 
 
 @takes("baddbmm.default", when="no other dtype is asked for")
-def baddbmm(call: Call) -> Any:
+def baddbmm(call: AtenCall) -> Any:
     """``beta * self + alpha * batch1 @ batch2``; without beta, nothing of ``self`` counts."""
     alpha, beta = float(call.number("alpha")), float(call.number("beta"))
     out = product(call.tensor("batch1"), call.tensor("batch2"))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
-from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.frontends.torch.aten.contraction import product
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value
@@ -14,7 +14,7 @@ from minidnn.graph.trace import apply_or_compute
 
 
 @takes("einsum.default", when="of two operands, each letter once in either, and no '...'")
-def einsum(call: Call) -> Any:
+def einsum(call: AtenCall) -> Any:
     equation = call["equation"].replace(" ", "")
     values = call.tensors("tensors")
     given, _, result = equation.partition("->")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Constant, Value
@@ -28,7 +28,7 @@ from minidnn.graph.types import TensorType
     "type_as.default",
     when="dtype and device stay what they are",
 )
-def same(call: Call) -> Any:
+def same(call: AtenCall) -> Any:
     x = call.tensor("self")
     before, after = call.node.all_input_nodes[0].meta["val"], call.node.meta["val"]
     if before.device != after.device:
@@ -45,7 +45,7 @@ def _reshaped(x: Value, shape: tuple[int, ...]) -> Any:
 
 
 @takes("flatten.using_ints")
-def flatten(call: Call) -> Any:
+def flatten(call: AtenCall) -> Any:
     x = call.tensor("self")
     if not x.shape:
         return apply(ops.View((1,)), x)
@@ -64,18 +64,18 @@ def flatten(call: Call) -> Any:
     "reshape_as.default",
     "view_as.default",
 )
-def reshape(call: Call) -> Any:
+def reshape(call: AtenCall) -> Any:
     return _reshaped(call.tensor("self"), call.result.shape)
 
 
 @takes("permute.default")
-def permute(call: Call) -> Any:
+def permute(call: AtenCall) -> Any:
     x = call.tensor("self")
     return apply(ops.Transpose(tuple(d % x.type.rank for d in call["dims"])), x)
 
 
 @takes("transpose.int", "swapaxes.default", "swapdims.default")
-def transpose(call: Call) -> Any:
+def transpose(call: AtenCall) -> Any:
     x = call.tensor("self")
     order = list(range(x.type.rank))
     first, second = (call.axis(name, x.type.rank) for name in call.names[1:])
@@ -85,7 +85,7 @@ def transpose(call: Call) -> Any:
 
 
 @takes("movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist")
-def movedim(call: Call) -> Any:
+def movedim(call: AtenCall) -> Any:
     x = call.tensor("self")
     given = [call[name] for name in ("source", "destination")]
     rank = max(x.type.rank, 1)
@@ -99,7 +99,7 @@ def movedim(call: Call) -> Any:
 
 
 @takes("t.default", "numpy_T.default", "mT.default")
-def matrix_transpose(call: Call) -> Any:
+def matrix_transpose(call: AtenCall) -> Any:
     x = call.tensor("self")
     order = list(range(x.type.rank))
     if "mT" in str(call.node.target):
@@ -118,7 +118,7 @@ def part(x: Value, axis: int, start: int, size: int, step: int = 1) -> Any:
 
 
 @takes("slice.Tensor", "narrow.default")
-def slice_(call: Call) -> Any:
+def slice_(call: AtenCall) -> Any:
     x = call.tensor("self")
     axis = call.axis("dim", x.type.rank)
     begin, size = call["start"] or 0, x.shape[axis]
@@ -128,7 +128,7 @@ def slice_(call: Call) -> Any:
 
 
 @takes("select.int")
-def select(call: Call) -> Any:
+def select(call: AtenCall) -> Any:
     x = call.tensor("self")
     axis = call.axis("dim", x.type.rank)
     return _reshaped(part(x, axis, call["index"] % x.shape[axis], 1), call.result.shape)
@@ -143,7 +143,7 @@ def select(call: Call) -> Any:
     "unsafe_split.Tensor",
     "unbind.int",
 )
-def chunk(call: Call) -> Any:
+def chunk(call: AtenCall) -> Any:
     x = call.tensor("self")
     axis = call.axis("dim", x.type.rank)
     whole = call.node.meta["val"]
@@ -158,18 +158,18 @@ def chunk(call: Call) -> Any:
 
 
 @takes("expand.default", "expand_as.default", "broadcast_to.default")
-def expand(call: Call) -> Any:
+def expand(call: AtenCall) -> Any:
     return apply(ops.Expand(call.result.shape), call.tensor("self"))
 
 
 @takes("cat.default", "concat.default", "concatenate.default")
-def cat(call: Call) -> Any:
+def cat(call: AtenCall) -> Any:
     values = call.tensors("tensors")
     return apply(ops.Concat(call.axis("dim", values[0].type.rank)), *values)
 
 
 @takes("stack.default")
-def stack(call: Call) -> Any:
+def stack(call: AtenCall) -> Any:
     values = call.tensors("tensors")
     axis = call.axis("dim", values[0].type.rank + 1)
     shape = values[0].shape
@@ -186,26 +186,26 @@ _MODES: dict[str, Literal["constant", "edge", "reflect", "wrap"]] = {
 
 
 @takes("pad.default", when="no padding is negative")
-def pad(call: Call) -> Any:
+def pad(call: AtenCall) -> Any:
     return _padded(call, call["mode"], call["value"] or 0.0)
 
 
 @takes("constant_pad_nd.default", when="no padding is negative")
-def constant_pad(call: Call) -> Any:
+def constant_pad(call: AtenCall) -> Any:
     return _padded(call, "constant", call.number("value"))
 
 
 @takes("reflection_pad2d.default", "reflection_pad1d.default", when="no padding is negative")
-def reflection_pad(call: Call) -> Any:
+def reflection_pad(call: AtenCall) -> Any:
     return _padded(call, "reflect", 0.0)
 
 
 @takes("replication_pad2d.default", "replication_pad1d.default", when="no padding is negative")
-def replication_pad(call: Call) -> Any:
+def replication_pad(call: AtenCall) -> Any:
     return _padded(call, "replicate", 0.0)
 
 
-def _padded(call: Call, mode: str, value: float) -> Any:
+def _padded(call: AtenCall, mode: str, value: float) -> Any:
     """Paddings are given in pairs, those of the last axis first."""
     x = call.tensor("self")
     given = call["pad"] if "pad" in call.names else call["padding"]
@@ -219,7 +219,7 @@ def _padded(call: Call, mode: str, value: float) -> Any:
 
 
 @takes("pixel_shuffle.default")
-def pixel_shuffle(call: Call) -> Any:
+def pixel_shuffle(call: AtenCall) -> Any:
     x, factor = call.tensor("self"), call["upscale_factor"]
     *front, channels, rows, columns = x.shape
     batch = tuple(front)
@@ -230,7 +230,7 @@ def pixel_shuffle(call: Call) -> Any:
 
 
 @takes("pixel_unshuffle.default")
-def pixel_unshuffle(call: Call) -> Any:
+def pixel_unshuffle(call: AtenCall) -> Any:
     x, factor = call.tensor("self"), call["downscale_factor"]
     *front, channels, rows, columns = x.shape
     batch = tuple(front)
@@ -243,13 +243,13 @@ def pixel_unshuffle(call: Call) -> Any:
 
 
 @takes("flip.default")
-def flip(call: Call) -> Any:
+def flip(call: AtenCall) -> Any:
     x = call.tensor("self")
     return _taken(x, {axis % x.type.rank: range(x.shape[axis])[::-1] for axis in call["dims"]})
 
 
 @takes("roll.default", when="the axes are given")
-def roll(call: Call) -> Any:
+def roll(call: AtenCall) -> Any:
     x, axes = call.tensor("self"), call["dims"]
     if not axes:
         raise Refused("it rolls the whole as one vector")
@@ -262,7 +262,7 @@ def roll(call: Call) -> Any:
 
 
 @takes("repeat.default", "tile.default")
-def repeat(call: Call) -> Any:
+def repeat(call: AtenCall) -> Any:
     """The whole, several times along each axis, as if it had axes of one element in front."""
     x, shape = call.tensor("self"), call.result.shape
     wide = (1,) * (len(shape) - x.type.rank) + x.shape
@@ -272,7 +272,7 @@ def repeat(call: Call) -> Any:
 
 
 @takes("repeat_interleave.self_int")
-def repeat_interleave(call: Call) -> Any:
+def repeat_interleave(call: AtenCall) -> Any:
     """Each element several times; without an axis those of the whole as one vector."""
     x, times = call.tensor("self"), call["repeats"]
     if call["dim"] is None:
@@ -282,19 +282,19 @@ def repeat_interleave(call: Call) -> Any:
 
 
 @takes("index_select.default", when="the indices are known")
-def index_select(call: Call) -> Any:
+def index_select(call: AtenCall) -> Any:
     x = call.tensor("self")
     return _taken(x, {call.axis("dim", x.type.rank): _indices(call.constant("index"), x, call)})
 
 
-def _indices(index: Constant, x: Value, call: Call) -> list[int]:
+def _indices(index: Constant, x: Value, call: AtenCall) -> list[int]:
     """The numbers of a vector of indices, counted from the front."""
     size = x.shape[call.axis("dim", x.type.rank)]
     return [int(i) % size for i in index.data.reshape(-1)]
 
 
 @takes("unfold.default")
-def unfold(call: Call) -> Any:
+def unfold(call: AtenCall) -> Any:
     """Windows along an axis, of which each is the last axis of its own."""
     x = call.tensor("self")
     axis, size, step = call.axis("dimension", x.type.rank), call["size"], call["step"]
@@ -306,7 +306,7 @@ def unfold(call: Call) -> Any:
 
 
 @takes("im2col.default", when="there is a batch axis")
-def im2col(call: Call) -> Any:
+def im2col(call: AtenCall) -> Any:
     x = call.tensor("self")
     if x.type.rank != 4:
         raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
@@ -318,7 +318,7 @@ def im2col(call: Call) -> Any:
 
 
 @takes("col2im.default", when="there is a batch axis, and the blocks lie side by side")
-def col2im(call: Call) -> Any:
+def col2im(call: AtenCall) -> Any:
     x, kernel = call.tensor("self"), call.pair("kernel_size")
     plain = (call.pair("padding"), call.pair("dilation")) == ((0, 0), (1, 1))
     if x.type.rank != 3 or not plain or call.pair("stride") != kernel:
@@ -338,7 +338,7 @@ def col2im(call: Call) -> Any:
 
 
 @takes("tril.default", "triu.default")
-def triangle(call: Call) -> Any:
+def triangle(call: AtenCall) -> Any:
     """Zero above, or below, a diagonal of the last two axes."""
     x, diagonal = call.tensor("self"), call["diagonal"]
     rows, columns = x.shape[-2:]
@@ -360,7 +360,7 @@ def _taken(x: Value, places: Mapping[int, Sequence[int]]) -> Value:
 
 
 @takes("channel_shuffle.default")
-def channel_shuffle(call: Call) -> Any:
+def channel_shuffle(call: AtenCall) -> Any:
     x, groups = call.tensor("self"), call["groups"]
     batch, channels, *plane = x.shape
     split = apply(ops.View((batch, groups, channels // groups, *plane)), x)

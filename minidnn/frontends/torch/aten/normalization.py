@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.frontends.torch.aten.call import TRAINING, Call, Refused, takes
+from minidnn.frontends.torch.aten.call import TRAINING, AtenCall, Refused, takes
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, sqrt
 from minidnn.graph.trace import apply
@@ -15,18 +15,18 @@ _CONDITION = "not training, statistics stored and known"
 
 
 @takes("batch_norm.default", when=_CONDITION)
-def batch_norm(call: Call) -> Any:
+def batch_norm(call: AtenCall) -> Any:
     if call["training"]:
         raise Refused(f"{TRAINING}, and takes the batch's own statistics")
     return _normalize(call)
 
 
 @takes("_native_batch_norm_legit_no_training.default", when=_CONDITION)
-def native_batch_norm(call: Call) -> Any:
+def native_batch_norm(call: AtenCall) -> Any:
     return (_normalize(call), None, None)
 
 
-def _normalize(call: Call) -> Any:
+def _normalize(call: AtenCall) -> Any:
     x = call.tensor("input")
     mean = call.optional_constant("running_mean")
     variance = call.optional_constant("running_var")
@@ -39,16 +39,16 @@ def _normalize(call: Call) -> Any:
 
 
 @takes("layer_norm.default", when="weight and bias are known")
-def layer_norm(call: Call) -> Any:
+def layer_norm(call: AtenCall) -> Any:
     return _layer_norm(call)
 
 
 @takes("native_layer_norm.default", when="weight and bias are known, nobody reads the statistics")
-def native_layer_norm(call: Call) -> Any:
+def native_layer_norm(call: AtenCall) -> Any:
     return (_layer_norm(call), None, None)
 
 
-def _layer_norm(call: Call) -> Any:
+def _layer_norm(call: AtenCall) -> Any:
     weight, bias = call.optional_constant("weight"), call.optional_constant("bias")
     if weight is None and bias is not None:
         raise Refused("it has a bias, but no weight")
@@ -58,18 +58,18 @@ def _layer_norm(call: Call) -> Any:
 
 
 @takes("group_norm.default", when="weight and bias are known")
-def group_norm(call: Call) -> Any:
+def group_norm(call: AtenCall) -> Any:
     return _normalize_groups(call, call["num_groups"])
 
 
 @takes("instance_norm.default", when="no statistics are stored, weight and bias are known")
-def instance_norm(call: Call) -> Any:
+def instance_norm(call: AtenCall) -> Any:
     if not call["use_input_stats"] or call.optional("running_mean") is not None:
         raise Refused("it has stored statistics")
     return _normalize_groups(call, call.tensor("input").shape[1])
 
 
-def _normalize_groups(call: Call, groups: int) -> Any:
+def _normalize_groups(call: AtenCall, groups: int) -> Any:
     """Each image's groups of channels by their own statistics, then each channel by its weight."""
     op = ops.GroupNorm(groups, float(call.number("eps")))
     weight, bias = call.optional_constant("weight"), call.optional_constant("bias")
@@ -82,7 +82,7 @@ def _normalize_groups(call: Call, groups: int) -> Any:
 
 
 @takes("rms_norm.default", when="the weight is known")
-def rms_norm(call: Call) -> Any:
+def rms_norm(call: AtenCall) -> Any:
     """Each element by the root of the mean square of the last axes, times its weight."""
     x, weight = call.tensor("input"), call.optional_constant("weight")
     if x.dtype in ("float16", "bfloat16"):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply
 
 
 @takes("max_pool2d.default", when="there is a batch axis")
-def max_pool2d(call: Call) -> Any:
+def max_pool2d(call: AtenCall) -> Any:
     kernel = call.pair("kernel_size")
     op = ops.MaxPool2d(
         kernel,
@@ -24,12 +24,12 @@ def max_pool2d(call: Call) -> Any:
 
 
 @takes("max_pool2d_with_indices.default", when="nobody reads the indices")
-def max_pool2d_with_indices(call: Call) -> Any:
+def max_pool2d_with_indices(call: AtenCall) -> Any:
     return (max_pool2d(call), None)
 
 
 @takes("avg_pool2d.default", when="there is a batch axis")
-def avg_pool2d(call: Call) -> Any:
+def avg_pool2d(call: AtenCall) -> Any:
     kernel = call.pair("kernel_size")
     op = ops.AvgPool2d(
         kernel,
@@ -43,7 +43,7 @@ def avg_pool2d(call: Call) -> Any:
 
 
 @takes("max_pool1d.default", when="there is a batch axis")
-def max_pool1d(call: Call) -> Any:
+def max_pool1d(call: AtenCall) -> Any:
     (kernel,), (padding,), (dilation,) = call["kernel_size"], call["padding"], call["dilation"]
     (stride,) = call["stride"] or [kernel]
     op = ops.MaxPool2d(
@@ -53,7 +53,7 @@ def max_pool1d(call: Call) -> Any:
 
 
 @takes("avg_pool1d.default", when="there is a batch axis")
-def avg_pool1d(call: Call) -> Any:
+def avg_pool1d(call: AtenCall) -> Any:
     (kernel,), (padding,) = call["kernel_size"], call["padding"]
     (stride,) = call["stride"] or [kernel]
     op = ops.AvgPool2d(
@@ -66,7 +66,7 @@ def avg_pool1d(call: Call) -> Any:
     return apply(ops.View(call.result.shape), apply(op, _row(call)))
 
 
-def _row(call: Call) -> Value:
+def _row(call: AtenCall) -> Value:
     """Vectors as images of one row."""
     x = call.tensor("self")
     if x.type.rank != 3:
@@ -75,12 +75,12 @@ def _row(call: Call) -> Value:
 
 
 @takes("adaptive_avg_pool2d.default", "_adaptive_avg_pool2d.default", when="there is a batch axis")
-def adaptive_avg_pool2d(call: Call) -> Any:
+def adaptive_avg_pool2d(call: AtenCall) -> Any:
     return apply(ops.AdaptiveAvgPool2d(call.pair("output_size")), call.tensor("self"))
 
 
 @takes("adaptive_avg_pool1d.default", when="there is a batch axis")
-def adaptive_avg_pool1d(call: Call) -> Any:
+def adaptive_avg_pool1d(call: AtenCall) -> Any:
     (size,) = call["output_size"]
     pooled = apply(ops.AdaptiveAvgPool2d((1, size)), _row(call))
     return apply(ops.View(call.result.shape), pooled)
@@ -90,7 +90,7 @@ _NO_INDICES = "there is a batch axis, nobody reads the indices"
 
 
 @takes("adaptive_max_pool2d.default", when=_NO_INDICES)
-def adaptive_max_pool2d(call: Call) -> Any:
+def adaptive_max_pool2d(call: AtenCall) -> Any:
     x = call.tensor("self")
     if x.type.rank != 4:
         raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
@@ -98,7 +98,7 @@ def adaptive_max_pool2d(call: Call) -> Any:
 
 
 @takes("adaptive_max_pool1d.default", when=_NO_INDICES)
-def adaptive_max_pool1d(call: Call) -> Any:
+def adaptive_max_pool1d(call: AtenCall) -> Any:
     (size,) = call["output_size"]
     pooled = _adaptive_max(_row(call), (1, size))
     return (apply(ops.View(call.result.shape), pooled), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any, Literal
 
-from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, where
@@ -19,29 +19,29 @@ NO_DTYPE = "no other dtype is asked for"
 
 
 @takes("softmax.int", "_softmax.default", when=NO_DTYPE)
-def softmax(call: Call) -> Any:
+def softmax(call: AtenCall) -> Any:
     return _along(call, ops.Softmax(call["dim"]))
 
 
 @takes("log_softmax.int", "_log_softmax.default", when=NO_DTYPE)
-def log_softmax(call: Call) -> Any:
+def log_softmax(call: AtenCall) -> Any:
     return _along(call, ops.LogSoftmax(call["dim"]))
 
 
-def _along(call: Call, op: Any) -> Any:
+def _along(call: AtenCall, op: Any) -> Any:
     x = call.tensor("self")
     same_dtype(call)
     return apply(op, x)
 
 
-def same_dtype(call: Call) -> None:
+def same_dtype(call: AtenCall) -> None:
     x = call.tensor("self")
     if call.result.dtype != x.dtype:
         raise Refused(f"it makes {call.result.dtype} of {x.dtype}")
 
 
 @takes("mean.dim", "mean.default", when=NO_DTYPE)
-def mean(call: Call) -> Any:
+def mean(call: AtenCall) -> Any:
     x = call.tensor("self")
     if x.type.rank == 4 and axes_of(call) == (2, 3):
         same_dtype(call)
@@ -51,30 +51,30 @@ def mean(call: Call) -> Any:
 
 
 @takes("sum.dim_IntList", "sum.default", when=NO_DTYPE)
-def sum_(call: Call) -> Any:
+def sum_(call: AtenCall) -> Any:
     return _reduce(call, "sum")
 
 
 @takes("amax.default", "max.default")
-def amax(call: Call) -> Any:
+def amax(call: AtenCall) -> Any:
     return _reduce(call, "max")
 
 
 @takes("amin.default", "min.default")
-def amin(call: Call) -> Any:
+def amin(call: AtenCall) -> Any:
     return _reduce(call, "min")
 
 
-def _reduce(call: Call, how: How) -> Any:
+def _reduce(call: AtenCall, how: How) -> Any:
     same_dtype(call)
     return apply(ops.Reduce(how, axes_of(call), keeps(call)), call.tensor("self"))
 
 
-def keeps(call: Call) -> bool:
+def keeps(call: AtenCall) -> bool:
     return "keepdim" in call.names and bool(call["keepdim"])
 
 
-def axes_of(call: Call) -> tuple[int, ...]:
+def axes_of(call: AtenCall) -> tuple[int, ...]:
     """The axes joined: all of them if none is given."""
     rank = call.tensor("self").type.rank
     given = call["dim"] if "dim" in call.names else None
@@ -84,31 +84,31 @@ def axes_of(call: Call) -> tuple[int, ...]:
 
 
 @takes("prod.default", "prod.dim_int", when=NO_DTYPE)
-def prod(call: Call) -> Any:
+def prod(call: AtenCall) -> Any:
     return _reduce(call, "prod")
 
 
 @takes("max.dim")
-def max_dim(call: Call) -> Any:
+def max_dim(call: AtenCall) -> Any:
     return (_reduce(call, "max"), _place(call, turned=False) if call.reads(1) else None)
 
 
 @takes("min.dim")
-def min_dim(call: Call) -> Any:
+def min_dim(call: AtenCall) -> Any:
     return (_reduce(call, "min"), _place(call, turned=True) if call.reads(1) else None)
 
 
 @takes("argmax.default")
-def argmax(call: Call) -> Any:
+def argmax(call: AtenCall) -> Any:
     return _place(call, turned=False)
 
 
 @takes("argmin.default")
-def argmin(call: Call) -> Any:
+def argmin(call: AtenCall) -> Any:
     return _place(call, turned=True)
 
 
-def _place(call: Call, turned: bool) -> Value:
+def _place(call: AtenCall, turned: bool) -> Value:
     """The index of the largest element, or of the smallest, which is the largest when turned: of
     several the first, as PyTorch's on the CPU is; NaN counts as either."""
     x = call.tensor("self")
@@ -123,16 +123,16 @@ def _place(call: Call, turned: bool) -> Value:
 
 
 @takes("any.default", "any.dim", "any.dims")
-def any_(call: Call) -> Any:
+def any_(call: AtenCall) -> Any:
     return _of_bools(call, "max")
 
 
 @takes("all.default", "all.dim", "all.dims")
-def all_(call: Call) -> Any:
+def all_(call: AtenCall) -> Any:
     return _of_bools(call, "min")
 
 
-def _of_bools(call: Call, how: How) -> Value:
+def _of_bools(call: AtenCall, how: How) -> Value:
     """Whether any, or all, are other than zero, as NaN is."""
     equal = (argument(0) <= 0.0) * (argument(0) >= 0.0)
     counted = apply(ops.Formula(1.0 - equal, title="Counts", dtype="int32"), call.tensor("self"))
@@ -141,7 +141,7 @@ def _of_bools(call: Call, how: How) -> Value:
 
 
 @takes("logsumexp.default")
-def logsumexp(call: Call) -> Any:
+def logsumexp(call: AtenCall) -> Any:
     x, axes = call.tensor("self"), axes_of(call)
     top = apply(ops.Reduce("max", axes, keepdim=True), x)
     # An infinite one would be taken from itself, which is NaN.

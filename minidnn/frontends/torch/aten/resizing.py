@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minidnn.frontends.torch.aten.call import Call, leaves, takes
+from minidnn.frontends.torch.aten.call import AtenCall, leaves, takes
 from minidnn.graph import resize
 from minidnn.graph.ir import Value
 
@@ -15,7 +15,7 @@ from minidnn.graph.ir import Value
     "upsample_nearest2d.vec",
     "upsample_nearest3d.vec",
 )
-def upsample_nearest(call: Call) -> Any:
+def upsample_nearest(call: AtenCall) -> Any:
     x = call.tensor("input")
     return resize.nearest(x, _axes(call, x))
 
@@ -25,19 +25,19 @@ def upsample_nearest(call: Call) -> Any:
     "_upsample_nearest_exact2d.vec",
     "_upsample_nearest_exact3d.vec",
 )
-def upsample_nearest_exact(call: Call) -> Any:
+def upsample_nearest_exact(call: AtenCall) -> Any:
     x = call.tensor("input")
     return resize.nearest_exact(x, _axes(call, x))
 
 
 @takes("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
-def upsample_linear(call: Call) -> Any:
+def upsample_linear(call: AtenCall) -> Any:
     x = call.tensor("input")
     return resize.linear(x, _axes(call, x), bool(call["align_corners"]))
 
 
 @takes("upsample_bicubic2d.vec")
-def upsample_bicubic(call: Call) -> Any:
+def upsample_bicubic(call: AtenCall) -> Any:
     x = call.tensor("input")
     return resize.cubic(x, _axes(call, x), bool(call["align_corners"]))
 
@@ -49,7 +49,7 @@ leaves(
 )
 
 
-def _axes(call: Call, x: Value) -> list[resize.Axis]:
+def _axes(call: AtenCall, x: Value) -> list[resize.Axis]:
     """The axes behind the channels; it may be said by how much images grow."""
     sizes = list(zip(x.shape[2:], call.result.shape[2:], strict=True))
     factors: Sequence[float | None] = call["scale_factors"] or (None,) * len(sizes)

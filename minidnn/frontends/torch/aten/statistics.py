@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.frontends.torch.aten.arithmetic import operands
-from minidnn.frontends.torch.aten.call import Call, Refused, takes
+from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
 from minidnn.frontends.torch.aten.reduction import NO_DTYPE, axes_of, keeps, same_dtype
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
@@ -18,33 +18,33 @@ from minidnn.graph.trace import apply
 
 
 @takes("var.default", "var.dim", "var.correction")
-def var(call: Call) -> Any:
+def var(call: AtenCall) -> Any:
     return _variance(call, _mean_of(call))
 
 
 @takes("std.default", "std.dim", "std.correction")
-def std(call: Call) -> Any:
+def std(call: AtenCall) -> Any:
     return _root(_variance(call, _mean_of(call)))
 
 
 @takes("var_mean.default", "var_mean.dim", "var_mean.correction")
-def var_mean(call: Call) -> Any:
+def var_mean(call: AtenCall) -> Any:
     mean = _mean_of(call)
     return (_variance(call, mean), apply(ops.View(call.result.shape), mean))
 
 
 @takes("std_mean.default", "std_mean.dim", "std_mean.correction")
-def std_mean(call: Call) -> Any:
+def std_mean(call: AtenCall) -> Any:
     mean = _mean_of(call)
     return (_root(_variance(call, mean)), apply(ops.View(call.result.shape), mean))
 
 
-def _mean_of(call: Call) -> Value:
+def _mean_of(call: AtenCall) -> Value:
     _no_half(call.tensor("self"))
     return apply(ops.Reduce("mean", axes_of(call), keepdim=True), call.tensor("self"))
 
 
-def _variance(call: Call, mean: Value) -> Value:
+def _variance(call: AtenCall, mean: Value) -> Value:
     """What lies how far from the mean, by so many less as the correction says: 0 / 0, which is
     NaN, if none are left."""
     x, axes = call.tensor("self"), axes_of(call)
@@ -73,12 +73,12 @@ def _no_half(x: Value) -> None:
 
 
 @takes("linalg_vector_norm.default", when=NO_DTYPE)
-def linalg_vector_norm(call: Call) -> Any:
+def linalg_vector_norm(call: AtenCall) -> Any:
     return _norm(call, float(call.number("ord")))
 
 
 @takes("linalg_norm.default", when="of vectors, or Frobenius's of matrices; " + NO_DTYPE)
-def linalg_norm(call: Call) -> Any:
+def linalg_norm(call: AtenCall) -> Any:
     """Without an order it is that of all elements."""
     if call["ord"] is None:
         return _norm(call, 2.0)
@@ -89,11 +89,11 @@ def linalg_norm(call: Call) -> Any:
 
 
 @takes("norm.Scalar", "norm.ScalarOpt_dim", when=NO_DTYPE)
-def norm(call: Call) -> Any:
+def norm(call: AtenCall) -> Any:
     return _norm(call, 2.0 if call["p"] is None else float(call.number("p")))
 
 
-def _norm(call: Call, order: float) -> Value:
+def _norm(call: AtenCall, order: float) -> Value:
     x, axes, keep = call.tensor("self"), axes_of(call), keeps(call)
     same_dtype(call)
     size = abs(argument(0))
@@ -121,7 +121,7 @@ def _norm(call: Call, order: float) -> Value:
 
 
 @takes("cosine_similarity.default", when="both operands have one dtype")
-def cosine_similarity(call: Call) -> Any:
+def cosine_similarity(call: AtenCall) -> Any:
     """Each vector by its length, which is eps at least, then their product."""
     first, second = operands(call, "x1", "x2")
     _no_half(first)
