@@ -77,7 +77,7 @@ def _walk(
 ) -> list[Value]:
     """The gradients of the loss by values, nodes for which are recorded."""
     carries = _depending(graph, of)
-    found = {loss: recording.filled(loss.type, 1.0)}
+    found: dict[Value, Value] = {loss: recording.filled(loss.type, 1.0)}
     for node in reversed(graph.nodes):
         gradients = tuple(found.get(output) for output in node.outputs)
         wanted = tuple(value in carries and value in reached for value in node.inputs)

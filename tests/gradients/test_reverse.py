@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -327,7 +328,7 @@ def test_what_the_loss_does_not_reach_is_named() -> None:
         ),
     ],
 )
-def test_names(loss: str, of: object, message: str) -> None:
+def test_names(loss: str, of: Any, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         md.gradient(squared(), loss, of)
 
