@@ -46,9 +46,10 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
         loss, by_weight, by_bias = md.compile(graph, device="reference")(x)
     """
     check_is_graph(graph)
-    target = _one_element(graph, _found(graph, loss, "loss"))
+    find = _Finder(graph)
+    target = _one_element(graph, find(loss, "loss"))
     given = [of] if isinstance(of, (Value, str)) else list(of)
-    values = [_floating(_found(graph, each, "of")) for each in given]
+    values = [_floating(find(each, "of")) for each in given]
     if not values:
         raise GraphError("of is empty; valid are one or more values to differentiate by")
     reached = _reached(graph, target)
@@ -150,27 +151,31 @@ def _reached(graph: Graph, loss: Value) -> set[Value]:
     return found
 
 
-def _found(graph: Graph, given: Any, what: str) -> Value:
-    """A value of the graph that is given itself, or by a name."""
-    if isinstance(given, Value):
-        if given in graph.values:
-            return given
-        raise GraphError(f"{what}={given!r} is no value of graph {graph.name!r}")
-    if not isinstance(given, str):
-        raise GraphError(
-            f"{what}={given!r:.80} is a {type(given).__name__}; valid are values of the graph and "
-            "their names"
-        )
-    named = dict(zip(graph.output_names or (), graph.outputs, strict=False))
-    for value in graph.values:
-        named.setdefault(value.name, value)
-    if given in named:
-        return named[given]
-    hint = (
-        did_you_mean(given, named)
-        or "; valid are names of outputs, inputs, states, constants and nodes"
-    )
-    raise GraphError(f"{what}={given!r} is no value of graph {graph.name!r}{hint}")
+class _Finder:
+    """Finds values of a graph that are given themselves, or by name."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph.name
+        self.values = set(graph.values)
+        self.named = dict(zip(graph.output_names or (), graph.outputs, strict=False))
+        for value in graph.values:
+            self.named.setdefault(value.name, value)
+
+    def __call__(self, given: Any, what: str) -> Value:
+        if isinstance(given, Value):
+            if given in self.values:
+                return given
+            raise GraphError(f"{what}={given!r} is no value of graph {self.graph!r}")
+        if not isinstance(given, str):
+            raise GraphError(
+                f"{what}={given!r:.80} is a {type(given).__name__}; valid are values of the graph "
+                "and their names"
+            )
+        if given in self.named:
+            return self.named[given]
+        valid = "; valid are names of outputs, inputs, states, constants and nodes"
+        hint = did_you_mean(given, self.named) or valid
+        raise GraphError(f"{what}={given!r} is no value of graph {self.graph!r}{hint}")
 
 
 def _one_element(graph: Graph, loss: Value) -> Value:

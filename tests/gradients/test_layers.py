@@ -12,6 +12,7 @@ import torch
 import minidnn as md
 from minidnn import layers as L
 from minidnn.graph.evaluate import evaluate
+from minidnn.graph.ir import Value
 from minidnn.layers.build import to_graph
 from tests.cases.record import one_thread
 from tests.gradients.losses import differentiable, with_loss
@@ -59,7 +60,7 @@ def test_layer(case: Case) -> None:
         expected = torch.autograd.grad(out, list(everything.values()), torch.from_numpy(given))
 
     assert len(differentiable(graph)) == len(inputs)
-    of = [*graph.inputs[: len(inputs)], *own]
+    of: list[Value | str] = [*graph.inputs[: len(inputs)], *own]
     found = evaluate(md.gradient(graph, "loss", of), (*inputs, given), "float64")[1:]
     # Weights of resized images are computed in float32, as PyTorch does for float32 images.
     near = 1e-6 if case.name == "Upsample" else 1e-10
