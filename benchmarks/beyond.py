@@ -25,7 +25,7 @@ from minidnn.bench.alternate import alternate
 from minidnn.bench.networks import BEYOND
 from minidnn.bench.peers import TORCH_MODES, load_inputs
 from minidnn.bench.process import EngineError, EngineProcess
-from minidnn.bench.statistics import median, ratio
+from minidnn.bench.statistics import compared
 from minidnn.bench.worker import Engine
 from minidnn.runtime.cores import usable_cores
 
@@ -70,7 +70,7 @@ def optimized(name: str, inputs: str, threads: int) -> Engine:
 
 
 def measure(name: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
-    """The record of one network and batch: seconds by engine and round, deviations, failures."""
+    """The record of one network and batch: seconds by engine, deviations, failures."""
     x = np.random.default_rng(1).standard_normal((batch, 3, 224, 224), np.float32)
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -96,20 +96,17 @@ def measure(name: str, batch: int, options: argparse.Namespace) -> dict[str, Any
         about = {engine: process.about for engine, process in engines.items()}
     largest = np.abs(outputs[OWN]).max()
     deviations = {e: float(np.abs(y - outputs[OWN]).max() / largest) for e, y in outputs.items()}
-    return {"seconds": times, "deviations": deviations, "failed": failed, "about": about}
+    about = {"deviations": deviations, "failed": failed, "about": about}
+    return {**compared(times, OWN), **about}
 
 
 def row(key: str, record: dict[str, Any]) -> str:
     """A row of the table, as Markdown: milliseconds, and how much faster than PyTorch's best."""
-    times = record["seconds"]
-    cells = [
-        f"{1e3 * median(times[e]).value:.4g}" if e in times else "" for e in (OWN, *TORCH_MODES)
-    ]
-    peers = [engine for engine in times if engine != OWN]
-    if OWN in times and peers:
-        best = min(peers, key=lambda engine: median(times[engine]).value)
-        gain = ratio(times[best], times[OWN])
-        cells.append(f"{gain.value:.2f} ({gain.low:.2f} to {gain.high:.2f})")
+    times, ratios = record["seconds"], record["ratio"]
+    cells = [f"{1e3 * times[e]['value']:.4g}" if e in times else "" for e in (OWN, *TORCH_MODES)]
+    if ratios:
+        best = min(ratios, key=lambda engine: float(times[engine]["value"]))
+        cells.append("{value:.2f} ({low:.2f} to {high:.2f})".format(**ratios[best]))
     return f"| {key} | {' | '.join(cells)} |"
 
 

@@ -36,6 +36,7 @@ from benchmarks.chain_report import OWN, print_tables, write_plot
 from benchmarks.figures import Results
 from minidnn.bench.alternate import alternate
 from minidnn.bench.process import EngineError, EngineProcess
+from minidnn.bench.statistics import compared, median
 
 ROUNDS = 9
 SLOW_ROUNDS = STRATEGY_ROUNDS = 7
@@ -131,9 +132,8 @@ def compare(case: Case, pace: str, folder: Path, threads: int) -> dict[str, Any]
             if pace == FAST
             else alternate(engines, SLOW_ROUNDS, 0.03, least_runs=1)
         )
-        for name, seconds in times.items():
-            rows[name]["seconds"] = seconds
-    return {**case.describe(), "threads": threads, "engines": rows}
+    figures = compared(times, OWN)
+    return {**case.describe(), "threads": threads, "engines": rows, **figures}
 
 
 def measure_strategies(case: Case, folder: Path, threads: int) -> dict[str, Any]:
@@ -157,8 +157,8 @@ def measure_strategies(case: Case, folder: Path, threads: int) -> dict[str, Any]
             runs[name]()
             seconds = repeat(runs[name], number=1, repeat=counts[name])
             times[name].append(statistics.median(seconds))
-    rows = {name: {"seconds": times[name], "kernels": kernels[name]} for name in STRATEGIES}
-    return {**case.describe(), "threads": threads, "strategies": rows}
+    seconds = {name: vars(median(times[name])) for name in STRATEGIES}
+    return {**case.describe(), "threads": threads, "kernels": kernels, "seconds": seconds}
 
 
 def jobs(command: str) -> dict[str, Job]:

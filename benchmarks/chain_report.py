@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Results
 from benchmarks.line_plot import Panel, line_plot
-from minidnn.bench.statistics import median, ratio
+from minidnn.bench.table import interval
 
 OWN = "minidnn"
 
@@ -37,10 +36,10 @@ def print_tables(results: Results) -> None:
     for records in cases.values():
         record, peer = best_peer(records)
         rows = [record["engines"][name] for name in (OWN, peer)]
-        own, other = (median([1e3 * s for s in row["seconds"]]) for row in rows)
-        gain = ratio(rows[1]["seconds"], rows[0]["seconds"])
+        own, other = (interval(record["seconds"][name], 1e3, 2) for name in (OWN, peer))
+        gain = interval(record["ratio"][peer], 1.0, 2)
         kernels = " / ".join(str(row["about"].get("kernels")) for row in rows)
-        print(f"{_begin(record)} {own:.2f} | {peer} | {other:.2f} | {gain:.2f} | {kernels} |")
+        print(f"{_begin(record)} {own} | {peer} | {other} | {gain} | {kernels} |")
     print("\nTimes as long as minidnn, and the largest deviation from its output\n")
     engines = (n for records in cases.values() for r in records for n in r["engines"])
     names = [name for name in dict.fromkeys(engines) if name != OWN]
@@ -49,10 +48,7 @@ def print_tables(results: Results) -> None:
     for records in cases.values():
         cells = dict.fromkeys(names, "")
         for record in records:
-            own_seconds = record["engines"][OWN]["seconds"]
-            for name, row in record["engines"].items():
-                if name != OWN:
-                    cells[name] = f"{ratio(row['seconds'], own_seconds):.1f}"
+            cells |= {name: interval(found, 1.0, 1) for name, found in record["ratio"].items()}
         deviation = max(row["deviation"] for r in records for row in r["engines"].values())
         print(f"{_begin(records[0])} {' | '.join(cells.values())} | {deviation:.1e} |")
 
@@ -60,11 +56,8 @@ def print_tables(results: Results) -> None:
 def best_peer(records: Sequence[Record]) -> tuple[Record, str]:
     """The record of a case that has the fastest engine but for ours, and that engine."""
 
-    def times_as_long(found: tuple[Record, str]) -> float:
-        engines = found[0]["engines"]
-        return ratio(engines[found[1]]["seconds"], engines[OWN]["seconds"]).value
-
-    return min(((r, n) for r in records for n in r["engines"] if n != OWN), key=times_as_long)
+    found = ((record, name) for record in records for name in record["ratio"])
+    return min(found, key=lambda one: float(one[0]["ratio"][one[1]]["value"]))
 
 
 def _begin(record: Record) -> str:
@@ -80,8 +73,8 @@ def write_plot(results: Results, path: Path) -> None:
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for record in results.part("strategies").values():
         lines = panels.setdefault(_size(record), {})
-        for name, row in record["strategies"].items():
-            point = (record["blocks"], 1e3 * statistics.median(row["seconds"]))
+        for name, seconds in record["seconds"].items():
+            point = (record["blocks"], 1e3 * seconds["value"])
             lines.setdefault(NAMES[name], []).append(point)
     text = line_plot(
         [Panel(size, {n: sorted(p) for n, p in lines.items()}) for size, lines in panels.items()],

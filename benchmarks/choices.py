@@ -13,20 +13,22 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import minidnn as md
 from minidnn import models
 from minidnn.backends.cpu.backend import CpuProgram, builder
-from minidnn.backends.cpu.contraction import Choice, Question
-from minidnn.backends.cpu.contraction.price import nominal_speed
+from minidnn.backends.cpu.contraction import Question
 from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.tuning import Measured, Tuning
 from minidnn.bench.networks import case_of
-from minidnn.bench.results import commit
+from minidnn.bench.results import commit, write_figures
 from minidnn.runtime.cores import usable_cores
+
+KEPT = 3
 
 
 def measure(
@@ -52,8 +54,6 @@ def measure(
         if task.question is not None:
             nodes[task.question].add(task.node.name)
     rows = [row_of(question, found[question], len(nodes[question])) for question in found]
-    by_price = sum(row["by_price"] for row in rows)
-    best = sum(row["best"] for row in rows)
     return {
         "network": network,
         "batch": batch,
@@ -61,16 +61,30 @@ def measure(
         "isa": isa,
         "machine": describe_machine().line(),
         "commit": commit(),
-        "by_price": by_price,
-        "best": best,
-        "problems": rows,
+        **summed(rows),
+    }
+
+
+def summed(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What is kept of problems: seconds of all, how many there are and are within 5 % of the best,
+    and the KEPT whose choice by price is farthest from it."""
+    named = {row["problem"]: row for row in rows}
+
+    def ratio(row: dict[str, Any]) -> float:
+        return float(row["by_price"] / row["best"])
+
+    return {
+        "by_price": sum(row["by_price"] for row in rows),
+        "best": sum(row["best"] for row in rows),
+        "problems": len(named),
+        "near": sum(ratio(row) <= 1.05 for row in named.values()),
+        "worst": sorted(named.values(), key=ratio, reverse=True)[:KEPT],
     }
 
 
 def row_of(question: Question, measured: Measured, count: int) -> dict[str, Any]:
     """Seconds of all ``count`` contractions of a run that are this problem, by price and by the
-    fastest candidate, and the candidates with predicted seconds of one (of a batch's images in
-    turn) and their measured ratio to the first."""
+    fastest candidate, and which that is."""
     problem = question.problem
     text = f"{problem.inputs}>{problem.outputs} {problem.kernel[0]}x{problem.kernel[1]}"
     text += f"/{problem.stride[0]}" if problem.stride != (1, 1) else ""
@@ -82,31 +96,8 @@ def row_of(question: Question, measured: Measured, count: int) -> dict[str, Any]
         "count": count,
         "by_price": measured.first_seconds,
         "best": measured.chosen_seconds,
-        "chosen": measured.chosen,
-        "candidates": [
-            {**_candidate(choice, question), "ratio": round(ratio, 4)}
-            for choice, ratio in zip(measured.candidates, measured.ratios, strict=False)
-        ],
+        "algorithm": measured.choice.algorithm.name,
     }
-
-
-def _candidate(choice: Choice, question: Question) -> dict[str, Any]:
-    speed = nominal_speed(question.isa, question.threads)
-    return {
-        "algorithm": choice.algorithm.name,
-        "scheme": choice.algorithm.describe(choice.scheme),
-        "predicted": choice.algorithm.seconds(choice.scheme, speed),
-    }
-
-
-def text_of(results: list[dict[str, Any]]) -> str:
-    """JSON with a line for each problem."""
-    parts = []
-    for result in results:
-        rows = ",\n".join(json.dumps(row) for row in result["problems"])
-        head = json.dumps({key: value for key, value in result.items() if key != "problems"})
-        parts.append(f'{head[:-1]}, "problems": [\n{rows}\n]}}')
-    return "[\n" + ",\n".join(parts) + "\n]\n"
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -116,13 +107,12 @@ def table(results: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
-        ratios = {row["problem"]: row["by_price"] / row["best"] for row in result["problems"]}
-        worst = max(ratios, key=ratios.__getitem__)
-        near = sum(ratio <= 1.05 for ratio in ratios.values())
+        worst = result["worst"][0]
         lines.append(
             f"| {result['network']} | {result['batch']} | {1e3 * result['by_price']:.2f} | "
             f"{1e3 * result['best']:.2f} | {result['by_price'] / result['best']:.3f} | "
-            f"{near} of {len(ratios)} | {ratios[worst]:.2f} | {worst} |"
+            f"{result['near']} of {result['problems']} | {worst['by_price'] / worst['best']:.2f} | "
+            f"{worst['problem']} |"
         )
     return "\n".join(lines)
 
@@ -146,9 +136,9 @@ def main() -> None:
             effort = options.most, options.budget, options.seconds
             results.append(measure(network, batch, options.threads, isa, *effort))
             if options.json:
-                options.json.write_text(text_of(results))
+                write_figures(options.json, results)
     if options.json:
-        options.json.write_text(text_of(results))
+        write_figures(options.json, results)
     print(table(results))
 
 

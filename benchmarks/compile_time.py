@@ -78,7 +78,7 @@ def main() -> None:
     for name, taken in samples.items():
         print(f"{name}, batch {options.batch}, {part}: {median(taken):.3f} s")
         if options.json:
-            record = {"network": name, "batch": options.batch, "seconds": taken}
+            record = {"network": name, "batch": options.batch, "seconds": vars(median(taken))}
             Results(options.json).add(part, f"{name}, batch {options.batch}", record)
 
 

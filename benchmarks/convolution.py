@@ -13,10 +13,10 @@ take longer than its arithmetic at that peak.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
 from minidnn.backends.cpu.rates import fma_kernel, measured_rates
 from minidnn.backends.cpu.tensor import tensor_of
+from minidnn.bench.results import write_figures
 from minidnn.bench.statistics import median, ratio
 from minidnn.fusion.contraction import Parts
 from minidnn.fusion.operations import operation_of
@@ -307,7 +308,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="", help="layers whose name contains this")
-    parser.add_argument("--json", help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument(
         "--algorithms",
         nargs="+",
@@ -327,8 +328,7 @@ def main() -> None:
             rows += measure(layers, batch, usable_isa(name), pool, options.rounds, cold)
     if options.json:
         figures = {"machine": describe_machine().line(), "threads": options.threads, "rows": rows}
-        with open(options.json, "w") as file:
-            json.dump(figures, file, indent=1)
+        write_figures(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from minidnn.bench.results import write_figures
+
 HERE = Path(__file__).resolve()
 BATCH = 128
 
@@ -59,7 +61,7 @@ def main() -> None:
         key = f"{name} {options.precision} {options.batch}"
         found = PARENTS[options.what](name, options)
         data.setdefault(options.what, {})[key] = found
-        options.results.write_text(json.dumps(data, indent=1) + "\n")
+        write_figures(options.results, data)
         for what, figures in found.items():
             print(key, what, shown(figures), flush=True)
 

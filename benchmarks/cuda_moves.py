@@ -10,7 +10,6 @@ the layer that ``benchmarks.optimize`` puts into networks.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from minidnn.backends.cuda.copy import print_copy
 from minidnn.backends.cuda.functions import load_launches
 from minidnn.backends.cuda.machine import machine_of
 from minidnn.backends.cuda.tensor import tensor_of
+from minidnn.bench.results import write_figures
 from minidnn.cudnn import machine
 from minidnn.cudnn.graph import arrays
 from minidnn.cudnn.graph.spec import TensorSpec
@@ -77,7 +77,7 @@ def main() -> None:
                 print(
                     f"| {text} | {precision} | {name} | {times} | {one['share']:.2f} |", flush=True
                 )
-    options.results.write_text(json.dumps(found, indent=1) + "\n")
+    write_figures(options.results, found)
 
 
 if __name__ == "__main__":

@@ -67,14 +67,14 @@ def main() -> None:
         right = exact(network, x)
         with torch.inference_mode():
             eager = deviations({"eager": moved(network, x, False)(x)}, right)["eager"]
-        print(f"{name}: PyTorch's error {eager[0]:.1e}", flush=True)
+        print(f"{name}: PyTorch's error {eager:.1e}", flush=True)
         net = models.get_model(name)
         state = network.state_dict()
         net.load_state_dict({key: value.cpu().numpy() for key, value in state.items()})
         for how in (*options.strategies, *[DRAWN] * options.draws):
             run = compiled(net, x, how, options)
             error, differing = steadiness(run, right, options.seconds)
-            bad = not error <= MOST_ERROR * eager[0] or any(count for count, _ in differing)
+            bad = not error <= MOST_ERROR * eager or any(count for count, _ in differing)
             wrong += bad
             alone, beside = (f"{count} of {runs}" for count, runs in differing)
             print(
@@ -128,7 +128,7 @@ def steadiness(run: Any, right: Any, seconds: float) -> tuple[float, list[tuple[
     another process."""
     run()
     first = run.outputs[0].clone()
-    errors = [deviations({"minidnn": first}, right)["minidnn"][0]]
+    errors = [deviations({"minidnn": first}, right)["minidnn"]]
     found = [differing(run, first, right, seconds, errors)]
     command = [sys.executable, "-c", LOAD.format(seconds=2 * seconds + 1)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
@@ -148,7 +148,7 @@ def differing(
         run()
         if not torch.equal(run.outputs[0], first):
             different += 1
-            errors.append(deviations({"minidnn": run.outputs[0]}, right)["minidnn"][0])
+            errors.append(deviations({"minidnn": run.outputs[0]}, right)["minidnn"])
         count += 1
     return different, count
 

@@ -22,8 +22,8 @@ Compiling takes processor time above all, so several workers a GPU prepare cells
 is measured, by the engines' own tuning too, is measured by one worker a GPU at a time.  Where there
 are enough cores, two for each GPU are kept for that.
 
-Errors are those of an engine's output beside PyTorch's in float32 (without TF32): the largest
-deviation by the largest value, and the root of the mean of squares by that of the values.
+Errors are the largest deviations of an engine's output from PyTorch's in float32 (without TF32), by
+the largest value.
 
 Cells come in the order of ``STAGES``, all networks of a stage before the next, so that what there
 is so far is of use; ``--beyond`` puts networks beyond the zoo among them.  Finished cells of this
@@ -50,6 +50,7 @@ from typing import Any, NoReturn
 from benchmarks.cuda_zoo_queue import Cell, Pool, Setting
 from minidnn import models
 from minidnn.bench.networks import BEYOND
+from minidnn.bench.results import line_of
 
 PRECISIONS = ("float16", "bfloat16", "tf32", "float32")
 OWN = "minidnn"
@@ -195,7 +196,7 @@ def setting(options: argparse.Namespace, index: int, gpu: int) -> Setting:
     own = kept[index * MEASURING_CORES : (index + 1) * MEASURING_CORES]
     command = [sys.executable, "-m", "benchmarks.cuda_zoo_cell"]
     command += ["--rounds", str(options.rounds), "--tune", options.tune]
-    command += ["--regions"] if options.regions else []
+    command += [] if options.regions is None else ["--regions", str(options.regions)]
     command += ["--cores", *map(str, own)]
     threads = str(max(1, (len(cores) - len(kept)) // workers))
     environment = os.environ | {
@@ -237,7 +238,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--commit", default=commit(), help="where there is no git repository")
     parser.add_argument("--any-commit", action="store_true", help="skip other commits' cells too")
     parser.add_argument("--tune", default="quick")
-    parser.add_argument("--regions", action="store_true", help="minidnn's regions one by one")
+    parser.add_argument(
+        "--regions", type=int, help="time minidnn's regions one by one, keep so many slowest"
+    )
     return parser.parse_args()
 
 
@@ -280,8 +283,20 @@ def report(cell: dict[str, Any], results: Path) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":  # a line that was not written to its end
                 file.write(b"\n")
-        file.write(json.dumps(cell).encode() + b"\n")
+        file.write(line_of(cell).encode() + b"\n")
     print(line(cell), flush=True)
+
+
+def summed(found: list[dict[str, Any]], most: int) -> dict[str, Any]:
+    """What is kept of regions: how many, milliseconds with a convolution or linear layer and
+    without, one by one, and the slowest."""
+    contracting = sum(one["us"] for one in found if one["contracts"]) / 1e3
+    return {
+        "count": len(found),
+        "contracting_ms": contracting,
+        "other_ms": sum(one["us"] for one in found) / 1e3 - contracting,
+        "slowest": sorted(found, key=lambda one: -float(one["us"]))[:most],
+    }
 
 
 def line(cell: dict[str, Any]) -> str:
@@ -290,7 +305,7 @@ def line(cell: dict[str, Any]) -> str:
     peers = [value for engine, value in ms.items() if engine != OWN]
     ratio = f"{min(peers) / own:5.2f}x" if own and peers else "     -"
     texts = " ".join(f"{engine} {value:8.3f}" for engine, value in ms.items())
-    errors = ", ".join(f"{engine} {most:.1e}" for engine, (most, _) in cell["errors"].items())
+    errors = ", ".join(f"{engine} {most:.1e}" for engine, most in cell["errors"].items())
     failed = "".join(f"; {engine} failed: {text}" for engine, text in cell["failed"].items())
     return (
         f"{cell['network']:<14} {cell['precision']:<8} {cell['batch']:>4} {ratio} {texts} ms; "

@@ -24,7 +24,7 @@ import cupy
 import torch
 import torchvision
 
-from benchmarks.cuda_zoo import COMPILED, OWN, UNUSABLE
+from benchmarks.cuda_zoo import COMPILED, OWN, UNUSABLE, summed
 from minidnn.bench.gpu.modes import (
     Cell,
     Own,
@@ -37,6 +37,7 @@ from minidnn.bench.gpu.modes import (
     own,
 )
 from minidnn.bench.gpu.timing import Run, deviations, exact, in_turn
+from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn
 from minidnn.report.explain import contracts
 
@@ -63,7 +64,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tune", required=True)
     parser.add_argument("--answers", type=int, required=True, help="the pipe's end")
     parser.add_argument("--cores", nargs="*", type=int, default=[], help="for measuring alone")
-    parser.add_argument("--regions", action="store_true")
+    parser.add_argument("--regions", type=int)
     return parser.parse_args()
 
 
@@ -87,7 +88,7 @@ def measured(name: str, precision: str, batch: int, options: argparse.Namespace)
     torch.manual_seed(0)
     runs: dict[str, Run] = {}
     seconds: dict[str, float] = {}
-    errors: dict[str, list[float]] = {}
+    errors: dict[str, float] = {}
     failed: dict[str, str] = {}
     profiles: dict[str, Any] = {}
     times: dict[str, list[float]] = {}
@@ -112,8 +113,9 @@ def measured(name: str, precision: str, batch: int, options: argparse.Namespace)
         with alone(options):
             errors = deviations(outputs, exact(network, x))
             times = in_turn(runs, options.rounds)
-            if options.regions:
-                profiles = {e: regions(run) for e, run in runs.items() if isinstance(run, Own)}
+            if options.regions is not None:
+                own = {e: regions(run) for e, run in runs.items() if isinstance(run, Own)}
+                profiles = {engine: summed(found, options.regions) for engine, found in own.items()}
     except Exception as error:
         failed["timing"] = said(error)
         print(name, precision, batch, "timing failed:", failed["timing"], flush=True)
@@ -124,7 +126,7 @@ def measured(name: str, precision: str, batch: int, options: argparse.Namespace)
     torch.cuda.empty_cache()
     cupy.get_default_memory_pool().free_all_blocks()
     return {
-        "device": torch.cuda.get_device_name(),
+        "device": machine.device_name(0),
         "versions": versions(),
         "ms": {engine: median(ts) for engine, ts in times.items()},
         "interval": {engine: interval(ts) for engine, ts in times.items()},
@@ -138,17 +140,10 @@ def said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
-def versions() -> dict[str, str]:
+def versions() -> str:
     """Of what a time depends on."""
-    from minidnn.cudnn import machine
-
-    return {
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "minidnn's cuDNN": machine.library_name(),
-        "torch's cuDNN": str(torch.backends.cudnn.version()),
-        "device": machine.device_name(0),
-    }
+    theirs = f"torch {torch.__version__} with cuDNN {torch.backends.cudnn.version()}"
+    return f"{machine.library_name()}, {theirs}, torchvision {torchvision.__version__}"
 
 
 def is_faster(runs: dict[str, Run], one: str, other: str, options: argparse.Namespace) -> bool:

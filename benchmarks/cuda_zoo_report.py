@@ -13,8 +13,8 @@ is, of all regions without a convolution or linear layer (with ``--regions``; ke
 so their sum is more than the whole).  What contractions take over leaves these regions; what it
 costs there is seen beside them.
 
-``--regions 10`` shows the slowest regions of each cell beside their floors, by bytes at the rate of
-copies and by operations at that of large products.
+``--regions 10`` shows the slowest regions of each cell, as far as they are kept, beside their
+floors, by bytes at the rate of copies and by operations at that of large products.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def _ratio_text(cell: Cell) -> str:
 
 def _errors(cell: Cell) -> tuple[str, str]:
     """minidnn's largest deviation from float32 and the largest of the peers', of cells that say
-    it: older ones have numbers, which are deviations from minidnn."""
-    errors = {e: found[0] for e, found in cell.get("errors", {}).items() if isinstance(found, list)}
+    it."""
+    errors = cell["errors"]
     peers = [error for engine, error in errors.items() if not engine.startswith(OWN)]
     own = f"{errors[OWN]:.1e}" if OWN in errors else "-"
     return own, f"{max(peers):.1e}" if peers else "-"
@@ -150,23 +150,23 @@ def fusion(cells: Iterable[Cell]) -> str:
 def _parts(cell: Cell, engine: str) -> tuple[float, float]:
     """Milliseconds of regions without a convolution or linear layer, and of the others."""
     regions = cell["regions"][engine]
-    others = sum(region["us"] for region in regions if not region["contracts"]) / 1e3
-    return others, sum(region["us"] for region in regions) / 1e3 - others
+    return regions["other_ms"], regions["contracting_ms"]
 
 
 def slowest(cells: Iterable[Cell], most: int) -> str:
     """Markdown: the slowest regions of each cell, beside their floors."""
     rows: list[str] = []
     for cell in cells:
-        regions = cell.get("regions", {}).get(OWN, [])
-        whole = sum(region["us"] for region in regions)
+        if (regions := cell.get("regions", {}).get(OWN)) is None:
+            continue
+        whole = 1e3 * (regions["contracting_ms"] + regions["other_ms"])
         rows.append(
             f"{cell['network']}, {cell['precision']}, batch {cell['batch']}: "
-            f"{len(regions)} regions, {whole:.0f} us one by one"
+            f"{regions['count']} regions, {whole:.0f} us one by one"
         )
         rows += ["", "| region | output | us | share | by bytes | by operations | reached | how |"]
         rows.append("|" + "---|" * 8)
-        for region in sorted(regions, key=lambda r: -float(r["us"]))[:most]:
+        for region in regions["slowest"][:most]:
             floors = (region["bytes_us"], region["operations_us"])
             texts = [region["name"], "x".join(map(str, region["shape"])), f"{region['us']:.1f}"]
             texts += [f"{region['us'] / whole:.1%}", *(f"{floor:.1f}" for floor in floors)]

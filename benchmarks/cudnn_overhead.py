@@ -8,7 +8,6 @@ the GPU keeps up.  What counts is the difference to the bare call, not the call.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import subprocess
@@ -16,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from minidnn.bench.results import write_figures
 
 
 def microseconds(call: Callable[[], object], wait: Callable[[], object]) -> float:
@@ -131,7 +132,7 @@ def machine() -> dict[str, str]:
 def main() -> None:
     """Print the table, and write it as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", help="file for the figures")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     arguments = parser.parse_args()
     import cupy
 
@@ -143,8 +144,7 @@ def main() -> None:
         rows[name] = {"bare_us": floor, "call_us": total, "overhead_us": total - floor}
         print(f"{name:28} bare {floor:6.2f}  call {total:6.2f}  overhead {total - floor:6.2f} us")
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"machine": machine(), "rows": rows}, file, indent=1)
+        write_figures(arguments.json, {"machine": machine(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from minidnn.backends.cpu.machine import describe_machine
+from minidnn.bench.results import write_figures
 
 
 class Results:
@@ -43,6 +43,4 @@ class Results:
         """Adds a record and writes the file, which is never half written."""
         self.part(part)[name] = dict(record)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self._data, indent=1) + "\n", encoding="utf-8")
-        os.replace(new, self.path)
+        write_figures(self.path, self._data)

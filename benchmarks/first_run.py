@@ -31,15 +31,13 @@ def first_seconds(kind: Kind, prepared: Prepared) -> float:
 
 
 def measure(kinds: Sequence[Kind], prepared: Prepared, rounds: int) -> dict[str, Any]:
-    """Records by engine: "rounds" of seconds, and their median."""
+    """Records by engine: the median of the rounds' seconds."""
     found: dict[str, list[float]] = {kind.name: [] for kind in kinds}
     for number in range(rounds):
         turn = number % len(kinds)
         for kind in (*kinds[turn:], *kinds[:turn]):
             found[kind.name].append(first_seconds(kind, prepared))
-    return {
-        name: {"rounds": times, "seconds": vars(median(times))} for name, times in found.items()
-    }
+    return {name: {"seconds": vars(median(times))} for name, times in found.items()}
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.program import shared_pool
 from minidnn.backends.cpu.rates import measured_rates
 from minidnn.bench.networks import case_of
-from minidnn.bench.results import commit
+from minidnn.bench.results import commit, write_figures
 from minidnn.bench.statistics import median, ratio
 from minidnn.fusion.region import Region
 from minidnn.graph.ir import Constant, Node, Value
@@ -49,6 +49,9 @@ from minidnn.runtime.cores import usable_cores
 
 QUIET_SHARE = 0.85
 """A run whose threads got less of the cores than this was disturbed; networks let them wait."""
+
+KEPT = 6
+"""So many regions of a network are kept, those that lose most."""
 
 MOST_TRIES = 3
 """So many times the runs that are asked for are made at most, to have them undisturbed."""
@@ -77,9 +80,6 @@ class Row:
     kind: str
     text: str
     algorithm: str
-    operations: int
-    far: int
-    bytes: int
     seconds: float
     floor: float
     share: float
@@ -137,8 +137,25 @@ def measure(name: str, batch: int, isa: str, threads: int, runs: int) -> dict[st
         "read": reading,
         "seconds": sum(row.seconds for row in rows),
         "floor": sum(row.floor for row in rows),
-        "regions": [asdict(row) for row in rows],
+        "regions": len(rows),
+        **losses(rows, sum(row.seconds for row in rows)),
     }
+
+
+def losses(rows: Sequence[Row], total: float) -> dict[str, Any]:
+    """What is kept of regions: seconds over the floor by kind, and the KEPT that lose most, with
+    what they lose as a part of the network's ``total``."""
+    lost: defaultdict[str, float] = defaultdict(float)
+    for row in rows:
+        lost[row.algorithm or row.kind] += row.seconds - row.floor
+    worst = sorted(rows, key=lambda row: row.floor - row.seconds)[:KEPT]
+    fields = ("name", "text", "algorithm", "seconds", "floor", "share", "bound")
+    kept = [
+        {field: getattr(row, field) for field in fields}
+        | {"lost": (row.seconds - row.floor) / total}
+        for row in worst
+    ]
+    return {"lost": lost, "worst": kept}
 
 
 def works_of(program: CpuProgram) -> dict[Node, Work]:
@@ -198,9 +215,6 @@ def row_of(
         "contraction" if contracts(node) else "other",
         describe(node),
         program.details(node),
-        work.operations,
-        work.far,
-        work.bytes,
         median(seconds).value,
         floor,
         ratio(floors, seconds).value,
@@ -210,11 +224,7 @@ def row_of(
 
 def line(found: dict[str, Any]) -> str:
     """A network's row of the table."""
-    lost: defaultdict[str, float] = defaultdict(float)
-    for row in found["regions"]:
-        kind = row["algorithm"] or row["kind"]
-        lost[kind] += row["seconds"] - row["floor"]
-    parts = sorted(lost.items(), key=lambda item: -item[1])
+    parts = sorted(found["lost"].items(), key=lambda item: -item[1])
     cells = (
         found["network"],
         str(found["batch"]) + ("" if found["undisturbed"] else "*"),
@@ -230,17 +240,12 @@ def line(found: dict[str, Any]) -> str:
 
 def far(results: Sequence[dict[str, Any]], count: int) -> list[str]:
     """The regions that lose most time against their floors, as a part of their network's."""
-    regions = [(found, row) for found in results for row in found["regions"]]
-
-    def lost(pair: tuple[dict[str, Any], dict[str, Any]]) -> float:
-        found, row = pair
-        return float((row["seconds"] - row["floor"]) / found["seconds"])
-
-    worst = sorted(regions, key=lost, reverse=True)[:count]
+    regions = [(found, row) for found in results for row in found["worst"]]
+    worst = sorted(regions, key=lambda pair: float(pair[1]["lost"]), reverse=True)[:count]
     return [
         f"| {found['network']}, {found['batch']} | {row['name']} | {row['text']} | "
         f"{row['algorithm']} | {1e6 * row['seconds']:.0f} | {1e6 * row['floor']:.0f} | "
-        f"{row['bound']} | {100 * row['share']:.0f} % | {100 * lost((found, row)):.1f} % |"
+        f"{row['bound']} | {100 * row['share']:.0f} % | {100 * row['lost']:.1f} % |"
         for found, row in worst
     ]
 
@@ -277,7 +282,7 @@ def main() -> None:
             found = measure(name, batch, options.isa, options.threads, options.runs)
             results.append(found)
             if options.json:
-                options.json.write_text(json.dumps(results, indent=1) + "\n")
+                write_figures(options.json, results)
     print(
         f"{describe_machine().line()}; {options.threads} threads\n\n{tables(results, options.far)}"
     )

@@ -25,6 +25,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,9 @@ from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.target import CpuTarget, device_for
 from minidnn.bench.alternate import DISTURBED
 from minidnn.bench.load import Watch
-from minidnn.bench.statistics import median, ratio
+from minidnn.bench.results import write_figures
+from minidnn.bench.statistics import compared
+from minidnn.bench.table import interval
 from minidnn.executable import Executable
 from minidnn.fusion.collapse import check_strategy
 from minidnn.fusion.region import FusedContraction, FusedSequence
@@ -119,9 +122,10 @@ def measure(name: str, batch: int, rounds: int, seconds: float, threads: int | N
         "network": name,
         "batch": batch,
         "runs": runs,
-        "seconds": times,
+        **compared(times, "model"),
         "same bits": all(y.tobytes() == expected for y in outputs.values()),
-        "fused": {strategy: fused(exe) for strategy, exe in made.items()},
+        "fused": fused(made["model"]),
+        "kernels by layers": fused(made["layers"])["kernels"],
     }
 
 
@@ -158,12 +162,11 @@ def line(row: Mapping[str, Any]) -> str:
     """A row of the table, as Markdown."""
     times = row["seconds"]
     cells = [row["network"], str(row["batch"])]
-    cells += [f"{median(times[s]).value * 1e3:.2f}" for s in STRATEGIES]
-    gains = [ratio(times[s], times["model"]) for s in ("contractions", "layers")]
-    cells += [f"{gain:.3f}" for gain in gains]
-    count = row["fused"]["model"].get
+    cells += [f"{1e3 * times[s]['value']:.2f}" for s in STRATEGIES]
+    cells += [interval(row["ratio"][s], 1.0, 3) for s in ("contractions", "layers")]
+    count = row["fused"].get
     took, before = count("layers that they took", 0), count("of these before them", 0)
-    cells += [f"{count('kernels')} ({row['fused']['layers'].get('kernels')})"]
+    cells += [f"{count('kernels')} ({row['kernels by layers']})"]
     cells += [
         f"{took - before} + {before}",
         f"{count('layers in stacks', 0)} in {count('stacks', 0)}",
@@ -196,11 +199,8 @@ def read(path: str | None, printing: bool) -> dict[str, Any]:
 
 
 def write(path: str | None, document: Mapping[str, Any]) -> None:
-    if path is None:
-        return
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1)
-    os.replace(f"{path}.new", path)
+    if path is not None:
+        write_figures(Path(path), document)
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from minidnn import models
 from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.bench.results import commit
 from minidnn.bench.statistics import median, ratio
+from minidnn.bench.table import interval
 from minidnn.report.explain import contracts
 from minidnn.runtime.cores import usable_cores
 
@@ -51,7 +52,25 @@ def measure(name: str, batch: int, threads: int, rounds: int) -> dict[str, Any]:
             if number:  # the first run finds memory that nobody has used
                 found[strategy]["contractions"].append(contractions)
                 found[strategy]["other"].append(other)
-    return {"network": name, "batch": batch, "threads": threads, "commit": commit(), **found}
+    about = {"network": name, "batch": batch, "threads": threads, "commit": commit()}
+    return {**about, **figures_of(found)}
+
+
+def figures_of(found: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, Any]:
+    """What is kept of the seconds in each round: medians, the gain and its bound."""
+    alone, fused = (found[strategy]["contractions"] for strategy in (ALONE, FUSED))
+    total, after = (
+        [a + b for a, b in zip(parts["contractions"], parts["other"], strict=True)]
+        for parts in (found[ALONE], found[FUSED])
+    )
+    times = {ALONE: total, f"{ALONE}, contractions": alone}
+    times |= {FUSED: after, f"{FUSED}, contractions": fused}
+    return {
+        "rounds": len(total),
+        "seconds": {name: vars(median(seconds)) for name, seconds in times.items()},
+        "bound": vars(ratio(total, alone)),
+        "gain": vars(ratio(total, after)),
+    }
 
 
 def _parts(program: CpuProgram, x: np.ndarray) -> tuple[float, float]:
@@ -64,23 +83,12 @@ def _parts(program: CpuProgram, x: np.ndarray) -> tuple[float, float]:
 
 def line(record: Mapping[str, Any]) -> str:
     """A row of the table."""
-    alone, fused = record[ALONE], record[FUSED]
-    total, after = _sum(alone), _sum(fused)
-    cells = [
-        record["network"],
-        str(record["batch"]),
-        f"{1e3 * median(total).value:.2f}",
-        f"{1e3 * median(alone['contractions']).value:.2f}",
-        f"{ratio(total, alone['contractions']):.3f}",
-        f"{1e3 * median(after).value:.2f}",
-        f"{1e3 * median(fused['contractions']).value:.2f}",
-        f"{ratio(total, after):.3f}",
-    ]
+    cells = [record["network"], str(record["batch"])]
+    for strategy, gain in ((ALONE, "bound"), (FUSED, "gain")):
+        for name in (strategy, f"{strategy}, contractions"):
+            cells.append(f"{1e3 * record['seconds'][name]['value']:.2f}")
+        cells.append(interval(record[gain], 1.0, 3))
     return f"| {' | '.join(cells)} |"
-
-
-def _sum(parts: Mapping[str, Sequence[float]]) -> list[float]:
-    return [a + b for a, b in zip(parts["contractions"], parts["other"], strict=True)]
 
 
 TITLES = (

@@ -10,8 +10,8 @@ holds, so weights come from memory.  Medians stand with 95 % intervals.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
 from minidnn.backends.cpu.rates import STREAM_FLOATS, read_kernel
 from minidnn.backends.cpu.tensor import tensor_of
+from minidnn.bench.results import write_figures
 from minidnn.bench.statistics import median, ratio
 from minidnn.fusion.contraction import Parts
 from minidnn.graph.ir import Constant, Node, Value
@@ -109,7 +110,7 @@ def main() -> None:
     parser.add_argument("--isa", nargs="+", default=[isa.name for isa in usable_isas()])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     pool = Pool(options.threads)
     found = []
@@ -121,8 +122,7 @@ def main() -> None:
                 found.append(measure(inputs, outputs, rows, isa, pool, loop, options.rounds))
     if options.json:
         figures = {"machine": describe_machine().line(), "threads": options.threads, "rows": found}
-        with open(options.json, "w") as file:
-            json.dump(figures, file, indent=1)
+        write_figures(options.json, figures)
 
 
 if __name__ == "__main__":

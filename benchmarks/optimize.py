@@ -42,7 +42,7 @@ import minidnn as md
 from benchmarks.figures import Results
 from minidnn import models
 from minidnn.bench.load import Watch
-from minidnn.bench.statistics import Estimate, median, ratio
+from minidnn.bench.statistics import compared, median, ratio
 from minidnn.bench.torchvision_models import models as torchvision
 
 NETWORKS = [name for name in models.list_models() if name != "digits"]
@@ -104,7 +104,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     with torch.inference_mode():
         agree = bool((torch.as_tensor(zoos(given)) == fast(x)).all())
         runs: dict[str, Run] = {"zoo": lambda: zoos(given), "optimize": lambda: fast(x)}
-        found = {"same bits": agree, "whole": timed(runs, options)}
+        whole = {way: compared(times, "zoo") for way, times in timed(runs, options).items()}
+        found = {"same bits": agree, "whole": whole}
         return found if options.whole else {**found, **_split_record(net, fast, x, how, options)}
 
 
@@ -127,7 +128,21 @@ def _split_record(
         calls = timed(runs, options)["call"]
         calls |= {**singly(layer, options), "in eager": _in_eager(halves, x, options)}
         times = {"call": calls}
-    return {"split behind": place, "parts": len(broken.programs[0].parts), "split": times}
+    parts = len(broken.programs[0].parts)
+    figures = {way: split_figures(found) for way, found in times.items()}
+    return {"split behind": place, "parts": parts, "split": figures}
+
+
+def split_figures(times: Times) -> dict[str, Any]:
+    """What is kept of a way of measuring: medians, and the ratios of "split" to "optimize" with the
+    median of the unknown layer, by itself and in the network."""
+    seconds = {name: vars(median(found)) for name, found in times.items()}
+    ratios = {}
+    for layer in ("layer", "in eager"):
+        if layer in times:
+            together = [each + seconds[layer]["value"] for each in times["optimize"]]
+            ratios[layer] = vars(ratio(times["split"], together))
+    return {"seconds": seconds, "ratio": ratios}
 
 
 def _in_eager(net: nn.Module, x: torch.Tensor, options: argparse.Namespace) -> list[float]:
@@ -235,25 +250,20 @@ def _under_way(run: Run, count: int) -> float:
 def row(name: str, record: Mapping[str, Any], way: str) -> str:
     """A row of the table, as Markdown."""
     whole, halves = record["whole"][way], record.get("split", {}).get(way, {})
-    cells = [name, _ms(whole["zoo"]), _ms(whole["optimize"])]
-    cells += [_shown(ratio(whole["optimize"], whole["zoo"]))]
-    cells += [_ms(halves["split"]) if halves else ""]
+    cells = [name, _ms(whole, "zoo"), _ms(whole, "optimize"), _shown(whole, "optimize")]
+    cells += [_ms(halves, "split") if halves else ""]
     for layer in ("layer", "in eager"):
-        if layer in halves:
-            own = median(halves[layer]).value
-            together = [seconds + own for seconds in halves["optimize"]]
-            cells += [_ms(halves[layer]), _shown(ratio(halves["split"], together))]
-        else:
-            cells += ["", ""]
+        there = halves and layer in halves["seconds"]
+        cells += [_ms(halves, layer), _shown(halves, layer)] if there else ["", ""]
     return f"| {' | '.join(cells)} |"
 
 
-def _ms(times: list[float]) -> str:
-    return f"{1e3 * median(times).value:.3g}"
+def _ms(figures: Mapping[str, Any], name: str) -> str:
+    return f"{1e3 * figures['seconds'][name]['value']:.3g}"
 
 
-def _shown(estimate: Estimate) -> str:
-    return f"{estimate.value:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
+def _shown(figures: Mapping[str, Any], name: str) -> str:
+    return "{value:.3f} ({low:.3f} to {high:.3f})".format(**figures["ratio"][name])
 
 
 def table(results: Results, part: str) -> str:

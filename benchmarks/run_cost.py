@@ -9,8 +9,8 @@ further empty region adds to a program.  Medians with 95 % intervals.
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.kernels import KernelSource, compile_kernels
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.program import Program, Region, shared_pool
+from minidnn.bench.results import write_figures
 from minidnn.bench.statistics import Estimate, median
 
 MANY, FEW = 2000, 1000
@@ -66,7 +67,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=101)
-    parser.add_argument("--json", help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     call = call_seconds(options.network, options.size, options.threads, options.runs)
     region = region_seconds(options.threads, options.runs)
@@ -81,8 +82,7 @@ def main() -> None:
             "call_seconds": [call.value, call.low, call.high],
             "region_seconds": [region.value, region.low, region.high],
         }
-        with open(options.json, "w") as file:
-            json.dump(figures, file, indent=1)
+        write_figures(options.json, figures)
 
 
 def _us(estimate: Estimate) -> str:

@@ -83,7 +83,7 @@ def run_engines(
         found = [{name: _burst(e) for name, e in engines.items()} for _ in range(rounds)]
     times = {name: [each[name][0] for each in found] for name in engines}
     for name, seconds in times.items():
-        records[name] |= {"rounds": seconds, "seconds": median(seconds).value}
+        records[name]["seconds"] = median(seconds).value
         records[name]["others"] = max(each[name][1] for each in found)
         if name != OWN:
             records[name]["ratio"] = vars(ratio(seconds, times[OWN]))

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.figures import Results
 from minidnn.bench.process import EngineError, EngineProcess
-from minidnn.bench.statistics import Estimate, median, ratio
+from minidnn.bench.statistics import compared
 from minidnn.bench.worker import Engine
 
 #: One network of each family, which is a module of timm's.
@@ -112,7 +112,7 @@ def measured(name: str, threads: int, rounds: int, seconds: float) -> Engine:
             worst = (result - exact).abs().max() / exact.abs().max()
             record[f"{engine}, error"] = float(worst)
         runs: dict[str, Callable[[], Any]] = {"optimize": lambda: fast(x), "eager": lambda: net(x)}
-        record["seconds"] = _in_turn(runs, rounds, seconds)
+        record |= compared(_in_turn(runs, rounds, seconds), "eager")
     return Engine(lambda: None, about=record)
 
 
@@ -155,14 +155,11 @@ def row(name: str, record: dict[str, Any]) -> str:
         return f"| {name} | {family} | failed: {record['failed'].splitlines()[0]:.200} |"
     times = record["seconds"]
     taken = "whole" if record["whole"] else f"{record['parts']} parts"
-    cells = [f"{1e3 * median(times[engine]).value:.4g}" for engine in ("optimize", "eager")]
-    cells += [_shown(ratio(times["optimize"], times["eager"])), taken]
+    cells = [f"{1e3 * times[engine]['value']:.4g}" for engine in ("optimize", "eager")]
+    shown = "{value:.2f} ({low:.2f} to {high:.2f})".format(**record["ratio"]["optimize"])
+    cells += [shown, taken]
     cells += [f"{record[f'{engine}, error']:.1e}" for engine in ("optimize", "eager")]
     return f"| {name} | {family} | {' | '.join(cells)} |"
-
-
-def _shown(estimate: Estimate) -> str:
-    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
 
 
 def table(results: Results, part: str) -> str:
@@ -173,7 +170,7 @@ def table(results: Results, part: str) -> str:
     lines += [row(name, records[name]) for name in (*NETWORKS, *KNOWN) if name in records]
     counted = [record for name, record in records.items() if name in NETWORKS]
     done = [record for record in counted if "seconds" in record]
-    slower = [r for r in done if ratio(r["seconds"]["optimize"], r["seconds"]["eager"]).value > 1]
+    slower = [record for record in done if record["ratio"]["optimize"]["value"] > 1]
     whole = sum(record["whole"] for record in done)
     lines += ["", f"{len(counted)} of {len(NETWORKS)}: {whole} whole, {len(slower)} slower"]
     return "\n".join(lines)

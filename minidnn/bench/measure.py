@@ -95,7 +95,6 @@ def measure(
         for name, seconds in times.items():
             records[name] |= {"begun": begun, **times_of(seconds, times[OWN], name)}
             records[name]["memory_bytes"] = engines[name].memory()
-            records[name]["peak_memory_bytes"] = engines[name].peak_memory()
     return records
 
 

@@ -102,11 +102,6 @@ class EngineProcess:
         resident: int = self._ask(do="memory")["resident"]
         return resident
 
-    def peak_memory(self) -> int:
-        """The most bytes that the process has had in memory."""
-        peak: int = self._ask(do="memory")["peak"]
-        return peak
-
     def close(self) -> None:
         """Ends the process.  May be called again."""
         if self._process.poll() is None:

@@ -22,6 +22,11 @@ from minidnn.bench.networks import Case
 from minidnn.errors import MiniDNNError
 
 FORMAT = "minidnn bench 1"
+#: What a record has so that a run can go on, and what is no part of a result.
+WORKING = ("rounds", "begun")
+DIGITS = 6
+WIDTH = 400
+"""Of a line of a file, in characters."""
 Record = dict[str, Any]
 
 
@@ -57,24 +62,20 @@ class Results:
         Raises:
             MiniDNNError: it cannot be written.
         """
-        text = json.dumps({"format": FORMAT, "runs": self.runs}, indent=1, allow_nan=False)
-        work = path.with_name(f".{os.getpid()}-{path.name}")
         try:
-            work.write_text(text + "\n", encoding="utf-8")
-            os.replace(work, path)
+            write_figures(path, {"format": FORMAT, "runs": self.runs})
         except OSError as error:
             raise MiniDNNError(f"{path} cannot be written: {error.strerror}") from error
-        finally:
-            work.unlink(missing_ok=True)
 
     def merge(self, other: Results) -> None:
-        """Takes over what ``other`` has; of an engine that both have measured, the later."""
+        """Takes over what ``other`` has, but for the rounds' own times; of an engine that both have
+        measured, the later."""
         for commit, machine, case, entry in other.cases():
             mine = self.entry(commit, machine, case, entry)
             for engine, record in entry["engines"].items():
                 old = mine.get(engine)
                 if old is None or old["measured"] <= record["measured"]:
-                    mine[engine] = record
+                    mine[engine] = {k: v for k, v in record.items() if k not in WORKING}
 
     def cases(self) -> Iterator[tuple[str, str, str, Record]]:
         """Commit, machine, name and entry of every case."""
@@ -93,6 +94,42 @@ class Results:
     def records(self, commit: str, machine: str, case: Case) -> dict[str, Record]:
         """The records of this case by engine, to be added to."""
         return self.entry(commit, machine, case.name, asdict(case))
+
+
+def write_figures(path: Path, data: Any) -> None:
+    """Writes figures to a file of JSON, or of lines of JSON (``.jsonl``), in one step."""
+    text = "\n".join(map(line_of, data)) if path.suffix == ".jsonl" else _spread(rounded(data))
+    work = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        work.write_text(text + "\n", encoding="utf-8")
+        os.replace(work, path)
+    finally:
+        work.unlink(missing_ok=True)
+
+
+def line_of(figures: Any) -> str:
+    """Figures in one line of JSON."""
+    return json.dumps(rounded(figures), separators=(",", ":"), allow_nan=False)
+
+
+def rounded(figures: Any) -> Any:
+    """The same with six digits of each number, which are more than times are known to."""
+    if isinstance(figures, float):
+        return float(f"{figures:.{DIGITS}g}")
+    if isinstance(figures, Mapping):
+        return {key: rounded(value) for key, value in figures.items()}
+    return [rounded(each) for each in figures] if isinstance(figures, list | tuple) else figures
+
+
+def _spread(figures: Any) -> str:
+    """JSON in which what is longer than a line's width has a line for each of its parts."""
+    text = json.dumps(figures, separators=(",", ":"), allow_nan=False)
+    if len(text) <= WIDTH or not isinstance(figures, dict | list):
+        return text
+    if isinstance(figures, list):
+        return "[\n" + ",\n".join(map(_spread, figures)) + "\n]"
+    parts = (f"{json.dumps(key)}: {_spread(value)}" for key, value in figures.items())
+    return "{\n" + ",\n".join(parts) + "\n}"
 
 
 def commit() -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, exp, lgamma, log
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,14 @@ def _chance(count: int, below: int) -> float:
 def ratio(above: Sequence[float], below: Sequence[float], confidence: float = 0.95) -> Estimate:
     """The median of ``above[i] / below[i]``: samples of one round, taken under one clock."""
     return median([a / b for a, b in zip(above, below, strict=True)], confidence)
+
+
+def compared(times: Mapping[str, Sequence[float]], to: str) -> dict[str, Any]:
+    """What is kept of engines' times round by round: medians, and for all but ``to`` the ratio to
+    it, each with its interval as an :class:`Estimate` has it."""
+    others = {name: found for name, found in times.items() if name != to}
+    return {
+        "rounds": max(map(len, times.values())),
+        "seconds": {name: vars(median(found)) for name, found in times.items()},
+        "ratio": {name: vars(ratio(found, times[to])) for name, found in others.items()},
+    }

@@ -94,13 +94,12 @@ def _save(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _memory(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             resident = int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:  # not Linux
-        resident = peak
-    return {"peak": peak, "resident": resident}
+    except OSError:  # not Linux: the most so far
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"resident": resident}
 
 
 _DO: dict[str, Callable[[Engine, Mapping[str, Any]], dict[str, Any]]] = {

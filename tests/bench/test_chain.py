@@ -15,6 +15,7 @@ from benchmarks.chain_cases import CASES, VARIANTS, Case, with_minidnn, with_tor
 from benchmarks.chain_report import print_tables, write_plot
 from benchmarks.figures import Results
 from benchmarks.line_plot import Panel, line_plot
+from minidnn.bench.statistics import compared, median
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -44,19 +45,17 @@ def test_cases_have_names_of_their_own() -> None:
 def results(folder: Path) -> Results:
     case = Case("paper", 4, "56x56")
     found = Results(folder / "figures.json")
-    times = {
-        name: {"seconds": seconds, "about": {"kernels": kernels}, "deviation": 1e-6}
-        for name, seconds, kernels in (
-            ("minidnn", [0.1, 0.11, 0.12], 1),
-            ("b", [0.3, 0.31, 0.3], 12),
-            ("c", [9.0, 9.9, 9.9], None),
-        )
+    times = {"minidnn": [0.1, 0.11, 0.12], "b": [0.3, 0.31, 0.3], "c": [9.0, 9.9, 9.9]}
+    engines = {
+        name: {"about": {"kernels": kernels}, "deviation": 1e-6}
+        for name, kernels in (("minidnn", 1), ("b", 12), ("c", None))
     }
-    found.add("compare", case.key, {**case.describe(), "engines": times})
-    lines = {"one": {"seconds": [0.2]}, "model": {"seconds": [0.1]}}
+    record = {**case.describe(), "engines": engines, **compared(times, "minidnn")}
+    found.add("compare", case.key, record)
+    seconds = {"one": vars(median([0.2])), "model": vars(median([0.1]))}
     for blocks in (1, 8):
         case = Case("paper", blocks, "56x56")
-        found.add("strategies", case.key, {**case.describe(), "strategies": lines})
+        found.add("strategies", case.key, {**case.describe(), "seconds": seconds})
     return found
 
 

@@ -27,8 +27,7 @@ def kind(name: str, folder: Path, sleep: float) -> Kind:
 def test_every_round_begins_with_another_engine(tmp_path: Path, prepared: Prepared) -> None:
     found = measure([kind("a", tmp_path, 0.0), kind("b", tmp_path, 0.0)], prepared, 3)
     assert (tmp_path / "log").read_text().split() == ["a", "b", "b", "a", "a", "b"]
-    assert [len(record["rounds"]) for record in found.values()] == [3, 3]
-    assert found["a"]["seconds"]["value"] == sorted(found["a"]["rounds"])[1]
+    assert all(0 < one["seconds"]["low"] <= one["seconds"]["value"] for one in found.values())
 
 
 def test_the_run_counts(tmp_path: Path, prepared: Prepared) -> None:

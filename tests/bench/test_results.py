@@ -10,9 +10,10 @@ import pytest
 
 import minidnn
 from minidnn.bench.networks import Case
-from minidnn.bench.results import FORMAT, Results, commit
+from minidnn.bench.results import FORMAT, Results, commit, write_figures
 from minidnn.errors import MiniDNNError
 
+ROOT = Path(minidnn.__file__).parent.parent
 CASE = Case("resnet18", 16, 224, 192, threads=2)
 
 
@@ -54,6 +55,32 @@ def test_merged_by_commit_machine_and_case() -> None:
     records = made.records("c1", "m1", CASE)
     found = {name: record["measured"][-2:] for name, record in records.items()}
     assert found == {"minidnn": "02", "a": "03", "b": "02"}  # the later of each
+
+
+def test_what_is_merged_has_no_times_of_rounds() -> None:
+    other = results("c", "m", minidnn="2026-01-01")
+    other.records("c", "m", CASE)["minidnn"] |= {"rounds": [0.1, 0.2], "begun": "2026-01-01"}
+    made = Results({})
+    made.merge(other)
+    record = {"measured": "2026-01-01", "seconds": {}}
+    assert made.records("c", "m", CASE)["minidnn"] == record
+
+
+def test_figures_are_written_with_six_digits_a_record_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    write_figures(path, {"machine": "m" * 400, "part": {"a": 1.23456789, "b": [0.5, 2]}})
+    text = path.read_text().replace("m" * 400, "m")
+    assert text == '{\n"machine": "m",\n"part": {"a":1.23457,"b":[0.5,2]}\n}\n'
+    lines = path.with_suffix(".jsonl")
+    write_figures(lines, [{"ms": 1 / 3}, {"ms": None}])
+    assert lines.read_text() == '{"ms":0.333333}\n{"ms":null}\n'
+
+
+def test_results_that_are_kept_are_small() -> None:
+    """Medians, intervals, machine, versions and commit are kept, no samples."""
+    files = list((ROOT / "benchmarks" / "results").iterdir())
+    assert sum(path.stat().st_size for path in files) <= 1_000_000
+    assert not [path.name for path in files if '"rounds":[' in path.read_text()]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}', "\udcff"])

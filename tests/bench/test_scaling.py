@@ -88,7 +88,7 @@ def test_each_is_measured_once_and_reported(log: Path, tmp_path: Path) -> None:
         scaling.measure(options(), results, tmp_path)
         assert log.read_text().split() == [OWN, "torch"]
     engines = results.part("alexnet")["1"]["engines"]
-    assert engines[OWN]["deviation"] == 0 and len(engines[OWN]["rounds"]) == 3
+    assert engines[OWN]["deviation"] == 0
     assert engines["torch"]["ratio"]["value"] > 1.5
 
 

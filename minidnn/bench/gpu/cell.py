@@ -73,7 +73,7 @@ def cell(
             "precision": precision,
         }
     with alone():
-        for name, (most, _) in deviations(outputs, exact(module, x)).items():
+        for name, most in deviations(outputs, exact(module, x)).items():
             about[name]["deviation"] = most if most < float("inf") else None
         counts = {name: calls_in(run, 1e3 * burst) for name, run in runs.items()}
     number = 0
