@@ -7,10 +7,9 @@
 
 One module per family of functions (``tensor``, ``filter``, ``convolution``, ``activation``,
 ``pooling``, ``softmax``, ``dropout``, ``batch_norm``, ``lrn``, ``reduction``, ``op_tensor``,
-``transform``), the backend (graph) API in ``graph``, the fastest convolution out of both in
-``choice``, and everything that CuPy 13 had in ``cupy.cudnn``: in ``compat``, and by its own name
-here, so that ``from minidnn import cudnn`` takes the place of ``from cupyx import cudnn``.
-``constants`` replaces ``cupy.cuda.cudnn``.
+``transform``), the backend (graph) API in ``graph``, and everything that CuPy 13 had in
+``cupy.cudnn``: in ``compat``, and by its own name here, so that ``from minidnn import cudnn`` takes
+the place of ``from cupyx import cudnn``.  ``constants`` replaces ``cupy.cuda.cudnn``.
 
 Importing this needs neither CuPy, cuDNN nor a GPU; using it says what is missing.
 """
@@ -27,7 +26,6 @@ from minidnn.errors import DeviceError
 _MODULES = (
     "activation",
     "batch_norm",
-    "choice",
     "compat",
     "constants",
     "convolution",

@@ -88,7 +88,7 @@ def test_results_are_printed_and_kept(
         assert own["seconds"]["low"] <= own["seconds"]["value"] <= own["seconds"]["high"]
         assert openvino["seconds"]["value"] >= 0.02 and len(openvino["rounds"]) == 6
         ratio = np.median(np.array(openvino["rounds"]) / own["rounds"])
-        assert openvino["ratio"]["value"] == pytest.approx(ratio) and "ratio" not in own
+        assert openvino["ratio"]["value"] == pytest.approx(ratio, rel=1e-4) and "ratio" not in own
         assert own["memory_bytes"] > 1 << 20 and own["compile_seconds"] >= 0.001
         assert own["version"] == "1.2+x"
 
@@ -134,7 +134,7 @@ def test_a_run_that_must_end_goes_on_with_its_rounds(
         assert len(own["rounds"]) == len(openvino["rounds"]) == count
         assert own["rounds"][:-1] == kept
         ratio = np.median(np.array(openvino["rounds"]) / own["rounds"])
-        assert openvino["ratio"]["value"] == pytest.approx(ratio)
+        assert openvino["ratio"]["value"] == pytest.approx(ratio, rel=1e-4)
         kept = own["rounds"]
     bench(capsys, *arguments)
     assert started(log) == []

@@ -81,8 +81,7 @@ def main() -> None:
 
 
 def graphs(cupy: Any) -> None:
-    """Every operation of the graph API once, and every way to compute one convolution."""
-    from minidnn.cudnn import choice
+    """Every operation of the graph API once, and one convolution by every plan."""
     from minidnn.cudnn.graph import Graph
 
     def array(*shape: int) -> Any:  # NCHW order, channels innermost in memory
@@ -108,11 +107,12 @@ def graphs(cupy: Any) -> None:
         else:
             g.output(g.reduce("add", given[0], (0, 2, 3)), "float32")
         g.build(choose="heuristic")(*arrays)
-    xs, ws, ys = (cupy.ascontiguousarray(a).astype("f") for a in (x, w, y))
-    for operation in ("forward", "backward_data", "backward_filter"):
-        for found in choice.candidates(choice.Problem(operation, xs, ws, ys, padding=1)):
-            found.run()
-            cupy.cuda.runtime.deviceSynchronize()
+    xs, ws = (cupy.ascontiguousarray(a).astype("f") for a in (x, w))
+    g = Graph()
+    g.convolution(*g.tensors(xs, ws), padding=1)
+    for plan in g.plans():
+        plan(xs, ws)
+        cupy.cuda.runtime.deviceSynchronize()
 
 
 if __name__ == "__main__":

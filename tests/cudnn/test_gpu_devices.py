@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidnn.cudnn import choice, convolution, dropout, pooling
+from minidnn.cudnn import convolution, dropout, pooling
 from minidnn.cudnn.errors import ArgumentError
 from minidnn.cudnn.graph import Graph
 from minidnn.cudnn.handle import current_handle
@@ -57,10 +57,6 @@ def test_each_device_computes_with_a_handle_of_its_own(cupy: Any) -> None:
                 np.testing.assert_array_equal(y.get().round(), truth(cupy, device))
             z = graph(x, w).build()(x, w)
             np.testing.assert_array_equal(z.get().round(), truth(cupy, device))
-            chosen = choice.choose("forward", x, w, z, padding=1).bind(x, w, z)
-            z.fill(cupy.nan)
-            chosen()
-            np.testing.assert_allclose(z.get(), truth(cupy, device), atol=1e-2)
     assert handles[0] != handles[1] and handles[:2] == handles[2:]
 
 
