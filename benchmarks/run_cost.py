@@ -16,9 +16,10 @@ import numpy as np
 
 import minidnn as md
 from minidnn import models
+from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.backends.cpu.isa import best_isa
-from minidnn.backends.cpu.kernels import KernelSource, compile_kernels
+from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.program import Program, Region, shared_pool
 from minidnn.bench.results import write_figures

@@ -2,9 +2,9 @@
 
 A plan says everything that a printer prints: what lies where, which loops run over which
 extents, and what is computed at each position.  Printers decide nothing.  Plans are plain
-values: equal plans, which share one compiled kernel, are equal Python objects and have one
-digest, in every process.  Batch size, numbers of channels and pointers are not part of a plan
-but of its :class:`Binding`.
+values: equal plans, which share one compiled kernel, are equal Python objects and have one text,
+in every process.  Batch size, numbers of channels and pointers are not part of a plan but of its
+:class:`Binding`.
 
 The loops of a plan::
 
@@ -19,9 +19,7 @@ The loops of a plan::
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from minidnn.fusion.geometry import Extent
 from minidnn.fusion.operations import Vector
@@ -107,15 +105,6 @@ class KernelPlan:
     #: Patches above the first that a task of several begins with; what lies above the plane or
     #: is not needed by the task's own patches is not computed.
     lead: int = 0
-
-    def to_json(self) -> str:
-        """The plan as canonical JSON."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
-
-    @property
-    def digest(self) -> str:
-        """A name for the plan that is the same in every process."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def patches(self, axis: int) -> list[tuple[int, int, bool]]:
         """The anchor's patches along an axis: begin, end, and whether it is the last."""

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.dialect import prelude
 from minidnn.backends.cpu.isa import AVX2, AVX512
-from minidnn.backends.cpu.kernels import KernelSource, compile_kernels, group
+from minidnn.backends.cpu.kernels import compile_kernels, group
 from minidnn.cache import forbid_builds
 from minidnn.errors import CompileError
 
@@ -83,7 +84,8 @@ def test_number_of_files(kernels: int, jobs: int, files: int) -> None:
 def test_groups_are_the_same_in_every_process() -> None:
     code = """
 from minidnn.backends.cpu.isa import AVX2
-from minidnn.backends.cpu.kernels import KernelSource, group
+from minidnn.backends.codegen.kernel import KernelSource
+from minidnn.backends.cpu.kernels import group
 files = group([KernelSource(f"k{i}", "x" * (i * 7 % 11)) for i in range(30)], "head", AVX2, 4)
 print([(unit.name, [s.name for s in part]) for unit, part in files])
 """

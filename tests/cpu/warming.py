@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.backends.cpu.isa import Isa
-from minidnn.backends.cpu.kernels import KernelSource, compile_kernels
+from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.lower import lower_plan
 from minidnn.fusion.collapse import check_strategy
 from minidnn.graph.ir import Graph

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.kernels import KernelSource, Launch
+from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.machine import machine_of
 
 from .emulator.run import Emulated, parameters_of

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.kernels import KernelSource, Launch
+from minidnn.backends.cuda.kernels import Launch
 from tests.cuda.emulator.run import Emulated
 
 MEET, DONE, LEAVE = "md_cluster_meet();", "md_cluster_done();", "md_cluster_leave();"

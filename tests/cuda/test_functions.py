@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda import functions
 from minidnn.backends.cuda.build import Kernel
-from minidnn.backends.cuda.kernels import KernelSource, Launch
+from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.nvrtc import Resources
 
 

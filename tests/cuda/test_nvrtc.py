@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from minidnn import cache
+from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda import nvrtc
 from minidnn.backends.cuda.build import compile_kernels, group
 from minidnn.backends.cuda.dialect import prelude
-from minidnn.backends.cuda.kernels import KernelSource
 from minidnn.errors import CompileError, DeviceError
 
 ROOT = Path(__file__).parents[2]

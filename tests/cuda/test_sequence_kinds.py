@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from minidnn import layers as L
-from minidnn.backends.cuda.kernels import KernelSource, Launch
+from minidnn.backends.codegen.kernel import KernelSource
+from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.sequence import print_sequence
 from minidnn.backends.cuda.sequence.grid import Grid, choose_grid
 from minidnn.backends.cuda.sequence.sign_analysis import positive_planes

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from minidnn import layers as L
+from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.kernels import KernelSource
 from minidnn.backends.cuda.sequence import print_sequence
 from minidnn.backends.cuda.sequence.prologue import absorb_prologues
 from minidnn.backends.cuda.sequence.rolling import Rolling, choose_rolling, rollings

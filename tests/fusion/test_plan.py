@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -34,7 +33,7 @@ DIGEST_OF_ALL_PLANS = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
 from tests.fusion.test_plan import plans_of
-text = "".join(plan.to_json() for name in ("resnet18", "densenet121", "inception_v3")
+text = "".join(repr(plan) for name in ("resnet18", "densenet121", "inception_v3")
                for plan in plans_of(name))
 print(hashlib.sha256(text.encode()).hexdigest())
 """
@@ -73,10 +72,7 @@ def test_repeated_blocks_share_one_kernel(name: str, sequences: int, most: int) 
     graph = to_graph(network, (1, *network.input_shape))
     plans = plans_in(run_passes(graph, SIMPLIFY, FOLD_BATCH_NORM, DEPTH_FIRST))
     assert len(plans) == sequences
-    distinct = {plan.digest for plan in plans}
-    assert len(distinct) == len(set(plans)) <= most
-    for plan in plans:
-        assert plan.digest == hashlib.sha256(plan.to_json().encode()).hexdigest()
+    assert len(set(map(repr, plans))) == len(set(plans)) <= most
 
 
 def stack(t, x, y):
@@ -213,9 +209,9 @@ def test_batch_and_channels_are_no_part_of_a_plan() -> None:
 
     first = FusedSequence(graph_of(build, (1, 3, 8, 8)), Schedule(4, 8)).kernel[0]
     second = FusedSequence(graph_of(build, (7, 64, 8, 8)), Schedule(4, 8)).kernel[0]
-    assert first == second and first.digest == second.digest
+    assert first == second and repr(first) == repr(second)
     other = FusedSequence(graph_of(build, (1, 3, 8, 9)), Schedule(4, 8)).kernel[0]
-    assert first != other and first.digest != other.digest
+    assert first != other and repr(first) != repr(other)
 
 
 def test_numbers_in_expressions_are_part_of_a_plan() -> None:
@@ -223,5 +219,5 @@ def test_numbers_in_expressions_are_part_of_a_plan() -> None:
         body = graph_of(lambda t, x: apply(ops.LeakyReLU(slope), x), (1, 2, 4, 4))
         return FusedSequence(body, Schedule(4, 4)).kernel[0]
 
-    digests = {plan(slope).digest for slope in (0.0, -0.0, 0.1, 0.1 + 1e-18, 0.2)}
-    assert len(digests) == 4
+    plans = {plan(slope) for slope in (0.0, -0.0, 0.1, 0.1 + 1e-18, 0.2)}
+    assert len(plans) == 4

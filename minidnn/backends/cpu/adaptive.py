@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from ...graph.operators import AdaptiveAvgPool2d
 from ...graph.types import TensorType
+from ..codegen.kernel import KernelSource
 from .contraction.stage import Stage, Workspace
 from .isa import Isa
-from .kernels import KernelSource
 from .staged import PART, Staged, stage
 from .tensor import Tensor
 

@@ -10,9 +10,9 @@ from math import prod
 
 from ...graph.operators import ArgMax
 from ...graph.types import INTEGERS, TensorType
+from ..codegen.kernel import KernelSource
 from .broadcast import STORED
 from .contraction.stage import Workspace
-from .kernels import KernelSource
 from .staged import Staged, parts_of, stage
 
 _CHUNK = 64

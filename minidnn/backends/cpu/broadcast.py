@@ -20,7 +20,7 @@ from ...graph.types import TensorType
 from ..codegen.code import Code
 from ..codegen.dialect import ISPC
 from ..codegen.functions import WHOLE_FUNCTIONS
-from .kernels import KernelSource
+from ..codegen.kernel import KernelSource
 
 #: ISPC's names of how elements lie in memory; a bool is a byte of 0 or 1.
 STORED = {"float32": "float", "int32": "int32", "int64": "int64", "bool": "unsigned int8"}

@@ -14,8 +14,8 @@ import numpy as np
 from ...graph.index_map import OUTSIDE, IndexMap
 from ...graph.operators import Gather, TakeChannels
 from ...graph.types import ITEMSIZE, TensorType, numpy_dtype
+from ..codegen.kernel import KernelSource
 from .broadcast import CHUNK, STORED, WORTH, Shaped
-from .kernels import KernelSource
 from .movement import RAW
 
 #: Rows that take in the axis before them, if they are neighbours and if they are not, and what they

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ...cache import CacheStore, building_allowed, digest
 from ...runtime.cores import usable_cores
-from ..codegen.grouping import in_groups
+from ..codegen.kernel import KernelSource, by_name, in_groups
 from .compiler import FLAGS, Unit, compile_units, unit_store
 from .dialect import prelude
 from .identity import ispc_banners
@@ -30,25 +29,6 @@ dominates, with more the cores end at different times."""
 INDEX_BYTES = 32 << 20
 
 
-@dataclass(frozen=True)
-class KernelSource:
-    """The text of one kernel, ``MD_KERNEL(name) { ... }`` with the functions it alone uses.
-
-    Names are unique in a file, so kernels of different text have different names (put a digest of
-    the text's ingredients into it); so have their helper functions, or they are ``static`` and
-    carry the kernel's name.
-    """
-
-    name: str
-    text: str
-
-    @classmethod
-    def named(cls, kind: str, text: str) -> KernelSource:
-        """A kernel named after its text, in which ``@`` stands for the name."""
-        name = f"{kind}_{digest(text)[:20]}"
-        return cls(name, text.replace("@", name))
-
-
 def compile_kernels(
     sources: Sequence[KernelSource],
     isa: Isa,
@@ -63,10 +43,7 @@ def compile_kernels(
         ValueError: two kernels of one name have different texts.
         CompileError, DeviceError: as :func:`.compiler.compile_units`.
     """
-    unique: dict[str, KernelSource] = {}
-    for source in sources:
-        if unique.setdefault(source.name, source).text != source.text:
-            raise ValueError(f"compile_kernels: two kernels named {source.name} differ")
+    unique = by_name(sources)
     index, head = CacheStore("ispc_index", ".json", INDEX_BYTES), prelude(isa)
     ready: dict[str, Kernel] = {}
     for banner in ispc_banners():

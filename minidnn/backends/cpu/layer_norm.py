@@ -12,8 +12,8 @@ from math import prod
 
 from ...graph.operators import GroupNorm, LayerNorm
 from ...graph.types import TensorType
+from ..codegen.kernel import KernelSource
 from .contraction.stage import Workspace
-from .kernels import KernelSource
 from .staged import Staged, parts_of, stage
 
 _BLOCK = 1024

@@ -31,6 +31,7 @@ from ...graph.operators import (
 )
 from ...graph.types import TensorType
 from ...runtime.plan import Plan
+from ..codegen.kernel import KernelSource
 from .adaptive import print_adaptive
 from .argmax import print_argmax
 from .broadcast import Shaped, print_broadcast
@@ -46,7 +47,6 @@ from .contraction import (
 from .flat import is_flat, print_flat
 from .indexing import print_gather, print_move, print_take_channels
 from .isa import Isa
-from .kernels import KernelSource
 from .layer_norm import print_layer_norm
 from .matmul import print_matmul
 from .movement import print_copy, print_join

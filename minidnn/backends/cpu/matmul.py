@@ -7,8 +7,8 @@ from math import prod
 import numpy as np
 
 from ...graph.types import TensorType
+from ..codegen.kernel import KernelSource
 from .broadcast import Shaped
-from .kernels import KernelSource
 
 _ROWS = 6
 """Rows of the result that a task computes at once: each vector of ``b`` is read once for them."""

@@ -10,8 +10,8 @@ from ...fusion.sequence import Schedule
 from ...graph.ir import Graph, Node, Value
 from ...graph.operators import Identity
 from ...graph.types import ITEMSIZE, TensorType
+from ..codegen.kernel import KernelSource
 from .isa import Isa
-from .kernels import KernelSource
 from .sequence import SequenceKernel, print_sequence
 from .tensor import Tensor
 

@@ -16,10 +16,11 @@ from typing import Any
 
 from ...cache import CacheStore, digest
 from ...errors import DeviceError
+from ..codegen.kernel import KernelSource
 from .buffers import Buffer
 from .identity import ispc_banners
 from .isa import ISAS, Isa
-from .kernels import KernelSource, compile_kernels
+from .kernels import compile_kernels
 from .library import Kernel
 from .machine import Machine, Rates, describe_machine
 from .program import Operand, Pool, Program, Region

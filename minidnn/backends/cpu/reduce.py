@@ -13,9 +13,9 @@ from math import prod
 
 from ...graph.operators import Reduce
 from ...graph.types import INTEGERS, TensorType
+from ..codegen.kernel import KernelSource
 from .broadcast import STORED
 from .contraction.stage import Stage, Workspace
-from .kernels import KernelSource
 from .staged import CASCADE, LEVELS, Staged, parts_of, stage
 
 _WIDTH = 512

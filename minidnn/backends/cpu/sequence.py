@@ -17,7 +17,6 @@ from functools import partial
 
 import numpy as np
 
-from ...cache import digest
 from ...errors import GraphError
 from ...fusion.geometry import Extent
 from ...fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
@@ -28,9 +27,9 @@ from ...graph.operator import Windowed
 from ...graph.window import WindowReduce
 from ..codegen.code import Code
 from ..codegen.dialect import literal
+from ..codegen.kernel import KernelSource
 from .finite import input_bound
 from .isa import Isa
-from .kernels import KernelSource
 from .patch import Storage, identity_columns, storages_of
 from .step import WORDS, StepPrinter
 from .tensor import Access, Tensor
@@ -137,8 +136,7 @@ class _Printer:
                 print_store(moves, name, plane, self.lanes, full, kind == "stream")
         functions = (text.replace("<name>", name) for text, name in self.functions.items())
         text = "".join((str(moves), *functions, str(segments), str(main)))
-        name = f"seq_{digest(text, self.plan.digest)[:20]}"
-        source = KernelSource(name, text.replace("$", name))
+        source = KernelSource.named("seq", text, "$")
         floats = self._rows_offset + self.row_floats
         vectors = partial(_packed, self.binding, self.lanes)
         return SequenceKernel(source, self.tasks * sum(blocks), floats * 4, vectors)

@@ -11,8 +11,8 @@ from math import prod
 
 from ...graph.operators import LogSoftmax, Softmax
 from ...graph.types import TensorType
+from ..codegen.kernel import KernelSource
 from .contraction.stage import Stage, Workspace
-from .kernels import KernelSource
 from .staged import CASCADE, LEVELS, Staged, parts_of, stage
 
 _WIDTH = 512

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..codegen.kernel import KernelSource
 from .contraction.stage import Stage, Workspace
-from .kernels import KernelSource
 
 PART = 1 << 14
 """Elements that are worth a task of their own."""

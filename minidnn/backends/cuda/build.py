@@ -14,9 +14,8 @@ from functools import cache
 
 from ...cache import CacheStore, building_allowed, digest
 from ...runtime.cores import usable_cores
-from ..codegen.grouping import in_groups
+from ..codegen.kernel import KernelSource, by_name, in_groups
 from .dialect import prelude
-from .kernels import KernelSource
 from .nvrtc import OPTIONS, Nvrtc, Resources, load
 
 LEAST_PER_UNIT = 2
@@ -53,10 +52,7 @@ def compile_kernels(
         CompileError: a text is not valid.
         DeviceError: there is no NVRTC.
     """
-    unique: dict[str, KernelSource] = {}
-    for source in sources:
-        if unique.setdefault(source.name, source).text != source.text:
-            raise ValueError(f"compile_kernels: two kernels named {source.name} differ")
+    unique = by_name(sources)
     nvrtc = load()
     head = prelude()
     units, index = cubin_store(), CacheStore("cubin_index", ".json", INDEX_BYTES)

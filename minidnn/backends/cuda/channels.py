@@ -18,7 +18,6 @@ from ...graph.types import ITEMSIZE
 from ..codegen.code import Code
 from .indexing import RAW
 from .kernels import Launch
-from .strided import named
 from .tensor import Tensor
 
 THREADS = 256
@@ -68,7 +67,7 @@ def _planes(
         code.line(f"y += n * {target.image} + c * {plane}ll + p + {target.offset};")
         code.line(_copied("y", "x", pack, target))
     table = np.array(op.picks, np.int64).ravel()
-    return named("channels", code, -(-count // THREADS), THREADS), table
+    return Launch.named("channels", code, -(-count // THREADS), THREADS), table
 
 
 def _side_by_side(
@@ -103,7 +102,7 @@ def _side_by_side(
         _print_write(code, target, pixels, total)
     blocks = -(-total // pixels)
     table = np.array([at | to << 32 for picks in taken for at, to in picks], np.int64)
-    return named("channels", code, blocks, THREADS, pixels * channels * size), table
+    return Launch.named("channels", code, blocks, THREADS, pixels * channels * size), table
 
 
 def _print_read(code: Code, k: int, x: Tensor, count: int, begin: int, pixels: int) -> None:

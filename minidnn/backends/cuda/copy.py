@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
-from ...cache import digest
 from ..codegen.code import Code
+from ..codegen.kernel import KernelSource
 from .dialect import TYPES
-from .kernels import KernelSource, Launch
+from .kernels import Launch
 from .pointwise import print_pointwise
 from .tensor import Tensor
 
@@ -147,5 +147,4 @@ def _launch(
     block: tuple[int, int, int],
     shared_bytes: int = 0,
 ) -> Launch:
-    name = f"{kind}_{digest(str(code))[:20]}"
-    return Launch(KernelSource(name, str(code).replace("@", name)), grid, block, shared_bytes)
+    return Launch(KernelSource.named(kind, str(code)), grid, block, shared_bytes)

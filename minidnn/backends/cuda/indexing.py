@@ -16,7 +16,7 @@ from ...graph.types import ITEMSIZE, TensorType
 from ..codegen.code import Code
 from .bits import to_bits
 from .kernels import Launch
-from .strided import THREADS, Strided, element_of, named
+from .strided import THREADS, Strided, element_of
 
 RAW = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 _INDICES = {"int32": "int", "int64": "long long"}
@@ -53,7 +53,7 @@ def print_move(
             begin += len(axis)
         element = element_of("from", shape, x)
         code.line(f"y[t] = inside ? x[{element}] : ({raw}){fill}ull;")
-    launch = named("move", code, -(-count // THREADS), THREADS)
+    launch = Launch.named("move", code, -(-count // THREADS), THREADS)
     return launch, lambda: np.concatenate(offsets).astype(np.int64)
 
 
@@ -74,4 +74,4 @@ def print_gather(op: Gather, type: TensorType, x: Strided, indices: TensorType) 
         outer = f"t / {inner * indices.size}"
         code.line(f"const long long from = ({outer} * {size} + at) * {inner} + t % {inner};")
         code.line(f"y[t] = x[{element_of('from', type.shape, x)}];")
-    return named("gather", code, -(-count // THREADS), THREADS)
+    return Launch.named("gather", code, -(-count // THREADS), THREADS)

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class KernelSource:
-    """The text of one kernel, ``extern "C" __global__ void name(...)``, and what it alone uses.
-
-    Several texts become one translation unit behind :func:`.dialect.prelude`, so names differ
-    where texts do: put a digest of the text's ingredients into them.  Helper functions are
-    ``static`` and carry the kernel's name.  ``specific``: it uses instructions that only this very
-    architecture has ("sm_90a" for "sm_90").
-    """
-
-    name: str
-    text: str
-    specific: bool = False
+from ..codegen.code import Code
+from ..codegen.kernel import KernelSource
 
 
 @dataclass(frozen=True)
@@ -33,3 +21,11 @@ class Launch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
+
+    @classmethod
+    def named(
+        cls, kind: str, code: Code, blocks: int, threads: int, shared_bytes: int = 0
+    ) -> Launch:
+        """A launch of a kernel named after its text, in which ``@`` stands for the name."""
+        source = KernelSource.named(kind, str(code))
+        return cls(source, (blocks, 1, 1), (threads, 1, 1), shared_bytes)

@@ -14,7 +14,7 @@ from ..codegen.dialect import literal
 from .dialect import TYPES
 from .kernels import Launch
 from .reduce import BLOCK, Blocks, join_block
-from .strided import Strided, element_of, named
+from .strided import Strided, element_of
 
 _ACCESS = 16  # bytes
 _SHORT = 2048
@@ -64,7 +64,7 @@ def print_layer_norm(
             code.line(f"float value = (({one} - mean) - rest) / scale;")
             _scale(code, op, type, vectors, "value", "blockIdx.x", "i", ("w[i]", "b[i]"))
             code.line(f"y[first + i] = md_as<{element}>(value);")
-    return named("layernorm", code, rows, BLOCK, BLOCK // 32 * 4)
+    return Launch.named("layernorm", code, rows, BLOCK, BLOCK // 32 * 4)
 
 
 def _scale(
@@ -150,7 +150,7 @@ def _short_layer_norm(
                 own = ("ws[j]", "bs[j]")
                 _scale(code, op, type, vectors, "v[t][j]", "row", f"{place} + j", own)
             code.line(f"md_store<{pack}>(y + first + {place}, v[t]);")
-    return named("layernorm", code, -(-rows * lanes // BLOCK), BLOCK)
+    return Launch.named("layernorm", code, -(-rows * lanes // BLOCK), BLOCK)
 
 
 def _join_lanes(code: Code, value: str, lanes: int) -> None:

@@ -11,9 +11,9 @@ from math import prod
 import numpy as np
 
 from ...graph.types import TensorType
+from ..codegen.kernel import KernelSource
 from .dialect import TYPES
-from .kernels import KernelSource, Launch
-from .strided import digest_named
+from .kernels import Launch
 
 _TEXT = """\
 extern "C" __global__ void @(const {T} *a, const {T} *b, const long long *table, {T} *y) {
@@ -64,7 +64,7 @@ def print_matmul(
     text = _TEXT
     for name, value in parts.items():
         text = text.replace("{" + name + "}", str(value))
-    source: KernelSource = digest_named("matmul", text)
+    source = KernelSource.named("matmul", text)
     launch = Launch(source, (count * batch, 1, 1), (256, 1, 1), 2 * 16 * 68 * 4)
 
     def table() -> np.ndarray:

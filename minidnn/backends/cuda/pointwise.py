@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...cache import digest
 from ...graph.expression import Instruction
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA
 from .dialect import TYPES
-from .kernels import KernelSource, Launch
+from .kernels import Launch
 from .tensor import Tensor
 
 THREADS = 256
@@ -75,10 +74,7 @@ def print_pointwise(
             value = print_chain(code, steps, lambda i: f"md_value(v{i}[{grid.channel}])", rounded)
             code.line(f"r[j] = {value};")
         code.line(f"md_store<{lanes}>(y + {grid.address(output)}, r);")
-    name = f"pointwise_{digest(str(code))[:20]}"
-    blocks = -(-grid.count // THREADS)
-    source = KernelSource(name, str(code).replace("@", name))
-    return Launch(source, (blocks, 1, 1), (THREADS, 1, 1))
+    return Launch.named("pointwise", code, -(-grid.count // THREADS), THREADS)
 
 
 def print_chain(

@@ -13,7 +13,7 @@ from ...graph.window import LONG
 from ..codegen.code import Code
 from ..codegen.dialect import literal
 from .kernels import Launch
-from .strided import Strided, element_of, named
+from .strided import Strided, element_of
 from .whole import STORED, is_whole, read, stored
 
 BLOCK = 128
@@ -69,7 +69,7 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
         result = f"value / {literal(float(count))}" if op.how == "mean" else "value"
         code.line(f"y[o] = {stored(result, type.dtype)};")
     grid = outputs if wide else -(-outputs // BLOCK)
-    return named("reduce", code, grid, BLOCK, BLOCK // 32 * 4 if wide else 0)
+    return Launch.named("reduce", code, grid, BLOCK, BLOCK // 32 * 4 if wide else 0)
 
 
 def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
@@ -100,7 +100,7 @@ def print_argmax(op: ArgMax, type: TensorType, x: Strided) -> Launch:
                 code.line("best = one;")
                 code.line("place = i;")
         code.line("y[t] = place;")
-    return named("argmax", code, -(-outer * inner // BLOCK), BLOCK)
+    return Launch.named("argmax", code, -(-outer * inner // BLOCK), BLOCK)
 
 
 def join_block(code: Code, value: str, join: str, declared: bool = False) -> None:

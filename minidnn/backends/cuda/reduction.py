@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from math import gcd
 
-from ...cache import digest
 from ...graph.window import LONG
 from ..codegen.code import Code
+from ..codegen.kernel import KernelSource
 from ..codegen.tap_sum import TapSum
 from .dialect import TYPES
-from .kernels import KernelSource, Launch
+from .kernels import Launch
 from .tensor import Tensor
 
 THREADS = 128
@@ -92,8 +92,7 @@ def print_adaptive(batch: int, x: Tensor, y: Tensor) -> Launch:
         code.line(f"const float total = @_sum(high, {row}) / (float)(high * wide);")
         place = f"n * {y.image} + c * {y.channel}ll + i * {y.row} + j * {y.pixel} + {y.offset}"
         code.line(f"y[{place}] = md_as<{TYPES[y.dtype]}>(total);")
-    name = f"adaptive_{digest(_SUM, str(code))[:20]}"
-    source = KernelSource(name, (_SUM + str(code)).replace("@", name))
+    source = KernelSource.named("adaptive", _SUM + str(code))
     return Launch(source, (-(-count // THREADS), 1, 1), (THREADS, 1, 1))
 
 
@@ -270,9 +269,7 @@ def _add_sums(code: Code, count: int, place: str) -> None:
 
 
 def _average(code: Code, blocks: tuple[int, int, int], threads: int, sums: int) -> Launch:
-    name = f"average_{digest(str(code))[:20]}"
-    source = KernelSource(name, str(code).replace("@", name))
-    return Launch(source, blocks, (threads, 1, 1), sums * 4)
+    return Launch(KernelSource.named("average", str(code)), blocks, (threads, 1, 1), sums * 4)
 
 
 def _lanes(x: Tensor, batch: int) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
-from ...cache import digest
 from ...graph.operators import LogSoftmax, Softmax
 from ...graph.types import TensorType
 from ..codegen.code import Code
 from .dialect import TYPES
-from .kernels import KernelSource, Launch
+from .kernels import Launch
 from .reduce import Blocks
 from .strided import Strided
 
@@ -47,9 +46,7 @@ def print_softmax(op: Softmax | LogSoftmax, type: TensorType, x: Strided) -> Lau
         else:
             _columns(code, outer * inner, length, inner, first, step, logarithm, element)
             grid = -(-outer * inner // THREADS)
-    name = f"softmax_{digest(str(code))[:20]}"
-    source = KernelSource(name, str(code).replace("@", name))
-    return Launch(source, (grid, 1, 1), (THREADS, 1, 1), THREADS // 32 * 4)
+    return Launch.named("softmax", code, grid, THREADS, THREADS // 32 * 4)
 
 
 def _result(logarithm: bool) -> str:

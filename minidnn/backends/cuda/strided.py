@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ...cache import digest
 from ...graph.expression import Instruction, argument, linearize
 from ...graph.ir import Graph, Node, Value
 from ...graph.operator import Elementwise
 from ...graph.operators.arithmetic import computed_in
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA
-from .kernels import KernelSource, Launch
+from .kernels import Launch
 from .whole import HELPERS, STORED, is_whole, read, stored
 
 THREADS = 256
@@ -92,7 +91,7 @@ def _print(
         lines, result = CUDA.print_code(expression, names, code.fresh, whole)
         code.lines(lines)
         code.line(f"y[{_index(shape, output)}] = {stored(result, output.dtype)};")
-    return named("strided", code, -(-count // THREADS), THREADS)
+    return Launch.named("strided", code, -(-count // THREADS), THREADS)
 
 
 def element_of(index: str, shape: Sequence[int], x: Strided) -> str:
@@ -101,17 +100,6 @@ def element_of(index: str, shape: Sequence[int], x: Strided) -> str:
     if not shape or x.strides[0] == sample or shape[0] == 1:
         return index if not x.offset else f"{index} + {x.offset}"
     return f"{index} / {sample} * {x.strides[0]} + {index} % {sample} + {x.offset}"
-
-
-def named(kind: str, code: Code, blocks: int, threads: int, shared_bytes: int = 0) -> Launch:
-    """A launch of a kernel named after its text, in which ``@`` stands for the name."""
-    source = digest_named(kind, str(code))
-    return Launch(source, (blocks, 1, 1), (threads, 1, 1), shared_bytes)
-
-
-def digest_named(kind: str, text: str) -> KernelSource:
-    name = f"{kind}_{digest(text)[:20]}"
-    return KernelSource(name, text.replace("@", name))
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:

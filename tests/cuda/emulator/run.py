@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda.dialect import prelude
-from minidnn.backends.cuda.kernels import KernelSource, Launch
+from minidnn.backends.cuda.kernels import Launch
 
 COMPILERS = ("g++", "c++", "clang++")
 HEADER = Path(__file__).with_name("emulator.h")

@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ....cache import digest
 from ....fusion.contraction import Parts
 from ....graph.ir import Constant, Value
 from ...codegen.code import Code
-from ..kernels import KernelSource
+from ...codegen.kernel import KernelSource
 from .blocking import grain_of
 from .epilogue import Epilogue
 from .numbers import PARAMETER, Numbers
@@ -27,8 +26,6 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> ContractionK
     code = Code()
     printer = _Kernel(parts, scheme, code)
     printer.print()
-    name = f"conv_{digest(str(code))[:20]}"
-    text = str(code).replace("@", name)
     weight, *bias = (_data(value) for value in parts.node.inputs[1:])
     others = len(parts.others)
     pointers: list[Pointer] = [
@@ -39,7 +36,7 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> ContractionK
     pointers += [_packed(pack_inputs, v, scheme) for v in printer.packer.vectors]
     pointers += [_packed(pack_outputs, v, scheme) for v in printer.epilogue.vectors]
     stage = Stage(
-        KernelSource(name, text),
+        KernelSource.named("conv", str(code)),
         (*pointers, printer.numbers.pack),
         scheme.tasks,
         grain_of(scheme, threads),

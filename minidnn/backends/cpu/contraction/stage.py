@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...codegen.kernel import KernelSource
 from ..buffers import Array
-from ..kernels import KernelSource
 
 
 @dataclass(frozen=True)

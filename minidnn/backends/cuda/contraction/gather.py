@@ -20,11 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....cache import digest
 from ....graph.types import ITEMSIZE
 from ...codegen.code import Code
 from ..dialect import TYPES
-from ..kernels import KernelSource, Launch
+from ..kernels import Launch
 from ..tensor import Tensor
 
 Pair = tuple[int, int]
@@ -113,6 +112,4 @@ def print_gather(batch: int, x: Tensor, made: Tensor, how: Gather) -> Launch:
                 place = place.replace("* ", "* (long long)")
             code.line(f"r[i] = inside ? md_value(x[{place}]) : 0.0f;")
         code.line(f"md_store<{lanes}>(y + (long long)t * {lanes}, r);")
-    name = f"gather_{digest(str(code))[:20]}"
-    source = KernelSource(name, str(code).replace("@", name))
-    return Launch(source, (-(-count // _THREADS), 1, 1), (_THREADS, 1, 1))
+    return Launch.named("gather", code, -(-count // _THREADS), _THREADS)

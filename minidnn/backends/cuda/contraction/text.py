@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from ....cache import digest
 from ...codegen.code import Code
+from ...codegen.kernel import KernelSource
 from ..dialect import TYPES
-from ..kernels import KernelSource
 from ..pointwise import print_chain
 from ..warp import may_part
 from .problem import ContractionProblem
@@ -31,8 +30,7 @@ def fill(text: str, parts: Mapping[str, object]) -> str:
 def source_of(file: str, parts: Mapping[str, object], specific: bool = False) -> KernelSource:
     """The kernel of a file beside this one, filled in, named after the file and its own text."""
     text = fill(template(file), parts)
-    name = f"{Path(file).stem}_{digest(text)[:20]}"
-    return KernelSource(name, text.replace("$NAME$", name), specific)
+    return KernelSource.named(Path(file).stem, text, "$NAME$", specific)
 
 
 def parameters_of(problem: ContractionProblem, names: Sequence[str], distances: bool = True) -> str:

@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from ....cache import digest
 from ....fusion.plan import Binding
 from ....graph.ir import Constant
+from ...codegen.kernel import KernelSource
 from ..dialect import TYPES
-from ..kernels import KernelSource, Launch
+from ..kernels import Launch
 from ..tensor import Tensor
 
 
@@ -42,8 +42,7 @@ def kernel_of(
     bounds = f"{threads}, {at_once}" if at_once else threads
     head = f'extern "C" __global__ void __launch_bounds__({bounds})'
     text = f"{functions}{head} $({parameters(binding, tensors)}) {body}"
-    name = f"seq_{digest(text)[:20]}"
-    source = KernelSource(name, text.replace("$", name))
+    source = KernelSource.named("seq", text, "$")
     launch = Launch(source, (blocks, 1, 1), (threads, 1, 1), shared_bytes)
     return SequenceKernel(launch, partial(packed_vectors, binding))
 

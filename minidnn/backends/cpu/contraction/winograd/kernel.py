@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .....cache import digest
 from .....fusion.contraction import Parts
 from .....graph.ir import Constant, Value
 from ....codegen.code import Code
+from ....codegen.kernel import KernelSource
 from ...buffers import Array
-from ...kernels import KernelSource
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, Numbers
 from ..scheme import LINE_FLOATS
@@ -89,10 +88,9 @@ class _Printer:
                 self.task()
             if self.written == "y" and self.epilogue.streams:
                 code.line("memory_barrier();")
-        name = f"conv_{digest(str(code))[:20]}"
         tasks, grain, scratch = self.counts()
         return Stage(
-            KernelSource(name, str(code).replace("@", name)),
+            KernelSource.named("conv", str(code)),
             (*pointers.values(), self.numbers.pack),
             tasks,
             grain,
