@@ -145,10 +145,10 @@ def fastest(ms: Mapping[str, float]) -> dict[str, float]:
 
 
 def name_of(built: Any) -> str:
-    from minidnn.backends.cuda.contraction.own import OWN
+    from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 
     recipe = built.recipe
-    ours = recipe.form.core in OWN
+    ours = recipe.form.core in KERNELS
     return recipe.algorithm if ours else f"cuDNN {recipe.algorithm}, {recipe.form}"
 
 
@@ -188,7 +188,7 @@ def problem_of(layer: Layer, batch: int, precision: str) -> Any:
 def ours(problem: Any) -> list[Any]:
     """Our kernels that the tuning would try."""
     from minidnn.backends.cuda.contraction.forms import forms_of
-    from minidnn.backends.cuda.contraction.own import OWN, own_choices, own_convolution
+    from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, load_contraction
     from minidnn.backends.cuda.contraction.recipe import Recipe, build, room
     from minidnn.backends.cuda.functions import load_launches
     from minidnn.backends.cuda.machine import machine_of
@@ -197,8 +197,8 @@ def ours(problem: Any) -> list[Any]:
     load = partial(load_launches, arch=arch)
     found = []
     for form in forms_of(problem, arch):
-        for choice in own_choices(problem, form.core, arch) if form.core in OWN else ():
-            core = own_convolution(problem, form.core, choice, load)
+        for choice in KERNELS[form.core].choices(problem, arch) if form.core in KERNELS else ():
+            core = load_contraction(problem, form.core, choice, load)
             recipe = Recipe(form, choice, (), room(problem, form, core.workspace))
             found.append(build(problem, recipe, core, load))
     return found

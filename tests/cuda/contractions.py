@@ -9,11 +9,16 @@ import numpy as np
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, PARTS, TILES, slabs_of
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
+
+DEPTHWISE, DIRECT = KERNELS["depthwise"], KERNELS["direct"]
+HALO, ROWS, STREAM = KERNELS["halo"], KERNELS["rows"], KERNELS["stream"]
+TILE, WINDOW, WINOGRAD = KERNELS["tile"], KERNELS["window"], KERNELS["winograd"]
 
 #: The distance of neighbouring numbers at 1.
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}

@@ -12,9 +12,9 @@ import minidnn as md
 from minidnn.backends.cuda import prepare
 from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.constants import Constants
-from minidnn.backends.cuda.contraction import direct, own, winograd
+from minidnn.backends.cuda.contraction import kernel_registry
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.own import OWN, own_choices
+from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import room
 from minidnn.backends.cuda.contraction.tune import Tuning
@@ -40,9 +40,9 @@ class Greedy:
         limit = self.tuning.limit(problem)
         sizes = []
         for form in forms_of(problem, ARCH):
-            choices = own_choices(problem, form.core, ARCH) if form.core in OWN else [-1]
+            choices = KERNELS[form.core].choices(problem, ARCH) if form.core in KERNELS else [-1]
             for i in choices:
-                size = own._KERNELS[form.core].room(problem, i) if i >= 0 else 0
+                size = KERNELS[form.core].workspace(problem, i) if i >= 0 else 0
                 sizes.append(room(problem, form, size))
         fitting = [size for size in sizes if size <= limit]
         if not fitting:
@@ -52,8 +52,7 @@ class Greedy:
 
 def be_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has :class:`Greedy` choose, and nothing compiled."""
-    for module in (own, direct, winograd):
-        monkeypatch.setattr(module, "multiprocessors", lambda: 132, raising=False)
+    monkeypatch.setattr(kernel_registry, "multiprocessors", lambda: 132)
     monkeypatch.setattr(prepare, "Choice", Greedy)
     monkeypatch.setattr(prepare, "Loader", lambda arch: lambda launches: [None] * len(launches))
 

@@ -10,8 +10,7 @@ import numpy as np
 import minidnn as md
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.block import lay_out
-from minidnn.backends.cuda.contraction import halo, stream, window
-from minidnn.backends.cuda.contraction.own import HALO, STREAM, WINDOW
+from minidnn.backends.cuda.contraction.kernel import ContractionKernel
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, Place
 from minidnn.backends.cuda.contraction.recipe import Form, prepare_of, room
 from minidnn.backends.cuda.kernels import Launch
@@ -28,7 +27,7 @@ from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
 
 from .arrays import STORED
-from .contractions import EPSILON, draw_weights
+from .contractions import EPSILON, HALO, STREAM, WINDOW, draw_weights
 from .emulator.run import Emulated
 
 MACHINE = Machine("a GPU", (9, 0), 132, 4.3e12)
@@ -52,23 +51,24 @@ def problems_of(
     return [task.work for task in tasks if isinstance(task.work, ContractionProblem)]
 
 
+def by_choice(kernel: ContractionKernel, problem: ContractionProblem, choice: int) -> Kernel:
+    (launch,) = kernel.launches(problem, choice, WORKERS)
+    return kernel.name, launch, kernel.numbers(problem, choice, WORKERS)
+
+
 def by_halo(problem: ContractionProblem) -> Kernel:
-    assert halo.why_not_halo(problem, ARCH) is None
-    width = halo.widths(problem, ARCH)[0]
-    launch = halo.launch_of(problem, width, WORKERS)
-    return HALO, launch, halo.sizes_of(problem, width, WORKERS)
+    assert HALO.why_not(problem, ARCH) is None
+    return by_choice(HALO, problem, HALO.choices(problem, ARCH)[0])
 
 
 def by_stream(problem: ContractionProblem, choice: int = 0) -> Kernel:
-    assert stream.why_not_stream(problem, ARCH) is None
-    shape = stream.STREAMS[stream.candidates(problem, ARCH)[choice]]
-    return STREAM, stream.launch_of(problem, shape, WORKERS), stream.sizes_of(problem, shape)
+    assert STREAM.why_not(problem, ARCH) is None
+    return by_choice(STREAM, problem, STREAM.choices(problem, ARCH)[choice])
 
 
 def by_window(problem: ContractionProblem, tiles: int) -> Kernel:
-    assert window.why_not_window(problem, ARCH) is None
-    launch = window.launch_of(problem, tiles, WORKERS)
-    return WINDOW, launch, window.sizes_of(problem, tiles)
+    assert WINDOW.why_not(problem, ARCH) is None
+    return by_choice(WINDOW, problem, tiles)
 
 
 class EmulatedProgram:

@@ -13,7 +13,8 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
-from minidnn.backends.cuda.contraction.own import OwnConvolution, own_launches
+from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
+from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
 from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem, Place
 from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.functions import Loaded
@@ -97,15 +98,17 @@ def emulated(
     plane = y.rows * y.columns
     channels = y.channels + 2 * wide
     problem = replace(problem, y=replace(y, image=channels * plane, offset=wide * plane))
-    launches = own_launches(problem, core, choice)
+    launches = KERNELS[core].launches(problem, choice, MULTIPROCESSORS)
     kernels = Emulated([launch.source for launch in launches], folder)
     arrays: list[np.ndarray] = []
     loaded = [_Emulated(launch, kernels, backwards, arrays) for launch in launches]
-    own = OwnConvolution(problem, core, choice, cast(Sequence[Loaded], loaded))
+    kernel = LoadedContraction(
+        problem, core, choice, MULTIPROCESSORS, cast(Sequence[Loaded], loaded)
+    )
     _, image = guarded(x.size, np.dtype("f"))
     image[:] = x.ravel()
     read = [image if isinstance(one, Place) else _laid(one) for one in rest]
-    whole_room, room = guarded(own.workspace // 4, np.dtype("f"))
+    whole_room, room = guarded(kernel.workspace // 4, np.dtype("f"))
     whole, made = guarded(problem.batch * channels * plane, np.dtype("f"))
     filters = _laid(weight)
     arrays += [image, filters, *read, room, made]
@@ -118,8 +121,9 @@ def emulated(
         tuple(pointers[:others]),
         tuple(pointers[others:vectors]),
         tuple(pointers[vectors:]),
+        room.ctypes.data,
     )
-    own.bind(at, at.x, room.ctypes.data)()
+    kernel.bind(at)()
     margins = whole_room.size - room.size
     assert np.isnan(whole_room).sum() - np.isnan(room).sum() == margins
     result = made.reshape(problem.batch, channels, y.rows, y.columns)

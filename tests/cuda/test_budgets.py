@@ -15,7 +15,7 @@ from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction import halo, own, tile, window
+from minidnn.backends.cuda.contraction import kernel_registry, window
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, PARTS, TILES
 from minidnn.backends.cuda.contraction.tune import launches_of as contraction_launches
@@ -28,7 +28,7 @@ from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import make_plan
 
-from .contractions import dense, residual
+from .contractions import HALO, TILE, WINDOW, dense, residual
 from .lowered import problems_of
 
 MULTIPROCESSORS = 132
@@ -59,7 +59,7 @@ def launches_of(name: str, precision: str, arch: str, batch: int = 8) -> list[La
 @pytest.fixture(autouse=True)
 def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many blocks a kernel is launched with; CUDA would be asked."""
-    monkeypatch.setattr(own, "multiprocessors", lambda: MULTIPROCESSORS)
+    monkeypatch.setattr(kernel_registry, "multiprocessors", lambda: MULTIPROCESSORS)
 
 
 def check(launches: list[Launch], arch: str) -> None:
@@ -101,24 +101,24 @@ EPILOGUES = {
 def tiles_of(problem: ContractionProblem, arch: str, every: bool = False) -> list[Launch]:
     """The kernels of tiles: every one, and with sums in parts where there are clusters, or those
     whose threads have the fewest registers beside their sums."""
-    assert tile.why_not_tiled(problem) is None
+    assert TILE.why_not(problem, "sm_90") is None
     spare = [t.spare_registers(1) for t in TILES]
     choices = [i for i, one in enumerate(spare) if every or one == min(spare)]
     if every and arch == "sm_90":
         divided = [(i, p) for i, t in enumerate(TILES) for p in PARTS[1:] if t.divides(p)]
         choices += [DIVISIONS.number(*one) for one in divided]
-    return [tile.launch_of(problem, choice, MULTIPROCESSORS) for choice in choices]
+    return [TILE.launches(problem, choice, MULTIPROCESSORS)[0] for choice in choices]
 
 
 def passing(problem: ContractionProblem) -> list[Launch]:
     """The kernels through whose shared memory pixels pass, of windows."""
     launches = []
-    if halo.why_not_halo(problem, "sm_90") is None:
-        for width in halo.widths(problem, "sm_90"):
-            launches.append(halo.launch_of(problem, width, MULTIPROCESSORS))
-    if window.why_not_window(problem, "sm_90") is None:
+    if HALO.why_not(problem, "sm_90") is None:
+        for width in HALO.choices(problem, "sm_90"):
+            launches.append(HALO.launches(problem, width, MULTIPROCESSORS)[0])
+    if WINDOW.why_not(problem, "sm_90") is None:
         for tiles in window.fitting(problem, "sm_90"):
-            launches.append(window.launch_of(problem, tiles, MULTIPROCESSORS))
+            launches.append(WINDOW.launches(problem, tiles, MULTIPROCESSORS)[0])
     return launches
 
 

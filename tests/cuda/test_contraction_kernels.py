@@ -14,18 +14,18 @@ from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import halo, stream, window
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.own import HALO, STREAM, WINDOW
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 
-from .contractions import EPSILON, dense, draw_weights, far_apart, residual
+from .contractions import EPSILON, HALO, STREAM, WINDOW, dense, draw_weights, far_apart, residual
 from .lowered import (
     ARCH,
     WORKERS,
     EmulatedProgram,
     Kernel,
+    by_choice,
     by_halo,
     by_stream,
     by_window,
@@ -120,11 +120,9 @@ STREAMS = [
 def test_every_stream(choice: int, tmp_path: Path) -> None:
     """Behind a normalization with an odd number of chunks, and with a residual."""
     dtype = ("float16", "bfloat16")[choice % 2]
-    one = stream.STREAMS[choice]
 
     def kernel(problem: ContractionProblem) -> Kernel:
-        launch = stream.launch_of(problem, one, WORKERS)
-        return STREAM, launch, stream.sizes_of(problem, one)
+        return by_choice(STREAM, problem, choice)
 
     normal = L.Sequential(L.BatchNorm2d(136), L.ReLU(), L.Conv2d(136, 72, 1), L.ReLU())
     check(lambda: normal, (3, 136, 13, 17), dtype, kernel, tmp_path)
@@ -134,7 +132,8 @@ def test_every_stream(choice: int, tmp_path: Path) -> None:
         filters
         for filters in (264, 200)
         if all(
-            stream.sizes_of(p, one)[2] for p in problems_of(bottleneck(64, filters), shape, dtype)
+            STREAM.numbers(p, choice, WORKERS)[2]
+            for p in problems_of(bottleneck(64, filters), shape, dtype)
         )
     )
     filters = next(fitting)
@@ -166,16 +165,16 @@ def test_slices_and_what_comes_before(dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.race
-@pytest.mark.parametrize("core", [HALO, WINDOW, STREAM])
+@pytest.mark.parametrize("core", [HALO.name, WINDOW.name, STREAM.name])
 def test_threads_that_call_functions_meet_the_others(core: str, tmp_path: Path) -> None:
     """The emulator's always do; on a GPU they did not."""
 
     def kernel(problem: ContractionProblem) -> Kernel:
-        if core == WINDOW:
+        if core == WINDOW.name:
             return by_window(problem, 2)
-        return by_halo(problem) if core == HALO else by_stream(problem)
+        return by_halo(problem) if core == HALO.name else by_stream(problem)
 
-    size = 1 if core == STREAM else 3
+    size = 1 if core == STREAM.name else 3
     net = L.Sequential(L.Conv2d(64, 64, size, padding=size // 2), L.SiLU())
     check(lambda: net, (2, 64, 9, 20), HALF, kernel, tmp_path, far=True)
 
@@ -187,7 +186,7 @@ def test_every_geometry_is_run() -> None:
         return [p for make, shape in networks.values() for p in problems_of(make(), shape, HALF)]
 
     problems = all_of(WINDOWS)
-    assert {halo.widths(problem, ARCH)[0] for problem in problems} == set(halo.WIDTHS)
+    assert {HALO.choices(problem, ARCH)[0] for problem in problems} == set(halo.WIDTHS)
     panels = {next(n for n in (8, 4, 2, 1) if p.w.shape[1] // 8 % n == 0) for p in problems}
     assert panels == {8, 4, 2, 1}
     fitting = {n for p in all_of(PASSING_WINDOWS) for n in window.fitting(p, ARCH)}
@@ -200,12 +199,12 @@ def first_of(layer: md.Layer, shape: tuple[int, ...], dtype: str = "float16") ->
 
 def test_what_streams() -> None:
     wide = first_of(L.Conv2d(64, 256, 1), (32, 64, 28, 28))
-    assert stream.why_not_stream(wide, ARCH) is None and forms_of(wide, ARCH)[0].core == STREAM
-    chosen = [stream.STREAMS[i] for i in stream.candidates(wide, ARCH)]
+    assert STREAM.why_not(wide, ARCH) is None and forms_of(wide, ARCH)[0].core == STREAM.name
+    chosen = [stream.STREAMS[i] for i in STREAM.choices(wide, ARCH)]
     assert [(one.filters, one.pixels) for one in chosen] == [(128, 192), (128, 128), (256, 64)]
     few = first_of(L.Conv2d(64, 256, 1), (1, 64, 28, 28))
-    assert STREAM not in {form.core for form in forms_of(few, ARCH)}
-    assert STREAM not in {form.core for form in forms_of(wide, "sm_80")}
+    assert STREAM.name not in {form.core for form in forms_of(few, ARCH)}
+    assert STREAM.name not in {form.core for form in forms_of(wide, "sm_80")}
     for problem, arch, reason in (
         (wide, "sm_80", "sm_80 has no wgmma"),
         (first_of(L.Conv2d(64, 8, 1), (2, 64, 9, 9), "tf32"), ARCH, "it is in float32"),
@@ -214,7 +213,7 @@ def test_what_streams() -> None:
         (first_of(L.Conv2d(64, 12, 1), (2, 64, 9, 9)), ARCH, "its tensors are no whole chunks of"),
         (first_of(L.Conv2d(8192, 64, 1), (2, 8192, 9, 9)), ARCH, "its filters do not fit the sha"),
     ):
-        assert (stream.why_not_stream(problem, arch) or "").startswith(reason), problem.describe()
+        assert (STREAM.why_not(problem, arch) or "").startswith(reason), problem.describe()
 
 
 def test_two_residuals_are_one_streams() -> None:
@@ -225,7 +224,7 @@ def test_two_residuals_are_one_streams() -> None:
 def test_streams_differ_in_shared_memory_alone() -> None:
     """Launches of one kernel, of which each has a limit of its own."""
     problems = [first_of(L.Conv2d(c, 128, 1), (32, c, 28, 28)) for c in (64, 256, 480)]
-    launches = [stream.launch_of(problem, stream.STREAMS[5], 132) for problem in problems]
+    launches = [STREAM.launches(problem, 5, 132)[0] for problem in problems]
     assert len({launch.source for launch in launches}) == 1
     assert len({launch.shared_bytes for launch in launches}) == 3
 
@@ -249,8 +248,8 @@ def test_streams_keep_to_the_budget(dtype: str) -> None:
     launches = {
         launch.source: launch
         for problem in problems
-        for i in stream.candidates(problem, ARCH)
-        for launch in (stream.launch_of(problem, stream.STREAMS[i], 132),)
+        for i in STREAM.choices(problem, ARCH)
+        for launch in STREAM.launches(problem, i, 132)
     }
     for launch, kernel in zip(
         launches.values(), compile_kernels(list(launches), ARCH), strict=True

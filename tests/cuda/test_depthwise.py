@@ -17,7 +17,7 @@ from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import depthwise
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.own import DEPTHWISE
+from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, Place
 from minidnn.backends.cuda.lower import Data, Pointer, lower_plan
 from minidnn.graph.evaluate import evaluate
@@ -25,7 +25,7 @@ from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 
 from .arrays import STORED
-from .contractions import draw_weights
+from .contractions import DEPTHWISE, draw_weights
 from .emulator.run import Emulated, guarded
 from .lowered import ARCH, planned, problems_of
 
@@ -105,7 +105,7 @@ class Strips:
         _, weight, _, *self.rest = task.pointers
         self.weight = self._laid(weight)
         self.launches = {
-            choice: depthwise.launch_of(self.problem, depthwise.STRIPS[choice])
+            choice: DEPTHWISE.launches(self.problem, choice, MULTIPROCESSORS)[0]
             for choice in choices_of(self.problem)
         }
         self.emulated = Emulated([launch.source for launch in self.launches.values()], folder)
@@ -122,7 +122,7 @@ class Strips:
         rest = [image if isinstance(one, Place) else self._laid(one) for one in self.rest]
         y = problem.y
         whole, made = guarded(problem.batch * y.rows * y.columns * y.channels, image.dtype)
-        sizes = depthwise.sizes_of(problem, depthwise.STRIPS[choice])
+        sizes = DEPTHWISE.numbers(problem, choice, MULTIPROCESSORS)
         numbers = [np.array([size]) for size in sizes]
         arguments = [image, self.weight, *rest, made, *numbers]
         self.emulated.launch(self.launches[choice], arguments, backwards)
@@ -186,8 +186,7 @@ def test_kernels_keep_to_the_budget(
     """They compile without spills, with registers for all threads of a block."""
     (problem,) = problems_of(L.Sequential(layer(*geometry), L.SiLU()), shape, precision)
     launches = [
-        depthwise.launch_of(problem, depthwise.STRIPS[i])
-        for i in depthwise.candidates(problem, ARCH)
+        DEPTHWISE.launches(problem, i, MULTIPROCESSORS)[0] for i in DEPTHWISE.choices(problem, ARCH)
     ]
     for arch in ("sm_80", "sm_90"):
         kernels = compile_kernels([launch.source for launch in launches], arch)
@@ -206,8 +205,8 @@ def first_of(
 
 def test_it_comes_first_where_it_can() -> None:
     problem = first_of(layer(32, 3, 1, 1), (8, 32, 28, 28))
-    assert forms_of(problem, ARCH)[0].core == DEPTHWISE
-    assert forms_of(problem, "sm_80")[0].core == DEPTHWISE
+    assert forms_of(problem, ARCH)[0].core == DEPTHWISE.name
+    assert forms_of(problem, "sm_80")[0].core == DEPTHWISE.name
     lanes = [depthwise.STRIPS[i].lanes for i in depthwise.strips_for(problem, ARCH)]
     assert sorted(lanes[:4]) == [1, 2, 4, 8]
     float32 = first_of(layer(32, 3, 1, 1), (8, 32, 28, 28), "tf32")
@@ -227,8 +226,8 @@ def test_what_it_refuses() -> None:
         (aside, "its tensors begin beside a whole chunk"),
         (wide, "its windows do not fit registers and shared memory"),
     ):
-        assert depthwise.why_not_depthwise(other, ARCH) == reason, other.describe()
-        assert DEPTHWISE not in {form.core for form in forms_of(other, ARCH)}
+        assert DEPTHWISE.why_not(other, ARCH) == reason, other.describe()
+        assert DEPTHWISE.name not in {form.core for form in forms_of(other, ARCH)}
 
 
 def test_slices_are_read_and_written_in_place() -> None:

@@ -9,9 +9,14 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda import functions
+from minidnn.backends.cuda.contraction import kernel_registry
 from minidnn.backends.cuda.contraction.fixed import FixedConvolution
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.own import OWN, OwnConvolution, own_choices, own_launches
+from minidnn.backends.cuda.contraction.kernel_registry import (
+    KERNELS,
+    LoadedContraction,
+    launches_by,
+)
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import (
     FIXED,
@@ -43,9 +48,7 @@ def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(attributes={"MaxThreadsPerMultiProcessor": 2048})
     cuda = SimpleNamespace(driver=driver, Device=lambda: device)
     monkeypatch.setattr(functions, "cupy", lambda: SimpleNamespace(cuda=cuda))
-    for module in ("own", "direct", "winograd"):
-        name = f"minidnn.backends.cuda.contraction.{module}.multiprocessors"
-        monkeypatch.setattr(name, lambda: 132, raising=False)
+    monkeypatch.setattr(kernel_registry, "multiprocessors", lambda: 132)
 
 
 def loaded(launch: Launch, registers: int) -> Loaded:
@@ -73,14 +76,14 @@ def work_of(problem: ContractionProblem, form: Form, core: Any, engine: int) -> 
 def test_our_kernels_tell_what_they_take(precision: str) -> None:
     """Each of a recipe's, in the order in which they run; all cores' kernels are seen."""
     (problem,) = problems_of(PLAIN, (8, 64, 56, 56), precision)
-    forms = [form for form in forms_of(problem, ARCH) if form.core in OWN]
+    forms = [form for form in forms_of(problem, ARCH) if form.core in KERNELS]
     assert forms
     counts = set()
     for form in forms:
-        for choice in own_choices(problem, form.core, ARCH):
-            launches = own_launches(problem, form.core, choice)
+        for choice in KERNELS[form.core].choices(problem, ARCH):
+            launches = launches_by(problem, form.core, choice)
             every = [loaded(launch, 100 + i) for i, launch in enumerate(launches)]
-            core = OwnConvolution(problem, form.core, choice, every)
+            core = LoadedContraction(problem, form.core, choice, 132, every)
             text = work_of(problem, form, core, choice).describe()
             head, *kernels = text.split("; ")
             assert head.startswith(form.core) and head.endswith(" MB of workspace")
@@ -93,8 +96,8 @@ def test_kernels_around_the_core_tell_too() -> None:
     """The one that gathers, and those that compute what cuDNN leaves; cuDNN's say nothing."""
     (stem,) = problems_of(STEM, (2, 3, 64, 64), "float16")
     form = Form("halo", len(stem.stages))
-    launch = own_launches(stem, "halo", own_choices(stem, "halo", ARCH)[0])[0]
-    core = OwnConvolution(stem, "halo", 0, [loaded(launch, 168)])
+    launch = launches_by(stem, "halo", KERNELS["halo"].choices(stem, ARCH)[0])[0]
+    core = LoadedContraction(stem, "halo", 0, 132, [loaded(launch, 168)])
     gather = prepare_of(stem, form)
     assert gather is not None
     _, *kernels = work_of(stem, form, core, 0).describe().split("; ")
@@ -114,6 +117,6 @@ def test_kernels_around_the_core_tell_too() -> None:
 
 def test_other_kernels_say_the_same() -> None:
     (problem,) = problems_of(PLAIN, (8, 64, 56, 56), "float16")
-    launch = own_launches(problem, "tile", own_choices(problem, "tile", ARCH)[0])[0]
+    launch = launches_by(problem, "tile", KERNELS["tile"].choices(problem, ARCH)[0])[0]
     work = KernelWork(loaded(launch, 64), (), SimpleNamespace())  # type: ignore[arg-type]
     assert work.describe() == said(launch, 64)

@@ -13,13 +13,13 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction import direct, tune
+from minidnn.backends.cuda.contraction import direct
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.own import DIRECT
+from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
 
-from .contractions import dense, draw_weights, drawn
+from .contractions import DIRECT, dense, draw_weights, drawn
 from .lowered import ARCH, problems_of
 from .single import (
     Network,
@@ -74,7 +74,7 @@ def test_numbers(name: str, parts: int, folder: Path) -> None:
         range(len(direct.SHAPES)) if name in ("odd", "residual") else [list(SMALL).index(name) % 6]
     )
     choices = [chosen(shape, parts) for shape in shapes]
-    check_emulated(SMALL[name], DIRECT, choices, folder, wide=3 if name == "odd" else 0)
+    check_emulated(SMALL[name], DIRECT.name, choices, folder, wide=3 if name == "odd" else 0)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -82,7 +82,8 @@ def test_any_geometry(seed: int, folder: Path) -> None:
     random = np.random.default_rng(seed)
     network = drawn(random)
     shape, parts = int(random.integers(len(direct.SHAPES))), int(random.integers(1, 4))
-    check_emulated(network, DIRECT, [chosen(shape, parts)], folder, wide=int(random.integers(3)))
+    choices = [chosen(shape, parts)]
+    check_emulated(network, DIRECT.name, choices, folder, wide=int(random.integers(3)))
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -93,7 +94,7 @@ def test_nan_and_infinities_reach_their_windows_alone(parts: int, folder: Path) 
     x = random.standard_normal((1, 20, 12, 14)).astype(np.float32)
     x[0, 3, 2, 2], x[0, 19, 5, 9], x[0, 0, 11, 0] = np.nan, np.inf, -np.inf
     (expected,) = evaluate(to_graph(net, x.shape), [x], "float64")
-    y = emulated(net, x, DIRECT, chosen(3, parts), False, folder)
+    y = emulated(net, x, DIRECT.name, chosen(3, parts), False, folder)
     np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
 
@@ -105,8 +106,11 @@ def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
     make, size = SMALL[name]
     problem, _ = convolution(make(), size)
     for shape in range(len(direct.SHAPES)):
-        launches = direct.launches_of(problem, chosen(shape, 1))
-        launches += direct.launches_of(problem, chosen(shape, 2))
+        launches = [
+            launch
+            for parts in (1, 2)
+            for launch in DIRECT.launches(problem, chosen(shape, parts), MULTIPROCESSORS)
+        ]
         kernels = compile_kernels([launch.source for launch in launches], arch)
         for launch, kernel in zip(launches, kernels, strict=True):
             taken, threads = kernel.resources, launch.block[0]
@@ -119,7 +123,7 @@ def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
 def test_one_text_serves_convolutions_of_all_sizes() -> None:
     for choice in (0, chosen(0, 4)):
         first, second = (
-            direct.launches_of(convolution(relu(*sizes, padding=1), shape)[0], choice)
+            DIRECT.launches(convolution(relu(*sizes, padding=1), shape)[0], choice, MULTIPROCESSORS)
             for sizes, shape in (((16, 64, 3), (1, 16, 8, 8)), ((24, 80, 5), (3, 24, 9, 13)))
         )
         assert [launch.source for launch in first] == [launch.source for launch in second]
@@ -128,7 +132,7 @@ def test_one_text_serves_convolutions_of_all_sizes() -> None:
 def test_only_exact_planar_convolutions_have_this_form() -> None:
     def has(net: md.Layer, size: tuple[int, ...], precision: str = "float32") -> bool:
         (problem,) = problems_of(net, size, precision)
-        return DIRECT in {form.core for form in forms_of(problem, ARCH)}
+        return DIRECT.name in {form.core for form in forms_of(problem, ARCH)}
 
     assert has(relu(16, 16, 3), (1, 16, 8, 8))
     assert has(relu(3, 16, 7, stride=2), (1, 3, 18, 18))
@@ -142,17 +146,17 @@ def test_only_exact_planar_convolutions_have_this_form() -> None:
     assert not has(L.Linear(16, 16), (1, 16))
     (problem,) = problems_of(relu(16, 16, 3), (1, 16, 8, 8), "float32")
     y = problem.y
-    refused = direct.why_not_direct(replace(problem, y=replace(y, row=y.row + 1)))
+    refused = DIRECT.why_not(replace(problem, y=replace(y, row=y.row + 1)), ARCH)
     assert refused is not None and "gaps" in refused
 
 
 def test_few_pixels_are_divided_and_many_are_not() -> None:
     few, _ = convolution(relu(512, 512, 3, padding=1), (1, 512, 14, 14))
-    assert all(direct.DIVISIONS[choice][1] >= 4 for choice in direct.candidates(few))
+    assert all(direct.DIVISIONS[choice][1] >= 4 for choice in DIRECT.choices(few, ARCH))
     many, _ = convolution(relu(64, 64, 3, padding=1), (64, 64, 56, 56))
-    assert direct.DIVISIONS[direct.candidates(many)[0]][1] == 1
+    assert direct.DIVISIONS[DIRECT.choices(many, ARCH)[0]][1] == 1
     for problem in (few, many):
-        for choice in direct.candidates(problem):
+        for choice in DIRECT.choices(problem, ARCH):
             shape, parts = direct.DIVISIONS[choice]
             assert chosen(direct.SHAPES.index(shape), parts) == choice
 
@@ -161,7 +165,7 @@ def test_few_pixels_are_divided_and_many_are_not() -> None:
 def test_no_part_is_empty(channels: int) -> None:
     problem, _ = convolution(relu(channels, 32, 3, padding=1), (1, channels, 2, 2))
     slabs = -(-channels * 9 // 16)
-    divided = [direct.DIVISIONS[choice][1] for choice in direct.candidates(problem)]
+    divided = [direct.DIVISIONS[choice][1] for choice in DIRECT.choices(problem, ARCH)]
     assert max(divided) > 1
     for parts in divided:
         assert (parts - 1) * -(-slabs // parts) < slabs
@@ -172,7 +176,7 @@ def test_more_blocks_than_a_grid_has_are_refused() -> None:
     for filters, channels, fits in ((65535, 32, True), (65536, 32, False)):
         shape = (filters, channels, *problem.w.shape[2:])
         larger = replace(problem, w=replace(problem.w, shape=shape))
-        assert (direct.why_not_direct(larger) is None) is fits
+        assert (DIRECT.why_not(larger, ARCH) is None) is fits
 
 
 LARGE: dict[str, Network] = SMALL | {
@@ -189,6 +193,6 @@ LARGE: dict[str, Network] = SMALL | {
 @pytest.mark.parametrize("name", LARGE)
 def test_networks(name: str, shape: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choice = chosen(shape, parts)
-    only(monkeypatch, lambda form: form.core == DIRECT)
-    monkeypatch.setattr(tune, "own_choices", lambda problem, core, arch: [choice])
+    only(monkeypatch, lambda form: form.core == DIRECT.name)
+    monkeypatch.setattr(DIRECT, "choices", lambda problem, arch: [choice])
     check_on_gpu(LARGE[name], f"direct {direct.DIVISIONS.shown(choice)}")

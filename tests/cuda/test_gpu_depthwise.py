@@ -8,13 +8,12 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import depthwise, tune
-from minidnn.backends.cuda.contraction.own import DEPTHWISE
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
-from tests.cuda.contractions import Forgetful, draw_weights
+from tests.cuda.contractions import DEPTHWISE, Forgetful, draw_weights
 from tests.cuda.test_depthwise import DTYPES, NETS, ROUNDING, layer
 
 pytestmark = pytest.mark.gpu
@@ -25,16 +24,16 @@ def only_depthwise(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Convolutions are computed by this kernel or not at all, by one of its strips."""
 
     def forms(problem: ContractionProblem, arch: str) -> list[Form]:
-        reason = depthwise.why_not_depthwise(problem, arch)
+        reason = DEPTHWISE.why_not(problem, arch)
         assert reason is None, reason
-        return [Form(DEPTHWISE, len(problem.stages))]
+        return [Form(DEPTHWISE.name, len(problem.stages))]
 
-    def choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
+    def choices(problem: ContractionProblem, arch: str) -> list[int]:
         found = depthwise.strips_for(problem, arch)
         return [found[request.param % len(found)]]
 
     monkeypatch.setattr(tune, "forms_of", forms)
-    monkeypatch.setattr(tune, "own_choices", choices)
+    monkeypatch.setattr(DEPTHWISE, "choices", choices)
     monkeypatch.setattr(tune, "_store", Forgetful())
 
 
@@ -70,7 +69,7 @@ def check(net: md.Layer, shape: tuple[int, ...], precision: str) -> None:
     few = np.unique([0, shape[0] - 1])
     (expected,) = evaluate(to_graph(net, (len(few), *shape[1:])), [x[few]], "float64")
     exe = md.compile(net, shape, device="cuda", precision=precision)
-    assert DEPTHWISE in exe.explain(measure=True)
+    assert DEPTHWISE.name in exe.explain(measure=True)
     y = np.asarray(exe(x), np.float64)
     allowed = ROUNDING[precision] * np.abs(expected) + 2.0**-22 * 7 * 4
     assert (np.abs(y[few] - expected) <= allowed).all()

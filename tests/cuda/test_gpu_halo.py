@@ -9,12 +9,10 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.halo import why_not_halo
-from minidnn.backends.cuda.contraction.own import HALO
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.machine import machine_of
-from tests.cuda.contractions import Forgetful, check_numbers, dense, residual
+from tests.cuda.contractions import HALO, Forgetful, check_numbers, dense, residual
 
 pytestmark = pytest.mark.gpu
 
@@ -28,9 +26,9 @@ def only_halo(monkeypatch: pytest.MonkeyPatch) -> None:
     def forms(problem: ContractionProblem, arch: str) -> list[Form]:
         if problem.w.shape[2:] == (1, 1):
             return forms_of(problem, arch)
-        reason = why_not_halo(problem, arch)
+        reason = HALO.why_not(problem, arch)
         assert reason is None, reason
-        return [Form(HALO, len(problem.stages))]
+        return [Form(HALO.name, len(problem.stages))]
 
     monkeypatch.setattr(tune, "forms_of", forms)
     monkeypatch.setattr(tune, "_store", Forgetful())

@@ -8,9 +8,8 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
-from minidnn.backends.cuda.contraction.own import ROWS
 
-from .contractions import Forgetful, draw_weights
+from .contractions import ROWS, Forgetful, draw_weights
 
 pytestmark = pytest.mark.gpu
 
@@ -19,12 +18,12 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("batch", [1, 4, 7, 33, 65, 128, 300])
 def test_numbers(batch: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "_store", Forgetful())
-    monkeypatch.setattr(tune, "own_choices", lambda problem, core, arch: [parts])
+    monkeypatch.setattr(ROWS, "choices", lambda problem, arch: [parts])
     net = L.Sequential(L.Linear(516, 1000), L.ReLU(), L.Linear(1000, 130))
     random = np.random.default_rng(0)
     draw_weights(net, random)
     exe = md.compile(net, (batch, 516), device="cuda", tune="heuristic")
-    assert f"{ROWS} in {parts} parts" in exe.explain(measure=True)
+    assert f"rows in {parts} parts" in exe.explain(measure=True)
     x = random.standard_normal((batch, 516)).astype(np.float32)
     y = x.astype(np.float64)
     for layer in (net[0], net[2]):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.contraction import stream, tune
+from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.own import STREAM, own_choices
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.machine import machine_of
-from tests.cuda.contractions import Forgetful, check_numbers, dense, residual
+from tests.cuda.contractions import STREAM, Forgetful, check_numbers, dense, residual
 
 pytestmark = pytest.mark.gpu
 
@@ -27,16 +28,18 @@ def only_stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     def forms(problem: ContractionProblem, arch: str) -> list[Form]:
         if problem.w.shape[2:] != (1, 1):
             return forms_of(problem, arch)
-        reason = stream.why_not_stream(problem, arch)
+        reason = STREAM.why_not(problem, arch)
         assert reason is None, reason
-        return [Form(STREAM, len(problem.stages))]
+        return [Form(STREAM.name, len(problem.stages))]
 
-    def choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
-        found = own_choices(problem, core, arch)
-        return found[request.param :][:1] or found[:1] if core == STREAM else found
+    usual = STREAM.choices
+
+    def choices(problem: ContractionProblem, arch: str) -> Sequence[int]:
+        found = usual(problem, arch)
+        return found[request.param :][:1] or found[:1]
 
     monkeypatch.setattr(tune, "forms_of", forms)
-    monkeypatch.setattr(tune, "own_choices", choices)
+    monkeypatch.setattr(STREAM, "choices", choices)
     monkeypatch.setattr(tune, "_store", Forgetful())
 
 

@@ -9,15 +9,13 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.arch import has_clusters
 from minidnn.backends.cuda.contraction import tune
-from minidnn.backends.cuda.contraction.own import TILE
 from minidnn.backends.cuda.contraction.recipe import Form
-from minidnn.backends.cuda.contraction.tile import why_not_tiled
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
 from minidnn.backends.cuda.machine import machine_of
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
-from tests.cuda.contractions import EPSILON, Forgetful, dense, draw_weights, residual, within
+from tests.cuda.contractions import EPSILON, TILE, Forgetful, dense, draw_weights, residual, within
 
 pytestmark = pytest.mark.gpu
 
@@ -33,13 +31,13 @@ def only_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         pytest.skip(f"{arch} has no clusters")
 
     def forms(problem: object, arch: str) -> list[Form]:
-        reason = why_not_tiled(problem)  # type: ignore[arg-type]
+        reason = TILE.why_not(problem, arch)  # type: ignore[arg-type]
         assert reason is None, reason
-        return [Form(TILE, len(problem.stages))]  # type: ignore[attr-defined]
+        return [Form(TILE.name, len(problem.stages))]  # type: ignore[attr-defined]
 
     monkeypatch.setattr(tune, "forms_of", forms)
     monkeypatch.setattr(tune, "_store", Forgetful())
-    monkeypatch.setattr(tune, "own_choices", lambda p, core, arch: [within(p, request.param)])
+    monkeypatch.setattr(TILE, "choices", lambda p, arch: [within(p, request.param)])
 
 
 NETS = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -9,11 +11,10 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune, window
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.own import WINDOW, own_choices
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.machine import machine_of
-from tests.cuda.contractions import Forgetful, check_numbers, residual
+from tests.cuda.contractions import WINDOW, Forgetful, check_numbers, residual
 
 pytestmark = pytest.mark.gpu
 
@@ -28,18 +29,18 @@ def only_window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     def forms(problem: ContractionProblem, arch: str) -> list[Form]:
         if problem.w.shape[2:] == (1, 1):
             return forms_of(problem, arch)
-        reason = window.why_not_window(problem, arch)
+        reason = WINDOW.why_not(problem, arch)
         assert reason is None, reason
-        return [Form(WINDOW, len(problem.stages))]
+        return [Form(WINDOW.name, len(problem.stages))]
 
-    def choices(problem: ContractionProblem, core: str, arch: str) -> list[int]:
-        found = own_choices(problem, core, arch)
-        if core != WINDOW:
-            return found
+    usual = WINDOW.choices
+
+    def choices(problem: ContractionProblem, arch: str) -> Sequence[int]:
+        found = usual(problem, arch)
         return [request.param] if request.param in found else found[:1]
 
     monkeypatch.setattr(tune, "forms_of", forms)
-    monkeypatch.setattr(tune, "own_choices", choices)
+    monkeypatch.setattr(WINDOW, "choices", choices)
     monkeypatch.setattr(tune, "_store", Forgetful())
 
 

@@ -11,7 +11,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda import prepare
 from minidnn.backends.cuda.constants import Constants
-from minidnn.backends.cuda.contraction import own, tune
+from minidnn.backends.cuda.contraction import kernel_registry, tune
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tune import Tuning
@@ -66,7 +66,7 @@ def test_nothing_takes_more_than_the_limit(
 
     monkeypatch.setattr(tune, "graph_of", lambda *given: SimpleNamespace(plans=plans))
     monkeypatch.setattr(tune, "fixed_convolution", lambda *given: "there is no cuDNN")
-    monkeypatch.setattr(own, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(kernel_registry, "multiprocessors", lambda: 132)
     channels = 3 if network is STEM else 224
     (problem,) = problems_of(network, (4, channels, 56, 56), precision)
     heuristic = tuning(left, "heuristic")

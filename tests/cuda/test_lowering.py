@@ -21,16 +21,13 @@ from minidnn.backends.cuda.arrays import Slot, read
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction import halo
 from minidnn.backends.cuda.contraction.bound import Memory, least_milliseconds
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.graphs import graph_of
-from minidnn.backends.cuda.contraction.halo import why_not_halo
-from minidnn.backends.cuda.contraction.own import HALO, OWN, STREAM, TILE
+from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import FIXED, PRODUCT, Form, finish_of, target, used
-from minidnn.backends.cuda.contraction.tile import launch_of, why_not_tiled
-from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES, candidates
+from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Task, lower_plan
 from minidnn.backends.cuda.machine import Machine
@@ -42,6 +39,9 @@ from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.reduce_precision import reduce_precision
 from minidnn.runtime.plan import Plan, make_plan
+
+from .contractions import HALO, STREAM, TILE
+from .lowered import ARCH
 
 MACHINE = Machine("a GPU", (9, 0), 132, 4.3e12)
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
@@ -80,7 +80,7 @@ def test_every_node_of_the_zoo_has_a_task(name: str, precision: str) -> None:
             assert form.stages <= len(problem.stages)
             finish = finish_of(problem, form)
             assert (finish is None) == (form.stages == len(problem.stages) and not form.packed)
-            if form.core not in (FIXED, *OWN):
+            if form.core not in (FIXED, *KERNELS):
                 graph_of(problem, form.core, form.stages, target(problem, form)).freeze()
 
 
@@ -92,7 +92,7 @@ def test_densenet_is_free_of_copies_and_of_passes_before_convolutions() -> None:
     assert Counter(launches) == {"seq": 5}
     with_prologue = [p for p in problems(tasks) if p.before]
     assert len(with_prologue) == 58
-    assert all(forms_of(one, "sm_90")[0].core in (STREAM, TILE) for one in with_prologue)
+    assert all(forms_of(one, "sm_90")[0].core in (STREAM.name, TILE.name) for one in with_prologue)
 
 
 def test_blocks_of_one_shape_are_one_problem() -> None:
@@ -132,7 +132,7 @@ def test_only_exact_float32_is_left_to_fixed_functions_and_only_products_are_pro
         cores = [{form.core for form in forms_of(problem, "sm_90")} for problem in (one, three)]
         assert (FIXED in cores[0]) == (FIXED in cores[1]) == (precision == "float32")
         assert (PRODUCT in cores[0]) == (precision != "float32") and PRODUCT not in cores[1]
-        assert (TILE in cores[0]) == (precision in ("float16", "bfloat16"))
+        assert (TILE.name in cores[0]) == (precision in ("float16", "bfloat16"))
 
 
 def test_a_residual_is_fused_or_left_to_a_kernel() -> None:
@@ -173,29 +173,29 @@ def test_images_of_few_channels_are_gathered() -> None:
 
 def test_tiles_take_whole_chunks_alone() -> None:
     (problem,) = of(L.Conv2d(16, 24, 1), (2, 16, 9, 9), "float16")
-    assert why_not_tiled(problem) is None
+    assert TILE.why_not(problem, ARCH) is None
     for index in range(len(TILES)):
-        launch = launch_of(problem, index, 132)
+        launch = TILE.launches(problem, index, 132)[0]
         assert launch.block == (TILES[index].threads, 1, 1)
         assert launch.source.name in launch.source.text and "$" not in launch.source.text
-    assert set(candidates(problem, "sm_80")) <= set(range(len(TILES)))
+    assert set(TILE.choices(problem, "sm_80")) <= set(range(len(TILES)))
     odd = replace(problem, y=replace(problem.y, offset=4))
-    assert why_not_tiled(odd) == "its tensors are no whole chunks of 8 channels"
+    assert TILE.why_not(odd, ARCH) == "its tensors are no whole chunks of 8 channels"
     (single,) = of(L.Conv2d(16, 24, 1), (2, 16, 9, 9), "tf32")
-    assert why_not_tiled(single) == "it is in float32"
+    assert TILE.why_not(single, ARCH) == "it is in float32"
     (grouped,) = of(L.Conv2d(16, 16, 3, groups=2), (2, 16, 9, 9), "float16")
-    assert why_not_tiled(grouped) == "it has 2 groups"
+    assert TILE.why_not(grouped, ARCH) == "it has 2 groups"
 
 
 def test_sums_of_few_pixels_are_divided_where_there_are_clusters() -> None:
     def parts(batch: int, arch: str) -> set[int]:
         (problem,) = of(L.Conv2d(512, 512, 3, padding=1), (batch, 512, 7, 7), "float16")
-        return {DIVISIONS[choice][1] for choice in candidates(problem, arch)}
+        return {DIVISIONS[choice][1] for choice in TILE.choices(problem, arch)}
 
     assert max(parts(1, "sm_90")) == 8
     assert parts(1, "sm_80") == parts(128, "sm_90") == {1}
     (short,) = of(L.Conv2d(64, 512, 1), (1, 64, 7, 7), "float16")
-    assert {DIVISIONS[choice][1] for choice in candidates(short, "sm_90")} == {1}
+    assert {DIVISIONS[choice][1] for choice in TILE.choices(short, "sm_90")} == {1}
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
@@ -203,10 +203,10 @@ def test_sums_of_few_pixels_are_divided_where_there_are_clusters() -> None:
 def test_tiles_that_are_measured_fit_shared_memory(batch: int, arch: str) -> None:
     """Clusters alone do not say so: a block of sm_120 has less than half of what sm_90's have."""
     (problem,) = of(L.Conv2d(512, 512, 3, padding=1), (batch, 512, 7, 7), "float16")
-    choices = candidates(problem, arch)
+    choices = TILE.choices(problem, arch)
     assert choices
     for choice in choices:
-        assert launch_of(problem, choice, 132).shared_bytes <= shared_limit(arch)
+        assert TILE.launches(problem, choice, 132)[0].shared_bytes <= shared_limit(arch)
 
 
 def test_convolutions_whose_filters_and_rows_fit_may_read_each_pixel_once() -> None:
@@ -214,13 +214,13 @@ def test_convolutions_whose_filters_and_rows_fit_may_read_each_pixel_once() -> N
         return of(layer, (2, channels, size, size), "float16")[0]
 
     dense = first(L.Conv2d(128, 32, 3, padding=1), 128, 56)
-    assert why_not_halo(dense, "sm_90") is None and halo.widths(dense, "sm_90") == [32]
-    assert forms_of(dense, "sm_90")[0].core == HALO
-    assert HALO not in {form.core for form in forms_of(dense, "sm_80")}
+    assert HALO.why_not(dense, "sm_90") is None and HALO.choices(dense, "sm_90") == [32]
+    assert forms_of(dense, "sm_90")[0].core == HALO.name
+    assert HALO.name not in {form.core for form in forms_of(dense, "sm_80")}
     stem = first(L.Conv2d(3, 64, 7, 2, 3), 3, 224)
-    assert why_not_halo(stem, "sm_90") is None and halo.widths(stem, "sm_90") == [64]
+    assert HALO.why_not(stem, "sm_90") is None and HALO.choices(stem, "sm_90") == [64]
     half = first(L.Conv2d(64, 128, 3, padding=1), 64)
-    assert halo.widths(half, "sm_90") == [64]
+    assert HALO.choices(half, "sm_90") == [64]
     for problem, arch, reason in (
         (dense, "sm_80", "sm_80 has no wgmma"),
         (dense, "sm_100", "sm_100 has no wgmma"),
@@ -233,7 +233,7 @@ def test_convolutions_whose_filters_and_rows_fit_may_read_each_pixel_once() -> N
         (first(L.Conv2d(24, 16, 3, dilation=2), 24), "sm_90", "an odd number of chunks of 8 ch"),
         (first(L.Conv2d(1024, 16, 3), 1024), "sm_90", "filters and rows do not fit the shared m"),
     ):
-        assert (why_not_halo(problem, arch) or "").startswith(reason), problem.describe()
+        assert (HALO.why_not(problem, arch) or "").startswith(reason), problem.describe()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -247,8 +247,8 @@ def test_halo_kernels_keep_to_the_budget(
     x = md.Input((channels, 56, 56))
     net = md.Model(x, L.ReLU()(L.Conv2d(channels, filters, kernel, padding=1)(x)))
     (problem,) = of(net, (128, channels, 56, 56), dtype)
-    (width,) = halo.widths(problem, "sm_90")
-    launch = halo.launch_of(problem, width, 132)
+    (width,) = HALO.choices(problem, "sm_90")
+    launch = HALO.launches(problem, width, 132)[0]
     assert launch.source.specific and "$" not in launch.source.text
     (kernel_,) = compile_kernels([launch.source], "sm_90")
     taken = kernel_.resources
@@ -261,7 +261,7 @@ def test_halo_kernels_keep_to_the_budget(
 
 def test_one_kernel_serves_all_shapes() -> None:
     shapes = [of(L.Conv2d(16, 64, 3), (n, 16, s, s), "float16")[0] for n, s in ((1, 9), (8, 30))]
-    assert len({launch_of(problem, 0, 132).source for problem in shapes}) == 1
+    assert len({TILE.launches(problem, 0, 132)[0].source for problem in shapes}) == 1
 
 
 def test_outputs_that_no_kernel_writes_are_copied() -> None:
@@ -358,7 +358,7 @@ def test_forms_that_move_too_much_are_not_tried() -> None:
     pixels = 128 * 56 * 56
     own, direct, packed = (
         least_milliseconds(problem, form, memory)
-        for form in (Form(TILE, 0), Form("convolution", 0), Form("convolution", 0, packed=True))
+        for form in (Form("tile", 0), Form("convolution", 0), Form("convolution", 0, packed=True))
     )
     filters = 224 * 128 * 2
     assert own == pytest.approx((pixels * 352 * 2 + filters) / 4e9)
@@ -366,4 +366,4 @@ def test_forms_that_move_too_much_are_not_tried() -> None:
     assert packed - direct == pytest.approx(pixels * 256 * 2 / 4e9)
     (small,) = of(net, (1, 224, 56, 56), "float16")
     once = (3136 * 352 * 2 + filters) / 12e9
-    assert least_milliseconds(small, Form(TILE, 0), memory) == pytest.approx(once)
+    assert least_milliseconds(small, Form(TILE.name, 0), memory) == pytest.approx(once)

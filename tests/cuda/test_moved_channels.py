@@ -10,8 +10,6 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.contraction import depthwise
-from minidnn.backends.cuda.contraction.own import DEPTHWISE
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.graph import operators as ops
@@ -21,8 +19,8 @@ from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.turn_linear import FIRST, LAST
 
-from .contractions import EPSILON, draw_weights
-from .lowered import ARCH, EmulatedProgram, Kernel, by_stream, check_numbers, planned
+from .contractions import DEPTHWISE, EPSILON, draw_weights
+from .lowered import ARCH, EmulatedProgram, Kernel, by_choice, by_stream, check_numbers, planned
 
 CHANNELS = 16
 
@@ -45,8 +43,7 @@ class Block(L.Layer):
 def own(problem: ContractionProblem) -> Kernel:
     if problem.w.shape[1] != 1:
         return by_stream(problem)
-    strip = depthwise.STRIPS[depthwise.strips_for(problem, ARCH)[0]]
-    return DEPTHWISE, depthwise.launch_of(problem, strip), depthwise.sizes_of(problem, strip)
+    return by_choice(DEPTHWISE, problem, DEPTHWISE.choices(problem, ARCH)[0])
 
 
 SHAPE = (2, CHANNELS, 8, 10)

@@ -21,11 +21,11 @@ from minidnn import layers as L
 from minidnn.backends.cuda import constants, memory
 from minidnn.backends.cuda.bits import to_bits
 from minidnn.backends.cuda.constants import Constants
-from minidnn.backends.cuda.contraction import choice, tune
+from minidnn.backends.cuda.contraction import choice, kernel_registry, tune
 from minidnn.backends.cuda.contraction.bound import Memory, least_milliseconds
 from minidnn.backends.cuda.contraction.choice import Choice
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.own import OWN, TILE, own_choices
+from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe
 from minidnn.backends.cuda.contraction.tune import Tuning
@@ -34,6 +34,7 @@ from minidnn.graph.ir import Constant
 from minidnn.graph.types import TensorType
 from minidnn.layers.parameter import LazyArray
 
+from .contractions import TILE
 from .lowered import ARCH, problems_of
 
 
@@ -168,7 +169,7 @@ class _Book:
 def best(problem: ContractionProblem) -> Recipe:
     """The form that the fakes find the fastest."""
     form = forms_of(problem, ARCH)[0]
-    engine = own_choices(problem, form.core, ARCH)[0] if form.core in OWN else 7
+    engine = KERNELS[form.core].choices(problem, ARCH)[0] if form.core in KERNELS else 7
     return Recipe(form, engine, ((1, 2),), 0, 0.5)
 
 
@@ -214,7 +215,7 @@ def book(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Book:
     monkeypatch.setattr(tune.machine, "library_name", lambda: "cuDNN")
     monkeypatch.setattr(tune.machine, "device_name", lambda index: "a GPU")
     monkeypatch.setattr(tune, "cupy", choice.cupy)
-    monkeypatch.setattr("minidnn.backends.cuda.contraction.own.multiprocessors", lambda: 132)
+    monkeypatch.setattr(kernel_registry, "multiprocessors", lambda: 132)
     return made
 
 
@@ -296,11 +297,11 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
     monkeypatch.setattr(
         tune, "build", lambda problem, recipe, core, load: Built(problem, recipe, core, None, None)
     )
-    forms = [form for form in forms_of(problem, ARCH) if form.core not in OWN]
+    forms = [form for form in forms_of(problem, ARCH) if form.core not in KERNELS]
     ahead = tune.certain(problem, tuning)
     assert ahead == {} == dict.fromkeys(asked)  # each needs a kernel before it
-    floor = least_milliseconds(problem, Form(TILE, len(problem.stages)), memory)
-    slow = Recipe(Form(TILE, len(problem.stages)), 0, (), 0, 10 * floor)
+    floor = least_milliseconds(problem, Form(TILE.name, len(problem.stages)), memory)
+    slow = Recipe(Form(TILE.name, len(problem.stages)), 0, (), 0, 10 * floor)
     ours = Built(problem, slow, None, None, None)  # type: ignore[arg-type]
     found = tune.everything(problem, [ours], ahead, tuning)
     assert [one.recipe.form for one in found[1:]] == forms == asked
@@ -308,7 +309,7 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
     plain = replace(problem, before=(), before_vectors=())
     asked.clear()
     ahead = tune.certain(plain, tuning)
-    assert list(ahead) == asked == [f for f in forms_of(plain, ARCH) if f.core not in OWN]
+    assert list(ahead) == asked == [f for f in forms_of(plain, ARCH) if f.core not in KERNELS]
     asked.clear()
     found = tune.everything(plain, [ours], ahead, tuning)
     assert [one.recipe.form for one in found[1:]] == list(ahead)

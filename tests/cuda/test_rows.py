@@ -9,9 +9,8 @@ import pytest
 
 from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction import rows
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.own import ROWS
+from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, Stage, spec_of
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep
 from minidnn.backends.cuda.tensor import Tensor
@@ -19,7 +18,9 @@ from minidnn.cudnn.graph.spec import TensorSpec
 from minidnn.graph.expression import argument, linearize
 from minidnn.graph.operators import ReLU
 
+from .contractions import ROWS
 from .emulator.run import Emulated, guarded
+from .lowered import ARCH
 
 RANDOM = np.random.default_rng(0)
 BIAS = PointStep(linearize(argument(0) + argument(1)), (CHAIN, Argument("vector", 0)))
@@ -75,7 +76,7 @@ def test_results_are_those_of_the_product(
     tmp_path: Path,
 ) -> None:
     problem = problem_of(batch, filters, inputs, step)
-    product, total = rows.launches_of(problem, parts)
+    product, total = ROWS.launches(problem, parts, MULTIPROCESSORS)
     emulated = Emulated([product.source, total.source], tmp_path)
     _, x = guarded(batch * problem.x.image, np.dtype("f"))
     x = x.reshape(batch, -1)
@@ -83,7 +84,7 @@ def test_results_are_those_of_the_product(
     w = RANDOM.standard_normal((filters, inputs)).astype("f")
     bias = RANDOM.standard_normal(filters).astype("f")
     other = RANDOM.standard_normal((batch, filters)).astype("f")
-    whole, room = guarded(rows.room_of(problem, parts) // 4, np.dtype("f"))
+    whole, room = guarded(ROWS.workspace(problem, parts) // 4, np.dtype("f"))
     emulated.launch(product, [x, w, room], backwards)
     assert np.isfinite(room).all() and np.isnan(whole).sum() == whole.size - room.size
     y = np.full((batch, filters), np.nan, "f")
@@ -95,8 +96,8 @@ def test_results_are_those_of_the_product(
 @pytest.mark.parametrize("batch", [1, 4, 32, 64, 128])
 def test_kernels_keep_to_their_budget(batch: int) -> None:
     problem = problem_of(batch, 4096, 9216)
-    for parts in rows.parts_for(problem):
-        launches = rows.launches_of(problem, parts)
+    for parts in ROWS.choices(problem, ARCH):
+        launches = ROWS.launches(problem, parts, MULTIPROCESSORS)
         for arch in ("sm_80", "sm_90"):
             kernels = compile_kernels([launch.source for launch in launches], arch)
             for launch, kernel in zip(launches, kernels, strict=True):
@@ -113,12 +114,12 @@ def test_kernels_keep_to_their_budget(batch: int) -> None:
 def test_parts_give_all_multiprocessors_work(
     batch: int, filters: int, inputs: int, parts: list[int]
 ) -> None:
-    assert rows.parts_for(problem_of(batch, filters, inputs)) == parts
+    assert ROWS.choices(problem_of(batch, filters, inputs), ARCH) == parts
 
 
 def test_only_exact_linear_layers_have_this_form() -> None:
     exact = problem_of(8, 16, 64)
-    assert forms_of(exact, "sm_90")[0].core == ROWS
+    assert forms_of(exact, "sm_90")[0].core == ROWS.name
     assert spec_of(exact.x, exact.batch).shape == (8, 64, 1, 1)
     for other in (
         problem_of(8, 16, 64, tf32=True),
@@ -126,4 +127,4 @@ def test_only_exact_linear_layers_have_this_form() -> None:
         problem_of(8, 16, 64, 65),
         problem_of(1000, 16, 64),
     ):
-        assert ROWS not in [form.core for form in forms_of(other, "sm_90")]
+        assert ROWS.name not in [form.core for form in forms_of(other, "sm_90")]

@@ -9,17 +9,15 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.contraction import tile
 from minidnn.backends.cuda.contraction.chunks import LANES
-from minidnn.backends.cuda.contraction.own import TILE
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, PARTS, TILES
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 
-from .contractions import EPSILON, draw_weights, drawn, far_apart, within
-from .lowered import EmulatedProgram, Kernel
+from .contractions import EPSILON, TILE, draw_weights, drawn, far_apart, within
+from .lowered import ARCH, EmulatedProgram, Kernel
 
 pytestmark = pytest.mark.early
 
@@ -85,10 +83,10 @@ def check(
     """The tile's results beside float64, and in both orders of threads."""
 
     def kernel(problem: ContractionProblem) -> Kernel:
-        assert tile.why_not_tiled(problem) is None
+        assert TILE.why_not(problem, ARCH) is None
         number = within(problem, choice)
-        launch = tile.launch_of(problem, number, multiprocessors)
-        return TILE, launch, tile.sizes_of(problem, number)
+        launch = TILE.launches(problem, number, multiprocessors)[0]
+        return TILE.name, launch, TILE.numbers(problem, number, multiprocessors)
 
     draw_weights(net, np.random.default_rng(0))
     x = rounded_to(dtype, x).astype(np.float32)

@@ -11,11 +11,11 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction import tune, winograd
+from minidnn.backends.cuda.contraction import winograd
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.own import WINOGRAD
+from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
 
-from .contractions import dense
+from .contractions import WINOGRAD, dense
 from .lowered import ARCH, problems_of
 from .single import Network, check_emulated, check_on_gpu, convolution, only, residual_network
 
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("choice", range(2 * len(winograd.SHAPES)))
 @pytest.mark.parametrize("name", SMALL)
 def test_numbers(name: str, choice: int, folder: Path) -> None:
-    check_emulated(SMALL[name], WINOGRAD, [choice], folder, wide=3 if name == "odd" else 0)
+    check_emulated(SMALL[name], WINOGRAD.name, [choice], folder, wide=3 if name == "odd" else 0)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
@@ -54,7 +54,7 @@ def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
     make, size = SMALL[name]
     problem, _ = convolution(make(), size)
     for choice in range(2 * len(winograd.SHAPES)):
-        launches = winograd.launches_of(problem, choice)
+        launches = WINOGRAD.launches(problem, choice, MULTIPROCESSORS)
         kernels = compile_kernels([launch.source for launch in launches], arch)
         for launch, kernel in zip(launches, kernels, strict=True):
             taken = kernel.resources
@@ -65,7 +65,7 @@ def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
 
 def test_one_text_serves_convolutions_of_all_sizes() -> None:
     first, second = (
-        winograd.launches_of(convolution(relu(*sizes), shape)[0], 0)
+        WINOGRAD.launches(convolution(relu(*sizes), shape)[0], 0, MULTIPROCESSORS)
         for sizes, shape in (((16, 64), (1, 16, 8, 8)), ((24, 80), (3, 24, 9, 13)))
     )
     assert [launch.source for launch in first] == [launch.source for launch in second]
@@ -74,7 +74,7 @@ def test_one_text_serves_convolutions_of_all_sizes() -> None:
 def test_only_exact_3x3_convolutions_have_this_form() -> None:
     def has(net: md.Layer, size: tuple[int, ...], precision: str = "float32") -> bool:
         (problem,) = problems_of(net, size, precision)
-        return WINOGRAD in {form.core for form in forms_of(problem, ARCH)}
+        return WINOGRAD.name in {form.core for form in forms_of(problem, ARCH)}
 
     assert has(relu(16, 16), (1, 16, 8, 8))
     assert not has(relu(16, 16), (1, 16, 8, 8), "tf32")
@@ -84,29 +84,29 @@ def test_only_exact_3x3_convolutions_have_this_form() -> None:
     assert not has(L.Conv2d(32, 32, 3, groups=2), (1, 32, 8, 8))
     assert not has(L.Conv2d(16, 16, 5), (1, 16, 8, 8))
     (problem,) = problems_of(relu(16, 16), (1, 16, 8, 8), "float32")
-    refused = winograd.why_not_winograd(replace(problem, accuracy="high"))
+    refused = WINOGRAD.refusal(replace(problem, accuracy="high"), ARCH)
     assert refused is not None and "less accurate" in refused
 
 
 def test_no_filters_are_wasted_where_there_is_a_choice() -> None:
     problem, _ = convolution(relu(16, 64), (1, 16, 8, 8))
-    assert {choice % 2 for choice in winograd.candidates(problem)} == {0, 1}
+    assert {choice % 2 for choice in WINOGRAD.choices(problem, ARCH)} == {0, 1}
     problem, _ = convolution(relu(16, 32), (1, 16, 8, 8))
-    assert {choice % 2 for choice in winograd.candidates(problem)} == {1}
+    assert {choice % 2 for choice in WINOGRAD.choices(problem, ARCH)} == {1}
 
 
 def test_few_tiles_are_divided_and_many_are_not() -> None:
     few, _ = convolution(relu(512, 512), (1, 512, 28, 28))
-    assert {winograd.DIVISIONS[choice][1] for choice in winograd.candidates(few)} == {2, 4}
+    assert {winograd.DIVISIONS[choice][1] for choice in WINOGRAD.choices(few, ARCH)} == {2, 4}
     many, _ = convolution(relu(64, 64), (64, 64, 56, 56))
-    assert winograd.DIVISIONS[winograd.candidates(many)[0]][1] == 1
+    assert winograd.DIVISIONS[WINOGRAD.choices(many, ARCH)[0]][1] == 1
 
 
 @pytest.mark.parametrize("channels", [128, 232, 520, 696, 2056])
 def test_no_part_is_empty(channels: int) -> None:
     problem, _ = convolution(relu(channels, 32), (1, channels, 2, 2))
     slabs = -(-channels // 8)
-    divided = [winograd.DIVISIONS[choice][1] for choice in winograd.candidates(problem)]
+    divided = [winograd.DIVISIONS[choice][1] for choice in WINOGRAD.choices(problem, ARCH)]
     assert max(divided) > 1
     for parts in divided:
         assert (parts - 1) * -(-slabs // parts) < slabs
@@ -122,7 +122,7 @@ def test_more_blocks_than_a_grid_has_are_refused() -> None:
     ):
         shape = (filters, channels, *problem.w.shape[2:])
         larger = replace(problem, w=replace(problem.w, shape=shape))
-        assert (winograd.why_not_winograd(larger) is None) is fits
+        assert (WINOGRAD.why_not(larger, ARCH) is None) is fits
 
 
 LARGE: dict[str, Network] = SMALL | {
@@ -137,6 +137,6 @@ LARGE: dict[str, Network] = SMALL | {
 @pytest.mark.parametrize("choice", range(2 * len(winograd.SHAPES)))
 @pytest.mark.parametrize("name", LARGE)
 def test_networks(name: str, choice: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, lambda form: form.core == WINOGRAD)
-    monkeypatch.setattr(tune, "own_choices", lambda problem, core, arch: [choice])
+    only(monkeypatch, lambda form: form.core == WINOGRAD.name)
+    monkeypatch.setattr(WINOGRAD, "choices", lambda problem, arch: [choice])
     check_on_gpu(LARGE[name], f"winograd {winograd.DIVISIONS.shown(choice)}")

@@ -8,6 +8,7 @@ a :class:`Strip`; a price orders those that fit registers.  Results are the same
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -18,6 +19,7 @@ from ..dialect import TYPES
 from ..kernels import Launch
 from ..tensor import Tensor
 from .chunks import is_regular, step_of
+from .kernel import ContractionKernel
 from .problem import ContractionProblem
 from .text import compute_stages, parameters_of, source_of
 
@@ -60,32 +62,6 @@ STRIPS = tuple(
     Strip(lanes, rows, columns)
     for lanes, rows, columns in product((8, 4, 2, 1), (1, 2, 4, 7, 8), (1, 2, 4, 7, 8))
 )
-
-
-def why_not_depthwise(problem: ContractionProblem, arch: str) -> str | None:
-    """Why this kernel does not compute a problem; None if it does."""
-    if problem.w.shape[1] != 1 or problem.gather is not None:
-        return "its groups have more than one input channel"
-    if problem.planar or problem.x.channel != 1:
-        return "its images are planar"
-    if problem.before:
-        return "something comes before it"
-    results = (problem.y, *problem.others)
-    if any(t.channel != 1 or not is_regular(t) for t in results):
-        return "pixels of its result do not follow each other"
-    if any(t.offset for t in (problem.x, *results)):
-        return "its tensors begin beside a whole chunk"
-    x = problem.x
-    if max(x.rows * x.row, problem.batch * problem.y.rows * problem.y.columns) >= _MOST:
-        return "its sizes do not fit 32 bits"
-    if not strips_for(problem, arch):
-        return "its windows do not fit registers and shared memory"
-    return None
-
-
-def candidates(problem: ContractionProblem, arch: str) -> list[int]:
-    """Which of :data:`STRIPS` are worth measuring, the most promising first."""
-    return strips_for(problem, arch)[:_MEASURED]
 
 
 def strips_for(problem: ContractionProblem, arch: str) -> list[int]:
@@ -256,60 +232,92 @@ _NAMES = (
 )
 
 
-def sizes_of(problem: ContractionProblem, strip: Strip) -> list[int]:
-    """The numbers that the kernel takes."""
-    x, y = problem.x, problem.y
-    down, across = _strips(problem, strip)
-    packs = _packs(problem, strip)
-    return [
-        packs,
-        problem.w.shape[0],
-        _threads(problem, strip) // packs,
-        _rounds(problem, strip),
-        problem.batch * down * across,
-        across,
-        down,
-        *(before for before, _ in problem.padding),
-        x.rows,
-        x.columns,
-        x.image,
-        x.row,
-        x.pixel,
-        y.rows,
-        y.columns,
-        step_of(y),
-        *map(step_of, problem.others),
-    ]
+class DepthwiseKernel(ContractionKernel):
+    """Strips of pixels for each thread; a choice is an index of :data:`STRIPS`."""
 
+    name = "depthwise"
 
-def launch_of(problem: ContractionProblem, strip: Strip) -> Launch:
-    """The kernel of a problem.
+    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+        if problem.w.shape[1] != 1 or problem.gather is not None:
+            return "its groups have more than one input channel"
+        if problem.planar or problem.x.channel != 1:
+            return "its images are planar"
+        if problem.before:
+            return "something comes before it"
+        results = (problem.y, *problem.others)
+        if any(t.channel != 1 or not is_regular(t) for t in results):
+            return "pixels of its result do not follow each other"
+        if any(t.offset for t in (problem.x, *results)):
+            return "its tensors begin beside a whole chunk"
+        x = problem.x
+        if max(x.rows * x.row, problem.batch * problem.y.rows * problem.y.columns) >= _MOST:
+            return "its sizes do not fit 32 bits"
+        if not strips_for(problem, arch):
+            return "its windows do not fit registers and shared memory"
+        return None
 
-    Arguments: image, filter, the others, the vectors of what comes after, the result; then the
-    numbers of :func:`sizes_of`.
-    """
-    _, _, *kernel = problem.w.shape
-    parts = {
-        "T": TYPES[problem.x.dtype],
-        "THREADS": _most_threads(problem),
-        "BLOCKS": _blocks(problem, strip),
-        "LANES": strip.lanes,
-        "MULTIPLIER": _multiplier(problem),
-        "ROWS": strip.rows,
-        "COLUMNS": strip.columns,
-        **dict(zip(("KR", "KC"), kernel, strict=True)),
-        **dict(zip(("SR", "SC"), problem.stride, strict=True)),
-        **dict(zip(("DR", "DC"), problem.dilation, strict=True)),
-        "UNROLL": "1" if _is_loop(problem, strip) else "",
-        "PARAMETERS": parameters_of(problem, _NAMES),
-        "VECTORS": _vectors(problem),
-        "EPILOGUE": _epilogue(problem),
-    }
-    source = source_of("depthwise.cu", parts)
-    blocks, groups = _grid(problem, strip)
-    shared = prod(kernel) * _pitch(problem, strip) * 4
-    grid = (-(-blocks // _rounds(problem, strip)), groups, 1)
-    return Launch(source, grid, (_threads(problem, strip), 1, 1), shared)
+    def price(self, problem: ContractionProblem) -> float:
+        return 0.5
+
+    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+        return strips_for(problem, arch)[:_MEASURED]
+
+    def launches(
+        self, problem: ContractionProblem, choice: int, multiprocessors: int
+    ) -> Sequence[Launch]:
+        """Arguments: image, filter, the others, the vectors of what comes after, the result; then
+        the numbers of :meth:`numbers`."""
+        strip = STRIPS[choice]
+        _, _, *kernel = problem.w.shape
+        parts = {
+            "T": TYPES[problem.x.dtype],
+            "THREADS": _most_threads(problem),
+            "BLOCKS": _blocks(problem, strip),
+            "LANES": strip.lanes,
+            "MULTIPLIER": _multiplier(problem),
+            "ROWS": strip.rows,
+            "COLUMNS": strip.columns,
+            **dict(zip(("KR", "KC"), kernel, strict=True)),
+            **dict(zip(("SR", "SC"), problem.stride, strict=True)),
+            **dict(zip(("DR", "DC"), problem.dilation, strict=True)),
+            "UNROLL": "1" if _is_loop(problem, strip) else "",
+            "PARAMETERS": parameters_of(problem, _NAMES),
+            "VECTORS": _vectors(problem),
+            "EPILOGUE": _epilogue(problem),
+        }
+        source = source_of("depthwise.cu", parts)
+        blocks, groups = _grid(problem, strip)
+        shared = prod(kernel) * _pitch(problem, strip) * 4
+        grid = (-(-blocks // _rounds(problem, strip)), groups, 1)
+        return [Launch(source, grid, (_threads(problem, strip), 1, 1), shared)]
+
+    def numbers(self, problem: ContractionProblem, choice: int, multiprocessors: int) -> list[int]:
+        strip = STRIPS[choice]
+        x, y = problem.x, problem.y
+        down, across = _strips(problem, strip)
+        packs = _packs(problem, strip)
+        return [
+            packs,
+            problem.w.shape[0],
+            _threads(problem, strip) // packs,
+            _rounds(problem, strip),
+            problem.batch * down * across,
+            across,
+            down,
+            *(before for before, _ in problem.padding),
+            x.rows,
+            x.columns,
+            x.image,
+            x.row,
+            x.pixel,
+            y.rows,
+            y.columns,
+            step_of(y),
+            *map(step_of, problem.others),
+        ]
+
+    def shape(self, choice: int) -> str:
+        return str(STRIPS[choice])
 
 
 def _vectors(problem: ContractionProblem) -> str:

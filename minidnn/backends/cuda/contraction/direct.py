@@ -8,13 +8,14 @@ order, with what follows.  Without parts, the first kernel does all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from ...codegen.code import Code
 from ..kernels import Launch
 from ..pointwise import print_chain
+from .kernel import ContractionKernel
 from .parts import (
     MOST_DOWN,
     MULTIPROCESSORS,
@@ -80,32 +81,66 @@ SHAPES = (
 DIVISIONS = Divisions(SHAPES)
 
 
-def why_not_direct(problem: ContractionProblem) -> str | None:
-    """Why these kernels do not compute a problem; None if they do."""
-    x, y = problem.x, problem.y
-    if not problem.is_exact:
-        return "its products need not be exact float32"
-    if not problem.planar or problem.gather is not None:
-        return "its image is not planar"
-    if problem.before and prod(problem.w.shape[2:]) > 1:
-        return "every tap would compute what comes before"
-    if problem.groups != 1:
-        return "it has groups"
-    if x.pixel != 1 or not all(map(has_whole_planes, (y, *problem.others))):
-        return "its planes have gaps"
-    if max(problem.w.shape[2:]) > _MOST_TAPS:
-        return f"its filters have more than {_MOST_TAPS} rows or columns"
-    if prod(problem.w.shape[2:]) == 1 and any(map(any, problem.padding)):
-        return "it pads an image that it reads pixel by pixel"
-    if problem.w.shape[0] > MOST_DOWN:
-        return "it has too many filters"
-    sizes = (pixels_of(problem), x.channels * x.channel, x.rows * x.row)
-    return "it is too large for numbers of 32 bits" if max(sizes) >= _MOST_PIXELS else None
+class DirectKernel(ContractionKernel):
+    """Products of filters by gathered pixels; a choice is one of :data:`DIVISIONS`."""
 
+    name = "direct"
 
-def candidates(problem: ContractionProblem) -> list[int]:
-    """Divisions that are worth measuring, the most promising first; of each shape two at most."""
-    return DIVISIONS.promising(_priced(problem))
+    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+        x, y = problem.x, problem.y
+        if not problem.is_exact:
+            return "its products need not be exact float32"
+        if not problem.planar or problem.gather is not None:
+            return "its image is not planar"
+        if problem.before and prod(problem.w.shape[2:]) > 1:
+            return "every tap would compute what comes before"
+        if problem.groups != 1:
+            return "it has groups"
+        if x.pixel != 1 or not all(map(has_whole_planes, (y, *problem.others))):
+            return "its planes have gaps"
+        if max(problem.w.shape[2:]) > _MOST_TAPS:
+            return f"its filters have more than {_MOST_TAPS} rows or columns"
+        if prod(problem.w.shape[2:]) == 1 and any(map(any, problem.padding)):
+            return "it pads an image that it reads pixel by pixel"
+        if problem.w.shape[0] > MOST_DOWN:
+            return "it has too many filters"
+        sizes = (pixels_of(problem), x.channels * x.channel, x.rows * x.row)
+        return "it is too large for numbers of 32 bits" if max(sizes) >= _MOST_PIXELS else None
+
+    def price(self, problem: ContractionProblem) -> float:
+        return 1.4
+
+    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+        return DIVISIONS.promising(_priced(problem))
+
+    def launches(
+        self, problem: ContractionProblem, choice: int, multiprocessors: int
+    ) -> Sequence[Launch]:
+        """The products, and the sum of their parts if there are several.
+
+        Arguments of the first are those of :func:`.text.parameters_of`, without others and vectors
+        where a second follows; each then takes the numbers of :func:`_sizes_of`.
+        """
+        shape, parts = DIVISIONS[choice]
+        first = _product(problem, shape, parts)
+        return [first] if parts == 1 else [first, print_total(problem)]
+
+    def arguments(
+        self, problem: ContractionProblem, choice: int, at: Addresses, multiprocessors: int
+    ) -> list[list[int]]:
+        first, second = _sizes_of(problem, choice)
+        after = (*at.others, *at.vectors, *at.before, at.y)
+        if not second:
+            return [[at.x, at.w, *after, *first]]
+        product = [at.x, at.w, *at.before, at.workspace, *first]
+        return [product, [at.workspace, at.w, *after, *second]]
+
+    def workspace(self, problem: ContractionProblem, choice: int) -> int:
+        """Bytes of all parts."""
+        return part_bytes(problem, DIVISIONS[choice][1])
+
+    def shape(self, choice: int) -> str:
+        return DIVISIONS.shown(choice)
 
 
 def _priced(problem: ContractionProblem) -> Iterator[tuple[float, int]]:
@@ -129,18 +164,7 @@ def _priced(problem: ContractionProblem) -> Iterator[tuple[float, int]]:
             yield cycles, DIVISIONS.number(i, parts)
 
 
-def launches_of(problem: ContractionProblem, choice: int) -> list[Launch]:
-    """The products, and the sum of their parts if there are several.
-
-    Arguments of the first are those of :func:`.text.parameters_of`, without others and vectors
-    where a second follows; each then takes the numbers of :func:`sizes_of`.
-    """
-    shape, parts = DIVISIONS[choice]
-    first = _product(problem, shape, parts)
-    return [first] if parts == 1 else [first, print_total(problem)]
-
-
-def sizes_of(problem: ContractionProblem, choice: int) -> tuple[list[int], list[int]]:
+def _sizes_of(problem: ContractionProblem, choice: int) -> tuple[list[int], list[int]]:
     """The numbers that both kernels take."""
     shape, parts = DIVISIONS[choice]
     rows, columns = problem.w.shape[2:]
@@ -297,19 +321,3 @@ def _before(problem: ContractionProblem) -> str:
         value = print_chain(code, problem.before, lambda i: f"u{i}[at + k]")
         code.line(f"*one = {value};")
     return str(code).rstrip("\n")
-
-
-def room_of(problem: ContractionProblem, choice: int) -> int:
-    """Bytes of all parts."""
-    return part_bytes(problem, DIVISIONS[choice][1])
-
-
-def arguments_of(
-    problem: ContractionProblem, choice: int, at: Addresses, x: int, workspace: int
-) -> list[list[int]]:
-    """Of both kernels."""
-    first, second = sizes_of(problem, choice)
-    after = (*at.others, *at.vectors, *at.before, at.y)
-    if not second:
-        return [[x, at.w, *after, *first]]
-    return [[x, at.w, *at.before, workspace, *first], [workspace, at.w, *after, *second]]

@@ -2,16 +2,19 @@
 
 An implicit matrix product reads every pixel once for each tap of the window.  Here all filters of
 a block, and the pixels around those that it computes, stay in shared memory, so both must fit
-there: :func:`why_not_halo`.
+there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ..arch import shared_limit
 from ..dialect import TYPES
 from ..kernels import Launch
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
+from .kernel import ContractionKernel
 from .problem import ContractionProblem
 from .text import epilogue_of, join_of, parameters_of, source_of, template, vectors_of
 
@@ -22,6 +25,8 @@ WIDTHS = (128, 96, 64, 32, 16, 8)
 """Filters that a block may make."""
 
 _THREADS = 384
+_NARROW = 32
+"""Filters, of which cuDNN's kernels make more at once."""
 _MOST_SLABS_AHEAD = 3
 _LEAST_SLABS_AHEAD = 1
 _ALIGNED = 1024
@@ -30,16 +35,85 @@ _NAMES = ("filters", "line", "plane", "tiles", "each", "PY", "PX", "batch", "H",
 _STRIDES = ("image", "row", "pixel", "rows", "columns", "y")
 
 
-def why_not_halo(problem: ContractionProblem, arch: str) -> str | None:
-    """Why this kernel does not compute a problem; None if it does."""
-    reason = why_not_line(problem, arch)
-    if reason is not None:
-        return reason
-    if problem.gathered.channels // LANES % 2 and problem.dilation[1] > 1:
-        return "an odd number of chunks of 8 channels, dilated"
-    if not widths(problem, arch):
-        return f"filters and rows do not fit the shared memory of {arch}"
-    return None
+class HaloKernel(ContractionKernel):
+    """A block keeps all its filters in shared memory; a choice is how many."""
+
+    name = "halo"
+
+    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+        reason = why_not_line(problem, arch)
+        if reason is not None:
+            return reason
+        if problem.gathered.channels // LANES % 2 and problem.dilation[1] > 1:
+            return "an odd number of chunks of 8 channels, dilated"
+        if not self.choices(problem, arch):
+            return f"filters and rows do not fit the shared memory of {arch}"
+        return None
+
+    def price(self, problem: ContractionProblem) -> float:
+        # Other kernels leave tensor cores empty where channels or filters are few.
+        narrow = problem.gather is not None or problem.w.shape[0] <= _NARROW
+        return 0.8 if narrow else 1.1
+
+    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+        """How many filters a block makes: the least that read the image few times, if any fit."""
+        filters = problem.w.shape[0]
+        limit, least = shared_limit(arch), _slabs(problem)[0]
+        fitting = [n for n in WIDTHS if _shared(problem, n, least) <= limit]
+        return sorted(fitting, key=lambda n: (-(-filters // n), n))[:1]
+
+    def launches(
+        self, problem: ContractionProblem, choice: int, multiprocessors: int
+    ) -> Sequence[Launch]:
+        """Arguments: image, filter, the others, the vectors of what comes after, the result; then
+        the numbers of :meth:`numbers`."""
+        element = TYPES[problem.x.dtype]
+        blocks = _side_by_side(problem, choice)
+        slabs = _most_slabs(problem, choice, shared_limit(ARCH) // blocks - 1024 * (blocks - 1))
+        _, channels, rows, columns = problem.w.shape
+        parts = {
+            "T": element,
+            "N": choice,
+            "C8": channels // LANES,
+            "KH": rows,
+            "KW": columns,
+            "DY": problem.dilation[0],
+            "DX": problem.dilation[1],
+            "SLABS": slabs,
+            "BLOCKS": blocks,
+            "CHUNKS": _panel(channels // LANES),
+            "PARAMETERS": parameters_of(problem, (*_NAMES, *_STRIDES)),
+            "HOPPER": hopper_text(problem.x.dtype, choice),
+            "TURN": template("turn.cu"),
+            "VECTORS": vectors_of(problem),
+            "EPILOGUE": epilogue_of(problem),
+            "JOIN": join_of(problem),
+        }
+        _, _, across = _split(problem, choice, multiprocessors)
+        source = source_of("halo.cu", parts, specific=True)
+        grid = (across, -(-problem.w.shape[0] // choice), 1)
+        return [Launch(source, grid, (_THREADS, 1, 1), _shared(problem, choice, slabs))]
+
+    def numbers(self, problem: ContractionProblem, choice: int, multiprocessors: int) -> list[int]:
+        x, y = problem.gathered, problem.y
+        line, lines = pitches(problem)
+        tiles, each, _ = _split(problem, choice, multiprocessors)
+        return [
+            problem.w.shape[0],
+            line,
+            line * lines,
+            tiles,
+            each,
+            problem.padding[0][0],
+            problem.padding[1][0],
+            problem.batch,
+            *(x.rows, x.columns, x.image, x.row, x.pixel),
+            *(y.rows, y.columns, step_of(y)),
+            *map(step_of, problem.others),
+        ]
+
+    def shape(self, choice: int) -> str:
+        return f"of {choice} filters"
 
 
 def why_not_line(problem: ContractionProblem, arch: str) -> str | None:
@@ -67,14 +141,6 @@ def why_not_line(problem: ContractionProblem, arch: str) -> str | None:
     if (problem.batch + 1) * line * lines >= 1 << 31 or problem.w.span >= 1 << 31:
         return "its pixels do not fit 32 bits"
     return None
-
-
-def widths(problem: ContractionProblem, arch: str) -> list[int]:
-    """How many filters a block makes: the least that read the image few times, if any fit."""
-    filters = problem.w.shape[0]
-    limit, least = shared_limit(arch), _slabs(problem)[0]
-    fitting = [n for n in WIDTHS if _shared(problem, n, least) <= limit]
-    return sorted(fitting, key=lambda n: (-(-filters // n), n))[:1]
 
 
 def pitches(problem: ContractionProblem) -> tuple[int, int]:
@@ -121,26 +187,6 @@ def _side_by_side(problem: ContractionProblem, width: int) -> int:
     return 2 if width <= 64 and _shared(problem, width, most) <= room else 1
 
 
-def sizes_of(problem: ContractionProblem, width: int, multiprocessors: int) -> list[int]:
-    """The numbers that the kernel takes."""
-    x, y = problem.gathered, problem.y
-    line, lines = pitches(problem)
-    tiles, each, _ = _split(problem, width, multiprocessors)
-    return [
-        problem.w.shape[0],
-        line,
-        line * lines,
-        tiles,
-        each,
-        problem.padding[0][0],
-        problem.padding[1][0],
-        problem.batch,
-        *(x.rows, x.columns, x.image, x.row, x.pixel),
-        *(y.rows, y.columns, step_of(y)),
-        *map(step_of, problem.others),
-    ]
-
-
 def _split(problem: ContractionProblem, width: int, multiprocessors: int) -> tuple[int, int, int]:
     """Tiles of the line, tiles of a block, blocks along the line."""
     line, lines = pitches(problem)
@@ -149,40 +195,6 @@ def _split(problem: ContractionProblem, width: int, multiprocessors: int) -> tup
     blocks = max(1, multiprocessors * _side_by_side(problem, width) // groups)
     each = -(-tiles // blocks)
     return tiles, each, -(-tiles // each)
-
-
-def launch_of(problem: ContractionProblem, width: int, multiprocessors: int) -> Launch:
-    """The kernel of a problem with ``width`` filters for each block.
-
-    Arguments: image, filter, the others, the vectors of what comes after, the result; then the
-    numbers of :func:`sizes_of`.
-    """
-    element = TYPES[problem.x.dtype]
-    blocks = _side_by_side(problem, width)
-    slabs = _most_slabs(problem, width, shared_limit(ARCH) // blocks - 1024 * (blocks - 1))
-    _, channels, rows, columns = problem.w.shape
-    parts = {
-        "T": element,
-        "N": width,
-        "C8": channels // LANES,
-        "KH": rows,
-        "KW": columns,
-        "DY": problem.dilation[0],
-        "DX": problem.dilation[1],
-        "SLABS": slabs,
-        "BLOCKS": blocks,
-        "CHUNKS": _panel(channels // LANES),
-        "PARAMETERS": parameters_of(problem, (*_NAMES, *_STRIDES)),
-        "HOPPER": hopper_text(problem.x.dtype, width),
-        "TURN": template("turn.cu"),
-        "VECTORS": vectors_of(problem),
-        "EPILOGUE": epilogue_of(problem),
-        "JOIN": join_of(problem),
-    }
-    _, _, across = _split(problem, width, multiprocessors)
-    source = source_of("halo.cu", parts, specific=True)
-    grid = (across, -(-problem.w.shape[0] // width), 1)
-    return Launch(source, grid, (_THREADS, 1, 1), _shared(problem, width, slabs))
 
 
 def _panel(chunks: int) -> int:

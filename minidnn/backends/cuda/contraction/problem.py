@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ....cudnn.graph.spec import ALIGNMENT, TensorSpec
 from ....fusion.contraction import Parts, parts_of
@@ -21,6 +22,8 @@ from ..tensor import Tensor
 from .gather import FEW_CHANNELS, Gather, gather_of
 
 Pair = tuple[int, int]
+Direction = Literal["forward", "gradient of the image", "gradient of the filter"]
+"""Which of image, filter and result a contraction computes from the other two."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class ContractionProblem:
     before_vectors: tuple[str, ...] = ()
     #: How the image is gathered first; ``w``, padding and stride are those for what it becomes.
     gather: Gather | None = None
+    direction: Direction = "forward"
 
     @property
     def gathered(self) -> Tensor:
@@ -161,6 +165,7 @@ class Addresses:
     others: tuple[int, ...] = ()
     vectors: tuple[int, ...] = ()
     before: tuple[int, ...] = ()
+    workspace: int = 0
 
 
 def spec_of(t: Tensor, batch: int) -> TensorSpec:

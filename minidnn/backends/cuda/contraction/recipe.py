@@ -16,7 +16,7 @@ from ..tensor import Tensor
 from .fixed import FixedConvolution, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
-from .own import OWN, Load, OwnConvolution, own_convolution, own_name
+from .kernel_registry import KERNELS, Load, LoadedContraction, load_contraction
 from .problem import Addresses, ContractionProblem, spec_of
 
 FIXED = "fixed"
@@ -54,13 +54,13 @@ class Recipe:
         if self.form.core == FIXED:
             name = ConvolutionFwdAlgo(self.engine).name
             return name.removeprefix("CUDNN_CONVOLUTION_FWD_ALGO_").lower()
-        if self.form.core in OWN:
-            return own_name(self.form.core, self.engine)
+        if self.form.core in KERNELS:
+            return KERNELS[self.form.core].describe(self.engine)
         name = "" if self.form.core == CONVOLUTION else f"{self.form.core} "
         return f"{name}{EngineConfig(self.engine, self.knobs)}"
 
 
-Core = Plan | FixedConvolution | OwnConvolution
+Core = Plan | FixedConvolution | LoadedContraction
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Built:
 
     def describe_kernels(self) -> list[str]:
         """What each kernel of ours takes of a multiprocessor, in order; cuDNN's do not tell."""
-        own = self.core.loaded if isinstance(self.core, OwnConvolution) else ()
+        own = self.core.loaded if isinstance(self.core, LoadedContraction) else ()
         said = [one.describe() for one in own]
         if self.prepare is not None:
             said.insert(0, f"before it {self.prepare.describe()}")
@@ -107,8 +107,8 @@ class Built:
 
     def _core(self, at: Addresses, x: int, y: int, workspace: int) -> Run:
         problem = self.problem
-        if isinstance(self.core, OwnConvolution):
-            return self.core.bind(at, x, workspace)
+        if isinstance(self.core, LoadedContraction):
+            return self.core.bind(replace(at, x=x, workspace=workspace))
         reads = [x, at.w]
         settled = [1]  # weights, which nothing writes any more
         residual = 0
@@ -148,8 +148,8 @@ def core_of(problem: ContractionProblem, recipe: Recipe, workspace_limit: int, l
 
     CuDNNError or UnsupportedError if cuDNN does not take it, which can only be if it changed.
     """
-    if recipe.form.core in OWN:
-        return own_convolution(problem, recipe.form.core, recipe.engine, load)
+    if recipe.form.core in KERNELS:
+        return load_contraction(problem, recipe.form.core, recipe.engine, load)
     if recipe.form.core == FIXED:
         form = recipe.form
         found = fixed_convolution(problem, recipe.engine, form.stages, target(problem, form))
@@ -167,7 +167,7 @@ def prepare_of(problem: ContractionProblem, form: Form) -> Launch | None:
     """The kernel that goes before the core, if any."""
     if problem.gather is not None:
         return print_gather(problem.batch, problem.x, problem.gathered, problem.gather)
-    if not problem.before or form.core in OWN:
+    if not problem.before or form.core in KERNELS:
         return None
     return print_pointwise(
         problem.batch,
@@ -222,7 +222,7 @@ def finish_of(problem: ContractionProblem, form: Form) -> Launch | None:
 def room(problem: ContractionProblem, form: Form, workspace: int) -> int:
     """Bytes that a recipe takes beside the tensors, when its core takes ``workspace``."""
     prepared = 0
-    if problem.gather is not None or (problem.before and form.core not in OWN):
+    if problem.gather is not None or (problem.before and form.core not in KERNELS):
         prepared = problem.batch * problem.input.strides[0] * problem.x.itemsize
     return sum(map(_up, (workspace, _packed_bytes(problem, form), prepared)))
 

@@ -7,12 +7,14 @@ workspace, and a second kernel adds them, always in the same order, with what fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 from ....graph.expression import argument, linearize
 from ..kernels import Launch
 from ..pointwise import CHAIN, Argument, PointStep, print_pointwise
+from .kernel import ContractionKernel
 from .problem import Addresses, ContractionProblem, dense
 from .text import source_of
 
@@ -28,36 +30,55 @@ _MOST_PARTS = 32
 _LEAST_DEPTH = 128
 
 
-def why_not_rows(problem: ContractionProblem) -> str | None:
-    """Why these kernels do not compute a problem; None if they do."""
-    x, y = problem.x, problem.y
-    if not problem.is_exact:
-        return "its products need not be exact float32"
-    if not problem.is_pointwise or x.rows * x.columns != 1 or problem.before:
-        return "it is no linear layer"
-    if problem.batch > MOST:
-        return f"it has {problem.batch} rows"
-    if x.channel != 1 or any(step % 4 for step in (x.channels, x.offset, x.image)):
-        return "its rows are no whole chunks of 4 inputs"
-    return None if y.channel == 1 else "its results lie apart"
+class RowsKernel(ContractionKernel):
+    """Linear layers of few rows; a choice is into how many parts sums are divided."""
 
+    name = "rows"
 
-def parts_for(problem: ContractionProblem) -> list[int]:
-    """Into how many parts the sum is worth dividing, the most promising first: as many as give all
-    multiprocessors work, and twice as many."""
-    blocks = prod(_grid(problem))
-    most = min(_MOST_PARTS, max(1, problem.x.channels // _LEAST_DEPTH))
-    least = min(most, -(-_ENOUGH_BLOCKS // blocks))
-    return list(dict.fromkeys(min(most, least * times) for times in (2, 1, 4)))
+    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+        x, y = problem.x, problem.y
+        if not problem.is_exact:
+            return "its products need not be exact float32"
+        if not problem.is_pointwise or x.rows * x.columns != 1 or problem.before:
+            return "it is no linear layer"
+        if problem.batch > MOST:
+            return f"it has {problem.batch} rows"
+        if x.channel != 1 or any(step % 4 for step in (x.channels, x.offset, x.image)):
+            return "its rows are no whole chunks of 4 inputs"
+        return None if y.channel == 1 else "its results lie apart"
 
+    def price(self, problem: ContractionProblem) -> float:
+        return 0.6
 
-def launches_of(problem: ContractionProblem, parts: int) -> tuple[Launch, Launch]:
-    """The products of each part, and their sum with all stages.
+    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+        """As many parts as give all multiprocessors work, and twice as many."""
+        blocks = prod(_grid(problem))
+        most = min(_MOST_PARTS, max(1, problem.x.channels // _LEAST_DEPTH))
+        least = min(most, -(-_ENOUGH_BLOCKS // blocks))
+        return list(dict.fromkeys(min(most, least * times) for times in (2, 1, 4)))
 
-    Arguments of the first: image, filter, parts; of the second: each part, the others, the vectors,
-    the result.
-    """
-    return _product(problem, parts), _total(problem, parts)
+    def launches(
+        self, problem: ContractionProblem, choice: int, multiprocessors: int
+    ) -> Sequence[Launch]:
+        """The products of each part, and their sum with all stages.
+
+        Arguments of the first: image, filter, parts; of the second: each part, the others, the
+        vectors, the result.
+        """
+        return _product(problem, choice), _total(problem, choice)
+
+    def arguments(
+        self, problem: ContractionProblem, choice: int, at: Addresses, multiprocessors: int
+    ) -> list[list[int]]:
+        every = [at.workspace + i * _part_bytes(problem) for i in range(choice)]
+        return [[at.x, at.w, at.workspace], [*every, *at.others, *at.vectors, at.y]]
+
+    def workspace(self, problem: ContractionProblem, choice: int) -> int:
+        """Bytes of all parts."""
+        return choice * _part_bytes(problem)
+
+    def shape(self, choice: int) -> str:
+        return f"in {choice} parts"
 
 
 def _part_bytes(problem: ContractionProblem) -> int:
@@ -115,16 +136,3 @@ def _shifted(step: PointStep, by: int) -> PointStep:
     """A step whose tensors stand behind so many others."""
     moved = (replace(a, index=a.index + by) if a.kind == "tensor" else a for a in step.arguments)
     return replace(step, arguments=tuple(moved))
-
-
-def room_of(problem: ContractionProblem, parts: int) -> int:
-    """Bytes of all parts."""
-    return parts * _part_bytes(problem)
-
-
-def arguments_of(
-    problem: ContractionProblem, parts: int, at: Addresses, x: int, workspace: int
-) -> list[list[int]]:
-    """Of both kernels."""
-    every = [workspace + i * _part_bytes(problem) for i in range(parts)]
-    return [[x, at.w, workspace], [*every, *at.others, *at.vectors, at.y]]

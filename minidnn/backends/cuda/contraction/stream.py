@@ -2,11 +2,12 @@
 
 It takes scale, shift and ReLU in front, residuals, and slices on both sides.  Filters stay in
 shared memory where all of a block's fit beside a few slabs of pixels; else a slab brings its
-channels of both: :func:`why_not_stream`.
+channels of both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...codegen.code import Code
@@ -15,6 +16,7 @@ from ..dialect import TYPES
 from ..kernels import Launch
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
+from .kernel import ContractionKernel
 from .problem import ContractionProblem
 from .text import (
     compute_stages,
@@ -85,45 +87,113 @@ _LEAST_PIXELS = 128 * 64
 _LEAST_PIXELS_PASSING = 64 * 32
 
 
-def why_not_stream(problem: ContractionProblem, arch: str) -> str | None:
-    """Why this kernel does not compute a problem; None if it does."""
-    if arch != ARCH:
-        return f"{arch} has no wgmma"
-    if problem.x.dtype not in ("float16", "bfloat16"):
-        return f"it is in {problem.x.dtype}"
-    if problem.planar or problem.gather is not None or not problem.is_pointwise:
-        return "it is no product of pixels and filters"
-    tensors = (problem.x, problem.y, *problem.others)
-    if any(not is_aligned(t, problem.batch) for t in tensors):
-        return "its tensors are no whole chunks of 8 channels"
-    if any(not is_regular(t) for t in tensors):
-        return "its pixels do not follow each other"
-    if problem.before and not is_packed(problem):
-        return "what comes before is not scale, shift and ReLU"
-    if problem.w.span >= 1 << 31 or _pixels(problem) >= 1 << 31:
-        return "its sizes do not fit 32 bits"
-    if not candidates(problem, arch):
-        return f"its filters do not fit the shared memory of {arch}"
-    return None
+class StreamKernel(ContractionKernel):
+    """1x1 convolutions; a choice is an index of :data:`STREAMS`."""
 
+    name = "stream"
 
-def candidates(problem: ContractionProblem, arch: str) -> list[int]:
-    """Which of :data:`STREAMS` are worth measuring, the most promising first: one for each way
-    to share work.
+    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+        if arch != ARCH:
+            return f"{arch} has no wgmma"
+        if problem.x.dtype not in ("float16", "bfloat16"):
+            return f"it is in {problem.x.dtype}"
+        if problem.planar or problem.gather is not None or not problem.is_pointwise:
+            return "it is no product of pixels and filters"
+        tensors = (problem.x, problem.y, *problem.others)
+        if any(not is_aligned(t, problem.batch) for t in tensors):
+            return "its tensors are no whole chunks of 8 channels"
+        if any(not is_regular(t) for t in tensors):
+            return "its pixels do not follow each other"
+        if problem.before and not is_packed(problem):
+            return "what comes before is not scale, shift and ReLU"
+        if problem.w.span >= 1 << 31 or _pixels(problem) >= 1 << 31:
+            return "its sizes do not fit 32 bits"
+        if not self.choices(problem, arch):
+            return f"its filters do not fit the shared memory of {arch}"
+        return None
 
-    Filters that pass are measured where something comes before the product: else those that stay,
-    or cuDNN's kernels, are as fast.
-    """
-    limit = shared_limit(arch)
-    fitting = [
-        i
-        for i, one in enumerate(STREAMS)
-        if (problem.before or one.stays) and _slabs(problem, one, limit)
-    ]
-    least: dict[tuple[bool, bool, int], int] = {}
-    for i in sorted(fitting, key=lambda i: _work(problem, STREAMS[i])):
-        least.setdefault(STREAMS[i].kind, i)
-    return sorted(least.values(), key=lambda i: _order(STREAMS[i]))
+    def why_slow(self, problem: ContractionProblem) -> str | None:
+        least = _LEAST_PIXELS_PASSING if problem.before else _LEAST_PIXELS
+        # Else there are too few to keep filters for, or for them to pass.
+        return None if _pixels(problem) >= least else f"it has fewer than {least} pixels"
+
+    def price(self, problem: ContractionProblem) -> float:
+        return 0.7
+
+    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+        """One for each way to share work.
+
+        Filters that pass are measured where something comes before the product: else those that
+        stay, or cuDNN's kernels, are as fast.
+        """
+        limit = shared_limit(arch)
+        fitting = [
+            i
+            for i, one in enumerate(STREAMS)
+            if (problem.before or one.stays) and _slabs(problem, one, limit)
+        ]
+        least: dict[tuple[bool, bool, int], int] = {}
+        for i in sorted(fitting, key=lambda i: _work(problem, STREAMS[i])):
+            least.setdefault(STREAMS[i].kind, i)
+        return sorted(least.values(), key=lambda i: _order(STREAMS[i]))
+
+    def launches(
+        self, problem: ContractionProblem, choice: int, multiprocessors: int
+    ) -> Sequence[Launch]:
+        """A block for each multiprocessor.
+
+        Arguments: image, filter, the others, the vectors of what comes after, those of what comes
+        before, the result; then the numbers of :meth:`numbers`.
+        """
+        stream = STREAMS[choice]
+        element = TYPES[problem.x.dtype]
+        parts = {
+            "T": element,
+            "N": stream.columns,
+            "HALVES": int(stream.halves),
+            "STAYS": int(stream.stays),
+            "GROUPS": stream.groups,
+            "HOPPER": hopper_text(problem.x.dtype, stream.columns),
+            "PARAMETERS": parameters_of(problem, _NAMES),
+            "BEFORE": int(bool(problem.before)),
+            "BEFORE_VECTORS": _before_vectors(problem),
+            "SCALE4": _scale(problem, "k", "slab * 4 + k"),
+            "SCALE1": _scale(problem, "0", "slab * 4 + k"),
+            "JOINED": max(1, len(problem.others)),
+            "BEHIND": len(problem.vectors),
+            "BEHIND_VECTORS": _behind_vectors(problem),
+            "BEHIND_NUMBERS": _behind_numbers(problem),
+            "OTHERS": _others(problem),
+            "NEXT_OTHERS": "    ask(tile + gridDim.x);" if problem.others else "",
+            "ARRIVED": "    copies_end();" if problem.others else "",
+            "READ": _read(problem),
+            "EPILOGUE": _epilogue(problem),
+            "JOIN": join_of(problem),
+        }
+        source = source_of("stream.cu", parts, specific=True)
+        slabs = _slabs(problem, stream, shared_limit(ARCH))
+        assert slabs, f"{problem.describe()} does not fit a stream {stream}"
+        shared = _fixed(problem, stream) + slabs * (stream.slab + 16)
+        groups = -(-problem.w.shape[0] // stream.filters)
+        tiles = -(-_pixels(problem) // stream.pixels)
+        blocks = min(tiles, max(1, multiprocessors // groups))
+        return [Launch(source, (blocks, groups, 1), (stream.threads, 1, 1), shared)]
+
+    def numbers(self, problem: ContractionProblem, choice: int, multiprocessors: int) -> list[int]:
+        stream = STREAMS[choice]
+        return [
+            problem.w.shape[0],
+            problem.w.shape[1] // LANES,
+            _slabs(problem, stream, shared_limit(ARCH)),
+            -(-_pixels(problem) // stream.pixels),
+            _pixels(problem),
+            step_of(problem.x),
+            step_of(problem.y),
+            *map(step_of, problem.others),
+        ]
+
+    def shape(self, choice: int) -> str:
+        return str(STREAMS[choice])
 
 
 def _order(stream: Stream) -> tuple[bool, bool, int]:
@@ -137,12 +207,6 @@ def _work(problem: ContractionProblem, stream: Stream) -> int:
     128 filters and 74 in those of 192 (one H200)."""
     rounds = -(-problem.w.shape[0] // stream.filters)
     return rounds * (stream.filters + _READ_AGAIN)
-
-
-def is_worth(problem: ContractionProblem) -> bool:
-    """Whether there are enough pixels to keep filters for, or for them to pass."""
-    least = _LEAST_PIXELS_PASSING if problem.before else _LEAST_PIXELS
-    return _pixels(problem) >= least
 
 
 def _pixels(problem: ContractionProblem) -> int:
@@ -169,60 +233,6 @@ def _slabs(problem: ContractionProblem, stream: Stream, limit: int) -> int:
 
 
 _NAMES = ("filters", "chunks", "slabs", "tiles", "pixels", "x", "y")
-
-
-def sizes_of(problem: ContractionProblem, stream: Stream) -> list[int]:
-    """The numbers that the kernel takes."""
-    return [
-        problem.w.shape[0],
-        problem.w.shape[1] // LANES,
-        _slabs(problem, stream, shared_limit(ARCH)),
-        -(-_pixels(problem) // stream.pixels),
-        _pixels(problem),
-        step_of(problem.x),
-        step_of(problem.y),
-        *map(step_of, problem.others),
-    ]
-
-
-def launch_of(problem: ContractionProblem, stream: Stream, multiprocessors: int) -> Launch:
-    """The kernel of a problem: a block for each multiprocessor.
-
-    Arguments: image, filter, the others, the vectors of what comes after, those of what comes
-    before, the result; then the numbers of :func:`sizes_of`.
-    """
-    element = TYPES[problem.x.dtype]
-    parts = {
-        "T": element,
-        "N": stream.columns,
-        "HALVES": int(stream.halves),
-        "STAYS": int(stream.stays),
-        "GROUPS": stream.groups,
-        "HOPPER": hopper_text(problem.x.dtype, stream.columns),
-        "PARAMETERS": parameters_of(problem, _NAMES),
-        "BEFORE": int(bool(problem.before)),
-        "BEFORE_VECTORS": _before_vectors(problem),
-        "SCALE4": _scale(problem, "k", "slab * 4 + k"),
-        "SCALE1": _scale(problem, "0", "slab * 4 + k"),
-        "JOINED": max(1, len(problem.others)),
-        "BEHIND": len(problem.vectors),
-        "BEHIND_VECTORS": _behind_vectors(problem),
-        "BEHIND_NUMBERS": _behind_numbers(problem),
-        "OTHERS": _others(problem),
-        "NEXT_OTHERS": "    ask(tile + gridDim.x);" if problem.others else "",
-        "ARRIVED": "    copies_end();" if problem.others else "",
-        "READ": _read(problem),
-        "EPILOGUE": _epilogue(problem),
-        "JOIN": join_of(problem),
-    }
-    source = source_of("stream.cu", parts, specific=True)
-    slabs = _slabs(problem, stream, shared_limit(ARCH))
-    assert slabs, f"{problem.describe()} does not fit a stream {stream}"
-    shared = _fixed(problem, stream) + slabs * (stream.slab + 16)
-    groups = -(-problem.w.shape[0] // stream.filters)
-    tiles = -(-_pixels(problem) // stream.pixels)
-    blocks = min(tiles, max(1, multiprocessors // groups))
-    return Launch(source, (blocks, groups, 1), (stream.threads, 1, 1), shared)
 
 
 def _before_vectors(problem: ContractionProblem) -> str:

@@ -8,7 +8,7 @@ few, a cluster of blocks makes a tile: each some of the products, whose sums the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from ....graph.expression import linearize
@@ -18,6 +18,7 @@ from ..dialect import TYPES
 from ..kernels import Launch
 from ..pointwise import print_chain
 from .chunks import LANES, is_aligned, is_regular, step_of
+from .kernel import ContractionKernel
 from .parts import pixels_of
 from .problem import ContractionProblem
 from .text import (
@@ -29,57 +30,11 @@ from .text import (
     template,
     vectors_of,
 )
-from .tile_choice import DIVISIONS, Tile, slabs_of, tiles_of
-
-
-def why_not_tiled(problem: ContractionProblem) -> str | None:
-    """Why no tile computes a problem; None if they do."""
-    if problem.x.dtype not in ("float16", "bfloat16"):
-        return f"it is in {problem.x.dtype}"
-    if problem.planar or problem.groups != 1:
-        return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
-    tensors = (problem.gathered, problem.y, *problem.others)
-    if any(not is_aligned(t, problem.batch) for t in tensors):
-        return "its tensors are no whole chunks of 8 channels"
-    if problem.before and not (problem.is_pointwise or prod(problem.w.shape[2:]) == 1):
-        return "every tap would compute what comes before"
-    if any(not is_regular(t) for t in (problem.y, *problem.others)):
-        return "pixels of its result do not follow each other"
-    if max(problem.batch * problem.gathered.image // LANES, pixels_of(problem)) >= 1 << 30:
-        return "its images do not fit 32 bits"
-    return None
-
+from .tile_choice import DIVISIONS, Tile, candidates, slabs_of, tiles_of
 
 _HEAD = ("pixels", "filters", "products", "steps", "columns", "plane", "H", "W")
 _GEOMETRY = ("SY", "SX", "PY", "PX", "DY", "DX", "S", "C8", "image", "row", "pixel", "y")
 _NAMES = (*_HEAD, *_GEOMETRY)
-
-
-def sizes_of(problem: ContractionProblem, choice: int) -> list[int]:
-    """The numbers that the kernel takes."""
-    x, y = problem.gathered, problem.y
-    out, channels, rows, columns = problem.w.shape
-    tile, _ = DIVISIONS[choice]
-    return [
-        pixels_of(problem),
-        out,
-        rows * columns * channels // LANES,
-        slabs_of(problem, tile),
-        y.columns,
-        y.rows * y.columns,
-        x.rows,
-        x.columns,
-        *problem.stride,
-        *(before for before, _ in problem.padding),
-        *problem.dilation,
-        columns,
-        channels // LANES,
-        x.image,
-        x.row,
-        x.pixel,
-        step_of(y),
-        *map(step_of, problem.others),
-    ]
 
 
 _FEW_REGISTERS = 112
@@ -88,48 +43,110 @@ if the first loads were a loop.  Elsewhere short code counts: to fetch it takes 
 first slabs do."""
 
 
-def launch_of(problem: ContractionProblem, choice: int, multiprocessors: int) -> Launch:
-    """The kernel of a problem: as many blocks as run side by side on so many multiprocessors, and
-    as many for each tile as its sums have parts.
+class TileKernel(ContractionKernel):
+    """Tiles of pixels by filters; a choice is one of :data:`.tile_choice.DIVISIONS`."""
 
-    Arguments: image, filter, the others, the vectors of what comes after, those of what comes
-    before, the result; then the numbers of :func:`sizes_of`.
-    """
-    tile, parts = DIVISIONS[choice]
-    simple = _is_simple(problem)
-    crowded = tile.spare_registers(parts) < _FEW_REGISTERS
-    x = problem.gathered
-    text = {
-        "T": TYPES[problem.x.dtype],
-        "BM": tile.pixels,
-        "BN": tile.filters,
-        "BK": tile.products,
-        "WM": tile.warp_pixels,
-        "WN": tile.warp_filters,
-        "STAGES": tile.stages,
-        "PARTS": parts,
-        "CLUSTER": f"__cluster_dims__({parts}, 1, 1) " if parts > 1 else "",
-        "BLOCKS": tile.side_by_side(parts),
-        "AHEAD": tile.stages if crowded else 1,
-        "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
-        "PARAMETERS": parameters_of(problem, _NAMES),
-        "TURN": template("turn.cu"),
-        "STATE": _SIMPLE_STATE if simple else _WINDOW_STATE,
-        "ROWS": _SIMPLE_ROWS if simple else _WINDOW_ROWS,
-        "TAP": "" if simple else _WINDOW_TAP,
-        "LOAD": _SIMPLE_LOAD if simple else _WINDOW_LOAD,
-        "NEXT": "" if simple else _WINDOW_NEXT,
-        "INDEX": "long long" if crowded else "int",
-        "CACHE": "cg.shared.global.L2::128B" if simple else "ca.shared.global",
-        "STEP": "P_image" if x.rows * x.columns == 1 else "P_pixel",
-        "PROLOGUE_LOADS": _prologue_loads(problem),
-        "PROLOGUE": _prologue(problem),
-        "RESULTS": _whole_results(problem, tile, simple) if parts == 1 else _added_results(problem),
-    }
-    clusters = max(1, multiprocessors * tile.side_by_side(parts) // parts)
-    blocks = min(tiles_of(problem, tile), clusters) * parts
-    source = source_of("tile.cu", text)
-    return Launch(source, (blocks, 1, 1), (tile.threads, 1, 1), tile.shared_bytes(parts))
+    name = "tile"
+
+    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+        """Why no tile computes a problem; None if they do."""
+        if problem.x.dtype not in ("float16", "bfloat16"):
+            return f"it is in {problem.x.dtype}"
+        if problem.planar or problem.groups != 1:
+            return "its images are planar" if problem.planar else f"it has {problem.groups} groups"
+        tensors = (problem.gathered, problem.y, *problem.others)
+        if any(not is_aligned(t, problem.batch) for t in tensors):
+            return "its tensors are no whole chunks of 8 channels"
+        if problem.before and not (problem.is_pointwise or prod(problem.w.shape[2:]) == 1):
+            return "every tap would compute what comes before"
+        if any(not is_regular(t) for t in (problem.y, *problem.others)):
+            return "pixels of its result do not follow each other"
+        if max(problem.batch * problem.gathered.image // LANES, pixels_of(problem)) >= 1 << 30:
+            return "its images do not fit 32 bits"
+        return None
+
+    def price(self, problem: ContractionProblem) -> float:
+        # A kernel would have to go before cuDNN's.
+        return 0.9 if problem.before else 1.5
+
+    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+        return candidates(problem, arch)
+
+    def launches(
+        self, problem: ContractionProblem, choice: int, multiprocessors: int
+    ) -> Sequence[Launch]:
+        """As many blocks as run side by side on so many multiprocessors, and as many for each tile
+        as its sums have parts.
+
+        Arguments: image, filter, the others, the vectors of what comes after, those of what comes
+        before, the result; then the numbers of :meth:`numbers`.
+        """
+        tile, parts = DIVISIONS[choice]
+        simple = _is_simple(problem)
+        crowded = tile.spare_registers(parts) < _FEW_REGISTERS
+        x = problem.gathered
+        text = {
+            "T": TYPES[problem.x.dtype],
+            "BM": tile.pixels,
+            "BN": tile.filters,
+            "BK": tile.products,
+            "WM": tile.warp_pixels,
+            "WN": tile.warp_filters,
+            "STAGES": tile.stages,
+            "PARTS": parts,
+            "CLUSTER": f"__cluster_dims__({parts}, 1, 1) " if parts > 1 else "",
+            "BLOCKS": tile.side_by_side(parts),
+            "AHEAD": tile.stages if crowded else 1,
+            "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
+            "PARAMETERS": parameters_of(problem, _NAMES),
+            "TURN": template("turn.cu"),
+            "STATE": _SIMPLE_STATE if simple else _WINDOW_STATE,
+            "ROWS": _SIMPLE_ROWS if simple else _WINDOW_ROWS,
+            "TAP": "" if simple else _WINDOW_TAP,
+            "LOAD": _SIMPLE_LOAD if simple else _WINDOW_LOAD,
+            "NEXT": "" if simple else _WINDOW_NEXT,
+            "INDEX": "long long" if crowded else "int",
+            "CACHE": "cg.shared.global.L2::128B" if simple else "ca.shared.global",
+            "STEP": "P_image" if x.rows * x.columns == 1 else "P_pixel",
+            "PROLOGUE_LOADS": _prologue_loads(problem),
+            "PROLOGUE": _prologue(problem),
+            "RESULTS": _whole_results(problem, tile, simple)
+            if parts == 1
+            else _added_results(problem),
+        }
+        clusters = max(1, multiprocessors * tile.side_by_side(parts) // parts)
+        blocks = min(tiles_of(problem, tile), clusters) * parts
+        source = source_of("tile.cu", text)
+        shared = tile.shared_bytes(parts)
+        return [Launch(source, (blocks, 1, 1), (tile.threads, 1, 1), shared)]
+
+    def numbers(self, problem: ContractionProblem, choice: int, multiprocessors: int) -> list[int]:
+        x, y = problem.gathered, problem.y
+        out, channels, rows, columns = problem.w.shape
+        tile, _ = DIVISIONS[choice]
+        return [
+            pixels_of(problem),
+            out,
+            rows * columns * channels // LANES,
+            slabs_of(problem, tile),
+            y.columns,
+            y.rows * y.columns,
+            x.rows,
+            x.columns,
+            *problem.stride,
+            *(before for before, _ in problem.padding),
+            *problem.dilation,
+            columns,
+            channels // LANES,
+            x.image,
+            x.row,
+            x.pixel,
+            step_of(y),
+            *map(step_of, problem.others),
+        ]
+
+    def shape(self, choice: int) -> str:
+        return DIVISIONS.shown(choice)
 
 
 def _is_simple(problem: ContractionProblem) -> bool:

@@ -29,8 +29,8 @@ from .bound import Memory, least_milliseconds
 from .fixed import FixedConvolution, fixed_convolution
 from .forms import forms_of, last_resort
 from .graphs import CONVOLUTION, constraints_of, graph_of
+from .kernel_registry import KERNELS, Load, launches_by, load_contraction, why_none
 from .memory import scratch_addresses
-from .own import OWN, Load, own_choices, own_convolution, own_launches
 from .problem import Addresses, ContractionProblem
 from .recipe import (
     FIXED,
@@ -105,10 +105,10 @@ def launches_of(
     found: list[Launch | None] = []
     for form in forms_of(problem, arch) if known is None else [known.form]:
         found += [prepare_of(problem, form), finish_of(problem, form)]
-        if form.core in OWN:
-            choices = own_choices(problem, form.core, arch)
+        if form.core in KERNELS:
+            choices = KERNELS[form.core].choices(problem, arch)
             for choice in choices if known is None else [known.engine]:
-                found += own_launches(problem, form.core, choice)
+                found += launches_by(problem, form.core, choice)
     return [launch for launch in found if launch is not None]
 
 
@@ -137,14 +137,14 @@ def _runs(built: Built) -> bool:
 
 def own(problem: ContractionProblem, tuning: Tuning) -> list[Built]:
     """Our kernels within the limit of the workspace, from fast to slow."""
-    forms = [form for form in forms_of(problem, tuning.arch) if form.core in OWN]
+    forms = [form for form in forms_of(problem, tuning.arch) if form.core in KERNELS]
     return _raced(problem, _built(problem, forms, tuning), tuning)
 
 
 def certain(problem: ContractionProblem, tuning: Tuning) -> Ahead:
     """Those of cuDNN's forms that :func:`everything` has, however fast our kernels are."""
     forms = _others(problem, tuning)
-    ours = [form for form in forms_of(problem, tuning.arch) if form.core in OWN]
+    ours = [form for form in forms_of(problem, tuning.arch) if form.core in KERNELS]
     if ours and tuning.tune == "quick":
         memory = tuning.memory
         least = min(least_milliseconds(problem, form, memory) for form in ours)
@@ -170,7 +170,7 @@ def everything(
 
 
 def _others(problem: ContractionProblem, tuning: Tuning) -> list[Form]:
-    return [form for form in forms_of(problem, tuning.arch) if form.core not in OWN]
+    return [form for form in forms_of(problem, tuning.arch) if form.core not in KERNELS]
 
 
 def _built(
@@ -238,7 +238,7 @@ def _fitting(
 
 def _most(form: Form, tune: str) -> int | None:
     """How many of cuDNN's proposals for a form are measured; of our kernels, all."""
-    if tune == "exhaustive" or form.core in OWN:
+    if tune == "exhaustive" or form.core in KERNELS:
         return None
     return 8 if form.core == CONVOLUTION and not form.packed else 3
 
@@ -250,9 +250,9 @@ def _candidates(
     if form.core == FIXED:
         yield from _fixed(problem, form, most, workspace_limit)
         return
-    if form.core in OWN:
-        for choice in own_choices(problem, form.core, tuning.arch)[:most]:
-            core = own_convolution(problem, form.core, choice, tuning.load)
+    if form.core in KERNELS:
+        for choice in KERNELS[form.core].choices(problem, tuning.arch)[:most]:
+            core = load_contraction(problem, form.core, choice, tuning.load)
             size = room(problem, form, core.workspace)
             if size <= workspace_limit:
                 yield Recipe(form, choice, (), size), core
@@ -296,7 +296,8 @@ def _fixed(
 def _nothing(problem: ContractionProblem, tuning: Tuning) -> UnsupportedError:
     limit = tuning.limit(problem)
     return UnsupportedError(
-        f"cuDNN has no way to compute {problem.describe()} within {limit} bytes of workspace"
+        f"cuDNN has no way to compute {problem.describe()} within {limit} bytes of workspace; "
+        f"kernels of minidnn: {why_none(problem, tuning.arch)}"
     )
 
 

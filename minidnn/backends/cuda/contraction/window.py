@@ -1,11 +1,12 @@
 """Convolutions of stride 1 by ``wgmma`` whose filters are too many for :mod:`halo`.
 
 Each pixel is read once for all taps here too, but a block takes a few channels of its pixels and of
-its filters at a time, so nothing must fit shared memory whole: :func:`why_not_window`.
+its filters at a time, so nothing must fit shared memory whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..arch import shared_limit
@@ -14,6 +15,7 @@ from ..kernels import Launch
 from .chunks import LANES, step_of
 from .halo import pitches, why_not_line
 from .hopper import ARCH, hopper_text
+from .kernel import ContractionKernel
 from .problem import ContractionProblem
 from .text import epilogue_of, join_of, parameters_of, source_of, template, vectors_of
 
@@ -45,35 +47,95 @@ class Slabs:
     count: int
 
 
-def why_not_window(problem: ContractionProblem, arch: str) -> str | None:
-    """Why this kernel does not compute a problem; None if it does."""
-    reason = why_not_line(problem, arch)
-    if reason is not None:
-        return reason
-    if problem.w.shape[1] % 16:
-        return "its channels are no multiple of 16"
-    if not fitting(problem, arch):
-        return f"pixels and filters of 16 channels do not fit the shared memory of {arch}"
-    return None
+class WindowKernel(ContractionKernel):
+    """A ring of slabs of pixels and filters; a choice is one of :data:`TILES`."""
 
+    name = "window"
 
-def is_worth(problem: ContractionProblem) -> bool:
-    """Whether cuDNN's kernels would make more filters than there are."""
-    return problem.w.shape[0] <= _MOST_FILTERS
+    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+        reason = why_not_line(problem, arch)
+        if reason is not None:
+            return reason
+        if problem.w.shape[1] % 16:
+            return "its channels are no multiple of 16"
+        if not fitting(problem, arch):
+            return f"pixels and filters of 16 channels do not fit the shared memory of {arch}"
+        return None
+
+    def why_slow(self, problem: ContractionProblem) -> str | None:
+        if problem.w.shape[0] > _MOST_FILTERS:
+            return f"it has more than {_MOST_FILTERS} filters"
+        return None
+
+    def price(self, problem: ContractionProblem) -> float:
+        return 1.2
+
+    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+        """The largest two, of those with tiles enough for many blocks if there are."""
+        found = fitting(problem, arch)
+        many = [n for n in found if n < TILES[0] or _split(problem, n) >= _MANY_TILES]
+        return (many or found)[:2]
+
+    def launches(
+        self, problem: ContractionProblem, choice: int, multiprocessors: int
+    ) -> Sequence[Launch]:
+        """A block for each multiprocessor.
+
+        Arguments: image, filter, the others, the vectors of what comes after, the result; then the
+        numbers of :meth:`numbers`.
+        """
+        filters, _, rows, columns = problem.w.shape
+        width, slabs = _width(problem), _slabs_of(problem, choice)
+        parts = {
+            "T": TYPES[problem.x.dtype],
+            "N": width,
+            "TAPS": rows * columns,
+            "KW": columns,
+            "DY": problem.dilation[0],
+            "DX": problem.dilation[1],
+            "TILES": choice,
+            "CHUNKS": slabs.chunks,
+            "PARAMETERS": parameters_of(problem, _NAMES),
+            "HOPPER": hopper_text(problem.x.dtype, width),
+            "TURN": template("turn.cu"),
+            "VECTORS": vectors_of(problem),
+            "EPILOGUE": epilogue_of(problem),
+            "JOIN": join_of(problem),
+        }
+        source = source_of("window.cu", parts, specific=True)
+        groups = -(-filters // width)
+        blocks = min(_split(problem, choice), max(1, multiprocessors // groups))
+        shared = _fixed(problem, choice) + slabs.count * (_slab(problem, choice, slabs.chunks) + 16)
+        return [Launch(source, (blocks, groups, 1), (_THREADS, 1, 1), shared)]
+
+    def numbers(self, problem: ContractionProblem, choice: int, multiprocessors: int) -> list[int]:
+        x, y = problem.gathered, problem.y
+        line, lines = pitches(problem)
+        slabs = _slabs_of(problem, choice)
+        return [
+            problem.w.shape[0],
+            line,
+            line * lines,
+            _split(problem, choice),
+            _region(problem, choice),
+            slabs.count,
+            problem.w.shape[1] // LANES // slabs.chunks,
+            problem.padding[0][0],
+            problem.padding[1][0],
+            problem.batch,
+            *(x.rows, x.columns, x.image, x.row, x.pixel),
+            *(y.rows, y.columns, step_of(y)),
+            *map(step_of, problem.others),
+        ]
+
+    def shape(self, choice: int) -> str:
+        return f"of {2 * choice * 64} pixels"
 
 
 def fitting(problem: ContractionProblem, arch: str) -> list[int]:
     """Those of :data:`TILES` that there are registers and shared memory for."""
     width, limit = _width(problem), shared_limit(arch)
     return [n for n in TILES if n * width <= 2 * _MOST_SUMS and _slabs(problem, n, limit)]
-
-
-def candidates(problem: ContractionProblem, arch: str) -> list[int]:
-    """Which of :data:`TILES` are worth measuring: the largest two, of those with tiles enough for
-    many blocks if there are."""
-    found = fitting(problem, arch)
-    many = [n for n in found if n < TILES[0] or _split(problem, n) >= _MANY_TILES]
-    return (many or found)[:2]
 
 
 def _width(problem: ContractionProblem) -> int:
@@ -124,58 +186,5 @@ def _split(problem: ContractionProblem, tiles: int) -> int:
 
 def _slabs_of(problem: ContractionProblem, tiles: int) -> Slabs:
     slabs = _slabs(problem, tiles, shared_limit(ARCH))
-    assert slabs is not None, "why_not_window refuses it"
+    assert slabs is not None, "why_not refuses it"
     return slabs
-
-
-def sizes_of(problem: ContractionProblem, tiles: int) -> list[int]:
-    """The numbers that the kernel takes."""
-    x, y = problem.gathered, problem.y
-    line, lines = pitches(problem)
-    slabs = _slabs_of(problem, tiles)
-    return [
-        problem.w.shape[0],
-        line,
-        line * lines,
-        _split(problem, tiles),
-        _region(problem, tiles),
-        slabs.count,
-        problem.w.shape[1] // LANES // slabs.chunks,
-        problem.padding[0][0],
-        problem.padding[1][0],
-        problem.batch,
-        *(x.rows, x.columns, x.image, x.row, x.pixel),
-        *(y.rows, y.columns, step_of(y)),
-        *map(step_of, problem.others),
-    ]
-
-
-def launch_of(problem: ContractionProblem, tiles: int, multiprocessors: int) -> Launch:
-    """The kernel of a problem with so many of :data:`TILES`: a block for each multiprocessor.
-
-    Arguments: image, filter, the others, the vectors of what comes after, the result; then the
-    numbers of :func:`sizes_of`.
-    """
-    filters, _, rows, columns = problem.w.shape
-    width, slabs = _width(problem), _slabs_of(problem, tiles)
-    parts = {
-        "T": TYPES[problem.x.dtype],
-        "N": width,
-        "TAPS": rows * columns,
-        "KW": columns,
-        "DY": problem.dilation[0],
-        "DX": problem.dilation[1],
-        "TILES": tiles,
-        "CHUNKS": slabs.chunks,
-        "PARAMETERS": parameters_of(problem, _NAMES),
-        "HOPPER": hopper_text(problem.x.dtype, width),
-        "TURN": template("turn.cu"),
-        "VECTORS": vectors_of(problem),
-        "EPILOGUE": epilogue_of(problem),
-        "JOIN": join_of(problem),
-    }
-    source = source_of("window.cu", parts, specific=True)
-    groups = -(-filters // width)
-    blocks = min(_split(problem, tiles), max(1, multiprocessors // groups))
-    shared = _fixed(problem, tiles) + slabs.count * (_slab(problem, tiles, slabs.chunks) + 16)
-    return Launch(source, (blocks, groups, 1), (_THREADS, 1, 1), shared)

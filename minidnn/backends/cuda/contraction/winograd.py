@@ -9,10 +9,12 @@ Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (arXiv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...codegen.code import Code
 from ..kernels import Launch
+from .kernel import ContractionKernel
 from .parts import (
     MOST_DOWN,
     MULTIPROCESSORS,
@@ -52,36 +54,75 @@ SHAPES = (Shape(64, 32), Shape(32, 64))
 DIVISIONS = Divisions(SHAPES)
 
 
-def why_not_winograd(problem: ContractionProblem) -> str | None:
-    """Why this kernel does not compute a problem; None if it does."""
-    if not problem.is_exact:
-        return "its products need not be exact float32"
-    if problem.accuracy == "high":
-        return "it is less accurate than a direct convolution"
-    geometry = (problem.w.shape[2:], problem.stride, problem.dilation, problem.groups)
-    if geometry != ((3, 3), (1, 1), (1, 1), 1) or problem.before or problem.gather is not None:
-        return "it is no 3x3 convolution of stride 1"
-    if any(t.pixel != 1 for t in (problem.x, problem.y, *problem.others)):
-        return "its images are not planar"
-    if min(problem.w.shape[:2]) < _LEAST_CHANNELS:
-        return "it has few channels"
-    if max(problem.w.shape[0], _slabs(problem) * _CHANNELS) > MOST_DOWN:
-        return "it has too many filters or channels"
-    return "it has too many tiles" if _tiles(problem) >= _MOST else None
+class WinogradKernel(ContractionKernel):
+    """F(2x2, 3x3) on the chip; a choice is one of :data:`DIVISIONS`."""
 
+    name = "winograd"
+    accuracies = ("normal",)
 
-def candidates(problem: ContractionProblem) -> list[int]:
-    """Choices that are worth measuring, of each shape that wastes no filters the two cheapest."""
-    filters = problem.w.shape[0]
-    padded = [-(-filters // shape.filters) * shape.filters for shape in SHAPES]
-    found = []
-    for i in range(len(SHAPES)):
-        if padded[i] == min(padded):
-            priced = sorted(
-                (_cycles(problem, SHAPES[i], parts), parts) for parts in _parts(problem)
-            )
-            found += [DIVISIONS.number(i, parts) for _, parts in priced[:2]]
-    return found
+    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+        if not problem.is_exact:
+            return "its products need not be exact float32"
+        geometry = (problem.w.shape[2:], problem.stride, problem.dilation, problem.groups)
+        if geometry != ((3, 3), (1, 1), (1, 1), 1) or problem.before or problem.gather is not None:
+            return "it is no 3x3 convolution of stride 1"
+        if any(t.pixel != 1 for t in (problem.x, problem.y, *problem.others)):
+            return "its images are not planar"
+        if min(problem.w.shape[:2]) < _LEAST_CHANNELS:
+            return "it has few channels"
+        if max(problem.w.shape[0], _slabs(problem) * _CHANNELS) > MOST_DOWN:
+            return "it has too many filters or channels"
+        return "it has too many tiles" if _tiles(problem) >= _MOST else None
+
+    def price(self, problem: ContractionProblem) -> float:
+        return 1.3
+
+    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+        """Of each shape that wastes no filters the two cheapest."""
+        filters = problem.w.shape[0]
+        padded = [-(-filters // shape.filters) * shape.filters for shape in SHAPES]
+        found = []
+        for i in range(len(SHAPES)):
+            if padded[i] == min(padded):
+                priced = sorted(
+                    (_cycles(problem, SHAPES[i], parts), parts) for parts in _parts(problem)
+                )
+                found += [DIVISIONS.number(i, parts) for _, parts in priced[:2]]
+        return found
+
+    def launches(
+        self, problem: ContractionProblem, choice: int, multiprocessors: int
+    ) -> Sequence[Launch]:
+        """The kernels of the filters, of the convolution, and of the sum of its parts.
+
+        Arguments of the first: filter, transformed filter; of the second: image, transformed
+        filter, the others, the vectors, the result; each then takes the numbers
+        of :func:`_sizes_of`.
+        """
+        shape, parts = DIVISIONS[choice]
+        made = problem if parts == 1 else without_stages(problem)
+        launches = [_filter_launch(problem, shape), _launch(made, shape, parts)]
+        return launches if parts == 1 else [*launches, print_total(problem)]
+
+    def arguments(
+        self, problem: ContractionProblem, choice: int, at: Addresses, multiprocessors: int
+    ) -> list[list[int]]:
+        shape, parts = DIVISIONS[choice]
+        first, second, *third = _sizes_of(problem, choice)
+        filters, behind = [at.w, at.workspace, *first], [*at.others, *at.vectors, at.y]
+        if parts == 1:
+            return [filters, [at.x, at.workspace, *behind, *second]]
+        sums = at.workspace + _filter_bytes(problem, shape)
+        products = [at.x, at.workspace, sums, *second]
+        return [filters, products, [sums, at.w, *behind, *third[0]]]
+
+    def workspace(self, problem: ContractionProblem, choice: int) -> int:
+        """Bytes of the transformed filter, and of parts behind it."""
+        shape, parts = DIVISIONS[choice]
+        return _filter_bytes(problem, shape) + part_bytes(problem, parts)
+
+    def shape(self, choice: int) -> str:
+        return DIVISIONS.shown(choice)
 
 
 def _parts(problem: ContractionProblem) -> list[int]:
@@ -101,24 +142,6 @@ def _cycles(problem: ContractionProblem, shape: Shape, parts: int) -> float:
     return blocks * (-(-_slabs(problem) // parts) * slab + 3000) + adding
 
 
-def launches_of(problem: ContractionProblem, choice: int) -> list[Launch]:
-    """Of the filters, of the convolution, and of the sum of its parts if there are several.
-
-    Arguments of the first: filter, transformed filter; of the second: image, transformed filter,
-    the others, the vectors, the result; each then takes the numbers of :func:`sizes_of`.
-    """
-    shape, parts = DIVISIONS[choice]
-    made = problem if parts == 1 else without_stages(problem)
-    launches = [_filter_launch(problem, shape), _launch(made, shape, parts)]
-    return launches if parts == 1 else [*launches, print_total(problem)]
-
-
-def room_of(problem: ContractionProblem, choice: int) -> int:
-    """Bytes of the transformed filter, and of parts behind it."""
-    shape, parts = DIVISIONS[choice]
-    return _filter_bytes(problem, shape) + part_bytes(problem, parts)
-
-
 def _filter_bytes(problem: ContractionProblem, shape: Shape) -> int:
     return _slabs(problem) * _CHANNELS * 16 * _padded(problem, shape) * 4
 
@@ -131,7 +154,7 @@ def _blocks(problem: ContractionProblem, shape: Shape) -> int:
     return -(-_tiles(problem) // shape.tiles) * (_padded(problem, shape) // shape.filters)
 
 
-def sizes_of(problem: ContractionProblem, choice: int) -> list[list[int]]:
+def _sizes_of(problem: ContractionProblem, choice: int) -> list[list[int]]:
     """The numbers that each kernel takes."""
     shape, parts = DIVISIONS[choice]
     filters, channels = problem.w.shape[:2]
@@ -212,16 +235,3 @@ def _epilogue(problem: ContractionProblem) -> str:
 def _place(t: str) -> str:
     """Where a tile begins in a tensor, by the numbers of that name."""
     return f"P_offset_{t} + n * P_image_{t} + k * P_channel_{t} + row * P_row_{t} + column"
-
-
-def arguments_of(
-    problem: ContractionProblem, choice: int, at: Addresses, x: int, workspace: int
-) -> list[list[int]]:
-    """Of each kernel."""
-    shape, parts = DIVISIONS[choice]
-    first, second, *third = sizes_of(problem, choice)
-    filters, behind = [at.w, workspace, *first], [*at.others, *at.vectors, at.y]
-    if parts == 1:
-        return [filters, [x, workspace, *behind, *second]]
-    sums = workspace + _filter_bytes(problem, shape)
-    return [filters, [x, workspace, sums, *second], [sums, at.w, *behind, *third[0]]]

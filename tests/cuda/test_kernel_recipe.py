@@ -1,0 +1,88 @@
+"""docs/cuda-contractions.md, "Adding a kernel", carried out on a copy of the package."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FILE = re.compile(r"^In `(?P<file>[^`]+)`, write:\n\n```python\n(?P<code>.*?)```", re.M | re.S)
+ENTRY = re.compile(
+    r"^In `(?P<file>[^`]+)`, add `(?P<line>[^`]+)` to the\nimports, and to `(?P<name>\w+)`:\n\n"
+    r"```python\n(?P<code>.*?)```",
+    re.M | re.S,
+)
+
+USES = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cuda.contraction.forms import forms_of
+from minidnn.backends.cuda.contraction.kernel_registry import why_none
+from tests.cuda.lowered import problems_of
+from tests.cuda.single import check_emulated
+
+assert md.__file__.startswith(sys.argv[1]), md.__file__
+net = L.Sequential(L.Conv2d(5, 7, (3, 2), (2, 1), (1, 0), dilation=(1, 2)), L.SiLU())
+shape = (2, 5, 9, 8)
+(problem,) = problems_of(net, shape, "float32")
+print(forms_of(problem, "sm_80")[-1], "|", why_none(replace(problem, groups=2), "sm_80")[-60:])
+check_emulated((lambda: net, shape), "naive", [128, 256], Path(sys.argv[1]), wide=3)
+"""
+
+
+def follow(recipe: str, copy: Path) -> list[str]:
+    """Does what the page says; returns the files that were touched."""
+    (made,), (entry,) = FILE.finditer(recipe), ENTRY.finditer(recipe)
+    (copy / made["file"]).write_text(made["code"])
+    registry = copy / entry["file"]
+    text = registry.read_text()
+    for where, line in (("from .problem", entry["line"] + "\n"), (f"{entry['name']}:", "")):
+        assert text.count(where) == 1
+        text = text.replace(where, line + where)
+    start = re.search(rf"^{entry['name']}: .* = \(\n", text, re.M)
+    assert start is not None
+    registry.write_text(text[: start.end()] + entry["code"] + text[start.end() :])
+    return [made["file"], entry["file"]]
+
+
+@pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.safetensors", "test_*")
+    for name in ("minidnn", "tests/cuda"):
+        shutil.copytree(root / name, tmp_path / name, ignore=ignore)
+    return tmp_path
+
+
+def used(copy: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", USES, str(copy)],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_recipe(root: Path, copy: Path) -> None:
+    touched = follow((root / "docs/cuda-contractions.md").read_text(), copy)
+    assert len(touched) == 2
+    ran = used(copy)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    form, reason = ran.stdout.strip().split(" | ")
+    assert form == "naive with 2 stages"
+    assert reason.endswith("not naive: it has groups, or reads more than an image")
+
+    # A wrong kernel is found.
+    kernel = copy / touched[0]
+    kernel.write_text(kernel.read_text().replace("* P_SY + i", "* P_SY - i"))
+    assert "Mismatched elements" in used(copy).stderr
