@@ -25,8 +25,8 @@ from minidnn.bench.alternate import alternate
 from minidnn.bench.networks import BEYOND
 from minidnn.bench.peers import TORCH_MODES, load_inputs
 from minidnn.bench.process import EngineError, EngineProcess
-from minidnn.bench.statistics import compared
 from minidnn.bench.worker import Engine
+from minidnn.measure.statistics import compared
 from minidnn.runtime.cores import usable_cores
 
 OWN = "optimize"

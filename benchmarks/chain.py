@@ -36,7 +36,8 @@ from benchmarks.chain_report import OWN, print_tables, write_plot
 from benchmarks.figures import Results
 from minidnn.bench.alternate import alternate
 from minidnn.bench.process import EngineError, EngineProcess
-from minidnn.bench.statistics import compared, median
+from minidnn.measure.statistics import compared, median
+from minidnn.measure.turns import in_turn
 
 ROUNDS = 9
 SLOW_ROUNDS = STRATEGY_ROUNDS = 7
@@ -132,8 +133,8 @@ def compare(case: Case, pace: str, folder: Path, threads: int) -> dict[str, Any]
             if pace == FAST
             else alternate(engines, SLOW_ROUNDS, 0.03, least_runs=1)
         )
-    figures = compared(times, OWN)
-    return {**case.describe(), "threads": threads, "engines": rows, **figures}
+    found = compared(times, OWN)
+    return {**case.describe(), "threads": threads, "engines": rows, **found}
 
 
 def measure_strategies(case: Case, folder: Path, threads: int) -> dict[str, Any]:
@@ -149,14 +150,12 @@ def measure_strategies(case: Case, folder: Path, threads: int) -> dict[str, Any]
     times = {name: [timeit(run, number=1)] for name, run in runs.items()}
     counts = {name: max(1, round(0.03 / once)) for name, (once,) in times.items()}
     quick = [name for name, (once,) in times.items() if once < LONG_SECONDS]
-    for name in quick:
-        times[name] = []
-    for number in range(STRATEGY_ROUNDS):
-        turn = number % len(quick)
-        for name in quick[turn:] + quick[:turn]:
-            runs[name]()
-            seconds = repeat(runs[name], number=1, repeat=counts[name])
-            times[name].append(statistics.median(seconds))
+
+    def burst(name: str) -> float:
+        runs[name]()
+        return statistics.median(repeat(runs[name], number=1, repeat=counts[name]))
+
+    times |= in_turn({name: partial(burst, name) for name in quick}, STRATEGY_ROUNDS)
     seconds = {name: vars(median(times[name])) for name in STRATEGIES}
     return {**case.describe(), "threads": threads, "kernels": kernels, "seconds": seconds}
 

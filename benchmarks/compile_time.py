@@ -25,8 +25,8 @@ import minidnn as md
 from benchmarks.figures import Results
 from minidnn import models
 from minidnn.backends.cpu.toolchain import ISPC_VARIABLE, find_ispc
-from minidnn.bench.statistics import median
 from minidnn.cache import forbid_builds
+from minidnn.measure.statistics import median
 
 
 def compile_seconds(name: str, batch: int, cold: bool) -> float:

@@ -13,7 +13,6 @@ take longer than its arithmetic at that peak.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,17 +30,17 @@ from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
 from minidnn.backends.cpu.rates import fma_kernel, measured_rates
 from minidnn.backends.cpu.tensor import tensor_of
-from minidnn.bench.results import write_figures
-from minidnn.bench.statistics import median, ratio
 from minidnn.fusion.contraction import Parts
 from minidnn.fusion.operations import operation_of
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.layout import PLANAR, blocked
 from minidnn.graph.operators import Add, Conv2d, ReLU
 from minidnn.graph.types import TensorType
+from minidnn.measure import load
+from minidnn.measure.figures import write_figures
+from minidnn.measure.statistics import median, ratio
 
 PEAK_STEPS = 400_000
-QUIET_SHARE = 0.93
 MANY_OPERATIONS = 10**9
 COLD_BYTES = 128 << 20
 LEAST_QUIET = 5
@@ -202,10 +201,7 @@ class Sample:
 
 def timed(program: Program, bases: list[int], threads: int) -> tuple[float, bool]:
     """Seconds of a run, and whether its threads had their cores all the time."""
-    start, used = time.perf_counter(), time.process_time()
-    program.run(bases)
-    seconds = time.perf_counter() - start
-    return seconds, time.process_time() - used > QUIET_SHARE * threads * seconds
+    return load.timed(lambda: program.run(bases), threads)
 
 
 def take(one: Ready, loop: Peak, threads: int, cold: Array | None) -> Sample:

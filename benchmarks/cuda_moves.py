@@ -19,13 +19,13 @@ from minidnn.backends.cuda.copy import print_copy
 from minidnn.backends.cuda.functions import load_launches
 from minidnn.backends.cuda.machine import machine_of
 from minidnn.backends.cuda.tensor import tensor_of
-from minidnn.bench.results import write_figures
 from minidnn.cudnn import machine
 from minidnn.cudnn.graph import arrays
 from minidnn.cudnn.graph.spec import TensorSpec
 from minidnn.cudnn.graph.timing import Contestant, race
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import TensorType
+from minidnn.measure.figures import write_figures
 
 SHAPES = (
     *((128, 256, 6, 6), (128, 512, 7, 7), (1, 512, 7, 7)),  # AlexNet, VGGs

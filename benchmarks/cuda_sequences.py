@@ -25,7 +25,8 @@ from typing import Any
 
 from benchmarks.chain_cases import with_minidnn, with_torch
 from benchmarks.line_plot import Panel, line_plot
-from minidnn.bench.results import write_figures
+from minidnn.measure.figures import write_figures
+from minidnn.measure.statistics import median
 
 STRATEGIES = ("layers", "one", "five", "unrestricted", "model")
 BLOCKS = (1, 2, 4, 6, 8, 10, 15, 20, 25, 30, 35, 40)
@@ -213,7 +214,6 @@ def chain(variant: str, blocks: int, shape: tuple[int, ...]) -> dict[str, Any]:
     import torch
     import torch._inductor.config
 
-    from benchmarks.cuda_zoo_cell import interval, median
     from minidnn.bench.gpu.timing import in_turn
 
     torch._inductor.config.freezing = True
@@ -237,9 +237,10 @@ def chain(variant: str, blocks: int, shape: tuple[int, ...]) -> dict[str, Any]:
     seconds["minidnn"] = time.perf_counter() - begin
     deviation = float((own.outputs[0] - expected).abs().max() / expected.abs().max())
     times = in_turn({"minidnn": own, "call": lambda: exe(x), "torch.compile": peer}, 11)
+    found = {name: median(taken) for name, taken in times.items()}
     return {
-        "ms": {name: median(found) for name, found in times.items()},
-        "interval": {name: interval(found) for name, found in times.items()},
+        "ms": {name: one.value for name, one in found.items()},
+        "interval": {name: (one.low, one.high) for name, one in found.items()},
         "kernels": len(exe.program.prepared.tasks),
         "deviation": deviation,
         "compile seconds": seconds,
@@ -264,14 +265,13 @@ def strategy_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
 def strategies(blocks: int) -> dict[str, Any]:
     import torch
 
-    from benchmarks.cuda_zoo_cell import median
     from minidnn.bench.gpu.timing import in_turn
 
     x = torch.randn(PAPER, device="cuda")
     exes = {s: _bound("paper", blocks, x, s) for s in STRATEGIES}
     times = in_turn({s: run for s, (_, run) in exes.items()}, 7)
     return {
-        "ms": {s: median(found) for s, found in times.items()},
+        "ms": {s: median(found).value for s, found in times.items()},
         "kernels": {s: len(exe.program.prepared.tasks) for s, (exe, _) in exes.items()},
     }
 

@@ -50,7 +50,7 @@ from typing import Any, NoReturn
 from benchmarks.cuda_zoo_queue import Cell, Pool, Setting
 from minidnn import models
 from minidnn.bench.networks import BEYOND
-from minidnn.bench.results import line_of
+from minidnn.measure.figures import line_of
 
 PRECISIONS = ("float16", "bfloat16", "tf32", "float32")
 OWN = "minidnn"

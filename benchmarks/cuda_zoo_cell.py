@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import os
 import sys
 import time
@@ -39,6 +38,7 @@ from minidnn.bench.gpu.modes import (
 from minidnn.bench.gpu.timing import Run, deviations, exact, in_turn
 from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn
+from minidnn.measure.statistics import median
 from minidnn.report.explain import contracts
 
 
@@ -119,6 +119,7 @@ def measured(name: str, precision: str, batch: int, options: argparse.Namespace)
     except Exception as error:
         failed["timing"] = said(error)
         print(name, precision, batch, "timing failed:", failed["timing"], flush=True)
+    found = {engine: median(ts) for engine, ts in times.items()}
     runs.clear()
     outputs.clear()
     torch._dynamo.reset()
@@ -128,8 +129,8 @@ def measured(name: str, precision: str, batch: int, options: argparse.Namespace)
     return {
         "device": machine.device_name(0),
         "versions": versions(),
-        "ms": {engine: median(ts) for engine, ts in times.items()},
-        "interval": {engine: interval(ts) for engine, ts in times.items()},
+        "ms": {engine: one.value for engine, one in found.items()},
+        "interval": {engine: (one.low, one.high) for engine, one in found.items()},
         "compile_seconds": seconds,
         "errors": errors,
         "failed": failed,
@@ -152,7 +153,7 @@ def is_faster(runs: dict[str, Run], one: str, other: str, options: argparse.Name
         return one in runs
     with alone(options):
         times = in_turn({name: runs[name] for name in (one, other)}, 3)
-    return median(times[one]) < median(times[other])
+    return median(times[one]).value < median(times[other]).value
 
 
 def regions(run: Own) -> list[dict[str, Any]]:
@@ -194,24 +195,6 @@ ENGINE: dict[str, Callable[[Cell, bool], tuple[Run, Any]]] = {
     "compile": inductor,
     "max-autotune": autotuned,
 }
-
-
-def median(times: list[float]) -> float:
-    return sorted(times)[len(times) // 2]
-
-
-def interval(times: list[float]) -> tuple[float, float]:
-    """Order statistics between which the median lies with at least 95 % probability."""
-    ordered, count = sorted(times), len(times)
-    below = 0
-    tail = 0.0
-    while below < count // 2:
-        tail += math.comb(count, below) / 2**count
-        if tail > 0.025:
-            break
-        below += 1
-    low = max(0, below - 1)
-    return ordered[low], ordered[count - 1 - low]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from benchmarks.figures import Results
 from minidnn.bench.engines import KINDS, OWN, Kind, chosen
 from minidnn.bench.networks import Prepared, case_of, prepare
 from minidnn.bench.results import commit
-from minidnn.bench.statistics import median
 from minidnn.bench.table import interval
+from minidnn.measure.statistics import median
+from minidnn.measure.turns import in_turn
 from minidnn.runtime.cores import usable_cores
 
 
@@ -32,11 +34,7 @@ def first_seconds(kind: Kind, prepared: Prepared) -> float:
 
 def measure(kinds: Sequence[Kind], prepared: Prepared, rounds: int) -> dict[str, Any]:
     """Records by engine: the median of the rounds' seconds."""
-    found: dict[str, list[float]] = {kind.name: [] for kind in kinds}
-    for number in range(rounds):
-        turn = number % len(kinds)
-        for kind in (*kinds[turn:], *kinds[:turn]):
-            found[kind.name].append(first_seconds(kind, prepared))
+    found = in_turn({k.name: partial(first_seconds, k, prepared) for k in kinds}, rounds)
     return {name: {"seconds": vars(median(times))} for name, times in found.items()}
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,11 +38,13 @@ from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.program import shared_pool
 from minidnn.backends.cpu.rates import measured_rates
 from minidnn.bench.networks import case_of
-from minidnn.bench.results import commit, write_figures
-from minidnn.bench.statistics import median, ratio
+from minidnn.bench.results import commit
 from minidnn.fusion.region import Region
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.types import ITEMSIZE
+from minidnn.measure import load
+from minidnn.measure.figures import write_figures
+from minidnn.measure.statistics import median, ratio
 from minidnn.report.explain import contracts, describe, work
 from minidnn.runtime.cores import usable_cores
 
@@ -106,12 +107,14 @@ def measure(name: str, batch: int, isa: str, threads: int, runs: int) -> dict[st
         timed(peak.program, peak.bases, threads)  # wakes the threads
         before, calm = timed(peak.program, peak.bases, threads)
         program.run(inputs, outputs)
-        used, start = time.process_time(), time.perf_counter()
-        times = program.seconds_of_nodes(inputs, outputs)
-        seconds = time.perf_counter() - start
-        calm &= time.process_time() - used > QUIET_SHARE * threads * seconds
+        times: dict[Node, float] = {}
+
+        def run(times: dict[Node, float] = times) -> None:
+            times |= program.seconds_of_nodes(inputs, outputs)
+
+        _, let_alone = load.timed(run, threads, QUIET_SHARE)
         after, still = timed(peak.program, peak.bases, threads)
-        rounds.append((calm and still, peak.operations / min(before, after), times))
+        rounds.append((calm and let_alone and still, peak.operations / min(before, after), times))
         if sum(quiet for quiet, *_ in rounds) == runs:
             break
     undisturbed = sum(quiet for quiet, *_ in rounds) >= LEAST_QUIET

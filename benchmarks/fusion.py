@@ -37,16 +37,16 @@ from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.lower import lower_plan
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.target import CpuTarget, device_for
-from minidnn.bench.alternate import DISTURBED
-from minidnn.bench.load import Watch
-from minidnn.bench.results import write_figures
-from minidnn.bench.statistics import compared
 from minidnn.bench.table import interval
 from minidnn.executable import Executable
 from minidnn.fusion.collapse import check_strategy
 from minidnn.fusion.region import FusedContraction, FusedSequence
 from minidnn.graph.operator import Contraction
 from minidnn.layers.build import to_graph
+from minidnn.measure.figures import write_figures
+from minidnn.measure.load import undisturbed
+from minidnn.measure.statistics import compared
+from minidnn.measure.turns import orders
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.report.explain import kind_of
@@ -54,7 +54,7 @@ from minidnn.runtime.cores import usable_cores
 from minidnn.runtime.plan import make_plan
 
 STRATEGIES = ("layers", "contractions", "model")
-PATIENCE = 3
+TRIES = 4
 NETWORKS = [name for name in models.list_models() if name != "digits"]
 
 
@@ -113,9 +113,7 @@ def measure(name: str, batch: int, rounds: int, seconds: float, threads: int | N
     expected = outputs["model"].tobytes()
     runs = _runs(made["layers"], x, seconds)
     times: dict[str, list[float]] = {strategy: [] for strategy in made}
-    for number in range(rounds):
-        turn = number % len(STRATEGIES)
-        order = STRATEGIES[turn:] + STRATEGIES[:turn]
+    for _, order in zip(range(rounds), orders(STRATEGIES), strict=False):
         for strategy, taken in _round({s: made[s] for s in order}, x, runs).items():
             times[strategy].append(taken)
     return {
@@ -131,14 +129,11 @@ def measure(name: str, batch: int, rounds: int, seconds: float, threads: int | N
 
 def _round(made: Mapping[str, Executable], x: np.ndarray, runs: int) -> dict[str, float]:
     """One burst of each, taken again while other processes have the cores."""
-    tried: list[tuple[float, dict[str, float]]] = []
-    while len(tried) <= PATIENCE:
-        watch = Watch(os.getpid())
-        found = {strategy: _burst(exe, x, runs) for strategy, exe in made.items()}
-        tried.append((watch.others(), found))
-        if tried[-1][0] < DISTURBED:
-            break
-    return min(tried, key=lambda entry: entry[0])[1]
+
+    def bursts() -> dict[str, float]:
+        return {strategy: _burst(exe, x, runs) for strategy, exe in made.items()}
+
+    return undisturbed(bursts, os.getpid(), TRIES)[1]
 
 
 def _burst(exe: Executable, x: np.ndarray, runs: int) -> float:

@@ -25,13 +25,13 @@ from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
 from minidnn.backends.cpu.rates import STREAM_FLOATS, read_kernel
 from minidnn.backends.cpu.tensor import tensor_of
-from minidnn.bench.results import write_figures
-from minidnn.bench.statistics import median, ratio
 from minidnn.fusion.contraction import Parts
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.layout import PLANAR
 from minidnn.graph.operators import Linear
 from minidnn.graph.types import TensorType
+from minidnn.measure.figures import write_figures
+from minidnn.measure.statistics import median, ratio
 
 LAYERS = ((25088, 4096), (9216, 4096), (4096, 4096), (4096, 1000), (2048, 1000))
 """Inputs and outputs of VGG's, AlexNet's and ResNet-50's linear layers."""

@@ -32,6 +32,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ from torch import nn
 import minidnn as md
 from benchmarks.figures import Results
 from minidnn import models
-from minidnn.bench.load import Watch
-from minidnn.bench.statistics import compared, median, ratio
 from minidnn.bench.torchvision_models import models as torchvision
+from minidnn.measure.load import undisturbed
+from minidnn.measure.statistics import compared, median, ratio
+from minidnn.measure.turns import in_turn
 
 NETWORKS = [name for name in models.list_models() if name != "digits"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -177,11 +179,8 @@ def timed(runs: Mapping[str, Run], options: argparse.Namespace) -> dict[str, Tim
     if options.device == "cpu":
         return {"call": singly(runs, options)}
     counts = {engine: _calls(run, options.seconds) for engine, run in runs.items()}
-    times: Times = {engine: [] for engine in runs}
-    order = list(runs)
-    for number in range(options.rounds):
-        for engine in order[number % len(order) :] + order[: number % len(order)]:
-            times[engine].append(_burst(runs[engine], counts[engine]))
+    bursts = {engine: partial(_burst, run, counts[engine]) for engine, run in runs.items()}
+    times = in_turn(bursts, options.rounds)
     return {"call": times, "latency": singly(runs, options, torch.cuda.synchronize)}
 
 
@@ -206,16 +205,12 @@ def singly(runs: Mapping[str, Run], options: argparse.Namespace, wait: Run = lam
 
 def _burst(run: Run, count: int) -> float:
     """The time of a call; taken again, three times at most, while others have the cores."""
-    tried: list[tuple[float, float]] = []
-    while len(tried) < 3:
+
+    def rest_and_run() -> None:
         time.sleep(REST_SECONDS)
         run()
-        watch = Watch(os.getpid())
-        seconds = _under_way(run, count)
-        tried.append((watch.others(), seconds))
-        if tried[-1][0] < 0.1:
-            break
-    return min(tried)[1]
+
+    return undisturbed(lambda: _under_way(run, count), os.getpid(), 3, before=rest_and_run)[1]
 
 
 def _calls(run: Run, seconds: float) -> int:

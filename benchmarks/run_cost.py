@@ -22,8 +22,8 @@ from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.machine import describe_machine
 from minidnn.backends.cpu.program import Program, Region, shared_pool
-from minidnn.bench.results import write_figures
-from minidnn.bench.statistics import Estimate, median
+from minidnn.measure.figures import write_figures
+from minidnn.measure.statistics import Estimate, median
 
 MANY, FEW = 2000, 1000
 

@@ -29,12 +29,12 @@ from benchmarks.figures import Results
 from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.rates import measured_rates
 from minidnn.bench.engines import KINDS, OWN, Kind, chosen
-from minidnn.bench.load import Watch
 from minidnn.bench.measure import deviation
 from minidnn.bench.networks import Case, Prepared, case_of, prepare
 from minidnn.bench.process import EngineProcess
 from minidnn.bench.results import commit
-from minidnn.bench.statistics import median, ratio
+from minidnn.measure.load import Watch
+from minidnn.measure.statistics import median, ratio
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 

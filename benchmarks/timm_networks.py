@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks.figures import Results
 from minidnn.bench.process import EngineError, EngineProcess
-from minidnn.bench.statistics import compared
 from minidnn.bench.worker import Engine
+from minidnn.measure.statistics import compared
 
 #: One network of each family, which is a module of timm's.
 NETWORKS = {

@@ -8,8 +8,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-from minidnn.bench.load import Watch
 from minidnn.bench.process import EngineProcess
+from minidnn.measure import load
+from minidnn.measure.turns import orders
 
 log = logging.getLogger("minidnn.bench")
 
@@ -18,13 +19,11 @@ Progress = Callable[[int, str], None]
 
 LEAST_RUNS = 3
 
-DISTURBED = 0.1
-"""A burst during which other processes had that share of the cores is taken again, after a while,
-PATIENCE times at most and for MOST_SECONDS at most; then the least disturbed one counts."""
-
-PATIENCE = 6
-PATIENCE_SECONDS = 0.25
+TRIES = 7
+PAUSE_SECONDS = 0.25
 MOST_SECONDS = 3.0
+"""A burst that others disturb is taken again: how many are taken, how long after one another, and
+for how long at most."""
 
 
 def alternate(
@@ -50,13 +49,12 @@ def alternate(
     found: dict[str, list[float]] = {name: [] for name in names}
     counts = {name: _runs_in(engine, burst_seconds, least_runs) for name, engine in engines.items()}
     begin = time.monotonic()
-    for number in range(first, first + rounds):
-        done, now = number - first, time.monotonic()
+    for done, order in zip(range(rounds), orders(names, first), strict=False):
+        now = time.monotonic()
         if done and now + (now - begin) / done > end:
             break
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            progress(number, name)
+        for name in order:
+            progress(first + done, name)
             time.sleep(rest_seconds)
             found[name].append(_burst(engines[name], counts[name]))
     return found
@@ -64,18 +62,15 @@ def alternate(
 
 def _burst(engine: EngineProcess, count: int) -> float:
     """The median of ``count`` runs."""
-    tried: list[tuple[float, float]] = []
-    end = time.monotonic() + MOST_SECONDS
-    while len(tried) <= PATIENCE and (not tried or time.monotonic() < end):
-        watch = Watch(engine.pid)
-        seconds = statistics.median(engine.run(count + 1)[1:])
-        share = watch.others()
-        if share < DISTURBED:
-            return seconds
-        tried.append((share, seconds))
-        time.sleep(PATIENCE_SECONDS)
-    share, seconds = min(tried)
-    log.warning("engine %r: other processes had %.0f %% of the cores", engine.name, 100 * share)
+    share, seconds = load.undisturbed(
+        lambda: statistics.median(engine.run(count + 1)[1:]),
+        engine.pid,
+        TRIES,
+        pause=PAUSE_SECONDS,
+        seconds=MOST_SECONDS,
+    )
+    if share >= load.DISTURBED:
+        log.warning("engine %r: other processes had %.0f %% of the cores", engine.name, 100 * share)
     return seconds
 
 

@@ -17,7 +17,7 @@ from minidnn.bench.engines import OWN, Kind
 from minidnn.bench.networks import Prepared
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.results import Record
-from minidnn.bench.statistics import Estimate, median, ratio
+from minidnn.measure.statistics import Estimate, median, ratio
 
 Step = Callable[[str, int, int], None]
 """Told what is under way, and how many of how many steps of the case are done."""

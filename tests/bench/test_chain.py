@@ -15,7 +15,7 @@ from benchmarks.chain_cases import CASES, VARIANTS, Case, with_minidnn, with_tor
 from benchmarks.chain_report import print_tables, write_plot
 from benchmarks.figures import Results
 from benchmarks.line_plot import Panel, line_plot
-from minidnn.bench.statistics import compared, median
+from minidnn.measure.statistics import compared, median
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from minidnn.bench.alternate import alternate
-from minidnn.bench.load import Watch
 from minidnn.bench.process import EngineError, EngineProcess
+from minidnn.measure.load import Watch
 
 HERE = "tests.bench.engines"
 

@@ -14,10 +14,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from minidnn.bench import alternate, cpu, engines, networks
+from minidnn.bench import cpu, engines, networks
 from minidnn.bench.engines import KINDS, OWN, Kind
 from minidnn.bench.networks import Case, Prepared
 from minidnn.cli import main
+from minidnn.measure import load
 from tests.cli.benching import bench, entries
 
 LITTLE = ("--rounds", "6", "--burst", "0.004")
@@ -30,7 +31,7 @@ def kind(name: str, log: Path, **settings: Any) -> Kind:
 
 @pytest.fixture(autouse=True)
 def machines_may_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alternate, "DISTURBED", math.inf)
+    monkeypatch.setattr(load, "DISTURBED", math.inf)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "backends.codegen": {"graph", "cache"},
     "backends.reference": {"graph", "fusion", "runtime", "backends.options"},
     "backends.cpu": {
-        *("graph", "fusion", "runtime", "cache"),
+        *("graph", "fusion", "runtime", "cache", "measure"),
         *("backends.options", "backends.codegen"),
     },
     "backends.cuda": {
@@ -58,11 +58,12 @@ ALLOWED: dict[str, set[str]] = {
     # Graphs in files are taken like those of other formats.
     "frontends": {"graph", "third_parties", "storage", "layers", "models", "weights"},
     "cudnn": {"cache"},
+    "measure": set(),
     "weights": {"cache"},
     "pictures": set(),
     # ONNX files are measured, too; it asks what machine it is on, and takes turns at the GPU.
     "bench": {
-        *(FACE, "models", "cache", "graph", "frontends", "cudnn"),
+        *(FACE, "models", "cache", "graph", "frontends", "cudnn", "measure"),
         *("backends.backend", "backends.cpu"),
     },
     "storage": {"graph", "fusion", "weights"},

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...cache import CacheStore, digest
 from ...errors import DeviceError
+from ...measure.load import timed
 from ..codegen.kernel import KernelSource
 from .buffers import Buffer
 from .identity import ispc_banners
@@ -30,8 +31,6 @@ log = logging.getLogger("minidnn.cpu")
 VERSION = 2
 REPEATS = 9
 BUDGET_SECONDS = 0.4
-QUIET_SHARE = 0.93
-"""A call that got less of the cores than this was disturbed by other processes."""
 
 FMA_STEPS = 1_000_000
 TASK_FLOATS = 64 * 16
@@ -103,11 +102,8 @@ class _Timer:
         others: list[float] = []
         end = time.perf_counter() + BUDGET_SECONDS
         while len(quiet) < REPEATS and time.perf_counter() < end:
-            used, start = time.process_time(), time.perf_counter()
-            action()
-            seconds = time.perf_counter() - start
-            used = time.process_time() - used
-            (quiet if used > QUIET_SHARE * threads * seconds else others).append(seconds)
+            seconds, is_quiet = timed(action, threads)
+            (quiet if is_quiet else others).append(seconds)
         self.disturbed |= len(quiet) < 2
         return min(quiet + others)
 

@@ -26,6 +26,7 @@ from minidnn.bench.gpu.timing import Run, calls_in, deviations, exact, in_turn, 
 from minidnn.bench.worker import Engine
 from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn
+from minidnn.measure.turns import orders
 
 NCHW, LAST = "torch", "torch-channels-last"
 #: What makes each engine; told whether channels last was the faster of PyTorch's layouts.
@@ -76,16 +77,12 @@ def cell(
         for name, most in deviations(outputs, exact(module, x)).items():
             about[name]["deviation"] = most if most < float("inf") else None
         counts = {name: calls_in(run, 1e3 * burst) for name, run in runs.items()}
-    number = 0
+    rounds = orders(list(runs))
 
     def round_of_all() -> list[float]:
-        nonlocal number
-        order = list(runs)
-        turned = number % len(order)
-        number += 1
         with alone():
-            found = {n: timed(runs[n], counts[n]) for n in order[turned:] + order[:turned]}
-        return [found[name] / 1e3 for name in order]
+            found = {name: timed(runs[name], counts[name]) for name in next(rounds)}
+        return [found[name] / 1e3 for name in runs]
 
     return Engine(round_of_all, lambda seconds: [seconds], {"engines": about})
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.bench import alternate, load
-from minidnn.bench.load import Watch
+from minidnn.bench import alternate
+from minidnn.measure import load
+from minidnn.measure.load import Watch
 from tests.bench.test_process import engine
 
 # Core 1 belongs to others.
@@ -56,9 +57,9 @@ def test_where_the_system_does_not_tell_nothing_is_disturbed(
 def test_a_disturbed_burst_is_taken_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shares = iter([0.5, 0.05] + [0.9, 0.3] + [0.9] * alternate.PATIENCE)
+    shares = iter([0.5, 0.05] + [0.9, 0.3] + [0.9] * (alternate.TRIES - 2))
     monkeypatch.setattr(Watch, "others", lambda self: next(shares))
-    monkeypatch.setattr(alternate, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(alternate, "PAUSE_SECONDS", 0.0)
     with engine("sleeping", seconds=0.001) as it, caplog.at_level(logging.WARNING):
         found = alternate.alternate({"it": it}, 1, 0.01, 0.0)
         assert len(found["it"]) == 1 and not caplog.records

@@ -1,12 +1,24 @@
-"""What else a machine was doing while something was measured, as Linux tells it."""
+"""What else a machine was doing while something was measured, as Linux tells it, and measuring
+again because of that."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 PROC = Path("/proc")
+
+DISTURBED = 0.1
+"""What was measured while other processes had that share of the cores is measured again."""
+
+QUIET_SHARE = 0.93
+"""Threads that got less of their cores than this were disturbed by other processes."""
+
+T = TypeVar("T")
 
 
 class Watch:
@@ -27,6 +39,45 @@ class Watch:
         seconds = ticks / os.sysconf("SC_CLK_TCK")
         passed = time.perf_counter() - self._start
         return max(0.0, seconds / (passed * len(os.sched_getaffinity(0))))
+
+
+def undisturbed(
+    take: Callable[[], T],
+    pid: int,
+    tries: int,
+    before: Callable[[], object] = lambda: None,
+    pause: float = 0.0,
+    seconds: float = math.inf,
+) -> tuple[float, T]:
+    """What ``take`` gives while others let the cores alone, and the share that they had.
+
+    It is called again after ``pause`` seconds while they did not, ``tries`` times at most and none
+    after ``seconds``; then the least disturbed one counts.  ``before`` is called before each.
+    ``pid``: the process that is measured.
+    """
+    tried: list[tuple[float, T]] = []
+    end = time.monotonic() + seconds
+    while len(tried) < tries and (not tried or time.monotonic() < end):
+        if tried:
+            time.sleep(pause)
+        before()
+        watch = Watch(pid)
+        found = take()
+        tried.append((watch.others(), found))
+        if tried[-1][0] < DISTURBED:
+            return tried[-1]
+    return min(tried, key=lambda one: one[0])
+
+
+def timed(
+    action: Callable[[], object], threads: int, share: float = QUIET_SHARE
+) -> tuple[float, bool]:
+    """Seconds of a call on so many threads of this process, and whether they had at least this
+    share of their cores all the time."""
+    start, used = time.perf_counter(), time.process_time()
+    action()
+    seconds = time.perf_counter() - start
+    return seconds, time.process_time() - used > share * threads * seconds
 
 
 def _busy_ticks() -> int:
