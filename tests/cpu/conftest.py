@@ -15,9 +15,9 @@ import pytest
 
 from minidnn.backends.cpu import toolchain
 from minidnn.backends.cpu.compiler import Unit, compile_units
-from minidnn.backends.cpu.dialect import prelude
 from minidnn.backends.cpu.isa import AVX2, ISAS, Isa, usable_isas
 from minidnn.backends.cpu.library import Library
+from minidnn.backends.cpu.prelude import prelude
 from minidnn.errors import DeviceError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ STRAY = """
     import numpy as np
     from minidnn.backends.cpu.buffers import Buffer, Guard
     from minidnn.backends.cpu.compiler import Unit, compile_units
-    from minidnn.backends.cpu.dialect import prelude
+    from minidnn.backends.cpu.prelude import prelude
     from minidnn.backends.cpu.isa import AVX2
     from minidnn.backends.cpu.program import Operand, Pool, Program, Region
     text = prelude(AVX2) + '''

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.compiler import Unit, compile_units
-from minidnn.backends.cpu.dialect import prelude
 from minidnn.backends.cpu.isa import AVX2, Isa
+from minidnn.backends.cpu.prelude import prelude
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
 from minidnn.cache import clear, forbid_builds, one_at_a_time
 from minidnn.errors import CompileError, DeviceError, MiniDNNWarning
@@ -200,7 +200,7 @@ def test_sixteen_processes_compile_once(
     make_fake(f'echo x >> {log}\nexec {real_ispc} "$@"\n')
     code = f"""
         from minidnn.backends.cpu.compiler import Unit, compile_units
-        from minidnn.backends.cpu.dialect import prelude
+        from minidnn.backends.cpu.prelude import prelude
         from minidnn.backends.cpu.isa import AVX2
         units = [Unit(f"u{{i}}", prelude(AVX2) + {DOUBLE!r} + f"// {{i}}", AVX2) for i in range(3)]
         print(len([library.kernel("twice") for library in compile_units(units)]))

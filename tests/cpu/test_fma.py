@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.compiler import FLAGS
-from minidnn.backends.cpu.dialect import prelude
 from minidnn.backends.cpu.isa import Isa
+from minidnn.backends.cpu.prelude import prelude
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
 
 from .conftest import Build

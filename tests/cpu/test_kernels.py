@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from minidnn.backends.codegen.kernel import KernelSource
-from minidnn.backends.cpu.dialect import prelude
 from minidnn.backends.cpu.isa import AVX2, AVX512
 from minidnn.backends.cpu.kernels import compile_kernels, group
+from minidnn.backends.cpu.prelude import prelude
 from minidnn.cache import forbid_builds
 from minidnn.errors import CompileError
 

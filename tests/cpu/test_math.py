@@ -14,9 +14,9 @@ import pytest
 
 from minidnn.backends.codegen.functions import BOUNDS
 from minidnn.backends.cpu.compiler import FLAGS, Unit, compile_units
-from minidnn.backends.cpu.dialect import prelude
 from minidnn.backends.cpu.isa import Isa, usable_isas
 from minidnn.backends.cpu.library import Library
+from minidnn.backends.cpu.prelude import prelude
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
 
 from .accuracy import EXACT, Array, errors, in_float64, same

@@ -91,7 +91,7 @@ def _pool(threads: int) -> Pool:
 def _kernels() -> dict[str, Kernel]:
     if "kernels" not in _cache:
         from minidnn.backends.cpu.compiler import Unit, compile_units
-        from minidnn.backends.cpu.dialect import prelude
+        from minidnn.backends.cpu.prelude import prelude
 
         library = compile_units([Unit("runner_test", prelude(AVX2) + COUNT, AVX2)])[0]
         names = ("count", "slow", "add", "through_scratch", "scan", "halve")
@@ -308,7 +308,7 @@ def test_fork_after_use(flags: str) -> None:
         import os, sys, threading
         import numpy as np
         from minidnn.backends.cpu.compiler import Unit, compile_units
-        from minidnn.backends.cpu.dialect import prelude
+        from minidnn.backends.cpu.prelude import prelude
         from minidnn.backends.cpu.isa import AVX2
         from minidnn.backends.cpu.program import Operand, Pool, Program, Region
         library = compile_units([Unit("runner_test", prelude(AVX2) + {COUNT!r}, AVX2)])[0]
@@ -352,7 +352,7 @@ def test_exit_while_threads_exist_is_clean_and_quick() -> None:
         import time
         import numpy as np
         from minidnn.backends.cpu.compiler import Unit, compile_units
-        from minidnn.backends.cpu.dialect import prelude
+        from minidnn.backends.cpu.prelude import prelude
         from minidnn.backends.cpu.isa import AVX2
         from minidnn.backends.cpu.program import Operand, Pool, Program, Region
         library = compile_units([Unit("runner_test", prelude(AVX2) + {COUNT!r}, AVX2)])[0]

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from minidnn.backends.codegen.dialect import ISPC, literal
 from minidnn.backends.codegen.functions import BOUNDS
 from minidnn.backends.cpu.compiler import Unit, compile_units
-from minidnn.backends.cpu.dialect import prelude
 from minidnn.backends.cpu.isa import Isa, usable_isas
 from minidnn.backends.cpu.library import Library
+from minidnn.backends.cpu.prelude import prelude
 from minidnn.backends.cpu.program import Operand, Pool, Program, Region
 from minidnn.graph.expression import (
     SCALAR_OPS,

@@ -13,9 +13,9 @@ from minidnn.backends.backend import default_device
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu import native, toolchain
 from minidnn.backends.cpu.compiler import Unit, compile_units
-from minidnn.backends.cpu.dialect import prelude
 from minidnn.backends.cpu.isa import AVX2
 from minidnn.backends.cpu.kernels import compile_kernels
+from minidnn.backends.cpu.prelude import prelude
 from minidnn.errors import CompileError, DeviceError
 
 from .conftest import MakeFake, run_python

@@ -14,7 +14,7 @@ from minidnn import cache
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda import nvrtc
 from minidnn.backends.cuda.build import compile_kernels, group
-from minidnn.backends.cuda.dialect import prelude
+from minidnn.backends.cuda.prelude import prelude
 from minidnn.errors import CompileError, DeviceError
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def kernel(name: str, statement: str) -> KernelSource:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_the_whole_dialect_compiles(arch: str) -> None:
+def test_the_whole_prelude_compiles(arch: str) -> None:
     names = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "atan")
     lines = [f"y[{i}] = md_{name}(x[{i}]);" for i, name in enumerate(names)]
     lines += ["y[9] = md_pow(x[0], x[1]);", "y[10] = md_round<md_half>(x[3]);"]

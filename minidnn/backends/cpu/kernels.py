@@ -14,10 +14,10 @@ from ...cache import CacheStore, building_allowed, digest
 from ...runtime.cores import usable_cores
 from ..codegen.kernel import KernelSource, by_name, in_groups
 from .compiler import FLAGS, Unit, compile_units, unit_store
-from .dialect import prelude
 from .identity import ispc_banners
 from .isa import Isa
 from .library import Kernel, Library, load
+from .prelude import prelude
 from .progress import Watch
 from .toolchain import find_ispc
 

@@ -18,11 +18,11 @@ from ...graph.ir import Constant, Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...runtime.plan import Plan
 from ..options import accuracy_option, check_options, tune_option
-from .dialect import TYPES
 from .lower import lower_plan
 from .machine import machine_of
 from .memory import told
 from .nvrtc import why_unusable
+from .prelude import TYPES
 from .program import CudaProgram, on_device
 from .target import STORAGE, CudaTarget
 from .whole import STORED

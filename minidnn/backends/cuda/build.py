@@ -15,8 +15,8 @@ from functools import cache
 from ...cache import CacheStore, building_allowed, digest
 from ...runtime.cores import usable_cores
 from ..codegen.kernel import KernelSource, by_name, in_groups
-from .dialect import prelude
 from .nvrtc import OPTIONS, Nvrtc, Resources, load
+from .prelude import prelude
 
 LEAST_PER_UNIT = 2
 CACHE_BYTES = 512 << 20

@@ -7,9 +7,9 @@ from math import gcd
 
 from ..codegen.code import Code
 from ..codegen.kernel import KernelSource
-from .dialect import TYPES
 from .kernels import Launch
 from .pointwise import print_pointwise
+from .prelude import TYPES
 from .tensor import Tensor
 
 THREADS = 256

@@ -11,8 +11,8 @@ from ...graph.operators import GroupNorm, LayerNorm
 from ...graph.types import ITEMSIZE, TensorType
 from ..codegen.code import Code
 from ..codegen.dialect import literal
-from .dialect import TYPES
 from .kernels import Launch
+from .prelude import TYPES
 from .reduce import BLOCK, Blocks, join_block
 from .strided import Strided, element_of
 

@@ -34,11 +34,11 @@ from ...runtime.plan import Plan
 from .channels import print_take_channels
 from .contraction.problem import Contraction, ContractionProblem, Place, contraction_of
 from .copy import print_copy
-from .dialect import TYPES
 from .indexing import print_gather, print_move
 from .kernels import Launch
 from .layer_norm import print_layer_norm
 from .matmul import print_matmul
+from .prelude import TYPES
 from .reduce import print_argmax, print_reduce
 from .reduction import averages_planes, print_adaptive, print_plane_average
 from .sequence import print_region, print_variants

@@ -12,8 +12,8 @@ import numpy as np
 
 from ...graph.types import TensorType
 from ..codegen.kernel import KernelSource
-from .dialect import TYPES
 from .kernels import Launch
+from .prelude import TYPES
 
 _TEXT = """\
 extern "C" __global__ void @(const {T} *a, const {T} *b, const long long *table, {T} *y) {

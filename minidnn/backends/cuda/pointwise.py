@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ...graph.expression import Instruction
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA
-from .dialect import TYPES
 from .kernels import Launch
+from .prelude import TYPES
 from .tensor import Tensor
 
 THREADS = 256

@@ -11,8 +11,8 @@ from ...graph.window import LONG
 from ..codegen.code import Code
 from ..codegen.kernel import KernelSource
 from ..codegen.tap_sum import TapSum
-from .dialect import TYPES
 from .kernels import Launch
+from .prelude import TYPES
 from .tensor import Tensor
 
 THREADS = 128

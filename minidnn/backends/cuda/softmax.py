@@ -7,8 +7,8 @@ from math import prod
 from ...graph.operators import LogSoftmax, Softmax
 from ...graph.types import TensorType
 from ..codegen.code import Code
-from .dialect import TYPES
 from .kernels import Launch
+from .prelude import TYPES
 from .reduce import Blocks
 from .strided import Strided
 

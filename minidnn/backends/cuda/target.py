@@ -22,7 +22,7 @@ from ...graph.operators import (
 from .channels import MOST_SIDE_BY_SIDE
 from .contraction.chunks import LANES
 from .contraction.problem import wants_gather
-from .dialect import TYPES
+from .prelude import TYPES
 
 _BOTH = (CHANNELS_LAST, PLANAR)
 _DEPTHWISE_FIRST = 15.0

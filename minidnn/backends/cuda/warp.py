@@ -1,4 +1,4 @@
-"""Where threads of a warp may be apart: see :mod:`.dialect`, *Warps*."""
+"""Where threads of a warp may be apart: see :mod:`.prelude`, *Warps*."""
 
 from __future__ import annotations
 

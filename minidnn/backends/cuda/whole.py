@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...graph.types import INTEGERS
 from ..codegen.dialect import CUDA
 from ..codegen.functions import WHOLE_FUNCTIONS
-from .dialect import TYPES
+from .prelude import TYPES
 
 STORED = {**TYPES, "int32": "int", "int64": "long long", "bool": "unsigned char"}
 STORED |= {"uint8": "unsigned char"}

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from minidnn.backends.codegen.kernel import KernelSource
-from minidnn.backends.cuda.dialect import prelude
 from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.prelude import prelude
 
 COMPILERS = ("g++", "c++", "clang++")
 HEADER = Path(__file__).with_name("emulator.h")

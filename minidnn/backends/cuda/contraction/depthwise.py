@@ -15,8 +15,8 @@ from math import prod
 
 from ...codegen.code import Code
 from ..arch import shared_limit
-from ..dialect import TYPES
 from ..kernels import Launch
+from ..prelude import TYPES
 from ..tensor import Tensor
 from .chunks import is_regular, step_of
 from .kernel import ContractionKernel

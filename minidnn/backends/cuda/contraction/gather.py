@@ -22,8 +22,8 @@ import numpy as np
 
 from ....graph.types import ITEMSIZE
 from ...codegen.code import Code
-from ..dialect import TYPES
 from ..kernels import Launch
+from ..prelude import TYPES
 from ..tensor import Tensor
 
 Pair = tuple[int, int]

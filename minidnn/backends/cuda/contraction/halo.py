@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..arch import shared_limit
-from ..dialect import TYPES
 from ..kernels import Launch
+from ..prelude import TYPES
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .kernel import ContractionKernel

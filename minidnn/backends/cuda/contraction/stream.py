@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from ...codegen.code import Code
 from ..arch import shared_limit
-from ..dialect import TYPES
 from ..kernels import Launch
+from ..prelude import TYPES
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
 from .kernel import ContractionKernel

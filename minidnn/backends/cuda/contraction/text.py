@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
-from ..dialect import TYPES
 from ..pointwise import print_chain
+from ..prelude import TYPES
 from ..warp import may_part
 from .problem import ContractionProblem
 

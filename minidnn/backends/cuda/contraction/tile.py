@@ -14,9 +14,9 @@ from math import prod
 from ....graph.expression import linearize
 from ....graph.operators import ReLU, ScaleShift
 from ...codegen.code import Code
-from ..dialect import TYPES
 from ..kernels import Launch
 from ..pointwise import print_chain
+from ..prelude import TYPES
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .kernel import ContractionKernel
 from .parts import pixels_of

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..arch import shared_limit
-from ..dialect import TYPES
 from ..kernels import Launch
+from ..prelude import TYPES
 from .chunks import LANES, step_of
 from .halo import pitches, why_not_line
 from .hopper import ARCH, hopper_text

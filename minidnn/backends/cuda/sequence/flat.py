@@ -12,7 +12,7 @@ from math import ceil, gcd
 
 from ....fusion.plan import Binding, KernelPlan
 from ...codegen.code import Code
-from ..dialect import TYPES
+from ..prelude import TYPES
 from ..tensor import Tensor
 from .pack import Pack
 from .rounding import roundings

@@ -9,7 +9,7 @@ from minidnn.graph.expression import Instruction
 
 from ...codegen.code import Code
 from ...codegen.dialect import CUDA
-from ..dialect import TYPES
+from ..prelude import TYPES
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from ....fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from ....graph.types import ITEMSIZE
 from ...codegen.code import Code
 from ..arch import joins_three, shared_limit
-from ..dialect import TYPES
+from ..prelude import TYPES
 from ..tensor import Tensor
 from .barrier import barrier_of
 from .flat import Flat, choose_flat, print_flat

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from minidnn.graph.window import Window
 
 from ....fusion.plan import KernelPlan, PlanOperation
-from ..dialect import TYPES
+from ..prelude import TYPES
 from .functions import Function
 from .grid import Grid, phases_of, reach_of
 from .pack import Pack

@@ -21,7 +21,7 @@ from minidnn.graph.types import ITEMSIZE
 from ....fusion.plan import Binding, KernelPlan, PlanStep
 from ...codegen.code import Code
 from ..arch import joins_three
-from ..dialect import TYPES
+from ..prelude import TYPES
 from ..tensor import Tensor
 from .barrier import barrier_of
 from .functions import Functions

@@ -19,7 +19,7 @@ from minidnn.graph.window import Window, WindowAxis
 
 from ....fusion.plan import Binding, KernelPlan
 from ...codegen.code import Code
-from ..dialect import TYPES
+from ..prelude import TYPES
 from ..tensor import Tensor
 from ..warp import may_part
 from .lanes import Lanes

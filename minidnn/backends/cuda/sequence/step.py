@@ -10,7 +10,7 @@ from minidnn.graph.window import Window
 
 from ....fusion.plan import Plane, PlanOperation
 from ...codegen.code import Code
-from ..dialect import TYPES
+from ..prelude import TYPES
 from .lanes import Lanes
 from .mapping import Tile
 from .pack import Pack, Pairs, unit_pack

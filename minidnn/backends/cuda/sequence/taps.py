@@ -14,7 +14,7 @@ from minidnn.graph.window import Window, WindowAxis
 
 from ...codegen.code import Code
 from ...codegen.tap_sum import TapSum
-from ..dialect import TYPES
+from ..prelude import TYPES
 from .lanes import Lanes
 from .mapping import Tile
 from .pack import Pack, unit_pack

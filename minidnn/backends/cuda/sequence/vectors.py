@@ -11,8 +11,8 @@ import numpy as np
 from ....fusion.plan import Binding
 from ....graph.ir import Constant
 from ...codegen.kernel import KernelSource
-from ..dialect import TYPES
 from ..kernels import Launch
+from ..prelude import TYPES
 from ..tensor import Tensor
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from minidnn.backends.codegen.functions import BOUNDS
 from minidnn.backends.codegen.kernel import KernelSource
-from minidnn.backends.cuda.dialect import TYPES
 from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.prelude import TYPES
 from minidnn.backends.cuda.sequence.window import product_is_enough, quotient_text
 from minidnn.graph.types import rounded_to
 from tests.cuda.emulator.run import Emulated
