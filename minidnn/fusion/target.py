@@ -50,6 +50,11 @@ class Target:
         constants = (v for inner in nodes for v in inner.inputs if isinstance(v, Constant))
         return sum(value.type.bytes for value in dict.fromkeys(constants))
 
+    def refuse_convolution_gradient(self, node: Node) -> str | None:
+        """Why a gradient of a convolution must be put together from convolutions; None if the
+        device computes it as one."""
+        return None
+
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         """Why ``node`` cannot be computed while the contraction reads its input; None if it can."""
         op = contraction.op

@@ -5,6 +5,7 @@ from __future__ import annotations
 from minidnn.graph.ir import Graph
 from minidnn.passes.absorb import ABSORB
 from minidnn.passes.by_image import BY_IMAGE
+from minidnn.passes.compose_gradients import COMPOSE_GRADIENTS
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.freeze import FREEZE
@@ -22,6 +23,7 @@ from minidnn.passes.turn_linear import TURN_LINEAR
 
 PIPELINE: tuple[Pass, ...] = (
     FREEZE,
+    COMPOSE_GRADIENTS,
     SIMPLIFY,
     TAKE_CHANNELS,
     SHARE_JOINS,

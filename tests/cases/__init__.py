@@ -8,6 +8,7 @@ from tests.cases import (
     activations,
     arithmetic,
     contraction,
+    gradients,
     indexing,
     mixed,
     movement,
@@ -23,5 +24,16 @@ FAMILIES = (
     *(normalization, pooling, reduction),
 )
 CASES: tuple[Case, ...] = tuple(case for family in FAMILIES for case in family.CASES)
+#: Of operators that the reference alone computes; ``CASES`` are every device's.
+REFERENCE_CASES: tuple[Case, ...] = gradients.CASES
 
-__all__ = ["CASES", "Case", "Run", "assert_close", "check", "like_torch", "reference"]
+__all__ = [
+    "CASES",
+    "REFERENCE_CASES",
+    "Case",
+    "Run",
+    "assert_close",
+    "check",
+    "like_torch",
+    "reference",
+]

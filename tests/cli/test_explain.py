@@ -74,9 +74,10 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
     out = explain(capsys, "digits", "--passes")
     graph = to_graph(models.digits(), (1, 1, 8, 8))
     headings = [line for line in out.splitlines() if line.startswith("== ")]
-    assert headings[:7] == [
+    assert headings[:8] == [
         "== before freeze ==",
         "== after freeze ==",
+        "== after compose_gradients ==",
         "== after simplify ==",
         "== after take_channels ==",
         "== after share_joins ==",

@@ -9,7 +9,7 @@ from minidnn.gradients import rules  # noqa: F401 (it fills the table)
 from minidnn.gradients.table import REASONS, RULES
 from minidnn.graph import operators as ops
 from minidnn.graph.operator import Operator
-from tests.cases import CASES, Case
+from tests.cases import CASES, REFERENCE_CASES, Case
 from tests.cases.record import Arrays, Shape, one_thread
 from tests.gradients.losses import differences, differentiable, gradients, opened, with_loss
 
@@ -28,7 +28,7 @@ def small(case: Case) -> list[tuple[Shape, ...]]:
     return [shapes for shapes, size in sizes.items() if size <= MOST_ELEMENTS][-2:]
 
 
-SMALL = [case for case in CASES if small(case)]
+SMALL = [case for case in (*CASES, *REFERENCE_CASES) if small(case)]
 
 
 def by_torch(case: Case, inputs: Arrays, given: np.ndarray) -> dict[str, np.ndarray] | None:

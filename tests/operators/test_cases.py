@@ -9,9 +9,12 @@ from minidnn import layers
 from minidnn.graph import operators
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.operator import Operator
-from tests.cases import CASES, Case, check
+from tests.cases import CASES as EVERY_DEVICE
+from tests.cases import REFERENCE_CASES, Case, check
 from tests.cases.record import not_contiguous
 from tests.layers import torch_cases
+
+CASES = (*EVERY_DEVICE, *REFERENCE_CASES)
 
 
 @pytest.mark.parametrize(

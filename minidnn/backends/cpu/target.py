@@ -60,6 +60,9 @@ class CpuTarget(Target):
             return False
         return inner.inputs[0].shape[1] <= FEW_CHANNELS
 
+    def refuse_convolution_gradient(self, node: Node) -> str | None:
+        return "there is no kernel for it"
+
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         if isinstance(contraction.op, Linear):
             return "a linear layer reads its input as it is"

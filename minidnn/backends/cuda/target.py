@@ -98,6 +98,9 @@ class CudaTarget(Target):
         )
         return times * self.compute_seconds(node) if layout == slower else 0.0
 
+    def refuse_convolution_gradient(self, node: Node) -> str | None:
+        return "there is no kernel for it"
+
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         exact = self.is_exact(contraction)
         if contraction.output.dtype not in HALVES and not exact:

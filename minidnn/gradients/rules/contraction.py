@@ -1,8 +1,7 @@
 """Rules of products: linear layers, matrices, and convolutions.
 
-The gradients of a convolution are convolutions.  For its input it is the transposed one; for its
-weight it is one with batch and channels in each other's place, and stride and dilation, too: the
-tap ``k`` of the weight meets the input ``y * stride + k * dilation`` for every output ``y``.
+The gradients of a convolution are operators of their own, whose gradients are the convolution and
+one another.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from minidnn.gradients.table import Backward, rule
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply
-from minidnn.graph.transposed import transposed_convolution
 
 
 @rule(ops.MatMul)
@@ -52,47 +50,40 @@ def linear(call: Backward) -> Sequence[Value | None]:
 
 @rule(ops.Conv2d)
 def convolution(call: Backward) -> Sequence[Value | None]:
+    x, weight = call.inputs[:2]
+    op, gradient = call.op, call.gradient
     found: list[Value | None] = [None] * len(call.inputs)
     if call.wanted[0]:
-        found[0] = _by_input(call)
+        found[0] = apply(ops.Conv2dInputGradient(op, _plane(x)), gradient, weight)
     if call.wanted[1]:
-        found[1] = _by_weight(call)
+        found[1] = apply(ops.Conv2dWeightGradient(op, _plane(weight)), x, gradient)
     if call.wanted[2:] == (True,):
-        found[2] = apply(ops.Reduce("sum", (0, 2, 3)), call.gradient)
+        found[2] = apply(ops.Reduce("sum", (0, 2, 3)), gradient)
     return found
 
 
-def _by_input(call: Backward) -> Value:
-    op, x, weight = call.op, *call.inputs[:2]
-    cut = []
-    for axis, size, outputs in zip(
-        op.axes(weight.shape[2:]), x.shape[2:], call.output.shape[2:], strict=True
-    ):
-        total = (outputs - 1) * axis.stride + axis.reach
-        cut.append((axis.padding[0], total - size - axis.padding[0]))
-    return transposed_convolution(
-        call.gradient,
-        weight,
-        stride=op.stride,
-        cut=tuple(cut),
-        dilation=op.dilation,
-        groups=op.groups,
-        apply=apply,
-    )
+@rule(ops.Conv2dInputGradient)
+def input_gradient(call: Backward) -> Sequence[Value | None]:
+    """It is linear in both operands, and so is the convolution: ``<g, conv(x, w)>`` is what all
+    three of them are derivatives of."""
+    op, (gradient, weight), x = call.op.convolution, call.inputs, call.gradient
+    by_gradient, by_weight = call.wanted
+    return [
+        apply(op, x, weight) if by_gradient else None,
+        apply(ops.Conv2dWeightGradient(op, _plane(weight)), x, gradient) if by_weight else None,
+    ]
 
 
-def _by_weight(call: Backward) -> Value:
-    op, x, weight = call.op, *call.inputs[:2]
-    batch, _, *size = x.shape
-    outputs, per_group, *kernel = weight.shape
-    groups = op.groups
-    grouped = viewed(x, (batch, groups, per_group, *size))
-    images = apply(ops.Transpose((2, 1, 0, 3, 4)), grouped)
-    images = viewed(images, (per_group, groups * batch, *size))
-    taps = apply(ops.Transpose((1, 0, 2, 3)), call.gradient)
-    turned = ops.Conv2d(op.dilation, op.padding, op.stride, groups)
-    found = apply(turned, images, taps)
-    whole = (per_group, outputs, *kernel)
-    if found.shape != whole:  # the stride passed over the input's end
-        found = apply(ops.Slice((0, 0, 0, 0), whole, (1, 1, 1, 1)), found)
-    return apply(ops.Transpose((1, 0, 2, 3)), found)
+@rule(ops.Conv2dWeightGradient)
+def weight_gradient(call: Backward) -> Sequence[Value | None]:
+    op, (x, gradient), weight = call.op.convolution, call.inputs, call.gradient
+    by_input, by_gradient = call.wanted
+    return [
+        apply(ops.Conv2dInputGradient(op, _plane(x)), gradient, weight) if by_input else None,
+        apply(op, x, weight) if by_gradient else None,
+    ]
+
+
+def _plane(value: Value) -> tuple[int, int]:
+    """Rows and columns."""
+    return (value.shape[2], value.shape[3])
