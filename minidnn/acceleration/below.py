@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from minidnn.acceleration.program import Program
-from minidnn.acceleration.weights import StandsFor
+from minidnn.acceleration.watch import StandsFor
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.hooks import without_hooks
 from minidnn.frontends.torch.scripted import is_scripted

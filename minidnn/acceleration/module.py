@@ -19,8 +19,8 @@ from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.part import computes_its_own_way
 from minidnn.acceleration.program import GAINS_LESS, OverlapError, Program
 from minidnn.acceleration.programs import Kept, Programs, arrangement, describe, foreign
+from minidnn.acceleration.watch import StandsFor
 from minidnn.acceleration.watched import derived, watched
-from minidnn.acceleration.weights import StandsFor
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.capture import Captured, NotCapturable, capture
 from minidnn.frontends.torch.hooks import has_hooks, with_hooks, without_hooks

@@ -12,11 +12,10 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from minidnn.acceleration.engine import Engine, memory_of
-from minidnn.acceleration.glance import is_native
 from minidnn.acceleration.overlaps import Overlaps
 from minidnn.acceleration.part import TakenPart, lies_there
 from minidnn.acceleration.price import gain
-from minidnn.acceleration.weights import Watch
+from minidnn.acceleration.watch import Watch
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.aten.call import arguments_of, key_of
 from minidnn.frontends.torch.capture import Captured, Held
@@ -77,7 +76,7 @@ class Program:
         held = (h for node, h in captured.held.items() if node.users)
         opaque = (call.module for call in captured.opaque)
         statistics = _statistics(captured) if root is None else ()
-        self.watch = Watch(held, root, is_native(engine.device), opaque, statistics)
+        self.watch = Watch(held, root, opaque, statistics)
         if self.watch.uncounted:
             log.warning(
                 "%s: %d weights are tensors of inference mode, whose writes PyTorch does not "

@@ -174,7 +174,7 @@ def test_weights_of_inference_mode() -> None:
         net, x = network().cuda(), examples(2, 3, 16, 16).cuda()
         fast = md.optimize(net, x)
         assert fast.programs[0].watch.uncounted == 8
-        assert fast.programs[0].watch._glance.is_as_it_was()
+        assert fast.programs[0].watch.is_as_it_was()
         close(fast(x), net(x))
         net[0].weight.mul_(2)
         fast.refresh()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
-from typing import Any
 
 from ..._forks import ForkLock
 from ...cache import (
@@ -84,33 +83,6 @@ class MemoryStruct(ctypes.Structure):
     )
 
 
-class TensorStruct(ctypes.Structure):
-    """``md_tensor``."""
-
-    _fields_ = (
-        ("object", c_void_p),
-        ("body", c_void_p),
-        ("counter", c_void_p),
-        ("storage", c_void_p),
-        ("version", c_uint64),
-        ("data", c_uint64),
-        ("offset", c_uint64),
-    )
-
-
-class TensorLayoutStruct(ctypes.Structure):
-    """``md_tensor_layout``."""
-
-    _fields_ = (
-        ("body", c_int64),
-        ("counter", c_int64),
-        ("storage", c_int64),
-        ("offset", c_int64),
-        ("version", c_int64),
-        ("data", c_int64),
-    )
-
-
 _SIGNATURES = {
     "md_abi": (c_int, [c_int64 * 3]),
     "md_pool_new": (c_void_p, [c_int, c_int64, c_void_p]),
@@ -125,14 +97,7 @@ _SIGNATURES = {
     "md_memory_check": (c_int64, [POINTER(MemoryStruct)]),
     "md_memory_free": (None, [POINTER(MemoryStruct)]),
     "md_memory_release": (None, []),
-    "md_fetch": (None, [c_void_p, c_int32]),
 }
-
-#: Called with the global interpreter lock held.
-_UNCHANGED = ctypes.PYFUNCTYPE(
-    *(c_int, c_void_p, c_void_p, c_int32, c_void_p, c_int32, POINTER(TensorLayoutStruct))
-)
-_TAKE_WORDS = ctypes.PYFUNCTYPE(None, c_void_p, c_void_p, c_int32)
 
 _lock = ForkLock()
 _runners: dict[tuple[str, ...], Library] = {}
@@ -149,16 +114,6 @@ def runner(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
         DeviceError: there is no C compiler.
     """
     return _library(extra_flags).handle
-
-
-def unchanged() -> Any:
-    """``md_unchanged``, which is called with the global interpreter lock held."""
-    return _UNCHANGED(("md_unchanged", runner()))
-
-
-def take_words() -> Any:
-    """``md_take_words``, which is called with the global interpreter lock held."""
-    return _TAKE_WORDS(("md_take_words", runner()))
 
 
 def runner_kernel(name: str) -> Kernel:

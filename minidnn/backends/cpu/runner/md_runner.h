@@ -86,22 +86,5 @@ int md_memory_new(md_memory *memory, size_t size, size_t alignment, int mode); /
 int64_t md_memory_check(const md_memory *memory); /* offset from data of a stray write, or MIN */
 void md_memory_free(md_memory *memory);
 void md_memory_release(void);
-void md_fetch(const void *const *addresses, int32_t count);
-void md_take_words(const uint64_t *const *words, uint64_t *seen, int32_t count);
-
-/* What PyTorch says of a tensor, and where that stands. */
-typedef struct {
-  const char *object, *body, *counter, *storage;
-  uint64_t version, data, offset;
-} md_tensor;
-
-typedef struct {
-  int64_t body;                     /* within the Python object: where the tensor itself is */
-  int64_t counter, storage, offset; /* within that: of writes, of memory; where it begins there */
-  int64_t version, data;            /* within those */
-} md_tensor_layout;
-
-int md_unchanged(const uint64_t *const *words, const uint64_t *seen, int32_t count,
-                 const md_tensor *tensors, int32_t tensor_count, const md_tensor_layout *at);
 
 #endif
