@@ -10,10 +10,10 @@ A cell is a network, a precision and a batch size.  Engines are
 - ``minidnn``: compiled with the default tuning, bound to its arrays (a CUDA graph); networks
   beyond the zoo are taken from torchvision's modules.  ``minidnn-contractions`` and
   ``minidnn-layers`` fuse less, by the strategies of these names (``--regions`` times regions too);
-- ``eager``, ``eager-last``: PyTorch's modules in NCHW and channels_last with cudnn.benchmark,
-  captured as a CUDA graph; ``eager-calls`` is NCHW with every kernel launched by Python;
-- ``compile``: torch.compile(mode="reduce-overhead") with freezing, on weights and images in the
-  layout in which eager was faster; ``max-autotune`` likewise, where it is asked for.
+- ``torch``, ``torch-channels-last``: PyTorch's modules with cudnn.benchmark, captured as a CUDA
+  graph; ``torch-calls`` is NCHW with every kernel launched by Python;
+- ``torch-compile``: torch.compile(mode="reduce-overhead") with freezing, on weights and images in
+  the layout in which eager was faster; ``torch-max-autotune`` likewise, where it is asked for.
 
 All of them read one input on the GPU and are timed in turn, round after round, by events around
 several calls; the median over the rounds counts, and its 95 % interval from order statistics.
@@ -49,14 +49,13 @@ from typing import Any, NoReturn
 
 from benchmarks.cuda_zoo_queue import Cell, Pool, Setting
 from minidnn import models
+from minidnn.bench.engines import OWN
+from minidnn.bench.gpu.measure import PEERS, PRECISIONS
 from minidnn.bench.networks import BEYOND
 from minidnn.measure.figures import line_of
 
-PRECISIONS = ("float16", "bfloat16", "tf32", "float32")
-OWN = "minidnn"
-COMPILED = ("compile", "max-autotune")
-USUAL = (OWN, "eager", "eager-last", "compile")
-ENGINES = (*USUAL, "eager-calls", "max-autotune", f"{OWN}-contractions", f"{OWN}-layers")
+USUAL = (OWN, *PEERS[:3])
+ENGINES = (OWN, *PEERS, f"{OWN}-contractions", f"{OWN}-layers")
 NETWORKS = [name for name in models.list_models() if name != "digits"]
 BEYOND_AFTER = ("float16", 32)
 BEYOND_STAGES = (("float16", 1), ("float16", 32), ("float32", 1), ("float32", 32))
@@ -151,7 +150,7 @@ def engines(precision: str, options: argparse.Namespace) -> list[str]:
 
 
 def left_out(text: str) -> str:
-    """An engine, or one in one precision, such as "eager-last:float32".
+    """An engine, or one in one precision, such as "torch-channels-last:float32".
 
     Raises:
         ArgumentTypeError: there is no such engine or precision.
@@ -224,7 +223,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32, 128])
     parser.add_argument("--engines", nargs="+", default=list(USUAL), choices=ENGINES)
     parser.add_argument(
-        "--leave-out", nargs="+", default=[], type=left_out, help="such as eager-last:float32"
+        "--leave-out",
+        nargs="+",
+        default=[],
+        type=left_out,
+        help="such as torch-compile:float32",
     )
     parser.add_argument("--beyond", action="store_true", help=f"also {', '.join(BEYOND)}")
     parser.add_argument(
@@ -287,6 +290,11 @@ def report(cell: dict[str, Any], results: Path) -> None:
     print(line(cell), flush=True)
 
 
+def shown(error: float | None) -> str:
+    """A deviation, which is None where results are not finite."""
+    return "not finite" if error is None else f"{error:.1e}"
+
+
 def summed(found: list[dict[str, Any]], most: int) -> dict[str, Any]:
     """What is kept of regions: how many, milliseconds with a convolution or linear layer and
     without, one by one, and the slowest."""
@@ -305,7 +313,7 @@ def line(cell: dict[str, Any]) -> str:
     peers = [value for engine, value in ms.items() if engine != OWN]
     ratio = f"{min(peers) / own:5.2f}x" if own and peers else "     -"
     texts = " ".join(f"{engine} {value:8.3f}" for engine, value in ms.items())
-    errors = ", ".join(f"{engine} {most:.1e}" for engine, most in cell["errors"].items())
+    errors = ", ".join(f"{engine} {shown(most)}" for engine, most in cell["errors"].items())
     failed = "".join(f"; {engine} failed: {text}" for engine, text in cell["failed"].items())
     return (
         f"{cell['network']:<14} {cell['precision']:<8} {cell['batch']:>4} {ratio} {texts} ms; "

@@ -13,8 +13,7 @@ import gc
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,23 +22,16 @@ import cupy
 import torch
 import torchvision
 
-from benchmarks.cuda_zoo import COMPILED, OWN, UNUSABLE, summed
-from minidnn.bench.gpu.modes import (
-    Cell,
-    Own,
-    allow,
-    called,
-    dtype_of,
-    eager,
-    inductor,
-    module_of,
-    own,
-)
-from minidnn.bench.gpu.timing import Run, deviations, exact, in_turn
+from benchmarks.cuda_zoo import UNUSABLE, summed
+from minidnn.bench.gpu.cell import Engines, cell_of
+from minidnn.bench.gpu.modes import Own
+from minidnn.bench.gpu.timing import in_turn
 from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn
-from minidnn.measure.statistics import median
+from minidnn.measure.statistics import Estimate, median
 from minidnn.report.explain import contracts
+
+MOST_TEXT = 300
 
 
 def main() -> None:
@@ -49,6 +41,10 @@ def main() -> None:
             cell = json.loads(text)
             options.engines = cell["engines"]
             cell |= measured(cell["network"], cell["precision"], cell["batch"], options)
+            torch._dynamo.reset()
+            gc.collect()
+            torch.cuda.empty_cache()
+            cupy.get_default_memory_pool().free_all_blocks()
             answers.write(json.dumps(cell) + "\n")
             answers.flush()
             try:
@@ -84,76 +80,43 @@ def alone(options: argparse.Namespace) -> Iterator[None]:
 
 def measured(name: str, precision: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
     """Times of one cell in milliseconds, and what was needed to get there."""
-    allow(precision)
-    torch.manual_seed(0)
-    runs: dict[str, Run] = {}
-    seconds: dict[str, float] = {}
-    errors: dict[str, float] = {}
-    failed: dict[str, str] = {}
+    about: dict[str, dict[str, Any]] = {}
+    times: dict[str, Estimate] = {}
     profiles: dict[str, Any] = {}
-    times: dict[str, list[float]] = {}
-    outputs: dict[str, Any] = {}
+    failed: dict[str, str] = {}
     size = 299 if name == "inception_v3" else 224
     try:
-        network = module_of(name, (size, size))
-        x = torch.randn(batch, 3, size, size, device="cuda", dtype=dtype_of(precision))
-        made = Cell(name, network, x, precision, options.tune, partial(alone, options))
-        for engine in options.engines:
-            begin = time.perf_counter()
-            try:
-                last = engine in COMPILED and is_faster(runs, "eager-last", "eager", options)
-                runs[engine], outputs[engine] = ENGINE[engine](made, last)
-                torch.cuda.synchronize()
-            except Exception as error:
-                runs.pop(engine, None)
-                failed[engine] = said(error)
-                print(name, precision, batch, engine, "failed:", failed[engine], flush=True)
-                continue
-            seconds[engine] = round(time.perf_counter() - begin, 2)
+        shape = (batch, 3, size, size)
+        cell = cell_of(name, shape, precision, options.tune, partial(alone, options))
+        engines = Engines(cell, options.engines)
+        about = engines.about
         with alone(options):
-            errors = deviations(outputs, exact(network, x))
-            times = in_turn(runs, options.rounds)
+            engines.compare()
+            times = {e: median(t) for e, t in in_turn(engines.runs, options.rounds).items()}
             if options.regions is not None:
-                own = {e: regions(run) for e, run in runs.items() if isinstance(run, Own)}
+                own = {e: regions(run) for e, run in engines.runs.items() if isinstance(run, Own)}
                 profiles = {engine: summed(found, options.regions) for engine, found in own.items()}
     except Exception as error:
-        failed["timing"] = said(error)
-        print(name, precision, batch, "timing failed:", failed["timing"], flush=True)
-    found = {engine: median(ts) for engine, ts in times.items()}
-    runs.clear()
-    outputs.clear()
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-    cupy.get_default_memory_pool().free_all_blocks()
+        failed["timing"] = f"{type(error).__name__}: {error}"
+    failed |= {engine: one["error"] for engine, one in about.items() if "error" in one}
+    for engine, text in failed.items():
+        print(name, precision, batch, engine, "failed:", text[:MOST_TEXT], flush=True)
+    made = {engine: one for engine, one in about.items() if "error" not in one}
     return {
         "device": machine.device_name(0),
         "versions": versions(),
-        "ms": {engine: one.value for engine, one in found.items()},
-        "interval": {engine: (one.low, one.high) for engine, one in found.items()},
-        "compile_seconds": seconds,
-        "errors": errors,
-        "failed": failed,
+        "ms": {engine: one.value for engine, one in times.items()},
+        "interval": {engine: (one.low, one.high) for engine, one in times.items()},
+        "compile_seconds": {e: round(one["compile_seconds"], 2) for e, one in made.items()},
+        "errors": {e: one["deviation"] for e, one in made.items() if "deviation" in one},
+        "failed": {engine: text[:MOST_TEXT] for engine, text in failed.items()},
     } | ({"regions": profiles} if profiles else {})
-
-
-def said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:300]
 
 
 def versions() -> str:
     """Of what a time depends on."""
     theirs = f"torch {torch.__version__} with cuDNN {torch.backends.cudnn.version()}"
     return f"{machine.library_name()}, {theirs}, torchvision {torchvision.__version__}"
-
-
-def is_faster(runs: dict[str, Run], one: str, other: str, options: argparse.Namespace) -> bool:
-    """Whether an engine is faster than another; if the other is not there, it is."""
-    if one not in runs or other not in runs:
-        return one in runs
-    with alone(options):
-        times = in_turn({name: runs[name] for name in (one, other)}, 3)
-    return median(times[one]).value < median(times[other]).value
 
 
 def regions(run: Own) -> list[dict[str, Any]]:
@@ -178,23 +141,6 @@ def regions(run: Own) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def autotuned(cell: Cell, last: bool) -> tuple[Run, Any]:
-    with turn(0):  # it measures while it compiles, on all of this worker's cores
-        return inductor(cell, last, "max-autotune")
-
-
-ENGINE: dict[str, Callable[[Cell, bool], tuple[Run, Any]]] = {
-    OWN: lambda cell, last: own(cell),
-    f"{OWN}-contractions": lambda cell, last: own(cell, "contractions"),
-    f"{OWN}-layers": lambda cell, last: own(cell, "layers"),
-    "eager": lambda cell, last: eager(cell, last=False),
-    "eager-last": lambda cell, last: eager(cell, last=True),
-    "eager-calls": lambda cell, last: called(cell),
-    "compile": inductor,
-    "max-autotune": autotuned,
-}
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cuda_zoo import OWN, read
+from benchmarks.cuda_zoo import read, shown
+from minidnn.bench.engines import OWN
 
 Cell = dict[str, Any]
 FAMILIES = ("alexnet", "vgg", "resnet", "squeezenet", "densenet", "inception")
@@ -117,8 +118,9 @@ def _errors(cell: Cell) -> tuple[str, str]:
     it."""
     errors = cell["errors"]
     peers = [error for engine, error in errors.items() if not engine.startswith(OWN)]
-    own = f"{errors[OWN]:.1e}" if OWN in errors else "-"
-    return own, f"{max(peers):.1e}" if peers else "-"
+    own = shown(errors[OWN]) if OWN in errors else "-"
+    worst = None if None in peers else max(peers, default=0.0)
+    return own, shown(worst) if peers else "-"
 
 
 def fusion(cells: Iterable[Cell]) -> str:

@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks import cuda_zoo
 from benchmarks.cuda_zoo_queue import Cell, Pool, Setting
+from minidnn.bench.networks import BEYOND
 
 WORKER = """
 import json, os, sys, time
@@ -126,7 +127,7 @@ def options(results: Path, **others: Any) -> Namespace:
         "networks": ["alexnet", "vgg11"],
         "precisions": ["tf32", "float16"],
         "batches": [1, 128],
-        "engines": ["minidnn", "eager"],
+        "engines": ["minidnn", "torch"],
         "commit": "abc",
         "any_commit": False,
         "workers": 1,
@@ -143,8 +144,8 @@ def result(commit: str, network: str, batch: int, **failed: str) -> dict[str, An
         "network": network,
         "precision": "float16",
         "batch": batch,
-        "engines": ["minidnn", "eager"],
-        "ms": {"minidnn": 1.0, "eager": 2.0},
+        "engines": ["minidnn", "torch"],
+        "ms": {"minidnn": 1.0, "torch": 2.0},
         "compile_seconds": {},
         "errors": {"minidnn": 0.0},
         "failed": failed,
@@ -166,8 +167,8 @@ def test_networks_beyond_the_zoo_are_a_stage_too(tmp_path: Path) -> None:
     given = {"precisions": ["float16", "tf32"], "batches": [32], "networks": ["alexnet"]}
     asked = options(tmp_path / "none", beyond=True, **given)
     found = cuda_zoo.cells(asked)
-    beyond = len(cuda_zoo.BEYOND)
-    assert found[:2] == [("alexnet", "float16", 32), (cuda_zoo.BEYOND[0], "float16", 1)]
+    beyond = len(BEYOND)
+    assert found[:2] == [("alexnet", "float16", 32), (BEYOND[0], "float16", 1)]
     assert len(found) == 2 + 4 * beyond and found[-1] == ("alexnet", "tf32", 32)
 
 
@@ -178,9 +179,9 @@ def test_stages_that_are_asked_for(tmp_path: Path) -> None:
     assert found[:3] == [
         ("alexnet", "tf32", 32),
         ("vgg11", "tf32", 32),
-        (cuda_zoo.BEYOND[0], "float16", 1),
+        (BEYOND[0], "float16", 1),
     ]
-    assert len(found) == 2 + len(cuda_zoo.BEYOND)
+    assert len(found) == 2 + len(BEYOND)
 
 
 def test_networks_of_a_family_do_not_follow_each_other() -> None:
@@ -189,17 +190,17 @@ def test_networks_of_a_family_do_not_follow_each_other() -> None:
 
 
 def test_engines_are_left_out_of_a_precision(tmp_path: Path) -> None:
-    asked = options(tmp_path / "none", leave_out=["eager:tf32"], networks=["alexnet"])
+    asked = options(tmp_path / "none", leave_out=["torch:tf32"], networks=["alexnet"])
     found = cuda_zoo.missing(cuda_zoo.cells(asked), asked)
     engines = {cell.content["precision"]: cell.content["engines"] for cell in found}
-    assert engines == {"float16": ["minidnn", "eager"], "tf32": ["minidnn"]}
-    asked.leave_out = ["eager"]
+    assert engines == {"float16": ["minidnn", "torch"], "tf32": ["minidnn"]}
+    asked.leave_out = ["torch"]
     assert cuda_zoo.engines("float16", asked) == cuda_zoo.engines("tf32", asked) == ["minidnn"]
 
 
-@pytest.mark.parametrize("text", ["eagre", "eager:float64", "eager:", ":tf32"])
+@pytest.mark.parametrize("text", ["troch", "torch:float64", "torch:", ":tf32"])
 def test_engines_that_there_are_not_are_not_left_out(text: str) -> None:
-    with pytest.raises(ArgumentTypeError, match=f"{text}.*eager-last.*tf32"):
+    with pytest.raises(ArgumentTypeError, match=f"{text}.*torch-channels-last.*tf32"):
         cuda_zoo.left_out(text)
 
 

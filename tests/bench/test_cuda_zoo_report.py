@@ -9,7 +9,7 @@ from benchmarks.cuda_zoo_report import fusion, ratio, report, slowest
 
 
 def cell(network: str, own: float | None, *peers: float, batch: int = 128) -> dict[str, Any]:
-    names = ("eager", "compile")
+    names = ("torch", "torch-compile")
     times = dict(zip(names, peers, strict=False)) | ({} if own is None else {"minidnn": own})
     failed = {} if own is not None else {"minidnn": "CuDNNError: no"}
     return {
@@ -47,7 +47,7 @@ def test_failures_and_cells_under_one_are_shown() -> None:
 
 
 def test_errors_are_those_to_float32() -> None:
-    one = cell("alexnet", 1.0, 4.0) | {"errors": {"minidnn": 1e-3, "eager": 2e-3}}
+    one = cell("alexnet", 1.0, 4.0) | {"errors": {"minidnn": 1e-3, "torch": 2e-3}}
     text = report([one, cell("vgg16", 1.0, 4.0)])
     assert "| 4.00 | 1.0e-03 | 2.0e-03 |" in text and "| 4.00 | - | - |" in text
 
