@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from minidnn.backends.cpu.buffers import Array, Buffer
-from minidnn.backends.cpu.contraction import ContractionKernel, Workspace, print_contraction
-from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS, Algorithm
+from minidnn.backends.cpu.contraction import PrintedContraction, Workspace, print_contraction
+from minidnn.backends.cpu.contraction.algorithm import Algorithm
+from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
 from minidnn.backends.cpu.isa import Isa, usable_isa, usable_isas
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.library import Kernel
@@ -85,7 +86,7 @@ def resnet50() -> list[Layer]:
 @dataclass
 class Ready:
     layer: Layer
-    printed: ContractionKernel
+    printed: PrintedContraction
     program: Program
     buffers: list[Buffer]
     operations: int
@@ -94,7 +95,7 @@ class Ready:
 
 def build(
     layer: Layer, batch: int, isa: Isa, threads: int, algorithm: Algorithm | None
-) -> tuple[ContractionKernel, list[int]]:
+) -> tuple[PrintedContraction, list[int]]:
     rng = np.random.default_rng(0)
     kernel, pad = layer.kernel, layer.kernel // 2
     x = Value(TensorType((batch, layer.inputs, layer.size, layer.size)), "x")
@@ -133,7 +134,7 @@ def build(
 
 def ready(
     layer: Layer,
-    printed: ContractionKernel,
+    printed: PrintedContraction,
     sizes: list[int],
     kernels: Sequence[Kernel],
     pool: Pool,
@@ -146,7 +147,7 @@ def ready(
 
 
 def bind(
-    printed: ContractionKernel, sizes: list[int], kernels: Sequence[Kernel], pool: Pool
+    printed: PrintedContraction, sizes: list[int], kernels: Sequence[Kernel], pool: Pool
 ) -> tuple[Program, list[Buffer], int]:
     """The program of a contraction, its buffers (random inputs), and the bytes of its operands."""
     rng = np.random.default_rng(1)

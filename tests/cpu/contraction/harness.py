@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minidnn.backends.cpu.buffers import Buffer, Guard
-from minidnn.backends.cpu.contraction import ContractionKernel, Workspace, print_contraction
-from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS, Algorithm
+from minidnn.backends.cpu.contraction import PrintedContraction, Workspace, print_contraction
+from minidnn.backends.cpu.contraction.algorithm import Algorithm
+from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
 from minidnn.backends.cpu.isa import Isa
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.library import Kernel
@@ -58,7 +59,7 @@ class Built:
 
     case: Case
     parts: Parts
-    kernel: ContractionKernel
+    kernel: PrintedContraction
     tensors: list[Tensor]
     values: list[Value]
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.contraction import ContractionKernel, why_unsupported
+from minidnn.backends.cpu.contraction import PrintedContraction, why_unsupported
 from minidnn.backends.cpu.contraction.tiling import choose_tile, split_vectors, step_cycles
 from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
 from minidnn.fusion.contraction import Parts
@@ -87,7 +87,7 @@ def test_one_image_keeps_all_threads_busy(name, shape, outputs, kernel, threads:
     pad = kernel // 2
     op = Conv2d(padding=((pad, pad), (pad, pad)))
     case = Case(name, shape, outputs, (kernel, kernel), op)
-    printed: ContractionKernel = build(case, AVX512, threads).kernel
+    printed: PrintedContraction = build(case, AVX512, threads).kernel
     (stage,) = printed.stages
     calls = math.ceil(stage.tasks / stage.grain)
     assert calls / (threads * math.ceil(calls / threads)) > 0.8

@@ -14,7 +14,7 @@ from minidnn.backends.cpu.buffers import Guard
 from minidnn.backends.cpu.contraction import algorithms
 from minidnn.backends.cpu.contraction.algorithms import choose_algorithm
 from minidnn.backends.cpu.contraction.problem import problem_of
-from minidnn.backends.cpu.contraction.winograd import price
+from minidnn.backends.cpu.contraction.winograd import algorithm, price
 from minidnn.backends.cpu.contraction.winograd.transform import F2, F4
 from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
 from minidnn.backends.cpu.library import Kernel
@@ -61,7 +61,7 @@ def only(monkeypatch: pytest.MonkeyPatch, schedule: str) -> None:
 
     monkeypatch.setattr(price, "candidates", some)
     # What was chosen among all is not remembered here, nor what is chosen here afterwards.
-    monkeypatch.setattr(algorithms, "choose_winograd", price.choose_winograd.__wrapped__)
+    monkeypatch.setattr(algorithm, "choose_winograd", price.choose_winograd.__wrapped__)
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_reasons() -> None:
         built = build(case, isa)
         source, *others, result = built.tensors
         problem = problem_of(built.parts, case.shape[0], source, tuple(others), result)
-        return four.unsupported(problem, bool(case.before), isa)
+        return four.why_not(problem, bool(case.before), isa)
 
     base = LAYERS[3]
     assert reason(base) is None

@@ -95,7 +95,7 @@ def test_a_description_tells_schemes_apart(isa: Isa) -> None:
         built = build(case, isa)
         asked = question(built, isa)
         for algorithm in ALGORITHMS:
-            if algorithm.unsupported(asked.problem, asked.has_prologue, isa) is None:
+            if algorithm.why_not(asked.problem, asked.has_prologue, isa) is None:
                 schemes = list(algorithm.schemes(asked.problem, asked.has_prologue, isa, 2))
                 told = {tuple(algorithm.describe(scheme).items()) for scheme in schemes}
                 assert len(told) == len(set(schemes))

@@ -12,12 +12,12 @@ from .algorithms import (
     work_of,
 )
 from .problem import why_unsupported
-from .stage import ContractionKernel, Stage, Workspace
+from .stage import PrintedContraction, Stage, Workspace
 
 __all__ = [
     "Choice",
     "Choose",
-    "ContractionKernel",
+    "PrintedContraction",
     "Question",
     "Stage",
     "Work",

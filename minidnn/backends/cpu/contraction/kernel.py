@@ -16,12 +16,12 @@ from .numbers import PARAMETER, Numbers
 from .pack import Packer
 from .problem import View
 from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
-from .stage import ContractionKernel, Pointer, Stage
+from .stage import Pointer, PrintedContraction, Stage
 from .tile import print_tile, tile_name
 from .weights import pack_inputs, pack_outputs, packed_weights
 
 
-def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> ContractionKernel:
+def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContraction:
     """The kernel that follows ``scheme``."""
     code = Code()
     printer = _Kernel(parts, scheme, code)
@@ -42,7 +42,7 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> ContractionK
         grain_of(scheme, threads),
         scheme.scratch_bytes,
     )
-    return ContractionKernel("direct", (stage,))
+    return PrintedContraction("direct", (stage,))
 
 
 def _data(value: Value) -> Callable[[], np.ndarray]:

@@ -39,7 +39,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class ContractionKernel:
+class PrintedContraction:
     """A printed contraction.
 
     Attributes:

@@ -12,7 +12,7 @@ from ...buffers import Array
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, Numbers
 from ..scheme import LINE_FLOATS
-from ..stage import ContractionKernel, Pointer, Stage, Workspace
+from ..stage import Pointer, PrintedContraction, Stage, Workspace
 from ..tile import print_tile, tile_name
 from ..weights import pack_outputs
 from .functions import (
@@ -29,7 +29,7 @@ GRAIN = 4
 """Tasks of one call of a kernel that transforms: each is some microseconds."""
 
 
-def print_winograd(parts: Parts, scheme: WinogradScheme) -> ContractionKernel:
+def print_winograd(parts: Parts, scheme: WinogradScheme) -> PrintedContraction:
     """The kernels that follow ``scheme``."""
     if scheme.local:
         stages: tuple[Stage, ...] = (_Local(parts, scheme).stage(),)
@@ -39,7 +39,7 @@ def print_winograd(parts: Parts, scheme: WinogradScheme) -> ContractionKernel:
             _Products(parts, scheme).stage(),
             _Out(parts, scheme).stage(),
         )
-    return ContractionKernel(scheme.transform.name, stages, scheme.workspace_bytes)
+    return PrintedContraction(scheme.transform.name, stages, scheme.workspace_bytes)
 
 
 class _Printer:

@@ -1,0 +1,61 @@
+"""The direct algorithm: sums as they are defined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ....fusion.contraction import Parts
+from ..isa import Isa
+from .algorithm import Algorithm
+from .choose import choose_scheme, schemes_for
+from .kernel import print_scheme
+from .price import Speed, predict_seconds
+from .problem import Problem
+from .scheme import Scheme
+from .stage import PrintedContraction
+
+
+class Direct(Algorithm):
+    """The sums as they are defined: every shape.  ``compensated``: in short parts, and what adding
+    these up rounds off is added at the end; for the least error (whole networks take 1.25 to 1.4
+    times as long as with ``accuracy="normal"``, which may choose Winograd)."""
+
+    error = 1.0
+
+    def __init__(self, compensated: bool) -> None:
+        self.compensated = compensated
+        self.name = "direct, compensated" if compensated else "direct"
+        self.accuracies = ("high",) if compensated else ("normal",)
+
+    def why_not(self, problem: Problem, has_prologue: bool, isa: Isa) -> str | None:
+        return None
+
+    def scheme(self, problem: Problem, has_prologue: bool, isa: Isa, threads: int) -> Scheme:
+        return choose_scheme(problem, has_prologue, isa, threads, self.compensated)
+
+    def schemes(
+        self, problem: Problem, has_prologue: bool, isa: Isa, threads: int
+    ) -> Iterable[Scheme]:
+        return schemes_for(problem, has_prologue, isa, self.compensated)
+
+    def describe(self, scheme: Scheme) -> dict[str, int]:
+        tile = scheme.tile
+        found = {"rows": tile.rows, "columns": tile.columns, "vectors": tile.vectors}
+        gathered = int(scheme.packing == "gathered")
+        return {**found, "block": scheme.block, "gathered": gathered}
+
+    def seconds(self, scheme: Scheme, speed: Speed) -> float:
+        return predict_seconds(scheme, speed)
+
+    def operations(self, scheme: Scheme) -> int:
+        return round(scheme.problem.operations * scheme.taken_rows)
+
+    def weight_bytes(self, scheme: Scheme) -> int:
+        return 4 * scheme.groups * scheme.slots * scheme.problem.depth
+
+    def workspace_bytes(self, scheme: Scheme) -> int:
+        return 0
+
+    def print(self, parts: Parts, scheme: Scheme, threads: int) -> PrintedContraction:
+        return replace(print_scheme(parts, scheme, threads), algorithm=self.name)
