@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from minidnn.errors import GraphError, UnsupportedError
-from minidnn.graph.ir import Node
 from minidnn.graph.plain import plain
 from minidnn.report.explain import (
     contracts,
@@ -63,6 +63,8 @@ class Profile:
     regions: tuple[RegionTime, ...]
     descriptions: tuple[str, ...]
     runs: int
+    #: Why algorithms do not compute regions, and how many regions say so.
+    refusals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -87,6 +89,9 @@ class Profile:
             f"{len(self.regions)} kernels, {self.seconds * 1e3:.3f} ms measured (medians of "
             f"{self.runs} runs), {100 * bound / whole:.0f}% of the roofline"
         )
+        for name, reasons in self.refusals.items():
+            counted = ", ".join(f"{reason} ({count})" for reason, count in reasons.items())
+            lines.append(f"not by {name}: {counted}")
         return "\n".join(lines)
 
 
@@ -111,6 +116,7 @@ def profile(
     program.run(inputs, outputs)  # memory is touched for the first time
     measured = [program.seconds_of_nodes(inputs, outputs) for _ in range(runs)]
     regions, descriptions = [], []
+    refusals: dict[str, Counter[str]] = defaultdict(Counter)
     for node in measured[0]:
         operations, moved = work(node)
         seconds = statistics.median(times[node] for times in measured)
@@ -131,11 +137,9 @@ def profile(
                 executed,
             )
         )
-        descriptions.append(describe(node) + _details(program, node))
-    return Profile(tuple(regions), tuple(descriptions), runs)
-
-
-def _details(program: Program, node: Node) -> str:
-    """What the program says about how it computes a node."""
-    said = program.details(node) if isinstance(program, DescribedProgram) else ""
-    return f" [{said}]" if said else ""
+        said = program.details(node) if isinstance(program, DescribedProgram) else ""
+        descriptions.append(describe(node) + (f" [{said}]" if said else ""))
+        refused = program.refusals(node) if isinstance(program, DescribedProgram) else {}
+        for name, reason in refused.items():
+            refusals[name][reason] += 1
+    return Profile(tuple(regions), tuple(descriptions), runs, refusals)

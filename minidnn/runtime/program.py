@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from minidnn.graph.ir import Node
@@ -95,6 +95,9 @@ class DescribedProgram(Program, Protocol):
 
     def details(self, node: Node) -> str:
         """Algorithm, memory, occupancy, in a few words; empty if there is nothing to say."""
+
+    def refusals(self, node: Node) -> Mapping[str, str]:
+        """Algorithms by which it does not compute a node, and why, in words."""
 
 
 @runtime_checkable

@@ -42,11 +42,12 @@ def test_profile_has_every_kernel() -> None:
     assert {"0", "1", "3", "6", "7"} <= layers
     assert profile.seconds == pytest.approx(sum(r.seconds for r in profile.regions))
     lines = str(profile).splitlines()
-    assert len(lines) == len(profile.regions) + 2
+    rest = lines[len(profile.regions) + 2 :]
+    assert [line.partition(":")[0] for line in rest] == [f"not by F({n}x{n}, 3x3)" for n in (2, 4)]
     assert re.fullmatch(
         rf"{len(names)} kernels, \d+\.\d{{3}} ms measured \(medians of 3 runs\), \d+% of the "
         r"roofline",
-        lines[-1],
+        lines[len(profile.regions) + 1],
     )
 
 
@@ -108,3 +109,4 @@ def test_winograds_products_are_counted_as_they_are() -> None:
     assert direct.executed == direct.operations
     text = str(exe.explain(measure=True))
     assert "[F(4x4, 3x3)]" in text and "[direct]" in text
+    assert "not by F(4x4, 3x3): the kernel is 1x1, not 3x3 (1)\n" in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -69,7 +71,7 @@ def check(net: md.Layer, shape: tuple[int, ...], precision: str) -> None:
     few = np.unique([0, shape[0] - 1])
     (expected,) = evaluate(to_graph(net, (len(few), *shape[1:])), [x[few]], "float64")
     exe = md.compile(net, shape, device="cuda", precision=precision)
-    assert DEPTHWISE.name in exe.explain(measure=True)
+    assert re.search(r"depthwise \d", exe.explain(measure=True))
     y = np.asarray(exe(x), np.float64)
     allowed = ROUNDING[precision] * np.abs(expected) + 2.0**-22 * 7 * 4
     assert (np.abs(y[few] - expected) <= allowed).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.backends.cuda.memory import Limit
-from minidnn.errors import OutOfMemoryError
+from minidnn.errors import OutOfMemoryError, UnsupportedError
 
 from .greedy import be_greedy, least
 from .lowered import ARCH, problems_of
@@ -76,6 +77,18 @@ def test_nothing_takes_more_than_the_limit(
         for recipe, _ in tune._candidates(problem, form, 3, heuristic)
     ]
     assert found and all(one.workspace <= heuristic.limit(problem) for one in found)
+
+
+def test_what_nothing_computes_is_told_with_every_kernels_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (problem,) = problems_of(L.Conv2d(64, 64, 3), (4, 64, 9, 9), "float16")
+    grouped = replace(problem, groups=2)
+    monkeypatch.setattr(tune, "_candidates", lambda *given: ())
+    with pytest.raises(UnsupportedError, match="bytes of workspace; of our kernels not ") as told:
+        tune.first(grouped, tuning(0, "heuristic"))
+    assert "; not tile: it has 2 groups" in str(told.value)
+    assert "; not rows: its products need not be exact float32" in str(told.value)
 
 
 @pytest.fixture

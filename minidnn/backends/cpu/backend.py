@@ -28,7 +28,7 @@ from ...runtime.plan import Plan
 from ..options import accuracy_option, check_options, tune_option
 from . import sequence
 from .buffers import Buffer, Guard
-from .contraction import Workspace, why_unsupported
+from .contraction import Workspace, refusals, why_unsupported
 from .isa import Isa, best_isa, isa_named, usable_isa
 from .kernels import compile_kernels
 from .library import Kernel
@@ -241,6 +241,11 @@ class CpuProgram:
         """The algorithm of a contraction."""
         task = self._contractions.get(node)
         return "" if task is None or task.choice is None else task.choice.algorithm.name
+
+    def refusals(self, node: Node) -> dict[str, str]:
+        """The algorithms that do not compute a contraction, and why."""
+        task = self._contractions.get(node)
+        return {} if task is None or task.question is None else refusals(task.question)
 
     def spared_operations(self, node: Node) -> int:
         """How many operations less than its definition a contraction's algorithm takes."""

@@ -24,10 +24,12 @@ from .arrays import (
     overlap,
     read,
 )
+from .contraction.kernel_registry import refusals
 from .instance import Instance
 from .lower import Task
+from .machine import machine_of
 from .memory import Limit, make_within, told
-from .prepare import Prepared, prepare
+from .prepare import ContractionWork, Prepared, prepare
 from .target import CudaTarget
 
 _PER_THREAD_STREAM = 2
@@ -244,6 +246,12 @@ class CudaProgram:
         with on_device(self.device):
             said = [t.work.describe() for t in self.prepared.tasks if t.node is node]
         return "; ".join(dict.fromkeys(said))
+
+    def refusals(self, node: Node) -> dict[str, str]:
+        """Our kernels that were not tried for a contraction, and why."""
+        works = (done.work for done in self.prepared.tasks if done.node is node)
+        problems = [work.built.problem for work in works if isinstance(work, ContractionWork)]
+        return refusals(problems[0], machine_of(self.device).arch) if problems else {}
 
     def seconds_of_nodes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[Node, float]:
         """Computes the outputs; the seconds of each node, by events around its kernels."""

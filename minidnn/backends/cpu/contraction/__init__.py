@@ -9,6 +9,7 @@ from .algorithms import (
     print_choice,
     print_contraction,
     question_of,
+    refusals,
     work_of,
 )
 from .problem import why_unsupported
@@ -26,6 +27,7 @@ __all__ = [
     "print_choice",
     "print_contraction",
     "question_of",
+    "refusals",
     "why_unsupported",
     "work_of",
 ]

@@ -80,6 +80,16 @@ class Question:
     images: int
 
 
+def refusals(question: Question) -> dict[str, str]:
+    """The algorithms that are exact enough and do not compute a problem, and why."""
+    reasons = (
+        (algorithm.name, algorithm.why_not(question.problem, question.has_prologue, question.isa))
+        for algorithm in ALGORITHMS
+        if question.accuracy in algorithm.accuracies
+    )
+    return {name: reason for name, reason in reasons if reason is not None}
+
+
 @dataclass(frozen=True)
 class Choice:
     """An algorithm, and how it computes the problem."""

@@ -71,10 +71,10 @@ def load_contraction(
     return LoadedContraction(problem, kernel, choice, multiprocessors(), loaded)
 
 
-def why_none(problem: ContractionProblem, arch: str) -> str:
-    """Why kernels of ours are not tried for a problem, in words."""
-    refusals = ((kernel, kernel.refusal(problem, arch)) for kernel in _ENTRIES)
-    return "; ".join(f"not {kernel.name}: {reason}" for kernel, reason in refusals if reason)
+def refusals(problem: ContractionProblem, arch: str) -> dict[str, str]:
+    """The kernels that are not tried for a problem, and why."""
+    reasons = ((name, kernel.refusal(problem, arch)) for name, kernel in KERNELS.items())
+    return {name: reason for name, reason in reasons if reason is not None}
 
 
 def multiprocessors() -> int:

@@ -29,7 +29,7 @@ from .bound import Memory, least_milliseconds
 from .fixed import FixedConvolution, fixed_convolution
 from .forms import forms_of, last_resort
 from .graphs import CONVOLUTION, constraints_of, graph_of
-from .kernel_registry import KERNELS, Load, launches_by, load_contraction, why_none
+from .kernel_registry import KERNELS, Load, launches_by, load_contraction, refusals
 from .memory import scratch_addresses
 from .problem import Addresses, ContractionProblem
 from .recipe import (
@@ -295,9 +295,10 @@ def _fixed(
 
 def _nothing(problem: ContractionProblem, tuning: Tuning) -> UnsupportedError:
     limit = tuning.limit(problem)
+    reasons = refusals(problem, tuning.arch).items()
     return UnsupportedError(
         f"cuDNN has no way to compute {problem.describe()} within {limit} bytes of workspace; "
-        f"kernels of minidnn: {why_none(problem, tuning.arch)}"
+        f"of our kernels {'; '.join(f'not {name}: {reason}' for name, reason in reasons)}"
     )
 
 
