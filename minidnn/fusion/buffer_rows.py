@@ -37,7 +37,7 @@ class _Follower:
         self.results: list[list[int]] = []
         self.touched: list[list[int]] = []
         for i, step in enumerate(plan.steps):
-            operations = [o for segment in step.segments for o in segment]
+            operations = step.operations
             own = {o.result for o in operations}
             results = [number for number in home if number in own]
             reads = [n for o in operations for n in o.operands if n in home and n not in own]

@@ -90,6 +90,11 @@ class PlanStep:
     columns: Extent
     segments: tuple[tuple[PlanOperation, ...], ...]
 
+    @property
+    def operations(self) -> list[PlanOperation]:
+        """Those of all segments."""
+        return [o for segment in self.segments for o in segment]
+
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
@@ -105,6 +110,11 @@ class KernelPlan:
     #: Patches above the first that a task of several begins with; what lies above the plane or
     #: is not needed by the task's own patches is not computed.
     lead: int = 0
+
+    @property
+    def operations(self) -> list[PlanOperation]:
+        """Those of all steps."""
+        return [o for step in self.steps for o in step.operations]
 
     def patches(self, axis: int) -> list[tuple[int, int, bool]]:
         """The anchor's patches along an axis: begin, end, and whether it is the last."""

@@ -43,7 +43,7 @@ def storages_of(plan: KernelPlan, lanes: int) -> list[Storage]:
             storage = found.setdefault(place.storage, Storage(lanes, place.rows, place.columns))
             storage.members.append(number)
     for step in plan.steps:
-        for operation in (o for segment in step.segments for o in segment):
+        for operation in step.operations:
             if operation.window is None:
                 continue
             source = plan.planes[operation.operands[0]]
@@ -63,7 +63,7 @@ def identity_columns(plan: KernelPlan) -> int:
         outputs = max(
             end - begin for begin, end in map(lambda p: step.columns.interval(*p), plan.patches(1))
         )
-        for operation in (o for segment in step.segments for o in segment):
+        for operation in step.operations:
             if operation.window is not None:
                 axis = operation.window.columns
                 most = max(most, (outputs - 1) * axis.stride + axis.reach)

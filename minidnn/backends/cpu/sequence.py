@@ -69,7 +69,7 @@ def print_sequence(
     Its pointers are the inputs, the outputs, then all vectors, packed.
     GraphError if a window reads an input that the plan does not stage.
     """
-    windows = (o for o in _operations(plan) if o.window is not None)
+    windows = (o for o in plan.operations if o.window is not None)
     if any(plan.planes[o.operands[0]].buffer is None for o in windows):
         raise GraphError(_reads_memory(plan.schedule))
     return _Printer(plan, binding, tuple(inputs), tuple(outputs), isa).print()
@@ -111,7 +111,7 @@ class _Printer:
         self.across = len(plan.patches(1))
         self.tasks = len(plan.tasks()) * self.across
         self.storages = storages_of(plan, isa.lanes)
-        self.windows = [o.window for o in _operations(plan) if o.window is not None]
+        self.windows = [o.window for o in plan.operations if o.window is not None]
         self.checked = _seen_by_maxima(plan)
         self.bound = input_bound(plan, binding) if self.checked else None
         #: Names of step functions by their text.
@@ -255,7 +255,7 @@ class _Printer:
         access = self.tensors[at].access(begin, self.lanes, plane.one_channel)
         if access == "planar" and any(
             self.plan.planes[o.result].extent != plane.extent
-            for o in _operations(self.plan)
+            for o in self.plan.operations
             if number in o.operands
         ):
             return "gather"
@@ -465,14 +465,10 @@ def _packed(binding: Binding, lanes: int) -> np.ndarray:
     return np.concatenate(blocks) if blocks else np.empty(0, np.float32)
 
 
-def _operations(plan: KernelPlan) -> list[PlanOperation]:
-    return [o for step in plan.steps for segment in step.segments for o in segment]
-
-
 def _seen_by_maxima(plan: KernelPlan) -> frozenset[int]:
     """The inputs on which operands of max windows depend."""
     seen: set[int] = set()
-    for operation in reversed(_operations(plan)):
+    for operation in reversed(plan.operations):
         is_max = operation.window is not None and operation.window.reduce == "max"
         if is_max or operation.result in seen:
             seen.update(operation.operands)

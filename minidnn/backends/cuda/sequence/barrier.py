@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....fusion.plan import KernelPlan
 from ..warp import may_part
-from .grid import WARP, operations_of
+from .grid import WARP
 
 
 def barrier_of(plan: KernelPlan, threads: int) -> str:
@@ -14,7 +14,7 @@ def barrier_of(plan: KernelPlan, threads: int) -> str:
     """
     if threads > WARP:
         return "__syncthreads();"
-    operations = operations_of(plan)
+    operations = plan.operations
     averages = any(o.window is not None and o.window.reduce == "average" for o in operations)
     parts = averages or any(may_part(o.code) for o in operations)
     return "md_sync_warp();" if parts else "__syncwarp();"

@@ -13,7 +13,7 @@ from math import ceil, gcd
 
 from minidnn.graph.window import Window
 
-from ....fusion.plan import Binding, KernelPlan, PlanOperation
+from ....fusion.plan import Binding, KernelPlan
 from ..tensor import Tensor
 
 MOST_RESIDENT = 104
@@ -99,7 +99,7 @@ def grids(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list
         return []
     height, width = plan.anchor
     kept = most_kept(plan)
-    windows = [o.window for o in operations_of(plan) if o.window is not None]
+    windows = [o.window for o in plan.operations if o.window is not None]
     reach = [max(max(reach_of(w)[axis]) for w in windows) for axis in (0, 1)]
     groups = _channel_groups(plan, binding, tensors)
     sums = _sums_of_float32(plan, tensors) > 0
@@ -162,14 +162,14 @@ def _conflicts(grid: Grid, height: int, width: int) -> float:
 
 def sums_in_shared_memory(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
     """Whether planes are so large and windows sum so often that registers are no place for them."""
-    windows = sum(o.window is not None for o in operations_of(plan))
+    windows = sum(o.window is not None for o in plan.operations)
     large = plan.anchor[0] * plan.anchor[1] >= LARGE_SUMS
     return large and 2 * _sums_of_float32(plan, tensors) > windows
 
 
 def _sums_of_float32(plan: KernelPlan, tensors: Sequence[Tensor]) -> int:
     """How many windows are sums, other than one alone over halves, which leave registers free."""
-    windows = [o.window for o in operations_of(plan) if o.window is not None]
+    windows = [o.window for o in plan.operations if o.window is not None]
     if len(windows) == 1 and all(t.itemsize == 2 for t in tensors):
         return 0
     return sum(window.reduce != "max" for window in windows)
@@ -223,7 +223,7 @@ def _suits(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
     size = plan.anchor[0] * plan.anchor[1]
     if any(not t.is_planar or t.row != t.columns or t.channel % size for t in tensors):
         return False
-    windows = [o.window for o in operations_of(plan) if o.window is not None]
+    windows = [o.window for o in plan.operations if o.window is not None]
     return bool(windows) and all(_stays(window) for window in windows)
 
 
@@ -247,10 +247,6 @@ def phases_of(window: Window) -> list[int]:
     defined."""
     order = (0, 1) if window.reduce == "max" else (1, 0)
     return [axis for axis in order if window.axes[axis].kernel > 1]
-
-
-def operations_of(plan: KernelPlan) -> list[PlanOperation]:
-    return [o for step in plan.steps for segment in step.segments for o in segment]
 
 
 def assign_arrays(plan: KernelPlan, segment: int) -> dict[int, int]:

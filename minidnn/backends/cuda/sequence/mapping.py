@@ -172,7 +172,7 @@ def _sums_what_it_copies(plan: KernelPlan) -> bool:
     """Whether a plan is a sum whose neighbours share taps, and before it what has no window."""
     if len(plan.steps) != 2 or not _adds_overlapping(plan.steps[1]):
         return False
-    return all(o.window is None for segment in plan.steps[0].segments for o in segment)
+    return all(o.window is None for o in plan.steps[0].operations)
 
 
 def pack_of(binding: Binding, tensors: Sequence[Tensor]) -> int:

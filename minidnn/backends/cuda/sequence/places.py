@@ -79,7 +79,7 @@ def _lifetimes(plan: KernelPlan) -> dict[int, tuple[int, int]]:
     """For each storage the first and the last step that touches it; all, if rows are kept."""
     spans: dict[int, tuple[int, int]] = {}
     for i, step in enumerate(plan.steps):
-        for operation in (o for segment in step.segments for o in segment):
+        for operation in step.operations:
             for number in (operation.result, *operation.operands):
                 buffer = plan.planes[number].buffer
                 if buffer is not None:

@@ -57,11 +57,7 @@ def _between(plan: KernelPlan, steps: list[PlanStep], i: int) -> int | None:
                     return None
         found.add(source)
     readers = [
-        (k, o)
-        for k, step in enumerate(steps)
-        for segment in step.segments
-        for o in segment
-        if found & set(o.operands)
+        (k, o) for k, step in enumerate(steps) for o in step.operations if found & set(o.operands)
     ]
     if len(found) != 1 or any(k != i + 1 or o.window is None for k, o in readers):
         return None

@@ -25,7 +25,7 @@ from ..prelude import TYPES
 from ..tensor import Tensor
 from .barrier import barrier_of
 from .functions import Functions
-from .grid import Grid, assign_arrays, operations_of, phases_of, reach_of
+from .grid import Grid, assign_arrays, phases_of, reach_of
 from .rectangle import RectanglePrinter
 from .rounding import roundings
 from .sign_analysis import positive_planes
@@ -85,7 +85,7 @@ class _Printer:
         """Shared memory: edges first, then regions for whole planes."""
         grid = self.grid
         counts = [0, 0]
-        for operation in operations_of(self.plan):
+        for operation in self.plan.operations:
             if operation.window is not None:
                 for phase, axis in enumerate(phases_of(operation.window)):
                     edges = sum(reach_of(operation.window)[axis])
@@ -115,14 +115,11 @@ class _Printer:
         """Whether edges lie over the regions: if whole planes lie there only before the first
         window and after the last."""
         steps = self.plan.steps
-        has_window = [
-            any(o.window is not None for segment in step.segments for o in segment)
-            for step in steps
-        ]
+        has_window = [any(o.window is not None for o in step.operations) for step in steps]
         first = has_window.index(True)
         last = len(steps) - 1 - has_window[::-1].index(True)
         for i, step in enumerate(steps):
-            for operation in (o for segment in step.segments for o in segment):
+            for operation in step.operations:
                 planes = [self.plan.planes[n] for n in operation.operands]
                 if i >= first and any(plane.input is not None for plane in planes):
                     return False
