@@ -23,7 +23,7 @@ from minidnn.acceleration.engine import Engine, engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.program import Program
 from minidnn.acceleration.programs import Programs, describe
-from minidnn.acceleration.watched import watched
+from minidnn.acceleration.recorded import is_recorded
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.aten.call import TRAINING
 from minidnn.frontends.torch.capture import Held, capture
@@ -228,7 +228,7 @@ def _not_now(gradients: set[str]) -> str | None:
     for kind in ("cpu", "cuda"):
         if torch.is_autocast_enabled(kind):
             return "autocast is on, which PyTorch honours"
-    if watched():
+    if is_recorded():
         return "its operations are recorded, or computed in another way"
     return "an input requires a gradient" if "an input" in gradients else None
 

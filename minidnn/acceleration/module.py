@@ -19,8 +19,8 @@ from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.part import computes_its_own_way
 from minidnn.acceleration.program import GAINS_LESS, OverlapError, Program
 from minidnn.acceleration.programs import Kept, Programs, arrangement, describe, foreign
+from minidnn.acceleration.recorded import how_transformed, is_recorded
 from minidnn.acceleration.watch import StandsFor
-from minidnn.acceleration.watched import derived, watched
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.capture import Captured, NotCapturable, capture
 from minidnn.frontends.torch.hooks import has_hooks, with_hooks, without_hooks
@@ -100,7 +100,7 @@ class OptimizedModule(StandsFor):
         does not begin so."""
         if not _COMPILING():  # else this is part of another network
             programs = self._programs
-            if programs.begins and not kwargs and not watched():
+            if programs.begins and not kwargs and not is_recorded():
                 begun = programs.begun(args)
                 if begun is not None:
                     result, program = begun
@@ -133,8 +133,8 @@ class OptimizedModule(StandsFor):
             return self._uncompiled(*args, **kwargs)
         if type(args) is not tuple:  # but a Proxy for all of them, at the root of a symbolic trace
             return self._traced(args)
-        if watched():
-            return self._watched(args, kwargs)
+        if is_recorded():
+            return self._recorded(args, kwargs)
         if any(_FORWARD_HOOKS):
             # They ran for this module, which stands for the original.
             call = partial(with_hooks, self.original, without_hooks(self.original))
@@ -175,9 +175,9 @@ class OptimizedModule(StandsFor):
         graph.erase_node(output)  # the trace makes it again, of the result
         return result
 
-    def _watched(self, args: Any, kwargs: Any) -> Any:
+    def _recorded(self, args: Any, kwargs: Any) -> Any:
         """The original, whose operations are recorded, or computed in another way."""
-        how = derived() if not self.training else None
+        how = how_transformed() if not self.training else None
         if how is None:
             return self.original(*args, **kwargs)
         return self._left(how, args, kwargs)

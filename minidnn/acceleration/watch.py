@@ -4,8 +4,8 @@ PyTorch counts the writes to a tensor, so nothing has to be compared: a weight i
 module holds the same tensor under that name, its count is the same and so is its address, and the
 memory there was not freed meanwhile (it may have become another's ``.data``, and this one's).  What
 that cannot see is a write past PyTorch (to ``tensor.data``, or to a NumPy view).  PyTorch does not
-count what its batch normalization writes in training, either: of modules the number of batches is
-looked at, which it does count, elsewhere the statistics themselves, where they lie on the CPU.
+count what its batch normalization writes in training, either: the number of batches is looked at,
+which it does count.
 
 A captured program knows a tensor by one name, and has modules and their attributes in it as they
 were.  So all that modules hold is looked at, under every name: where a tied weight is untied, a
@@ -78,18 +78,13 @@ class Watch:
         self._opaque = list(opaque)
         known = {id(module) for module in self._opaque}
         self._owners = [] if root is None else list(_captured(root, "", known, set()))
-        statistics = list(statistics)
-        batches = _batches_of(statistics)
-        counted = {id(tensor) for each in batches for tensor in each.holder.values()}
-        self._statistics = [each for each in statistics if id(each.tensor) not in counted]
-        self._batches = [*_batches(self._owners), *batches]
+        self._batches = [*_batches(self._owners), *_batches_of(statistics)]
         self._doubted = False
         self.renew()
 
     def renew(self) -> None:
         """Takes all for unchanged as it is now."""
         self._weights = _Weights(self._held, self._batches)
-        self._contents = _Contents(self._statistics)
         self._entries = _Entries(self._owners, self._held, self._batches)
         self._attributes = _Attributes(self._owners)
         # The network's own hooks run around the program.
@@ -112,14 +107,13 @@ class Watch:
             and self._entries.are_the_same()
             and self._attributes.are_the_same()
             and self._hooks.changed() is None
-            and self._contents.changed() is None
         ):
             return True
         return self.restructured() is None and self.changed() is None
 
     def changed(self) -> str | None:
         """The name of a weight that is not what it was, or None."""
-        return self._weights.changed() or self._contents.changed()
+        return self._weights.changed()
 
     def refitted(self) -> str | None:
         """The name of a weight that now has another type, so that nothing fits it."""
@@ -141,7 +135,7 @@ class _Weights:
         #: PyTorch does not count the writes to tensors of inference mode.
         self._counted = [tensor for _, tensor in every if not tensor.is_inference()]
         self._versions = list(map(_VERSION, self._counted))
-        self._tensors = [tensor for _, tensor in every]
+        self._tensors = [each.tensor for each in held]
         self._addresses = array("Q", map(_ADDRESS, self._tensors))
         #: Those of the memories that were freed: PyTorch has one Python object for each.
         self._freed: list[Any] = []
@@ -179,20 +173,6 @@ class _Weights:
             if now is None or _type(now) != before:
                 return each.name
         return None
-
-
-class _Contents:
-    """The elements of statistics, of those on the CPU."""
-
-    def __init__(self, statistics: Iterable[Held]) -> None:
-        self._seen = []
-        for each in statistics:
-            if each.tensor.is_cpu and each.tensor.is_contiguous() and each.tensor.dim():
-                view = memoryview(each.tensor.detach().view(torch.uint8).numpy())
-                self._seen.append((each.name, view, bytes(view)))
-
-    def changed(self) -> str | None:
-        return next((name for name, view, before in self._seen if bytes(view) != before), None)
 
 
 class _Entries:

@@ -14,12 +14,12 @@ _MODES = torch._C._len_torch_dispatch_stack
 _TRACED = torch._C._is_tracing
 
 
-def watched() -> bool:
+def is_recorded() -> bool:
     """Whether operations are now recorded, or computed in another way."""
     return _TRACED() or _TRANSFORMED() or _MODES() > 0 or forward_ad._current_level >= 0
 
 
-def derived() -> str | None:
+def how_transformed() -> str | None:
     """How a network is called whose operations are computed in another way, as text."""
     if _TRANSFORMED():
         return "within a transform of torch.func (vmap, grad, jvp, ...)"
