@@ -49,9 +49,9 @@ def _chance(count: int, below: int) -> float:
     return exp(ways - count * log(2))  # the whole numbers would have thousands of digits
 
 
-def ratio(above: Sequence[float], below: Sequence[float], confidence: float = 0.95) -> Estimate:
+def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
     """The median of ``above[i] / below[i]``: samples of one round, taken under one clock."""
-    return median([a / b for a, b in zip(above, below, strict=True)], confidence)
+    return median([a / b for a, b in zip(above, below, strict=True)])
 
 
 def compared(times: Mapping[str, Sequence[float]], to: str) -> dict[str, Any]:

@@ -50,9 +50,7 @@ ISPC cannot be installed from here ({reason}). Install it yourself, then run 'mi
                      of Debian 13's ispc and of all that it depends on"""
 
 
-def install_ispc(
-    progress: Watch | None = None, packages: str | Path | None = None, force: bool = False
-) -> Ispc:
+def install_ispc(progress: Watch | None = None, packages: str | Path | None = None) -> Ispc:
     """Makes sure that there is an ISPC: one that is there already, or a new private copy.
 
     Args:
@@ -60,13 +58,12 @@ def install_ispc(
             terminal when standard error is one.
         packages: folder of ``.deb`` files to use instead of a download.  They come without the
             archive's signature: the caller answers for them.
-        force: install even when one is there.
 
     Raises:
         DeviceError: it cannot be installed here (the message says what to do instead), or the
             download, a signature check or the installed program failed.
     """
-    if not force and packages is None:
+    if packages is None:
         with contextlib.suppress(DeviceError):
             return find_ispc()
     watch = progress or terminal_progress()
@@ -77,7 +74,7 @@ def install_ispc(
         with one_at_a_time(
             "ispc-install", "installs ISPC", INSTALL_SECONDS, wait=lambda text: watch(text, 0, 0)
         ):
-            if not force and packages is None:
+            if packages is None:
                 with contextlib.suppress(DeviceError):
                     return find_ispc()  # another process has just installed it
             _install(folder, watch, None if packages is None else Path(packages))
@@ -111,7 +108,7 @@ def _install(folder: Path, watch: Watch, packages: Path | None) -> None:
         _try_out(tree)
         name = _name_of(debs)
         place = folder / name
-        if place.exists():  # forced, or left without its link: what is there may be broken
+        if place.exists():  # left without its link: what is there may be broken
             place.rename(work / "replaced")
         tree.rename(place)
         link = work / "current"

@@ -18,7 +18,6 @@ from .identity import ispc_banners
 from .isa import Isa
 from .library import Kernel, Library, load
 from .prelude import prelude
-from .progress import Watch
 from .toolchain import find_ispc
 
 MOST_PER_FILE = 16
@@ -30,12 +29,7 @@ INDEX_BYTES = 32 << 20
 
 
 def compile_kernels(
-    sources: Sequence[KernelSource],
-    isa: Isa,
-    *,
-    timeout: float | None = None,
-    jobs: int | None = None,
-    progress: Watch | None = None,
+    sources: Sequence[KernelSource], isa: Isa, *, jobs: int | None = None
 ) -> list[Kernel]:
     """The compiled kernels, in the order of ``sources``; what is cached is not compiled.
 
@@ -56,9 +50,7 @@ def compile_kernels(
             f"{len(missing)} kernel{'s' * (len(missing) > 1)} for {isa.name} ({names})"
         )
         files = group(missing, head, isa, jobs or usable_cores())
-        libraries = compile_units(
-            [unit for unit, _ in files], timeout=timeout, jobs=jobs, progress=progress
-        )
+        libraries = compile_units([unit for unit, _ in files], jobs=jobs)
         for (unit, members), library in zip(files, libraries, strict=True):
             banner = find_ispc().banner
             entry = json.dumps({"unit": unit.key(banner)}).encode()

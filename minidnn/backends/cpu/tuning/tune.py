@@ -26,7 +26,7 @@ from ..contraction.price import nominal_speed
 from ..isa import Isa
 from ..lower import Task, lower_plan
 from ..machine import describe_machine
-from ..progress import Watch, terminal_progress
+from ..progress import terminal_progress
 from .choices import Choices
 from .race import Timed, Times, race
 
@@ -139,7 +139,6 @@ class Tuning(Generic[P]):
         tasks: Sequence[Task],
         questions: Sequence[Question],
         build: Build[P],
-        watch: Watch | None = None,
         race_seconds: float = RACE_SECONDS,
     ) -> None:
         self._plan = plan
@@ -149,7 +148,7 @@ class Tuning(Generic[P]):
         self._tasks = list(tasks)
         self._questions = questions
         self._build = build
-        self._watch = watch or terminal_progress()
+        self._watch = terminal_progress()
         self._race_seconds = race_seconds
 
     def measure(self, most: int, budget: float | None) -> dict[Question, Measured]:
