@@ -23,6 +23,7 @@ from minidnn.graph.ir import Graph
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
+from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.infrastructure import Context, run_passes
 from minidnn.passes.pipeline import PIPELINE, optimize
 from tests.cuda.emulator.run import Emulated
@@ -33,7 +34,11 @@ BLOCK = (L.MaxPool2d(3, stride=1, padding=1), L.ReLU())
 
 
 def graph_of(*layers: L.Layer, shape: tuple[int, ...] = (1, 3, 17, 15)) -> Graph:
-    return run_passes(to_graph(L.Sequential(*layers), shape), PIPELINE[:5], Context())
+    return run_passes(
+        to_graph(L.Sequential(*layers), shape),
+        PIPELINE[: PIPELINE.index(FOLD_BATCH_NORM)],
+        Context(),
+    )
 
 
 def whole(graph: Graph, stage: bool = True) -> FusedSequence:

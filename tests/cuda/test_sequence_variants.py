@@ -31,6 +31,7 @@ from minidnn.graph.ir import Graph, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
+from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.infrastructure import Context, run_passes
 from minidnn.passes.pipeline import PIPELINE
 from tests.cuda.lowered import ARCH, planned
@@ -45,7 +46,11 @@ CHAINS: dict[str, tuple[list[L.Layer], tuple[int, ...]]] = {
 
 
 def region_of(layers: list[L.Layer], shape: tuple[int, ...]) -> Region:
-    graph = run_passes(to_graph(L.Sequential(*layers), shape), PIPELINE[:5], Context())
+    graph = run_passes(
+        to_graph(L.Sequential(*layers), shape),
+        PIPELINE[: PIPELINE.index(FOLD_BATCH_NORM)],
+        Context(),
+    )
     _, _, rows, columns = graph.outputs[0].type.plane
     return Region(graph, Schedule(rows, columns))
 

@@ -162,8 +162,8 @@ def test_a_graph_that_was_optimized_for_another_device(device: str, tmp_path: Pa
         found = md.compile(path, device=device)(numbers())
     except UnsupportedError as error:
         text = (
-            r"device 'cpu' cannot run this network:\n  node '3' \(Sequence.*\): schedule .* stage "
-            r"inputs\ngraph 'Sequential' was optimized already, .* save_graph\(executable, path\)"
+            r"device 'cpu' cannot run this network:\n  node '3' \(FusedSequence.*\): schedule .* "
+            r"stage inputs\ngraph 'Sequential' was optimized .* save_graph\(executable, path\)"
         )
         assert device == "cpu" and re.search(text, str(error))
     else:
