@@ -146,10 +146,8 @@ def fastest(ms: Mapping[str, float]) -> dict[str, float]:
 
 
 def name_of(built: Any) -> str:
-    from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
-
     recipe = built.recipe
-    ours = recipe.form.core in KERNELS
+    ours = recipe.form.kernel is not None
     return recipe.algorithm if ours else f"cuDNN {recipe.algorithm}, {recipe.form}"
 
 
@@ -189,7 +187,7 @@ def problem_of(layer: Layer, batch: int, precision: str) -> Any:
 def ours(problem: Any) -> list[Any]:
     """Our kernels that the tuning would try."""
     from minidnn.backends.cuda.contraction.forms import forms_of
-    from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, load_contraction
+    from minidnn.backends.cuda.contraction.kernel_registry import load_contraction
     from minidnn.backends.cuda.contraction.recipe import Recipe, build, room
     from minidnn.backends.cuda.functions import load_launches
     from minidnn.backends.cuda.machine import machine_of
@@ -198,8 +196,10 @@ def ours(problem: Any) -> list[Any]:
     load = partial(load_launches, arch=arch)
     found = []
     for form in forms_of(problem, arch):
-        for choice in KERNELS[form.core].choices(problem, arch) if form.core in KERNELS else ():
-            core = load_contraction(problem, form.core, choice, load)
+        if form.kernel is None:
+            continue
+        for choice in form.kernel.choices(problem, arch):
+            core = load_contraction(problem, form.kernel, choice, load)
             recipe = Recipe(form, choice, (), room(problem, form, core.workspace))
             found.append(build(problem, recipe, core, load))
     return found

@@ -14,7 +14,6 @@ from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.contraction import kernel_registry
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import room
 from minidnn.backends.cuda.contraction.tune import Tuning
@@ -40,10 +39,10 @@ class Greedy:
         limit = self.tuning.limit(problem)
         sizes = []
         for form in forms_of(problem, ARCH):
-            choices = KERNELS[form.core].choices(problem, ARCH) if form.core in KERNELS else [-1]
-            for i in choices:
-                size = KERNELS[form.core].workspace(problem, i) if i >= 0 else 0
-                sizes.append(room(problem, form, size))
+            kernel = form.kernel
+            choices = kernel.choices(problem, ARCH) if kernel else ()
+            taken = [kernel.workspace(problem, i) for i in choices] if kernel else [0]
+            sizes += [room(problem, form, size) for size in taken]
         fitting = [size for size in sizes if size <= limit]
         if not fitting:
             raise UnsupportedError(f"no way within {limit} bytes")

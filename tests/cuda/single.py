@@ -98,17 +98,18 @@ def emulated(
     plane = y.rows * y.columns
     channels = y.channels + 2 * wide
     problem = replace(problem, y=replace(y, image=channels * plane, offset=wide * plane))
-    launches = KERNELS[core].launches(problem, choice, MULTIPROCESSORS)
+    kernel = KERNELS[core]
+    launches = kernel.launches(problem, choice, MULTIPROCESSORS)
     kernels = Emulated([launch.source for launch in launches], folder)
     arrays: list[np.ndarray] = []
     loaded = [_Emulated(launch, kernels, backwards, arrays) for launch in launches]
-    kernel = LoadedContraction(
-        problem, core, choice, MULTIPROCESSORS, cast(Sequence[Loaded], loaded)
+    computed = LoadedContraction(
+        problem, kernel, choice, MULTIPROCESSORS, cast(Sequence[Loaded], loaded)
     )
     _, image = guarded(x.size, np.dtype("f"))
     image[:] = x.ravel()
     read = [image if isinstance(one, Place) else _laid(one) for one in rest]
-    whole_room, room = guarded(kernel.workspace // 4, np.dtype("f"))
+    whole_room, room = guarded(computed.workspace // 4, np.dtype("f"))
     whole, made = guarded(problem.batch * channels * plane, np.dtype("f"))
     filters = _laid(weight)
     arrays += [image, filters, *read, room, made]
@@ -123,7 +124,7 @@ def emulated(
         tuple(pointers[vectors:]),
         room.ctypes.data,
     )
-    kernel.bind(at)()
+    computed.bind(at)()
     margins = whole_room.size - room.size
     assert np.isnan(whole_room).sum() - np.isnan(room).sum() == margins
     result = made.reshape(problem.batch, channels, y.rows, y.columns)

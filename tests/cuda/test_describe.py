@@ -31,7 +31,7 @@ from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.nvrtc import Resources
 from minidnn.backends.cuda.prepare import ContractionWork, KernelWork
 
-from .contractions import residual
+from .contractions import HALO, TILE, residual
 from .lowered import ARCH, problems_of
 
 STATIC = 1000
@@ -76,14 +76,15 @@ def work_of(problem: ContractionProblem, form: Form, core: Any, engine: int) -> 
 def test_our_kernels_tell_what_they_take(precision: str) -> None:
     """Each of a recipe's, in the order in which they run; all cores' kernels are seen."""
     (problem,) = problems_of(PLAIN, (8, 64, 56, 56), precision)
-    forms = [form for form in forms_of(problem, ARCH) if form.core in KERNELS]
+    forms = [form for form in forms_of(problem, ARCH) if form.kernel is not None]
     assert forms
     counts = set()
     for form in forms:
-        for choice in KERNELS[form.core].choices(problem, ARCH):
-            launches = launches_by(problem, form.core, choice)
+        kernel = KERNELS[form.core]
+        for choice in kernel.choices(problem, ARCH):
+            launches = launches_by(problem, kernel, choice)
             every = [loaded(launch, 100 + i) for i, launch in enumerate(launches)]
-            core = LoadedContraction(problem, form.core, choice, 132, every)
+            core = LoadedContraction(problem, kernel, choice, 132, every)
             text = work_of(problem, form, core, choice).describe()
             head, *kernels = text.split("; ")
             assert head.startswith(form.core) and head.endswith(" MB of workspace")
@@ -96,8 +97,8 @@ def test_kernels_around_the_core_tell_too() -> None:
     """The one that gathers, and those that compute what cuDNN leaves; cuDNN's say nothing."""
     (stem,) = problems_of(STEM, (2, 3, 64, 64), "float16")
     form = Form("halo", len(stem.stages))
-    launch = launches_by(stem, "halo", KERNELS["halo"].choices(stem, ARCH)[0])[0]
-    core = LoadedContraction(stem, "halo", 0, 132, [loaded(launch, 168)])
+    launch = launches_by(stem, HALO, HALO.choices(stem, ARCH)[0])[0]
+    core = LoadedContraction(stem, HALO, 0, 132, [loaded(launch, 168)])
     gather = prepare_of(stem, form)
     assert gather is not None
     _, *kernels = work_of(stem, form, core, 0).describe().split("; ")
@@ -117,6 +118,6 @@ def test_kernels_around_the_core_tell_too() -> None:
 
 def test_other_kernels_say_the_same() -> None:
     (problem,) = problems_of(PLAIN, (8, 64, 56, 56), "float16")
-    launch = launches_by(problem, "tile", KERNELS["tile"].choices(problem, ARCH)[0])[0]
+    launch = launches_by(problem, TILE, TILE.choices(problem, ARCH)[0])[0]
     work = KernelWork(loaded(launch, 64), (), SimpleNamespace())  # type: ignore[arg-type]
     assert work.describe() == said(launch, 64)

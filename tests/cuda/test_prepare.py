@@ -25,7 +25,6 @@ from minidnn.backends.cuda.contraction import choice, kernel_registry, tune
 from minidnn.backends.cuda.contraction.bound import Memory, least_milliseconds
 from minidnn.backends.cuda.contraction.choice import Choice
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe
 from minidnn.backends.cuda.contraction.tune import Tuning
@@ -169,7 +168,7 @@ class _Book:
 def best(problem: ContractionProblem) -> Recipe:
     """The form that the fakes find the fastest."""
     form = forms_of(problem, ARCH)[0]
-    engine = KERNELS[form.core].choices(problem, ARCH)[0] if form.core in KERNELS else 7
+    engine = 7 if form.kernel is None else form.kernel.choices(problem, ARCH)[0]
     return Recipe(form, engine, ((1, 2),), 0, 0.5)
 
 
@@ -297,7 +296,7 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
     monkeypatch.setattr(
         tune, "build", lambda problem, recipe, core, load: Built(problem, recipe, core, None, None)
     )
-    forms = [form for form in forms_of(problem, ARCH) if form.core not in KERNELS]
+    forms = [form for form in forms_of(problem, ARCH) if form.kernel is None]
     ahead = tune.certain(problem, tuning)
     assert ahead == {} == dict.fromkeys(asked)  # each needs a kernel before it
     floor = least_milliseconds(problem, Form(TILE.name, len(problem.stages)), memory)
@@ -309,7 +308,7 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
     plain = replace(problem, before=(), before_vectors=())
     asked.clear()
     ahead = tune.certain(plain, tuning)
-    assert list(ahead) == asked == [f for f in forms_of(plain, ARCH) if f.core not in KERNELS]
+    assert list(ahead) == asked == [f for f in forms_of(plain, ARCH) if f.kernel is None]
     asked.clear()
     found = tune.everything(plain, [ours], ahead, tuning)
     assert [one.recipe.form for one in found[1:]] == list(ahead)

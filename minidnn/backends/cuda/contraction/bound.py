@@ -7,7 +7,6 @@ from math import prod
 
 from ....graph.types import ITEMSIZE
 from ..tensor import Tensor
-from .kernel_registry import KERNELS
 from .problem import ContractionProblem
 from .recipe import Form, used
 
@@ -34,7 +33,7 @@ def least_milliseconds(problem: ContractionProblem, form: Form, memory: Memory) 
     x, y = _bytes(problem.x, batch), _bytes(problem.y, batch)
     others = [_bytes(t, batch) for t in problem.others]
     seconds = 0.0
-    if problem.gather is not None or (problem.before and form.core not in KERNELS):
+    if problem.gather is not None or (problem.before and form.kernel is None):
         prepared = _bytes(problem.gathered, batch)
         seconds += memory.seconds(x + prepared)
         x = prepared

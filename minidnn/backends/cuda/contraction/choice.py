@@ -17,7 +17,6 @@ from ....cudnn._cupy import cupy
 from ....cudnn.gpu_turn import turn
 from ....runtime.cores import usable_cores
 from ..kernels import Launch
-from .kernel_registry import KERNELS
 from .problem import ContractionProblem
 from .recipe import Built, Core, Recipe, build, core_of
 from .tune import (
@@ -75,7 +74,7 @@ class Choice:
             ranked = recall(problem, tuning)
             if ranked is not None:
                 self._known[problem] = ranked
-                if ranked[0].form.core not in KERNELS:
+                if ranked[0].form.kernel is None:
                     self._cores[problem] = self._begin(self._core, problem)
         for problem in self._missing()[:_AT_ONCE]:
             self._ahead[problem] = self._begin(self._certain, problem)

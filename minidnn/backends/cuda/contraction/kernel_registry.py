@@ -41,7 +41,7 @@ class LoadedContraction:
     """A kernel's choice on the device: what it launches, one after the other."""
 
     problem: ContractionProblem
-    kernel: str
+    kernel: ContractionKernel
     choice: int
     multiprocessors: int
     loaded: Sequence[Loaded]
@@ -49,22 +49,23 @@ class LoadedContraction:
     @property
     def workspace(self) -> int:
         """Bytes for what one launch leaves to the next."""
-        return KERNELS[self.kernel].workspace(self.problem, self.choice)
+        return self.kernel.workspace(self.problem, self.choice)
 
     def bind(self, at: Addresses) -> Run:
         """Runs on those addresses, on CuPy's current stream; ``at.x`` is where the image begins."""
-        kernel = KERNELS[self.kernel]
-        every = kernel.arguments(self.problem, self.choice, at, self.multiprocessors)
+        every = self.kernel.arguments(self.problem, self.choice, at, self.multiprocessors)
         return in_turn([one.bind(some) for one, some in zip(self.loaded, every, strict=True)])
 
 
-def launches_by(problem: ContractionProblem, kernel: str, choice: int) -> Sequence[Launch]:
+def launches_by(
+    problem: ContractionProblem, kernel: ContractionKernel, choice: int
+) -> Sequence[Launch]:
     """What a kernel's choice launches on the current device."""
-    return KERNELS[kernel].launches(problem, choice, multiprocessors())
+    return kernel.launches(problem, choice, multiprocessors())
 
 
 def load_contraction(
-    problem: ContractionProblem, kernel: str, choice: int, load: Load
+    problem: ContractionProblem, kernel: ContractionKernel, choice: int, load: Load
 ) -> LoadedContraction:
     """A kernel's choice, loaded."""
     loaded = load(launches_by(problem, kernel, choice))

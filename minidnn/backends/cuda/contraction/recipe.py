@@ -16,6 +16,7 @@ from ..tensor import Tensor
 from .fixed import FixedConvolution, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
+from .kernel import ContractionKernel
 from .kernel_registry import KERNELS, Load, LoadedContraction, load_contraction
 from .problem import Addresses, ContractionProblem, spec_of
 
@@ -32,6 +33,11 @@ class Form:
     core: str
     stages: int
     packed: bool = False
+
+    @property
+    def kernel(self) -> ContractionKernel | None:
+        """Ours; None where cuDNN computes it."""
+        return KERNELS.get(self.core)
 
     def __str__(self) -> str:
         return f"{self.core} with {self.stages} stages{', packed' if self.packed else ''}"
@@ -54,8 +60,8 @@ class Recipe:
         if self.form.core == FIXED:
             name = ConvolutionFwdAlgo(self.engine).name
             return name.removeprefix("CUDNN_CONVOLUTION_FWD_ALGO_").lower()
-        if self.form.core in KERNELS:
-            return KERNELS[self.form.core].describe(self.engine)
+        if self.form.kernel is not None:
+            return self.form.kernel.describe(self.engine)
         name = "" if self.form.core == CONVOLUTION else f"{self.form.core} "
         return f"{name}{EngineConfig(self.engine, self.knobs)}"
 
@@ -148,8 +154,8 @@ def core_of(problem: ContractionProblem, recipe: Recipe, workspace_limit: int, l
 
     CuDNNError or UnsupportedError if cuDNN does not take it, which can only be if it changed.
     """
-    if recipe.form.core in KERNELS:
-        return load_contraction(problem, recipe.form.core, recipe.engine, load)
+    if recipe.form.kernel is not None:
+        return load_contraction(problem, recipe.form.kernel, recipe.engine, load)
     if recipe.form.core == FIXED:
         form = recipe.form
         found = fixed_convolution(problem, recipe.engine, form.stages, target(problem, form))
@@ -167,7 +173,7 @@ def prepare_of(problem: ContractionProblem, form: Form) -> Launch | None:
     """The kernel that goes before the core, if any."""
     if problem.gather is not None:
         return print_gather(problem.batch, problem.x, problem.gathered, problem.gather)
-    if not problem.before or form.core in KERNELS:
+    if not problem.before or form.kernel is not None:
         return None
     return print_pointwise(
         problem.batch,
@@ -222,7 +228,7 @@ def finish_of(problem: ContractionProblem, form: Form) -> Launch | None:
 def room(problem: ContractionProblem, form: Form, workspace: int) -> int:
     """Bytes that a recipe takes beside the tensors, when its core takes ``workspace``."""
     prepared = 0
-    if problem.gather is not None or (problem.before and form.core not in KERNELS):
+    if problem.gather is not None or (problem.before and form.kernel is None):
         prepared = problem.batch * problem.input.strides[0] * problem.x.itemsize
     return sum(map(_up, (workspace, _packed_bytes(problem, form), prepared)))
 

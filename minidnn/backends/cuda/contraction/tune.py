@@ -29,7 +29,7 @@ from .bound import Memory, least_milliseconds
 from .fixed import FixedConvolution, fixed_convolution
 from .forms import forms_of, last_resort
 from .graphs import CONVOLUTION, constraints_of, graph_of
-from .kernel_registry import KERNELS, Load, launches_by, load_contraction, refusals
+from .kernel_registry import Load, launches_by, load_contraction, refusals
 from .memory import scratch_addresses
 from .problem import Addresses, ContractionProblem
 from .recipe import (
@@ -105,10 +105,10 @@ def launches_of(
     found: list[Launch | None] = []
     for form in forms_of(problem, arch) if known is None else [known.form]:
         found += [prepare_of(problem, form), finish_of(problem, form)]
-        if form.core in KERNELS:
-            choices = KERNELS[form.core].choices(problem, arch)
+        if form.kernel is not None:
+            choices = form.kernel.choices(problem, arch)
             for choice in choices if known is None else [known.engine]:
-                found += launches_by(problem, form.core, choice)
+                found += launches_by(problem, form.kernel, choice)
     return [launch for launch in found if launch is not None]
 
 
@@ -137,14 +137,14 @@ def _runs(built: Built) -> bool:
 
 def own(problem: ContractionProblem, tuning: Tuning) -> list[Built]:
     """Our kernels within the limit of the workspace, from fast to slow."""
-    forms = [form for form in forms_of(problem, tuning.arch) if form.core in KERNELS]
+    forms = [form for form in forms_of(problem, tuning.arch) if form.kernel is not None]
     return _raced(problem, _built(problem, forms, tuning), tuning)
 
 
 def certain(problem: ContractionProblem, tuning: Tuning) -> Ahead:
     """Those of cuDNN's forms that :func:`everything` has, however fast our kernels are."""
     forms = _others(problem, tuning)
-    ours = [form for form in forms_of(problem, tuning.arch) if form.core in KERNELS]
+    ours = [form for form in forms_of(problem, tuning.arch) if form.kernel is not None]
     if ours and tuning.tune == "quick":
         memory = tuning.memory
         least = min(least_milliseconds(problem, form, memory) for form in ours)
@@ -170,7 +170,7 @@ def everything(
 
 
 def _others(problem: ContractionProblem, tuning: Tuning) -> list[Form]:
-    return [form for form in forms_of(problem, tuning.arch) if form.core not in KERNELS]
+    return [form for form in forms_of(problem, tuning.arch) if form.kernel is None]
 
 
 def _built(
@@ -238,7 +238,7 @@ def _fitting(
 
 def _most(form: Form, tune: str) -> int | None:
     """How many of cuDNN's proposals for a form are measured; of our kernels, all."""
-    if tune == "exhaustive" or form.core in KERNELS:
+    if tune == "exhaustive" or form.kernel is not None:
         return None
     return 8 if form.core == CONVOLUTION and not form.packed else 3
 
@@ -250,9 +250,9 @@ def _candidates(
     if form.core == FIXED:
         yield from _fixed(problem, form, most, workspace_limit)
         return
-    if form.core in KERNELS:
-        for choice in KERNELS[form.core].choices(problem, tuning.arch)[:most]:
-            core = load_contraction(problem, form.core, choice, tuning.load)
+    if form.kernel is not None:
+        for choice in form.kernel.choices(problem, tuning.arch)[:most]:
+            core = load_contraction(problem, form.kernel, choice, tuning.load)
             size = room(problem, form, core.workspace)
             if size <= workspace_limit:
                 yield Recipe(form, choice, (), size), core
