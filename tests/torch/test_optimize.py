@@ -283,7 +283,8 @@ def test_replaced_modules_are_captured_anew(caplog: pytest.LogCaptureFixture) ->
         nn.utils.parametrizations.weight_norm(net.begin[0])
         close(fast(x), net(x))
     again = [text for text in said(caplog) if "captured again" in text]
-    assert again[:2] == ["Network: captured again: a module was replaced or changed mode"] * 2
+    where = ("end", "the network")
+    assert again[:2] == [f"Network: captured again: a module of {w} was replaced" for w in where]
     assert len(again) == 3
 
 
