@@ -16,6 +16,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from benchmarks.figures import Results
 from minidnn.bench.process import EngineError, EngineProcess
 from minidnn.bench.worker import Engine
 from minidnn.measure.statistics import compared
+from minidnn.measure.turns import in_turn
 
 #: One network of each family, which is a module of timm's.
 NETWORKS = {
@@ -112,29 +114,22 @@ def measured(name: str, threads: int, rounds: int, seconds: float) -> Engine:
             worst = (result - exact).abs().max() / exact.abs().max()
             record[f"{engine}, error"] = float(worst)
         runs: dict[str, Callable[[], Any]] = {"optimize": lambda: fast(x), "eager": lambda: net(x)}
-        record |= compared(_in_turn(runs, rounds, seconds), "eager")
+        bursts = {engine: partial(_burst, run, seconds) for engine, run in runs.items()}
+        record |= compared(in_turn(bursts, rounds), "eager")
     return Engine(lambda: None, about=record)
 
 
-def _in_turn(
-    runs: dict[str, Callable[[], Any]], rounds: int, seconds: float
-) -> dict[str, list[float]]:
-    """The median seconds of a call in each burst; bursts take turns, and who is first alternates.
-    The first call of each, behind the threads that the other has left, does not count."""
-    found: dict[str, list[float]] = {engine: [] for engine in runs}
-    order = list(runs)
-    for _ in range(rounds):
-        for engine in order:
-            time.sleep(REST_SECONDS)
-            runs[engine]()
-            taken: list[float] = []
-            while sum(taken) < seconds or len(taken) < 3:
-                start = time.perf_counter()
-                runs[engine]()
-                taken.append(time.perf_counter() - start)
-            found[engine].append(statistics.median(taken))
-        order.reverse()
-    return found
+def _burst(run: Callable[[], Any], seconds: float) -> float:
+    """The median seconds of a call in a burst.  The first call, behind the threads that the other
+    engine has left, does not count."""
+    time.sleep(REST_SECONDS)
+    run()
+    taken: list[float] = []
+    while sum(taken) < seconds or len(taken) < 3:
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
