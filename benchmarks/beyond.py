@@ -25,7 +25,7 @@ from minidnn.bench.alternate import alternate
 from minidnn.bench.networks import BEYOND
 from minidnn.bench.peers import TORCH_MODES, load_inputs
 from minidnn.bench.process import EngineError, EngineProcess
-from minidnn.bench.worker import Engine
+from minidnn.bench.worker import LoadedEngine
 from minidnn.measure.statistics import compared
 from minidnn.runtime.cores import usable_cores
 
@@ -52,7 +52,7 @@ def network(name: str) -> Any:
     return net
 
 
-def optimized(name: str, inputs: str, threads: int) -> Engine:
+def optimized(name: str, inputs: str, threads: int) -> LoadedEngine:
     """The engine of ``md.optimize``."""
     import torch
 
@@ -66,7 +66,9 @@ def optimized(name: str, inputs: str, threads: int) -> Engine:
         with torch.inference_mode():
             return fast(x)
 
-    return Engine(run, lambda result: [result.numpy()], {"parts": len(fast.programs[0].parts)})
+    return LoadedEngine(
+        run, lambda result: [result.numpy()], {"parts": len(fast.programs[0].parts)}
+    )
 
 
 def measure(name: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:

@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.backends.cpu.buffers import Array, Buffer
+from minidnn.backends.cpu.buffers import AlignedMemory, Array
 from minidnn.backends.cpu.contraction import PrintedContraction, Workspace, print_contraction
 from minidnn.backends.cpu.contraction.algorithm import Algorithm
 from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
 from minidnn.backends.cpu.isa import Isa, usable_isa, usable_isas
 from minidnn.backends.cpu.kernels import compile_kernels
-from minidnn.backends.cpu.library import Kernel
+from minidnn.backends.cpu.library import NativeFunction
 from minidnn.backends.cpu.machine import describe_machine
-from minidnn.backends.cpu.program import Operand, Pool, Program, Region
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
 from minidnn.backends.cpu.rates import fma_kernel, measured_rates
 from minidnn.backends.cpu.tensor import tensor_of
 from minidnn.fusion.contraction import Parts
@@ -87,8 +87,8 @@ def resnet50() -> list[Layer]:
 class Ready:
     layer: Layer
     printed: PrintedContraction
-    program: Program
-    buffers: list[Buffer]
+    program: NativeProgram
+    buffers: list[AlignedMemory]
     operations: int
     bytes: int
 
@@ -136,7 +136,7 @@ def ready(
     layer: Layer,
     printed: PrintedContraction,
     sizes: list[int],
-    kernels: Sequence[Kernel],
+    kernels: Sequence[NativeFunction],
     pool: Pool,
     n: int,
 ) -> Ready:
@@ -147,16 +147,16 @@ def ready(
 
 
 def bind(
-    printed: PrintedContraction, sizes: list[int], kernels: Sequence[Kernel], pool: Pool
-) -> tuple[Program, list[Buffer], int]:
+    printed: PrintedContraction, sizes: list[int], kernels: Sequence[NativeFunction], pool: Pool
+) -> tuple[NativeProgram, list[AlignedMemory], int]:
     """The program of a contraction, its buffers (random inputs), and the bytes of its operands."""
     rng = np.random.default_rng(1)
-    buffers = [Buffer(size) for size in sizes]
+    buffers = [AlignedMemory(size) for size in sizes]
     for buffer in buffers[:-1]:
         data = buffer.array("f4", (buffer.size // 4,))
         data[:] = rng.standard_normal(len(data), np.float32)
     moved = sum(sizes)
-    buffers.append(Buffer(printed.workspace_bytes))
+    buffers.append(AlignedMemory(printed.workspace_bytes))
     workspace = len(sizes)
     regions = []
     for stage, kernel in zip(printed.stages, kernels, strict=True):
@@ -170,11 +170,11 @@ def bind(
                 packed = pointer()
                 operands.append(Operand(len(buffers)))
                 moved += packed.nbytes
-                buffers.append(Buffer(packed.nbytes))
+                buffers.append(AlignedMemory(packed.nbytes))
                 buffers[-1].array("f4", packed.shape)[:] = packed
-        regions.append(Region(kernel, tuple(operands), stage.tasks, stage.grain))
+        regions.append(BoundKernel(kernel, tuple(operands), stage.tasks, stage.grain))
     scratch = max(stage.scratch_bytes for stage in printed.stages)
-    return Program(regions, len(buffers), scratch, pool), buffers, moved
+    return NativeProgram(regions, len(buffers), scratch, pool), buffers, moved
 
 
 class Peak:
@@ -182,11 +182,11 @@ class Peak:
 
     def __init__(self, isa: Isa, pool: Pool) -> None:
         (kernel,) = compile_kernels([fma_kernel(isa)], isa)
-        self.data = Buffer(pool.threads * 4096)
-        self.steps = Buffer(4)
+        self.data = AlignedMemory(pool.threads * 4096)
+        self.steps = AlignedMemory(4)
         self.steps.array("i4", (1,))[:] = PEAK_STEPS
-        region = Region(kernel, (Operand(0), Operand(1)), pool.threads)
-        self.program = Program([region], 2, pool=pool)
+        region = BoundKernel(kernel, (Operand(0), Operand(1)), pool.threads)
+        self.program = NativeProgram([region], 2, pool=pool)
         self.bases = [self.data.address, self.steps.address]
         self.operations = 2.0 * PEAK_STEPS * (isa.registers - 4) * isa.lanes * pool.threads
 
@@ -200,7 +200,7 @@ class Sample:
     quiet: bool
 
 
-def timed(program: Program, bases: list[int], threads: int) -> tuple[float, bool]:
+def timed(program: NativeProgram, bases: list[int], threads: int) -> tuple[float, bool]:
     """Seconds of a run, and whether its threads had their cores all the time."""
     return load.timed(lambda: program.run(bases), threads)
 

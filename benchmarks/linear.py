@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.convolution import bind, timed
-from minidnn.backends.cpu.buffers import Buffer
+from minidnn.backends.cpu.buffers import AlignedMemory
 from minidnn.backends.cpu.contraction import print_contraction
 from minidnn.backends.cpu.isa import Isa, usable_isa, usable_isas
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.machine import describe_machine
-from minidnn.backends.cpu.program import Operand, Pool, Program, Region
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
 from minidnn.backends.cpu.rates import STREAM_FLOATS, read_kernel
 from minidnn.backends.cpu.tensor import tensor_of
 from minidnn.fusion.contraction import Parts
@@ -46,10 +46,10 @@ class Read:
     def __init__(self, isa: Isa, pool: Pool) -> None:
         (kernel,) = compile_kernels([read_kernel()], isa)
         tasks = READ_BYTES // (4 * STREAM_FLOATS)
-        self.source, sums = Buffer(READ_BYTES), Buffer(4 * 64 * tasks)
+        self.source, sums = AlignedMemory(READ_BYTES), AlignedMemory(4 * 64 * tasks)
         self.source.array("f4", (READ_BYTES // 4,))[:] = 1
-        region = Region(kernel, (Operand(0), Operand(1)), tasks, GRAIN)
-        self.program = Program([region], 2, pool=pool)
+        region = BoundKernel(kernel, (Operand(0), Operand(1)), tasks, GRAIN)
+        self.program = NativeProgram([region], 2, pool=pool)
         self.bases = [self.source.address, sums.address]
         self.sums = sums
 

@@ -21,7 +21,7 @@ from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.backends.cpu.isa import best_isa
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.machine import describe_machine
-from minidnn.backends.cpu.program import Program, Region, shared_pool
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, shared_pool
 from minidnn.measure.figures import write_figures
 from minidnn.measure.statistics import Estimate, median
 
@@ -50,7 +50,9 @@ def region_seconds(threads: int, runs: int) -> Estimate:
     isa = best_isa()
     (kernel,) = compile_kernels([KernelSource("md_empty", "MD_KERNEL(md_empty) {}\n")], isa)
     pool = shared_pool(threads)
-    programs = [Program([Region(kernel, (), threads)] * n, 0, pool=pool) for n in (FEW, MANY)]
+    programs = [
+        NativeProgram([BoundKernel(kernel, (), threads)] * n, 0, pool=pool) for n in (FEW, MANY)
+    ]
     found = []
     for _ in range(runs):
         times = []

@@ -33,7 +33,7 @@ from minidnn.bench.measure import deviation
 from minidnn.bench.networks import Case, Prepared, case_of, prepare
 from minidnn.bench.process import EngineProcess
 from minidnn.bench.results import commit
-from minidnn.measure.load import Watch
+from minidnn.measure.load import LoadWatch
 from minidnn.measure.statistics import median, ratio
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -93,7 +93,7 @@ def run_engines(
 def _burst(engine: EngineProcess) -> tuple[float, float]:
     """Seconds of a run, the median of three short ones; the share that other processes had."""
     time.sleep(REST_SECONDS)
-    watch = Watch(engine.pid)
+    watch = LoadWatch(engine.pid)
     seconds = engine.run(1)[0]
     if seconds < SHORT_SECONDS:
         seconds = statistics.median(engine.run(3))

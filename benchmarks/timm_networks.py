@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.figures import Results
 from minidnn.bench.process import EngineError, EngineProcess
-from minidnn.bench.worker import Engine
+from minidnn.bench.worker import LoadedEngine
 from minidnn.measure.statistics import compared
 from minidnn.measure.turns import in_turn
 
@@ -90,7 +90,7 @@ def network(name: str) -> Any:
     return net
 
 
-def measured(name: str, threads: int, rounds: int, seconds: float) -> Engine:
+def measured(name: str, threads: int, rounds: int, seconds: float) -> LoadedEngine:
     """An engine that only says what was measured when it was made."""
     import copy
 
@@ -116,7 +116,7 @@ def measured(name: str, threads: int, rounds: int, seconds: float) -> Engine:
         runs: dict[str, Callable[[], Any]] = {"optimize": lambda: fast(x), "eager": lambda: net(x)}
         bursts = {engine: partial(_burst, run, seconds) for engine, run in runs.items()}
         record |= compared(in_turn(bursts, rounds), "eager")
-    return Engine(lambda: None, about=record)
+    return LoadedEngine(lambda: None, about=record)
 
 
 def _burst(run: Callable[[], Any], seconds: float) -> float:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from minidnn.acceleration.program import Program
+from minidnn.acceleration.program import SizedProgram
 from minidnn.acceleration.watch import StandsFor
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.hooks import without_hooks
@@ -90,7 +90,7 @@ class Below:
         fast = self._below(module)
         result = fast(*args, **kwargs)
         kept = fast.kept
-        if kept and all(isinstance(each, Program) and not each.parts for each in kept):
+        if kept and all(isinstance(each, SizedProgram) and not each.parts for each in kept):
             self._left.add(id(module))
         return result
 

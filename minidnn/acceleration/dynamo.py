@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from minidnn.acceleration.engine import Engine, engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
-from minidnn.acceleration.program import Program
+from minidnn.acceleration.program import SizedProgram
 from minidnn.acceleration.programs import Programs, describe
 from minidnn.acceleration.recorded import is_recorded
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
@@ -173,7 +173,7 @@ class Piece:
         values: Mapping[int, float],
         engine: Engine,
         trained: bool,
-    ) -> Program:
+    ) -> SizedProgram:
         for arg in filter(is_traceable_wrapper_subclass, args):
             raise UnsupportedError(
                 f"a {type(arg).__name__} is given, which has no memory of its own"
@@ -182,7 +182,7 @@ class Piece:
         weights = {place: args[place] for place in self._weights}
         held = {place: Held(weights, place, name) for place, name in self._weights.items()}
         captured = capture(module, args, held_leaves=held)
-        program = Program(captured, engine, "torch.compile", describe(inputs), self._strict)
+        program = SizedProgram(captured, engine, "torch.compile", describe(inputs), self._strict)
         if not program.parts:
             raise UnsupportedError(f"nothing of it is taken:\n{program.why_nothing()}")
         trains = any(TRAINING in reason for reason in program.left.values())

@@ -17,7 +17,7 @@ from minidnn.acceleration.below import Below
 from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.part import computes_its_own_way
-from minidnn.acceleration.program import GAINS_LESS, OverlapError, Program
+from minidnn.acceleration.program import GAINS_LESS, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Kept, Programs, arrangement, describe, foreign
 from minidnn.acceleration.recorded import how_transformed, is_recorded
 from minidnn.acceleration.watch import StandsFor
@@ -222,7 +222,7 @@ class OptimizedModule(StandsFor):
         return "\n\n".join(map(explain_program, programs))
 
     @property
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[SizedProgram]:
         """What was compiled so far, the program used last at the end; of a module that cannot be
         captured, what was compiled of those that it calls."""
         return [
@@ -286,7 +286,7 @@ class OptimizedModule(StandsFor):
             below = partial(self._for_below, found)
             return Below(self.original, describe(leaves), reason, below)
         given = describe(leaves)
-        program = Program(captured, engine, name, given, strict, self.original, self._within)
+        program = SizedProgram(captured, engine, name, given, strict, self.original, self._within)
         self._warn_of_nothing(program)
         return program
 

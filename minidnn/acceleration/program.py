@@ -37,7 +37,7 @@ class OverlapError(UnsupportedError):
     """Memory that a program writes to is that of something else, too, or lies in another way."""
 
 
-class Program:
+class SizedProgram:
     """A network for arguments of one size.
 
     Attributes:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from minidnn._forks import ForkLock
 from minidnn.acceleration.below import Below
 from minidnn.acceleration.part import PLAIN
-from minidnn.acceleration.program import Program
+from minidnn.acceleration.program import SizedProgram
 from minidnn.frontends.torch.capture import CAPTURING
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _LEAVES = (torch.Tensor, int, float, str, type(None), enum.Enum, torch.Size)
 
 #: A program, or what runs a module that there can be none of.
-Kept = Program | Below
+Kept = SizedProgram | Below
 
 #: Makes the program that is missing.
 Make = Callable[[], Kept]
@@ -134,7 +134,7 @@ class Programs:
             if program is not None and (reason := program.watch.restructured()) is not None:
                 log.info("%s: captured again: %s", self._name, reason)
                 program = None
-            if isinstance(program, Program) and (name := program.watch.changed()) is not None:
+            if isinstance(program, SizedProgram) and (name := program.watch.changed()) is not None:
                 program = self._renewed(key, program, name)
             if program is None:
                 program = self._made(key, leaves, make)
@@ -166,7 +166,7 @@ class Programs:
             return None
         return last.program if all(map(_is_like, leaves, last.types)) else None
 
-    def _renewed(self, key: Any, program: Program, name: str) -> Program | None:
+    def _renewed(self, key: Any, program: SizedProgram, name: str) -> SizedProgram | None:
         if (refitted := program.watch.refitted()) is not None:
             log.info("%s: captured again: weight %s has another type", self._name, refitted)
             return None

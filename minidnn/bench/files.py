@@ -14,7 +14,7 @@ import numpy as np
 
 from minidnn.bench.networks import SEED, Case, Prepared, noise, write_reference, write_whole
 from minidnn.bench.process import EngineProcess
-from minidnn.bench.worker import Engine
+from minidnn.bench.worker import LoadedEngine
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.frontends.onnx.convert import load_model
 from minidnn.frontends.onnx.model import read_model, with_data_inside
@@ -126,7 +126,7 @@ def path_of(path: str) -> str:
     return path
 
 
-def expected_of(model: str, inputs: str, expected: str) -> Engine:
+def expected_of(model: str, inputs: str, expected: str) -> LoadedEngine:
     """Writes what ONNX Runtime computes without rewrites; the engine itself does nothing."""
     import onnxruntime as ort
 
@@ -142,4 +142,4 @@ def expected_of(model: str, inputs: str, expected: str) -> Engine:
         np.save(path, result)
 
     write_whole(Path(expected), save)
-    return Engine(lambda: None, about={"version": ort.__version__})
+    return LoadedEngine(lambda: None, about={"version": ort.__version__})

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from minidnn.bench.peers import load_inputs, made_by
-from minidnn.bench.worker import Engine
+from minidnn.bench.worker import LoadedEngine
 
 
-def mnn(model: str, inputs: str, threads: int) -> Engine:
+def mnn(model: str, inputs: str, threads: int) -> LoadedEngine:
     """MNN on a file that :func:`convert_to_mnn` wrote."""
     import MNN
 
@@ -43,10 +43,10 @@ def mnn(model: str, inputs: str, threads: int) -> Engine:
     def outputs(tensor: Any) -> list[np.ndarray]:
         return [np.array(tensor.getNumpyData(), np.float32).reshape(shape)]
 
-    return Engine(run, outputs, {"version": MNN.version(), "precision": "f32"})
+    return LoadedEngine(run, outputs, {"version": MNN.version(), "precision": "f32"})
 
 
-def convert_to_mnn(onnx: str, target: str, **_: Any) -> Engine:
+def convert_to_mnn(onnx: str, target: str, **_: Any) -> LoadedEngine:
     """Converts an ONNX file; the engine does nothing.
 
     By the extension module: the command ``mnnconvert`` around it installs packages and reports
@@ -55,10 +55,10 @@ def convert_to_mnn(onnx: str, target: str, **_: Any) -> Engine:
     code = "import sys, _tools; _tools.mnnconvert(sys.argv)"
     arguments = ["-f", "ONNX", "--modelFile", onnx, "--MNNModel", target, "--bizCode", "MNN"]
     _convert([sys.executable, "-c", code, *arguments], Path(target))
-    return Engine(lambda: None)
+    return LoadedEngine(lambda: None)
 
 
-def ncnn(model: str, inputs: str, threads: int) -> Engine:
+def ncnn(model: str, inputs: str, threads: int) -> LoadedEngine:
     """ncnn on files that :func:`convert_to_ncnn` wrote, image by image: it has no batches."""
     import ncnn as library
 
@@ -83,12 +83,12 @@ def ncnn(model: str, inputs: str, threads: int) -> Engine:
         return [np.stack(found)]
 
     about = {"version": version("ncnn"), "precision": "f32"}
-    return Engine(run, lambda arrays: arrays, about)
+    return LoadedEngine(run, lambda arrays: arrays, about)
 
 
 def convert_to_ncnn(
     network: str, options: Mapping[str, Any], shape: Sequence[int], target: str, **_: Any
-) -> Engine:
+) -> LoadedEngine:
     """Traces PyTorch's module and has pnnx convert it; the engine does nothing."""
     import torch
 
@@ -104,7 +104,7 @@ def convert_to_ncnn(
         command += [f"inputshape=[{sizes}]", "fp16=0"]
         command += [f"ncnnparam={target}", f"ncnnbin={_beside(target)}"]
         _convert(command, Path(target), Path(folder))
-    return Engine(lambda: None)
+    return LoadedEngine(lambda: None)
 
 
 def _beside(model: str) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 import minidnn as md
 from minidnn import models
 from minidnn.bench.process import EngineProcess
-from minidnn.bench.worker import Engine
+from minidnn.bench.worker import LoadedEngine
 from minidnn.errors import GraphError
 
 SEED = 0
@@ -211,7 +211,9 @@ def theirs(name: str, weights: str) -> Any:
     return module.requires_grad_(False)
 
 
-def from_reference(network: str, options: Mapping[str, Any], inputs: str, expected: str) -> Engine:
+def from_reference(
+    network: str, options: Mapping[str, Any], inputs: str, expected: str
+) -> LoadedEngine:
     """Writes the outputs of minidnn's reference; the engine itself does nothing."""
     module, _, function = network.partition(":")
     made = getattr(import_module(module), function)(**options)
@@ -219,10 +221,10 @@ def from_reference(network: str, options: Mapping[str, Any], inputs: str, expect
         x = arrays["x"]
     y = np.asarray(md.compile(made, x.shape, device="reference")(x))
     write_whole(Path(expected), lambda path: np.save(path, y))
-    return Engine(lambda: None, about={"version": md.__version__})
+    return LoadedEngine(lambda: None, about={"version": md.__version__})
 
 
-def from_torch(options: Mapping[str, Any], inputs: str, expected: str, onnx: str) -> Engine:
+def from_torch(options: Mapping[str, Any], inputs: str, expected: str, onnx: str) -> LoadedEngine:
     """Writes PyTorch's outputs and the ONNX file; the engine itself does nothing."""
     import torch
 
@@ -242,7 +244,7 @@ def from_torch(options: Mapping[str, Any], inputs: str, expected: str, onnx: str
 
     write_whole(Path(onnx), export)
     write_whole(Path(expected), lambda path: np.save(path, y))
-    return Engine(lambda: None, about={"version": torch.__version__})
+    return LoadedEngine(lambda: None, about={"version": torch.__version__})
 
 
 def _replace_uneven_pooling(module: Any, x: Any) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 
 import minidnn as md
 from minidnn.bench.peers import load_inputs, made_by
-from minidnn.bench.worker import Engine
+from minidnn.bench.worker import LoadedEngine
 from minidnn.cache import forbid_builds
 
 
 def minidnn(
     network: str, options: Mapping[str, Any], inputs: str, threads: int, **settings: Any
-) -> Engine:
+) -> LoadedEngine:
     """The layer that ``network``, ``"package.module:function"``, makes of options, compiled for
     the CPU with ``settings`` as further arguments of :func:`minidnn.compile`.
 
@@ -46,4 +46,6 @@ def minidnn(
         "precision": "f32",
         "cache": cache,
     }
-    return Engine(run, lambda result: list(result) if several else [np.asarray(result)], about)
+    return LoadedEngine(
+        run, lambda result: list(result) if several else [np.asarray(result)], about
+    )

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.bench.worker import Engine
+from minidnn.bench.worker import LoadedEngine
 
 TORCH_MODES = ("eager", "channels_last", "compile")
 
@@ -33,7 +33,7 @@ def made_by(network: str, options: Mapping[str, Any]) -> Any:
     return getattr(importlib.import_module(module), function)(**options)
 
 
-def onnxruntime(model: str, inputs: str, threads: int, count_kernels: bool = True) -> Engine:
+def onnxruntime(model: str, inputs: str, threads: int, count_kernels: bool = True) -> LoadedEngine:
     """ONNX Runtime on an ONNX file; inputs and outputs bound once.
 
     To count kernels the optimized network is written to a file, which takes time.
@@ -65,7 +65,7 @@ def onnxruntime(model: str, inputs: str, threads: int, count_kernels: bool = Tru
         return results
 
     about = {"version": ort.__version__, "kernels": kernels, "precision": "f32"}
-    return Engine(run, lambda values: [value.numpy() for value in values], about)
+    return LoadedEngine(run, lambda values: [value.numpy() for value in values], about)
 
 
 def _nodes(model: Path) -> int | None:
@@ -79,7 +79,7 @@ def _nodes(model: Path) -> int | None:
 
 def openvino(
     model: str, inputs: str, threads: int, precision: str = "f32", streams: bool = False
-) -> Engine:
+) -> LoadedEngine:
     """OpenVINO on an ONNX file, with the LATENCY hint: all threads work on one request.
 
     Its own default precision on processors that have bf16 is bf16, so the precision is a hint
@@ -126,12 +126,12 @@ def openvino(
     ]
     kernels = sum(kind not in ("Input", "Output", "Const") for kind in kinds)
     about = {"version": ov.__version__, "kernels": kernels, "precision": precision}
-    return Engine(run, outputs, about)
+    return LoadedEngine(run, outputs, about)
 
 
 def torch(
     network: str, options: Mapping[str, Any], inputs: str, threads: int, mode: str = "eager"
-) -> Engine:
+) -> LoadedEngine:
     """PyTorch on the module that ``network``, ``"package.module:function"``, makes of options.
 
     ``mode`` is "eager", "channels_last" or "compile", the last with TorchInductor's freezing of
@@ -159,7 +159,7 @@ def torch(
             results = result if isinstance(result, tuple | list) else [result]
             return [tensor.contiguous() for tensor in results]
 
-    return Engine(run, lambda results: [tensor.numpy() for tensor in results], about)
+    return LoadedEngine(run, lambda results: [tensor.numpy() for tensor in results], about)
 
 
 def _compiled(module: Any, tensors: list[Any], about: dict[str, Any]) -> Any:

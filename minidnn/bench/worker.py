@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 
 @dataclass(frozen=True)
-class Engine:
+class LoadedEngine:
     """Something that can be run again and again.
 
     Attributes:
@@ -39,7 +39,7 @@ def main() -> int:
     """Serves requests until there are no more (0) or one fails (1)."""
     requests, answers = sys.stdin, os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    engine: Engine | None = None
+    engine: LoadedEngine | None = None
     for line in requests:
         try:
             request = json.loads(line)
@@ -68,15 +68,15 @@ def _where(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def _make(target: str, options: Mapping[str, Any]) -> Engine:
+def _make(target: str, options: Mapping[str, Any]) -> LoadedEngine:
     module, _, function = target.partition(":")
     engine = getattr(importlib.import_module(module), function)(**options)
-    if not isinstance(engine, Engine):
-        raise TypeError(f"{target} returned {type(engine).__name__}, not an Engine")
+    if not isinstance(engine, LoadedEngine):
+        raise TypeError(f"{target} returned {type(engine).__name__}, not a LoadedEngine")
     return engine
 
 
-def _run(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
+def _run(engine: LoadedEngine, request: Mapping[str, Any]) -> dict[str, Any]:
     seconds = []
     for _ in range(request["count"]):
         start = time.perf_counter()
@@ -85,7 +85,7 @@ def _run(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
     return {"seconds": seconds}
 
 
-def _save(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
+def _save(engine: LoadedEngine, request: Mapping[str, Any]) -> dict[str, Any]:
     import numpy as np
 
     arrays = [np.asarray(array) for array in engine.outputs(engine.run())]
@@ -93,7 +93,7 @@ def _save(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
     return {"outputs": len(arrays)}
 
 
-def _memory(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
+def _memory(engine: LoadedEngine, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             resident = int(file.read().split()[1]) * resource.getpagesize()
@@ -102,14 +102,14 @@ def _memory(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
     return {"resident": resident}
 
 
-_DO: dict[str, Callable[[Engine, Mapping[str, Any]], dict[str, Any]]] = {
+_DO: dict[str, Callable[[LoadedEngine, Mapping[str, Any]], dict[str, Any]]] = {
     "run": _run,
     "save": _save,
     "memory": _memory,
 }
 
 if __name__ == "__main__":
-    # Not this copy, called __main__, but the module that engines import their Engine from.
+    # Not this copy, called __main__, but the module that engines import LoadedEngine from.
     from minidnn.bench.worker import main as serve
 
     sys.exit(serve())

@@ -21,7 +21,7 @@ QUIET_SHARE = 0.93
 T = TypeVar("T")
 
 
-class Watch:
+class LoadWatch:
     """Looks at a process, and at the cores that this one may use, from its making on.
 
     Where cores are handed out (``taskset``, containers), what others do on theirs does not count.
@@ -61,7 +61,7 @@ def undisturbed(
         if tried:
             time.sleep(pause)
         before()
-        watch = Watch(pid)
+        watch = LoadWatch(pid)
         found = take()
         tried.append((watch.others(), found))
         if tried[-1][0] < DISTURBED:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.bench.worker import Engine
+from minidnn.bench.worker import LoadedEngine
 
 
-def doubling(start: float) -> Engine:
+def doubling(start: float) -> LoadedEngine:
     """Returns twice of what it returned before."""
     value = [start]
 
@@ -20,28 +20,28 @@ def doubling(start: float) -> Engine:
         value[0] *= 2
         return np.array([value[0]])
 
-    return Engine(run, about={"version": "1", "variable": os.environ.get("MINIDNN_TEST")})
+    return LoadedEngine(run, about={"version": "1", "variable": os.environ.get("MINIDNN_TEST")})
 
 
-def sleeping(seconds: float) -> Engine:
-    return Engine(lambda: time.sleep(seconds))
+def sleeping(seconds: float) -> LoadedEngine:
+    return LoadedEngine(lambda: time.sleep(seconds))
 
 
-def noisy() -> Engine:
+def noisy() -> LoadedEngine:
     print("something that a library prints")
     os.system("echo and a program")
-    return Engine(lambda: None)
+    return LoadedEngine(lambda: None)
 
 
-def dying() -> Engine:
+def dying() -> LoadedEngine:
     def run() -> None:
         print("about to die", file=sys.stderr, flush=True)
         os._exit(3)
 
-    return Engine(run)
+    return LoadedEngine(run)
 
 
-def broken(**_: Any) -> Engine:
+def broken(**_: Any) -> LoadedEngine:
     raise ValueError("no such model")
 
 
@@ -57,7 +57,7 @@ def summing(
     factor: float = 1.0,
     sleep: float = 0.001,
     **_: Any,
-) -> Engine:
+) -> LoadedEngine:
     """As a peer is made for a case: sums of images, slowly; notes that it was started."""
     with open(log, "a", encoding="ascii") as file:
         file.write(f"{name}\n")
@@ -68,12 +68,12 @@ def summing(
         time.sleep(sleep)
         return result
 
-    return Engine(run, about={"version": "1.2+x", "precision": "f32"})
+    return LoadedEngine(run, about={"version": "1.2+x", "precision": "f32"})
 
 
 def cell(
     network: str, shape: list[int], precision: str, engines: list[str], burst: float
-) -> Engine:
+) -> LoadedEngine:
     """As all engines of a cell on a GPU are made; "torch-calls" cannot be, nor can minidnn for
     batches of 13."""
     about: dict[str, dict[str, Any]] = {}
@@ -92,4 +92,4 @@ def cell(
         number += 1
         return [(1 + place) * number * 1e-3 for place in range(len(there))]
 
-    return Engine(run, lambda seconds: [seconds], {"engines": about})
+    return LoadedEngine(run, lambda seconds: [seconds], {"engines": about})

@@ -9,7 +9,7 @@ import pytest
 
 from minidnn.bench.alternate import alternate
 from minidnn.bench.process import EngineError, EngineProcess
-from minidnn.measure.load import Watch
+from minidnn.measure.load import LoadWatch
 
 HERE = "tests.bench.engines"
 
@@ -44,7 +44,7 @@ def test_what_libraries_print_does_not_disturb() -> None:
     [
         ("broken", "could not make: ValueError: no such model"),
         ("missing", "has no attribute 'missing'"),
-        ("nothing", "tests.bench.engines:nothing returned NoneType, not an Engine"),
+        ("nothing", "tests.bench.engines:nothing returned NoneType, not a LoadedEngine"),
     ],
 )
 def test_what_cannot_be_made_is_named(function: str, text: str) -> None:
@@ -80,7 +80,7 @@ def test_closing_leaves_no_process() -> None:
 
 
 def test_engines_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watch, "others", lambda self: 0.0)
+    monkeypatch.setattr(LoadWatch, "others", lambda self: 0.0)
     order = []
     with engine("sleeping", seconds=0.01) as slow, engine("sleeping", seconds=0.002) as fast:
         found = alternate(

@@ -16,7 +16,7 @@ import pytest
 from minidnn.backends.cpu import toolchain
 from minidnn.backends.cpu.compiler import Unit, compile_units
 from minidnn.backends.cpu.isa import AVX2, ISAS, Isa, usable_isas
-from minidnn.backends.cpu.library import Library
+from minidnn.backends.cpu.library import SharedObject
 from minidnn.backends.cpu.prelude import prelude
 from minidnn.errors import DeviceError
 
@@ -34,7 +34,7 @@ OURS = "MINIDNN_TESTS_OF_PROCESS"
 """By this variable processes that tests have started are known, whoever their parent is by now."""
 
 MakeFake = Callable[..., Path]
-Build = Callable[..., Library]
+Build = Callable[..., SharedObject]
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +95,7 @@ def isa(request: pytest.FixtureRequest) -> Isa:
 def build() -> Build:
     """Compiles the text of kernels (prelude added) and returns the library."""
 
-    def compiled(text: str, isa: Isa = AVX2, name: str = "test") -> Library:
+    def compiled(text: str, isa: Isa = AVX2, name: str = "test") -> SharedObject:
         return compile_units([Unit(name, prelude(isa) + textwrap.dedent(text), isa)])[0]
 
     return compiled

@@ -8,14 +8,14 @@ import gc
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.buffers import Buffer, Guard
+from minidnn.backends.cpu.buffers import AlignedMemory, Guard
 from minidnn.errors import OutOfMemoryError
 
 from .conftest import run_python
 
 STRAY = """
     import numpy as np
-    from minidnn.backends.cpu.buffers import Buffer, Guard
+    from minidnn.backends.cpu.buffers import AlignedMemory, Guard
     from minidnn.backends.cpu.compiler import Unit, compile_units
     from minidnn.backends.cpu.prelude import prelude
     from minidnn.backends.cpu.isa import AVX2
@@ -24,7 +24,7 @@ STRAY = """
     MD_KERNEL(touch) {{ MD_OUT(float, 0)[*MD_IN(int32, 1)] = 1; }}
     '''
     kernel = compile_units([Unit("touch", text, AVX2)])[0].kernel("touch")
-    buffer = Buffer(1000 * 4, Guard.{guard}, alignment=4)
+    buffer = AlignedMemory(1000 * 4, Guard.{guard}, alignment=4)
     index = np.array([{index}], np.int32)
     program = Program([Region(kernel, (Operand(0), Operand(1)), 1)], 2, pool=Pool(1))
     program.run([buffer.address, index.ctypes.data])
@@ -35,7 +35,7 @@ STRAY = """
 @pytest.mark.parametrize("size", [0, 1, 64, 4096, 4097, 3 << 20])
 @pytest.mark.parametrize("guard", list(Guard))
 def test_fresh_memory(size: int, guard: Guard) -> None:
-    buffer = Buffer(size, guard)
+    buffer = AlignedMemory(size, guard)
     assert buffer.address % 64 == 0
     data = buffer.array(np.uint8, (size,))
     assert (data == (0 if guard is Guard.NONE else 0xFF)).all()
@@ -44,15 +44,15 @@ def test_fresh_memory(size: int, guard: Guard) -> None:
 
 
 def test_guarded_floats_are_nan() -> None:
-    assert np.isnan(Buffer(400, Guard.END).array(np.float32, (10, 10))).all()
+    assert np.isnan(AlignedMemory(400, Guard.END).array(np.float32, (10, 10))).all()
 
 
 def test_large_buffers_start_at_a_large_page() -> None:
-    assert Buffer(5 << 20).address % (2 << 20) == 0
+    assert AlignedMemory(5 << 20).address % (2 << 20) == 0
 
 
 def test_arrays_keep_the_memory() -> None:
-    array = Buffer(1 << 22).array(np.float32, (1 << 20,))
+    array = AlignedMemory(1 << 22).array(np.float32, (1 << 20,))
     gc.collect()
     array[:] = 2
     assert array.sum() == 2 << 20
@@ -63,7 +63,7 @@ def test_arrays_keep_the_memory() -> None:
 
 
 def test_array_with_offset() -> None:
-    buffer = Buffer(64)
+    buffer = AlignedMemory(64)
     buffer.array(np.uint8, (64,))[:] = np.arange(64)
     assert buffer.array(np.uint8, (2, 3), offset=10).tolist() == [[10, 11, 12], [13, 14, 15]]
     with pytest.raises(ValueError, match=r"\(20,\) of float32 from offset 0 needs 80 bytes; the"):
@@ -71,7 +71,7 @@ def test_array_with_offset() -> None:
 
 
 def test_stray_write_in_the_gap_is_told() -> None:
-    buffer = Buffer(100, Guard.END)
+    buffer = AlignedMemory(100, Guard.END)
     beside = np.ctypeslib.as_array((ctypes.c_uint8 * 128).from_address(buffer.address))
     beside[110] = 1
     assert buffer.stray_write() == 110
@@ -100,8 +100,8 @@ def test_access_outside_ends_the_process(guard: str, index: int, survives: bool)
 
 def test_refusals() -> None:
     with pytest.raises(OutOfMemoryError, match="a buffer of 4611686018427387904 bytes cannot be"):
-        Buffer(1 << 62)
+        AlignedMemory(1 << 62)
     with pytest.raises(ValueError, match="size -1 is negative"):
-        Buffer(-1)
+        AlignedMemory(-1)
     with pytest.raises(ValueError, match="alignment 24 is not a power of two up to 4096"):
-        Buffer(10, alignment=24)
+        AlignedMemory(10, alignment=24)

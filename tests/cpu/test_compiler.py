@@ -16,7 +16,7 @@ import pytest
 from minidnn.backends.cpu.compiler import Unit, compile_units
 from minidnn.backends.cpu.isa import AVX2, Isa
 from minidnn.backends.cpu.prelude import prelude
-from minidnn.backends.cpu.program import Operand, Pool, Program, Region
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
 from minidnn.cache import clear, forbid_builds, one_at_a_time
 from minidnn.errors import CompileError, DeviceError, MiniDNNWarning
 
@@ -37,8 +37,8 @@ def unit(text: str = DOUBLE, name: str = "unit", isa: Isa = AVX2) -> Unit:
 
 def works(library) -> bool:
     x, y = np.arange(8, dtype="f4"), np.zeros(8, "f4")
-    region = Region(library.kernel("twice"), (Operand(0), Operand(1)), 8)
-    Program([region], 2, pool=Pool(1)).run([x.ctypes.data, y.ctypes.data])
+    region = BoundKernel(library.kernel("twice"), (Operand(0), Operand(1)), 8)
+    NativeProgram([region], 2, pool=Pool(1)).run([x.ctypes.data, y.ctypes.data])
     return bool((y == 2 * x).all())
 
 

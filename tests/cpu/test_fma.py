@@ -12,7 +12,7 @@ import pytest
 from minidnn.backends.cpu.compiler import FLAGS
 from minidnn.backends.cpu.isa import Isa
 from minidnn.backends.cpu.prelude import prelude
-from minidnn.backends.cpu.program import Operand, Pool, Program, Region
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
 
 from .conftest import Build
 
@@ -82,9 +82,9 @@ def test_values(build: Build, isa: Isa, kind: str) -> None:
     library = build(source(kind), isa)
     for name, expected in (("plain", separate), ("fused", fused)):
         outs = np.full((2, 16), 7, dtype)
-        region = Region(library.kernel(f"{name}_{kind}"), tuple(map(Operand, range(5))), 1)
+        region = BoundKernel(library.kernel(f"{name}_{kind}"), tuple(map(Operand, range(5))), 1)
         bases = [x.ctypes.data for x in (a, b, c, outs[0], outs[1])]
-        Program([region], 5, pool=Pool(1)).run(bases)
+        NativeProgram([region], 5, pool=Pool(1)).run(bases)
         np.testing.assert_array_equal(outs, [expected, expected], err_msg=name)
 
 

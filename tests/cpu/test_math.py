@@ -15,9 +15,9 @@ import pytest
 from minidnn.backends.codegen.functions import BOUNDS
 from minidnn.backends.cpu.compiler import FLAGS, Unit, compile_units
 from minidnn.backends.cpu.isa import Isa, usable_isas
-from minidnn.backends.cpu.library import Library
+from minidnn.backends.cpu.library import SharedObject
 from minidnn.backends.cpu.prelude import prelude
-from minidnn.backends.cpu.program import Operand, Pool, Program, Region
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
 
 from .accuracy import EXACT, Array, errors, in_float64, same
 
@@ -68,19 +68,21 @@ def source() -> str:
 
 
 @cache
-def libraries() -> dict[str, Library]:
+def libraries() -> dict[str, SharedObject]:
     isas = usable_isas()
     units = [Unit(f"math_{isa.name}", prelude(isa) + source(), isa) for isa in isas]
     return dict(zip((isa.name for isa in isas), compile_units(units), strict=True))
 
 
-def call(library: Library, name: str, a: Array, b: Array | None = None) -> Array:
+def call(library: SharedObject, name: str, a: Array, b: Array | None = None) -> Array:
     """The function of any number of elements."""
     size = -(-a.size // BLOCK) * BLOCK
     inputs = [np.resize(x, size) for x in (a, a if b is None else b)]
     out = np.empty(size, np.float32)
-    region = Region(library.kernel(f"each_{name}"), tuple(map(Operand, range(3))), size // BLOCK)
-    Program([region], 3, pool=Pool(1)).run([x.ctypes.data for x in (*inputs, out)])
+    region = BoundKernel(
+        library.kernel(f"each_{name}"), tuple(map(Operand, range(3))), size // BLOCK
+    )
+    NativeProgram([region], 3, pool=Pool(1)).run([x.ctypes.data for x in (*inputs, out)])
     return out[: a.size]
 
 
@@ -238,8 +240,8 @@ def test_some_instances_off(name: str, isa: Isa) -> None:
     a, b = rng.standard_normal((2, BLOCK)).astype(np.float32)
     a[::7] = np.nan
     out = np.full(BLOCK, 7, np.float32)
-    region = Region(library.kernel(f"masked_{name}"), tuple(map(Operand, range(3))), 1)
-    Program([region], 3, pool=Pool(1)).run([x.ctypes.data for x in (a, b, out)])
+    region = BoundKernel(library.kernel(f"masked_{name}"), tuple(map(Operand, range(3))), 1)
+    NativeProgram([region], 3, pool=Pool(1)).run([x.ctypes.data for x in (a, b, out)])
     on = (b > 0) & (np.arange(BLOCK) < BLOCK - 3)
     np.testing.assert_array_equal(out, np.where(on, call(library, name, a, b), np.float32(7)))
 

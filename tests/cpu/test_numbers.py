@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.isa import Isa
-from minidnn.backends.cpu.program import Operand, Pool, Program, Region
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
 
 from .conftest import Build
 
@@ -51,8 +51,8 @@ def test_bits(expression: str, isa: Isa, build: Build) -> None:
     library = build(KERNELS.replace("EXPRESSION", expression), isa)
     for name in ("varying_values", "uniform_values"):
         out = np.full(112, 7, np.float32)
-        region = Region(library.kernel(name), tuple(map(Operand, range(3))), 1)
-        Program([region], 3, pool=Pool(1)).run([x.ctypes.data for x in (a, b, out)])
+        region = BoundKernel(library.kernel(name), tuple(map(Operand, range(3))), 1)
+        NativeProgram([region], 3, pool=Pool(1)).run([x.ctypes.data for x in (a, b, out)])
         np.testing.assert_array_equal(out, expected, err_msg=name)
         numbers = ~np.isnan(expected)  # equal zeros may differ in sign
         np.testing.assert_array_equal(np.signbit(out)[numbers], np.signbit(expected)[numbers])

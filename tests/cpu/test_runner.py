@@ -16,8 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidnn.backends.cpu.isa import AVX2
-from minidnn.backends.cpu.library import Kernel
-from minidnn.backends.cpu.program import Group, Operand, Pool, Program, Region, shared_pool
+from minidnn.backends.cpu.library import NativeFunction
+from minidnn.backends.cpu.program import (
+    BoundKernel,
+    Group,
+    NativeProgram,
+    Operand,
+    Pool,
+    shared_pool,
+)
 
 from .conftest import run_python
 
@@ -76,8 +83,8 @@ def address(array: np.ndarray) -> int:
 )
 def test_every_task_once(threads: int, tasks: int, grain: int, regions: int) -> None:
     counts = np.zeros(tasks + 1, np.int32)
-    region = Region(_kernels()["count"], (Operand(0),), tasks, grain)
-    Program([region] * regions, 1, pool=_pool(threads)).run([address(counts)])
+    region = BoundKernel(_kernels()["count"], (Operand(0),), tasks, grain)
+    NativeProgram([region] * regions, 1, pool=_pool(threads)).run([address(counts)])
     assert (counts[:-1] == regions).all() and counts[-1] == 0
 
 
@@ -88,7 +95,7 @@ def _pool(threads: int) -> Pool:
     return _cache.setdefault(threads, Pool(threads))  # type: ignore[return-value]
 
 
-def _kernels() -> dict[str, Kernel]:
+def _kernels() -> dict[str, NativeFunction]:
     if "kernels" not in _cache:
         from minidnn.backends.cpu.compiler import Unit, compile_units
         from minidnn.backends.cpu.prelude import prelude
@@ -99,7 +106,7 @@ def _kernels() -> dict[str, Kernel]:
     return _cache["kernels"]  # type: ignore[return-value]
 
 
-def chain(threads: int, length: int = 40) -> tuple[Program, np.ndarray, np.ndarray]:
+def chain(threads: int, length: int = 40) -> tuple[NativeProgram, np.ndarray, np.ndarray]:
     """x, x + x, then alternately sums of the last two and halvings: each region needs the last."""
     kernels, n = _kernels(), 1000
     arena = np.zeros((length + 2, n), np.float32)
@@ -109,10 +116,10 @@ def chain(threads: int, length: int = 40) -> tuple[Program, np.ndarray, np.ndarr
     regions = []
     for i in range(2, length + 2):
         operands = tuple(Operand(0, row * n * 4) for row in (i - 2, i - 1, i))
-        regions.append(Region(kernels["add"], operands, n, 1 + i % 7))
-        regions.append(Region(kernels["halve"], (Operand(0, i * n * 4),), n, 64))
+        regions.append(BoundKernel(kernels["add"], operands, n, 1 + i % 7))
+        regions.append(BoundKernel(kernels["halve"], (Operand(0, i * n * 4),), n, 64))
         expected[i] = (expected[i - 2] + expected[i - 1]) * np.float32(0.5)
-    return Program(regions, 1, pool=_pool(threads)), arena, expected
+    return NativeProgram(regions, 1, pool=_pool(threads)), arena, expected
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 8])
@@ -128,8 +135,10 @@ def test_scratch_is_of_each_thread() -> None:
     x = np.arange(500, dtype=np.float32)
     for threads in (1, 2, 4):
         y = np.zeros_like(x)
-        region = Region(_kernels()["through_scratch"], (Operand(0), Operand(1)), 500, 3)
-        program = Program([region] * 10, 2, scratch_bytes=256, pool=_pool(threads), guarded=True)
+        region = BoundKernel(_kernels()["through_scratch"], (Operand(0), Operand(1)), 500, 3)
+        program = NativeProgram(
+            [region] * 10, 2, scratch_bytes=256, pool=_pool(threads), guarded=True
+        )
         program.run([address(x), address(y)])
         np.testing.assert_array_equal(y, 3 * x)
 
@@ -145,13 +154,13 @@ def test_groups_run_members_item_by_item(threads: int) -> None:
     own = Operand(2, 0, 0, size)
     group = Group(
         (
-            Region(kernels["scan"], (image, own), 1),
-            Region(kernels["add"], (image, own, result), 64),
+            BoundKernel(kernels["scan"], (image, own), 1),
+            BoundKernel(kernels["add"], (image, own, result), 64),
         ),
         images,
     )
-    halve = Region(kernels["halve"], (Operand(1),), images * 64, 8)
-    program = Program([group, halve], 3, pool=_pool(threads))
+    halve = BoundKernel(kernels["halve"], (Operand(1),), images * 64, 8)
+    program = NativeProgram([group, halve], 3, pool=_pool(threads))
     times = program.run_timed([address(x), address(out), address(private)])
     expected = (x + np.cumsum(x, 1, dtype=np.float32)) * np.float32(0.5)
     np.testing.assert_array_equal(out, expected)
@@ -204,7 +213,7 @@ def test_threads_start_stop_and_start_again() -> None:
     pool = Pool(3)
     assert pool.alive() == 0 and repr(pool) == "Pool(threads=3)"
     counts = np.zeros(64, np.int32)
-    program = Program([Region(_kernels()["count"], (Operand(0),), 64)], 1, pool=pool)
+    program = NativeProgram([BoundKernel(_kernels()["count"], (Operand(0),), 64)], 1, pool=pool)
     for round_number in range(1, 4):
         program.run([address(counts)])
         assert pool.alive() == 2 and (counts == round_number).all()
@@ -218,7 +227,7 @@ def test_two_threads_really_share_the_work(threads: str, team: int) -> None:
     """Two tasks of 20 ms that each note their thread's processor time."""
     counts = np.zeros(64, np.int32)
     pool = _pool(2) if threads == "its own" else Pool(2, team=team)
-    program = Program([Region(_kernels()["slow"], (Operand(0),), 64)], 1, pool=pool)
+    program = NativeProgram([BoundKernel(_kernels()["slow"], (Operand(0),), 64)], 1, pool=pool)
     for _ in range(20):
         before, cpu = time.thread_time(), time.process_time()
         program.run([address(counts)])
@@ -247,7 +256,9 @@ def test_a_pool_works_with_the_threads_of_a_team(
 ) -> None:
     pool = Pool(threads, spin_microseconds, team=team)
     counts = np.zeros(200, np.int32)
-    program = Program([Region(_kernels()["count"], (Operand(0),), 200, 3)] * 20, 1, pool=pool)
+    program = NativeProgram(
+        [BoundKernel(_kernels()["count"], (Operand(0),), 200, 3)] * 20, 1, pool=pool
+    )
     for round_number in range(1, 50):
         program.run([address(counts)])
         assert (counts == 20 * round_number).all()
@@ -260,7 +271,7 @@ def test_a_pool_works_with_the_threads_of_a_team(
 def test_a_child_of_a_fork_has_threads_of_its_own_instead_of_a_team(team: int) -> None:
     pool = Pool(3, team=team)
     counts = np.zeros(64, np.int32)
-    program = Program([Region(_kernels()["count"], (Operand(0),), 64)], 1, pool=pool)
+    program = NativeProgram([BoundKernel(_kernels()["count"], (Operand(0),), 64)], 1, pool=pool)
     program.run([address(counts)])
     with warnings.catch_warnings():
         # Python 3.12 and later warn about fork in a process with threads, which is what is tested.
@@ -290,7 +301,7 @@ def test_threads_rest_when_asked_to(flags: tuple[str, ...]) -> None:
     """They would poll for ten seconds."""
     pool = Pool(3, spin_microseconds=1e7, build_flags=flags)
     counts = np.zeros(64, np.int32)
-    program = Program([Region(_kernels()["count"], (Operand(0),), 64)], 1, pool=pool)
+    program = NativeProgram([BoundKernel(_kernels()["count"], (Operand(0),), 64)], 1, pool=pool)
     for round_number in range(1, 6):
         program.run([address(counts)])
         pool.rest()
@@ -371,7 +382,9 @@ def test_exit_while_threads_exist_is_clean_and_quick() -> None:
 def test_condition_variables_work_like_futexes() -> None:
     pool = Pool(3, spin_microseconds=0, build_flags=("-DMD_NO_FUTEX",))
     counts = np.zeros(64, np.int32)
-    program = Program([Region(_kernels()["count"], (Operand(0),), 64)] * 20, 1, pool=pool)
+    program = NativeProgram(
+        [BoundKernel(_kernels()["count"], (Operand(0),), 64)] * 20, 1, pool=pool
+    )
     for round_number in range(1, 30):
         program.run([address(counts)])
         assert (counts == 20 * round_number).all()
@@ -380,7 +393,9 @@ def test_condition_variables_work_like_futexes() -> None:
 def test_without_spinning() -> None:
     pool = Pool(3, spin_microseconds=0)
     counts = np.zeros(64, np.int32)
-    program = Program([Region(_kernels()["count"], (Operand(0),), 64)] * 20, 1, pool=pool)
+    program = NativeProgram(
+        [BoundKernel(_kernels()["count"], (Operand(0),), 64)] * 20, 1, pool=pool
+    )
     for round_number in range(1, 50):
         program.run([address(counts)])
         assert (counts == 20 * round_number).all()
@@ -397,11 +412,11 @@ def test_callers_floating_point_mode_does_not_matter(tmp_path: Path, team: int) 
     fp = ctypes.CDLL(target)
     fp.set.argtypes = [ctypes.c_uint]
     x = np.full(1000, 1e-40, np.float32)
-    region = Region(_kernels()["add"], (Operand(0), Operand(0), Operand(1)), 1000)
+    region = BoundKernel(_kernels()["add"], (Operand(0), Operand(0), Operand(1)), 1000)
     mode = fp.get()
     for pool in (_pool(1), _pool(2), Pool(2, team=team)):
         y = np.zeros_like(x)
-        program = Program([region], 2, pool=pool)
+        program = NativeProgram([region], 2, pool=pool)
         bases = [address(x), address(y)]
         fp.set(mode | 0x8040)
         program.run(bases)
@@ -419,13 +434,13 @@ def test_shared_pool_is_one_per_thread_count(team: int) -> None:
 @pytest.mark.alone
 def test_cost_of_runs_and_regions() -> None:
     """Far under a microsecond and a few microseconds; the best of many, for machines are busy."""
-    nothing = Region(_kernels()["count"], (Operand(0),), 2)
+    nothing = BoundKernel(_kernels()["count"], (Operand(0),), 2)
     counts = np.zeros(64, np.int32)
-    one = Program([nothing], 1, pool=_pool(2))
-    many = Program([nothing] * 1001, 1, pool=_pool(2))
+    one = NativeProgram([nothing], 1, pool=_pool(2))
+    many = NativeProgram([nothing] * 1001, 1, pool=_pool(2))
     bases = [address(counts)]
 
-    def best(program: Program) -> float:
+    def best(program: NativeProgram) -> float:
         seconds = []
         for _ in range(100):
             start = time.perf_counter()
@@ -441,32 +456,32 @@ def test_cost_of_runs_and_regions() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda k: Region(k, (Operand(2),), 1), "region 0 (r): Operand(slot=2, offset=0"),
-        (lambda k: Region(k, (Operand(-1),), 1), "names none of the 2 slots"),
-        (lambda k: Region(k, (), -1), "region 0 (r): tasks=-1 is not in 0..2**31-1"),
-        (lambda k: Region(k, (), 1, 0), "region 0 (r): grain=0 is not in 1..2**31-1"),
+        (lambda k: BoundKernel(k, (Operand(2),), 1), "region 0 (r): Operand(slot=2, offset=0"),
+        (lambda k: BoundKernel(k, (Operand(-1),), 1), "names none of the 2 slots"),
+        (lambda k: BoundKernel(k, (), -1), "region 0 (r): tasks=-1 is not in 0..2**31-1"),
+        (lambda k: BoundKernel(k, (), 1, 0), "region 0 (r): grain=0 is not in 1..2**31-1"),
         (
-            lambda k: Group((Region(k, (Operand(0),) * 1025, 1, name="m"),), 2),
+            lambda k: Group((BoundKernel(k, (Operand(0),) * 1025, 1, name="m"),), 2),
             "member m: 1025 operands, more than 1024",
         ),
-        (lambda k: Region(k, (Operand(0, 0, 4),), 1), "strides are for members of a group"),
-        (lambda k: Region(Kernel("x", 0, Path()), (), 1), "the kernel has no address"),
+        (lambda k: BoundKernel(k, (Operand(0, 0, 4),), 1), "strides are for members of a group"),
+        (lambda k: BoundKernel(NativeFunction("x", 0, Path()), (), 1), "the kernel has no address"),
     ],
 )
 def test_wrong_regions_are_refused(make, message: str) -> None:
     from dataclasses import replace
 
     with pytest.raises(ValueError) as caught:
-        Program([replace(make(_kernels()["count"]), name="r")], 2)
+        NativeProgram([replace(make(_kernels()["count"]), name="r")], 2)
     assert message in str(caught.value)
 
 
 def test_wrong_calls_are_refused() -> None:
-    program = Program([], 2, pool=_pool(1))
+    program = NativeProgram([], 2, pool=_pool(1))
     with pytest.raises(ValueError, match="1 addresses for 2 slots"):
         program.run([0])
     for threads in (0, -1, 2000):
         with pytest.raises(ValueError, match=f"threads={threads} is not between 1 and 1024"):
             Pool(threads)
     with pytest.raises(ValueError, match="scratch_bytes=-1: negative"):
-        Program([], 0, scratch_bytes=-1)
+        NativeProgram([], 0, scratch_bytes=-1)

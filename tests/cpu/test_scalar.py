@@ -18,9 +18,9 @@ from minidnn.backends.codegen.dialect import ISPC, literal
 from minidnn.backends.codegen.functions import BOUNDS
 from minidnn.backends.cpu.compiler import Unit, compile_units
 from minidnn.backends.cpu.isa import Isa, usable_isas
-from minidnn.backends.cpu.library import Library
+from minidnn.backends.cpu.library import SharedObject
 from minidnn.backends.cpu.prelude import prelude
-from minidnn.backends.cpu.program import Operand, Pool, Program, Region
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
 from minidnn.graph.expression import (
     SCALAR_OPS,
     Expression,
@@ -104,11 +104,11 @@ class Printed:
         ).replace("SIZE", str(SIZE))
 
 
-def values(library: Library, kernel: str, operands: Array, rows: int) -> Array:
+def values(library: SharedObject, kernel: str, operands: Array, rows: int) -> Array:
     out = np.empty((rows, SIZE), np.float32)
-    region = Region(library.kernel(kernel), tuple(map(Operand, range(ARGUMENTS + 1))), 1)
+    region = BoundKernel(library.kernel(kernel), tuple(map(Operand, range(ARGUMENTS + 1))), 1)
     bases = [x.ctypes.data for x in (*operands, out)]
-    Program([region], ARGUMENTS + 1, pool=Pool(1)).run(bases)
+    NativeProgram([region], ARGUMENTS + 1, pool=Pool(1)).run(bases)
     return out
 
 
@@ -281,5 +281,5 @@ def test_literals_are_exact(isa: Isa, build: Build) -> None:
     text = f"MD_KERNEL(literals) {{\n{stores}}}\n"
     out = np.zeros(bits.size, np.float32)
     kernel = build(text, isa).kernel("literals")
-    Program([Region(kernel, (Operand(0),), 1)], 1, pool=Pool(1)).run([out.ctypes.data])
+    NativeProgram([BoundKernel(kernel, (Operand(0),), 1)], 1, pool=Pool(1)).run([out.ctypes.data])
     np.testing.assert_array_equal(out.view(np.uint32), bits)

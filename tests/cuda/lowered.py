@@ -11,12 +11,12 @@ import minidnn as md
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.contraction.kernel import ContractionKernel
-from minidnn.backends.cuda.contraction.problem import ContractionProblem, Place
+from minidnn.backends.cuda.contraction.problem import Address, ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form, prepare_of, room
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Data, Pointer, Task, lower_plan
 from minidnn.backends.cuda.machine import Machine
-from minidnn.backends.cuda.places import Places
+from minidnn.backends.cuda.places import ValueAddresses
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Node
@@ -108,7 +108,7 @@ class EmulatedProgram:
         (source,), (result,) = block.inputs, block.outputs
         bits = np.frombuffer(to_bits(x, given.dtype).tobytes(), np.uint8)
         memory[source : source + bits.size] = bits
-        places = Places(plan, begin, [begin + source], [begin + result])
+        places = ValueAddresses(plan, begin, [begin + source], [begin + result])
         for task in self.tasks:
             workspace = memory[block.workspaces.get(task.node, 0) :]
             self._run(task, places, memory, workspace, backwards)
@@ -119,7 +119,7 @@ class EmulatedProgram:
     def _run(
         self,
         task: Task,
-        places: Places,
+        places: ValueAddresses,
         memory: np.ndarray,
         workspace: np.ndarray,
         backwards: bool,
@@ -137,13 +137,13 @@ class EmulatedProgram:
         numbers = [np.array([size]) for size in sizes]
         self._emulated.launch(launch, [x, w, *rest, y, *numbers], backwards)
 
-    def _array(self, pointer: Pointer, places: Places, memory: np.ndarray) -> np.ndarray:
+    def _array(self, pointer: Pointer, places: ValueAddresses, memory: np.ndarray) -> np.ndarray:
         """What lies behind a pointer: memory from there on, or the data."""
         if isinstance(pointer, Data):
             if pointer.key not in self._constants:
                 self._constants[pointer.key] = _aligned(to_bits(pointer.make(), pointer.dtype))
             return self._constants[pointer.key]
-        place = pointer if isinstance(pointer, Place) else Place(pointer, 0)
+        place = pointer if isinstance(pointer, Address) else Address(pointer, 0)
         assert not isinstance(place.value, Constant)
         return memory[places.address(place.value) + place.bytes - memory.ctypes.data :]
 

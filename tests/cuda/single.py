@@ -15,7 +15,7 @@ from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
 from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
-from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem, Place
+from minidnn.backends.cuda.contraction.problem import Address, Addresses, ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.kernels import Launch
@@ -108,7 +108,7 @@ def emulated(
     )
     _, image = guarded(x.size, np.dtype("f"))
     image[:] = x.ravel()
-    read = [image if isinstance(one, Place) else _laid(one) for one in rest]
+    read = [image if isinstance(one, Address) else _laid(one) for one in rest]
     whole_room, room = guarded(computed.workspace // 4, np.dtype("f"))
     whole, made = guarded(problem.batch * channels * plane, np.dtype("f"))
     filters = _laid(weight)

@@ -14,8 +14,8 @@ from minidnn.backends.cuda.arrays import (
     DEVICE_TO_DEVICE,
     DEVICE_TO_HOST,
     NUMPY,
+    ArraySlot,
     Given,
-    Slot,
     as_it_is,
     check_aligned,
     outputs_of,
@@ -23,7 +23,7 @@ from minidnn.backends.cuda.arrays import (
 )
 from minidnn.errors import DeviceError, GraphError
 
-SLOT = Slot("input 'x'", (2, 3), "float16", 12)
+SLOT = ArraySlot("input 'x'", (2, 3), "float16", 12)
 
 
 class Array:
@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for dtype in ("int32", "bool", "uint16"):
         with pytest.raises(GraphError, match=f"input 'x' has dtype {dtype}; valid is float16"):
             read(SLOT, Array(dtype=dtype), 1)
-    bits = Slot("input 'x'", (2, 3), "bfloat16", 12)
+    bits = ArraySlot("input 'x'", (2, 3), "bfloat16", 12)
     with pytest.raises(GraphError, match="input 'x' has dtype uint16; valid is bfloat16"):
         read(bits, Array(dtype="uint16"), 1)  # numbers, not another's bits
 
@@ -142,7 +142,7 @@ def test_out_that_does_not_fit_is_refused() -> None:
         text = rf"input 'x' is {found}; valid is a contiguous, writable array float16\[2, 3\]"
         with pytest.raises(GraphError, match=text):
             outputs_of(array, [SLOT], 1)
-    bits = Slot("out[0]", (2, 3), "bfloat16", 12)
+    bits = ArraySlot("out[0]", (2, 3), "bfloat16", 12)
     for dtype, text in (("float32", "NumPy has no bfloat16"), ("uint16", r"is uint16\[2, 3\]")):
         with pytest.raises(GraphError, match=text):
             outputs_of(np.empty((2, 3), dtype), [bits], 1)
@@ -152,5 +152,5 @@ def test_out_that_does_not_fit_is_refused() -> None:
 
 def test_results_have_the_dtype_in_which_they_lie() -> None:
     for dtype, stored in (("float16", np.float16), ("bfloat16", np.uint16), ("bool", np.bool_)):
-        made = NUMPY.empty(Slot("out[0]", (2, 3), dtype, 12), 0)
+        made = NUMPY.empty(ArraySlot("out[0]", (2, 3), dtype, 12), 0)
         assert made.dtype == stored and made.shape == (2, 3)

@@ -10,7 +10,7 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda import copy
-from minidnn.backends.cuda.contraction.gather import Gather, print_gather
+from minidnn.backends.cuda.contraction.gather import Gathering, print_gather
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.sequence import grid as grids_module
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
@@ -78,7 +78,7 @@ def test_moves_and_gathering(dtype: str, pages: Pages, tmp_path: Path) -> None:
         x = rounded_to(dtype, random.standard_normal(type.shape).astype(np.float32))
         for source, target in ((planar, last), (last, planar)):
             launches.append((copy.print_copy(2, source, target), source, target, x))
-    how = Gather((2, 2), (3, 3), 2)
+    how = Gathering((2, 2), (3, 3), 2)
     image = tensor_of(TensorType((2, 3, 13, 11), dtype), PLANAR)
     made = how.gathered(image, (7, 6), (4, 4))
     x = rounded_to(dtype, random.standard_normal((2, 3, 13, 11)).astype(np.float32))

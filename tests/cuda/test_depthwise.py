@@ -18,7 +18,7 @@ from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import depthwise
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
-from minidnn.backends.cuda.contraction.problem import ContractionProblem, Place
+from minidnn.backends.cuda.contraction.problem import Address, ContractionProblem
 from minidnn.backends.cuda.lower import Data, Pointer, lower_plan
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
@@ -119,7 +119,7 @@ class Strips:
         _, image = guarded(x.size, STORED[self.dtype])
         image[:] = to_bits(x.transpose(0, 2, 3, 1), self.dtype).view(image.dtype).ravel()
         # A residual is the image itself.
-        rest = [image if isinstance(one, Place) else self._laid(one) for one in self.rest]
+        rest = [image if isinstance(one, Address) else self._laid(one) for one in self.rest]
         y = problem.y
         whole, made = guarded(problem.batch * y.rows * y.columns * y.channels, image.dtype)
         sizes = DEPTHWISE.numbers(problem, choice, MULTIPROCESSORS)

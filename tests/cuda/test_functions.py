@@ -9,7 +9,7 @@ import pytest
 
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda import functions
-from minidnn.backends.cuda.build import Kernel
+from minidnn.backends.cuda.build import CompiledKernel
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.nvrtc import Resources
 
@@ -29,8 +29,8 @@ class Driver:
 def test_launches_of_one_kernel_may_all_have_their_shared_memory(
     sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compiled(sources: Sequence[KernelSource], arch: str) -> list[Kernel]:
-        return [Kernel(b"unit", s.name, Resources(32, 0, 0, 0)) for s in sources]
+    def compiled(sources: Sequence[KernelSource], arch: str) -> list[CompiledKernel]:
+        return [CompiledKernel(b"unit", s.name, Resources(32, 0, 0, 0)) for s in sources]
 
     def module(cubin: bytes) -> SimpleNamespace:
         return SimpleNamespace(get_function=lambda name: SimpleNamespace(ptr=name))

@@ -11,7 +11,7 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.arrays import Slot, as_it_is, read
+from minidnn.backends.cuda.arrays import ArraySlot, as_it_is, read
 from minidnn.cudnn.graph.timing import keep_busy
 from minidnn.errors import DeviceError, GraphError
 
@@ -81,9 +81,9 @@ def check(result: Any, given: np.ndarray) -> None:
     np.testing.assert_allclose(cupy.asnumpy(result), expected, atol=1e-5)
 
 
-def slot() -> Slot:
+def slot() -> ArraySlot:
     (value,) = compiled().graph.inputs
-    return Slot.of("input 'x'", value)
+    return ArraySlot.of("input 'x'", value)
 
 
 @BARE

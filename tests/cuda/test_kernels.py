@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cuda import copy
-from minidnn.backends.cuda.contraction.gather import Gather, print_gather
+from minidnn.backends.cuda.contraction.gather import Gathering, print_gather
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.matmul import print_matmul
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep, print_pointwise
@@ -256,7 +256,7 @@ def test_places_of_giant_images_are_whole() -> None:
     """Their channels lie further apart than 32 bits count."""
     for size, wide in ((1 << 14, False), (1 << 15, True)):
         source = tensor_of(TensorType((1, 3, size, size), "float16"), PLANAR)
-        how = Gather((16, 16), (0, 0), 16)
+        how = Gathering((16, 16), (0, 0), 16)
         made = how.gathered(source, (size // 16, size // 16), (1, 1))
         text = print_gather(1, source, made, how).source.text
         assert (f"* (long long){size * size}" in text) == wide
@@ -273,7 +273,7 @@ def test_gathered_images_give_the_same_convolution(
     weight = numbers_of((8, 3, kernel, kernel), "float16")
     conv = ops.Conv2d((stride, stride), ((pad, pad), (pad, pad)))
     (expected,) = conv.reference(x.astype(np.float64), weight.astype(np.float64))
-    how = Gather((stride, stride), (pad, pad), kernel if whole else stride)
+    how = Gathering((stride, stride), (pad, pad), kernel if whole else stride)
     source = tensor_of(TensorType(x.shape, "float16"), layout)
     made = how.gathered(source, expected.shape[2:], how.taps((kernel, kernel)))
     memory = memory_of(made, None, 2)

@@ -17,11 +17,11 @@ from minidnn import models
 from minidnn.backends.backend import get_backend
 from minidnn.backends.cuda import backend, program
 from minidnn.backends.cuda.arch import shared_limit
-from minidnn.backends.cuda.arrays import Slot, read
+from minidnn.backends.cuda.arrays import ArraySlot, read
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction.bound import Memory, least_milliseconds
+from minidnn.backends.cuda.contraction.bound import MemoryRate, least_milliseconds
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.graphs import graph_of
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
@@ -31,7 +31,7 @@ from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Task, lower_plan
 from minidnn.backends.cuda.machine import Machine
-from minidnn.backends.cuda.places import Places
+from minidnn.backends.cuda.places import ValueAddresses
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.errors import DeviceError, GraphError, OutOfMemoryError, UnsupportedError
 from minidnn.layers.build import to_graph
@@ -268,7 +268,7 @@ def test_outputs_that_no_kernel_writes_are_copied() -> None:
     x = md.Input((3, 4, 4))
     y = L.ReLU()(x)
     plan = planned(md.Model(x, (y, x, y)), (2, 3, 4, 4), "float32")
-    places = Places(plan, 1000, [3000], [4000, 5000, 6000])
+    places = ValueAddresses(plan, 1000, [3000], [4000, 5000, 6000])
     first, given, _ = plan.graph.outputs
     assert places.address(first) == 4000 and places.address(given) == 3000
     assert [(to, value, size) for to, value, size in places.copies] == [
@@ -331,7 +331,7 @@ def test_weights_must_be_known() -> None:
 
 @pytest.mark.parametrize("given", [np.float32, np.float64, np.float16])
 def test_numpy_arrays_become_what_was_compiled(given: Any) -> None:
-    slot = Slot("input 'x'", (2, 3), "bfloat16", 12)
+    slot = ArraySlot("input 'x'", (2, 3), "bfloat16", 12)
     array = np.arange(6).reshape(2, 3).astype(given)
     found = read(slot, array, 0)
     np.testing.assert_array_equal(from_bits(found.kept, "bfloat16"), array.astype(np.float32))
@@ -354,7 +354,7 @@ def test_forms_that_move_too_much_are_not_tried() -> None:
     net = L.Sequential(L.BatchNorm2d(224), L.ReLU(), L.Conv2d(224, 128, 1, bias=False))
     (problem,) = of(net, (128, 224, 56, 56), "float16")
     assert problem.before
-    memory = Memory(4e12, 50 << 20)
+    memory = MemoryRate(4e12, 50 << 20)
     pixels = 128 * 56 * 56
     own, direct, packed = (
         least_milliseconds(problem, form, memory)

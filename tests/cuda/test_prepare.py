@@ -22,7 +22,7 @@ from minidnn.backends.cuda import constants, memory
 from minidnn.backends.cuda.bits import to_bits
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.contraction import choice, kernel_registry, tune
-from minidnn.backends.cuda.contraction.bound import Memory, least_milliseconds
+from minidnn.backends.cuda.contraction.bound import MemoryRate, least_milliseconds
 from minidnn.backends.cuda.contraction.choice import Choice
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
@@ -284,7 +284,7 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
         "float16",
     )
     tuning = Tuning(ARCH, "quick", 1 << 30, lambda launches: [])
-    memory = Memory(4e12, 50 << 20)
+    memory = MemoryRate(4e12, 50 << 20)
     monkeypatch.setattr(Tuning, "memory", memory)
     asked: list[Form] = []
 

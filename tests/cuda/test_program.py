@@ -12,7 +12,7 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda import memory, prepare, program, timing
-from minidnn.backends.cuda.arrays import Given, Library
+from minidnn.backends.cuda.arrays import ArrayLibrary, Given
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.program import CudaProgram
 
@@ -80,7 +80,7 @@ def test_the_instance_that_was_given_the_inputs_is_timed(
     assert idle.launches == [False, True], "the second time inputs were copied"
 
 
-class FakeLibrary(Library):
+class FakeLibrary(ArrayLibrary):
     """Works on a stream of its own; NumPy on none."""
 
     def __init__(self, stream: int | None) -> None:

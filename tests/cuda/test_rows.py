@@ -11,7 +11,7 @@ from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
-from minidnn.backends.cuda.contraction.problem import ContractionProblem, Stage, spec_of
+from minidnn.backends.cuda.contraction.problem import ContractionProblem, EpilogueStep, spec_of
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep
 from minidnn.backends.cuda.tensor import Tensor
 from minidnn.cudnn.graph.spec import TensorSpec
@@ -45,7 +45,7 @@ def problem_of(
         stride=(1, 1),
         dilation=(1, 1),
         groups=1,
-        stages=(Stage("bias", BIAS), Stage("add", ADD), Stage("relu", RELU)),
+        stages=(EpilogueStep("bias", BIAS), EpilogueStep("add", ADD), EpilogueStep("relu", RELU)),
         others=(row_tensor(filters),),
         vectors=("float32",),
         planar=False,

@@ -12,7 +12,7 @@ from minidnn import layers as L
 from minidnn.backends.cuda.functions import KernelRun, LibraryRun, Run, in_turn
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Pointer, lower_plan
-from minidnn.backends.cuda.places import Places
+from minidnn.backends.cuda.places import ValueAddresses
 from minidnn.backends.cuda.sites import Site, sites_of_ends
 from minidnn.graph.ir import Value
 from minidnn.runtime.plan import Plan
@@ -44,7 +44,7 @@ class FakeWork:
     pointers: Sequence[Pointer]
     starts: Starts
 
-    def bind(self, places: Places) -> Run:
+    def bind(self, places: ValueAddresses) -> Run:
         values = [pointer for pointer in self.pointers if isinstance(pointer, Value)]
         return self.starts([places.address(value) for value in values])
 
@@ -58,7 +58,7 @@ def graph_of(outputs: int = 1) -> Plan:
 
 def found(plan: Plan, works: Sequence[FakeWork]) -> list[tuple[Site, ...]]:
     outputs = [OUT + 0x1000 * i for i in range(len(plan.graph.outputs))]
-    places = Places(plan, BLOCK, [IN], outputs)
+    places = ValueAddresses(plan, BLOCK, [IN], outputs)
     return sites_of_ends(plan, works, [work.bind(places) for work in works], places)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.cudnn.graph import EngineConfig, Graph, arrays, memory, plan
-from minidnn.cudnn.graph.descriptor import Descriptor, counts
+from minidnn.cudnn.graph.descriptor import BackendDescriptor, counts
 from minidnn.cudnn.graph.enums import BehaviorNote, NumericalNote
 from minidnn.cudnn.graph.enums import DescriptorType as D
 from minidnn.errors import (
@@ -87,7 +87,7 @@ def test_descriptors_die_with_their_last_reference(fake: Install) -> None:
 
 def test_descriptor_is_a_context_manager_and_closes_once(fake: Install) -> None:
     library = fake()
-    with Descriptor(D.CUDNN_BACKEND_TENSOR_DESCRIPTOR) as one:
+    with BackendDescriptor(D.CUDNN_BACKEND_TENSOR_DESCRIPTOR) as one:
         assert len(library.alive) == 1
     one.close()
     assert library.alive == {}

@@ -11,7 +11,7 @@ import pytest
 
 from minidnn.bench import alternate
 from minidnn.measure import load
-from minidnn.measure.load import Watch
+from minidnn.measure.load import LoadWatch
 from tests.bench.test_process import engine
 
 # Core 1 belongs to others.
@@ -40,7 +40,7 @@ def test_the_share_of_others_is_what_is_busy_on_these_cores_without_the_process(
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     tick = os.sysconf("SC_CLK_TCK")
     proc(tmp_path, 1000, 50, 7)
-    watch = Watch(7)
+    watch = LoadWatch(7)
     now[0] += 10.0
     # Of 20 core seconds the process had 2 * 5, others 4.
     proc(tmp_path, 1000 + 14 * tick, 50 + 5 * tick, 7)
@@ -51,14 +51,14 @@ def test_where_the_system_does_not_tell_nothing_is_disturbed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load, "PROC", tmp_path / "missing")
-    assert Watch(1).others() == 0.0
+    assert LoadWatch(1).others() == 0.0
 
 
 def test_a_disturbed_burst_is_taken_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     shares = iter([0.5, 0.05] + [0.9, 0.3] + [0.9] * (alternate.TRIES - 2))
-    monkeypatch.setattr(Watch, "others", lambda self: next(shares))
+    monkeypatch.setattr(LoadWatch, "others", lambda self: next(shares))
     monkeypatch.setattr(alternate, "PAUSE_SECONDS", 0.0)
     with engine("sleeping", seconds=0.001) as it, caplog.at_level(logging.WARNING):
         found = alternate.alternate({"it": it}, 1, 0.01, 0.0)

@@ -27,16 +27,16 @@ from ...runtime.cores import usable_cores
 from ...runtime.plan import Plan
 from ..options import accuracy_option, check_options, tune_option
 from . import sequence
-from .buffers import Buffer, Guard
+from .buffers import AlignedMemory, Guard
 from .contraction import Workspace, refusals, why_unsupported
 from .isa import Isa, best_isa, isa_named, usable_isa
 from .kernels import compile_kernels
-from .library import Kernel
+from .library import NativeFunction
 from .lower import Pointer, Task, lower_plan
 from .machine import describe_machine, memory_bytes
 from .native import runner, why_not_cached
 from .packing import Packed
-from .program import Group, Operand, Program, Region, shared_pool
+from .program import BoundKernel, Group, NativeProgram, Operand, shared_pool
 from .rates import measured_rates
 from .target import CpuTarget, device_for
 from .toolchain import why_unusable
@@ -153,7 +153,7 @@ class CpuProgram:
         self,
         plan: Plan,
         tasks: Sequence[Task],
-        kernels: Sequence[Kernel],
+        kernels: Sequence[NativeFunction],
         isa: Isa,
         threads: int,
         guarded: bool,
@@ -169,7 +169,7 @@ class CpuProgram:
         others: _Constants | None = None if shared is None else shared._constants
         self._constants: _Constants = _Constants(self._slots.count, threads, guarded, others)
         rows = [
-            Region(
+            BoundKernel(
                 kernel,
                 tuple(self._operand(pointer, task.group) for pointer in task.pointers),
                 task.tasks,
@@ -181,8 +181,8 @@ class CpuProgram:
         regions = _grouped(rows, [task.group for task in tasks], plan)
         scratch = max((task.scratch_bytes for task in tasks), default=0)
         count = self._slots.count + len(self._constants.buffers)
-        self._program = Program(regions, count, scratch, shared_pool(threads), guarded)
-        self._idle: collections.deque[list[Buffer]] = collections.deque()
+        self._program = NativeProgram(regions, count, scratch, shared_pool(threads), guarded)
+        self._idle: collections.deque[list[AlignedMemory]] = collections.deque()
 
     @property
     def constant_bytes(self) -> int:
@@ -303,8 +303,8 @@ class CpuProgram:
         outputs: Sequence[np.ndarray],
         run: Callable[[list[int]], Any],
     ) -> None:
-        given = [Buffer(array.nbytes, Guard.END) for array in inputs]
-        made = [Buffer(array.nbytes, Guard.END) for array in outputs]
+        given = [AlignedMemory(array.nbytes, Guard.END) for array in inputs]
+        made = [AlignedMemory(array.nbytes, Guard.END) for array in outputs]
         arrays = [
             buffer.array(array.dtype, array.shape)
             for buffer, array in zip((*given, *made), (*inputs, *outputs), strict=True)
@@ -363,10 +363,10 @@ class CpuProgram:
 
 
 def _grouped(
-    rows: Sequence[Region], groups: Sequence[range | None], plan: Plan
-) -> list[Region | Group]:
+    rows: Sequence[BoundKernel], groups: Sequence[range | None], plan: Plan
+) -> list[BoundKernel | Group]:
     """The regions of the program: those of a group of nodes together, for each image."""
-    found: list[Region | Group] = []
+    found: list[BoundKernel | Group] = []
     for group, members in itertools.groupby(zip(groups, rows, strict=True), lambda pair: pair[0]):
         regions = tuple(row for _, row in members)
         if group is None:
@@ -435,9 +435,9 @@ class _Slots:
     def bytes(self) -> int:
         return sum(self._sizes)
 
-    def allocate(self) -> list[Buffer]:
+    def allocate(self) -> list[AlignedMemory]:
         guard = Guard.END if self._guard else Guard.NONE
-        return [Buffer(size, guard) for size in self._sizes]
+        return [AlignedMemory(size, guard) for size in self._sizes]
 
 
 class _Constants:
@@ -447,7 +447,7 @@ class _Constants:
     """
 
     def __init__(self, slot: int, threads: int, guarded: bool, shared: _Constants | None) -> None:
-        self.buffers: list[Buffer] = [] if shared is None else list(shared.buffers)
+        self.buffers: list[AlignedMemory] = [] if shared is None else list(shared.buffers)
         self.bytes: int = 0 if shared is None else shared.bytes
         self._first = slot
         self._threads = threads
@@ -480,11 +480,11 @@ class _Constants:
         """Takes that many bytes of the last buffer; where they begin."""
         offset = self._used
         if self._guarded:
-            self.buffers.append(Buffer(size, Guard.END))
+            self.buffers.append(AlignedMemory(size, Guard.END))
             offset = 0
         elif offset is None or offset + size > self.buffers[-1].size:
             # Pages that nothing is written to take no memory.
-            self.buffers.append(Buffer(max(size, _CHUNK_BYTES)))
+            self.buffers.append(AlignedMemory(max(size, _CHUNK_BYTES)))
             offset = 0
         self._used = offset + -(-size // _ALIGNMENT) * _ALIGNMENT
         self.bytes += size

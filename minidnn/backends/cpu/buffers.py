@@ -32,7 +32,7 @@ class Guard(enum.IntEnum):
     START = 2
 
 
-class Buffer:
+class AlignedMemory:
     """Memory outside Python's heap, freed when the object (and every array on it) is gone.
 
     ``address`` is a multiple of 64 (of 2 MiB from that size on, where large pages are asked for);
@@ -40,14 +40,16 @@ class Buffer:
 
     Raises:
         OutOfMemoryError: the system has no such memory.
-        ValueError: negative size, or an alignment that is no power of two up to 4096.
+        ValueError: negative size, or an alignment that is not a power of two up to 4096.
     """
 
     def __init__(self, size: int, guard: Guard = Guard.NONE, alignment: int = 64) -> None:
         if size < 0:
-            raise ValueError(f"Buffer: size {size} is negative")
+            raise ValueError(f"AlignedMemory: size {size} is negative")
         if alignment not in {1 << i for i in range(13)}:
-            raise ValueError(f"Buffer: alignment {alignment} is not a power of two up to 4096")
+            raise ValueError(
+                f"AlignedMemory: alignment {alignment} is not a power of two up to 4096"
+            )
         library = runner()
         self._memory = MemoryStruct()
         error = library.md_memory_new(self._memory, size, alignment, int(guard))
@@ -70,8 +72,8 @@ class Buffer:
         needed = offset + count * np.dtype(dtype).itemsize
         if offset < 0 or needed > self.size:
             raise ValueError(
-                f"Buffer.array: {shape} of {np.dtype(dtype)} from offset {offset} needs {needed} "
-                f"bytes; the buffer has {self.size}"
+                f"AlignedMemory.array: {shape} of {np.dtype(dtype)} from offset {offset} needs "
+                f"{needed} bytes; the buffer has {self.size}"
             )
         return np.asarray(_View(self, np.dtype(dtype).str, shape, self.address + offset))
 
@@ -90,7 +92,9 @@ class Buffer:
 class _View:
     """What NumPy makes an array from; the array's base is this object, which keeps the buffer."""
 
-    def __init__(self, owner: Buffer, dtype: str, shape: tuple[int, ...], address: int) -> None:
+    def __init__(
+        self, owner: AlignedMemory, dtype: str, shape: tuple[int, ...], address: int
+    ) -> None:
         self.owner = owner
         self.__array_interface__ = {
             "version": 3,

@@ -18,9 +18,9 @@ from pathlib import Path
 from ...cache import CacheStore, building_allowed, digest, one_at_a_time, temporary_folder
 from ...errors import CompileError, DeviceError
 from ...runtime.cores import usable_cores
-from .identity import BUILD_LOCK, Identity, ispc_banners, remember
+from .identity import BUILD_LOCK, CompilerIdentity, ispc_banners, remember
 from .isa import Isa
-from .library import Library, load
+from .library import SharedObject, load
 from .process import Command, Finished, run_all
 from .progress import Watch, terminal_progress
 from .toolchain import CCompiler, Ispc, find_cc, find_ispc
@@ -71,7 +71,7 @@ def compile_units(
     timeout: float | None = None,
     jobs: int | None = None,
     progress: Watch | None = None,
-) -> list[Library]:
+) -> list[SharedObject]:
     """Compiles what is not cached, and loads all.
 
     Args:
@@ -121,10 +121,10 @@ def compile_seconds() -> float:
     return seconds
 
 
-def _cached(units: Sequence[Unit]) -> dict[Unit, Library]:
+def _cached(units: Sequence[Unit]) -> dict[Unit, SharedObject]:
     """Those that are there, loaded before the cache may drop them."""
     store = unit_store()
-    ready: dict[Unit, Library] = {}
+    ready: dict[Unit, SharedObject] = {}
     for banner in ispc_banners():
         for unit in units:
             if unit not in ready and (found := store.use(unit.key(banner), load)) is not None:
@@ -137,13 +137,15 @@ def _require_building(units: Sequence[Unit]) -> None:
     building_allowed(f"{len(units)} ISPC file{'s' * (len(units) > 1)} ({names})")
 
 
-def _build(units: Sequence[Unit], timeout: float, jobs: int, watch: Watch) -> dict[Unit, Library]:
+def _build(
+    units: Sequence[Unit], timeout: float, jobs: int, watch: Watch
+) -> dict[Unit, SharedObject]:
     names = ", ".join(unit.name for unit in units)
     ispc = find_ispc()
     for unit in units:
         ispc.require(unit.isa)
     compiler = find_cc()
-    remember(Identity("ispc", ispc.banner))
+    remember(CompilerIdentity("ispc", ispc.banner))
     store, missing = unit_store(), {unit.key(ispc.banner): unit for unit in units}
     try:
         with temporary_folder() as folder:
@@ -160,7 +162,7 @@ def _build(units: Sequence[Unit], timeout: float, jobs: int, watch: Watch) -> di
         ) from error
 
 
-def _placed(store: CacheStore, key: str, made: Path, name: str) -> Library:
+def _placed(store: CacheStore, key: str, made: Path, name: str) -> SharedObject:
     path = store.put_file(key, made, label=name)
     library = store.use(key, load)
     if library is None:

@@ -17,7 +17,7 @@ BUILD_LOCK = "ispc-build"
 
 
 @dataclass(frozen=True)
-class Identity:
+class CompilerIdentity:
     """A compiler as keys know it.
 
     Attributes:
@@ -42,19 +42,21 @@ def ispc_banners() -> list[str]:
     return [find_ispc().banner]
 
 
-def remember(compiler: Identity) -> None:
+def remember(compiler: CompilerIdentity) -> None:
     """Notes in the cache that it has, or will have, something that this compiler made."""
     fields = {"tool": compiler.tool, "banner": compiler.banner, "arguments": compiler.arguments}
     _store().put(digest("compiler", compiler), json.dumps(fields).encode(), label=compiler.tool)
 
 
-def known_compilers(tool: str) -> list[Identity]:
+def known_compilers(tool: str) -> list[CompilerIdentity]:
     """The compilers that made what is in the cache, the last noted first."""
     store = _store()
     entries = sorted(store, key=lambda entry: -entry.written)
     found = [store.read(entry.key) for entry in entries if entry.label == tool]
     fields = [json.loads(text) for text in found if text is not None]
-    return [Identity(tool, str(each["banner"]), tuple(each["arguments"])) for each in fields]
+    return [
+        CompilerIdentity(tool, str(each["banner"]), tuple(each["arguments"])) for each in fields
+    ]
 
 
 def _store() -> CacheStore:

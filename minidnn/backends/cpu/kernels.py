@@ -16,7 +16,7 @@ from ..codegen.kernel import KernelSource, by_name, in_groups
 from .compiler import FLAGS, Unit, compile_units, unit_store
 from .identity import ispc_banners
 from .isa import Isa
-from .library import Kernel, Library, load
+from .library import NativeFunction, SharedObject, load
 from .prelude import prelude
 from .toolchain import find_ispc
 
@@ -30,7 +30,7 @@ INDEX_BYTES = 32 << 20
 
 def compile_kernels(
     sources: Sequence[KernelSource], isa: Isa, *, jobs: int | None = None
-) -> list[Kernel]:
+) -> list[NativeFunction]:
     """The compiled kernels, in the order of ``sources``; what is cached is not compiled.
 
     Raises:
@@ -39,7 +39,7 @@ def compile_kernels(
     """
     unique = by_name(sources)
     index, head = CacheStore("ispc_index", ".json", INDEX_BYTES), prelude(isa)
-    ready: dict[str, Kernel] = {}
+    ready: dict[str, NativeFunction] = {}
     for banner in ispc_banners():
         left = [source for name, source in unique.items() if name not in ready]
         ready |= _cached({s.name: _key(s, head, isa, banner) for s in left}, index)
@@ -60,9 +60,9 @@ def compile_kernels(
     return [ready[source.name] for source in sources]
 
 
-def _cached(keys: Mapping[str, str], index: CacheStore) -> dict[str, Kernel]:
+def _cached(keys: Mapping[str, str], index: CacheStore) -> dict[str, NativeFunction]:
     """The kernels that are there of those with these names and keys."""
-    units, libraries = unit_store(), dict[str, Library | None]()
+    units, libraries = unit_store(), dict[str, SharedObject | None]()
     ready = {}
     for name, key in keys.items():
         if (known := index.read(key)) is not None:

@@ -13,7 +13,7 @@ from ...errors import CompileError
 
 
 @dataclass(frozen=True)
-class Kernel:
+class NativeFunction:
     """One compiled function: ``void name(void **pointers, int begin, int end, void *scratch)``.
 
     ``address`` stays valid as long as the process lives: a library is never unloaded, since a run
@@ -25,7 +25,7 @@ class Kernel:
     library: Path = field(repr=False)
 
 
-class Library:
+class SharedObject:
     """A loaded shared object.
 
     Args:
@@ -40,7 +40,7 @@ class Library:
         self.path = path
         self.handle = _load(path, place)
 
-    def kernel(self, name: str) -> Kernel:
+    def kernel(self, name: str) -> NativeFunction:
         """The function of that name.
 
         Raises:
@@ -52,18 +52,18 @@ class Library:
             raise CompileError(
                 f"{self.path} has no function {name!r}; is it declared 'export' in its source?"
             ) from None
-        return Kernel(name, ctypes.cast(function, ctypes.c_void_p).value or 0, self.path)
+        return NativeFunction(name, ctypes.cast(function, ctypes.c_void_p).value or 0, self.path)
 
 
 _lock = ForkLock()
-_loaded: dict[str, Library] = {}
+_loaded: dict[str, SharedObject] = {}
 
 
-def load(path: Path, place: str) -> Library:
+def load(path: Path, place: str) -> SharedObject:
     """The library of that file, loaded once in a process; made to be given to ``Store.use``."""
     with _lock:
         if str(path) not in _loaded:
-            _loaded[str(path)] = Library(path, place)
+            _loaded[str(path)] = SharedObject(path, place)
         return _loaded[str(path)]
 
 

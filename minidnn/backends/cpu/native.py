@@ -19,8 +19,8 @@ from ...cache import (
     why_not_used,
 )
 from ...errors import CompileError
-from .identity import BUILD_LOCK, Identity, known_compilers, remember
-from .library import Kernel, Library, load
+from .identity import BUILD_LOCK, CompilerIdentity, known_compilers, remember
+from .library import NativeFunction, SharedObject, load
 from .process import Command, run
 from .toolchain import CCompiler, find_cc
 
@@ -100,7 +100,7 @@ _SIGNATURES = {
 }
 
 _lock = ForkLock()
-_runners: dict[tuple[str, ...], Library] = {}
+_runners: dict[tuple[str, ...], SharedObject] = {}
 
 
 def runner(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
@@ -116,12 +116,12 @@ def runner(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     return _library(extra_flags).handle
 
 
-def runner_kernel(name: str) -> Kernel:
+def runner_kernel(name: str) -> NativeFunction:
     """A function of the runner that is a kernel; raises what :func:`runner` raises."""
     return _library(()).kernel(name)
 
 
-def _library(extra_flags: tuple[str, ...]) -> Library:
+def _library(extra_flags: tuple[str, ...]) -> SharedObject:
     with _lock:
         if extra_flags not in _runners:
             library = _cached(extra_flags) or _built(extra_flags)
@@ -141,7 +141,7 @@ def why_not_cached() -> str | None:
     )
 
 
-def _cached(extra_flags: tuple[str, ...]) -> Library | None:
+def _cached(extra_flags: tuple[str, ...]) -> SharedObject | None:
     """The runner, if the cache has it."""
     for key in _keys(extra_flags):
         if (library := _store().use(key, load)) is not None:
@@ -149,7 +149,7 @@ def _cached(extra_flags: tuple[str, ...]) -> Library | None:
     return None
 
 
-def _built(extra_flags: tuple[str, ...]) -> Library:
+def _built(extra_flags: tuple[str, ...]) -> SharedObject:
     building_allowed("the native runner")
     with one_at_a_time(BUILD_LOCK, "compiles", BUILD_SECONDS):
         if (library := _cached(extra_flags)) is not None:
@@ -182,14 +182,14 @@ def _keys(extra_flags: tuple[str, ...]) -> list[str]:
     return [_key(extra_flags, _identity(find_cc()))]
 
 
-def _key(extra_flags: tuple[str, ...], compiler: Identity) -> str:
+def _key(extra_flags: tuple[str, ...], compiler: CompilerIdentity) -> str:
     texts = [(path.name, path.read_bytes()) for path in _sources()]
     flags = (*FLAGS, *extra_flags)
     return digest("runner", texts, flags, compiler.banner, compiler.arguments, platform.machine())
 
 
-def _identity(compiler: CCompiler) -> Identity:
-    return Identity("cc", compiler.banner, compiler.argv[1:])
+def _identity(compiler: CCompiler) -> CompilerIdentity:
+    return CompilerIdentity("cc", compiler.banner, compiler.argv[1:])
 
 
 def _sources() -> list[Path]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .buffers import Array
-from .library import Kernel
+from .library import NativeFunction
 from .native import runner_kernel
-from .program import Operand, Program, Region, shared_pool
+from .program import BoundKernel, NativeProgram, Operand, shared_pool
 
 
 class Packed:
@@ -42,10 +42,10 @@ class Packed:
         """Writes the floats to a contiguous array of ``size`` of them."""
         weight = np.ascontiguousarray(self._weight(), np.float32)
         arrays = (target, weight, *self._numbers)
-        kernel: Kernel = runner_kernel(self._function)
+        kernel: NativeFunction = runner_kernel(self._function)
         operands = tuple(map(Operand, range(len(arrays))))
-        region = Region(kernel, operands, self._tasks)
-        Program([region], len(arrays), pool=shared_pool(threads)).run(
+        region = BoundKernel(kernel, operands, self._tasks)
+        NativeProgram([region], len(arrays), pool=shared_pool(threads)).run(
             [array.ctypes.data for array in arrays]
         )
 

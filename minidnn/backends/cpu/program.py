@@ -14,7 +14,7 @@ import numpy as np
 from ..._forks import ForkLock
 from ...errors import OutOfMemoryError
 from ...runtime.cores import usable_cores
-from .library import Kernel
+from .library import NativeFunction
 from .native import MAX_OPERANDS, OperandStruct, ProgramStruct, RegionStruct, runner
 
 SPIN_MICROSECONDS = 100.0
@@ -109,7 +109,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Region:
+class BoundKernel:
     """One kernel over ``tasks`` tasks.
 
     Attributes:
@@ -119,7 +119,7 @@ class Region:
         grain: tasks handed out at a time, to make a call worth its cost.
     """
 
-    kernel: Kernel
+    kernel: NativeFunction
     operands: tuple[Operand, ...]
     tasks: int
     grain: int = 1
@@ -130,12 +130,12 @@ class Region:
 class Group:
     """Regions run one after another for each of ``items`` items (images), on one thread each."""
 
-    regions: tuple[Region, ...]
+    regions: tuple[BoundKernel, ...]
     items: int
     name: str = ""
 
 
-class Program:
+class NativeProgram:
     """Regions in order, ready to run.
 
     Args:
@@ -154,14 +154,16 @@ class Program:
 
     def __init__(
         self,
-        regions: Sequence[Region | Group],
+        regions: Sequence[BoundKernel | Group],
         slots: int,
         scratch_bytes: int = 0,
         pool: Pool | None = None,
         guarded: bool = False,
     ) -> None:
         if slots < 0 or scratch_bytes < 0:
-            raise ValueError(f"Program: slots={slots}, scratch_bytes={scratch_bytes}: negative")
+            raise ValueError(
+                f"NativeProgram: slots={slots}, scratch_bytes={scratch_bytes}: negative"
+            )
         self.regions = tuple(regions)
         self.slots = slots
         self.pool = pool or shared_pool()
@@ -209,7 +211,7 @@ class Program:
 
     def _run(self, bases: Sequence[int], times: ctypes.Array[ctypes.c_double] | None) -> None:
         if len(bases) != self.slots:
-            raise ValueError(f"Program.run: {len(bases)} addresses for {self.slots} slots")
+            raise ValueError(f"NativeProgram.run: {len(bases)} addresses for {self.slots} slots")
         try:
             context = self._idle.pop()
         except IndexError:
@@ -225,7 +227,7 @@ class Program:
 class _Context:
     """What a run needs for itself (addresses, scratch); reused by later runs."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: NativeProgram) -> None:
         library = program._library
         threads = program.pool.threads
         self.handle = library.md_context_new(program._struct, threads, int(program._guarded))
@@ -235,7 +237,7 @@ class _Context:
         weakref.finalize(self, library.md_context_free, self.handle).atexit = False
 
 
-def _row_numbers(regions: tuple[Region | Group, ...]) -> list[int]:
+def _row_numbers(regions: tuple[BoundKernel | Group, ...]) -> list[int]:
     numbers: list[int] = []
     row = 0
     for region in regions:
@@ -246,7 +248,7 @@ def _row_numbers(regions: tuple[Region | Group, ...]) -> list[int]:
 
 
 def _flatten(
-    regions: tuple[Region | Group, ...], slots: int
+    regions: tuple[BoundKernel | Group, ...], slots: int
 ) -> tuple[list[RegionStruct], list[OperandStruct]]:
     rows: list[RegionStruct] = []
     operands: list[OperandStruct] = []
@@ -267,7 +269,7 @@ def _flatten(
     return rows, operands
 
 
-def _row(region: Region, what: str, operands: list[OperandStruct], slots: int) -> RegionStruct:
+def _row(region: BoundKernel, what: str, operands: list[OperandStruct], slots: int) -> RegionStruct:
     _check(region.kernel.address != 0, f"{what}: the kernel has no address")
     _check(0 <= region.tasks <= _INT32, f"{what}: tasks={region.tasks} is not in 0..2**31-1")
     _check(1 <= region.grain <= _INT32, f"{what}: grain={region.grain} is not in 1..2**31-1")
@@ -284,4 +286,4 @@ def _row(region: Region, what: str, operands: list[OperandStruct], slots: int) -
 
 def _check(condition: bool, message: str) -> None:
     if not condition:
-        raise ValueError(f"Program: {message}")
+        raise ValueError(f"NativeProgram: {message}")

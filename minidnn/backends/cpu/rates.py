@@ -18,13 +18,13 @@ from ...cache import CacheStore, digest
 from ...errors import DeviceError
 from ...measure.load import timed
 from ..codegen.kernel import KernelSource
-from .buffers import Buffer
+from .buffers import AlignedMemory
 from .identity import ispc_banners
 from .isa import ISAS, Isa
 from .kernels import compile_kernels
-from .library import Kernel
+from .library import NativeFunction
 from .machine import Machine, Rates, describe_machine
-from .program import Operand, Pool, Program, Region
+from .program import BoundKernel, NativeProgram, Operand, Pool
 
 log = logging.getLogger("minidnn.cpu")
 
@@ -205,13 +205,13 @@ def _read_again() -> KernelSource:
     return KernelSource("md_rate_l2", text)
 
 
-def _fma_rate(kernel: Kernel, isa: Isa, pool: Pool, timer: _Timer) -> float:
-    buffer = Buffer(pool.threads * TASK_FLOATS * 4)
+def _fma_rate(kernel: NativeFunction, isa: Isa, pool: Pool, timer: _Timer) -> float:
+    buffer = AlignedMemory(pool.threads * TASK_FLOATS * 4)
     buffer.array("f4", (pool.threads * TASK_FLOATS,))[:] = 0.5
-    steps = Buffer(4)
+    steps = AlignedMemory(4)
     steps.array("i4", (1,))[:] = FMA_STEPS
-    region = Region(kernel, (Operand(0), Operand(1)), pool.threads)
-    program = Program([region], 2, pool=pool)
+    region = BoundKernel(kernel, (Operand(0), Operand(1)), pool.threads)
+    program = NativeProgram([region], 2, pool=pool)
     operations = 2.0 * FMA_STEPS * (isa.registers - 4) * isa.lanes * pool.threads
     return operations / timer.best(
         lambda: program.run([buffer.address, steps.address]), pool.threads
@@ -219,17 +219,17 @@ def _fma_rate(kernel: Kernel, isa: Isa, pool: Pool, timer: _Timer) -> float:
 
 
 def _memory_rates(
-    copy: Kernel, read: Kernel, machine: Machine, pool: Pool, timer: _Timer
+    copy: NativeFunction, read: NativeFunction, machine: Machine, pool: Pool, timer: _Timer
 ) -> tuple[float, float]:
     task_bytes = STREAM_FLOATS * 4
     tasks = max(MEMORY_BYTES, 4 * machine.caches.l3) // task_bytes
-    source, target = Buffer(tasks * task_bytes), Buffer(tasks * task_bytes)
+    source, target = AlignedMemory(tasks * task_bytes), AlignedMemory(tasks * task_bytes)
     for buffer in (source, target):
         buffer.array("f4", (tasks * STREAM_FLOATS,))[:] = 1.0
     operands = (Operand(0), Operand(1))
     bases = [source.address, target.address]
-    copying = Program([Region(copy, operands, tasks, 16)], 2, pool=pool)
-    reading = Program([Region(read, operands, tasks, 16)], 2, pool=pool)
+    copying = NativeProgram([BoundKernel(copy, operands, tasks, 16)], 2, pool=pool)
+    reading = NativeProgram([BoundKernel(read, operands, tasks, 16)], 2, pool=pool)
     size = float(tasks * task_bytes)
     return (
         2 * size / timer.best(lambda: copying.run(bases), pool.threads),
@@ -237,15 +237,15 @@ def _memory_rates(
     )
 
 
-def _l2_rate(kernel: Kernel, machine: Machine, pool: Pool, timer: _Timer) -> float:
+def _l2_rate(kernel: NativeFunction, machine: Machine, pool: Pool, timer: _Timer) -> float:
     """Half of the second level (at least 128 KiB), read again and again by each thread."""
     count = max(128 << 10, machine.caches.l2 // 2) // 4 // 128 * 128
-    source, target = Buffer(count * 4 * pool.threads), Buffer(256 * pool.threads)
+    source, target = AlignedMemory(count * 4 * pool.threads), AlignedMemory(256 * pool.threads)
     source.array("f4", (count * pool.threads,))[:] = 1.0
-    floats = Buffer(4)
+    floats = AlignedMemory(4)
     floats.array("i4", (1,))[:] = count
     operands = (Operand(0), Operand(1), Operand(2))
-    program = Program([Region(kernel, operands, pool.threads)], 3, pool=pool)
+    program = NativeProgram([BoundKernel(kernel, operands, pool.threads)], 3, pool=pool)
     bases = [source.address, target.address, floats.address]
     seconds = timer.best(lambda: program.run(bases), pool.threads)
     return count * 4.0 * L2_PASSES * pool.threads / seconds

@@ -34,7 +34,7 @@ from .patch import Storage, identity_columns, storages_of
 from .step import WORDS, StepPrinter
 from .tensor import Access, Tensor
 from .transpose import print_load, print_store
-from .view import Outside, PlaneView, Ring
+from .view import CallerTensor, PlaneView, Ring
 from .window import print_exact_max, print_identity, print_max
 
 STREAMED_BYTES = 8 << 20
@@ -422,7 +422,7 @@ class _Printer:
         target = self._outside(number, segment) if is_made else None
         return PlaneView(plane.extent, ring, source, target, padded)
 
-    def _outside(self, number: int, segment: int) -> Outside:
+    def _outside(self, number: int, segment: int) -> CallerTensor:
         plane = self.plan.planes[number]
         tensor = self.tensors[self._at(plane)]
         rows = columns = None
@@ -434,7 +434,7 @@ class _Printer:
             elif plane.owned[1] != plane.columns:
                 low, high = plane.owned[1].interval(*self.plan.patches(1)[0])
                 columns = (str(low), str(high))
-        return Outside(
+        return CallerTensor(
             self._access(number, segment),
             f"p{number}",
             tensor.block,

@@ -15,7 +15,7 @@ from ...graph.window import Window
 from ..codegen.code import Code
 from ..codegen.dialect import ISPC
 from ..codegen.tap_sum import TapSum
-from .view import Outside, PlaneView, Ring
+from .view import CallerTensor, PlaneView, Ring
 from .window import Join, WindowPrinter, is_looped, print_divisor, print_identity
 
 WORDS = "uniform unsigned int * uniform"
@@ -151,7 +151,7 @@ class StepPrinter:
         self,
         kind: str,
         number: int,
-        view: Outside,
+        view: CallerTensor,
         rows: str,
         begin: str,
         end: str,
@@ -189,7 +189,7 @@ class StepPrinter:
             )
             code.line(f"if (size > 0) {function}({at}, {channels}, size, {local}, seen);")
 
-    def _pointer(self, number: int, view: Outside) -> str:
+    def _pointer(self, number: int, view: CallerTensor) -> str:
         const = "const " if self.planes[number].input is view else ""
         return self._argument(f"{const}uniform float * uniform", number, view.pointer)
 
@@ -254,7 +254,7 @@ class StepPrinter:
                 if outside is not None:
                     self._outside_row(number, outside, row)
 
-    def _outside_row(self, number: int, view: Outside, row: int) -> None:
+    def _outside_row(self, number: int, view: CallerTensor, row: int) -> None:
         const = "const " if self.planes[number].input is view else ""
         if number in self.temporaries:
             at = f"{self.temporaries[number]} + (y + {row} - first) * {self._width * self.lanes}"
@@ -383,7 +383,7 @@ class StepPrinter:
             names[number] = name
         return name
 
-    def _read(self, name: str, number: int, view: Outside, at: str) -> None:
+    def _read(self, name: str, number: int, view: CallerTensor, at: str) -> None:
         code = self.code
         if view.access == "one":
             code.line(f"float {name} = {at}];")

@@ -12,7 +12,7 @@ from ...graph.ir import Constant, Node, Value
 from ...graph.layout import PLANAR, Layout, blocked
 from ...graph.operator import Contraction, Reshaping, Windowed
 from ...graph.operators import AdaptiveAvgPool2d, Concat, Conv2d, Linear, Reorder
-from .contraction import Work, work_of
+from .contraction import NominalWork, work_of
 from .contraction.price import nominal_speed
 from .isa import ISAS, Isa
 from .tensor import tensor_of
@@ -95,7 +95,7 @@ class CpuTarget(Target):
     def _isa(self) -> Isa:
         return next(isa for isa in ISAS.values() if isa.lanes == self.lanes)
 
-    def _work(self, convolution: Node) -> Work:
+    def _work(self, convolution: Node) -> NominalWork:
         layout = PLANAR if self._is_stem(convolution) else blocked(self.lanes)
         source = tensor_of(convolution.inputs[0].type, layout)
         result = tensor_of(convolution.output.type, blocked(self.lanes))

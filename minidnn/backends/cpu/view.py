@@ -21,7 +21,7 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Outside:
+class CallerTensor:
     """An input or output: how its lanes lie, and its pointer and offsets in the caller."""
 
     access: Access
@@ -46,7 +46,7 @@ class PlaneView:
 
     extent: tuple[int, int]
     ring: Ring | None = None
-    input: Outside | None = None
-    output: Outside | None = None
+    input: CallerTensor | None = None
+    output: CallerTensor | None = None
     #: Whether the ring's edge columns hold the identity of the window that reads it.
     padded: bool = True

@@ -29,7 +29,7 @@ HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
 
 
 @dataclass(frozen=True)
-class Slot:
+class ArraySlot:
     """An input or output of a program: how arrays for it must be."""
 
     what: str
@@ -38,8 +38,8 @@ class Slot:
     bytes: int
 
     @staticmethod
-    def of(what: str, value: Value) -> Slot:
-        return Slot(what, value.shape, value.dtype, value.type.bytes)
+    def of(what: str, value: Value) -> ArraySlot:
+        return ArraySlot(what, value.shape, value.dtype, value.type.bytes)
 
     @cached_property
     def stored(self) -> np.dtype:
@@ -79,12 +79,12 @@ class Given:
     """
 
     pointer: int
-    library: Library
+    library: ArrayLibrary
     kept: Any
     kind: int = DEVICE_TO_DEVICE
 
 
-class Library:
+class ArrayLibrary:
     """How arrays of one library are made and found."""
 
     is_host = False
@@ -95,22 +95,22 @@ class Library:
         """The stream on which this library works now."""
         return int(cupy().cuda.get_current_stream(device).ptr)
 
-    def empty(self, slot: Slot, device: int) -> Any:
+    def empty(self, slot: ArraySlot, device: int) -> Any:
         raise NotImplementedError
 
     def pointer(self, array: Any) -> int:
         return int(array.data.ptr)
 
-    def finished(self, array: Any, slot: Slot) -> Any:
+    def finished(self, array: Any, slot: ArraySlot) -> Any:
         """A result as it is given back."""
         return array
 
 
-class _Cupy(Library):
-    def empty(self, slot: Slot, device: int) -> Any:
+class _Cupy(ArrayLibrary):
+    def empty(self, slot: ArraySlot, device: int) -> Any:
         return cupy().ndarray(slot.shape, slot.stored)  # ``empty`` takes longer to ask for it
 
-    def finished(self, array: Any, slot: Slot) -> Any:
+    def finished(self, array: Any, slot: ArraySlot) -> Any:
         if slot.dtype != "bfloat16":
             return array
         own = _bfloat16()
@@ -125,30 +125,30 @@ class _Namespace(_Cupy):
 
     from_dlpack: Any
 
-    def finished(self, array: Any, slot: Slot) -> Any:
+    def finished(self, array: Any, slot: ArraySlot) -> Any:
         return self.from_dlpack(super().finished(array, slot))
 
 
-class _Numpy(Library):
+class _Numpy(ArrayLibrary):
     is_host = True
     written = DEVICE_TO_HOST
 
-    def empty(self, slot: Slot, device: int) -> Any:
+    def empty(self, slot: ArraySlot, device: int) -> Any:
         return np.empty(slot.shape, slot.stored)
 
     def pointer(self, array: Any) -> int:
         return int(array.ctypes.data)
 
-    def finished(self, array: Any, slot: Slot) -> Any:
+    def finished(self, array: Any, slot: ArraySlot) -> Any:
         return from_bits(array, slot.dtype)
 
 
-class _Torch(Library):
+class _Torch(ArrayLibrary):
     def stream(self, device: int) -> int:
         """What ``torch.cuda.current_stream`` makes an object of, which takes ten times as long."""
         return int(sys.modules["torch"]._C._cuda_getCurrentRawStream(device))
 
-    def empty(self, slot: Slot, device: int) -> Any:
+    def empty(self, slot: ArraySlot, device: int) -> Any:
         # Strides are the shortest way to an array: without them PyTorch looks for a memory format.
         shape, strides, dtype = slot.torch
         torch = sys.modules["torch"]
@@ -161,7 +161,7 @@ class _Torch(Library):
 CUPY, NUMPY, TORCH = _Cupy(), _Numpy(), _Torch()
 
 
-def read(slot: Slot, array: Any, device: int) -> Given:
+def read(slot: ArraySlot, array: Any, device: int) -> Given:
     """An array that is to be copied into a slot.
 
     GraphError if it does not fit the slot, DeviceError if it lies on another device.
@@ -181,7 +181,7 @@ def read(slot: Slot, array: Any, device: int) -> Given:
     )
 
 
-def _torch(slot: Slot, tensor: Any, device: int) -> Given:
+def _torch(slot: ArraySlot, tensor: Any, device: int) -> Given:
     if not tensor.is_cuda or tensor.device.index != device:
         raise DeviceError(
             f"{slot.what} lies on device {tensor.device}; valid is cuda:{device} (NumPy arrays "
@@ -201,7 +201,7 @@ def _torch(slot: Slot, tensor: Any, device: int) -> Given:
     return Given(tensor.data_ptr(), TORCH, tensor)
 
 
-def _numpy(slot: Slot, given: Any) -> Given:
+def _numpy(slot: ArraySlot, given: Any) -> Given:
     try:
         array = np.asarray(given)
     except ValueError as error:
@@ -216,7 +216,7 @@ def _numpy(slot: Slot, given: Any) -> Given:
     return Given(array.ctypes.data, NUMPY, array, HOST_TO_DEVICE)
 
 
-def _cupy(slot: Slot, array: Any, device: int, library: Library) -> Given:
+def _cupy(slot: ArraySlot, array: Any, device: int, library: ArrayLibrary) -> Given:
     data = array.data
     if data.device_id != device:
         raise DeviceError(
@@ -246,7 +246,7 @@ def _converted(array: Any, old: str, new: str) -> Any:
     return cp.where(cp.isnan(single), bits >> 16 | 0x40, rounded).astype(cp.uint16)
 
 
-def _other(slot: Slot, array: Any, device: int) -> Given:
+def _other(slot: ArraySlot, array: Any, device: int) -> Given:
     if hasattr(array, "__cuda_array_interface__"):
         return _cupy(slot, cupy().asarray(array), device, CUPY)
     place, index = array.__dlpack_device__()
@@ -275,7 +275,7 @@ def as_it_is(array: Any, given: Given) -> bool:
     return given.pointer == cupy().from_dlpack(array).data.ptr
 
 
-def outputs_of(given: Any, slots: Sequence[Slot], device: int) -> list[Given]:
+def outputs_of(given: Any, slots: Sequence[ArraySlot], device: int) -> list[Given]:
     """The arrays of ``out=``: contiguous, of the right type, on the device or NumPy's."""
     arrays = list(given) if isinstance(given, (list, tuple)) else [given]
     if len(arrays) != len(slots):
@@ -287,7 +287,7 @@ def outputs_of(given: Any, slots: Sequence[Slot], device: int) -> list[Given]:
     return found
 
 
-def check_aligned(slot: Slot, one: Given) -> None:
+def check_aligned(slot: ArraySlot, one: Given) -> None:
     """GraphError if an array does not begin where kernels may work on it."""
     if one.pointer % ALIGNMENT:
         raise GraphError(
@@ -296,20 +296,20 @@ def check_aligned(slot: Slot, one: Given) -> None:
         )
 
 
-def check_apart(slot: Slot, one: Given, other: Slot, two: Given) -> None:
+def check_apart(slot: ArraySlot, one: Given, other: ArraySlot, two: Given) -> None:
     """GraphError if two arrays overlap."""
     if overlap(slot, one, other, two):
         raise GraphError(f"{slot.what} and {other.what} share memory; valid are arrays that do not")
 
 
-def overlap(slot: Slot, one: Given, other: Slot, two: Given) -> bool:
+def overlap(slot: ArraySlot, one: Given, other: ArraySlot, two: Given) -> bool:
     """Whether two arrays share memory."""
     return one.pointer < two.pointer + other.bytes and two.pointer < one.pointer + slot.bytes
 
 
-def _output(slot: Slot, array: Any, device: int) -> Given:
+def _output(slot: ArraySlot, array: Any, device: int) -> Given:
     modules = sys.modules
-    library: Library
+    library: ArrayLibrary
     if (module := modules.get("cupy")) is not None and isinstance(array, module.ndarray):
         held, dense = slot.is_held(array.dtype), array.flags.c_contiguous
         place, library, writable = array.data.device_id, CUPY, True

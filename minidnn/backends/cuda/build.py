@@ -24,7 +24,7 @@ INDEX_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class CompiledKernel:
     """A compiled kernel: its unit, its name in it, and what it takes.
 
     The unit is held, not its file, which the cache may drop while others are still compiled.
@@ -42,7 +42,7 @@ def cubin_store() -> CacheStore:
 
 def compile_kernels(
     sources: Sequence[KernelSource], arch: str, *, jobs: int | None = None
-) -> list[Kernel]:
+) -> list[CompiledKernel]:
     """The compiled kernels, in the order of ``sources``; what is cached is not compiled.
 
     ``arch`` is "sm_90" and the like.
@@ -57,13 +57,13 @@ def compile_kernels(
     head = prelude()
     units, index = cubin_store(), CacheStore("cubin_index", ".json", INDEX_BYTES)
     keys = {s.name: _key(s, head, arch, nvrtc) for s in unique.values()}
-    ready: dict[str, Kernel] = {}
+    ready: dict[str, CompiledKernel] = {}
     read = cache(units.read)  # many kernels lie in one unit
     for name, key in keys.items():
         if (entry := index.read(key)) is not None:
             known = json.loads(entry)
             if (cubin := read(known["unit"])) is not None:
-                ready[name] = Kernel(cubin, name, Resources(**known["resources"]))
+                ready[name] = CompiledKernel(cubin, name, Resources(**known["resources"]))
     missing = [source for name, source in unique.items() if name not in ready]
     if missing:
         names = ", ".join(source.name for source in missing)
@@ -83,14 +83,16 @@ def _build(
     nvrtc: Nvrtc,
     units: CacheStore,
     jobs: int,
-) -> list[tuple[str, list[Kernel]]]:
-    def build(members: list[KernelSource]) -> tuple[str, list[Kernel]]:
+) -> list[tuple[str, list[CompiledKernel]]]:
+    def build(members: list[KernelSource]) -> tuple[str, list[CompiledKernel]]:
         text = head + "\n".join(source.text for source in members)
         target = arch + "a" * members[0].specific
         key = digest("cubin", text, target, OPTIONS, nvrtc.version)
         compiled = nvrtc.compile(text, target, f"kernels_{key[:8]}")
         units.put(key, compiled.cubin)
-        return key, [Kernel(compiled.cubin, s.name, compiled.resources[s.name]) for s in members]
+        return key, [
+            CompiledKernel(compiled.cubin, s.name, compiled.resources[s.name]) for s in members
+        ]
 
     groups = [
         members

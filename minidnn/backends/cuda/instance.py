@@ -13,7 +13,7 @@ from .arrays import DEVICE_TO_DEVICE, Given
 from .block import Block
 from .functions import KernelRun, parts_of
 from .memory import allocated
-from .places import Places, Work
+from .places import TaskWork, ValueAddresses
 from .replay import Aim, End, KernelNode, Replay
 from .sites import Site, sites_of_ends
 
@@ -25,7 +25,7 @@ class Instance:
         self,
         plan: Plan,
         block: Block,
-        works: Sequence[Work],
+        works: Sequence[TaskWork],
         constant: Callable[[Constant], int],
         inputs: Sequence[int] | None = None,
         outputs: Sequence[int] | None = None,
@@ -37,7 +37,7 @@ class Instance:
         begin = int(self._memory.ptr)
         self.inputs = tuple(inputs or (begin + offset for offset in block.inputs))
         self.outputs = tuple(outputs or (begin + offset for offset in block.outputs))
-        self.places = Places(plan, begin, self.inputs, self.outputs)
+        self.places = ValueAddresses(plan, begin, self.inputs, self.outputs)
         self._runtime = cuda.runtime
         self.lock = threading.Lock()
         self.last: object = None

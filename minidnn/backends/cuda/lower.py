@@ -32,7 +32,7 @@ from ...graph.operators import (
 )
 from ...runtime.plan import Plan
 from .channels import print_take_channels
-from .contraction.problem import Contraction, ContractionProblem, Place, contraction_of
+from .contraction.problem import Address, ContractionProblem, PlacedContraction, contraction_of
 from .copy import print_copy
 from .indexing import print_gather, print_move
 from .kernels import Launch
@@ -58,7 +58,7 @@ class Data:
 
 
 #: What a pointer points to: the storage of a value, a part of it, or numbers that never change.
-Pointer = Value | Place | Data
+Pointer = Value | Address | Data
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +219,7 @@ class _Lowering:
     def _is_planar(self, value: Value) -> bool:
         return self.plan.layout(value).block == 1
 
-    def _check_rows(self, node: Node, found: Contraction) -> None:
+    def _check_rows(self, node: Node, found: PlacedContraction) -> None:
         """A linear layer reads rows that follow each other."""
         values = [place.value for place in (found.source, found.result, *found.others)]
         linear = found.weight.type.rank == 2
@@ -278,7 +278,7 @@ def _pointer(value: Value) -> Pointer:
     return data_of(value) if isinstance(value, Constant) else value
 
 
-def _placed(place: Place) -> Pointer:
+def _placed(place: Address) -> Pointer:
     return data_of(place.value) if isinstance(place.value, Constant) else place
 
 

@@ -11,7 +11,7 @@ from .functions import Run
 from .lower import Pointer
 
 
-class Places:
+class ValueAddresses:
     """Where the values of a plan lie in one instance."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Places:
         return self._roots[self._plan.roots.get(value, value)]
 
 
-class Work(Protocol):
+class TaskWork(Protocol):
     """What a task does, wherever its operands lie.
 
     ``pointers``: what it works on, in whatever order.
@@ -47,5 +47,5 @@ class Work(Protocol):
     @property
     def pointers(self) -> Sequence[Pointer]: ...
 
-    def bind(self, places: Places) -> Run:
+    def bind(self, places: ValueAddresses) -> Run:
         """What launches it on CuPy's current stream."""

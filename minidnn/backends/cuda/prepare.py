@@ -13,7 +13,7 @@ from ...runtime.plan import Plan
 from .block import Block, lay_out, spare
 from .constants import Constants
 from .contraction.choice import Choice, threads
-from .contraction.problem import ContractionProblem, Place
+from .contraction.problem import Address, ContractionProblem
 from .contraction.recipe import Addresses, Built
 from .contraction.tune import Tuning
 from .fastest import Fastest
@@ -21,7 +21,7 @@ from .functions import Loaded, Loader, Run
 from .kernels import Launch
 from .lower import Data, Pointer, Task, data_of
 from .memory import Limit, release_unused
-from .places import Places
+from .places import ValueAddresses
 
 MOST_WORKSPACE = 1 << 30
 """Bytes that algorithms may take beside their tensors, unless ``memory_limit`` leaves less, or more
@@ -37,7 +37,7 @@ class KernelWork:
     constants: Constants
     measured: int = 0
 
-    def bind(self, places: Places) -> Run:
+    def bind(self, places: ValueAddresses) -> Run:
         return self.loaded.bind([_address(p, places, self.constants) for p in self.pointers])
 
     def describe(self) -> str:
@@ -55,7 +55,7 @@ class ContractionWork:
     constants: Constants
     workspace: int
 
-    def bind(self, places: Places) -> Run:
+    def bind(self, places: ValueAddresses) -> Run:
         x, w, y, *rest = (_address(p, places, self.constants) for p in self.pointers)
         problem = self.built.problem
         first = len(problem.others)
@@ -86,7 +86,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPlan:
     """The tasks in order, the memory of an instance, the numbers on the device, and those of them
     that are outputs."""
 
@@ -102,7 +102,7 @@ def prepare(
     arch: str,
     tune: str,
     limit: Limit | None,
-) -> Prepared:
+) -> PreparedPlan:
     """Everything that is done once, on the current device.
 
     OutOfMemoryError if the limit does not suffice, a Shortage if memory runs out.
@@ -155,7 +155,7 @@ def prepare(
             room = block.workspaces.get(task.node, 0)
             work = ContractionWork(built[task.work], task.pointers, constants, room)
         done.append(Done(task.node, work))
-    return Prepared(tuple(done), block, constants, outputs)
+    return PreparedPlan(tuple(done), block, constants, outputs)
 
 
 def _left(limit: Limit, block: Block, constants: Constants) -> int:
@@ -196,9 +196,9 @@ def _spare(plan: Plan, tasks: Sequence[Task]) -> dict[ContractionProblem, int]:
     return {problem: min(room[node] for node in some) for problem, some in nodes.items()}
 
 
-def _address(pointer: Pointer, places: Places, constants: Constants) -> int:
+def _address(pointer: Pointer, places: ValueAddresses, constants: Constants) -> int:
     if isinstance(pointer, Data):
         return constants.address(pointer)
-    if isinstance(pointer, Place):
+    if isinstance(pointer, Address):
         return places.address(pointer.value) + pointer.bytes
     return places.address(pointer)

@@ -14,9 +14,9 @@ from ...runtime.plan import Plan
 from .arrays import (
     CUPY,
     NUMPY,
+    ArrayLibrary,
+    ArraySlot,
     Given,
-    Library,
-    Slot,
     as_it_is,
     check_aligned,
     check_apart,
@@ -29,7 +29,7 @@ from .instance import Instance
 from .lower import Task
 from .machine import machine_of
 from .memory import Limit, make_within, told
-from .prepare import ContractionWork, Prepared, prepare
+from .prepare import ContractionWork, PreparedPlan, prepare
 from .target import CudaTarget
 
 _PER_THREAD_STREAM = 2
@@ -67,15 +67,15 @@ class CudaProgram:
         self.plan = plan
         self.device = device
         graph = plan.graph
-        self._inputs = [Slot.of(f"input {v.name!r}", v) for v in graph.inputs]
-        self._outputs = [Slot.of(f"out[{i}]", v) for i, v in enumerate(graph.outputs)]
+        self._inputs = [ArraySlot.of(f"input {v.name!r}", v) for v in graph.inputs]
+        self._outputs = [ArraySlot.of(f"out[{i}]", v) for i, v in enumerate(graph.outputs)]
         self._lock = threading.Lock()
         self._runtime = cupy().cuda.runtime
         self._instances: dict[object, Instance] = {}
         given = memory_limit
         limit = None if given is None else Limit(given, f"memory_limit={given} bytes")
 
-        def make(limit: Limit | None) -> tuple[Limit | None, Prepared, Instance]:
+        def make(limit: Limit | None) -> tuple[Limit | None, PreparedPlan, Instance]:
             prepared = prepare(plan, tasks, arch, tune, limit)
             return limit, prepared, _instance_of(plan, prepared)
 
@@ -196,7 +196,7 @@ class CudaProgram:
             for one, slot in zip(results, self._outputs, strict=True)
         ]
 
-    def _results(self, library: Library, out: Any) -> list[Given]:
+    def _results(self, library: ArrayLibrary, out: Any) -> list[Given]:
         if out is not None:
             return outputs_of(out, self._outputs, self.device)
         found = []
@@ -282,7 +282,7 @@ class Bound:
         self,
         instance: Instance,
         device: int,
-        library: Library,
+        library: ArrayLibrary,
         kept: object,
         outputs: tuple[Any, ...],
     ) -> None:
@@ -308,7 +308,7 @@ class Bound:
 
 def _instance_of(
     plan: Plan,
-    prepared: Prepared,
+    prepared: PreparedPlan,
     inputs: Sequence[int] | None = None,
     outputs: Sequence[int] | None = None,
 ) -> Instance:

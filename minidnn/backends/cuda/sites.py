@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ...graph.ir import Value
 from ...runtime.plan import Plan
-from .contraction.problem import Place
+from .contraction.problem import Address
 from .functions import KernelRun, LibraryRun, Run, parts_of
 from .lower import Pointer
-from .places import Places, Work
+from .places import TaskWork, ValueAddresses
 
 _AWAY = 1 << 32
 """Bytes between two addresses of which an argument tells which one it was made of."""
@@ -27,7 +27,7 @@ class Site:
 
 
 def sites_of_ends(
-    plan: Plan, works: Sequence[Work], runs: Sequence[Run], places: Places
+    plan: Plan, works: Sequence[TaskWork], runs: Sequence[Run], places: ValueAddresses
 ) -> list[tuple[Site, ...]]:
     """For each input and then each output, every argument that is made of its address.
 
@@ -46,7 +46,7 @@ def sites_of_ends(
             continue
         moved = [at + _AWAY * (number == place) for number, at in enumerate(own)]
         inputs, outputs = moved[: len(places.inputs)], moved[len(places.inputs) :]
-        elsewhere = Places(plan, places.block, inputs, outputs)
+        elsewhere = ValueAddresses(plan, places.block, inputs, outputs)
         found.append(_sites(root, own[place], plan, works, runs, elsewhere))
     return found
 
@@ -55,9 +55,9 @@ def _sites(
     storage: Value,
     address: int,
     plan: Plan,
-    works: Sequence[Work],
+    works: Sequence[TaskWork],
     runs: Sequence[Run],
-    elsewhere: Places,
+    elsewhere: ValueAddresses,
 ) -> tuple[Site, ...]:
     """Those of one storage, which alone lies elsewhere than for ``runs``."""
     found: list[Site] = []
@@ -78,7 +78,7 @@ def _sites(
 
 
 def _storage(plan: Plan, pointer: Pointer) -> Value | None:
-    value = pointer.value if isinstance(pointer, Place) else pointer
+    value = pointer.value if isinstance(pointer, Address) else pointer
     return plan.roots.get(value, value) if isinstance(value, Value) else None
 
 

@@ -24,7 +24,7 @@ from minidnn.bench.gpu.modes import (
     own,
 )
 from minidnn.bench.gpu.timing import Run, calls_in, deviations, exact, in_turn, timed
-from minidnn.bench.worker import Engine
+from minidnn.bench.worker import LoadedEngine
 from minidnn.cudnn import machine
 from minidnn.cudnn.gpu_turn import turn
 from minidnn.measure.turns import orders
@@ -96,7 +96,7 @@ class Engines:
 
 def cell(
     network: str, shape: Sequence[int], precision: str, engines: Sequence[str], burst: float
-) -> Engine:
+) -> LoadedEngine:
     """The engines of these names, each called for about ``burst`` seconds in a round.
 
     A run gives seconds of a call of each, in the order of the report's "engines".  The report says
@@ -115,7 +115,7 @@ def cell(
             found = {name: timed(runs[name], counts[name]) for name in next(rounds)}
         return [found[name] / 1e3 for name in runs]
 
-    return Engine(round_of_all, lambda seconds: [seconds], {"engines": made.about})
+    return LoadedEngine(round_of_all, lambda seconds: [seconds], {"engines": made.about})
 
 
 def cell_of(

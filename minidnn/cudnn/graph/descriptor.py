@@ -1,8 +1,8 @@
 """Owning backend descriptors: created, filled, finalized, destroyed exactly once.
 
-A :class:`Descriptor` owns one ``cudnnBackendDescriptor_t``.  It is destroyed by ``close()``, at
-the end of a ``with`` block, or with its last reference, whichever comes first; it keeps the
-descriptors that it refers to alive until then.
+A :class:`BackendDescriptor` owns one ``cudnnBackendDescriptor_t``.  It is destroyed by
+``close()``, at the end of a ``with`` block, or with its last reference, whichever comes first; it
+keeps the descriptors that it refers to alive until then.
 
 Source: cuDNN's documentation of the backend API, ``cudnn_graph.h``.
 """
@@ -59,7 +59,7 @@ class Fraction(ctypes.Structure):
 _ELEMENT[AttributeType.CUDNN_TYPE_FRACTION] = Fraction
 
 
-class Descriptor:
+class BackendDescriptor:
     """One backend descriptor of the given type.
 
     Raises:
@@ -80,21 +80,23 @@ class Descriptor:
         self.pointer = made.value
         count_created(_KIND)
 
-    def set(self, name: Attribute, kind: AttributeType, *values: Any) -> Descriptor:
+    def set(self, name: Attribute, kind: AttributeType, *values: Any) -> BackendDescriptor:
         """Sets an attribute; ``values`` are numbers, enumeration members or descriptors."""
         element = _ELEMENT.get(kind, _INT)
-        raw = [value._address() if isinstance(value, Descriptor) else value for value in values]
-        self._keep += [value for value in values if isinstance(value, Descriptor)]
+        raw = [
+            value._address() if isinstance(value, BackendDescriptor) else value for value in values
+        ]
+        self._keep += [value for value in values if isinstance(value, BackendDescriptor)]
         array = (element * len(raw))(*raw)
         status = self._library.cudnnBackendSetAttribute(
             self._address(), int(name), int(kind), len(raw), array
         )
         if status:
-            shown = [v.type.name if isinstance(v, Descriptor) else v for v in values]
+            shown = [v.type.name if isinstance(v, BackendDescriptor) else v for v in values]
             self._fail(status, "cudnnBackendSetAttribute", attribute=name.name, values=shown)
         return self
 
-    def set_text(self, name: Attribute, text: str) -> Descriptor:
+    def set_text(self, name: Attribute, text: str) -> BackendDescriptor:
         """Sets an attribute of type ``CUDNN_TYPE_CHAR``."""
         data = text.encode()
         status = self._library.cudnnBackendSetAttribute(
@@ -104,7 +106,7 @@ class Descriptor:
             self._fail(status, "cudnnBackendSetAttribute", attribute=name.name, values=text)
         return self
 
-    def finalize(self) -> Descriptor:
+    def finalize(self) -> BackendDescriptor:
         """Makes the descriptor usable and its attributes final; returns it."""
         status = self._library.cudnnBackendFinalize(self._address())
         if status:
@@ -127,9 +129,9 @@ class Descriptor:
 
     def get_descriptors(
         self, name: Attribute, kind: DescriptorType, limit: int
-    ) -> list[Descriptor]:
+    ) -> list[BackendDescriptor]:
         """Up to ``limit`` descriptors that an attribute consists of, as new owned descriptors."""
-        made = [Descriptor(kind) for _ in range(limit)]
+        made = [BackendDescriptor(kind) for _ in range(limit)]
         array = (ctypes.c_void_p * limit)(*[item.pointer for item in made])
         count = self._get(name, AttributeType.CUDNN_TYPE_BACKEND_DESCRIPTOR, limit, array)
         for item in made[count:]:
@@ -161,7 +163,7 @@ class Descriptor:
             count_destroyed(_KIND)
             self._keep.clear()
 
-    def __enter__(self) -> Descriptor:
+    def __enter__(self) -> BackendDescriptor:
         return self
 
     def __exit__(

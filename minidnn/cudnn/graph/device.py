@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from minidnn.cudnn import library, machine
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.graph.attributes import Attribute as A
-from minidnn.cudnn.graph.descriptor import Descriptor
+from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.enums import DescriptorType as D
 from minidnn.cudnn.handle import current_handle
 from minidnn.errors import DeviceError
@@ -23,7 +23,7 @@ class Target:
     name: str
     handle: int | None = None
     index: int | None = None
-    properties: Descriptor | None = None
+    properties: BackendDescriptor | None = None
 
 
 def current() -> Target:
@@ -47,7 +47,7 @@ def described(json: str) -> Target:
     """
     if library.load().version < 90800:
         raise DeviceError("planning without a device needs cuDNN 9.8 or newer")
-    properties = Descriptor(D.CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)
+    properties = BackendDescriptor(D.CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)
     properties.set_text(A.CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, json)
     return Target(f"described: {json}", properties=properties.finalize())
 
@@ -56,7 +56,7 @@ def properties_json() -> str:
     """The current device, as text that :func:`described` understands elsewhere."""
     from minidnn.cudnn.graph.enums import AttributeType as T
 
-    with Descriptor(D.CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR) as properties:
+    with BackendDescriptor(D.CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR) as properties:
         properties.set(A.CUDNN_ATTR_DEVICEPROP_HANDLE, T.CUDNN_TYPE_HANDLE, current_handle())
         properties.finalize()
         return properties.get_text(A.CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION)

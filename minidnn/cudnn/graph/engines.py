@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from minidnn.cudnn.accuracy import is_coarse_winograd
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.cudnn.graph.attributes import Attribute as A
-from minidnn.cudnn.graph.descriptor import Descriptor
+from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.device import Target
 from minidnn.cudnn.graph.enums import AttributeType as T
 from minidnn.cudnn.graph.enums import BehaviorNote, HeuristicMode, KnobType, NumericalNote
@@ -136,7 +136,7 @@ def is_last_resort(proposal: Proposal, spec: GraphSpec) -> bool:
 
 
 def proposals(
-    graph: Descriptor,
+    graph: BackendDescriptor,
     target: Target,
     modes: Sequence[str] = ("A", "B", "fallback"),
     *,
@@ -161,8 +161,8 @@ def proposals(
                 yield proposal
 
 
-def _configs(graph: Descriptor, target: Target, mode: str) -> list[Descriptor]:
-    heuristic = Descriptor(D.CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)
+def _configs(graph: BackendDescriptor, target: Target, mode: str) -> list[BackendDescriptor]:
+    heuristic = BackendDescriptor(D.CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)
     with heuristic:
         descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
         heuristic.set(A.CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, descriptor, graph)
@@ -180,7 +180,7 @@ def _configs(graph: Descriptor, target: Target, mode: str) -> list[Descriptor]:
         )
 
 
-def _read(config: Descriptor, source: str) -> Proposal:
+def _read(config: BackendDescriptor, source: str) -> Proposal:
     engines = config.get_descriptors(
         A.CUDNN_ATTR_ENGINECFG_ENGINE, D.CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1
     )
@@ -197,7 +197,9 @@ def _read(config: Descriptor, source: str) -> Proposal:
         return _proposal(engine, tuple(sorted(knobs)), source)
 
 
-def _proposal(engine: Descriptor, knobs: tuple[tuple[int, int], ...], source: str) -> Proposal:
+def _proposal(
+    engine: BackendDescriptor, knobs: tuple[tuple[int, int], ...], source: str
+) -> Proposal:
     index = engine.get(A.CUDNN_ATTR_ENGINE_GLOBAL_INDEX, T.CUDNN_TYPE_INT64)[0]
     numerical = engine.get(
         A.CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, T.CUDNN_TYPE_NUMERICAL_NOTE, _MOST_NOTES
@@ -210,7 +212,7 @@ def _proposal(engine: Descriptor, knobs: tuple[tuple[int, int], ...], source: st
     return Proposal(EngineConfig(int(index), knobs), tuple(known), tuple(acts), source)
 
 
-def _default_proposals(graph: Descriptor, target: Target) -> list[Proposal]:
+def _default_proposals(graph: BackendDescriptor, target: Target) -> list[Proposal]:
     count = graph.get(A.CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT, T.CUDNN_TYPE_INT64)[0]
     found = []
     for index in range(count):
@@ -223,13 +225,13 @@ def _default_proposals(graph: Descriptor, target: Target) -> list[Proposal]:
     return found
 
 
-def engine(graph: Descriptor, target: Target, index: int) -> Descriptor:
+def engine(graph: BackendDescriptor, target: Target, index: int) -> BackendDescriptor:
     """The engine of that global index for a graph.
 
     Raises:
         CuDNNError: the engine does not support the graph.
     """
-    made = Descriptor(D.CUDNN_BACKEND_ENGINE_DESCRIPTOR)
+    made = BackendDescriptor(D.CUDNN_BACKEND_ENGINE_DESCRIPTOR)
     descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
     made.set(A.CUDNN_ATTR_ENGINE_OPERATION_GRAPH, descriptor, graph)
     made.set(A.CUDNN_ATTR_ENGINE_GLOBAL_INDEX, T.CUDNN_TYPE_INT64, index)
@@ -238,7 +240,7 @@ def engine(graph: Descriptor, target: Target, index: int) -> Descriptor:
     return made.finalize()
 
 
-def knob_ranges(graph: Descriptor, target: Target, index: int) -> dict[KnobType, range]:
+def knob_ranges(graph: BackendDescriptor, target: Target, index: int) -> dict[KnobType, range]:
     """The knobs of an engine and the values that each may take."""
     ranges = {}
     with engine(graph, target, index) as made:
@@ -255,7 +257,9 @@ def knob_ranges(graph: Descriptor, target: Target, index: int) -> dict[KnobType,
     return ranges
 
 
-def execution_plan(graph: Descriptor, target: Target, config: EngineConfig) -> Descriptor:
+def execution_plan(
+    graph: BackendDescriptor, target: Target, config: EngineConfig
+) -> BackendDescriptor:
     """The finalized plan of a configuration; may compile a kernel.
 
     Raises:
@@ -263,17 +267,17 @@ def execution_plan(graph: Descriptor, target: Target, config: EngineConfig) -> D
     """
     choices = []
     for kind, value in config.knobs:
-        choice = Descriptor(D.CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR)
+        choice = BackendDescriptor(D.CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR)
         choice.set(A.CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, T.CUDNN_TYPE_KNOB_TYPE, kind)
         choice.set(A.CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, T.CUDNN_TYPE_INT64, value)
         choices.append(choice.finalize())
     descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
-    made = Descriptor(D.CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)
+    made = BackendDescriptor(D.CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)
     made.set(A.CUDNN_ATTR_ENGINECFG_ENGINE, descriptor, engine(graph, target, config.engine))
     if choices:
         made.set(A.CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, descriptor, *choices)
     made.finalize()
-    plan = Descriptor(D.CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
+    plan = BackendDescriptor(D.CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
     if target.handle is not None:
         plan.set(A.CUDNN_ATTR_EXECUTION_PLAN_HANDLE, T.CUDNN_TYPE_HANDLE, target.handle)
     if target.properties is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from minidnn.cudnn.enums import ConvolutionMode, ReduceTensorOp
 from minidnn.cudnn.graph.attributes import Attribute as A
-from minidnn.cudnn.graph.descriptor import Descriptor
+from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.dtypes import element_type
 from minidnn.cudnn.graph.enums import AttributeType as T
 from minidnn.cudnn.graph.enums import DescriptorType as D
@@ -47,7 +47,7 @@ def uid(index: int) -> int:
     return index + 1
 
 
-def operation_graph(spec: GraphSpec, handle: int | None) -> Descriptor:
+def operation_graph(spec: GraphSpec, handle: int | None) -> BackendDescriptor:
     """The finalized operation graph; ``handle`` is None when no device is at hand.
 
     Raises:
@@ -56,7 +56,7 @@ def operation_graph(spec: GraphSpec, handle: int | None) -> Descriptor:
     order = _axis_order(spec)
     tensors = [_tensor(uid(index), tensor, order) for index, tensor in enumerate(spec.tensors)]
     operations = [_LOWER[type(node)](node, tensors) for node in spec.nodes]
-    graph = Descriptor(D.CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)
+    graph = BackendDescriptor(D.CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)
     if handle is not None:
         graph.set(A.CUDNN_ATTR_OPERATIONGRAPH_HANDLE, T.CUDNN_TYPE_HANDLE, handle)
     graph.set(A.CUDNN_ATTR_OPERATIONGRAPH_OPS, T.CUDNN_TYPE_BACKEND_DESCRIPTOR, *operations)
@@ -78,9 +78,9 @@ def _axis_order(spec: GraphSpec) -> tuple[int, ...] | None:
     return (0, dims - 1, *range(1, dims - 1))
 
 
-def _tensor(unique_id: int, spec: TensorSpec, order: tuple[int, ...] | None) -> Descriptor:
+def _tensor(unique_id: int, spec: TensorSpec, order: tuple[int, ...] | None) -> BackendDescriptor:
     axes = range(len(spec.shape)) if order is None else order
-    made = Descriptor(D.CUDNN_BACKEND_TENSOR_DESCRIPTOR)
+    made = BackendDescriptor(D.CUDNN_BACKEND_TENSOR_DESCRIPTOR)
     made.set(A.CUDNN_ATTR_TENSOR_UNIQUE_ID, T.CUDNN_TYPE_INT64, unique_id)
     made.set(A.CUDNN_ATTR_TENSOR_DATA_TYPE, T.CUDNN_TYPE_DATA_TYPE, element_type(spec.dtype).code)
     shape, strides = [spec.shape[i] for i in axes], [spec.strides[i] for i in axes]
@@ -94,11 +94,11 @@ def _tensor(unique_id: int, spec: TensorSpec, order: tuple[int, ...] | None) -> 
     return made.finalize()
 
 
-def _convolution(node: Convolution, tensors: list[Descriptor]) -> Descriptor:
+def _convolution(node: Convolution, tensors: list[BackendDescriptor]) -> BackendDescriptor:
     modes = ConvolutionMode
     mode = modes.CUDNN_CONVOLUTION if node.flip else modes.CUDNN_CROSS_CORRELATION
     window = node.window
-    how = Descriptor(D.CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)
+    how = BackendDescriptor(D.CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR)
     how.set(A.CUDNN_ATTR_CONVOLUTION_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
     how.set(A.CUDNN_ATTR_CONVOLUTION_CONV_MODE, T.CUDNN_TYPE_CONVOLUTION_MODE, mode)
     how.set(A.CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, T.CUDNN_TYPE_INT64, len(window.stride))
@@ -109,7 +109,7 @@ def _convolution(node: Convolution, tensors: list[Descriptor]) -> Descriptor:
     how.finalize()
     kind, infix, x, w, y = _CONVOLUTIONS[node.kind]
     prefix = f"CUDNN_ATTR_OPERATION_CONVOLUTION_{infix}_"
-    made = Descriptor(kind)
+    made = BackendDescriptor(kind)
     descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
     made.set(A[prefix + "CONV_DESC"], descriptor, how)
     made.set(A[prefix + x], descriptor, tensors[node.x])
@@ -122,9 +122,9 @@ def _convolution(node: Convolution, tensors: list[Descriptor]) -> Descriptor:
     return made.finalize()
 
 
-def _pointwise(node: Pointwise, tensors: list[Descriptor]) -> Descriptor:
+def _pointwise(node: Pointwise, tensors: list[BackendDescriptor]) -> BackendDescriptor:
     kind = operation(node.mode)
-    how = Descriptor(D.CUDNN_BACKEND_POINTWISE_DESCRIPTOR)
+    how = BackendDescriptor(D.CUDNN_BACKEND_POINTWISE_DESCRIPTOR)
     how.set(A.CUDNN_ATTR_POINTWISE_MODE, T.CUDNN_TYPE_POINTWISE_MODE, kind.mode)
     how.set(A.CUDNN_ATTR_POINTWISE_MATH_PREC, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
     for name, value in node.attributes:
@@ -133,7 +133,7 @@ def _pointwise(node: Pointwise, tensors: list[Descriptor]) -> Descriptor:
         else:
             how.set(PARAMETERS[name], T.CUDNN_TYPE_DOUBLE, value)
     how.finalize()
-    made = Descriptor(D.CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)
+    made = BackendDescriptor(D.CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)
     descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
     made.set(A.CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, descriptor, how)
     prefix = "CUDNN_ATTR_OPERATION_POINTWISE_"
@@ -144,10 +144,10 @@ def _pointwise(node: Pointwise, tensors: list[Descriptor]) -> Descriptor:
     return made.finalize()
 
 
-def _matmul(node: Matmul, tensors: list[Descriptor]) -> Descriptor:
-    how = Descriptor(D.CUDNN_BACKEND_MATMUL_DESCRIPTOR)
+def _matmul(node: Matmul, tensors: list[BackendDescriptor]) -> BackendDescriptor:
+    how = BackendDescriptor(D.CUDNN_BACKEND_MATMUL_DESCRIPTOR)
     how.set(A.CUDNN_ATTR_MATMUL_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute)).finalize()
-    made = Descriptor(D.CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)
+    made = BackendDescriptor(D.CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)
     descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
     made.set(A.CUDNN_ATTR_OPERATION_MATMUL_ADESC, descriptor, tensors[node.a])
     made.set(A.CUDNN_ATTR_OPERATION_MATMUL_BDESC, descriptor, tensors[node.b])
@@ -156,8 +156,8 @@ def _matmul(node: Matmul, tensors: list[Descriptor]) -> Descriptor:
     return made.finalize()
 
 
-def _resample(node: Resample, tensors: list[Descriptor]) -> Descriptor:
-    how = Descriptor(D.CUDNN_BACKEND_RESAMPLE_DESCRIPTOR)
+def _resample(node: Resample, tensors: list[BackendDescriptor]) -> BackendDescriptor:
+    how = BackendDescriptor(D.CUDNN_BACKEND_RESAMPLE_DESCRIPTOR)
     mode = ResampleMode[f"CUDNN_RESAMPLE_{node.mode.upper()}"]
     outside = PaddingMode[f"CUDNN_{node.padding_mode.upper()}"]
     how.set(A.CUDNN_ATTR_RESAMPLE_MODE, T.CUDNN_TYPE_RESAMPLE_MODE, mode)
@@ -169,7 +169,7 @@ def _resample(node: Resample, tensors: list[Descriptor]) -> Descriptor:
     how.set(A.CUDNN_ATTR_RESAMPLE_POST_PADDINGS, T.CUDNN_TYPE_INT64, *node.after)
     how.set(A.CUDNN_ATTR_RESAMPLE_STRIDES, T.CUDNN_TYPE_INT64, *node.stride)
     how.finalize()
-    made = Descriptor(D.CUDNN_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR)
+    made = BackendDescriptor(D.CUDNN_BACKEND_OPERATION_RESAMPLE_FWD_DESCRIPTOR)
     descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
     made.set(A.CUDNN_ATTR_OPERATION_RESAMPLE_FWD_DESC, descriptor, how)
     made.set(A.CUDNN_ATTR_OPERATION_RESAMPLE_FWD_XDESC, descriptor, tensors[node.x])
@@ -179,13 +179,13 @@ def _resample(node: Resample, tensors: list[Descriptor]) -> Descriptor:
     return made.finalize()
 
 
-def _reduction(node: Reduction, tensors: list[Descriptor]) -> Descriptor:
-    how = Descriptor(D.CUDNN_BACKEND_REDUCTION_DESCRIPTOR)
+def _reduction(node: Reduction, tensors: list[BackendDescriptor]) -> BackendDescriptor:
+    how = BackendDescriptor(D.CUDNN_BACKEND_REDUCTION_DESCRIPTOR)
     operator = ReduceTensorOp[f"CUDNN_REDUCE_TENSOR_{node.operator.upper()}"]
     how.set(A.CUDNN_ATTR_REDUCTION_OPERATOR, T.CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, operator)
     how.set(A.CUDNN_ATTR_REDUCTION_COMP_TYPE, T.CUDNN_TYPE_DATA_TYPE, _code(node.compute))
     how.finalize()
-    made = Descriptor(D.CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)
+    made = BackendDescriptor(D.CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)
     descriptor = T.CUDNN_TYPE_BACKEND_DESCRIPTOR
     made.set(A.CUDNN_ATTR_OPERATION_REDUCTION_DESC, descriptor, how)
     made.set(A.CUDNN_ATTR_OPERATION_REDUCTION_XDESC, descriptor, tensors[node.x])
@@ -197,7 +197,7 @@ def _code(dtype: str) -> int:
     return element_type(dtype).code
 
 
-_LOWER: dict[type, Callable[[Any, list[Descriptor]], Descriptor]] = {
+_LOWER: dict[type, Callable[[Any, list[BackendDescriptor]], BackendDescriptor]] = {
     Convolution: _convolution,
     Pointwise: _pointwise,
     Matmul: _matmul,

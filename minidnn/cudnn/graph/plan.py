@@ -13,7 +13,7 @@ from minidnn.cudnn import workspace as shared_workspace
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.graph import arrays, fence, lower
 from minidnn.cudnn.graph.attributes import Attribute as A
-from minidnn.cudnn.graph.descriptor import Descriptor
+from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.device import Target
 from minidnn.cudnn.graph.dtypes import HOST_TYPES
 from minidnn.cudnn.graph.engines import EngineConfig, Proposal, execution_plan
@@ -37,7 +37,7 @@ class Plan:
     def __init__(
         self,
         spec: GraphSpec,
-        graph: Descriptor,
+        graph: BackendDescriptor,
         target: Target,
         config: EngineConfig,
         *,
@@ -62,7 +62,7 @@ class Plan:
         ]
         self._ids = [lower.uid(i) for i in (*spec.inputs, *spec.outputs, *spec.scalars)]
         self._lock = threading.Lock()
-        self._packs: OrderedDict[tuple[int, ...], Descriptor] = OrderedDict()
+        self._packs: OrderedDict[tuple[int, ...], BackendDescriptor] = OrderedDict()
 
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
         """Computes the graph on CuPy's current stream.
@@ -168,14 +168,14 @@ class Plan:
                 "build with a smaller workspace_limit"
             ) from error
 
-    def _pack(self, pointers: list[int], workspace: int, keep: bool) -> Descriptor:
+    def _pack(self, pointers: list[int], workspace: int, keep: bool) -> BackendDescriptor:
         key = (*pointers, workspace)
         with self._lock:
             found = self._packs.get(key)
             if found is not None:
                 self._packs.move_to_end(key)
                 return found
-        pack = Descriptor(D.CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)
+        pack = BackendDescriptor(D.CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)
         hosts = [ctypes.addressof(scalar) for scalar in self._scalars]
         pack.set(A.CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, T.CUDNN_TYPE_INT64, *self._ids)
         pack.set(A.CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, T.CUDNN_TYPE_VOID_PTR, *pointers, *hosts)
@@ -225,7 +225,7 @@ class Bound:
     def __init__(
         self,
         plan: Plan,
-        pack: Descriptor,
+        pack: BackendDescriptor,
         outputs: tuple[Any, ...],
         keep: object,
         fenced: bool,

@@ -13,7 +13,7 @@ from itertools import islice
 from minidnn.cudnn._cupy import cupy
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.cudnn.graph import arrays, device, engines, lower, memory, timing
-from minidnn.cudnn.graph.descriptor import Descriptor
+from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.engines import EngineConfig, Proposal
 from minidnn.cudnn.graph.memory import Finding, Ranked
 from minidnn.cudnn.graph.plan import Plan
@@ -191,7 +191,7 @@ def _fits(plan: Plan, constraints: Constraints) -> bool:
 
 def _try(
     spec: GraphSpec,
-    graph: Descriptor,
+    graph: BackendDescriptor,
     target: device.Target,
     proposal: Proposal,
     scalars: Sequence[float],

@@ -45,7 +45,7 @@ def computed_weights(module: nn.Module) -> set[str]:
     return found
 
 
-class State:
+class ModuleState:
     """The attributes of a module and of those in it, and what is in their lists, dicts and sets,
     as they are now."""
 
@@ -65,7 +65,7 @@ class State:
             for container in _containers(value, seen)
         ]
 
-    def changed(self, outside: State) -> dict[str, dict[str, None]]:
+    def changed(self, outside: ModuleState) -> dict[str, dict[str, None]]:
         """By the paths of modules, the names of attributes that are others, or whose contents
         are.
 
@@ -106,7 +106,7 @@ class State:
 @contextmanager
 def unchanged(root: nn.Module) -> Iterator[None]:
     """Leaves what was there before, and as it was; and PyTorch's random numbers."""
-    state = State(root)
+    state = ModuleState(root)
     tensors = [tensor for tensor in state.tensors() if not tensor.is_inference()]
     saved = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]
     data = [(each, each.data) for each in root.parameters() if _is_plain(each)]
@@ -169,7 +169,7 @@ def observed(
     """
     found: dict[str, dict[str, None]] = {}
     computed: dict[str, set[str]] = {}
-    outside = State(root)
+    outside = ModuleState(root)
     for path, names in without.items():
         module = root.get_submodule(path)
         for name in names:
@@ -180,7 +180,7 @@ def observed(
 
     @functools.wraps(forward)
     def watching(*args: Any, **kwargs: Any) -> Any:
-        before = State(root)
+        before = ModuleState(root)
         try:
             return forward(*args, **kwargs)
         finally:

@@ -15,7 +15,7 @@ from minidnn.frontends.torch.opaque import NotOneOperation
 from minidnn.frontends.torch.outside import Outside, nothing_kept
 from minidnn.frontends.torch.reach import Place
 from minidnn.frontends.torch.replica import replica
-from minidnn.frontends.torch.state import State, unchanged
+from minidnn.frontends.torch.state import ModuleState, unchanged
 
 
 def unseen(
@@ -76,7 +76,7 @@ def changing(root: nn.Module, args: Any, kwargs: Any) -> Changing:
     """What a call with these arguments changes, which is tried on copies."""
 
     def work(subject: nn.Module, outside: Outside) -> Changing:
-        state = State(subject)
+        state = ModuleState(subject)
         given = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
         with torch.no_grad():
             subject(*given[0], **given[1])

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from minidnn.backends.cpu.buffers import Buffer, Guard
+from minidnn.backends.cpu.buffers import AlignedMemory, Guard
 from minidnn.backends.cpu.contraction import PrintedContraction, Workspace, print_contraction
 from minidnn.backends.cpu.contraction.algorithm import Algorithm
 from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
 from minidnn.backends.cpu.isa import Isa
 from minidnn.backends.cpu.kernels import compile_kernels
-from minidnn.backends.cpu.library import Kernel
-from minidnn.backends.cpu.program import Operand, Program, Region, shared_pool
+from minidnn.backends.cpu.library import NativeFunction
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, shared_pool
 from minidnn.backends.cpu.tensor import Tensor, tensor_of
 from minidnn.fusion.contraction import Parts
 from minidnn.fusion.operations import operation_of
@@ -130,7 +130,7 @@ def _chain(
     return nodes, value
 
 
-def compile_all(built: Sequence[Built], isa: Isa) -> list[list[Kernel]]:
+def compile_all(built: Sequence[Built], isa: Isa) -> list[list[NativeFunction]]:
     """The kernels of the stages of each."""
     kernels = iter(compile_kernels([s.source for b in built for s in b.kernel.stages], isa))
     return [[next(kernels) for _ in b.kernel.stages] for b in built]
@@ -155,18 +155,18 @@ def reference(built: Built, inputs: Sequence[np.ndarray]) -> np.ndarray:
     return known[parts.result]
 
 
-def place(value: np.ndarray, tensor: Tensor, guard: Guard, fill: float = np.nan) -> Buffer:
+def place(value: np.ndarray, tensor: Tensor, guard: Guard, fill: float = np.nan) -> AlignedMemory:
     """A buffer that ends or begins at a guard page, and holds a value as ``tensor`` says."""
     view = _plane(value)
     size = (view.shape[0] - 1) * tensor.image + tensor.blocks * tensor.plane
-    buffer = Buffer(4 * size, guard)
+    buffer = AlignedMemory(4 * size, guard)
     flat = buffer.array("f4", (size,))
     flat[:] = fill
     flat[_index(view.shape, tensor)] = view
     return buffer
 
 
-def read(buffer: Buffer, shape: Shape, tensor: Tensor) -> np.ndarray:
+def read(buffer: AlignedMemory, shape: Shape, tensor: Tensor) -> np.ndarray:
     flat = buffer.array("f4", (buffer.size // 4,))
     plane = _plane(np.empty(shape, np.float32)).shape
     return np.array(flat[_index(plane, tensor)]).reshape(shape)
@@ -186,7 +186,7 @@ def _index(shape: tuple[int, ...], tensor: Tensor) -> np.ndarray:
 
 def run(
     built: Built,
-    kernels: Sequence[Kernel],
+    kernels: Sequence[NativeFunction],
     inputs: Sequence[np.ndarray],
     threads: int = 1,
     guard: Guard = Guard.END,
@@ -196,7 +196,7 @@ def run(
     buffers = [place(x, t, guard) for x, t in zip(inputs, built.tensors, strict=False)]
     shape = built.values[-1].shape
     buffers.append(place(np.full(shape, np.nan, np.float32), built.tensors[-1], guard))
-    buffers.append(Buffer(built.kernel.workspace_bytes, guard))
+    buffers.append(AlignedMemory(built.kernel.workspace_bytes, guard))
     workspace = len(buffers) - 1
     regions = []
     for stage, kernel in zip(built.kernel.stages, kernels, strict=True):
@@ -210,11 +210,11 @@ def run(
                 operands.append(Operand(len(buffers)))
                 data = pointer()
                 assert data.dtype == np.float32 and data.ndim == 1
-                buffers.append(Buffer(data.nbytes, guard))
+                buffers.append(AlignedMemory(data.nbytes, guard))
                 buffers[-1].array("f4", data.shape)[:] = data
-        regions.append(Region(kernel, tuple(operands), stage.tasks, grain or stage.grain))
+        regions.append(BoundKernel(kernel, tuple(operands), stage.tasks, grain or stage.grain))
     scratch = max(stage.scratch_bytes for stage in built.kernel.stages)
-    program = Program(regions, len(buffers), scratch, shared_pool(threads), guarded=True)
+    program = NativeProgram(regions, len(buffers), scratch, shared_pool(threads), guarded=True)
     before = [b.array("u4", (b.size // 4,)).copy() for b in buffers]
     program.run([buffer.address for buffer in buffers])
     place_of_result = len(inputs)
@@ -227,7 +227,9 @@ def run(
     return read(buffers[place_of_result], shape, built.tensors[-1])
 
 
-def _check_untouched(buffer: Buffer, before: np.ndarray, shape: Shape, tensor: Tensor) -> None:
+def _check_untouched(
+    buffer: AlignedMemory, before: np.ndarray, shape: Shape, tensor: Tensor
+) -> None:
     """Only the value's own elements, and the lanes that fill up its last block, were written."""
     own = np.zeros(buffer.size // 4, bool)
     plane = TensorType(shape).plane

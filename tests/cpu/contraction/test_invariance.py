@@ -9,7 +9,7 @@ import pytest
 
 from minidnn.backends.cpu.contraction import scheme
 from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
-from minidnn.backends.cpu.library import Kernel
+from minidnn.backends.cpu.library import NativeFunction
 from minidnn.graph.operators import Add, Linear, ReLU, ScaleShift
 
 from .cases import CASES, conv
@@ -78,7 +78,7 @@ def test_streamed_results_are_the_same(isa, monkeypatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def _special() -> dict[str, list[tuple[Built, list[Kernel]]]]:
+def _special() -> dict[str, list[tuple[Built, list[NativeFunction]]]]:
     return {}
 
 

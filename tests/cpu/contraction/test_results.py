@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from minidnn.backends.cpu.buffers import Guard
-from minidnn.backends.cpu.library import Kernel
+from minidnn.backends.cpu.library import NativeFunction
 
 from .cases import CASES
 from .harness import Built, build, compile_all, inputs_of, largest_error, reference, run
 
-Ready = dict[str, tuple[Built, list[Kernel]]]
+Ready = dict[str, tuple[Built, list[NativeFunction]]]
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from minidnn.backends.cpu.buffers import Buffer, Guard
-from minidnn.backends.cpu.contraction.problem import Problem, View
+from minidnn.backends.cpu.buffers import AlignedMemory, Guard
+from minidnn.backends.cpu.contraction.problem import BlockedView, Problem
 from minidnn.backends.cpu.contraction.scheme import Scheme
 from minidnn.backends.cpu.contraction.tiling import Tile, split_vectors
 from minidnn.backends.cpu.contraction.weights import packed_weights
@@ -21,7 +21,7 @@ Widths = list[tuple[int, int]]
 
 
 def problem(groups: int, outputs: int, inputs: int, kernel: int) -> Problem:
-    view = View(inputs, 0, 1, 1, 1, 1)
+    view = BlockedView(inputs, 0, 1, 1, 1, 1)
     pair, none = (kernel, kernel), (0, 0)
     ones = (1, 1)
     return Problem(
@@ -41,7 +41,7 @@ def tile_of(outputs: int, lanes: int, vectors: int) -> tuple[Tile, Widths]:
 
 def written(packed: Packed, threads: int) -> np.ndarray:
     """What is written between guard pages, where memory is NaN at first."""
-    buffer = Buffer(4 * packed.size, Guard.END)
+    buffer = AlignedMemory(4 * packed.size, Guard.END)
     array = buffer.array("f4", (packed.size,))
     packed.write(array, threads)
     assert buffer.stray_write() is None

@@ -17,7 +17,7 @@ from minidnn.backends.cpu.contraction.problem import problem_of
 from minidnn.backends.cpu.contraction.winograd import algorithm, price
 from minidnn.backends.cpu.contraction.winograd.transform import F2, F4
 from minidnn.backends.cpu.isa import AVX2, AVX512, Isa
-from minidnn.backends.cpu.library import Kernel
+from minidnn.backends.cpu.library import NativeFunction
 from minidnn.graph.operators import GELU, Add, ReLU, ScaleShift, Sigmoid
 
 from .cases import conv
@@ -48,7 +48,7 @@ NAMES = [F2.name, F4.name]
 SCHEDULES = ["local", "spread"]
 #: The largest error of all cases, over the largest value; direct has 1.2e-6.
 TOLERANCE = {F2.name: 1e-6, F4.name: 5e-6}
-Ready = dict[tuple[str, str, str], tuple[Built, list[Kernel]]]
+Ready = dict[tuple[str, str, str], tuple[Built, list[NativeFunction]]]
 
 
 def only(monkeypatch: pytest.MonkeyPatch, schedule: str) -> None:

@@ -3,8 +3,8 @@
 from .algorithms import (
     Choice,
     Choose,
+    NominalWork,
     Question,
-    Work,
     choose_by_price,
     print_choice,
     print_contraction,
@@ -18,10 +18,10 @@ from .stage import PrintedContraction, Stage, Workspace
 __all__ = [
     "Choice",
     "Choose",
+    "NominalWork",
     "PrintedContraction",
     "Question",
     "Stage",
-    "Work",
     "Workspace",
     "choose_by_price",
     "print_choice",

@@ -112,7 +112,7 @@ def choose_by_price(question: Question) -> Choice:
 
 
 @dataclass(frozen=True)
-class Work:
+class NominalWork:
     """What the algorithm that is chosen for a contraction takes on the nominal machine.
 
     Attributes:
@@ -125,7 +125,9 @@ class Work:
     weight_bytes: int
 
 
-def work_of(node: Node, source: Tensor, result: Tensor, isa: Isa, accuracy: str = "normal") -> Work:
+def work_of(
+    node: Node, source: Tensor, result: Tensor, isa: Isa, accuracy: str = "normal"
+) -> NominalWork:
     """What a convolution by itself takes, on tensors that lie as given."""
     problem = problem_of(Parts(node), node.output.shape[0], source, (), result)
     algorithm = choose_algorithm(problem, False, isa, accuracy)
@@ -133,7 +135,7 @@ def work_of(node: Node, source: Tensor, result: Tensor, isa: Isa, accuracy: str 
     scheme = algorithm.scheme(problem, False, isa, speed.threads)
     endless = replace(speed, bandwidth=float("inf"))
     seconds = algorithm.seconds(scheme, endless)
-    return Work(algorithm.name, seconds, algorithm.weight_bytes(scheme))
+    return NominalWork(algorithm.name, seconds, algorithm.weight_bytes(scheme))
 
 
 def question_of(

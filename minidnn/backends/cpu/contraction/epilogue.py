@@ -11,14 +11,14 @@ from ....graph.ir import Value
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from .numbers import Numbers
-from .problem import View
+from .problem import BlockedView
 from .scheme import LINE_BYTES, Scheme
 
 MOST_UNROLLED = 12
 """Scalar operations of an epilogue that is printed for each pixel; a longer one is a loop."""
 
 #: Where a pixel of a tensor of that name lies behind the tile's first one.
-Where = Callable[[str, View], str]
+Where = Callable[[str, BlockedView], str]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Channels:
 
     kind: str
     masked: bool
-    view: View
+    view: BlockedView
 
     def base(self, name: str, first: str, lanes: int, plane: str) -> str:
         """The pointer to the first lane of the first channel."""
@@ -51,7 +51,7 @@ class Channels:
         return f"{name}[{pixel} + {name}_{vector}]"
 
 
-def channels_of(view: View, scheme: Scheme) -> Channels:
+def channels_of(view: BlockedView, scheme: Scheme) -> Channels:
     """How the output channels of a tensor are addressed."""
     lanes = scheme.lanes
     total = scheme.problem.outputs * scheme.problem.groups
@@ -102,7 +102,7 @@ class Epilogue:
     def number(self, name: str, value: int) -> str:
         return self.numbers(self.prefix + name, value)
 
-    def row(self, name: str, view: View) -> str:
+    def row(self, name: str, view: BlockedView) -> str:
         """The distance between rows of a tensor."""
         return self.number(f"{name}_row", view.row)
 
@@ -194,7 +194,7 @@ class Epilogue:
                 code.line(f"float {name} = sums[{at}];")
                 self._element(code, name, where, v)
 
-    def _offsets(self, code: Code, name: str, view: View, vectors: int) -> None:
+    def _offsets(self, code: Code, name: str, view: BlockedView, vectors: int) -> None:
         for v in range(vectors):
             channel = f"(first + {v * self.scheme.lanes} + programIndex)"
             plane = self.number(f"{name}_plane", view.plane)
@@ -205,13 +205,13 @@ class Epilogue:
             code.line(f"const int {name}_{v} = {offset};")
 
     def _constant_pixel(self, row: int, column: int) -> Where:
-        def where(name: str, view: View) -> str:
+        def where(name: str, view: BlockedView) -> str:
             below = f"{row} * {self.row(name, view)} + " if row else ""
             return f"{below}{column * view.column}"
 
         return where
 
-    def _loop_pixel(self, name: str, view: View) -> str:
+    def _loop_pixel(self, name: str, view: BlockedView) -> str:
         return f"row * {self.row(name, view)} + column * {view.column}"
 
     def _element(self, code: Code, sum: str, where: Where, v: int) -> None:
@@ -255,5 +255,5 @@ class Epilogue:
         return result
 
 
-def _loop_column(name: str, view: View) -> str:
+def _loop_column(name: str, view: BlockedView) -> str:
     return f"column * {view.column}"

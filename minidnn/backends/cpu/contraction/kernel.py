@@ -14,7 +14,7 @@ from .blocking import grain_of
 from .epilogue import Epilogue
 from .numbers import PARAMETER, Numbers
 from .pack import Packer
-from .problem import View
+from .problem import BlockedView
 from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
 from .stage import Pointer, PrintedContraction, Stage
 from .tile import print_tile, tile_name
@@ -167,7 +167,7 @@ class _Kernel:
         else:
             self._tiles(tile.vectors, f"part * {tile.vectors}")
 
-    def _group_offset(self, source: View) -> str:
+    def _group_offset(self, source: BlockedView) -> str:
         first = f"group * {self.numbers('inputs', self.problem.inputs)}"
         if source.contiguous:
             return first

@@ -19,7 +19,7 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BlockedView:
     """Where element (image, channel, row, column) lies, in elements.
 
     ``image * n + channel // block * plane + channel % block + row * y + column * x``.  A stride of
@@ -41,7 +41,7 @@ class View:
     def broadcasts(self, channels: int) -> bool:
         return self.channels == 1 < channels
 
-    def flat(self) -> View:
+    def flat(self) -> BlockedView:
         """All pixels as one row (they lie in order, or all in one place)."""
         return replace(self, row=0)
 
@@ -69,9 +69,9 @@ class Problem:
     stride: Pair
     dilation: Pair
     padding: tuple[Pair, Pair]
-    source: View
-    result: View
-    others: tuple[View, ...]
+    source: BlockedView
+    result: BlockedView
+    others: tuple[BlockedView, ...]
     is_linear: bool = False
     width: int = 0
 
@@ -179,17 +179,17 @@ def gathered(problem: Problem) -> Problem | None:
     )
 
 
-def _is_flat(view: View, out: Pair) -> bool:
+def _is_flat(view: BlockedView, out: Pair) -> bool:
     return view.row == view.column * out[1] or out[0] == 1
 
 
-def _view(tensor: Tensor, own: TensorType, whole: TensorType) -> View:
+def _view(tensor: Tensor, own: TensorType, whole: TensorType) -> BlockedView:
     """The strides of a tensor that is read at the positions of ``whole``."""
     repeats = [a == 1 < b for a, b in zip(own.plane, whole.plane, strict=True)]
     block, plane = tensor.block, tensor.plane
     if block == 1 and plane == 1:
         block, plane = tensor.channels, 0
-    return View(
+    return BlockedView(
         tensor.channels,
         0 if repeats[0] else tensor.image,
         plane,
@@ -213,12 +213,12 @@ def _linear(
     if not in_rows and all(t.image == pixels * n for t, n in zip(tensors, sizes, strict=True)):
         images, pixels = 1, images * pixels
 
-    def view(tensor: Tensor, value: Value) -> View:
+    def view(tensor: Tensor, value: Value) -> BlockedView:
         features = value.shape[-1]
         if not in_rows:
-            return View(features, tensor.image, 0, features, 0, features)
+            return BlockedView(features, tensor.image, 0, features, 0, features)
         repeats = value.shape[:-1] != shape[:-1]
-        return View(features, 0, 0, features, 0, 0 if repeats else tensor.image)
+        return BlockedView(features, 0, 0, features, 0, 0 if repeats else tensor.image)
 
     return Problem(
         batch=images,

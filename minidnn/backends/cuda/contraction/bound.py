@@ -15,7 +15,7 @@ _CACHED = 3.0
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryRate:
     """Bytes a second to and from the device's memory, and bytes of its last cache."""
 
     bandwidth: float
@@ -27,7 +27,7 @@ class Memory:
         return bytes / rate
 
 
-def least_milliseconds(problem: ContractionProblem, form: Form, memory: Memory) -> float:
+def least_milliseconds(problem: ContractionProblem, form: Form, memory: MemoryRate) -> float:
     """Each kernel of the form reads and writes each of its tensors once at least."""
     batch = problem.batch
     x, y = _bytes(problem.x, batch), _bytes(problem.y, batch)

@@ -49,7 +49,7 @@ _MOST_PIXELS = 1 << 30
 
 
 @dataclass(frozen=True)
-class Shape:
+class DirectShape:
     """What a block makes, what a thread of it, and how many slabs are in shared memory at once."""
 
     filters: int
@@ -71,12 +71,12 @@ class Shape:
 
 
 SHAPES = (
-    Shape(128, 128),
-    Shape(64, 128),
-    Shape(128, 64),
-    Shape(64, 64),
-    Shape(32, 128, 8, 4, 4),
-    Shape(32, 64, 8, 4, 4),
+    DirectShape(128, 128),
+    DirectShape(64, 128),
+    DirectShape(128, 64),
+    DirectShape(64, 64),
+    DirectShape(32, 128, 8, 4, 4),
+    DirectShape(32, 64, 8, 4, 4),
 )
 DIVISIONS = Divisions(SHAPES)
 
@@ -193,12 +193,12 @@ def _products(problem: ContractionProblem) -> int:
     return prod(problem.w.shape[1:])
 
 
-def _grid(problem: ContractionProblem, shape: Shape) -> tuple[int, int]:
+def _grid(problem: ContractionProblem, shape: DirectShape) -> tuple[int, int]:
     """Blocks across pixels and filters."""
     return -(-pixels_of(problem) // shape.pixels), -(-problem.w.shape[0] // shape.filters)
 
 
-def _product(problem: ContractionProblem, shape: Shape, parts: int) -> Launch:
+def _product(problem: ContractionProblem, shape: DirectShape, parts: int) -> Launch:
     window = prod(problem.w.shape[2:]) > 1
     text: dict[str, object] = {
         **{"BM": shape.filters, "BN": shape.pixels, "RM": shape.rows, "RN": shape.columns},

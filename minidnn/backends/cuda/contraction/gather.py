@@ -35,7 +35,7 @@ _THREADS = 128
 
 
 @dataclass(frozen=True)
-class Gather:
+class Gathering:
     """How an image becomes blocks: ``stride``, the padding before the first row and column, and the
     ``columns`` of a block, which are those of its stride or of a whole window."""
 
@@ -74,14 +74,14 @@ class Gather:
         return made
 
 
-def gather_of(stride: Pair, padding: Pair, kernel: Pair, channels: int, dtype: str) -> Gather:
+def gather_of(stride: Pair, padding: Pair, kernel: Pair, channels: int, dtype: str) -> Gathering:
     """The gather of a convolution of so many channels; "float32" is computed in tf32."""
     narrow, wide = (channels * stride[0] * columns for columns in (stride[1], kernel[1]))
     whole = dtype == "float32" and narrow < _AT_ONCE and wide <= _WIDEST
-    return Gather(stride, padding, kernel[1] if whole else stride[1])
+    return Gathering(stride, padding, kernel[1] if whole else stride[1])
 
 
-def print_gather(batch: int, x: Tensor, made: Tensor, how: Gather) -> Launch:
+def print_gather(batch: int, x: Tensor, made: Tensor, how: Gathering) -> Launch:
     """The kernel that gathers; pointers are the image and the blocks.  A thread makes one access of
     a block, the next thread the next, so that a warp writes one piece of memory."""
     lanes = _ACCESS // made.itemsize

@@ -8,7 +8,7 @@ from typing import Any
 from ....cudnn.graph import Constraints, Graph
 from ....cudnn.graph.spec import TensorSpec
 from ....cudnn.graph.tensor import Tensor as GraphTensor
-from .problem import ContractionProblem, Stage, spec_of
+from .problem import ContractionProblem, EpilogueStep, spec_of
 
 CONVOLUTION, PRODUCT = "convolution", "product"
 
@@ -53,7 +53,7 @@ def graph_of(problem: ContractionProblem, core: str, stages: int, output: Tensor
 def _fused(
     graph: Graph,
     value: GraphTensor,
-    stage: Stage,
+    stage: EpilogueStep,
     view: _View,
     others: Sequence[TensorSpec],
     number: int,

@@ -19,7 +19,7 @@ from ....graph.operator import Operator
 from ....graph.operators import Conv2d, Linear
 from ..pointwise import CHAIN, Argument, PointStep
 from ..tensor import Tensor
-from .gather import FEW_CHANNELS, Gather, gather_of
+from .gather import FEW_CHANNELS, Gathering, gather_of
 
 Pair = tuple[int, int]
 Direction = Literal["forward", "gradient of the image", "gradient of the filter"]
@@ -27,7 +27,7 @@ Direction = Literal["forward", "gradient of the image", "gradient of the filter"
 
 
 @dataclass(frozen=True)
-class Stage:
+class EpilogueStep:
     """One step of the epilogue.
 
     ``mode`` is cuDNN's name of it, "" for what only our kernels compute; "bias" adds vector
@@ -56,7 +56,7 @@ class ContractionProblem:
     stride: Pair
     dilation: Pair
     groups: int
-    stages: tuple[Stage, ...]
+    stages: tuple[EpilogueStep, ...]
     others: tuple[Tensor, ...]
     vectors: tuple[str, ...]
     #: Whether image and result are NCHW; else NHWC.
@@ -67,7 +67,7 @@ class ContractionProblem:
     before: tuple[PointStep, ...] = ()
     before_vectors: tuple[str, ...] = ()
     #: How the image is gathered first; ``w``, padding and stride are those for what it becomes.
-    gather: Gather | None = None
+    gather: Gathering | None = None
     direction: Direction = "forward"
 
     @property
@@ -135,7 +135,7 @@ def dense(t: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
     """A tensor's address: so many bytes from where the storage of a value begins."""
 
     value: Value
@@ -143,14 +143,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Contraction:
+class PlacedContraction:
     """A problem and the values that it is about."""
 
     problem: ContractionProblem
-    source: Place
+    source: Address
     weight: Value
-    result: Place
-    others: tuple[Place, ...]
+    result: Address
+    others: tuple[Address, ...]
     vectors: tuple[Value, ...]
     before_vectors: tuple[Value, ...]
 
@@ -181,7 +181,7 @@ def contraction_of(
     is_planar: Callable[[Value], bool],
     tf32: bool,
     accuracy: str,
-) -> Contraction:
+) -> PlacedContraction:
     """The contraction that a node of an optimized graph computes.
 
     ``tensor`` tells how a value of the graph lies, ``is_planar`` whether it is NCHW.
@@ -209,7 +209,7 @@ def contraction_of(
         rest = [tensor(value) for value in others]
     places = []
     for value, lies in ((source, x), (node.output, y), *zip(others, rest, strict=True)):
-        places.append(Place(value, (lies.offset - _nearest(lies)) * lies.itemsize))
+        places.append(Address(value, (lies.offset - _nearest(lies)) * lies.itemsize))
     x, y, *rest = (replace(t, offset=_nearest(t)) for t in (x, y, *rest))
     shape = (weight.shape[0], weight.shape[1], *(weight.shape[2:] or (1, 1)))
     padding, stride = geometry.padding, geometry.stride
@@ -241,7 +241,7 @@ def contraction_of(
         gather=gather,
     )
     read = [tuple(outer.get(v, v) for v in some) for some in (vectors, before_vectors)]
-    return Contraction(problem, places[0], weight, places[1], tuple(places[2:]), *read)
+    return PlacedContraction(problem, places[0], weight, places[1], tuple(places[2:]), *read)
 
 
 def wants_gather(op: Conv2d, weight: Sequence[int], precision: str) -> bool:
@@ -274,13 +274,13 @@ def _rows(value: Value) -> Tensor:
 _BIAS = PointStep(linearize(argument(0) + argument(1)), (CHAIN, Argument("vector", 0)))
 
 
-def _stages(node: Node, parts: Parts) -> tuple[tuple[Stage, ...], tuple[Value, ...]]:
+def _stages(node: Node, parts: Parts) -> tuple[tuple[EpilogueStep, ...], tuple[Value, ...]]:
     """The epilogue, the bias first, and the vectors that it reads."""
-    stages: list[Stage] = []
+    stages: list[EpilogueStep] = []
     vectors: dict[Value, None] = {}
     if len(parts.node.inputs) > 2:
         vectors[parts.node.inputs[2]] = None
-        stages.append(Stage("bias", _BIAS))
+        stages.append(EpilogueStep("bias", _BIAS))
     chain = parts.node.output
     others = parts.others
     inner_nodes = node.op.body.nodes if isinstance(node.op, FusedContraction) else ()
@@ -314,24 +314,24 @@ def _before(parts: Parts) -> tuple[tuple[PointStep, ...], tuple[Value, ...]]:
     return tuple(steps), tuple(vectors)
 
 
-def _stage(op: Operator, step: PointStep) -> Stage:
+def _stage(op: Operator, step: PointStep) -> EpilogueStep:
     tensors = [a.index - 1 for a in step.arguments if a.kind == "tensor"]
     if isinstance(op, ops.Add) and len(tensors) == 1:
-        return Stage("add", step, index=tensors[0])
+        return EpilogueStep("add", step, index=tensors[0])
     # cuDNN takes the larger of x and slope * x, which is the same for these slopes alone.
     if isinstance(op, ops.LeakyReLU) and 0.0 <= op.negative_slope <= 1.0:
         slope = (("relu_lower_clip_slope", float(op.negative_slope)),)
-        return Stage("relu", step, slope)
+        return EpilogueStep("relu", step, slope)
     if isinstance(op, ops.ReLU6):
-        return Stage("relu", step, (("relu_upper_clip", 6.0),))
+        return EpilogueStep("relu", step, (("relu_upper_clip", 6.0),))
     if isinstance(op, ops.ELU):
-        return Stage("elu", step, (("elu_alpha", float(op.alpha)),))
+        return EpilogueStep("elu", step, (("elu_alpha", float(op.alpha)),))
     if isinstance(op, ops.GELU):
-        return Stage("gelu" if op.approximate == "none" else "gelu_approx_tanh", step)
+        return EpilogueStep("gelu" if op.approximate == "none" else "gelu_approx_tanh", step)
     names: dict[type[Operator], str] = {
         ops.ReLU: "relu",
         ops.Sigmoid: "sigmoid",
         ops.Tanh: "tanh",
         ops.SiLU: "swish",
     }
-    return Stage(names.get(type(op), ""), step)
+    return EpilogueStep(names.get(type(op), ""), step)

@@ -25,7 +25,7 @@ from ....cudnn.graph.timing import Contestant, race
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from ..kernels import Launch
 from ..machine import machine_of
-from .bound import Memory, least_milliseconds
+from .bound import MemoryRate, least_milliseconds
 from .fixed import FixedConvolution, fixed_convolution
 from .forms import forms_of, last_resort
 from .graphs import CONVOLUTION, constraints_of, graph_of
@@ -80,10 +80,10 @@ class Tuning:
         return max(self.workspace_limit, self.spare.get(problem, 0), needed)
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryRate:
         device = cupy().cuda.runtime.getDevice()
         cache = cupy().cuda.Device().attributes["L2CacheSize"]
-        return Memory(machine_of(device).bandwidth, int(cache))
+        return MemoryRate(machine_of(device).bandwidth, int(cache))
 
     @property
     def device(self) -> str:

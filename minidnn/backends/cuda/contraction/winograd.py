@@ -40,7 +40,7 @@ _MOST = 1 << 31
 
 
 @dataclass(frozen=True)
-class Shape:
+class WinogradShape:
     """What a block makes: so many tiles, of 2 x 2 results each, of so many filters."""
 
     filters: int
@@ -50,7 +50,7 @@ class Shape:
         return f"of {self.tiles} tiles by {self.filters} filters"
 
 
-SHAPES = (Shape(64, 32), Shape(32, 64))
+SHAPES = (WinogradShape(64, 32), WinogradShape(32, 64))
 DIVISIONS = Divisions(SHAPES)
 
 
@@ -134,7 +134,7 @@ def _parts(problem: ContractionProblem) -> list[int]:
     return sorted({filled(slabs, parts) for parts in range(1, 1 + most)})
 
 
-def _cycles(problem: ContractionProblem, shape: Shape, parts: int) -> float:
+def _cycles(problem: ContractionProblem, shape: WinogradShape, parts: int) -> float:
     """About: a multiprocessor has one block, which multiplies 128 times in three of four cycles."""
     blocks = -(-_blocks(problem, shape) * parts // MULTIPROCESSORS)
     slab = shape.filters * shape.tiles * 16 * _CHANNELS / (0.75 * 128)
@@ -142,7 +142,7 @@ def _cycles(problem: ContractionProblem, shape: Shape, parts: int) -> float:
     return blocks * (-(-_slabs(problem) // parts) * slab + 3000) + adding
 
 
-def _filter_bytes(problem: ContractionProblem, shape: Shape) -> int:
+def _filter_bytes(problem: ContractionProblem, shape: WinogradShape) -> int:
     return _slabs(problem) * _CHANNELS * 16 * _padded(problem, shape) * 4
 
 
@@ -150,7 +150,7 @@ def _slabs(problem: ContractionProblem) -> int:
     return -(-problem.w.shape[1] // _CHANNELS)
 
 
-def _blocks(problem: ContractionProblem, shape: Shape) -> int:
+def _blocks(problem: ContractionProblem, shape: WinogradShape) -> int:
     return -(-_tiles(problem) // shape.tiles) * (_padded(problem, shape) // shape.filters)
 
 
@@ -194,17 +194,17 @@ def _tiles(problem: ContractionProblem) -> int:
     return problem.batch * down * across
 
 
-def _padded(problem: ContractionProblem, shape: Shape) -> int:
+def _padded(problem: ContractionProblem, shape: WinogradShape) -> int:
     return -(-problem.w.shape[0] // shape.filters) * shape.filters
 
 
-def _filter_launch(problem: ContractionProblem, shape: Shape) -> Launch:
+def _filter_launch(problem: ContractionProblem, shape: WinogradShape) -> Launch:
     source = source_of("winograd_filter.cu", {})
     grid = (-(-_padded(problem, shape) // _THREADS), _slabs(problem) * _CHANNELS, 1)
     return Launch(source, grid, (_THREADS, 1, 1))
 
 
-def _launch(problem: ContractionProblem, shape: Shape, parts: int) -> Launch:
+def _launch(problem: ContractionProblem, shape: WinogradShape, parts: int) -> Launch:
     text = {
         "FILTERS": shape.filters,
         "TILES": shape.tiles,

@@ -22,7 +22,7 @@ from ....fusion.plan import Binding, KernelPlan, PlanStep
 from ..arch import shared_limit
 from ..tensor import Tensor
 from .grid import SMALL_PLANE
-from .places import Places, place_buffers
+from .places import SharedBuffers, place_buffers
 from .window import is_looped
 
 WARP = 32
@@ -48,7 +48,7 @@ MOST_THREADS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class ThreadTile:
     """Positions of a step that one thread computes together."""
 
     rows: int
@@ -65,8 +65,8 @@ class Mapping:
     pack: int
     threads: int
     #: For each step.
-    tiles: tuple[Tile, ...]
-    places: Places
+    tiles: tuple[ThreadTile, ...]
+    places: SharedBuffers
 
 
 def choose_mapping(
@@ -217,7 +217,7 @@ def _fullest(group: int, positions: int, binding: Binding) -> int:
     return min(counts, key=lambda count: (round(taken(count), 1), count))
 
 
-def _instructions(step: PlanStep, tile: Tile) -> int:
+def _instructions(step: PlanStep, tile: ThreadTile) -> int:
     """About how many a tile takes."""
     taken = 0
     windows = {o.window for s in step.segments for o in s if o.window is not None}
@@ -255,7 +255,7 @@ def _threads(steps: Sequence[tuple[int, int, int]], most_blocks: int) -> int:
     return best[1]
 
 
-def _items(step: PlanStep, tile: Tile, plan: KernelPlan) -> int:
+def _items(step: PlanStep, tile: ThreadTile, plan: KernelPlan) -> int:
     rows, columns = extent_of(step, plan)
     return ceil(rows / tile.rows) * ceil(columns / tile.columns)
 
@@ -268,15 +268,15 @@ def extent_of(step: PlanStep, plan: KernelPlan) -> tuple[int, int]:
 
 def _tile(
     plan: KernelPlan, step: PlanStep, planar: bool, pack: int, by_units: Sequence[Tensor]
-) -> Tile:
+) -> ThreadTile:
     """The tile of a step; ``by_units``: the tensors, if their rows may be moved by units."""
     rows, columns = extent_of(step, plan)
     windows = [o.window for s in step.segments for o in s if o.window is not None]
     if any(is_looped(w) for w in windows):
-        return Tile(1, 1)
+        return ThreadTile(1, 1)
     window = windows[0] if windows else None
     if not planar:
-        return Tile(1, 1) if window is None else _tile_of_packs(window, rows, columns, pack)
+        return ThreadTile(1, 1) if window is None else _tile_of_packs(window, rows, columns, pack)
     if _touches_memory(plan, step) or window is None:
         # Neighbouring threads must meet neighbouring numbers.
         across = _columns_of(window, by_units) if by_units else 1
@@ -286,16 +286,16 @@ def _tile(
             down = 2
         if window is not None and _sums_what_it_copies(plan):
             down = ceil(rows / ceil(rows / ROWS_OF_COPIED_SUM))
-        return Tile(min(down, rows), across)
+        return ThreadTile(min(down, rows), across)
     return _best_tile(window, rows, columns)
 
 
-def _tile_of_packs(window: Window, rows: int, columns: int, pack: int) -> Tile:
+def _tile_of_packs(window: Window, rows: int, columns: int, pack: int) -> ThreadTile:
     """A tile of positions whose channels lie side by side: each takes ``pack`` registers."""
     down, across = map(moves_by_one, window.axes)
     if down:
-        return Tile(min(TILE_ROWS, rows), min(2 if across or pack <= 4 else 1, columns))
-    return Tile(min(2, rows), min(2 if pack <= 4 else 1, columns))
+        return ThreadTile(min(TILE_ROWS, rows), min(2 if across or pack <= 4 else 1, columns))
+    return ThreadTile(min(2, rows), min(2 if pack <= 4 else 1, columns))
 
 
 def moves_by_one(axis: WindowAxis) -> bool:
@@ -311,13 +311,13 @@ def _touches_memory(plan: KernelPlan, step: PlanStep) -> bool:
 
 
 @cache
-def _best_tile(window: Window, rows: int, columns: int) -> Tile:
-    best: tuple[float, Tile] | None = None
+def _best_tile(window: Window, rows: int, columns: int) -> ThreadTile:
+    best: tuple[float, ThreadTile] | None = None
     for down in range(1, min(8, rows) + 1):
         for across in range(1, min(7, columns) + 1):
             cost = _cost(window, rows, columns, down, across)
             if best is None or cost < best[0]:
-                best = (cost, Tile(down, across))
+                best = (cost, ThreadTile(down, across))
     assert best is not None
     return best[1]
 

@@ -13,7 +13,7 @@ ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SharedBuffer:
     """A buffer: bytes from the start of shared memory, and strides in elements."""
 
     offset: int
@@ -26,20 +26,20 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """The places of a plan's storages, and bytes of shared memory."""
+class SharedBuffers:
+    """The buffers of a plan's storages, and bytes of shared memory."""
 
-    of: Mapping[int, Place]
+    of: Mapping[int, SharedBuffer]
     bytes: int
 
 
-def place_buffers(plan: KernelPlan, group: int, planar: bool) -> Places:
+def place_buffers(plan: KernelPlan, group: int, planar: bool) -> SharedBuffers:
     """Places for ``group`` channels a block.
 
     Where patches keep nothing from one to the next, storages that
     are not in use at the same time lie over each other.
     """
-    found: dict[int, Place] = {}
+    found: dict[int, SharedBuffer] = {}
     spans = _lifetimes(plan)
     order = sorted(spans, key=lambda storage: (spans[storage], storage))
     total = 0
@@ -61,12 +61,12 @@ def place_buffers(plan: KernelPlan, group: int, planar: bool) -> Places:
         begin, _ = spans[storage]
         near = [p for other, p in found.items() if spans[other][1] >= begin]
         offset = _first_gap(near, taken)
-        found[storage] = Place(offset, dtype, row, column, channel, taken)
+        found[storage] = SharedBuffer(offset, dtype, row, column, channel, taken)
         total = max(total, offset + taken)
-    return Places(found, total)
+    return SharedBuffers(found, total)
 
 
-def _first_gap(near: list[Place], size: int) -> int:
+def _first_gap(near: list[SharedBuffer], size: int) -> int:
     offset = 0
     for place in sorted(near, key=lambda place: place.offset):
         if place.offset - offset >= size:

@@ -28,9 +28,9 @@ from .prologue import absorb_prologues
 from .resident import print_resident
 from .rolling import Rolling, choose_rolling, print_rolling
 from .sign_analysis import positive_planes
-from .step import StepPrinter, Target
+from .step import StepPrinter, StoreTarget
 from .vectors import SequenceKernel, kernel_of
-from .view import Span, View
+from .view import PlaneView, Span
 
 
 def print_sequence(
@@ -288,8 +288,8 @@ class _Printer:
                 dict.fromkeys(n for o in operations for n in (*o.operands, o.result))
             )
         }
-        sources: dict[int, View] = {}
-        targets: dict[int, list[Target]] = {}
+        sources: dict[int, PlaneView] = {}
+        targets: dict[int, list[StoreTarget]] = {}
         results = {o.result for o in operations}
         for operation in operations:
             for number in operation.operands:
@@ -358,7 +358,7 @@ class _Printer:
             vectors=tuple(vectors),
         )
 
-    def _view(self, code: Code, function: Function, number: int, reader: int) -> View:
+    def _view(self, code: Code, function: Function, number: int, reader: int) -> PlaneView:
         plane = self.plan.planes[number]
         if plane.buffer is not None:
             return self._buffer(code, function, number)
@@ -367,7 +367,7 @@ class _Printer:
         flat = tuple(own == 1 != wanted for own, wanted in zip(plane.extent, extent, strict=True))
         return self._outside(function, number, (flat[0], flat[1]))
 
-    def _buffer(self, code: Code, function: Function, number: int) -> View:
+    def _buffer(self, code: Code, function: Function, number: int) -> PlaneView:
         plane = self.plan.planes[number]
         assert plane.buffer is not None
         place = self.mapping.places.of[plane.buffer.storage]
@@ -378,7 +378,7 @@ class _Printer:
         if len(function.formals) > before:
             type = TYPES[place.dtype]
             function.body.line(f"{type} *const {pointer} = ({type} *)(md_shared + {offset});")
-        return View(
+        return PlaneView(
             pointer,
             place.dtype,
             plane.extent,
@@ -393,12 +393,12 @@ class _Printer:
 
     def _outside(
         self, function: Function, number: int, flat: tuple[bool, bool] = (False, False)
-    ) -> View:
+    ) -> PlaneView:
         plane = self.plan.planes[number]
         tensor = self.tensors[self._at(plane)]
         const = "const " if plane.input is not None else ""
         type = f"{const}{TYPES[tensor.dtype]} *__restrict__ const"
-        return View(
+        return PlaneView(
             function.take(type, f"t{number}"),
             tensor.dtype,
             plane.extent,
@@ -414,18 +414,20 @@ class _Printer:
             wide=tensor.is_wide,
         )
 
-    def _targets(self, code: Code, function: Function, number: int, rows: Span) -> list[Target]:
+    def _targets(
+        self, code: Code, function: Function, number: int, rows: Span
+    ) -> list[StoreTarget]:
         """Where a result is stored: its buffer, its output."""
         plane = self.plan.planes[number]
-        found: list[Target] = []
+        found: list[StoreTarget] = []
         if plane.buffer is not None:
-            found.append(Target(self._buffer(code, function, number)))
+            found.append(StoreTarget(self._buffer(code, function, number)))
         if plane.output is not None:
             assert plane.owned is not None
             own = self._owned_rows(code, plane.owned[0])
             across = self._span(code, plane.owned[1], 1)
             found.append(
-                Target(
+                StoreTarget(
                     self._outside(function, number),
                     None if own == rows else function.span(own),
                     None if across == self._span(code, plane.columns, 1) else function.span(across),

@@ -23,11 +23,11 @@ from ..prelude import TYPES
 from ..tensor import Tensor
 from ..warp import may_part
 from .lanes import Lanes
-from .mapping import Tile, moves_by_one, pack_of
+from .mapping import ThreadTile, moves_by_one, pack_of
 from .pack import Pack, Pairs
-from .step import StepPrinter, Target
+from .step import StepPrinter, StoreTarget
 from .vectors import SequenceKernel, kernel_of
-from .view import Span, View, plus, times
+from .view import PlaneView, Span, plus, times
 from .window import join, taps_of
 
 NUMBERS = 8
@@ -197,7 +197,7 @@ class _Printer:
         for number in (o.result for o in self.operations):
             at = self.binding.slot_of(planes[number])
             if at is not None:
-                targets[number] = [Target(self._view(f"g{at}", self.tensors[at]))]
+                targets[number] = [StoreTarget(self._view(f"g{at}", self.tensors[at]))]
         frame = self.end
         for number in dict.fromkeys(n for o in self.operations for n in o.vectors):
             where = f"vectors + {number * frame + self.begin}"
@@ -205,17 +205,17 @@ class _Printer:
         named = [replace(o, vectors=tuple(first + n for n in o.vectors)) for o in self.operations]
         aligned = all(number % 4 == 0 for number in (pack, self.begin, frame))
         lanes = Lanes(False, self.end - self.begin, pack, THREADS, full=True, aligned=aligned)
-        tile = Tile(1, self.rolling.columns)
+        tile = ThreadTile(1, self.rolling.columns)
         spans = Span("yb", "ye"), Span(0, self.plan.anchor[1])
         return StepPrinter(
             code, named, planes, {}, targets, *spans, tile, lanes, frozenset(), False
         )
 
-    def _view(self, pointer: str, tensor: Tensor) -> View:
+    def _view(self, pointer: str, tensor: Tensor) -> PlaneView:
         extent = tensor.rows, tensor.columns
         whole = Span(0, extent[0]), Span(0, extent[1])
         steps = tensor.row, tensor.pixel, tensor.channel
-        return View(pointer, tensor.dtype, extent, *whole, *steps, wide=tensor.is_wide)
+        return PlaneView(pointer, tensor.dtype, extent, *whole, *steps, wide=tensor.is_wide)
 
     # Rows
 

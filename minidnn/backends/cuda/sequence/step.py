@@ -12,19 +12,19 @@ from ....fusion.plan import Plane, PlanOperation
 from ...codegen.code import Code
 from ..prelude import TYPES
 from .lanes import Lanes
-from .mapping import Tile
+from .mapping import ThreadTile
 from .pack import Pack, Pairs, unit_pack
 from .rounding import roundings
 from .taps import Taps
-from .view import Span, View, minus, plus, times
+from .view import PlaneView, Span, minus, plus, times
 from .window import WindowPrinter, average_text, identity_text, is_looped
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class StoreTarget:
     """Where a result is written: all of it, or (of an output) the part that the task owns."""
 
-    view: View
+    view: PlaneView
     rows: Span | None = None
     columns: Span | None = None
 
@@ -38,12 +38,12 @@ class StepPrinter:
     operations: Sequence[PlanOperation]
     planes: Sequence[Plane]
     #: Where planes lie that are read, and those that are written.
-    sources: Mapping[int, View]
-    targets: Mapping[int, Sequence[Target]]
+    sources: Mapping[int, PlaneView]
+    targets: Mapping[int, Sequence[StoreTarget]]
     #: What is computed.
     rows: Span
     columns: Span
-    tile: Tile
+    tile: ThreadTile
     lanes: Lanes
     #: Planes without negative numbers, and whether a maximum of three is one instruction.
     positive: frozenset[int]
@@ -308,7 +308,7 @@ class StepPrinter:
             return 1
         return self._unit([target.view for target in targets])
 
-    def _unit(self, views: Sequence[View]) -> int:
+    def _unit(self, views: Sequence[PlaneView]) -> int:
         """How many neighbours of a tile one access moves."""
         begin, size = self.columns.begin, self.columns.size
         if self.pack.size > 1 or not isinstance(begin, int) or size is None:

@@ -51,12 +51,12 @@ def print_region(region: Region, lies: Callable[[Value], Tensor], arch: str) -> 
 
     ``lies`` is asked for values of the region's body.
     """
-    lying = Lying(region, lies, arch)
+    lying = LaidSequence(region, lies, arch)
     plan, binding, inputs, outputs = lying.planned(lying.schedule())
     return Suited(print_sequence(plan, binding, inputs, outputs, arch), binding)
 
 
-class Lying:
+class LaidSequence:
     """A sequence whose values lie in some layout, and the schedules that suit it there."""
 
     def __init__(self, region: Region, lies: Callable[[Value], Tensor], arch: str) -> None:

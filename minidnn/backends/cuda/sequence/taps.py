@@ -16,9 +16,9 @@ from ...codegen.code import Code
 from ...codegen.tap_sum import TapSum
 from ..prelude import TYPES
 from .lanes import Lanes
-from .mapping import Tile
+from .mapping import ThreadTile
 from .pack import Pack, unit_pack
-from .view import Span, View, minus, plus, times
+from .view import PlaneView, Span, minus, plus, times
 from .window import average_text, identity_text, join_text, taps_of
 
 __all__ = ["Taps", "average_text"]
@@ -32,10 +32,10 @@ class Taps:
     pack: Pack
     lanes: Lanes
     window: Window
-    view: View
+    view: PlaneView
     rows: Span
     columns: Span
-    tile: Tile
+    tile: ThreadTile
     #: Stands behind the names of variables.
     tag: str = ""
     #: The condition for a row or column of taps to lie inside, by offset.

@@ -22,7 +22,7 @@ from .places import place_buffers
 from .printer import print_sequence
 from .prologue import absorb_prologues
 from .rolling import Rolling, rollings
-from .suit import Lying
+from .suit import LaidSequence
 
 _SCHEDULES = 6
 """So many of the schedules that the cost model takes for the fastest; more are hardly ever near."""
@@ -34,7 +34,7 @@ _GRIDS = 6
 def print_variants(region: Region, lies: Callable[[Value], Tensor], arch: str) -> list[Launch]:
     """The launches of a sequence whose values lie as given, other than that of
     :func:`.suit.print_region`, which take the same pointers and give the same bits."""
-    lying = Lying(region, lies, arch)
+    lying = LaidSequence(region, lies, arch)
     chosen = lying.schedule()
     usual, bound, inputs, outputs = lying.planned(chosen)
     first = print_sequence(usual, bound, inputs, outputs, arch).launch

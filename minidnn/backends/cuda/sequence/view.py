@@ -30,7 +30,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PlaneView:
     """A plane that lies in memory.
 
     ``pointer`` is of the block's first channel.  Position (y, x) lies ``(y - rows.begin) * row +

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from minidnn._cached_property import cached_property
 
-from ..problem import Pair, Problem, View
+from ..problem import BlockedView, Pair, Problem
 from ..scheme import LINE_FLOATS, Scheme
 from ..tiling import Tile
 from .transform import Transform
@@ -132,7 +132,7 @@ class WinogradScheme:
     def product(self) -> Scheme:
         """The matrix products as contractions of a row of pixels."""
         problem, lanes = self.problem, self.lanes
-        view = View(problem.inputs, 0, self.plane, lanes, 0, lanes)
+        view = BlockedView(problem.inputs, 0, self.plane, lanes, 0, lanes)
         product = Problem(
             batch=1,
             groups=1,
@@ -145,7 +145,7 @@ class WinogradScheme:
             dilation=(1, 1),
             padding=((0, 0), (0, 0)),
             source=view,
-            result=View(problem.outputs, 0, self.plane, lanes, 0, lanes),
+            result=BlockedView(problem.outputs, 0, self.plane, lanes, 0, lanes),
             others=(),
         )
         unit = min(lanes, problem.inputs)
