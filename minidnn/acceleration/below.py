@@ -24,7 +24,7 @@ from minidnn.frontends.torch.unseen import unseen
 
 class Below:
     """What runs a module that cannot be captured, for arguments of one size; it is used in the
-    place of a :class:`minidnn.acceleration.program.Program`.
+    place of a :class:`minidnn.acceleration.program.SizedProgram`.
 
     Attributes:
         reason: why the module cannot be captured.

@@ -36,7 +36,7 @@ class EngineProcess:
     Args:
         name: what errors call it.
         target: ``"package.module:function"``; called there with ``options`` as keyword arguments,
-            it returns a :class:`minidnn.bench.worker.Engine`.  The process looks for modules
+            it returns a :class:`minidnn.bench.worker.LoadedEngine`.  The process looks for modules
             where this one does.
         options: plain JSON.
         environment: variables beside those that the process inherits.

@@ -19,14 +19,14 @@ STRAY = """
     from minidnn.backends.cpu.compiler import Unit, compile_units
     from minidnn.backends.cpu.prelude import prelude
     from minidnn.backends.cpu.isa import AVX2
-    from minidnn.backends.cpu.program import Operand, Pool, Program, Region
+    from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
     text = prelude(AVX2) + '''
     MD_KERNEL(touch) {{ MD_OUT(float, 0)[*MD_IN(int32, 1)] = 1; }}
     '''
     kernel = compile_units([Unit("touch", text, AVX2)])[0].kernel("touch")
     buffer = AlignedMemory(1000 * 4, Guard.{guard}, alignment=4)
     index = np.array([{index}], np.int32)
-    program = Program([Region(kernel, (Operand(0), Operand(1)), 1)], 2, pool=Pool(1))
+    program = NativeProgram([BoundKernel(kernel, (Operand(0), Operand(1)), 1)], 2, pool=Pool(1))
     program.run([buffer.address, index.ctypes.data])
     print("survived", buffer.array("f4", (1000,))[0] == 1)
     """
