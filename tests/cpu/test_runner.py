@@ -321,10 +321,10 @@ def test_fork_after_use(flags: str) -> None:
         from minidnn.backends.cpu.compiler import Unit, compile_units
         from minidnn.backends.cpu.prelude import prelude
         from minidnn.backends.cpu.isa import AVX2
-        from minidnn.backends.cpu.program import Operand, Pool, Program, Region
+        from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
         library = compile_units([Unit("runner_test", prelude(AVX2) + {COUNT!r}, AVX2)])[0]
         pool = Pool(3, build_flags={flags})
-        slow = Program([Region(library.kernel("slow"), (Operand(0),), 64)], 1, pool=pool)
+        slow = NativeProgram([BoundKernel(library.kernel("slow"), (Operand(0),), 64)], 1, pool=pool)
         counts = np.zeros(64, np.int32)
         slow.run([counts.ctypes.data])
         stop = False
@@ -365,11 +365,11 @@ def test_exit_while_threads_exist_is_clean_and_quick() -> None:
         from minidnn.backends.cpu.compiler import Unit, compile_units
         from minidnn.backends.cpu.prelude import prelude
         from minidnn.backends.cpu.isa import AVX2
-        from minidnn.backends.cpu.program import Operand, Pool, Program, Region
+        from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
         library = compile_units([Unit("runner_test", prelude(AVX2) + {COUNT!r}, AVX2)])[0]
         counts = np.zeros(64, np.int32)
-        programs = [Program([Region(library.kernel("count"), (Operand(0),), 64)], 1, pool=Pool(n))
-                    for n in (2, 4)]
+        count = BoundKernel(library.kernel("count"), (Operand(0),), 64)
+        programs = [NativeProgram([count], 1, pool=Pool(n)) for n in (2, 4)]
         for program in programs: program.run([counts.ctypes.data])
         print(time.time())
         """

@@ -11,7 +11,8 @@ from tests.cuda.arrays import numbers
 from tests.cuda.on_gpu import function_of
 from tests.cuda.test_sequence_wide import CASES, Wide, wide
 
-pytestmark = pytest.mark.gpu
+# Alone: an image and its results take most of a card of 80 GB.
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 torch = pytest.importorskip("torch")
 cupy = pytest.importorskip("cupy")
 
