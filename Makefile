@@ -14,9 +14,10 @@ PY := $(VENV)/bin/python
 SOURCES := $(wildcard minidnn models tests tools demo benchmarks)
 WORKERS := 2
 # Which worker runs what: tests/schedule.py.  Libraries whose threads spin would keep the other
-# workers from the cores.
+# workers from the cores.  A worker that is killed ends the run, as pytest-xdist might wait for its
+# tests for ever.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -W error -m pytest -W error --timeout 900 --durations 25 \
-	-n $(WORKERS) --dist loadfile
+	-n $(WORKERS) --dist loadfile --max-worker-restart 0
 
 export PYTHON
 
