@@ -23,7 +23,7 @@ _CALL = "md.compile(net, shape) gives an executable, which is called with arrays
 _TRAINING = dict.fromkeys(
     (
         *("backward", "fit", "grad", "gradients", "optimizer", "requires_grad", "requires_grad_"),
-        *("retain_grad", "train_step", "trainable", "zero_grad"),
+        *("retain_grad", "train_step", "zero_grad"),
     ),
     NO_TRAINING,
 )

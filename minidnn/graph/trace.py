@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -20,9 +21,15 @@ class Trace:
     """Collects the nodes that layers apply, under names made of the layers' path."""
 
     def __init__(
-        self, name: str = "graph", shapes_only: bool = False, states: bool = False
+        self,
+        name: str = "graph",
+        shapes_only: bool = False,
+        states: bool = False,
+        training: bool = False,
     ) -> None:
         self.name = name
+        #: Whether layers do what they do in training alone.
+        self.training = training
         #: Whether parameters become states instead of constants.
         self.states = states
         #: Whether only shapes are wanted: parameters then stay unbound and have no data.
@@ -40,6 +47,7 @@ class Trace:
         self._names: dict[str, int] = {}
         self._path: list[str] = []
         self._leaf = False
+        self._streams = 0
 
     def input(self, type: TensorType, name: str) -> Value:
         value = Value(type, self._unique(name))
@@ -82,6 +90,28 @@ class Trace:
                 f"state {state.name!r} cannot become {value!r}; valid is a {state.type}"
             )
         self._updates[state] = value
+
+    def latest(self, state: State) -> Value:
+        """What a state becomes by the updates so far; the state itself if there is none."""
+        return self._updates.get(state, state)
+
+    def update_again(self, state: State, value: Value) -> None:
+        """As :meth:`update`, of what :meth:`latest` gave: a layer is called several times."""
+        self._updates.pop(state, None)
+        self.update(state, value)
+
+    def random_numbers(self) -> tuple[State, State, int]:
+        """The states ``random.seed`` and ``random.step``, which counts runs, and the number of a
+        stream: random numbers that follow from these are like no others of any run."""
+        type = TensorType((), "int64")
+        found = [
+            self.state(name, name, type, partial(np.zeros, (), np.int64))
+            for name in ("random.seed", "random.step")
+        ]
+        if not self._streams:
+            self.update(found[1], found[1] + 1)
+        self._streams += 1
+        return found[0], found[1], self._streams - 1
 
     def apply(self, op: Operator, *given: Any) -> tuple[Value, ...]:
         operands = [each._value() if isinstance(each, Symbolic) else each for each in given]
@@ -141,10 +171,10 @@ class Trace:
 
 @contextmanager
 def tracing(
-    name: str = "graph", shapes_only: bool = False, states: bool = False
+    name: str = "graph", shapes_only: bool = False, states: bool = False, training: bool = False
 ) -> Iterator[Trace]:
     """Opens a trace; an outer one waits until this one is closed."""
-    trace = Trace(name, shapes_only, states)
+    trace = Trace(name, shapes_only, states, training)
     with recording_by(trace):
         yield trace
 

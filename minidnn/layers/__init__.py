@@ -6,6 +6,7 @@ from minidnn.layers.activations import *
 from minidnn.layers.attention import *
 from minidnn.layers.containers import *
 from minidnn.layers.contraction import *
+from minidnn.layers.dropout import *
 from minidnn.layers.elementwise import *
 from minidnn.layers.functional import *
 from minidnn.layers.layer import *

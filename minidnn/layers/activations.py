@@ -20,7 +20,6 @@ from minidnn.layers.parameter import Parameter, filled
 __all__ = [
     "ELU",
     "GELU",
-    "Dropout",
     "Hardsigmoid",
     "Hardswish",
     "Identity",
@@ -52,13 +51,6 @@ class Identity(OperatorLayer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(ops.Identity())
-
-
-class Dropout(OperatorLayer):
-    """Does nothing at inference; ``p`` is kept for its representation."""
-
-    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        super().__init__(ops.Dropout(p))
 
 
 class ReLU(OperatorLayer):

@@ -15,6 +15,7 @@ from minidnn.graph.symbolic import Symbolic, pointwise
 from minidnn.graph.trace import apply, apply_or_compute
 from minidnn.layers.arguments import check_count, check_rank, misfit
 from minidnn.layers.contraction import Linear
+from minidnn.layers.dropout import dropped
 from minidnn.layers.layer import Layer
 from minidnn.layers.parameter import Parameter, filled, within
 
@@ -30,7 +31,7 @@ class MultiheadAttention(Layer):
     weights (N, L, S), the mean over the heads (with ``average_attn_weights=False`` (N, heads, L,
     S), with ``need_weights=False`` None).  ``attn_mask`` (L, S) or (N * heads, L, S) and
     ``key_padding_mask`` (N, S) are arrays or inputs: of bools, True where nothing is looked at, or
-    of numbers that are added.  ``dropout`` is accepted for compatibility.
+    of numbers that are added.  In training each weight is 0 with the probability ``dropout``.
 
     Parameters are ``in_proj_weight`` (3 * E, E), or ``q_proj_weight``, ``k_proj_weight`` and
     ``v_proj_weight`` where ``kdim`` or ``vdim`` differ, ``in_proj_bias`` (3 * E,), and those of
@@ -64,6 +65,7 @@ class MultiheadAttention(Layer):
             if given:
                 raise GraphError(f"{name}: {argument}={given!r:.80}; valid is False")
         self.batch_first = bool(batch_first)
+        self.dropout = dropout
         keys = embed_dim if kdim is None else check_count(name, "kdim", kdim)
         values = embed_dim if vdim is None else check_count(name, "vdim", vdim)
         self._together = keys == values == embed_dim
@@ -108,6 +110,8 @@ class MultiheadAttention(Layer):
         if masks and not need_weights:  # a row that looks at nothing is zero then, as in PyTorch
             most = scores.max(-1, keepdims=True)
             weights = pointwise("Counted", lambda w, m: where(m <= -inf, 0.0, w), weights, most)
+        if self.dropout:
+            weights = dropped(weights, self.dropout)
         joined = (weights @ v).permute(*np.argsort(order).tolist())
         out = self.out_proj(joined.reshape(*joined.shape[:2], self.embed_dim))
         if single:

@@ -7,16 +7,28 @@ from minidnn.graph.ir import Graph
 from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
 
+_MODES = ("eval", "train")
+
 
 def to_graph(
-    network: Layer, shapes: Shapes, dtype: str = "float32", *, states: bool = False
+    network: Layer,
+    shapes: Shapes,
+    dtype: str = "float32",
+    *,
+    mode: str = "eval",
+    states: bool | None = None,
 ) -> Graph:
     """The graph of a network for inputs of these shapes.
 
-    ``states`` makes its parameters states, which a store holds, instead of constants.
+    In the mode "train" normalizations take the statistics of the batch, and update those that they
+    store, and dropout drops.  ``states`` makes the parameters states, which a store holds, instead
+    of constants; by default if the network trains.
 
     GraphError names the layer where shapes or dtypes do not fit.
     """
     if not isinstance(network, Layer):
         raise GraphError(f"network={network!r:.80} ({type(network).__name__}) is not a Layer")
-    return network._to_graph(shapes, dtype, states)
+    if mode not in _MODES:
+        raise GraphError(f"mode={mode!r:.80}; valid are {' and '.join(map(repr, _MODES))}")
+    training = mode == "train"
+    return network._to_graph(shapes, dtype, training if states is None else states, training)

@@ -41,6 +41,8 @@ class Layer:
 
     #: State-dict keys with these prefixes are ignored when they are loaded.
     ignored_prefixes: tuple[str, ...] = ()
+    #: Whether training leaves it as it is; see :meth:`freeze`.
+    frozen: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets an attribute; an array given for a parameter becomes its numbers."""
@@ -127,10 +129,16 @@ class Layer:
         input is not float32."""
         return None
 
-    def _to_graph(self, shapes: Shapes, dtype: str = "float32", states: bool = False) -> Graph:
+    def _to_graph(
+        self,
+        shapes: Shapes,
+        dtype: str = "float32",
+        states: bool = False,
+        training: bool = False,
+    ) -> Graph:
         """What :func:`minidnn.layers.build.to_graph` gives."""
         label = type(self).__name__
-        with tracing(label, states=states) as trace:
+        with tracing(label, states=states, training=training) as trace:
             self._name_in(trace)
             types = named_types(label, self._declared_inputs(), shapes, dtype)
             inputs = [trace.input(type, name) for name, type in types]
@@ -159,6 +167,30 @@ class Layer:
             raise GraphError(f"name={name!r}; valid is a non-empty name without dots")
         self._name = name
         return self
+
+    def freeze(self, frozen: bool = True) -> Self:
+        """Leaves the parameters of this layer, and of all below it, as they are in training, and
+        lets normalizations use the statistics that they store; ``freeze(False)`` undoes that.
+
+        >>> net.freeze()
+        >>> net.fc.freeze(False)                 # trains the last layer alone
+        """
+        for _, layer in self.named_layers():
+            layer.frozen = bool(frozen)
+        return self
+
+    def trainable_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Those of :meth:`named_parameters` that training changes: neither stored statistics, nor
+        ``trainable=False``, nor a frozen layer's."""
+        open_to_change = {
+            id(parameter)
+            for _, layer in self.named_layers()
+            for parameter in layer._own_parameters().values()
+            if parameter.trainable and not layer.frozen
+        }
+        for name, parameter in self.named_parameters():
+            if id(parameter) in open_to_change:
+                yield name, parameter
 
     def eval(self) -> Self:
         """Returns the network, which runs as for inference in any case."""

@@ -1,9 +1,12 @@
-"""Normalization: with stored statistics, and by the statistics of each image itself."""
+"""Normalization: by the statistics of the batch in training, which are stored; with stored ones
+otherwise; and by the statistics of each image itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -49,17 +52,47 @@ class _PerChannel(Layer):
             shape = (channels,)
             self._unit = tuple(LazyArray(partial(np.full, shape, v, np.float32)) for v in (1, 0))
 
-    def _add_statistics(self, channels: int) -> None:
-        self.running_mean = Parameter((channels,), _zeros)
-        self.running_var = Parameter((channels,), _ones)
+    def _add_statistics(self, channels: int, momentum: float | None) -> None:
+        name = type(self).__name__
+        if isinstance(momentum, bool) or not isinstance(momentum, (int, float, NoneType)):
+            raise GraphError(f"{name}: momentum={momentum!r:.80}; valid are a number and None")
+        self.momentum = momentum
+        self.running_mean = Parameter((channels,), _zeros, trainable=False)
+        self.running_var = Parameter((channels,), _ones, trainable=False)
         self.num_batches_tracked = Parameter((), _zeros, "int64", optional=True)
 
-    def _by_statistics(self, eps: float, x: Any) -> Any:
-        """Normalized by the stored mean and variance."""
+    def _learns_statistics(self) -> bool:
+        return current_trace().training and not self.frozen
+
+    def _by_statistics(self, eps: float, x: Any, mean: Any = None, var: Any = None) -> Any:
+        """Normalized by a mean and a variance for each channel, by default the stored ones."""
         names = ("weight", "bias") if self.affine else ()
         scale = self.constants(*names) if names else self._unit_scale()
-        op = ops.BatchNorm(eps)
-        return apply(op, x, *scale, *self.constants("running_mean", "running_var"))
+        if mean is None:
+            mean, var = self.constants("running_mean", "running_var")
+        return apply(ops.BatchNorm(eps), x, *scale, mean, var)
+
+    def _statistics(self, x: Any, axes: tuple[int, ...]) -> tuple[Any, Any, float]:
+        """Mean and variance over axes, which stay with size 1, and by what the variance is
+        multiplied to be that of the population.  Squares are those of distances from the mean."""
+        count = prod(x.shape[d] for d in axes)
+        if count == 1:
+            raise misfit(
+                type(self).__name__,
+                f"input has shape {x.shape}, which is one value for each statistic, and has no "
+                "variance; valid in training are several, by a larger batch or larger images, or "
+                "the layer frozen: layer.freeze()",
+            )
+        mean = x.mean(axes, keepdims=True)
+        apart = x - mean
+        return mean, (apart * apart).mean(axes, keepdims=True), count / (count - 1)
+
+    def _store(self, factor: Any, mean: Any, var: Any) -> None:
+        """Moves the stored statistics by a factor towards others."""
+        trace = current_trace()
+        for name, new in (("running_mean", mean), ("running_var", var)):
+            state: Any = self.parameter(name)
+            trace.update_again(state, trace.latest(state) * (1.0 - factor) + new * factor)
 
     def _unit_scale(self) -> tuple[Value, ...]:
         """The scale 1 and shift 0 of ``affine=False``."""
@@ -105,11 +138,22 @@ class _BatchNorm(_PerChannel):
             )
         self.op = ops.BatchNorm(eps)
         self._add_affine(num_features, affine)
-        self._add_statistics(num_features)
+        self._add_statistics(num_features, momentum)
 
     def forward(self, x: Any) -> Any:
         check_rank(type(self).__name__, x, *self.ranks)
-        return self._by_statistics(self.op.eps, x)
+        if not self._learns_statistics():
+            return self._by_statistics(self.op.eps, x)
+        self._check_channels(x, self.num_features)
+        wide_mean, wide_var, more = self._statistics(x, (0, *range(2, x.type.rank)))
+        mean, var = wide_mean.reshape(self.num_features), wide_var.reshape(self.num_features)
+        trace = current_trace()
+        counter: Any = self.parameter("num_batches_tracked")
+        counted = trace.latest(counter) + 1
+        trace.update_again(counter, counted)
+        even = self.momentum is None
+        self._store(1.0 / counted.astype(x.dtype) if even else self.momentum, mean, var * more)
+        return self._by_statistics(self.op.eps, x, mean, var)
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.op.eps}" + ("" if self.affine else ", affine=False")
@@ -124,7 +168,9 @@ class BatchNorm1d(_BatchNorm):
 class BatchNorm2d(_BatchNorm):
     """``(x - running_mean) / sqrt(running_var + eps) * weight + bias`` per channel.
 
-    ``momentum`` is accepted for compatibility; statistics are stored, never updated.
+    In training mean and variance are those of the batch.  The stored ones move towards them by
+    ``momentum``, or, if it is None, are their mean over all batches; the stored variance is that
+    estimated for the population.
     """
 
     ranks = (4,)
@@ -178,13 +224,17 @@ class _InstanceNorm(_PerChannel):
         self.track_running_stats = bool(track_running_stats)
         self._add_affine(num_features, affine)
         if track_running_stats:
-            self._add_statistics(num_features)
+            self._add_statistics(num_features, momentum)
 
     def forward(self, x: Any) -> Any:
         check_rank(type(self).__name__, x, self.rank)
         self._check_channels(x, self.num_features)
-        if self.track_running_stats:
+        if self.track_running_stats and not self._learns_statistics():
             return self._by_statistics(self.op.eps, x)
+        if self.track_running_stats and self.momentum:
+            mean, var, more = self._statistics(x, tuple(range(2, x.type.rank)))
+            whole = (0, *range(2, x.type.rank))
+            self._store(self.momentum, mean.mean(whole), var.mean(whole) * more)
         return self._by_groups(self.num_features, self.op.eps, x)
 
     def extra_repr(self) -> str:
@@ -204,7 +254,8 @@ class InstanceNorm2d(_InstanceNorm):
     channel of an image, or the stored ones if ``track_running_stats``.
 
     Parameters ``weight`` and ``bias`` (C,) exist if ``affine``; ``running_mean`` and
-    ``running_var`` (C,) if ``track_running_stats``.  ``momentum`` is accepted for compatibility.
+    ``running_var`` (C,) if ``track_running_stats``.  In training those move by ``momentum`` towards
+    the mean of the images' own.
     """
 
     rank = 4

@@ -17,7 +17,7 @@ from minidnn.graph.ir import Stored, Value
 from minidnn.graph.operators import View
 from minidnn.graph.recorder import is_describing
 from minidnn.graph.trace import apply, current_trace, is_tracing
-from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.graph.types import FLOATS, TensorType, numpy_dtype
 from minidnn.layers.copying import importable
 
 __all__ = ["Parameter"]
@@ -68,6 +68,7 @@ class Parameter(Arithmetic):
         dtype: str = "float32",
         *,
         optional: bool = False,
+        trainable: bool = True,
     ) -> None:
         if initializer is None:
             shape, initializer = _given(shape, dtype)
@@ -75,6 +76,8 @@ class Parameter(Arithmetic):
         self.initializer = initializer
         #: Whether a state dict may lack it (PyTorch's ``num_batches_tracked``).
         self.optional = optional
+        #: Whether training changes it; it may be set at any time.
+        self.trainable = trainable and dtype in FLOATS
         self._array: LazyArray | None = None
 
     @property
@@ -118,10 +121,12 @@ class Parameter(Arithmetic):
         return self.stored(name)
 
     def stored(self, name: str) -> Stored:
-        """What stands for it in the graph that is being recorded: a constant, or a state."""
+        """What stands for it in the graph that is being recorded: a constant, or a state, as
+        statistics are at least in training."""
         trace = current_trace()
         data = _unbound if trace.shapes_only else self.bind(name)
-        return (trace.state if trace.states else trace.constant)(self, name, self.type, data)
+        held = trace.states or (trace.training and not self.trainable)
+        return (trace.state if held else trace.constant)(self, name, self.type, data)
 
     def reshaped(self, name: str, shape: tuple[int, ...]) -> Value:
         """What stands for it in another shape."""
@@ -161,7 +166,8 @@ class Parameter(Arithmetic):
         return state
 
     def __copy__(self) -> Parameter:
-        twin = Parameter(self.type.shape, self.initializer, self.type.dtype, optional=self.optional)
+        options = {"optional": self.optional, "trainable": self.trainable}
+        twin = Parameter(self.type.shape, self.initializer, self.type.dtype, **options)
         twin._array = self._array
         return twin
 

@@ -14,6 +14,7 @@ from tests.cases import (
     movement,
     normalization,
     pooling,
+    random,
     reduction,
 )
 from tests.cases.check import Run, assert_close, check, reference
@@ -25,7 +26,7 @@ FAMILIES = (
 )
 CASES: tuple[Case, ...] = tuple(case for family in FAMILIES for case in family.CASES)
 #: Of operators that the reference alone computes; ``CASES`` are every device's.
-REFERENCE_CASES: tuple[Case, ...] = gradients.CASES
+REFERENCE_CASES: tuple[Case, ...] = (*gradients.CASES, *random.CASES)
 
 __all__ = [
     "CASES",

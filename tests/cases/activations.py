@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.cases.record import ANY_RANK, Case, like_torch
+from tests.cases.record import ANY_RANK, PLANES, Case, like_torch
 from tests.oracles import formulas
 
 #: Near -inf PyTorch's vectors and scalars give different results, and its GELU of inf is NaN.
@@ -13,6 +13,7 @@ VECTORS = "PyTorch's vectorized loop gives other results for infinities than its
 CASES: tuple[Case, ...] = (
     like_torch("identity", "Identity", shapes=ANY_RANK, formula=lambda x: x, ulps=0),
     like_torch("dropout", "Dropout", 0.3, shapes=ANY_RANK, formula=lambda x: x, ulps=0),
+    like_torch("dropout2d", "Dropout2d", 0.3, shapes=PLANES, formula=lambda x: x, ulps=0),
     like_torch("relu", "ReLU", shapes=ANY_RANK, formula=formulas.relu, ulps=0),
     like_torch(
         "relu6", "ReLU6", shapes=ANY_RANK, formula=lambda x: formulas.clip(x, 0.0, 6.0), ulps=0

@@ -309,7 +309,7 @@ def test_elementwise_keeps_defaults_and_takes_comparisons_and_numbers() -> None:
         (L.ReLU(inplace=True), "ReLU()"),
         (L.LeakyReLU(0.2), "LeakyReLU(negative_slope=0.2)"),
         (L.GELU("tanh"), "GELU(approximate=tanh)"),
-        (L.Dropout(), "Dropout()"),
+        (L.Dropout(), "Dropout(p=0.5)"),
         (L.Conv2d(3, 4, 3), "Conv2d(3, 4, kernel_size=(3, 3))"),
         (
             L.Conv2d(4, 8, (3, 1), 2, ((0, 1), (2, 3)), groups=2, bias=False),

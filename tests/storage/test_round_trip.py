@@ -41,6 +41,7 @@ OPERATORS = [
     ops.ELU(1),
     ops.GELU("tanh"),
     ops.Dropout(0.25),
+    ops.RandomDrop(0.25, 3, True),
     ops.MaxPool2d((3, 2), (2, 1), (1, 0), (2, 1), True),
     ops.AvgPool2d((3, 3), (1, 1), (1, 1), False, False, 7),
     ops.AvgPool2d((3, 3), (1, 1)),

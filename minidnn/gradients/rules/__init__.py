@@ -6,7 +6,16 @@ from minidnn.gradients.rules import (
     movement,
     normalization,
     pooling,
+    random,
     reduction,
 )
 
-__all__ = ["contraction", "elementwise", "movement", "normalization", "pooling", "reduction"]
+__all__ = [
+    "contraction",
+    "elementwise",
+    "movement",
+    "normalization",
+    "pooling",
+    "random",
+    "reduction",
+]

@@ -11,4 +11,5 @@ from minidnn.graph.operators.indexing import *
 from minidnn.graph.operators.movement import *
 from minidnn.graph.operators.normalization import *
 from minidnn.graph.operators.pooling import *
+from minidnn.graph.operators.random import *
 from minidnn.graph.operators.reduction import *

@@ -1,0 +1,40 @@
+"""Philox 4x32-10: random numbers that follow from a counter and a key, in any order.
+
+Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+Nothing is carried from one number to the next, so that each is computed where it is needed, as
+often as it is needed, by any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def philox(counter: Sequence[np.ndarray], key: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    """Four words of 32 bits for each counter of four words, all as uint64."""
+    a, b, c, d = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
+    for i in range(_ROUNDS):
+        first, second = (np.uint64((key[j] + i * _STEPS[j]) & 0xFFFFFFFF) for j in (0, 1))
+        x, y = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b, c, d = (y >> _HALF) ^ b ^ first, y & _LOW, (x >> _HALF) ^ d ^ second, x & _LOW
+    return a, b, c, d
+
+
+def random_words(count: int, seed: int, step: int, stream: int) -> np.ndarray:
+    """``count`` words of 32 bits: word ``i`` is word ``i % 4`` of the counter
+    ``(i // 4, stream, step)`` under the key ``seed``; the two last are numbers of 64 bits."""
+    blocks = np.arange(-(-count // 4), dtype=np.uint64)
+    counter = (blocks, stream, *_halves(step))
+    words = philox([np.asarray(word, np.uint64) for word in counter], _halves(seed))
+    return np.stack(words, axis=-1).reshape(-1)[:count]
+
+
+def _halves(number: int) -> tuple[int, int]:
+    return number & 0xFFFFFFFF, (number >> 32) & 0xFFFFFFFF
