@@ -14,6 +14,7 @@ import argparse
 import math
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,12 @@ def row(key: str, record: dict[str, Any]) -> str:
     return f"| {key} | {' | '.join(cells)} |"
 
 
+def table(part: Mapping[str, Any]) -> str:
+    titles = ("network", *(f"{engine}, ms" for engine in (OWN, *TORCH_MODES)), "to PyTorch's best")
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    return "\n".join([*lines, *(row(key, record) for key, record in part.items())])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--networks", nargs="+", default=BEYOND, choices=BEYOND, metavar="NET")
@@ -133,10 +140,7 @@ def main() -> None:
             if key not in part and time.monotonic() - begin < options.limit:
                 results.add(f"{options.threads} threads", key, measure(name, batch, options))
                 print(row(key, part[key]), flush=True)
-    titles = ("network", *(f"{engine}, ms" for engine in (OWN, *TORCH_MODES)), "to PyTorch's best")
-    print(f"\n{results.machine}\n\n| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
-    for key, record in part.items():
-        print(row(key, record))
+    print(f"\n{results.machine}\n\n{table(part)}")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ import numpy as np
 
 import minidnn as md
 from benchmarks.chain_cases import CASES, Case, export_onnx, inputs_of, with_minidnn
-from benchmarks.chain_report import OWN, print_tables, write_plot
+from benchmarks.chain_report import OWN, tables
 from benchmarks.figures import Results
 from minidnn.bench.alternate import alternate
 from minidnn.bench.process import EngineError, EngineProcess
@@ -204,7 +204,6 @@ def main() -> None:
     commands = ("prepare", "compare", "strategies", "report")
     parser.add_argument("command", choices=commands)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/chain_cpu.json"))
-    parser.add_argument("--svg", type=Path, default=Path("docs/chain-strategies.svg"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=90, help="start no case after that many")
     parser.add_argument("--only", default="", help="cases whose name contains this")
@@ -223,9 +222,7 @@ def run(options: argparse.Namespace) -> None:
         return
     results = Results(options.json, measures=options.command != "report")
     if options.command == "report":
-        print_tables(results)
-        if results.part("strategies"):
-            write_plot(results, options.svg)
+        print(results.machine, tables(results), sep="\n\n")
     else:
         measure(options, results)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Results
@@ -23,12 +22,11 @@ NAMES = {
 }
 
 
-def print_tables(results: Results) -> None:
+def tables(results: Results) -> str:
     """Every case: our time, the best peer's, and their ratio, with 95 % intervals; then all peers,
     each by the ratio in the turns that it took part in."""
-    print(results.machine)
-    print("| chain | blocks | size | minidnn ms | best peer | ms | times faster | kernels |")
-    print("|---|---|---|---|---|---|---|---|")
+    lines = ["| chain | blocks | size | minidnn ms | best peer | ms | times faster | kernels |"]
+    lines.append("|---" * 8 + "|")
     cases: dict[tuple[Any, ...], list[Record]] = {}
     for record in results.part("compare").values():
         key = record["variant"], record["blocks"], tuple(record["shape"])
@@ -39,18 +37,19 @@ def print_tables(results: Results) -> None:
         own, other = (interval(record["seconds"][name], 1e3, 2) for name in (OWN, peer))
         gain = interval(record["ratio"][peer], 1.0, 2)
         kernels = " / ".join(str(row["about"].get("kernels")) for row in rows)
-        print(f"{_begin(record)} {own} | {peer} | {other} | {gain} | {kernels} |")
-    print("\nTimes as long as minidnn, and the largest deviation from its output\n")
+        lines.append(f"{_begin(record)} {own} | {peer} | {other} | {gain} | {kernels} |")
+    lines += ["", "Times as long as minidnn, and the largest deviation from its output:", ""]
     engines = (n for records in cases.values() for r in records for n in r["engines"])
     names = [name for name in dict.fromkeys(engines) if name != OWN]
-    print(f"| chain | blocks | size | {' | '.join(names)} | deviation |")
-    print("|---" * (4 + len(names)) + "|")
+    lines.append(f"| chain | blocks | size | {' | '.join(names)} | deviation |")
+    lines.append("|---" * (4 + len(names)) + "|")
     for records in cases.values():
         cells = dict.fromkeys(names, "")
         for record in records:
             cells |= {name: interval(found, 1.0, 1) for name, found in record["ratio"].items()}
         deviation = max(row["deviation"] for r in records for row in r["engines"].values())
-        print(f"{_begin(records[0])} {' | '.join(cells.values())} | {deviation:.1e} |")
+        lines.append(f"{_begin(records[0])} {' | '.join(cells.values())} | {deviation:.1e} |")
+    return "\n".join(lines)
 
 
 def best_peer(records: Sequence[Record]) -> tuple[Record, str]:
@@ -68,7 +67,7 @@ def _size(record: Record) -> str:
     return "x".join(map(str, record["shape"]))
 
 
-def write_plot(results: Results, path: Path) -> None:
+def plot(results: Results) -> str:
     """Milliseconds over the number of blocks, a line for each strategy, a panel for each size."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for record in results.part("strategies").values():
@@ -76,9 +75,8 @@ def write_plot(results: Results, path: Path) -> None:
         for name, seconds in record["seconds"].items():
             point = (record["blocks"], 1e3 * seconds["value"])
             lines.setdefault(NAMES[name], []).append(point)
-    text = line_plot(
+    return line_plot(
         [Panel(size, {n: sorted(p) for n, p in lines.items()}) for size, lines in panels.items()],
         "blocks of max pooling, normalization, ReLU",
         "milliseconds",
     )
-    path.write_text(text, encoding="utf-8")

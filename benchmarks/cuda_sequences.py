@@ -3,7 +3,7 @@
     python -m benchmarks.cuda_sequences single results.json
     python -m benchmarks.cuda_sequences chains results.json [--seconds 100] [--only average]
     python -m benchmarks.cuda_sequences strategies results.json
-    python -m benchmarks.cuda_sequences report results.json [--plot strategies.svg]
+    python -m benchmarks.cuda_sequences report results.json
 
 ``single`` times kernels of one step in both layouts, the one that the cost model chooses and those
 that ``tune="exhaustive"`` measures beside it, in turn with the copy of as many bytes on the device:
@@ -92,13 +92,10 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--only", default="", help="cases in whose name this stands")
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     data = json.loads(options.results.read_text()) if options.results.exists() else {}
     if options.what == "report":
-        print("\n".join(report(data)))
-        if options.plot is not None:
-            options.plot.write_text(plot(data["strategies"]))
+        print(", ".join(data["machine"].values()), *report(data), sep="\n")
         return
     data["machine"] = machine()
     part = data.setdefault(options.what, {})
@@ -284,22 +281,25 @@ CASES = {"single": single_cases, "chains": chain_cases, "strategies": strategy_c
 
 def report(data: dict[str, Any]) -> list[str]:
     """Tables in Markdown."""
-    lines = [", ".join(data["machine"].values())]
+    lines = []
     if "single" in data:
         columns = [f"{p}, {o}" for p in PRECISIONS for o in ("NCHW", "NHWC")]
-        lines += ["", "| share of the copy's rate | " + " | ".join(columns) + " |"]
+        lines += ["| share of the copy's rate | " + " | ".join(columns) + " |"]
         lines.append("|---" * (1 + len(columns)) + "|")
         for step in SINGLE:
             found = [data["single"].get(f"{step.name}, {column}") for column in columns]
             cells = ["-" if one is None else _shares(one) for one in found]
             lines.append(f"| {step.name} | " + " | ".join(cells) + " |")
     if "chains" in data:
-        lines += ["", "| chain | minidnn ms | torch.compile ms | times | kernels |"]
-        lines.append("|---" * 5 + "|")
+        titles = ["chain", "minidnn ms", "torch.compile ms", "times", "kernels"]
+        titles += ["in another run ms", "a call there ms"]
+        lines += ["", "| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
         for key, one in data["chains"].items():
             own, peer = one["ms"]["minidnn"], one["ms"]["torch.compile"]
-            row = f"{key} | {own:.3f} | {peer:.3f} | {peer / own:.1f} | {one['kernels']}"
-            lines.append(f"| {row} |")
+            cells = [key, f"{own:.3f}", f"{peer:.3f}", f"{peer / own:.1f}", f"{one['kernels']}"]
+            again = one.get("in another run", {"ms": {}})["ms"]
+            cells += [f"{again[name]:.3f}" if name in again else "" for name in ("minidnn", "call")]
+            lines.append("| " + " | ".join(cells) + " |")
     if "strategies" in data:
         lines += ["", "| blocks | " + " | ".join(STRATEGIES) + " |"]
         lines.append("|---" * (1 + len(STRATEGIES)) + "|")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +69,13 @@ def report(cells: Iterable[Cell]) -> str:
             some = [cell for cell in found if str(cell["network"]).startswith(family)]
             rows += [f"| {family} | {precision} | {batch} | {summary(some)} |"] if some else []
     engines = list(dict.fromkeys(e for c in every for e in c["ms"]))
-    titles = ["network", "precision", "batch", *engines, "ratio", "error", "peers' error"]
+    titles = ["network", "precision", "batch", *engines, "ratio", "error", "peers' error", "commit"]
     rows += ["", "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for found in stages.values():
         for cell in sorted(found, key=lambda c: str(c["network"])):
             times = [_ms(cell, engine) for engine in engines]
             names = [cell["network"], cell["precision"], str(cell["batch"])]
-            texts = (*names, *times, _ratio_text(cell), *_errors(cell))
+            texts = (*names, *times, _ratio_text(cell), *_errors(cell), cell["commit"][:7])
             rows.append("| " + " | ".join(texts) + " |")
     return "\n".join(rows)
 
@@ -155,8 +155,9 @@ def _parts(cell: Cell, engine: str) -> tuple[float, float]:
     return regions["other_ms"], regions["contracting_ms"]
 
 
-def slowest(cells: Iterable[Cell], most: int) -> str:
-    """Markdown: the slowest regions of each cell, beside their floors."""
+def slowest(cells: Iterable[Cell], most: int, reasons: Mapping[str, str] | None = None) -> str:
+    """Markdown: the slowest regions of each cell, beside their floors, and the reason for those in
+    whose description a key of ``reasons`` stands."""
     rows: list[str] = []
     for cell in cells:
         if (regions := cell.get("regions", {}).get(OWN)) is None:
@@ -166,13 +167,17 @@ def slowest(cells: Iterable[Cell], most: int) -> str:
             f"{cell['network']}, {cell['precision']}, batch {cell['batch']}: "
             f"{regions['count']} regions, {whole:.0f} us one by one"
         )
-        rows += ["", "| region | output | us | share | by bytes | by operations | reached | how |"]
-        rows.append("|" + "---|" * 8)
+        titles = ["region", "output", "us", "share", "by bytes", "by operations", "reached", "how"]
+        titles += ["why"] if reasons else []
+        rows += ["", "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
         for region in regions["slowest"][:most]:
             floors = (region["bytes_us"], region["operations_us"])
             texts = [region["name"], "x".join(map(str, region["shape"])), f"{region['us']:.1f}"]
             texts += [f"{region['us'] / whole:.1%}", *(f"{floor:.1f}" for floor in floors)]
             texts += [f"{max(floors) / region['us']:.0%}", region["what"].replace("|", "/")]
+            if reasons:
+                found = (why for what, why in reasons.items() if what in region["what"])
+                texts.append(next(found, ""))
             rows.append("| " + " | ".join(texts) + " |")
         rows.append("")
     return "\n".join(rows)

@@ -241,6 +241,22 @@ def line(found: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+REASONS = {
+    "F(4x4": "transforms, and waiting for inputs, are no products",
+    "F(2x2": "transforms, and waiting for inputs, are no products",
+    "MaxPool": "values of the last cache count at the second level's rate",
+    "Linear": "weights come from memory",
+    "(conv1)": "three channels fill no vector",
+    "(features.0)": "three channels fill no vector",
+}
+"""What is known of regions that are far from their floors, by what stands in their texts."""
+
+
+def why(row: dict[str, Any]) -> str:
+    text = f"{row['text']} {row['algorithm']}"
+    return next((reason for name, reason in REASONS.items() if name in text), "")
+
+
 def far(results: Sequence[dict[str, Any]], count: int) -> list[str]:
     """The regions that lose most time against their floors, as a part of their network's."""
     regions = [(found, row) for found in results for row in found["worst"]]
@@ -248,7 +264,7 @@ def far(results: Sequence[dict[str, Any]], count: int) -> list[str]:
     return [
         f"| {found['network']}, {found['batch']} | {row['name']} | {row['text']} | "
         f"{row['algorithm']} | {1e6 * row['seconds']:.0f} | {1e6 * row['floor']:.0f} | "
-        f"{row['bound']} | {100 * row['share']:.0f} % | {100 * row['lost']:.1f} % |"
+        f"{row['bound']} | {100 * row['share']:.0f} % | {100 * row['lost']:.1f} % | {why(row)} |"
         for found, row in worst
     ]
 
@@ -261,8 +277,8 @@ def tables(results: Sequence[dict[str, Any]], count: int) -> str:
         *(line(found) for found in results),
         "",
         "| network, batch | region | what | algorithm | us | floor, us | bound | share | "
-        "lost of the network |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "lost of the network | why |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *far(results, count),
     ]
     return "\n".join(lines)

@@ -41,6 +41,7 @@ from torch import nn
 
 import minidnn as md
 from benchmarks.figures import Results
+from benchmarks.optimize_report import row, table
 from minidnn import models
 from minidnn.bench.torchvision_models import models as torchvision
 from minidnn.measure.load import undisturbed
@@ -240,37 +241,6 @@ def _under_way(run: Run, count: int) -> float:
     after.record()
     after.synchronize()
     return float(before.elapsed_time(after)) / 1e3 / count
-
-
-def row(name: str, record: Mapping[str, Any], way: str) -> str:
-    """A row of the table, as Markdown."""
-    whole, halves = record["whole"][way], record.get("split", {}).get(way, {})
-    cells = [name, _ms(whole, "zoo"), _ms(whole, "optimize"), _shown(whole, "optimize")]
-    cells += [_ms(halves, "split") if halves else ""]
-    for layer in ("layer", "in eager"):
-        there = halves and layer in halves["seconds"]
-        cells += [_ms(halves, layer), _shown(halves, layer)] if there else ["", ""]
-    return f"| {' | '.join(cells)} |"
-
-
-def _ms(figures: Mapping[str, Any], name: str) -> str:
-    return f"{1e3 * figures['seconds'][name]['value']:.3g}"
-
-
-def _shown(figures: Mapping[str, Any], name: str) -> str:
-    return "{value:.3f} ({low:.3f} to {high:.3f})".format(**figures["ratio"][name])
-
-
-def table(results: Results, part: str) -> str:
-    titles = ["network", "zoo, ms", "optimize, ms", "ratio", "split, ms"]
-    titles += ["layer, ms", "ratio", "in eager, ms", "ratio"]
-    head = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
-    records = results.part(part)
-    lines = []
-    for way in ("call", "latency"):
-        rows = [row(name, one, way) for name, one in records.items() if way in one["whole"]]
-        lines += [f"{part}, {way}:", "", *head, *rows, ""] if rows else []
-    return "\n".join(lines)
 
 
 def main() -> None:

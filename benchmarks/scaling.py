@@ -140,7 +140,6 @@ def report(results: Results, networks: Sequence[str]) -> Iterator[str]:
     part = {network: results.part(network) for network in networks}
     names = {k: None for p in part.values() for r in p.values() for k in r["engines"]}
     peers = [name for name in names if name != OWN]
-    yield f"{results.machine}\n"
     for isa, record in results.part("machine rates").items():
         rates = {int(n): rate for n, rate in record["flops by threads"].items()}
         text = ", ".join(f"{n}: {rate / 1e9:.0f} GFLOP/s" for n, rate in sorted(rates.items()))
@@ -182,7 +181,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         results = Results(options.json or Path(temporary) / "scaling.json")
         measure(options, results, options.folder or Path(temporary))
-        print("\n".join(report(results, options.networks)))
+        print(results.machine, "", *report(results, options.networks), sep="\n")
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def row(name: str, record: dict[str, Any]) -> str:
 def table(results: Results, part: str) -> str:
     titles = ["network", "family", "`optimize`, ms", "eager, ms", "ratio", "taken"]
     titles += ["error of `optimize`", "of eager"]
-    lines = [results.machine, "", f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
     records = results.part(part)
     lines += [row(name, records[name]) for name in (*NETWORKS, *KNOWN) if name in records]
     counted = [record for name, record in records.items() if name in NETWORKS]
@@ -188,7 +188,7 @@ def main() -> None:
             record = measure(name, options)
             results.add(part, name, record)
             print(row(name, record), record.get("left", ""), sep="\n", flush=True)
-    print(f"\n{table(results, part)}")
+    print(f"\n{results.machine}\n\n{table(results, part)}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ stacks       ours, which residual adds, joins of channels and values with severa
 stacks left  ours, once batch normalizations are folded into convolutions and convolutions have
              absorbed what follows them: what depth-first fusion still has to do
 
-The figures of BrainSlug's table 2 are not printed beside them: see docs/zoo.md.
+BrainSlug's table 2 stands beside them in docs/results/brainslug.md.
 """
 
 

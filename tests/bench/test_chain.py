@@ -12,7 +12,7 @@ import pytest
 
 import minidnn as md
 from benchmarks.chain_cases import CASES, VARIANTS, Case, with_minidnn, with_torch
-from benchmarks.chain_report import print_tables, write_plot
+from benchmarks.chain_report import plot, tables
 from benchmarks.figures import Results
 from benchmarks.line_plot import Panel, line_plot
 from minidnn.measure.statistics import compared, median
@@ -59,9 +59,8 @@ def results(folder: Path) -> Results:
     return found
 
 
-def test_tables_name_the_best_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_tables(results(tmp_path))
-    printed = capsys.readouterr().out.splitlines()
+def test_tables_name_the_best_peer(tmp_path: Path) -> None:
+    printed = tables(results(tmp_path)).splitlines()
     assert (
         "| paper | 4 | 16x128x56x56 | 110.00 [100.00, 120.00] | b | 300.00 [300.00, 310.00] "
         "| 2.82 [2.50, 3.00] | 1 / 12 |" in printed
@@ -83,9 +82,7 @@ def test_figures_are_kept_with_the_machine(tmp_path: Path) -> None:
 
 
 def test_the_plot_has_a_line_for_each_strategy(tmp_path: Path) -> None:
-    path = tmp_path / "plot.svg"
-    write_plot(results(tmp_path), path)
-    text = path.read_text()
+    text = plot(results(tmp_path))
     ET.fromstring(text)
     assert "one step" in text and "by predicted time" in text and "16x128x56x56" in text
 
