@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import collections
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from minidnn._cached_property import cached_property
 
@@ -19,31 +15,28 @@ from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
 from ...graph import operators as ops
 from ...graph.index_map import Indexed
-from ...graph.ir import Node, Value
-from ...graph.liveness import storage_bytes
+from ...graph.ir import Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
-from ...graph.types import ITEMSIZE
 from ...runtime.cores import usable_cores
 from ...runtime.plan import Plan
 from ..options import accuracy_option, check_options, tune_option
 from . import sequence
-from .buffers import AlignedMemory, Guard
-from .contraction import Workspace, refusals, why_unsupported
+from .bind import bind
+from .buffers import AlignedMemory, Array, Guard
+from .constants import PackedConstants
+from .contraction import refusals, why_unsupported
 from .isa import Isa, best_isa, isa_named, usable_isa
 from .kernels import compile_kernels
 from .library import NativeFunction
-from .lower import Pointer, Task, lower_plan
+from .lower import Task, lower_plan
 from .machine import describe_machine, memory_bytes
-from .native import runner, why_not_cached
-from .packing import Packed
-from .program import BoundKernel, Group, NativeProgram, Operand, shared_pool
+from .native import why_not_cached
 from .rates import measured_rates
+from .table import TableProgram
 from .target import CpuTarget, device_for
 from .toolchain import why_unusable
 from .tuning import Build, tuned_tasks
 
-_ALIGNMENT = 64
-_CHUNK_BYTES = 32 << 20
 #: What computes in float32 alone, and what takes every dtype of which values may be.
 _FLOAT: tuple[type, ...] = (
     *(FusedRegion, Contraction, Windowed, ops.Softmax, ops.LogSoftmax, ops.AdaptiveAvgPool2d),
@@ -111,9 +104,9 @@ class CpuBackend:
 def builder(plan: Plan, isa: Isa, threads: int, guarded: bool = False) -> Build[CpuProgram]:
     """Makes programs of a plan from its tasks."""
 
-    def build(tasks: Sequence[Task], shared: CpuProgram | None = None) -> CpuProgram:
+    def build(tasks: Sequence[Task], other: CpuProgram | None = None) -> CpuProgram:
         kernels = compile_kernels([task.source for task in tasks], isa)
-        return CpuProgram(plan, tasks, kernels, isa, threads, guarded, shared)
+        return CpuProgram(plan, tasks, kernels, isa, threads, guarded, other)
 
     return build
 
@@ -131,22 +124,17 @@ def _threads(options: Mapping[str, Any]) -> int:
     return threads
 
 
-class CpuProgram:
+class CpuProgram(TableProgram):
     """A plan as a table of regions.
-
-    Slot 0 is the arena, slot 1 that of groups of nodes that are computed image after image (each
-    thread has its part of it), slot 2 the workspace; then come the graph's inputs and outputs, and
-    the constants.
 
     The constants are packed when it is made; it has no further use for those of the graph.
 
-    When ``guarded`` (the debug mode) each value's storage has a slot of its own instead of the
-    arena, and every run has fresh buffers between guard pages, those of inputs and outputs
-    included: an access behind a buffer ends the process, what was never written is NaN, and
-    GraphError names a buffer beside which something was written, or an input that was.
+    When ``guarded`` (the debug mode) every run has fresh buffers between guard pages, those of
+    inputs and outputs included: an access behind a buffer ends the process, what was never written
+    is NaN, and GraphError names a buffer beside which something was written, or an input that was.
 
-    A program may share the constants of another one for the same plan, as far as they are packed
-    by the same functions.
+    A program may take constants of another one for the same plan, as far as they are packed by the
+    same functions.
     """
 
     def __init__(
@@ -157,79 +145,30 @@ class CpuProgram:
         isa: Isa,
         threads: int,
         guarded: bool,
-        shared: CpuProgram | None = None,
+        other: CpuProgram | None = None,
     ) -> None:
         self.plan = plan
         self.tasks = tuple(tasks)
         self.isa = isa
-        self.threads = threads
-        self.guarded = guarded
-        workspace = max((task.workspace_bytes for task in tasks), default=0)
-        self._slots = _Slots(plan, threads, workspace, guarded)
-        others: _Constants | None = None if shared is None else shared._constants
-        self._constants: _Constants = _Constants(self._slots.count, threads, guarded, others)
-        rows = [
-            BoundKernel(
-                kernel,
-                tuple(self._operand(pointer, task.group) for pointer in task.pointers),
-                task.tasks,
-                task.grain,
-                task.node.name,
-            )
-            for task, kernel in zip(tasks, kernels, strict=True)
-        ]
-        regions = _grouped(rows, [task.group for task in tasks], plan)
-        scratch = max((task.scratch_bytes for task in tasks), default=0)
-        count = self._slots.count + len(self._constants.buffers)
-        self._program = NativeProgram(regions, count, scratch, shared_pool(threads), guarded)
-        self._idle: collections.deque[list[AlignedMemory]] = collections.deque()
+        packed = None if other is None else other.constants
+        self.constants: PackedConstants = PackedConstants(threads, guarded, packed)
+        table, self._names = bind(plan, tasks, kernels, self.constants, guarded)
+        self.constants.finish()
+        super().__init__(table, threads, guarded=guarded)
 
     @property
     def constant_bytes(self) -> int:
-        """Its packed constants."""
-        return self._constants.bytes
+        """Its packed constants, those that other programs use, too, included."""
+        return self.constants.bytes
 
-    @property
-    def run_bytes(self) -> int:
-        """What a run needs beside them: arenas, workspace, and the threads' scratch."""
-        scratch = max((task.scratch_bytes for task in self.tasks), default=0)
-        return self._slots.bytes + self.threads * scratch
-
-    def release_memory(self) -> None:
-        """Gives what was freed since back to the system, as far as its allocator can."""
-        runner().md_memory_release()
-
-    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-        """Computes the outputs; several threads may call at once."""
-        self._run(inputs, outputs, self._program.run)
-
-    @cached_property
-    def takes_addresses(self) -> bool:
-        """Whether :meth:`run_at` can be used: kernels write all outputs, and none is guarded."""
-        roots = [self.plan.roots.get(value, value) for value in self.plan.graph.outputs]
-        written = [self._slots.written.get(root) for root in roots]
-        return not self.guarded and written == list(range(len(roots)))
-
-    def run_at(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Computes from and to contiguous arrays of the right types at these addresses."""
-        self._run_on([*inputs, *outputs], self._program.run)
-
-    def use_threads_of(self, team: int) -> None:
-        """From now on runs with the threads of an OpenMP library, see :class:`Pool`."""
-        self._program.pool = shared_pool(self.threads, team)
-
-    def rest(self) -> None:
-        """Has the threads sleep until the next run: something else needs the cores."""
-        self._program.pool.rest()
-
-    def seconds(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> np.ndarray:
+    def seconds(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Array:
         """Computes the outputs and tells the seconds of each of :attr:`tasks`."""
-        found: list[np.ndarray] = []
+        found: list[Array] = []
         self._run(inputs, outputs, lambda bases: found.append(self._program.run_timed(bases)))
         return found[0]
 
     def seconds_of_nodes(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
+        self, inputs: Sequence[Array], outputs: Sequence[Array]
     ) -> dict[Node, float]:
         """Computes the outputs; the seconds of each node, of all its kernels together."""
         total: dict[Node, float] = {}
@@ -275,32 +214,19 @@ class CpuProgram:
 
     def _run(
         self,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
         run: Callable[[list[int]], Any],
     ) -> None:
         if self.guarded:
             self._run_guarded(inputs, outputs, run)
         else:
-            self._run_on([array.ctypes.data for array in (*inputs, *outputs)], run)
-        self._finish(inputs, outputs)
-
-    def _run_on(self, addresses: list[int], run: Callable[[list[int]], Any]) -> None:
-        """Runs on inputs and outputs at these addresses, with buffers that no other run has."""
-        try:
-            memory = self._idle.pop()
-        except IndexError:
-            self.release_memory()  # perhaps of a network that was dropped once compiled
-            memory = self._slots.allocate()
-        try:
-            run([buffer.address for buffer in memory] + addresses + self._constants.addresses)
-        finally:
-            self._idle.append(memory)
+            super()._run(inputs, outputs, run)
 
     def _run_guarded(
         self,
-        inputs: Sequence[np.ndarray],
-        outputs: Sequence[np.ndarray],
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
         run: Callable[[list[int]], Any],
     ) -> None:
         given = [AlignedMemory(array.nbytes, Guard.END) for array in inputs]
@@ -311,9 +237,10 @@ class CpuProgram:
         ]
         for own, array in zip(arrays, inputs, strict=False):
             own[...] = array
-        buffers = [*self._slots.allocate(), *given, *made, *self._constants.buffers]
-        run([buffer.address for buffer in buffers])
-        names = self._slots.names + ["the constants"] * len(self._constants.buffers)
+        buffers = [AlignedMemory(size, Guard.END) for size in self._sizes] + given + made
+        run([*(buffer.address for buffer in buffers), self._constants_at])
+        buffers += [constant.memory for constant in self.constants.all]
+        names = self._names + ["the constants"] * (len(buffers) - len(self._names))
         for name, buffer in zip(names, buffers, strict=True):
             if (at := buffer.stray_write()) is not None:
                 raise GraphError(
@@ -324,168 +251,4 @@ class CpuProgram:
                 raise GraphError(f"a kernel wrote to the input {value.name!r}")
         for own, array in zip(arrays[len(inputs) :], outputs, strict=True):
             array[...] = own
-
-    def _finish(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-        """Copies outputs that no kernel writes: inputs, constants, and values given twice."""
-        graph = self.plan.graph
-        arrays = dict(zip(graph.inputs, inputs, strict=True))
-        for value, array in zip(graph.outputs, outputs, strict=True):
-            root = self.plan.roots.get(value, value)
-            home = self._slots.written.get(root)
-            if home is not None:
-                source = outputs[home]
-            elif root in arrays:
-                source = arrays[root]
-            else:
-                source = value.data  # type: ignore[attr-defined]
-            if source is not array:
-                array[...] = source.reshape(array.shape)
-
-    def _operand(self, pointer: Pointer, group: range | None) -> Operand:
-        if isinstance(pointer, Workspace):
-            own = 0 if group is None else self._slots.workspace_bytes
-            return Operand(self._slots.workspace, pointer.offset, thread_stride=own)
-        if not isinstance(pointer, Value):
-            return self._constants.add(pointer)
-        root = self.plan.roots.get(pointer, pointer)
-        slot, offset, stride = self._slots.place(root)
-        placement = self.plan.graph.placements.get(pointer)
-        if placement is not None:
-            pixels = int(np.prod(pointer.shape[2:], dtype=np.int64))
-            offset += placement.channel * pixels * ITEMSIZE[pointer.dtype]
-        if group is None:
-            return Operand(slot, offset)
-        if stride:
-            return Operand(slot, offset, thread_stride=stride)
-        # A view may have other images than what it is a view of.
-        image = self.plan.layout(root).bytes(root.type) // pointer.shape[0]
-        return Operand(slot, offset, item_stride=image)
-
-
-def _grouped(
-    rows: Sequence[BoundKernel], groups: Sequence[range | None], plan: Plan
-) -> list[BoundKernel | Group]:
-    """The regions of the program: those of a group of nodes together, for each image."""
-    found: list[BoundKernel | Group] = []
-    for group, members in itertools.groupby(zip(groups, rows, strict=True), lambda pair: pair[0]):
-        regions = tuple(row for _, row in members)
-        if group is None:
-            found += regions
-            continue
-        nodes = plan.graph.nodes
-        name = f"{nodes[group.start].name} to {nodes[group.stop - 1].name}"
-        found.append(Group(regions, nodes[group.start].outputs[0].shape[0], name))
-    return found
-
-
-class _Slots:
-    """Which slot each storage lies in."""
-
-    def __init__(self, plan: Plan, threads: int, workspace_bytes: int, guarded: bool) -> None:
-        graph = plan.graph
-        self._guard = guarded
-        self._plan = plan
-        self._places: dict[Value, tuple[int, int, int]] = {}
-        if guarded:
-            self._sizes = []
-            self.names = []
-            for value in plan.arena.offsets:
-                self._add(value, plan.layout(value).bytes(value.type), 0)
-            for value in plan.group_arena.offsets:
-                size = storage_bytes(graph, value, 1)
-                self._add(value, threads * size, size)
-        else:
-            own = plan.group_arena.bytes
-            self._places |= {value: (0, o, 0) for value, o in plan.arena.offsets.items()}
-            self._places |= {v: (1, o, own) for v, o in plan.group_arena.offsets.items()}
-            self._sizes = [plan.arena.bytes, threads * own]
-            self.names = ["the arena", "the groups' arena"]
-        #: Nodes use it in turn, or those of a group, on all threads at once.
-        self.workspace = len(self._sizes)
-        self.workspace_bytes = workspace_bytes
-        self._sizes.append(threads * workspace_bytes if graph.groups else workspace_bytes)
-        self.names.append("the workspace")
-        self.names += [f"the input {value.name!r}" for value in graph.inputs]
-        self.names += [f"the output {value.name!r}" for value in graph.outputs]
-        first = len(self._sizes)
-        for i, value in enumerate(graph.inputs):
-            self._places[value] = (first + i, 0, 0)
-        first += len(graph.inputs)
-        #: The output array in which each storage outside of the arena is written.
-        self.written: dict[Value, int] = {}
-        for i, value in enumerate(graph.outputs):
-            root = plan.roots.get(value)
-            if root is not None and root not in self._places:
-                self._places[root] = (first + i, 0, 0)
-                self.written[root] = i
-        self.count = first + len(graph.outputs)
-
-    def _add(self, value: Value, size: int, stride: int) -> None:
-        """Gives a value a slot of its own."""
-        self._places[value] = (len(self._sizes), 0, stride)
-        self._sizes.append(size)
-        self.names.append(f"the value {value.name!r}")
-
-    def place(self, root: Value) -> tuple[int, int, int]:
-        """Slot and offset of a storage, and bytes from one thread's to the next's (0 if all images
-        of a batch lie there)."""
-        return self._places[root]
-
-    @property
-    def bytes(self) -> int:
-        return sum(self._sizes)
-
-    def allocate(self) -> list[AlignedMemory]:
-        guard = Guard.END if self._guard else Guard.NONE
-        return [AlignedMemory(size, guard) for size in self._sizes]
-
-
-class _Constants:
-    """Packed weights, one after another in large buffers, which are the last slots.
-
-    Each is packed and stored before the next is made, so that never two copies of all exist.
-    """
-
-    def __init__(self, slot: int, threads: int, guarded: bool, shared: _Constants | None) -> None:
-        self.buffers: list[AlignedMemory] = [] if shared is None else list(shared.buffers)
-        self.bytes: int = 0 if shared is None else shared.bytes
-        self._first = slot
-        self._threads = threads
-        self._guarded = guarded
-        #: Where what each function packed lies: which buffer, and the offset.
-        self._places: dict[Callable[[], np.ndarray], tuple[int, int]] = (
-            {} if shared is None else dict(shared._places)
-        )
-        self._used: int | None = None
-
-    @property
-    def addresses(self) -> list[int]:
-        return [buffer.address for buffer in self.buffers]
-
-    def add(self, make: Callable[[], np.ndarray]) -> Operand:
-        """Takes a constant; returns where it lies."""
-        if make not in self._places:
-            if isinstance(make, Packed):
-                offset = self._reserve(4 * make.size)
-                make.write(self.buffers[-1].array("f4", (make.size,), offset), self._threads)
-            else:
-                array = np.ascontiguousarray(make())
-                offset = self._reserve(array.nbytes)
-                self.buffers[-1].array(array.dtype, (array.size,), offset)[...] = array.ravel()
-            self._places[make] = len(self.buffers) - 1, offset
-        number, offset = self._places[make]
-        return Operand(self._first + number, offset)
-
-    def _reserve(self, size: int) -> int:
-        """Takes that many bytes of the last buffer; where they begin."""
-        offset = self._used
-        if self._guarded:
-            self.buffers.append(AlignedMemory(size, Guard.END))
-            offset = 0
-        elif offset is None or offset + size > self.buffers[-1].size:
-            # Pages that nothing is written to take no memory.
-            self.buffers.append(AlignedMemory(max(size, _CHUNK_BYTES)))
-            offset = 0
-        self._used = offset + -(-size // _ALIGNMENT) * _ALIGNMENT
-        self.bytes += size
-        return offset
+        self._finish(inputs, outputs)

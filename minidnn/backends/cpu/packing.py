@@ -38,9 +38,17 @@ class Packed:
         self._numbers = numbers
         self._tasks = tasks
 
-    def write(self, target: Array, threads: int) -> None:
-        """Writes the floats to a contiguous array of ``size`` of them."""
-        weight = np.ascontiguousarray(self._weight(), np.float32)
+    @property
+    def recipe(self) -> tuple[object, ...]:
+        """What is equal for two that write the same floats of the same weights."""
+        return (self._function, self.size, *(numbers.tobytes() for numbers in self._numbers))
+
+    def weight(self) -> Array:
+        """The weights, as :meth:`write` takes them."""
+        return np.ascontiguousarray(self._weight(), np.float32)
+
+    def write(self, target: Array, weight: Array, threads: int) -> None:
+        """Writes the floats that it makes of the weights to a contiguous array of ``size``."""
         arrays = (target, weight, *self._numbers)
         kernel: NativeFunction = runner_kernel(self._function)
         operands = tuple(map(Operand, range(len(arrays))))
@@ -51,5 +59,5 @@ class Packed:
 
     def __call__(self) -> Array:
         made = np.empty(self.size, np.float32)
-        self.write(made, 1)
+        self.write(made, self.weight(), 1)
         return made

@@ -43,7 +43,7 @@ def written(packed: Packed, threads: int) -> np.ndarray:
     """What is written between guard pages, where memory is NaN at first."""
     buffer = AlignedMemory(4 * packed.size, Guard.END)
     array = buffer.array("f4", (packed.size,))
-    packed.write(array, threads)
+    packed.write(array, packed.weight(), threads)
     assert buffer.stray_write() is None
     return np.array(array)
 

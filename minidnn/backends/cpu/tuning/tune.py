@@ -49,9 +49,9 @@ P = TypeVar("P", bound=Timed)
 
 
 class Build(Protocol[P]):
-    """Makes a program of tasks; ``shared`` is one whose constants may be used."""
+    """Makes a program of tasks; ``other`` is one whose constants may be used."""
 
-    def __call__(self, tasks: Sequence[Task], shared: P | None = None) -> P: ...
+    def __call__(self, tasks: Sequence[Task], other: P | None = None) -> P: ...
 
 
 def tuned_tasks(
