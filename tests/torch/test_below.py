@@ -15,6 +15,7 @@ import minidnn as md
 from minidnn.acceleration.below import StandIns
 from minidnn.acceleration.part import TakenPart
 from minidnn.errors import MiniDNNWarning, UnsupportedError
+from minidnn.frontends.torch.reach import Reach
 
 
 def examples(*shape: int) -> torch.Tensor:
@@ -121,6 +122,13 @@ def parts(fast: Any) -> int:
 
 def same(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_from_an_assertion_of_a_test_code_does_not_reach_all_tests() -> None:
+    """It names a module of pytest's, which holds the session."""
+    reach = Reach()
+    reach.add(Asking.forward, "the code")
+    assert len(reach.places) < 100
 
 
 @pytest.mark.parametrize("prepared", [True, False])

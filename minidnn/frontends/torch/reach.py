@@ -27,9 +27,11 @@ import numpy as np
 import torch
 from torch import nn
 
-#: Packages whose code keeps nothing of a network's, as far as a network's results go.
+#: Packages whose code keeps nothing of a network's, as far as a network's results go.  From
+#: pytest's, which every ``assert`` in a test's file names, code reaches all tests that there are.
 _NOT_LOOKED_INTO = frozenset(
     {"torch", "torchgen", "minidnn", "numpy", "sympy", "onnx", "triton", *sys.stdlib_module_names}
+    | {"pytest", "_pytest"}
 ) - {"__main__"}
 #: Python's own modules whose objects hold what users put into them.
 _CONTAINERS = frozenset({"_queue", "_thread", "collections", "queue", "types", "weakref"})
