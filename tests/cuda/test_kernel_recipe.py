@@ -1,4 +1,4 @@
-"""docs/cuda-contractions.md, "Adding a kernel", carried out on a copy of the package."""
+"""docs/how-to/add-a-contraction-kernel.md, carried out on a copy of the package."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def used(copy: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_recipe(root: Path, copy: Path) -> None:
-    touched = follow((root / "docs/cuda-contractions.md").read_text(), copy)
+    touched = follow((root / "docs/how-to/add-a-contraction-kernel.md").read_text(), copy)
     assert len(touched) == 2
     ran = used(copy)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -83,7 +83,7 @@ def test_random_convolutions(
 
 
 def known_refusal(case: Any, direction: str) -> bool:
-    """What cuDNN 9's fixed functions have no algorithm for (the table in docs/cudnn.md)."""
+    """What cuDNN 9's fixed functions have no algorithm for (see docs/reference/cudnn.md)."""
     if case.channels_last and case.sliced:
         return True
     if case.channels_last and case.dtype == "float64":
