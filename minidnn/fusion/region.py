@@ -79,6 +79,10 @@ class FusedSequence(Region):
         cut = f", part {self.part} of {self.parts}" if self.parts > 1 else ""
         return f"stack {self.stack}{cut}" if self.stack else "no stack"
 
+    @property
+    def in_place(self) -> bool:
+        return len(self.body.outputs) == 1 and all(node.op.in_place for node in self.body.nodes)
+
     @cached_property
     def kernel(self) -> tuple[KernelPlan, Binding]:
         """The kernel plan and what it is bound to (values of the body)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minidnn.graph.ir import Constant, Graph, Node, State, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR
-from minidnn.graph.operator import Elementwise, Reshaping
+from minidnn.graph.operator import Reshaping
 from minidnn.graph.operators import Transpose
 
 #: Storage begins at multiples of this many bytes: a cache line, an AVX-512 vector.
@@ -65,8 +65,8 @@ def updates_in_place(
     """The values that are written straight over the state that they become.
 
     A value is if the node that computes it is the last that may read the state, and reads it, if
-    at all, element by element.  What else states become is kept until every node was computed, and
-    copied then.
+    at all, element by element.  What else states become is kept until every node was computed; the
+    pass ``place_updates`` copies it.
     """
     if not graph.updates:
         return {}
@@ -88,7 +88,7 @@ def updates_in_place(
         if becomes.count(value) > 1 or state in becomes:
             continue
         position = graph.position[node]
-        pointwise = isinstance(node.op, Elementwise) and all(
+        pointwise = node.op.in_place and all(
             roots[v] is not state or v.type == value.type for v in node.tensors
         )
         if last.get(state, -1) < position or (last[state] == position and pointwise):

@@ -67,6 +67,12 @@ class Operator(ABC):
         return Cost(self.operations(inputs, outputs), sum(t.bytes for t in (*inputs, *outputs)))
 
     @property
+    def in_place(self) -> bool:
+        """Whether its output may be written over an operand of the same type: every element is
+        computed from those at its own position alone."""
+        return False
+
+    @property
     def name(self) -> str:
         return type(self).__name__
 
@@ -140,6 +146,7 @@ class Elementwise(Operator):
     """
 
     kind = "elementwise"
+    in_place = True
     channel_operands: ClassVar[int] = 0
 
     @abstractmethod

@@ -12,6 +12,7 @@ from minidnn.passes.freeze import FREEZE
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.layout import LAYOUT
 from minidnn.passes.place_concat import PLACE_CONCAT
+from minidnn.passes.place_updates import PLACE_UPDATES
 from minidnn.passes.pool_first import POOL_FIRST
 from minidnn.passes.pool_last import POOL_LAST
 from minidnn.passes.reduce_precision import REDUCE_PRECISION
@@ -38,6 +39,7 @@ PIPELINE: tuple[Pass, ...] = (
     PLACE_CONCAT,
     SCHEDULE,
     BY_IMAGE,
+    PLACE_UPDATES,
 )
 
 

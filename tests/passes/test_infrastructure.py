@@ -65,6 +65,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "place_concat",
         "schedule",
         "by_image",
+        "place_updates",
     ]
     for i, step in enumerate(PIPELINE):
         assert set(step.requires) <= set(names[:i])

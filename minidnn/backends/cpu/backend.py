@@ -19,6 +19,8 @@ from ...graph.ir import Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...runtime.cores import usable_cores
 from ...runtime.plan import Plan
+from ...runtime.store import Store
+from ..codegen.kernel import KernelSource
 from ..options import accuracy_option, check_options, tune_option
 from . import sequence
 from .bind import bind
@@ -30,7 +32,7 @@ from .kernels import compile_kernels
 from .library import NativeFunction
 from .lower import Task, lower_plan
 from .machine import describe_machine, memory_bytes
-from .native import why_not_cached
+from .native import runner_kernel, why_not_cached
 from .rates import measured_rates
 from .table import TableProgram
 from .target import CpuTarget, device_for
@@ -53,6 +55,7 @@ class CpuBackend:
     """Generated ISPC on the processor's vector units."""
 
     name = "cpu"
+    keeps_states = True
 
     def unavailable(self) -> str | None:
         try:
@@ -97,16 +100,27 @@ class CpuBackend:
         if tune == "heuristic":
             tasks = lower_plan(plan, isa, threads, accuracy)
         else:
-            tasks = tuned_tasks(plan, isa, threads, accuracy, tune, builder(plan, isa, threads))
+            build = builder(plan, isa, threads, store=Store())
+            tasks = tuned_tasks(plan, isa, threads, accuracy, tune, build)
         return builder(plan, isa, threads, guarded)(tasks)
 
 
-def builder(plan: Plan, isa: Isa, threads: int, guarded: bool = False) -> Build[CpuProgram]:
-    """Makes programs of a plan from its tasks."""
+def builder(
+    plan: Plan, isa: Isa, threads: int, guarded: bool = False, store: Store | None = None
+) -> Build[CpuProgram]:
+    """Makes programs of a plan from its tasks, whose states are those of ``store``, if any."""
 
     def build(tasks: Sequence[Task], other: CpuProgram | None = None) -> CpuProgram:
-        kernels = compile_kernels([task.source for task in tasks], isa)
-        return CpuProgram(plan, tasks, kernels, isa, threads, guarded, other)
+        texts = [task.source for task in tasks if isinstance(task.source, KernelSource)]
+        compiled = iter(compile_kernels(texts, isa))
+        kernels = [
+            runner_kernel(task.source) if isinstance(task.source, str) else next(compiled)
+            for task in tasks
+        ]
+        program = CpuProgram(plan, tasks, kernels, isa, threads, guarded, other)
+        if store is not None:
+            program.attach(store)
+        return program
 
     return build
 
@@ -155,6 +169,9 @@ class CpuProgram(TableProgram):
         table, self._names = bind(plan, tasks, kernels, self.constants, guarded)
         self.constants.finish()
         super().__init__(table, threads, guarded=guarded)
+
+    def attach(self, store: Store) -> None:
+        self.use_states(list(store.hold(self.plan.graph.states).values()), store.lock)
 
     @property
     def constant_bytes(self) -> int:
@@ -219,7 +236,8 @@ class CpuProgram(TableProgram):
         run: Callable[[list[int]], Any],
     ) -> None:
         if self.guarded:
-            self._run_guarded(inputs, outputs, run)
+            with self._lock:
+                self._run_guarded(inputs, outputs, run)
         else:
             super()._run(inputs, outputs, run)
 
@@ -229,15 +247,14 @@ class CpuProgram(TableProgram):
         outputs: Sequence[Array],
         run: Callable[[list[int]], Any],
     ) -> None:
-        given = [AlignedMemory(array.nbytes, Guard.END) for array in inputs]
-        made = [AlignedMemory(array.nbytes, Guard.END) for array in outputs]
-        arrays = [
-            buffer.array(array.dtype, array.shape)
-            for buffer, array in zip((*given, *made), (*inputs, *outputs), strict=True)
-        ]
-        for own, array in zip(arrays, inputs, strict=False):
-            own[...] = array
-        buffers = [AlignedMemory(size, Guard.END) for size in self._sizes] + given + made
+        outside = (*inputs, *outputs, *self._states)
+        given = [AlignedMemory(array.nbytes, Guard.END) for array in outside]
+        arrays = [b.array(a.dtype, a.shape) for b, a in zip(given, outside, strict=True)]
+        written = range(len(inputs), len(inputs) + len(outputs))
+        for i, (own, array) in enumerate(zip(arrays, outside, strict=True)):
+            if i not in written:
+                own[...] = array
+        buffers = [AlignedMemory(size, Guard.END) for size in self._sizes] + given
         run([*(buffer.address for buffer in buffers), self._constants_at])
         buffers += [constant.memory for constant in self.constants.all]
         names = self._names + ["the constants"] * (len(buffers) - len(self._names))
@@ -249,6 +266,6 @@ class CpuProgram(TableProgram):
         for value, own, array in zip(self.plan.graph.inputs, arrays, inputs, strict=False):
             if own.tobytes() != array.tobytes():
                 raise GraphError(f"a kernel wrote to the input {value.name!r}")
-        for own, array in zip(arrays[len(inputs) :], outputs, strict=True):
+        for own, array in zip(arrays[len(inputs) :], outside[len(inputs) :], strict=True):
             array[...] = own
         self._finish(inputs, outputs)

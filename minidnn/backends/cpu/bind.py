@@ -49,6 +49,7 @@ def bind(
         tuple(slots.memory),
         len(plan.graph.inputs),
         len(plan.graph.outputs),
+        len(plan.graph.states),
         tuple(slots.source(i) for i in range(len(plan.graph.outputs))),
         max((task.scratch_bytes for task in tasks), default=0),
     )
@@ -102,18 +103,21 @@ class _Slots:
         self.names.append("the workspace")
         self.names += [f"the input {value.name!r}" for value in graph.inputs]
         self.names += [f"the output {value.name!r}" for value in graph.outputs]
+        self.names += [f"the state {value.name!r}" for value in graph.states]
         first = len(self.memory)
         for i, value in enumerate(graph.inputs):
             self._places[value] = (first + i, 0, 0)
         first += len(graph.inputs)
         #: The output array in which each storage outside of the arena is written.
         self._written: dict[Value, int] = {}
+        for i, value in enumerate(graph.states):
+            self._places[value] = (first + len(graph.outputs) + i, 0, 0)
         for i, value in enumerate(graph.outputs):
             root = plan.roots.get(value)
             if root is not None and root not in self._places:
                 self._places[root] = (first + i, 0, 0)
                 self._written[root] = i
-        self.constants = first + len(graph.outputs)
+        self.constants = first + len(graph.outputs) + len(graph.states)
 
     def _add(self, value: Value, whole: int, own: int) -> None:
         """Gives a value a slot of its own."""
@@ -129,8 +133,9 @@ class _Slots:
         home = self._written.get(root)
         if home is not None:
             return None if home == number else len(graph.inputs) + home
-        if root in graph.inputs:
-            return graph.inputs.index(root)
+        given = (*graph.inputs, *([None] * len(graph.outputs)), *graph.states)
+        if root in given:
+            return given.index(root)
         return np.asarray(value.data)  # type: ignore[attr-defined]
 
     def operand(self, pointer: Pointer, group: range | None, constants: PackedConstants) -> Operand:

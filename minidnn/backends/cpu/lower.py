@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from ...fusion.one_image import one_image
 from ...fusion.region import FusedContraction, FusedSequence, window_alone
 from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node, Value
-from ...graph.liveness import is_view
+from ...graph.liveness import ALIGNMENT, is_view
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...graph.operators import (
     AdaptiveAvgPool2d,
@@ -29,7 +30,7 @@ from ...graph.operators import (
     Softmax,
     TakeChannels,
 )
-from ...graph.types import TensorType
+from ...graph.types import ITEMSIZE, TensorType
 from ...runtime.plan import Plan
 from ..codegen.kernel import KernelSource
 from .adaptive import print_adaptive
@@ -50,6 +51,7 @@ from .isa import Isa
 from .layer_norm import print_layer_norm
 from .matmul import print_matmul
 from .movement import print_copy, print_join
+from .packing import Packed, PackedVectors, data_of
 from .reduce import print_reduce
 from .sequence import print_sequence
 from .softmax import print_softmax
@@ -66,7 +68,8 @@ class Task:
     """One kernel over its tasks, for a node."""
 
     node: Node
-    source: KernelSource
+    #: Its text, or the name of a function of the runner.
+    source: KernelSource | str
     pointers: tuple[Pointer, ...]
     tasks: int
     grain: int = 1
@@ -149,9 +152,9 @@ class _Lowering:
             return ()
         if isinstance(op, FusedSequence):
             flat = is_flat(op.body) and all(map(self._is_dense, (*node.inputs, *node.outputs)))
-            return (self._flat(node, op) if flat else self._sequence(node, op),)
+            return (self._flat(node, op),) if flat else self._sequence(node, op)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
-            return (self._sequence(node, window_alone(node)),)
+            return self._sequence(node, window_alone(node))
         if isinstance(op, (FusedContraction, Contraction)):
             return self._contraction(node)
         if isinstance(op, Concat):
@@ -182,7 +185,7 @@ class _Lowering:
         given = (*pointers, node.output, lambda: shaped.sizes)
         return Task(node, shaped.source, given, shaped.tasks, shaped.grain)
 
-    def _sequence(self, node: Node, op: FusedSequence) -> Task:
+    def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
         kernel, binding = op.kernel
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
@@ -196,11 +199,10 @@ class _Lowering:
             self.isa,
         )
         vectors = [printed.vectors] if binding.vectors else []
-        pointers: list[Pointer] = [
-            _data(v) if isinstance(v, Constant) else v for v in (*inputs, *outputs)
-        ]
+        pointers = (*map(_pointer, (*inputs, *outputs)), *vectors)
         tasks = binding.batch * printed.tasks_per_image
-        return Task(node, printed.source, (*pointers, *vectors), tasks, 1, printed.scratch_bytes)
+        task = Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
+        return _packing([task], outer)
 
     def _contraction(self, node: Node) -> Sequence[Task]:
         parts = parts_of(node)
@@ -228,7 +230,7 @@ class _Lowering:
         choice = self.choose(question)
         printed = print_choice(parts, choice, self.threads)
         values = [_pointer(value) for value in (source, *others, result)]
-        return [
+        tasks = [
             Task(
                 node,
                 stage.source,
@@ -242,6 +244,7 @@ class _Lowering:
             )
             for stage in printed.stages
         ]
+        return _packing(tasks, outer)
 
     def _join(self, node: Node, op: Concat) -> Sequence[Task]:
         """Copies the operands that were not written in place."""
@@ -276,6 +279,38 @@ class _Lowering:
         tasks = value.type.plane[0] * printed.tasks_per_image
         pointers = (_pointer(value), out)
         return Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
+
+
+def _packing(tasks: Sequence[Task], outer: Mapping[Value, Value]) -> Sequence[Task]:
+    """The tasks of a node, behind those that pack what they read of values that are no constants.
+
+    Packed they lie in workspace, behind what the tasks use of it.  ``outer`` gives the operands of
+    a region for the inputs of its body.
+    """
+    end = max(task.workspace_bytes for task in tasks)
+    before: list[Task] = []
+    places: dict[Pointer, Workspace] = {}
+    for pointer in dict.fromkeys(p for task in tasks for p in task.pointers):
+        if not isinstance(pointer, (Packed, PackedVectors)):
+            continue
+        values = [outer.get(value, value) for value in pointer.values]
+        if all(isinstance(value, Constant) for value in values):
+            continue
+        packed = pointer if isinstance(pointer, Packed) else pointer.picked()
+        place = places[pointer] = Workspace(-(-end // ALIGNMENT) * ALIGNMENT)
+        end = place.offset + ITEMSIZE["float32"] * packed.size
+        given = (place, *map(_array, packed.numbers), *map(_pointer, values))
+        before.append(Task(tasks[0].node, packed.function, given, packed.tasks, packed.grain))
+    if not before:
+        return tasks
+    return [
+        replace(task, pointers=tuple(places.get(p, p) for p in task.pointers), workspace_bytes=end)
+        for task in (*before, *tasks)
+    ]
+
+
+def _array(array: np.ndarray) -> Pointer:
+    return lambda: array
 
 
 def _staged(node: Node) -> Staged | None:
@@ -328,9 +363,4 @@ def _rows(type: TensorType) -> Tensor:
 
 
 def _pointer(value: Value) -> Pointer:
-    return _data(value) if isinstance(value, Constant) else value
-
-
-def _data(value: Value) -> Callable[[], np.ndarray]:
-    assert isinstance(value, Constant)
-    return lambda: value.data
+    return partial(data_of, value) if isinstance(value, Constant) else value

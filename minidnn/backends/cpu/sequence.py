@@ -11,9 +11,8 @@ above the bound that :mod:`.finite` found, the task is computed again by the sec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from ...fusion.geometry import Extent
 from ...fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from ...fusion.region import FusedSequence
 from ...fusion.sequence import Schedule
-from ...graph.ir import Constant
 from ...graph.operator import Windowed
 from ...graph.window import WindowReduce
 from ..codegen.code import Code
@@ -30,6 +28,7 @@ from ..codegen.dialect import literal
 from ..codegen.kernel import KernelSource
 from .finite import input_bound
 from .isa import Isa
+from .packing import PackedVectors
 from .patch import Storage, identity_columns, storages_of
 from .step import WORDS, StepPrinter
 from .tensor import Access, Tensor
@@ -48,13 +47,13 @@ _IDENTITY_ROWS: tuple[WindowReduce, ...] = ("max", "average")
 class SequenceKernel:
     """A printed plan: its source, tasks an image, and the scratch memory of a thread.
 
-    ``vectors()`` gives what its last pointer points to; there is none if it is empty.
+    ``vectors`` is what its last pointer points to; there is none if it has no values.
     """
 
     source: KernelSource
     tasks_per_image: int
     scratch_bytes: int
-    vectors: Callable[[], np.ndarray]
+    vectors: PackedVectors
 
 
 def print_sequence(
@@ -138,7 +137,7 @@ class _Printer:
         text = "".join((str(moves), *functions, str(segments), str(main)))
         source = KernelSource.named("seq", text, "$")
         floats = self._rows_offset + self.row_floats
-        vectors = partial(_packed, self.binding, self.lanes)
+        vectors = _packed(self.binding, self.lanes)
         return SequenceKernel(source, self.tasks * sum(blocks), floats * 4, vectors)
 
     # Scratch memory: seen magnitudes, a row of each identity, buffers, rows being transposed
@@ -448,21 +447,23 @@ class _Printer:
         )
 
 
-def _packed(binding: Binding, lanes: int) -> np.ndarray:
+def _packed(binding: Binding, lanes: int) -> PackedVectors:
     """All vectors, block by block of channels, each block filled up with zeros."""
-    blocks = []
-    for begin, end in binding.segments:
-        for first in range(begin, end, lanes):
-            past = min(first + lanes, end)
-            for vector in binding.vectors:
-                assert isinstance(vector.value, Constant)
-                part = np.zeros(lanes, np.float32)
-                data = vector.value.data
-                low, high = first - vector.channel, past - vector.channel
-                if low >= 0 and high <= data.size:
-                    part[: high - low] = data[low:high]
-                blocks.append(part)
-    return np.concatenate(blocks) if blocks else np.empty(0, np.float32)
+
+    def pack(given: Sequence[np.ndarray]) -> np.ndarray:
+        blocks = []
+        for begin, end in binding.segments:
+            for first in range(begin, end, lanes):
+                past = min(first + lanes, end)
+                for vector, data in zip(binding.vectors, given, strict=True):
+                    part = np.zeros(lanes, data.dtype)
+                    low, high = first - vector.channel, past - vector.channel
+                    if low >= 0 and high <= data.size:
+                        part[: high - low] = data[low:high]
+                    blocks.append(part)
+        return np.concatenate(blocks)
+
+    return PackedVectors([vector.value for vector in binding.vectors], pack)
 
 
 def _seen_by_maxima(plan: KernelPlan) -> frozenset[int]:

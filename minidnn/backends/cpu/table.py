@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,12 @@ from .program import BoundKernel, Group, NativeProgram, shared_pool
 
 @dataclass(frozen=True)
 class Table:
-    """Regions whose slots are first the memory of a run, then inputs, outputs, and constants.
+    """Regions whose slots are first the memory of a run, then inputs, outputs, states, constants.
 
     Attributes:
         memory: of each slot of a run's own, bytes for all threads and bytes for each of them.
-        sources: for each output the input or output (inputs come first), or the constant, that
-            it is a copy of; None if kernels write it.
+        sources: for each output the input, output or state (they come in this order), or the
+            constant, that it is a copy of; None if kernels write it.
         scratch_bytes: of each thread.
     """
 
@@ -29,13 +30,14 @@ class Table:
     memory: tuple[tuple[int, int], ...]
     inputs: int
     outputs: int
+    states: int
     sources: tuple[int | Array | None, ...]
     scratch_bytes: int
 
     @property
     def constants(self) -> int:
         """The slot of the constants."""
-        return len(self.memory) + self.inputs + self.outputs
+        return len(self.memory) + self.inputs + self.outputs + self.states
 
 
 class TableProgram:
@@ -59,6 +61,14 @@ class TableProgram:
             table.regions, table.constants + 1, table.scratch_bytes, shared_pool(threads), guarded
         )
         self._idle: collections.deque[list[AlignedMemory]] = collections.deque()
+        self._lock: AbstractContextManager[Any] = nullcontext()
+        self._states: list[Array] = []
+        self._addresses: list[int] = []
+
+    def use_states(self, states: list[Array], lock: AbstractContextManager[Any]) -> None:
+        """From now on reads and writes these arrays, and holds the lock in a run."""
+        self._states, self._lock = states, lock
+        self._addresses = [array.ctypes.data for array in states]
 
     @property
     def run_bytes(self) -> int:
@@ -80,7 +90,8 @@ class TableProgram:
 
     def run_at(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Computes from and to contiguous arrays of the right types at these addresses."""
-        self._run_on([*inputs, *outputs], self._program.run)
+        with self._lock:
+            self._run_on([*inputs, *outputs], self._program.run)
 
     def use_threads_of(self, team: int) -> None:
         """From now on runs with the threads of an OpenMP library, see :class:`Pool`."""
@@ -96,8 +107,9 @@ class TableProgram:
         outputs: Sequence[Array],
         run: Callable[[list[int]], Any],
     ) -> None:
-        self._run_on([array.ctypes.data for array in (*inputs, *outputs)], run)
-        self._finish(inputs, outputs)
+        with self._lock:
+            self._run_on([array.ctypes.data for array in (*inputs, *outputs)], run)
+            self._finish(inputs, outputs)
 
     def _run_on(self, addresses: list[int], run: Callable[[list[int]], Any]) -> None:
         """Runs on inputs and outputs at these addresses, with buffers that no other run has."""
@@ -107,13 +119,16 @@ class TableProgram:
             self.release_memory()  # perhaps of a network that was dropped once compiled
             memory = [AlignedMemory(size) for size in self._sizes]
         try:
-            run([*(buffer.address for buffer in memory), *addresses, self._constants_at])
+            own = [buffer.address for buffer in memory]
+            run([*own, *addresses, *self._addresses, self._constants_at])
         finally:
             self._idle.append(memory)
 
     def _finish(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Copies outputs that no kernel writes: inputs, constants, and values given twice."""
+        """Copies outputs that no kernel writes: inputs, constants, states that stay as they are,
+        and values given twice."""
+        arrays = (*inputs, *outputs, *self._states)
         for source, array in zip(self.table.sources, outputs, strict=True):
             if source is not None:
-                given = (*inputs, *outputs)[source] if isinstance(source, int) else source
+                given = arrays[source] if isinstance(source, int) else source
                 array[...] = np.reshape(given, array.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...fusion.contraction import parts_of
 from ...fusion.device import Device
 from ...fusion.region import FusedContraction, FusedSequence, Region
 from ...fusion.stacks import reads_otherwise
@@ -52,7 +53,7 @@ class CpuTarget(Target):
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
         if self._is_stem(node) and value is node.inputs[0]:
             return PLANAR
-        return layout
+        return PLANAR if value is _weight(node) else layout
 
     def _is_stem(self, node: Node) -> bool:
         inner = node.op.body.nodes[0] if isinstance(node.op, Region) else node
@@ -103,6 +104,8 @@ class CpuTarget(Target):
 
     def refuse_by_image(self, node: Node) -> str | None:
         kinds = (Region, Conv2d, Concat, Reorder, AdaptiveAvgPool2d)
+        if _weight(node) is not None:
+            return "its weights would be packed for every image"
         return None if isinstance(node.op, kinds) else f"{node.op.name} reads whole batches"
 
     def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
@@ -117,6 +120,16 @@ class CpuTarget(Target):
         if channel % self.lanes:
             return f"channel {channel}, where it would begin, is no multiple of {self.lanes} lanes"
         return None
+
+
+def _weight(node: Node) -> Value | None:
+    """The operand that is a contraction's weight; None if that is a constant."""
+    if not isinstance(node.op, (Contraction, FusedContraction)):
+        return None
+    weight = parts_of(node).node.inputs[1]
+    if isinstance(node.op, FusedContraction):
+        weight = dict(zip(node.op.body.inputs, node.inputs, strict=True)).get(weight, weight)
+    return None if isinstance(weight, Constant) else weight
 
 
 def _averages_long(node: Node) -> bool:

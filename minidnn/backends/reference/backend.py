@@ -5,8 +5,8 @@ that they lie, and storage is overwritten with NaN once the plan says that it is
 a wrong lifetime, offset or placement shows as a wrong result.  ``interpret=True`` computes
 sequences patch by patch with the interpreter of their kernel plans instead.
 
-States lie in a store.  What a state becomes is written over it where the plan says so, and after
-the last node elsewhere; a run that fails leaves the store as it was.
+States lie in a store, and what they become is written over them; a run that fails leaves the store
+as it was.
 """
 
 from __future__ import annotations
@@ -95,11 +95,6 @@ class ReferenceProgram:
                 memory.poison(value)
         for value, out in zip(graph.outputs, outputs, strict=True):
             out[...] = self._operand(memory, value)
-        # All of them are read before the first is written: states may become each other.
-        updates = [(s, self._operand(memory, v)) for s, v in graph.updates.items()]
-        made = [(s, v.copy()) for s, v in updates if not np.shares_memory(v, self._states[s])]
-        for state, array in made:
-            self._states[state][...] = array
 
     def _compute(self, node: Node, operands: list[np.ndarray]) -> tuple[np.ndarray, ...]:
         if self.interpret and isinstance(node.op, FusedSequence):

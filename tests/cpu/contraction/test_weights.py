@@ -16,6 +16,8 @@ from minidnn.backends.cpu.contraction.winograd.scheme import WinogradScheme
 from minidnn.backends.cpu.contraction.winograd.transform import F2, F4, Transform
 from minidnn.backends.cpu.contraction.winograd.weights import transformed_weights
 from minidnn.backends.cpu.packing import Packed
+from minidnn.graph.ir import Constant
+from minidnn.graph.types import TensorType
 
 Widths = list[tuple[int, int]]
 
@@ -37,6 +39,10 @@ def tile_of(outputs: int, lanes: int, vectors: int) -> tuple[Tile, Widths]:
     firsts = np.cumsum([0, *counts]) * lanes
     widths = [(int(first), count * lanes) for first, count in zip(firsts, counts, strict=False)]
     return Tile(1, 4, vectors, wide, narrow), widths
+
+
+def constant(weight: np.ndarray) -> Constant:
+    return Constant(TensorType(weight.shape), "weight", weight)
 
 
 def written(packed: Packed, threads: int) -> np.ndarray:
@@ -86,7 +92,7 @@ def test_weights_in_the_order_of_the_sum(
             rows = np.zeros((width, inputs, kernel**2), np.float32)
             rows[: max(0, outputs - first)] = terms[first : first + width]
             expected += in_order(rows, inputs if kernel == 1 else unit)
-    packed = packed_weights(lambda: weight, scheme)
+    packed = packed_weights(constant(weight), scheme)
     np.testing.assert_array_equal(written(packed, threads), np.concatenate(expected))
     np.testing.assert_array_equal(packed(), np.concatenate(expected))
 
@@ -95,9 +101,9 @@ def test_weights_that_do_not_lie_as_they_are_counted() -> None:
     tile, _ = tile_of(32, 8, 2)
     scheme = Scheme(problem(1, 32, 24, 1), 8, tile, "none", 8, 1, 0)
     weight = np.random.default_rng(0).standard_normal((24, 64), np.float32).T[::2]
-    found = packed_weights(lambda: weight, scheme)()
+    found = packed_weights(constant(weight), scheme)()
     np.testing.assert_array_equal(
-        found, packed_weights(lambda: np.ascontiguousarray(weight), scheme)()
+        found, packed_weights(constant(np.ascontiguousarray(weight)), scheme)()
     )
 
 
@@ -121,7 +127,7 @@ def test_transformed_weights(
         made = np.einsum("ar,oirs,bs->abio", g, rows, g)
         parts.append(made.reshape(scheme.matrices, -1))
     expected = np.concatenate([p.ravel() for p in parts] if local else parts, axis=-1).ravel()
-    found = written(transformed_weights(lambda: weight, scheme), threads)
+    found = written(transformed_weights(constant(weight), scheme), threads)
     # Sums in float64 in another order: at most the last bit of a float32 differs.
     np.testing.assert_allclose(found, expected, rtol=2e-7, atol=1e-12)
     assert np.count_nonzero(found != expected.astype(np.float32)) <= 1 + found.size // 1000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from .problem import BlockedView
 from .scheme import AHEAD_FLOATS, LINE_FLOATS, Scheme
 from .stage import Pointer, PrintedContraction, Stage
 from .tile import print_tile, tile_name
-from .weights import pack_inputs, pack_outputs, packed_weights
+from .weights import packed_inputs, packed_outputs, packed_weights
 
 
 def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContraction:
@@ -26,15 +26,15 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContr
     code = Code()
     printer = _Kernel(parts, scheme, code)
     printer.print()
-    weight, *bias = (_data(value) for value in parts.node.inputs[1:])
+    weight, *bias = parts.node.inputs[1:]
     others = len(parts.others)
     pointers: list[Pointer] = [
         *range(others + 2),
         packed_weights(weight, scheme),
-        lambda: pack_outputs(bias[0]() if bias else None, scheme),
+        packed_outputs(bias, scheme),
     ]
-    pointers += [_packed(pack_inputs, v, scheme) for v in printer.packer.vectors]
-    pointers += [_packed(pack_outputs, v, scheme) for v in printer.epilogue.vectors]
+    pointers += [packed_inputs(v, scheme) for v in printer.packer.vectors]
+    pointers += [packed_outputs([v], scheme) for v in printer.epilogue.vectors]
     stage = Stage(
         KernelSource.named("conv", str(code)),
         (*pointers, printer.numbers.pack),
@@ -45,16 +45,9 @@ def print_scheme(parts: Parts, scheme: Scheme, threads: int = 1) -> PrintedContr
     return PrintedContraction("direct", (stage,))
 
 
-def _data(value: Value) -> Callable[[], np.ndarray]:
-    assert isinstance(value, Constant)
-    return lambda: value.data
-
-
-def _packed(
-    pack: Callable[[np.ndarray, Scheme], np.ndarray], value: Value, scheme: Scheme
-) -> Callable[[], np.ndarray]:
-    data = _data(value)
-    return lambda: pack(data(), scheme)
+def _finite(weight: Value) -> int:
+    """Whether all weights are known to be finite."""
+    return int(isinstance(weight, Constant) and np.isfinite(weight.data).all())
 
 
 class _Kernel:
@@ -65,8 +58,7 @@ class _Kernel:
         self.numbers = Numbers()
         self.epilogue = Epilogue(parts, scheme, self.numbers)
         self.packer = Packer(parts, scheme, self.numbers)
-        weight = _data(parts.node.inputs[1])
-        self.finite = lambda: int(np.isfinite(weight()).all())
+        self.finite = partial(_finite, parts.node.inputs[1])
 
     def print(self) -> None:
         scheme, tile, code = self.scheme, self.scheme.tile, self.code

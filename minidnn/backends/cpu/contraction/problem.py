@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ....fusion.contraction import Parts
-from ....graph.ir import Constant, Value
+from ....graph.ir import Value
 from ....graph.operators import Conv2d, Linear
 from ....graph.types import TensorType
 from ..tensor import Tensor
@@ -246,9 +246,6 @@ def why_unsupported(parts: Parts) -> str | None:
     for type in types:
         if type.dtype != "float32":
             return f"an operand is {type.dtype}; the CPU computes in float32"
-    for value in (*parts.node.inputs[1:], *parts.vectors):
-        if not isinstance(value, Constant):
-            return f"{value.name} is computed at run time; weights and vectors must be constants"
     output = parts.node.output
     for operation in (*parts.prologue, *parts.epilogue):
         if operation.window is not None or operation.is_join:

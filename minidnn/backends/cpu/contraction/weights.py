@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 
+from ....graph.ir import Value
 from ..buffers import Array
-from ..packing import Packed
+from ..packing import Packed, PackedVectors
 from .scheme import Scheme
 from .tiling import Tile
 
@@ -17,7 +18,7 @@ _UNIT = 64
 """Inputs that are transposed at a time where their order is that of the weights."""
 
 
-def packed_weights(weight: Callable[[], Array], scheme: Scheme) -> Packed:
+def packed_weights(weight: Value, scheme: Scheme) -> Packed:
     """Weights (O, I, KH, KW) or (O, I) as [group][tile group][term of the sum][lanes].
 
     Terms are in the order of the sum: blocks of ``unit`` channels, in each the taps, then channels.
@@ -31,7 +32,7 @@ def packed_weights(weight: Callable[[], Array], scheme: Scheme) -> Packed:
     numbers += [taps, unit, 0]
     return Packed(
         "md_pack_weights",
-        weight,
+        [weight],
         [np.array(numbers, np.int64)],
         scheme.groups * scheme.slots * problem.depth,
         scheme.groups * scheme.tile.groups * -(-problem.inputs // step),
@@ -49,22 +50,31 @@ def input_step(tile: Tile, lanes: int, inputs: int, floats: int, unit: int) -> i
     return min(units * unit, -(-inputs // unit) * unit)
 
 
-def pack_outputs(vector: Array | None, scheme: Scheme) -> Array:
-    """A number per output channel, each group's filled up with zeros to whole vectors."""
-    packed = np.zeros((scheme.groups, scheme.slots), np.float32)
-    if vector is not None:
-        packed[:, : scheme.outputs] = vector.reshape(scheme.groups, scheme.outputs)
-    return packed.reshape(-1)
+def packed_outputs(vectors: Sequence[Value], scheme: Scheme) -> PackedVectors:
+    """A number per output channel, each group's filled up with zeros to whole vectors; zeros alone
+    of no vector."""
+
+    def pack(given: Sequence[Array]) -> Array:
+        packed = np.zeros((scheme.groups, scheme.slots), given[0].dtype if given else np.float32)
+        for vector in given:
+            packed[:, : scheme.outputs] = vector.reshape(scheme.groups, scheme.outputs)
+        return packed.reshape(-1)
+
+    return PackedVectors(vectors, pack)
 
 
-def pack_inputs(vector: Array, scheme: Scheme) -> Array:
+def packed_inputs(vector: Value, scheme: Scheme) -> PackedVectors:
     """A number per input channel, as the packing function reads it."""
+    return PackedVectors([vector], lambda given: _pack_inputs(given[0], scheme))
+
+
+def _pack_inputs(vector: Array, scheme: Scheme) -> Array:
     problem, lanes = scheme.problem, scheme.lanes
     if scheme.packing == "lanes":
         outputs = np.arange(scheme.slots) // problem.outputs * problem.inputs
         outputs[scheme.outputs :] = 0
         channels = outputs.reshape(-1, 1, lanes) + np.arange(problem.inputs)[:, None]
-        return np.ascontiguousarray(vector[channels].reshape(-1), np.float32)
-    packed = np.zeros(-(-len(vector) // lanes) * lanes, np.float32)
+        return np.ascontiguousarray(vector[channels].reshape(-1))
+    packed = np.zeros(-(-len(vector) // lanes) * lanes, vector.dtype)
     packed[: len(vector)] = vector
     return packed

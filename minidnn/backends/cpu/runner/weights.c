@@ -39,15 +39,15 @@ static int64_t slots(const shape *s) {
   return (s->outputs + s->lanes - 1) / s->lanes * s->lanes;
 }
 
-/* pointers: floats to write, weights [group][output][input][tap], shape.  Written are
+/* pointers: floats to write, shape, weights [group][output][input][tap].  Written are
  * [group][tile group][block of `unit` inputs][tap][input][lane]. */
 void md_pack_weights(void *const *pointers, int32_t begin, int32_t end, void *scratch) {
-  const shape *s = pointers[2];
+  const shape *s = pointers[1];
   const int64_t taps = s->taps, depth = s->inputs * taps;
   (void)scratch;
   for (int64_t task = begin; task < end; task++) {
     const part p = part_of(s, task);
-    const float *weights = (const float *)pointers[1] + (p.group * s->outputs + p.first) * depth;
+    const float *weights = (const float *)pointers[2] + (p.group * s->outputs + p.first) * depth;
     float *packed = (float *)pointers[0] + (p.group * slots(s) + p.first) * depth;
     const int64_t valid = least(p.width, s->outputs - p.first);
     for (int64_t at = p.begin; at < p.end; at += s->unit) {
@@ -89,27 +89,37 @@ static inline void transform(int n, const double *matrix, const float *weights, 
 }
 
 static inline void transform_part(int n, const shape *s, const part *p, void *const *pointers) {
-  const double *matrix = pointers[3];
+  const double *matrix = pointers[2];
   const int64_t next = s->inputs * (s->local ? p->width : slots(s));
   float *packed = (float *)pointers[0] + p->first * s->inputs * (s->local ? n * n : 1);
   for (int64_t lane = 0; lane < p->width; lane += LANES) {
     const int64_t output = p->first + lane, valid = most(0, s->outputs - output);
-    const float *weights = (const float *)pointers[1] + output * s->inputs * 9;
+    const float *weights = (const float *)pointers[3] + output * s->inputs * 9;
     for (int64_t i = p->begin; i < p->end; i++)
       transform(n, matrix, weights + i * 9, s->inputs * 9, valid, packed + i * p->width + lane, next);
   }
 }
 
-/* pointers: floats to write, weights [output][input][9], shape, the transform's matrix G (n x 3) of
- * float64.  Written are [tile group][matrix][input][lane] if local, else
+/* pointers: floats to write, shape, the transform's matrix G (n x 3) of float64, weights
+ * [output][input][9].  Written are [tile group][matrix][input][lane] if local, else
  * [matrix][tile group][input][lane]. */
 #define MD_PACK_TRANSFORMED(n)                                                            \
   void md_pack_transformed_##n(void *const *pointers, int32_t begin, int32_t end, void *scratch) { \
     (void)scratch;                                                                        \
     for (int64_t task = begin; task < end; task++) {                                      \
-      const part p = part_of(pointers[2], task);                                          \
-      transform_part(n, pointers[2], &p, pointers);                                       \
+      const part p = part_of(pointers[1], task);                                          \
+      transform_part(n, pointers[1], &p, pointers);                                       \
     }                                                                                     \
   }
 MD_PACK_TRANSFORMED(4)
 MD_PACK_TRANSFORMED(6)
+
+/* pointers: floats to write, for each of them the number of a vector (-1: it is zero) and a place in
+ * it, the vectors. */
+void md_pick(void *const *pointers, int32_t begin, int32_t end, void *scratch) {
+  float *picked = pointers[0];
+  const int64_t *table = pointers[1];
+  (void)scratch;
+  for (int64_t i = begin; i < end; i++)
+    picked[i] = table[2 * i] < 0 ? 0 : ((const float *)pointers[2 + table[2 * i]])[table[2 * i + 1]];
+}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from .....fusion.contraction import Parts
-from .....graph.ir import Constant, Value
 from ....codegen.code import Code
 from ....codegen.kernel import KernelSource
-from ...buffers import Array
 from ..epilogue import Epilogue
 from ..numbers import PARAMETER, Numbers
 from ..scheme import LINE_FLOATS
 from ..stage import Pointer, PrintedContraction, Stage, Workspace
 from ..tile import print_tile, tile_name
-from ..weights import pack_outputs
+from ..weights import packed_outputs
 from .functions import (
     print_into,
     print_load,
@@ -107,16 +105,13 @@ class _Printer:
     def vectors(self) -> dict[str, Pointer]:
         """The bias and the vectors of the epilogue."""
         result = self.scheme.result
-        bias = [_data(value) for value in self.parts.node.inputs[2:]]
-        made: dict[str, Pointer] = {
-            "bias": lambda: pack_outputs(bias[0]() if bias else None, result)
-        }
+        made: dict[str, Pointer] = {"bias": packed_outputs(self.parts.node.inputs[2:], result)}
         for i, value in enumerate(self.epilogue.vectors):
-            made[f"e{i}"] = _packed_outputs(value, self.scheme)
+            made[f"e{i}"] = packed_outputs([value], result)
         return made
 
     def weights(self) -> Pointer:
-        return transformed_weights(_data(self.parts.node.inputs[1]), self.scheme)
+        return transformed_weights(self.parts.node.inputs[1], self.scheme)
 
     def clear(self) -> None:
         """Fills the row of zeros."""
@@ -398,13 +393,3 @@ class _Out(_Printer):
                 f"(line * {across} + column) * {lanes};"
             )
             print_store(code, scheme, numbers, self.epilogue, "image", "row", "column")
-
-
-def _data(value: Value) -> Callable[[], Array]:
-    assert isinstance(value, Constant)
-    return lambda: value.data
-
-
-def _packed_outputs(value: Value, scheme: WinogradScheme) -> Callable[[], Array]:
-    data = _data(value)
-    return lambda: pack_outputs(data(), scheme.result)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from ...buffers import Array
+from .....graph.ir import Value
 from ...packing import Packed
 from ..weights import input_step, outputs_numbers
 from .scheme import WinogradScheme
 
 
-def transformed_weights(weight: Callable[[], Array], scheme: WinogradScheme) -> Packed:
+def transformed_weights(weight: Value, scheme: WinogradScheme) -> Packed:
     """Weights (O, I, 3, 3), transformed in float64, in the order in which kernels read them.
 
     [group of vectors of outputs][matrix][input][lanes of the group] where a task computes a group
@@ -25,7 +23,7 @@ def transformed_weights(weight: Callable[[], Array], scheme: WinogradScheme) -> 
     numbers += [9, 1, scheme.local]
     return Packed(
         f"md_pack_transformed_{scheme.transform.inputs}",
-        weight,
+        [weight],
         [np.array(numbers, np.int64), np.ascontiguousarray(scheme.transform.weights)],
         scheme.matrices * scheme.output_blocks * lanes * problem.inputs,
         tile.groups * -(-problem.inputs // step),
