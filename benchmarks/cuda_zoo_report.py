@@ -49,9 +49,9 @@ def main() -> None:
 
 def report(cells: Iterable[Cell]) -> str:
     """Markdown: a summary of stages, then a row for each cell."""
-    last = {(c["precision"], c["batch"], c["network"]): c for c in cells}
+    last = last_cells(cells)
     stages: dict[tuple[str, int], list[Cell]] = {}
-    for cell in last.values():
+    for cell in last:
         stages.setdefault((cell["precision"], cell["batch"]), []).append(cell)
     rows = ["| precision | batch | cells | geometric mean | least | under 1 | failed |"]
     rows.append("|---|---|---|---|---|---|---|")
@@ -78,6 +78,11 @@ def report(cells: Iterable[Cell]) -> str:
             texts = (*names, *times, _ratio_text(cell), *_errors(cell), cell["commit"][:7])
             rows.append("| " + " | ".join(texts) + " |")
     return "\n".join(rows)
+
+
+def last_cells(cells: Iterable[Cell]) -> list[Cell]:
+    """The last measurement of each cell."""
+    return list({(c["precision"], c["batch"], c["network"]): c for c in cells}.values())
 
 
 def ratio(cell: Cell) -> float | None:
@@ -130,7 +135,7 @@ def fusion(cells: Iterable[Cell]) -> str:
     titles += ["total gain", "time saved", "gain over contractions"]
     titles += ["optimisable before, ms", "after, ms", "gain", "contracting before, ms", "after, ms"]
     rows = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-    for cell in {(c["precision"], c["batch"], c["network"]): c for c in cells}.values():
+    for cell in last_cells(cells):
         ms = cell["ms"]
         names = f"{cell['network']} | {cell['precision']} | {cell['batch']}"
         if not {before, between, OWN} <= set(ms):

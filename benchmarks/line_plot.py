@@ -26,7 +26,8 @@ def line_plot(panels: Sequence[Panel], x_label: str, y_label: str) -> str:
     """The text of an SVG file; lines of one name have one colour in all panels."""
     names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
     colors = dict(zip(names, COLORS, strict=False))
-    width, height = WIDTH * len(panels), HEIGHT + LEGEND
+    legend = LEFT + sum(45 + 6.5 * len(name) for name in names)
+    width, height = max(WIDTH * len(panels), ceil(legend)), HEIGHT + LEGEND
     text = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" font-family="sans-serif" font-size="11">',

@@ -118,13 +118,19 @@ def head_of(section: Section, found: Any) -> list[str]:
 def written() -> dict[str, str]:
     """All files of docs/results."""
     from benchmarks.report_pages import PAGES
+    from benchmarks.report_tables import overview
 
-    files, rows = {}, []
+    files, rows = {"beside-peers.svg": overview()}, []
     for page in PAGES:
         files[f"{page.name}.md"], plots = page_text(page)
         files |= plots
         rows.append(f"| [{page.title}]({page.name}.md) | {page.about} |")
     about = "What has been measured. How to measure again: [measure](../how-to/measure.md)."
+    about += (
+        " On the CPU minidnn has no bfloat16, which OpenVINO takes by default on processors that "
+        "have it and which is then often faster; all engines compute in exact float32 here."
+    )
+    about += "\n\n![The zoo beside other engines](beside-peers.svg)"
     table = ["| page | what it shows |", "|---|---|", *rows]
     return {"index.md": "\n".join([HEAD, "", "# Results", "", about, "", *table, ""]), **files}
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.cuda_zoo_report import Cell, ratio
+from benchmarks.cuda_zoo_report import Cell, last_cells, ratio
 from benchmarks.report import RESULTS, figures
 from minidnn.bench.engines import NAMES, OWN
 from minidnn.bench.plot import to_svg
@@ -43,13 +43,17 @@ def on(name: str, first: str = "") -> Any:
             if name in machine
         ]
         last = {(case["case"], _peers(case)): case for case in sorted(cases, key=_measured)}
-        order = sorted(last.values(), key=lambda c: (_isa(c), c["rows"] not in USUAL, c["batch"]))
+        order = sorted(last.values(), key=_place)
         return [case for case in order if not any(_better(other, case) for other in order)]
 
     return select
 
 
 USUAL = (224, 299)
+
+
+def _place(case: Record) -> tuple[Any, ...]:
+    return (_isa(case), case["rows"] not in USUAL, case["batch"], case["network"], _peers(case))
 
 
 def _measured(case: Record) -> str:
@@ -132,7 +136,7 @@ def networks_plot(cases: Sequence[Record]) -> str:
 def cells_plot(cells: Sequence[Cell]) -> str:
     """The ratios of one stage, beside each of PyTorch's modes."""
     shown = []
-    for cell in sorted(cells, key=lambda c: str(c["network"])):
+    for cell in sorted(last_cells(cells), key=lambda c: str(c["network"])):
         if (cell["precision"], cell["batch"]) == ("float16", 128):
             own = cell["ms"][OWN]
             ratios = {
@@ -157,6 +161,31 @@ def beside(cells: Sequence[Cell]) -> str:
         for cell in sorted(cells, key=lambda c: (c["batch"], c["network"]))
     ]
     return markdown(titles, rows)
+
+
+def overview(_: Any = None) -> str:
+    """Geometric means of each peer's ratios, on a CPU and on a GPU."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for case in on("AMD EPYC (26/")(figures("cpu_networks.json")):
+        if case["rows"] in USUAL and not _isa(case):
+            peers = found.setdefault(f"CPU, Zen 5, float32, batch {case['batch']}", {})
+            for name in _peers(case):
+                peers.setdefault(name, []).append(case["engines"][name]["ratio"]["value"])
+    for cell in last_cells(figures("cuda_zoo_h200.jsonl")):
+        if cell["precision"] == "float16":
+            peers = found.setdefault(f"GPU, H200, float16, batch {cell['batch']}", {})
+            for name, ms in cell["ms"].items():
+                if name != OWN:
+                    peers.setdefault(name, []).append(ms / cell["ms"][OWN])
+    shown = {
+        case: {
+            name: {"ratio": dict.fromkeys(("value", "low", "high"), geometric_mean(ratios))}
+            for name, ratios in peers.items()
+        }
+        for case, peers in found.items()
+    }
+    order = sorted(shown.items(), key=lambda one: (one[0][:3], int(one[0].split()[-1])))
+    return to_svg(order, "The zoo beside other engines, geometric means")
 
 
 # One layer, one kernel
