@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 DOCUMENTS = ["README.md", *PAGES]
+MODULE = re.compile(r"python -m ((?:benchmarks|minidnn|tests)[\w.]*\w)")
 
 
 def links(document: str) -> list[str]:
@@ -42,6 +43,15 @@ def test_files_that_are_named_exist(document: str) -> None:
     ours = [name for name in named if "NAME" not in name and not name.startswith("tests/cupy")]
     missing = [name for name in ours if not (ROOT / name).exists()]
     assert missing == [], f"{document} names files that are not there"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_modules_that_are_run_exist(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    names = [name.replace("minidnn.models", "models") for name in MODULE.findall(text)]
+    files = [ROOT / name.replace(".", "/") for name in names]
+    missing = [f for f in files if not f.with_suffix(".py").exists() and not f.is_dir()]
+    assert missing == [], f"{document} runs modules that are not there"
 
 
 def test_the_readme_leads_to_every_document() -> None:
