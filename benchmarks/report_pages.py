@@ -416,7 +416,7 @@ PAGES = (
                 "Table 1, CPU",
                 "fusion_xeon.json",
                 "python -m benchmarks.fusion --json FILE",
-                report_tables.paper_one_cpu,
+                report_tables.with_families(report_tables.paper_one_cpu, 3, 4),
                 "Ours is the time of our own layers by that of the fused network, less 1.",
                 commit="7a6f368, 4525402",
             ),
@@ -424,7 +424,7 @@ PAGES = (
                 "Table 2, GPU",
                 "cuda_fusion_h200.jsonl",
                 f"{ZOO} --engines minidnn minidnn-contractions minidnn-layers --regions 0",
-                report_tables.paper_two,
+                report_tables.with_families(report_tables.paper_two, 9, 10, 12, 13),
                 "Batch 128, float32. Ours is the fused network beside our own layers.",
             ),
             Section(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.cuda_zoo_report import Cell, last_cells, ratio
@@ -397,6 +397,39 @@ def paper_two_cpu(document: Record) -> str:
             ]
         )
     return markdown(titles, rows)
+
+
+def with_families(table: Callable[[Any], str], *columns: int) -> Callable[[Any], str]:
+    """The table, and what columns of it range over in each family of networks."""
+
+    def both(figures: Any) -> str:
+        text = table(figures)
+        head, _, *rows = (
+            [cell.strip() for cell in line.split("|")[1:-1]] for line in text.split("\n")
+        )
+        names = ["family", *(head[column] for column in columns)]
+        found = []
+        for family, name in FAMILIES.items():
+            some = [row for row in rows if row[0].startswith(family)]
+            spans = (sorted(float(row[column]) for row in some) for column in columns)
+            found.append([name, *(_span(values[0], values[-1]) for values in spans)])
+        return f"{text}\n\n{markdown(names, found)}"
+
+    return both
+
+
+FAMILIES = {
+    "alexnet": "AlexNet",
+    "vgg": "VGG",
+    "resnet": "ResNet",
+    "squeezenet": "SqueezeNet",
+    "densenet": "DenseNet",
+    "inception": "Inception v3",
+}
+
+
+def _span(least: float, most: float) -> str:
+    return f"{least:.1f}" if least == most else f"{least:.1f} to {most:.1f}"
 
 
 def reasons() -> dict[str, str]:

@@ -16,6 +16,13 @@ def test_pages_of_results_are_as_generated(root: Path) -> None:
     assert changed == [], "run python -m benchmarks.report"
 
 
+def test_the_page_beside_the_paper_has_its_figures_from_there(root: Path) -> None:
+    page = (root / "docs/explanation/beside-the-brainslug-paper.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith(("| VGG ", "| DenseNet "))]
+    results = (root / "docs/results/brainslug.md").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 4 and set(rows) <= set(results)
+
+
 def test_facts_stand_anywhere() -> None:
     engine = {"about": {"version": "2.13.0+cpu"}, "ms": 1.0}
     found = {"machine": "a CPU", "rows": [{"commit": "0123456789ab", "engines": {"eager": engine}}]}
