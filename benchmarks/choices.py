@@ -3,9 +3,9 @@
     python -m benchmarks.choices resnet50 vgg16_bn --batch 1 16 [--json FILE] [--merge FILE ...]
 
 Every contraction's candidates are measured where they stand in the network, as ``tune=True`` does
-(see docs/cpu-contractions.md), and the network of all the fastest is measured once more against
-that by price: the ratios are of this last measurement.  A cell of the table is the sum of the
-contractions' times by price over that of the fastest; beside it stand the share of problems (by
+(see docs/explanation/cpu-engine.md), and the network of all the fastest is measured once more
+against that by price: the ratios are of this last measurement.  A cell of the table is the sum of
+the contractions' times by price over that of the fastest; beside it stand the share of problems (by
 number) whose choice is within 5 % of the best, and the largest ratio.
 """
 

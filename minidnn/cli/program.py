@@ -26,7 +26,7 @@ FAILED = 2
 INTERRUPTED = 130
 _MOST_LINES = 12
 
-_EPILOG = "minidnn COMMAND --help describes a command.  docs/command-line.md has examples."
+_EPILOG = "minidnn COMMAND --help describes a command; docs/reference/command-line.md has examples."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,7 +45,7 @@ def test_the_table_is_the_executables(capsys: pytest.CaptureFixture[str]) -> Non
     lines = rewrites.splitlines()
     assert lines[0] == f"{len(exe.plan.rewrites)} rewrites"
     assert [line.strip() for line in lines[1:]] == [str(r) for r in exe.plan.rewrites]
-    assert stacks.splitlines()[0] == "4 stacks left after absorption"  # see docs/zoo.md
+    assert stacks.splitlines()[0] == "4 stacks left after absorption"  # see docs/reference/zoo.md
     assert "(MaxPool2d)" in stacks
 
 

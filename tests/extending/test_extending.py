@@ -68,7 +68,7 @@ def broken(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def blocks(root: Path, language: str) -> list[str]:
-    page = (root / "docs" / "extending.md").read_text(encoding="utf-8")
+    page = (root / "docs/how-to/add-a-backend-or-front-end.md").read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 
 

@@ -127,7 +127,7 @@ def orders(stack: Stack) -> Iterator[list[Step]]:
 def test_how_much_the_order_by_levels_loses_on_graphs() -> None:
     """Against all orders and all cuts of stacks of at most 6 steps.
 
-    The figures are in docs/fusion.md: the order by levels is seldom not the best.
+    The order by levels is a heuristic, and seldom not the best.
     """
     lost: list[float] = []
     cases = 0

@@ -204,5 +204,5 @@ def test_the_documented_table_is_the_printed_one(
 ) -> None:
     zoo_main(["stacks"])
     printed = capsys.readouterr().out
-    text = (root / "docs" / "zoo.md").read_text(encoding="utf-8")
-    assert printed.strip() in text, "run 'python -m minidnn.models stacks' and update docs/zoo.md"
+    text = (root / "docs/reference/zoo.md").read_text(encoding="utf-8")
+    assert printed.strip() in text, "python -m minidnn.models stacks prints it"

@@ -1,4 +1,4 @@
-"""docs/adding-an-operator.md, carried out on a copy of the package."""
+"""docs/how-to/add-an-operator.md, carried out on a copy of the package."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def python(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_recipe(root: Path, copy: Path) -> None:
     tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/operators/test_cases.py",
              "tests/operators/test_compiled.py", "-k", "softsign or every")  # fmt: skip
-    recipe = (root / "docs/adding-an-operator.md").read_text()
+    recipe = (root / "docs/how-to/add-an-operator.md").read_text()
     touched = follow(recipe, copy)
     assert touched == [
         "minidnn/graph/operators/activations.py",

@@ -21,7 +21,7 @@ import pytest
 
 import minidnn
 
-COPIED = ("minidnn", "models", "setup.cfg", "pyproject.toml", "README.md")
+COPIED = ("minidnn", "models", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 # What every kind of installation must be able to do, from any folder.
 REPORT = """

@@ -1,4 +1,5 @@
-/* The native runner: walks a table of regions, with a pool of threads.  See docs/cpu-runner.md.
+/* The native runner: walks a table of regions, with a pool of threads: see
+ * docs/explanation/cpu-engine.md.
  *
  * Plain C11 with pthreads.  Python (native.py) mirrors the structures below with ctypes and checks
  * their sizes through md_abi(). */

@@ -17,9 +17,9 @@ MOST_TERMS = {2: 32, 4: 64}
 """Sums of products are added up in that many parts, of no less and no more terms (by results of a
 tile).  What rounding makes of these sums is enlarged on the way back, and is most of a result's
 error.  A part costs the same share of the time in all layers, and shorter ones save most in the
-first layers, whose errors all others magnify, and which have few channels: see "Errors" in
-docs/cpu-contractions.md.  F(2x2) is also there for those who want no more than the direct
-algorithm's error."""
+first layers, whose errors all others magnify, and which have few channels: see
+docs/explanation/numerics-and-determinism.md.  F(2x2) is also there for those who want no more than
+the direct algorithm's error."""
 
 
 @dataclass(frozen=True)

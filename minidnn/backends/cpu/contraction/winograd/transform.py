@@ -4,8 +4,8 @@ A tile of n x n inputs (n = m + 2) gives m x m results: ``y = A' [(G g G') * (B'
 product taken element by element and summed over channels (Lavin and Gray, "Fast algorithms for
 convolutional neural networks", 2016).  A, B and G follow from n - 1 points and the one at infinity
 (Cook and Toom): here 0 and pairs +-p.  The points decide about rounding: with +-5/8 and +-3/2 the
-error of F(4x4) is half of that with the usual +-1 and +-2: see "Errors" in
-docs/cpu-contractions.md.
+error of F(4x4) is half of that with the usual +-1 and +-2: see
+docs/explanation/numerics-and-determinism.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,51 @@
+"""The examples of README.md and of the pages run as they stand there, a page's in order."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from minidnn.backends.backend import default_device
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = ("tutorials", "how-to", "reference", "explanation")
+#: Their blocks are parts of files, have an output, or need a GPU: other tests run them.
+ELSEWHERE = (
+    "explanation/cuda-engine.md",
+    "explanation/depth-first-fusion.md",
+    "how-to/add-a-backend-or-front-end.md",
+    "how-to/add-a-contraction-kernel.md",
+    "how-to/add-an-operator.md",
+    "reference/cudnn.md",
+)
+
+
+def blocks_of(page: Path) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def pages() -> list[object]:
+    docs = ROOT / "docs"
+    found = sorted(path for kind in KINDS for path in (docs / kind).rglob("*.md"))
+    names = {str(path.relative_to(docs)): path for path in found}
+    return [
+        pytest.param(path, id=name)
+        for name, path in {"README.md": ROOT / "README.md", **names}.items()
+        if name not in ELSEWHERE and blocks_of(path)
+    ]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if default_device()[0] == "reference":
+        pytest.skip("the reference does not time regions")
+    module = types.ModuleType(f"examples_of_{page.stem}")  # dataclasses look up their module
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.chdir(tmp_path)
+    for block in blocks_of(page):
+        exec(compile(block, page.name, "exec"), module.__dict__)
