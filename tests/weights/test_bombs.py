@@ -87,9 +87,15 @@ def bombs() -> dict[str, tuple[bytes, str]]:
     }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def made() -> dict[str, tuple[bytes, str]]:
+    """They are large, so they are made once and not kept for longer."""
+    return bombs()
+
+
 @pytest.mark.parametrize("name", bombs())
-def test_bombs(write_zip: Write, name: str) -> None:
-    program, message = bombs()[name]
+def test_bombs(write_zip: Write, made: dict[str, tuple[bytes, str]], name: str) -> None:
+    program, message = made[name]
     path = write_zip(b"\x80\x02" + program)
     start = time.process_time()
     tracemalloc.start()
@@ -102,9 +108,11 @@ def test_bombs(write_zip: Write, name: str) -> None:
     assert len(str(caught.value)) < 1200
 
 
-def test_the_stack_of_c_survives_deep_structures(write_zip: Write) -> None:
+def test_the_stack_of_c_survives_deep_structures(
+    write_zip: Write, made: dict[str, tuple[bytes, str]]
+) -> None:
     """In a process of its own, so that a crash is seen as one."""
-    program, _ = bombs()["deep keys"]
+    program, _ = made["deep keys"]
     path = write_zip(b"\x80\x02" + program)
     script = f"import minidnn.weights as w; w.load_weights({str(path)!r})"
     done = subprocess.run(
