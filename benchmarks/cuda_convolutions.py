@@ -179,7 +179,7 @@ def problem_of(layer: Layer, batch: int, precision: str) -> Any:
     machine = machine_of(0)
     context = Context(CudaTarget(machine.device(precision), precision))
     graph = optimize(to_graph(network, (batch, channels, size, size)), context)
-    tasks = lower_plan(make_plan(graph, context), machine.arch, precision == "tf32")
+    tasks = lower_plan(make_plan(graph, context), machine, precision == "tf32")
     (problem,) = (t.work for t in tasks if isinstance(t.work, ContractionProblem))
     return problem
 
@@ -192,14 +192,14 @@ def ours(problem: Any) -> list[Any]:
     from minidnn.backends.cuda.functions import load_launches
     from minidnn.backends.cuda.machine import machine_of
 
-    arch = machine_of(0).arch
-    load = partial(load_launches, arch=arch)
+    machine = machine_of(0)
+    load = partial(load_launches, arch=machine.arch)
     found = []
-    for form in forms_of(problem, arch):
+    for form in forms_of(problem, machine):
         if form.kernel is None:
             continue
-        for choice in form.kernel.choices(problem, arch):
-            core = load_contraction(problem, form.kernel, choice, load)
+        for choice in form.kernel.choices(problem, machine):
+            core = load_contraction(problem, form.kernel, choice, machine, load)
             recipe = Recipe(form, choice, (), room(problem, form, core.workspace))
             found.append(build(problem, recipe, core, load))
     return found

@@ -160,8 +160,8 @@ def single(step: Step, precision: str, order: str) -> dict[str, Any]:
     def lies(value: Any) -> Any:
         return tensor_of(value.type, layout)
 
-    suited = print_region(regions[0], lies, here.arch)
-    others = print_variants(regions[0], lies, here.arch)
+    suited = print_region(regions[0], lies, here)
+    others = print_variants(regions[0], lies, here)
     kernels = load_launches([suited.kernel.launch, *others], here.arch)
     kept, pointers, moved = [], [], 0
     for slot in (*suited.binding.inputs, *suited.binding.outputs):

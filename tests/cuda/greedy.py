@@ -12,15 +12,15 @@ import minidnn as md
 from minidnn.backends.cuda import prepare
 from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.constants import Constants
-from minidnn.backends.cuda.contraction import kernel_registry
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import room
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.backends.cuda.lower import lower_plan
 from minidnn.errors import UnsupportedError
+from tests.cuda.cards import H200
 
-from .lowered import ARCH, planned
+from .lowered import planned
 
 
 class Greedy:
@@ -38,9 +38,9 @@ class Greedy:
     def _most(self, problem: ContractionProblem) -> Any:
         limit = self.tuning.limit(problem)
         sizes = []
-        for form in forms_of(problem, ARCH):
+        for form in forms_of(problem, H200):
             kernel = form.kernel
-            choices = kernel.choices(problem, ARCH) if kernel else ()
+            choices = kernel.choices(problem, H200) if kernel else ()
             taken = [kernel.workspace(problem, i) for i in choices] if kernel else [0]
             sizes += [room(problem, form, size) for size in taken]
         fitting = [size for size in sizes if size <= limit]
@@ -51,7 +51,6 @@ class Greedy:
 
 def be_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has :class:`Greedy` choose, and nothing compiled."""
-    monkeypatch.setattr(kernel_registry, "multiprocessors", lambda: 132)
     monkeypatch.setattr(prepare, "Choice", Greedy)
     monkeypatch.setattr(prepare, "Loader", lambda arch: lambda launches: [None] * len(launches))
 
@@ -59,7 +58,7 @@ def be_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
 def least(network: md.Layer, shape: tuple[int, ...], precision: str) -> tuple[Any, Any, int]:
     """The plan, its tasks, and bytes of weights and values."""
     plan = planned(network, shape, precision)
-    tasks = lower_plan(plan, ARCH, precision == "tf32")
+    tasks = lower_plan(plan, H200, precision == "tf32")
     data = [p for task in tasks for p in task.pointers if isinstance(p, prepare.Data)]
     with prepare.threads() as pool:
         weights = Constants(data, pool).bytes

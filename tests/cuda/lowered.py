@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from minidnn.backends.cuda.contraction.problem import Address, ContractionProble
 from minidnn.backends.cuda.contraction.recipe import Form, prepare_of, room
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Data, Pointer, Task, lower_plan
-from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.places import ValueAddresses
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.evaluate import evaluate
@@ -27,47 +27,46 @@ from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
 
 from .arrays import STORED
+from .cards import H200
 from .contractions import EPSILON, HALO, STREAM, WINDOW, draw_weights
 from .emulator.run import Emulated
 
-MACHINE = Machine("a GPU", (9, 0), 132, 4.3e12)
-ARCH = "sm_90"
-WORKERS = 3
-"""Multiprocessors: few, so that a block makes several tiles."""
+FEW = replace(H200, multiprocessors=3)
+"""Few, so that a block makes several tiles."""
 
 Kernel = tuple[str, Launch, list[int]]
 """The form's core, a launch, and the numbers that it takes."""
 
 
 def planned(network: md.Layer, shape: tuple[int, ...], precision: str) -> Plan:
-    context = Context(CudaTarget(MACHINE.device(precision), precision))
+    context = Context(CudaTarget(H200.device(precision), precision))
     return make_plan(optimize(to_graph(network, shape), context, verify=True), context)
 
 
 def problems_of(
     network: md.Layer, shape: tuple[int, ...], precision: str
 ) -> list[ContractionProblem]:
-    tasks = lower_plan(planned(network, shape, precision), ARCH, precision == "tf32")
+    tasks = lower_plan(planned(network, shape, precision), H200, precision == "tf32")
     return [task.work for task in tasks if isinstance(task.work, ContractionProblem)]
 
 
 def by_choice(kernel: ContractionKernel, problem: ContractionProblem, choice: int) -> Kernel:
-    (launch,) = kernel.launches(problem, choice, WORKERS)
-    return kernel.name, launch, kernel.numbers(problem, choice, WORKERS)
+    (launch,) = kernel.launches(problem, choice, FEW)
+    return kernel.name, launch, kernel.numbers(problem, choice, FEW)
 
 
 def by_halo(problem: ContractionProblem) -> Kernel:
-    assert HALO.why_not(problem, ARCH) is None
-    return by_choice(HALO, problem, HALO.choices(problem, ARCH)[0])
+    assert HALO.why_not(problem, H200) is None
+    return by_choice(HALO, problem, HALO.choices(problem, H200)[0])
 
 
 def by_stream(problem: ContractionProblem, choice: int = 0) -> Kernel:
-    assert STREAM.why_not(problem, ARCH) is None
-    return by_choice(STREAM, problem, STREAM.choices(problem, ARCH)[choice])
+    assert STREAM.why_not(problem, H200) is None
+    return by_choice(STREAM, problem, STREAM.choices(problem, H200)[choice])
 
 
 def by_window(problem: ContractionProblem, tiles: int) -> Kernel:
-    assert WINDOW.why_not(problem, ARCH) is None
+    assert WINDOW.why_not(problem, H200) is None
     return by_choice(WINDOW, problem, tiles)
 
 
@@ -84,7 +83,7 @@ class EmulatedProgram:
         folder: Path,
     ) -> None:
         self.plan = planned(network, shape, precision)
-        self.tasks = lower_plan(self.plan, ARCH, precision == "tf32")
+        self.tasks = lower_plan(self.plan, H200, precision == "tf32")
         self.kernels: dict[ContractionProblem, tuple[Kernel, Launch | None]] = {}
         launches = [task.work for task in self.tasks if isinstance(task.work, Launch)]
         workspaces: dict[Node, int] = {}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.sequence import SequenceKernel, print_region, print_sequence
 from minidnn.backends.cuda.sequence.grid import Grid
 from minidnn.backends.cuda.sequence.mapping import Mapping
@@ -19,6 +20,7 @@ from minidnn.graph.ir import Constant, Graph, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import TensorType, rounded_to
 from tests.cuda.arrays import STORED, numbers, stored, strided
+from tests.cuda.cards import H200
 from tests.cuda.emulator.run import Emulated, guarded
 from tests.cuda.precisions import EPSILON
 
@@ -82,7 +84,7 @@ def case_of(
     region: FusedSequence,
     operands: Sequence[np.ndarray],
     layout: Layout,
-    arch: str = "sm_90",
+    machine: Machine = H200,
     extra: int = 0,
     mapping: Mapping | Grid | Rolling | None = None,
     suit: bool = False,
@@ -99,14 +101,14 @@ def case_of(
         return tensor_of(type, layout, wide, extra)
 
     if suit:
-        suited = print_region(region, lies, arch)
+        suited = print_region(region, lies, machine)
         kernel, binding = suited.kernel, suited.binding
     plan, own = region.kernel
     binding = binding if suit else own
     inputs = tuple(lies(slot.value) for slot in binding.inputs)
     outputs = tuple(lies(slot.value) for slot in binding.outputs)
     if not suit:
-        kernel = print_sequence(plan, binding, inputs, outputs, arch, mapping)
+        kernel = print_sequence(plan, binding, inputs, outputs, machine, mapping)
     expected = evaluate_rounded(region.body, operands)
     return Case(region, binding, inputs, outputs, tuple(operands), expected, kernel)
 

@@ -14,18 +14,19 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
-from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
 from minidnn.backends.cuda.contraction.problem import Address, Addresses, ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Data, Pointer, lower_plan
+from minidnn.backends.cuda.machine import Machine
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
+from tests.cuda.cards import H200
 
 from .contractions import Forgetful, draw_weights
 from .emulator.run import Emulated, guarded
-from .lowered import ARCH, planned
+from .lowered import planned
 
 Network = tuple[Callable[[], md.Layer], tuple[int, ...]]
 _NUMBER = "const long long P_"
@@ -46,7 +47,7 @@ def normalized(channels: int, filters: int) -> md.Layer:
 
 def convolution(net: md.Layer, shape: tuple[int, ...]) -> tuple[ContractionProblem, list[Pointer]]:
     """The problem of a network of one convolution, and what it is computed on."""
-    tasks = lower_plan(planned(net, shape, "float32"), ARCH, False)
+    tasks = lower_plan(planned(net, shape, "float32"), H200, False)
     (task,) = (task for task in tasks if isinstance(task.work, ContractionProblem))
     assert isinstance(task.work, ContractionProblem)
     return task.work, list(task.pointers)
@@ -99,13 +100,11 @@ def emulated(
     channels = y.channels + 2 * wide
     problem = replace(problem, y=replace(y, image=channels * plane, offset=wide * plane))
     kernel = KERNELS[core]
-    launches = kernel.launches(problem, choice, MULTIPROCESSORS)
+    launches = kernel.launches(problem, choice, H200)
     kernels = Emulated([launch.source for launch in launches], folder)
     arrays: list[np.ndarray] = []
     loaded = [_Emulated(launch, kernels, backwards, arrays) for launch in launches]
-    computed = LoadedContraction(
-        problem, kernel, choice, MULTIPROCESSORS, cast(Sequence[Loaded], loaded)
-    )
+    computed = LoadedContraction(problem, kernel, choice, H200, cast(Sequence[Loaded], loaded))
     _, image = guarded(x.size, np.dtype("f"))
     image[:] = x.ravel()
     read = [image if isinstance(one, Address) else _laid(one) for one in rest]
@@ -155,8 +154,8 @@ def only(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Form], bool]) -> Non
     """Contractions that have such forms have no others, and nothing is remembered of them."""
     usual = tune.forms_of
 
-    def forms(problem: ContractionProblem, arch: str) -> list[Form]:
-        every = usual(problem, arch)
+    def forms(problem: ContractionProblem, machine: Machine) -> list[Form]:
+        every = usual(problem, machine)
         return [form for form in every if wanted(form)] or every
 
     monkeypatch.setattr(tune, "forms_of", forms)

@@ -13,9 +13,8 @@ import pytest
 
 from minidnn import layers as L
 from minidnn import models
-from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction import kernel_registry, window
+from minidnn.backends.cuda.contraction import window
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, PARTS, TILES
 from minidnn.backends.cuda.contraction.tune import launches_of as contraction_launches
@@ -27,70 +26,63 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import make_plan
+from tests.cuda.cards import A100, H200
 
 from .contractions import HALO, TILE, WINDOW, dense, residual
 from .lowered import problems_of
 
-MULTIPROCESSORS = 132
 REGISTERS = 65536
 SPILLS = 0
-ARCHS = ("sm_80", "sm_90")
+MACHINES = (A100, H200)
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 ALL = [(name, p) for name in models.list_models() for p in PRECISIONS]
 
 
 def launches_of(
-    name: str, precision: str, arch: str, batch: int = 8, contractions: bool = True
+    name: str, precision: str, machine: Machine, batch: int = 8, contractions: bool = True
 ) -> list[Launch]:
-    """The kernels of a network of the zoo on an H200, cuDNN's left out, and those that its
+    """The kernels of a network of the zoo, cuDNN's left out, and those that its
     ``contractions`` may take left out or not."""
-    machine = Machine("NVIDIA H200", (9, 0), MULTIPROCESSORS, 4.3e12)
     network = getattr(models, name)()
     graph = to_graph(network, (batch, *network.input_shape))
     context = Context(CudaTarget(machine.device(precision), precision))
     plan = make_plan(optimize(graph, context), context)
     launches: list[Launch] = []
-    for task in lower_plan(plan, arch, precision == "tf32"):
+    for task in lower_plan(plan, machine, precision == "tf32"):
         if not isinstance(task.work, ContractionProblem):
             launches.append(task.work)
         elif contractions:
-            launches += contraction_launches(task.work, arch)
+            launches += contraction_launches(task.work, machine)
     return list({launch.source: launch for launch in launches}.values())
 
 
-@pytest.fixture(autouse=True)
-def on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many blocks a kernel is launched with; CUDA would be asked."""
-    monkeypatch.setattr(kernel_registry, "multiprocessors", lambda: MULTIPROCESSORS)
-
-
-def check(launches: list[Launch], arch: str) -> None:
-    kernels = compile_kernels([launch.source for launch in launches], arch)
+def check(launches: list[Launch], machine: Machine) -> None:
+    kernels = compile_kernels([launch.source for launch in launches], machine.arch)
     for launch, kernel in zip(launches, kernels, strict=True):
         taken = kernel.resources
         threads = launch.block[0] * launch.block[1] * launch.block[2]
-        where = f"{arch}: {taken} of {threads} threads\n{launch.source.text}"
+        where = f"{machine.arch}: {taken} of {threads} threads\n{launch.source.text}"
         assert taken.spill_bytes <= SPILLS and taken.stack_bytes == 0, where
         assert taken.registers * threads <= REGISTERS, where
         assert taken.registers <= 255 and threads <= 1024, where
-        assert launch.shared_bytes + taken.shared_bytes <= shared_limit(arch), where
+        assert launch.shared_bytes + taken.shared_bytes <= machine.shared_bytes, where
 
 
 @pytest.mark.parametrize(
-    ("precision", "arch"),
-    [("float32", "sm_80"), ("tf32", "sm_90"), ("float16", "sm_90"), ("bfloat16", "sm_80")],
+    ("precision", "machine"),
+    [("float32", A100), ("tf32", H200), ("float16", H200), ("bfloat16", A100)],
 )
 def test_kernels_of_the_zoo_keep_to_the_budget(
-    precision: str, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but contractions', of all networks at one batch; networks have most in common."""
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
     found: dict[tuple[str, tuple[int, ...], int], Launch] = {}
     for name in models.list_models():
-        for one in launches_of(name, precision, arch, contractions=False):
+        for one in launches_of(name, precision, machine, contractions=False):
             found[one.source.name, one.block, one.shared_bytes] = one
     assert sum(name.startswith("seq_") for name, _, _ in found) > 20
-    check(list(found.values()), arch)
+    check(list(found.values()), machine)
 
 
 #: What the zoo has after a contraction, or before it.
@@ -102,27 +94,27 @@ EPILOGUES = {
 }
 
 
-def tiles_of(problem: ContractionProblem, arch: str, every: bool = False) -> list[Launch]:
+def tiles_of(problem: ContractionProblem, machine: Machine, every: bool = False) -> list[Launch]:
     """The kernels of tiles: every one, and with sums in parts where there are clusters, or those
     whose threads have the fewest registers beside their sums."""
-    assert TILE.why_not(problem, "sm_90") is None
-    spare = [t.spare_registers(1) for t in TILES]
+    assert TILE.why_not(problem, H200) is None
+    spare = [t.spare_registers(1, machine) for t in TILES]
     choices = [i for i, one in enumerate(spare) if every or one == min(spare)]
-    if every and arch == "sm_90":
+    if every and machine.has_clusters:
         divided = [(i, p) for i, t in enumerate(TILES) for p in PARTS[1:] if t.divides(p)]
         choices += [DIVISIONS.number(*one) for one in divided]
-    return [TILE.launches(problem, choice, MULTIPROCESSORS)[0] for choice in choices]
+    return [TILE.launches(problem, choice, machine)[0] for choice in choices]
 
 
 def passing(problem: ContractionProblem) -> list[Launch]:
     """The kernels through whose shared memory pixels pass, of windows."""
     launches = []
-    if HALO.why_not(problem, "sm_90") is None:
-        for width in HALO.choices(problem, "sm_90"):
-            launches.append(HALO.launches(problem, width, MULTIPROCESSORS)[0])
-    if WINDOW.why_not(problem, "sm_90") is None:
-        for tiles in window.fitting(problem, "sm_90"):
-            launches.append(WINDOW.launches(problem, tiles, MULTIPROCESSORS)[0])
+    if HALO.why_not(problem, H200) is None:
+        for width in HALO.choices(problem, H200):
+            launches.append(HALO.launches(problem, width, H200)[0])
+    if WINDOW.why_not(problem, H200) is None:
+        for tiles in window.fitting(problem, H200):
+            launches.append(WINDOW.launches(problem, tiles, H200)[0])
     return launches
 
 
@@ -135,8 +127,8 @@ def test_contractions_keep_to_the_budget(
     make, shape = EPILOGUES[name]
     dtype = ("float16", "bfloat16")[list(EPILOGUES).index(name) % 2]
     problem = problems_of(make(), shape, dtype)[0]
-    check(tiles_of(problem, "sm_90", every=name == "residual") + passing(problem), "sm_90")
-    check(tiles_of(problem, "sm_80"), "sm_80")
+    check(tiles_of(problem, H200, every=name == "residual") + passing(problem), H200)
+    check(tiles_of(problem, A100), A100)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
@@ -147,13 +139,13 @@ def test_normalizations_in_front_keep_to_the_budget(
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
     problems = problems_of(dense(32), (2, 32, 14, 14), precision)
     assert any(problem.before for problem in problems)
-    for arch in ("sm_80", "sm_90"):
-        check([one for p in problems for one in contraction_launches(p, arch)], arch)
+    for machine in (A100, H200):
+        check([one for p in problems for one in contraction_launches(p, machine)], machine)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("batch", [1, 128])
 @pytest.mark.parametrize(("name", "precision"), ALL)
 def test_all_networks_keep_to_the_budget(name: str, precision: str, batch: int) -> None:
-    for arch in ARCHS:
-        check(launches_of(name, precision, arch, batch), arch)
+    for machine in MACHINES:
+        check(launches_of(name, precision, machine, batch), machine)

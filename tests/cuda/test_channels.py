@@ -13,12 +13,14 @@ from minidnn import layers as L
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.channels import print_take_channels
 from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.graph import operators as ops
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.operators import TakeChannels
 from minidnn.graph.trace import apply
 from minidnn.graph.types import TensorType
+from tests.cuda.cards import A100, H200, on_each
 
 from .emulator.run import Emulated
 from .lowered import check_numbers, planned
@@ -142,12 +144,12 @@ def test_channels_are_picked_where_convolutions_want_them(precision: str, layout
     assert not any(isinstance(node.op, moves) for node in plan.graph.nodes)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@on_each(A100, H200)
 def test_kernels_keep_to_the_budget(
-    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
-    for kernel in compile_kernels([made.launch.source for made in MADE], arch):
+    for kernel in compile_kernels([made.launch.source for made in MADE], machine.arch):
         taken = kernel.resources
         assert taken.spill_bytes == taken.stack_bytes == 0, taken
         assert taken.registers <= 64, taken  # four blocks of 256 threads side by side

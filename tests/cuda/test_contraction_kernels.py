@@ -10,7 +10,6 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import halo, stream, window
 from minidnn.backends.cuda.contraction.forms import forms_of
@@ -18,11 +17,11 @@ from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
+from tests.cuda.cards import A100, H200
 
 from .contractions import EPSILON, HALO, STREAM, WINDOW, dense, draw_weights, far_apart, residual
 from .lowered import (
-    ARCH,
-    WORKERS,
+    FEW,
     EmulatedProgram,
     Kernel,
     by_choice,
@@ -78,7 +77,7 @@ def test_windows_whose_filters_pass(name: str, tiles: int, tmp_path: Path) -> No
     make, shape = PASSING_WINDOWS[name]
 
     def kernel(problem: ContractionProblem) -> Kernel:
-        fitting = window.fitting(problem, ARCH)
+        fitting = window.fitting(problem, H200)
         return by_window(problem, tiles if tiles in fitting else fitting[0])
 
     check(make, shape, dtype, kernel, tmp_path)
@@ -132,7 +131,7 @@ def test_every_stream(choice: int, tmp_path: Path) -> None:
         filters
         for filters in (264, 200)
         if all(
-            STREAM.numbers(p, choice, WORKERS)[2]
+            STREAM.numbers(p, choice, FEW)[2]
             for p in problems_of(bottleneck(64, filters), shape, dtype)
         )
     )
@@ -186,10 +185,10 @@ def test_every_geometry_is_run() -> None:
         return [p for make, shape in networks.values() for p in problems_of(make(), shape, HALF)]
 
     problems = all_of(WINDOWS)
-    assert {HALO.choices(problem, ARCH)[0] for problem in problems} == set(halo.WIDTHS)
+    assert {HALO.choices(problem, H200)[0] for problem in problems} == set(halo.WIDTHS)
     panels = {next(n for n in (8, 4, 2, 1) if p.w.shape[1] // 8 % n == 0) for p in problems}
     assert panels == {8, 4, 2, 1}
-    fitting = {n for p in all_of(PASSING_WINDOWS) for n in window.fitting(p, ARCH)}
+    fitting = {n for p in all_of(PASSING_WINDOWS) for n in window.fitting(p, H200)}
     assert fitting == set(window.TILES)
 
 
@@ -199,21 +198,21 @@ def first_of(layer: md.Layer, shape: tuple[int, ...], dtype: str = "float16") ->
 
 def test_what_streams() -> None:
     wide = first_of(L.Conv2d(64, 256, 1), (32, 64, 28, 28))
-    assert STREAM.why_not(wide, ARCH) is None and forms_of(wide, ARCH)[0].core == STREAM.name
-    chosen = [stream.STREAMS[i] for i in STREAM.choices(wide, ARCH)]
+    assert STREAM.why_not(wide, H200) is None and forms_of(wide, H200)[0].core == STREAM.name
+    chosen = [stream.STREAMS[i] for i in STREAM.choices(wide, H200)]
     assert [(one.filters, one.pixels) for one in chosen] == [(128, 192), (128, 128), (256, 64)]
     few = first_of(L.Conv2d(64, 256, 1), (1, 64, 28, 28))
-    assert STREAM.name not in {form.core for form in forms_of(few, ARCH)}
-    assert STREAM.name not in {form.core for form in forms_of(wide, "sm_80")}
-    for problem, arch, reason in (
-        (wide, "sm_80", "sm_80 has no wgmma"),
-        (first_of(L.Conv2d(64, 8, 1), (2, 64, 9, 9), "tf32"), ARCH, "it is in float32"),
-        (first_of(L.Conv2d(64, 8, 3), (2, 64, 9, 9)), ARCH, "it is no product of pixels and fil"),
-        (first_of(L.Conv2d(64, 8, 1, 2), (2, 64, 9, 9)), ARCH, "it is no product of pixels and"),
-        (first_of(L.Conv2d(64, 12, 1), (2, 64, 9, 9)), ARCH, "its tensors are no whole chunks of"),
-        (first_of(L.Conv2d(8192, 64, 1), (2, 8192, 9, 9)), ARCH, "its filters do not fit the sha"),
+    assert STREAM.name not in {form.core for form in forms_of(few, H200)}
+    assert STREAM.name not in {form.core for form in forms_of(wide, A100)}
+    for problem, machine, reason in (
+        (wide, A100, "sm_80 has no wgmma"),
+        (first_of(L.Conv2d(64, 8, 1), (2, 64, 9, 9), "tf32"), H200, "it is in float32"),
+        (first_of(L.Conv2d(64, 8, 3), (2, 64, 9, 9)), H200, "it is no product of pixels and fil"),
+        (first_of(L.Conv2d(64, 8, 1, 2), (2, 64, 9, 9)), H200, "it is no product of pixels and"),
+        (first_of(L.Conv2d(64, 12, 1), (2, 64, 9, 9)), H200, "its tensors are no whole chunks of"),
+        (first_of(L.Conv2d(8192, 64, 1), (2, 8192, 9, 9)), H200, "its filters do not fit the sha"),
     ):
-        assert (STREAM.why_not(problem, arch) or "").startswith(reason), problem.describe()
+        assert (STREAM.why_not(problem, machine) or "").startswith(reason), problem.describe()
 
 
 def test_two_residuals_are_one_streams() -> None:
@@ -224,7 +223,7 @@ def test_two_residuals_are_one_streams() -> None:
 def test_streams_differ_in_shared_memory_alone() -> None:
     """Launches of one kernel, of which each has a limit of its own."""
     problems = [first_of(L.Conv2d(c, 128, 1), (32, c, 28, 28)) for c in (64, 256, 480)]
-    launches = [STREAM.launches(problem, 5, 132)[0] for problem in problems]
+    launches = [STREAM.launches(problem, 5, H200)[0] for problem in problems]
     assert len({launch.source for launch in launches}) == 1
     assert len({launch.shared_bytes for launch in launches}) == 3
 
@@ -248,16 +247,16 @@ def test_streams_keep_to_the_budget(dtype: str) -> None:
     launches = {
         launch.source: launch
         for problem in problems
-        for i in STREAM.choices(problem, ARCH)
-        for launch in STREAM.launches(problem, i, 132)
+        for i in STREAM.choices(problem, H200)
+        for launch in STREAM.launches(problem, i, H200)
     }
     for launch, kernel in zip(
-        launches.values(), compile_kernels(list(launches), ARCH), strict=True
+        launches.values(), compile_kernels(list(launches), H200.arch), strict=True
     ):
         taken = kernel.resources
         assert taken.spill_bytes == 0 and taken.stack_bytes == 0
         assert taken.registers * launch.block[0] <= 65536
-        assert launch.shared_bytes + taken.shared_bytes <= shared_limit(ARCH)
+        assert launch.shared_bytes + taken.shared_bytes <= H200.shared_bytes
 
 
 def check(

@@ -12,22 +12,21 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import depthwise
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
 from minidnn.backends.cuda.contraction.problem import Address, ContractionProblem
 from minidnn.backends.cuda.lower import Data, Pointer, lower_plan
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
+from tests.cuda.cards import A100, H200
 
 from .arrays import STORED
 from .contractions import DEPTHWISE, draw_weights
 from .emulator.run import Emulated, guarded
-from .lowered import ARCH, planned, problems_of
+from .lowered import planned, problems_of
 
 pytestmark = pytest.mark.early
 
@@ -87,7 +86,7 @@ def rounded_weights(net: md.Layer, dtype: str) -> None:
 
 def choices_of(problem: ContractionProblem) -> list[int]:
     """The first of each width, and some of the others, each time the same."""
-    possible = depthwise.strips_for(problem, ARCH)
+    possible = depthwise.strips_for(problem, H200)
     widths = {depthwise.STRIPS[i].lanes for i in possible}
     rest = np.random.default_rng(len(possible)).permutation(possible[len(widths) :])
     return [*possible[: len(widths)], *map(int, rest[:3])]
@@ -98,14 +97,14 @@ class Strips:
 
     def __init__(self, net: md.Layer, shape: tuple[int, ...], precision: str, folder: Path) -> None:
         plan = planned(net, shape, precision)
-        tasks = lower_plan(plan, ARCH, precision == "tf32")
+        tasks = lower_plan(plan, H200, precision == "tf32")
         (task,) = (task for task in tasks if isinstance(task.work, ContractionProblem))
         assert isinstance(task.work, ContractionProblem)
         self.problem, self.dtype = task.work, DTYPES[precision]
         _, weight, _, *self.rest = task.pointers
         self.weight = self._laid(weight)
         self.launches = {
-            choice: DEPTHWISE.launches(self.problem, choice, MULTIPROCESSORS)[0]
+            choice: DEPTHWISE.launches(self.problem, choice, H200)[0]
             for choice in choices_of(self.problem)
         }
         self.emulated = Emulated([launch.source for launch in self.launches.values()], folder)
@@ -122,7 +121,7 @@ class Strips:
         rest = [image if isinstance(one, Address) else self._laid(one) for one in self.rest]
         y = problem.y
         whole, made = guarded(problem.batch * y.rows * y.columns * y.channels, image.dtype)
-        sizes = DEPTHWISE.numbers(problem, choice, MULTIPROCESSORS)
+        sizes = DEPTHWISE.numbers(problem, choice, H200)
         numbers = [np.array([size]) for size in sizes]
         arguments = [image, self.weight, *rest, made, *numbers]
         self.emulated.launch(self.launches[choice], arguments, backwards)
@@ -185,16 +184,14 @@ def test_kernels_keep_to_the_budget(
 ) -> None:
     """They compile without spills, with registers for all threads of a block."""
     (problem,) = problems_of(L.Sequential(layer(*geometry), L.SiLU()), shape, precision)
-    launches = [
-        DEPTHWISE.launches(problem, i, MULTIPROCESSORS)[0] for i in DEPTHWISE.choices(problem, ARCH)
-    ]
-    for arch in ("sm_80", "sm_90"):
-        kernels = compile_kernels([launch.source for launch in launches], arch)
+    launches = [DEPTHWISE.launches(problem, i, H200)[0] for i in DEPTHWISE.choices(problem, H200)]
+    for machine in (A100, H200):
+        kernels = compile_kernels([launch.source for launch in launches], machine.arch)
         for launch, kernel in zip(launches, kernels, strict=True):
             taken = kernel.resources
             assert taken.spill_bytes == taken.stack_bytes == 0, launch.source.text
             assert taken.registers * launch.block[0] <= 65536
-            assert launch.shared_bytes <= shared_limit(arch)
+            assert launch.shared_bytes <= machine.shared_bytes
 
 
 def first_of(
@@ -205,12 +202,12 @@ def first_of(
 
 def test_it_comes_first_where_it_can() -> None:
     problem = first_of(layer(32, 3, 1, 1), (8, 32, 28, 28))
-    assert forms_of(problem, ARCH)[0].core == DEPTHWISE.name
-    assert forms_of(problem, "sm_80")[0].core == DEPTHWISE.name
-    lanes = [depthwise.STRIPS[i].lanes for i in depthwise.strips_for(problem, ARCH)]
+    assert forms_of(problem, H200)[0].core == DEPTHWISE.name
+    assert forms_of(problem, A100)[0].core == DEPTHWISE.name
+    lanes = [depthwise.STRIPS[i].lanes for i in depthwise.strips_for(problem, H200)]
     assert sorted(lanes[:4]) == [1, 2, 4, 8]
     float32 = first_of(layer(32, 3, 1, 1), (8, 32, 28, 28), "tf32")
-    assert {depthwise.STRIPS[i].lanes for i in depthwise.strips_for(float32, ARCH)} == {1, 2, 4}
+    assert {depthwise.STRIPS[i].lanes for i in depthwise.strips_for(float32, H200)} == {1, 2, 4}
 
 
 def test_what_it_refuses() -> None:
@@ -226,8 +223,8 @@ def test_what_it_refuses() -> None:
         (aside, "its tensors begin beside a whole chunk"),
         (wide, "its windows do not fit registers and shared memory"),
     ):
-        assert DEPTHWISE.why_not(other, ARCH) == reason, other.describe()
-        assert DEPTHWISE.name not in {form.core for form in forms_of(other, ARCH)}
+        assert DEPTHWISE.why_not(other, H200) == reason, other.describe()
+        assert DEPTHWISE.name not in {form.core for form in forms_of(other, H200)}
 
 
 def test_slices_are_read_and_written_in_place() -> None:
@@ -236,5 +233,5 @@ def test_slices_are_read_and_written_in_place() -> None:
     size = 28 * 28 * 36
     sliced = replace(problem.x, image=size, row=28 * 36, pixel=36)
     for changed in (replace(problem, x=sliced), replace(problem, y=sliced)):
-        lanes = {depthwise.STRIPS[i].lanes for i in depthwise.strips_for(changed, ARCH)}
+        lanes = {depthwise.STRIPS[i].lanes for i in depthwise.strips_for(changed, H200)}
         assert lanes == {1, 2, 4}

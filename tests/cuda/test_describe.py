@@ -9,13 +9,11 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda import functions
-from minidnn.backends.cuda.contraction import kernel_registry
 from minidnn.backends.cuda.contraction.fixed import FixedConvolution
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.kernel_registry import (
     KERNELS,
     LoadedContraction,
-    launches_by,
 )
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import (
@@ -30,9 +28,10 @@ from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.nvrtc import Resources
 from minidnn.backends.cuda.prepare import ContractionWork, KernelWork
+from tests.cuda.cards import H200
 
 from .contractions import HALO, TILE, residual
-from .lowered import ARCH, problems_of
+from .lowered import problems_of
 
 STATIC = 1000
 PLAIN = L.Sequential(L.Conv2d(64, 64, 3, padding=1), L.ReLU())
@@ -48,7 +47,6 @@ def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(attributes={"MaxThreadsPerMultiProcessor": 2048})
     cuda = SimpleNamespace(driver=driver, Device=lambda: device)
     monkeypatch.setattr(functions, "cupy", lambda: SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(kernel_registry, "multiprocessors", lambda: 132)
 
 
 def loaded(launch: Launch, registers: int) -> Loaded:
@@ -76,15 +74,15 @@ def work_of(problem: ContractionProblem, form: Form, core: Any, engine: int) -> 
 def test_our_kernels_tell_what_they_take(precision: str) -> None:
     """Each of a recipe's, in the order in which they run; all cores' kernels are seen."""
     (problem,) = problems_of(PLAIN, (8, 64, 56, 56), precision)
-    forms = [form for form in forms_of(problem, ARCH) if form.kernel is not None]
+    forms = [form for form in forms_of(problem, H200) if form.kernel is not None]
     assert forms
     counts = set()
     for form in forms:
         kernel = KERNELS[form.core]
-        for choice in kernel.choices(problem, ARCH):
-            launches = launches_by(problem, kernel, choice)
+        for choice in kernel.choices(problem, H200):
+            launches = kernel.launches(problem, choice, H200)
             every = [loaded(launch, 100 + i) for i, launch in enumerate(launches)]
-            core = LoadedContraction(problem, kernel, choice, 132, every)
+            core = LoadedContraction(problem, kernel, choice, H200, every)
             text = work_of(problem, form, core, choice).describe()
             head, *kernels = text.split("; ")
             assert head.startswith(form.core) and head.endswith(" MB of workspace")
@@ -97,8 +95,8 @@ def test_kernels_around_the_core_tell_too() -> None:
     """The one that gathers, and those that compute what cuDNN leaves; cuDNN's say nothing."""
     (stem,) = problems_of(STEM, (2, 3, 64, 64), "float16")
     form = Form("halo", len(stem.stages))
-    launch = launches_by(stem, HALO, HALO.choices(stem, ARCH)[0])[0]
-    core = LoadedContraction(stem, HALO, 0, 132, [loaded(launch, 168)])
+    launch = HALO.launches(stem, HALO.choices(stem, H200)[0], H200)[0]
+    core = LoadedContraction(stem, HALO, 0, H200, [loaded(launch, 168)])
     gather = prepare_of(stem, form)
     assert gather is not None
     _, *kernels = work_of(stem, form, core, 0).describe().split("; ")
@@ -118,6 +116,6 @@ def test_kernels_around_the_core_tell_too() -> None:
 
 def test_other_kernels_say_the_same() -> None:
     (problem,) = problems_of(PLAIN, (8, 64, 56, 56), "float16")
-    launch = launches_by(problem, TILE, TILE.choices(problem, ARCH)[0])[0]
+    launch = TILE.launches(problem, TILE.choices(problem, H200)[0], H200)[0]
     work = KernelWork(loaded(launch, 64), (), SimpleNamespace())  # type: ignore[arg-type]
     assert work.describe() == said(launch, 64)

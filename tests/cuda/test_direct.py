@@ -11,16 +11,16 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import direct
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
+from minidnn.backends.cuda.machine import Machine
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
+from tests.cuda.cards import A100, H200, on_each
 
 from .contractions import DIRECT, dense, draw_weights, drawn
-from .lowered import ARCH, problems_of
+from .lowered import problems_of
 from .single import (
     Network,
     check_emulated,
@@ -99,9 +99,9 @@ def test_nan_and_infinities_reach_their_windows_alone(parts: int, folder: Path) 
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@on_each(A100, H200)
 @pytest.mark.parametrize("name", ["1x1", "residual", "7x7", "normalized"])
-def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
+def test_kernels_keep_to_their_budget(name: str, machine: Machine) -> None:
     """As many blocks as make 512 threads fit a multiprocessor, or 384 where it has less memory."""
     make, size = SMALL[name]
     problem, _ = convolution(make(), size)
@@ -109,21 +109,21 @@ def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
         launches = [
             launch
             for parts in (1, 2)
-            for launch in DIRECT.launches(problem, chosen(shape, parts), MULTIPROCESSORS)
+            for launch in DIRECT.launches(problem, chosen(shape, parts), H200)
         ]
-        kernels = compile_kernels([launch.source for launch in launches], arch)
+        kernels = compile_kernels([launch.source for launch in launches], machine.arch)
         for launch, kernel in zip(launches, kernels, strict=True):
             taken, threads = kernel.resources, launch.block[0]
-            blocks = (512 if arch == "sm_90" else 384) // threads
+            blocks = (512 if machine is H200 else 384) // threads
             assert taken.spill_bytes == taken.stack_bytes == 0
             assert blocks * taken.registers * threads <= 65536
-            assert blocks * (launch.shared_bytes + 1024) <= shared_limit(arch)
+            assert blocks * (launch.shared_bytes + 1024) <= machine.shared_bytes
 
 
 def test_one_text_serves_convolutions_of_all_sizes() -> None:
     for choice in (0, chosen(0, 4)):
         first, second = (
-            DIRECT.launches(convolution(relu(*sizes, padding=1), shape)[0], choice, MULTIPROCESSORS)
+            DIRECT.launches(convolution(relu(*sizes, padding=1), shape)[0], choice, H200)
             for sizes, shape in (((16, 64, 3), (1, 16, 8, 8)), ((24, 80, 5), (3, 24, 9, 13)))
         )
         assert [launch.source for launch in first] == [launch.source for launch in second]
@@ -132,7 +132,7 @@ def test_one_text_serves_convolutions_of_all_sizes() -> None:
 def test_only_exact_planar_convolutions_have_this_form() -> None:
     def has(net: md.Layer, size: tuple[int, ...], precision: str = "float32") -> bool:
         (problem,) = problems_of(net, size, precision)
-        return DIRECT.name in {form.core for form in forms_of(problem, ARCH)}
+        return DIRECT.name in {form.core for form in forms_of(problem, H200)}
 
     assert has(relu(16, 16, 3), (1, 16, 8, 8))
     assert has(relu(3, 16, 7, stride=2), (1, 3, 18, 18))
@@ -146,17 +146,17 @@ def test_only_exact_planar_convolutions_have_this_form() -> None:
     assert not has(L.Linear(16, 16), (1, 16))
     (problem,) = problems_of(relu(16, 16, 3), (1, 16, 8, 8), "float32")
     y = problem.y
-    refused = DIRECT.why_not(replace(problem, y=replace(y, row=y.row + 1)), ARCH)
+    refused = DIRECT.why_not(replace(problem, y=replace(y, row=y.row + 1)), H200)
     assert refused is not None and "gaps" in refused
 
 
 def test_few_pixels_are_divided_and_many_are_not() -> None:
     few, _ = convolution(relu(512, 512, 3, padding=1), (1, 512, 14, 14))
-    assert all(direct.DIVISIONS[choice][1] >= 4 for choice in DIRECT.choices(few, ARCH))
+    assert all(direct.DIVISIONS[choice][1] >= 4 for choice in DIRECT.choices(few, H200))
     many, _ = convolution(relu(64, 64, 3, padding=1), (64, 64, 56, 56))
-    assert direct.DIVISIONS[DIRECT.choices(many, ARCH)[0]][1] == 1
+    assert direct.DIVISIONS[DIRECT.choices(many, H200)[0]][1] == 1
     for problem in (few, many):
-        for choice in DIRECT.choices(problem, ARCH):
+        for choice in DIRECT.choices(problem, H200):
             shape, parts = direct.DIVISIONS[choice]
             assert chosen(direct.SHAPES.index(shape), parts) == choice
 
@@ -165,7 +165,7 @@ def test_few_pixels_are_divided_and_many_are_not() -> None:
 def test_no_part_is_empty(channels: int) -> None:
     problem, _ = convolution(relu(channels, 32, 3, padding=1), (1, channels, 2, 2))
     slabs = -(-channels * 9 // 16)
-    divided = [direct.DIVISIONS[choice][1] for choice in DIRECT.choices(problem, ARCH)]
+    divided = [direct.DIVISIONS[choice][1] for choice in DIRECT.choices(problem, H200)]
     assert max(divided) > 1
     for parts in divided:
         assert (parts - 1) * -(-slabs // parts) < slabs
@@ -176,7 +176,7 @@ def test_more_blocks_than_a_grid_has_are_refused() -> None:
     for filters, channels, fits in ((65535, 32, True), (65536, 32, False)):
         shape = (filters, channels, *problem.w.shape[2:])
         larger = replace(problem, w=replace(problem.w, shape=shape))
-        assert (DIRECT.why_not(larger, ARCH) is None) is fits
+        assert (DIRECT.why_not(larger, H200) is None) is fits
 
 
 LARGE: dict[str, Network] = SMALL | {
@@ -194,5 +194,5 @@ LARGE: dict[str, Network] = SMALL | {
 def test_networks(name: str, shape: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choice = chosen(shape, parts)
     only(monkeypatch, lambda form: form.core == DIRECT.name)
-    monkeypatch.setattr(DIRECT, "choices", lambda problem, arch: [choice])
+    monkeypatch.setattr(DIRECT, "choices", lambda problem, machine: [choice])
     check_on_gpu(LARGE[name], f"direct {direct.DIVISIONS.shown(choice)}")

@@ -18,6 +18,7 @@ from minidnn.cudnn.convolution.key import ConvolutionKey
 from minidnn.cudnn.enums import ConvolutionFwdAlgo
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph
+from tests.cuda.cards import H200
 from tests.cuda.contractions import dense, draw_weights
 
 from . import single
@@ -53,7 +54,7 @@ def test_descriptors_are_those_of_what_is_written(
     make, shape = NETS[name]
     packed = 0
     for problem in problems_of(make(), shape, "float32"):
-        for form in (form for form in forms_of(problem, "sm_90") if form.core == FIXED):
+        for form in (form for form in forms_of(problem, H200) if form.core == FIXED):
             output, made[:] = target(problem, form), []
             found = fixed.fixed_convolution(problem, 0, form.stages, output)
             if reads_elsewhere(problem, form):

@@ -89,7 +89,7 @@ def test_choices_of_another_card_or_version_are_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as there:
-        there.setattr(tune.machine, name, other)
+        there.setattr(tune, name, other)
         right()
     assert len(measured) == 1
     right()

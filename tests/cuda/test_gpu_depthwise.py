@@ -12,6 +12,7 @@ from minidnn import layers as L
 from minidnn.backends.cuda.contraction import depthwise, tune
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form
+from minidnn.backends.cuda.machine import Machine
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
@@ -25,13 +26,13 @@ pytestmark = pytest.mark.gpu
 def only_depthwise(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Convolutions are computed by this kernel or not at all, by one of its strips."""
 
-    def forms(problem: ContractionProblem, arch: str) -> list[Form]:
-        reason = DEPTHWISE.why_not(problem, arch)
+    def forms(problem: ContractionProblem, machine: Machine) -> list[Form]:
+        reason = DEPTHWISE.why_not(problem, machine)
         assert reason is None, reason
         return [Form(DEPTHWISE.name, len(problem.stages))]
 
-    def choices(problem: ContractionProblem, arch: str) -> list[int]:
-        found = depthwise.strips_for(problem, arch)
+    def choices(problem: ContractionProblem, machine: Machine) -> list[int]:
+        found = depthwise.strips_for(problem, machine)
         return [found[request.param % len(found)]]
 
     monkeypatch.setattr(tune, "forms_of", forms)

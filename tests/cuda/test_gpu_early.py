@@ -24,18 +24,18 @@ MOST = 4
 
 def recipes(problem: ContractionProblem) -> list[Built]:
     """The first of each form."""
-    arch = machine_of(0).arch
+    machine = machine_of(0)
     known: dict[Launch, Loaded] = {}
 
     def load(launches: Sequence[Launch]) -> list[Loaded]:
         missing = [one for one in launches if one not in known]
-        known.update(zip(missing, load_launches(missing, arch), strict=True))
+        known.update(zip(missing, load_launches(missing, machine.arch), strict=True))
         return [known[one] for one in launches]
 
-    tuning = tune.Tuning(arch, "exhaustive", 1 << 30, load)
+    tuning = tune.Tuning(machine, "exhaustive", 1 << 30, load)
     return [
         build(problem, recipe, core, load)
-        for form in forms_of(problem, arch)
+        for form in forms_of(problem, machine)
         for recipe, core in tune._candidates(problem, form, MOST, tuning)
     ]
 

@@ -11,7 +11,7 @@ from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form
-from minidnn.backends.cuda.machine import machine_of
+from minidnn.backends.cuda.machine import Machine, machine_of
 from tests.cuda.contractions import HALO, Forgetful, check_numbers, dense, residual
 
 pytestmark = pytest.mark.gpu
@@ -23,10 +23,10 @@ def only_halo(monkeypatch: pytest.MonkeyPatch) -> None:
     if machine_of(0).arch != "sm_90":
         pytest.skip("this GPU has no wgmma")
 
-    def forms(problem: ContractionProblem, arch: str) -> list[Form]:
+    def forms(problem: ContractionProblem, machine: Machine) -> list[Form]:
         if problem.w.shape[2:] == (1, 1):
-            return forms_of(problem, arch)
-        reason = HALO.why_not(problem, arch)
+            return forms_of(problem, machine)
+        reason = HALO.why_not(problem, machine)
         assert reason is None, reason
         return [Form(HALO.name, len(problem.stages))]
 

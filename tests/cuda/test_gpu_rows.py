@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("batch", [1, 4, 7, 33, 65, 128, 300])
 def test_numbers(batch: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "_store", Forgetful())
-    monkeypatch.setattr(ROWS, "choices", lambda problem, arch: [parts])
+    monkeypatch.setattr(ROWS, "choices", lambda problem, machine: [parts])
     net = L.Sequential(L.Linear(516, 1000), L.ReLU(), L.Linear(1000, 130))
     random = np.random.default_rng(0)
     draw_weights(net, random)

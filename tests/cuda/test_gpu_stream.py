@@ -13,7 +13,7 @@ from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form
-from minidnn.backends.cuda.machine import machine_of
+from minidnn.backends.cuda.machine import Machine, machine_of
 from tests.cuda.contractions import STREAM, Forgetful, check_numbers, dense, residual
 
 pytestmark = pytest.mark.gpu
@@ -25,17 +25,17 @@ def only_stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if machine_of(0).arch != "sm_90":
         pytest.skip("this GPU has no wgmma")
 
-    def forms(problem: ContractionProblem, arch: str) -> list[Form]:
+    def forms(problem: ContractionProblem, machine: Machine) -> list[Form]:
         if problem.w.shape[2:] != (1, 1):
-            return forms_of(problem, arch)
-        reason = STREAM.why_not(problem, arch)
+            return forms_of(problem, machine)
+        reason = STREAM.why_not(problem, machine)
         assert reason is None, reason
         return [Form(STREAM.name, len(problem.stages))]
 
     usual = STREAM.choices
 
-    def choices(problem: ContractionProblem, arch: str) -> Sequence[int]:
-        found = usual(problem, arch)
+    def choices(problem: ContractionProblem, machine: Machine) -> Sequence[int]:
+        found = usual(problem, machine)
         return found[request.param :][:1] or found[:1]
 
     monkeypatch.setattr(tune, "forms_of", forms)

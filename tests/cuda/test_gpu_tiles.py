@@ -9,11 +9,10 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.arch import has_clusters
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
-from minidnn.backends.cuda.machine import machine_of
+from minidnn.backends.cuda.machine import Machine, machine_of
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
@@ -28,18 +27,18 @@ DIVIDED = [DIVISIONS.number(*one) for one in ((2, 2), (2, 4), (2, 8), (3, 2), (5
 @pytest.fixture(params=[*range(len(TILES)), *DIVIDED], ids=DIVISIONS.shown)
 def only_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contractions are computed by this tile or not at all."""
-    arch = machine_of(0).arch
-    if DIVISIONS[request.param][1] > 1 and not has_clusters(arch):
-        pytest.skip(f"{arch} has no clusters")
+    machine = machine_of(0)
+    if DIVISIONS[request.param][1] > 1 and not machine.has_clusters:
+        pytest.skip(f"{machine.arch} has no clusters")
 
-    def forms(problem: object, arch: str) -> list[Form]:
-        reason = TILE.why_not(problem, arch)  # type: ignore[arg-type]
+    def forms(problem: object, machine: Machine) -> list[Form]:
+        reason = TILE.why_not(problem, machine)  # type: ignore[arg-type]
         assert reason is None, reason
         return [Form(TILE.name, len(problem.stages))]  # type: ignore[attr-defined]
 
     monkeypatch.setattr(tune, "forms_of", forms)
     monkeypatch.setattr(tune, "_store", Forgetful())
-    monkeypatch.setattr(TILE, "choices", lambda p, arch: [within(p, request.param)])
+    monkeypatch.setattr(TILE, "choices", lambda p, machine: [within(p, request.param)])
 
 
 NETS = {

@@ -13,7 +13,7 @@ from minidnn.backends.cuda.contraction import tune, window
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form
-from minidnn.backends.cuda.machine import machine_of
+from minidnn.backends.cuda.machine import Machine, machine_of
 from tests.cuda.contractions import WINDOW, Forgetful, check_numbers, residual
 
 pytestmark = pytest.mark.gpu
@@ -26,17 +26,17 @@ def only_window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if machine_of(0).arch != "sm_90":
         pytest.skip("this GPU has no wgmma")
 
-    def forms(problem: ContractionProblem, arch: str) -> list[Form]:
+    def forms(problem: ContractionProblem, machine: Machine) -> list[Form]:
         if problem.w.shape[2:] == (1, 1):
-            return forms_of(problem, arch)
-        reason = WINDOW.why_not(problem, arch)
+            return forms_of(problem, machine)
+        reason = WINDOW.why_not(problem, machine)
         assert reason is None, reason
         return [Form(WINDOW.name, len(problem.stages))]
 
     usual = WINDOW.choices
 
-    def choices(problem: ContractionProblem, arch: str) -> Sequence[int]:
-        found = usual(problem, arch)
+    def choices(problem: ContractionProblem, machine: Machine) -> Sequence[int]:
+        found = usual(problem, machine)
         return [request.param] if request.param in found else found[:1]
 
     monkeypatch.setattr(tune, "forms_of", forms)

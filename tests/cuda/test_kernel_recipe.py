@@ -28,6 +28,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.kernel_registry import refusals
+from tests.cuda.cards import H200
 from tests.cuda.lowered import problems_of
 from tests.cuda.single import check_emulated
 
@@ -35,8 +36,8 @@ assert md.__file__.startswith(sys.argv[1]), md.__file__
 net = L.Sequential(L.Conv2d(5, 7, (3, 2), (2, 1), (1, 0), dilation=(1, 2)), L.SiLU())
 shape = (2, 5, 9, 8)
 (problem,) = problems_of(net, shape, "float32")
-forms = [form for form in forms_of(problem, "sm_90") if form.core == "naive"]
-print(*forms, "|", refusals(replace(problem, groups=2), "sm_90")["naive"])
+forms = [form for form in forms_of(problem, H200) if form.core == "naive"]
+print(*forms, "|", refusals(replace(problem, groups=2), H200)["naive"])
 check_emulated((lambda: net, shape), "naive", [128, 256], Path(sys.argv[1]), wide=3)
 """
 

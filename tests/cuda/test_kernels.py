@@ -28,6 +28,7 @@ from minidnn.graph.expression import argument, linearize
 from minidnn.graph.ir import Graph, Node, Placement, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import TensorType, rounded_to
+from tests.cuda.cards import H200
 
 from .arrays import STORED, numbers, stored, strided
 from .emulator.run import Emulated
@@ -223,7 +224,7 @@ def test_averages_of_whole_planes(
     ):
         assert averages_planes(shape[0], source)
         memory = memory_of(target, None, shape[0])
-        launch = print_plane_average(shape[0], source, target)
+        launch = print_plane_average(shape[0], source, target, H200)
         run(launch, [memory_of(source, x, shape[0]), memory], tmp_path)
         np.testing.assert_array_equal(read(memory, target, shape[0]), expected)
 

@@ -12,15 +12,16 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda import prepare
 from minidnn.backends.cuda.constants import Constants
-from minidnn.backends.cuda.contraction import kernel_registry, tune
+from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.backends.cuda.memory import Limit
 from minidnn.errors import OutOfMemoryError, UnsupportedError
+from tests.cuda.cards import H200
 
 from .greedy import be_greedy, least
-from .lowered import ARCH, problems_of
+from .lowered import problems_of
 
 STEM = L.Conv2d(3, 64, 7, 2, 3)
 AFTER_NORM = L.Sequential(L.BatchNorm2d(224), L.ReLU(), L.Conv2d(224, 128, 1, bias=False))
@@ -35,7 +36,7 @@ def limit(size: int) -> Limit:
 
 
 def tuning(limit: int, tuned: str = "quick") -> Tuning:
-    return Tuning(ARCH, tuned, limit, lambda launches: [])
+    return Tuning(H200, tuned, limit, lambda launches: [])
 
 
 @pytest.mark.parametrize("precision", ["float16", "tf32"])
@@ -67,13 +68,12 @@ def test_nothing_takes_more_than_the_limit(
 
     monkeypatch.setattr(tune, "graph_of", lambda *given: SimpleNamespace(plans=plans))
     monkeypatch.setattr(tune, "fixed_convolution", lambda *given: "there is no cuDNN")
-    monkeypatch.setattr(kernel_registry, "multiprocessors", lambda: 132)
     channels = 3 if network is STEM else 224
     (problem,) = problems_of(network, (4, channels, 56, 56), precision)
     heuristic = tuning(left, "heuristic")
     found = [
         recipe
-        for form in forms_of(problem, ARCH)
+        for form in forms_of(problem, H200)
         for recipe, _ in tune._candidates(problem, form, 3, heuristic)
     ]
     assert found and all(one.workspace <= heuristic.limit(problem) for one in found)
@@ -110,7 +110,7 @@ def test_a_limit_that_can_be_kept_is_kept(
 ) -> None:
     """Each workspace is within the limit, but may lie where the input or output would."""
     plan, tasks, needed = least(network, shape, precision)
-    made = prepare.prepare(plan, tasks, ARCH, "quick", limit(needed + extra))
+    made = prepare.prepare(plan, tasks, H200, "quick", limit(needed + extra))
     assert made.constants.bytes + made.block.own_bytes <= needed + extra
 
 
@@ -122,6 +122,6 @@ def test_a_limit_that_leaves_no_room_to_gather_is_told(precision: str) -> None:
     (problem,) = (task.work for task in tasks if isinstance(task.work, ContractionProblem))
     gathered = tuning(0).limit(problem)
     with pytest.raises(OutOfMemoryError, match=rf"memory_limit={needed} .* \d+ are needed"):
-        prepare.prepare(plan, tasks, ARCH, "quick", limit(needed))
-    made = prepare.prepare(plan, tasks, ARCH, "quick", limit(needed + gathered))
+        prepare.prepare(plan, tasks, H200, "quick", limit(needed))
+    made = prepare.prepare(plan, tasks, H200, "quick", limit(needed + gathered))
     assert made.block.own_bytes <= needed + gathered

@@ -16,12 +16,11 @@ from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.backend import get_backend
 from minidnn.backends.cuda import backend, program
-from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.arrays import ArraySlot, read
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.build import compile_kernels
-from minidnn.backends.cuda.contraction.bound import MemoryRate, least_milliseconds
+from minidnn.backends.cuda.contraction.bound import least_milliseconds
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.graphs import graph_of
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS
@@ -39,17 +38,16 @@ from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.reduce_precision import reduce_precision
 from minidnn.runtime.plan import Plan, make_plan
+from tests.cuda.cards import A100, H200, RTX_4090, on_each
 
 from .contractions import HALO, STREAM, TILE
-from .lowered import ARCH
 
-MACHINE = Machine("a GPU", (9, 0), 132, 4.3e12)
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 OF_EACH_KIND = ("alexnet", "vgg11_bn", "resnet50", "squeezenet1_1", "densenet121", "inception_v3")
 
 
 def planned(network: md.Layer, shape: tuple[int, ...], precision: str) -> Plan:
-    context = Context(CudaTarget(MACHINE.device(precision), precision))
+    context = Context(CudaTarget(H200.device(precision), precision))
     return make_plan(optimize(to_graph(network, shape), context, verify=True), context)
 
 
@@ -57,7 +55,7 @@ def planned(network: md.Layer, shape: tuple[int, ...], precision: str) -> Plan:
 def zoo(name: str, precision: str) -> tuple[Plan, list[Task]]:
     network = models.get_model(name)
     plan = planned(network, (2, *network.input_shape), precision)
-    return plan, lower_plan(plan, "sm_90", precision == "tf32")
+    return plan, lower_plan(plan, H200, precision == "tf32")
 
 
 def problems(tasks: list[Task]) -> list[ContractionProblem]:
@@ -65,7 +63,7 @@ def problems(tasks: list[Task]) -> list[ContractionProblem]:
 
 
 def of(network: md.Layer, shape: tuple[int, ...], precision: str) -> list[ContractionProblem]:
-    return problems(lower_plan(planned(network, shape, precision), "sm_90", precision == "tf32"))
+    return problems(lower_plan(planned(network, shape, precision), H200, precision == "tf32"))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -74,7 +72,7 @@ def test_every_node_of_the_zoo_has_a_task(name: str, precision: str) -> None:
     plan, tasks = zoo(name, precision)
     assert {value.dtype for value in plan.graph.values} == {CudaTarget(precision=precision).storage}
     for problem in dict.fromkeys(problems(tasks)):
-        forms = forms_of(problem, "sm_90")
+        forms = forms_of(problem, H200)
         assert len(forms) == len(set(forms)) >= 1
         for form in forms:
             assert form.stages <= len(problem.stages)
@@ -92,7 +90,7 @@ def test_densenet_is_free_of_copies_and_of_passes_before_convolutions() -> None:
     assert Counter(launches) == {"seq": 5}
     with_prologue = [p for p in problems(tasks) if p.before]
     assert len(with_prologue) == 58
-    assert all(forms_of(one, "sm_90")[0].core in (STREAM.name, TILE.name) for one in with_prologue)
+    assert all(forms_of(one, H200)[0].core in (STREAM.name, TILE.name) for one in with_prologue)
 
 
 def test_blocks_of_one_shape_are_one_problem() -> None:
@@ -117,9 +115,9 @@ def test_networks_in_half_precision_are_computed_so_whatever_is_asked(
     """A graph may be of another dtype than the precision's; images of few channels, too."""
     net = L.Sequential(L.Conv2d(3, 16, 3), L.ReLU(), L.Conv2d(16, 16, 3), L.MaxPool2d(2))
     graph = reduce_precision(to_graph(net, (1, 3, 20, 20)), Context(CudaTarget(precision=dtype)))
-    context = Context(CudaTarget(MACHINE.device(asked), asked))
+    context = Context(CudaTarget(H200.device(asked), asked))
     plan = make_plan(optimize(graph, context, verify=True), context)
-    found = problems(lower_plan(plan, "sm_90", asked == "tf32"))
+    found = problems(lower_plan(plan, H200, asked == "tf32"))
     assert [(p.x.dtype, p.y.dtype, p.planar, p.y.channel) for p in found] == [
         (dtype, dtype, False, 1)
     ] * 2
@@ -129,7 +127,7 @@ def test_only_exact_float32_is_left_to_fixed_functions_and_only_products_are_pro
     net = L.Sequential(L.Conv2d(8, 16, 1), L.ReLU(), L.Conv2d(16, 16, 3), L.Flatten())
     for precision in PRECISIONS:
         one, three = of(net, (2, 8, 9, 9), precision)
-        cores = [{form.core for form in forms_of(problem, "sm_90")} for problem in (one, three)]
+        cores = [{form.core for form in forms_of(problem, H200)} for problem in (one, three)]
         assert (FIXED in cores[0]) == (FIXED in cores[1]) == (precision == "float32")
         assert (PRODUCT in cores[0]) == (precision != "float32") and PRODUCT not in cores[1]
         assert (TILE.name in cores[0]) == (precision in ("float16", "bfloat16"))
@@ -140,7 +138,7 @@ def test_a_residual_is_fused_or_left_to_a_kernel() -> None:
     net = md.Model(x, L.ReLU()(L.Conv2d(16, 16, 1)(x) + x))
     (problem,) = of(net, (2, 16, 8, 8), "float16")
     assert [stage.mode for stage in problem.stages] == ["bias", "add", "relu"]
-    assert {form.stages for form in forms_of(problem, "sm_90")} == {1, 3}
+    assert {form.stages for form in forms_of(problem, H200)} == {1, 3}
     tensors, vectors, steps = used(problem, 1)
     assert (tensors, vectors, len(steps)) == ([0], [], 2)
 
@@ -150,7 +148,7 @@ def test_a_steep_leaky_relu_is_left_to_a_kernel() -> None:
     for slope, fused in ((0.1, 2), (1.0, 2), (4.0, 1), (-0.5, 1)):
         net = L.Sequential(L.Conv2d(8, 8, 1), L.LeakyReLU(slope))
         (problem,) = of(net, (1, 8, 4, 4), "tf32")
-        assert max(form.stages for form in forms_of(problem, "sm_90")) == fused, slope
+        assert max(form.stages for form in forms_of(problem, H200)) == fused, slope
 
 
 def test_images_of_few_channels_are_gathered() -> None:
@@ -173,40 +171,40 @@ def test_images_of_few_channels_are_gathered() -> None:
 
 def test_tiles_take_whole_chunks_alone() -> None:
     (problem,) = of(L.Conv2d(16, 24, 1), (2, 16, 9, 9), "float16")
-    assert TILE.why_not(problem, ARCH) is None
+    assert TILE.why_not(problem, H200) is None
     for index in range(len(TILES)):
-        launch = TILE.launches(problem, index, 132)[0]
+        launch = TILE.launches(problem, index, H200)[0]
         assert launch.block == (TILES[index].threads, 1, 1)
         assert launch.source.name in launch.source.text and "$" not in launch.source.text
-    assert set(TILE.choices(problem, "sm_80")) <= set(range(len(TILES)))
+    assert set(TILE.choices(problem, A100)) <= set(range(len(TILES)))
     odd = replace(problem, y=replace(problem.y, offset=4))
-    assert TILE.why_not(odd, ARCH) == "its tensors are no whole chunks of 8 channels"
+    assert TILE.why_not(odd, H200) == "its tensors are no whole chunks of 8 channels"
     (single,) = of(L.Conv2d(16, 24, 1), (2, 16, 9, 9), "tf32")
-    assert TILE.why_not(single, ARCH) == "it is in float32"
+    assert TILE.why_not(single, H200) == "it is in float32"
     (grouped,) = of(L.Conv2d(16, 16, 3, groups=2), (2, 16, 9, 9), "float16")
-    assert TILE.why_not(grouped, ARCH) == "it has 2 groups"
+    assert TILE.why_not(grouped, H200) == "it has 2 groups"
 
 
 def test_sums_of_few_pixels_are_divided_where_there_are_clusters() -> None:
-    def parts(batch: int, arch: str) -> set[int]:
+    def parts(batch: int, machine: Machine) -> set[int]:
         (problem,) = of(L.Conv2d(512, 512, 3, padding=1), (batch, 512, 7, 7), "float16")
-        return {DIVISIONS[choice][1] for choice in TILE.choices(problem, arch)}
+        return {DIVISIONS[choice][1] for choice in TILE.choices(problem, machine)}
 
-    assert max(parts(1, "sm_90")) == 8
-    assert parts(1, "sm_80") == parts(128, "sm_90") == {1}
+    assert max(parts(1, H200)) == 8
+    assert parts(1, A100) == parts(128, H200) == {1}
     (short,) = of(L.Conv2d(64, 512, 1), (1, 64, 7, 7), "float16")
-    assert {DIVISIONS[choice][1] for choice in TILE.choices(short, "sm_90")} == {1}
+    assert {DIVISIONS[choice][1] for choice in TILE.choices(short, H200)} == {1}
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
+@on_each(A100, RTX_4090, H200)
 @pytest.mark.parametrize("batch", [1, 8, 128])
-def test_tiles_that_are_measured_fit_shared_memory(batch: int, arch: str) -> None:
+def test_tiles_that_are_measured_fit_shared_memory(batch: int, machine: Machine) -> None:
     """Clusters alone do not say so: a block of sm_120 has less than half of what sm_90's have."""
     (problem,) = of(L.Conv2d(512, 512, 3, padding=1), (batch, 512, 7, 7), "float16")
-    choices = TILE.choices(problem, arch)
+    choices = TILE.choices(problem, machine)
     assert choices
     for choice in choices:
-        assert TILE.launches(problem, choice, 132)[0].shared_bytes <= shared_limit(arch)
+        assert TILE.launches(problem, choice, machine)[0].shared_bytes <= machine.shared_bytes
 
 
 def test_convolutions_whose_filters_and_rows_fit_may_read_each_pixel_once() -> None:
@@ -214,26 +212,27 @@ def test_convolutions_whose_filters_and_rows_fit_may_read_each_pixel_once() -> N
         return of(layer, (2, channels, size, size), "float16")[0]
 
     dense = first(L.Conv2d(128, 32, 3, padding=1), 128, 56)
-    assert HALO.why_not(dense, "sm_90") is None and HALO.choices(dense, "sm_90") == [32]
-    assert forms_of(dense, "sm_90")[0].core == HALO.name
-    assert HALO.name not in {form.core for form in forms_of(dense, "sm_80")}
+    assert HALO.why_not(dense, H200) is None and HALO.choices(dense, H200) == [32]
+    assert forms_of(dense, H200)[0].core == HALO.name
+    assert HALO.name not in {form.core for form in forms_of(dense, A100)}
     stem = first(L.Conv2d(3, 64, 7, 2, 3), 3, 224)
-    assert HALO.why_not(stem, "sm_90") is None and HALO.choices(stem, "sm_90") == [64]
+    assert HALO.why_not(stem, H200) is None and HALO.choices(stem, H200) == [64]
     half = first(L.Conv2d(64, 128, 3, padding=1), 64)
-    assert HALO.choices(half, "sm_90") == [64]
-    for problem, arch, reason in (
-        (dense, "sm_80", "sm_80 has no wgmma"),
-        (dense, "sm_100", "sm_100 has no wgmma"),
-        (of(L.Conv2d(16, 8, 3), (1, 16, 9, 9), "tf32")[0], "sm_90", "it is in float32"),
-        (first(L.Conv2d(16, 16, 3, groups=2), 16), "sm_90", "it has 2 groups"),
-        (first(L.Conv2d(16, 16, 1), 16), "sm_90", "no two windows overlap"),
-        (first(L.Conv2d(16, 16, 3, stride=2), 16), "sm_90", "no two windows overlap"),
-        (first(L.Conv2d(16, 12, 3), 16), "sm_90", "its tensors are no whole chunks of 8 channels"),
-        (first(L.Conv2d(16, 16, 3, padding=3), 16), "sm_90", "its padding is wider than its wi"),
-        (first(L.Conv2d(24, 16, 3, dilation=2), 24), "sm_90", "an odd number of chunks of 8 ch"),
-        (first(L.Conv2d(1024, 16, 3), 1024), "sm_90", "filters and rows do not fit the shared m"),
-    ):
-        assert (HALO.why_not(problem, arch) or "").startswith(reason), problem.describe()
+    assert HALO.choices(half, H200) == [64]
+    refused: tuple[tuple[ContractionProblem, Machine, str], ...] = (
+        (dense, A100, "sm_80 has no wgmma"),
+        (dense, replace(H200, capability=(10, 0)), "sm_100 has no wgmma"),
+        (of(L.Conv2d(16, 8, 3), (1, 16, 9, 9), "tf32")[0], H200, "it is in float32"),
+        (first(L.Conv2d(16, 16, 3, groups=2), 16), H200, "it has 2 groups"),
+        (first(L.Conv2d(16, 16, 1), 16), H200, "no two windows overlap"),
+        (first(L.Conv2d(16, 16, 3, stride=2), 16), H200, "no two windows overlap"),
+        (first(L.Conv2d(16, 12, 3), 16), H200, "its tensors are no whole chunks of 8 channels"),
+        (first(L.Conv2d(16, 16, 3, padding=3), 16), H200, "its padding is wider than its wi"),
+        (first(L.Conv2d(24, 16, 3, dilation=2), 24), H200, "an odd number of chunks of 8 ch"),
+        (first(L.Conv2d(1024, 16, 3), 1024), H200, "filters and rows do not fit the shared m"),
+    )
+    for problem, machine, reason in refused:
+        assert (HALO.why_not(problem, machine) or "").startswith(reason), problem.describe()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -247,21 +246,21 @@ def test_halo_kernels_keep_to_the_budget(
     x = md.Input((channels, 56, 56))
     net = md.Model(x, L.ReLU()(L.Conv2d(channels, filters, kernel, padding=1)(x)))
     (problem,) = of(net, (128, channels, 56, 56), dtype)
-    (width,) = HALO.choices(problem, "sm_90")
-    launch = HALO.launches(problem, width, 132)[0]
+    (width,) = HALO.choices(problem, H200)
+    launch = HALO.launches(problem, width, H200)[0]
     assert launch.source.specific and "$" not in launch.source.text
     (kernel_,) = compile_kernels([launch.source], "sm_90")
     taken = kernel_.resources
     assert taken.spill_bytes == 0 and taken.stack_bytes == 0
     side_by_side = launch.grid[0] * launch.grid[1] > 132
     assert taken.registers * launch.block[0] * (1 + side_by_side) <= 65536
-    limit = shared_limit("sm_90")
+    limit = H200.shared_bytes
     assert launch.shared_bytes <= (limit // 2 - 1024 if side_by_side else limit)
 
 
 def test_one_kernel_serves_all_shapes() -> None:
     shapes = [of(L.Conv2d(16, 64, 3), (n, 16, s, s), "float16")[0] for n, s in ((1, 9), (8, 30))]
-    assert len({TILE.launches(problem, 0, 132)[0].source for problem in shapes}) == 1
+    assert len({TILE.launches(problem, 0, H200)[0].source for problem in shapes}) == 1
 
 
 def test_outputs_that_no_kernel_writes_are_copied() -> None:
@@ -301,8 +300,10 @@ def test_images_that_no_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch
     cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=memory))
     for module in (backend, program):
         monkeypatch.setattr(module, "cupy", lambda: cupy)
-    monkeypatch.setattr(backend, "machine_of", lambda index: MACHINE)
-    with pytest.raises(OutOfMemoryError, match=rf"takes 105553116266496 .*a GPU has {140 << 30}$"):
+    monkeypatch.setattr(backend, "machine_of", lambda index: H200)
+    with pytest.raises(
+        OutOfMemoryError, match=rf"takes 105553116266496 .*NVIDIA H200 has {140 << 30}$"
+    ):
         CudaBackend().compile(plan, "float32", {})
 
 
@@ -317,7 +318,7 @@ def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 
 def test_old_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend.importlib.util, "find_spec", lambda name: name)
-    old = Machine("Tesla V100", (7, 0), 80, 9e11)
+    old = replace(A100, name="Tesla V100", capability=(7, 0))
     monkeypatch.setattr(backend, "machine_of", lambda index: old)
     text = "Tesla V100 has compute capability 7.0; at least 8.0 is needed"
     assert CudaBackend().unavailable() == text
@@ -354,7 +355,7 @@ def test_forms_that_move_too_much_are_not_tried() -> None:
     net = L.Sequential(L.BatchNorm2d(224), L.ReLU(), L.Conv2d(224, 128, 1, bias=False))
     (problem,) = of(net, (128, 224, 56, 56), "float16")
     assert problem.before
-    memory = MemoryRate(4e12, 50 << 20)
+    memory = replace(H200, bandwidth=4e12)
     pixels = 128 * 56 * 56
     own, direct, packed = (
         least_milliseconds(problem, form, memory)

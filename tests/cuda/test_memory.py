@@ -25,9 +25,10 @@ from minidnn.backends.cuda.program import CudaProgram
 from minidnn.cudnn.enums import Status
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.errors import CompileError, MiniDNNWarning, OutOfMemoryError
+from tests.cuda.cards import H200
 
 from .greedy import Greedy, be_greedy, least
-from .lowered import ARCH, MACHINE, problems_of
+from .lowered import problems_of
 
 SHAPE = (8, 64, 56, 56)
 THREE = L.Sequential(
@@ -129,7 +130,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 
 def compiled(network: md.Layer, shape: tuple[int, ...], limit: int | None = None) -> CudaProgram:
     plan, tasks, _ = least(network, shape, "float32")
-    return CudaProgram(plan, tasks, 0, ARCH, "quick", limit)
+    return CudaProgram(plan, tasks, 0, H200, "quick", limit)
 
 
 def needed(network: md.Layer, shape: tuple[int, ...]) -> int:
@@ -308,7 +309,7 @@ def test_no_room_for_a_context_is_told(card: Card, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(memory, "cupy", lambda: module)
     monkeypatch.setattr(program, "cupy", lambda: module)
     monkeypatch.setattr(backend, "cupy", lambda: module)
-    monkeypatch.setattr(backend, "machine_of", lambda index: MACHINE)
+    monkeypatch.setattr(backend, "machine_of", lambda index: H200)
     plan, _, _ = least(THREE, SHAPE, "float32")
     with pytest.raises(OutOfMemoryError, match="no room for what CUDA needs itself: error 2"):
         backend.CudaBackend(0).compile(plan, "float32", {})

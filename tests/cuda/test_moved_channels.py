@@ -18,9 +18,10 @@ from minidnn.graph.trace import apply
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.turn_linear import FIRST, LAST
+from tests.cuda.cards import H200
 
 from .contractions import DEPTHWISE, EPSILON, draw_weights
-from .lowered import ARCH, EmulatedProgram, Kernel, by_choice, by_stream, check_numbers, planned
+from .lowered import EmulatedProgram, Kernel, by_choice, by_stream, check_numbers, planned
 
 CHANNELS = 16
 
@@ -43,7 +44,7 @@ class Block(L.Layer):
 def own(problem: ContractionProblem) -> Kernel:
     if problem.w.shape[1] != 1:
         return by_stream(problem)
-    return by_choice(DEPTHWISE, problem, DEPTHWISE.choices(problem, ARCH)[0])
+    return by_choice(DEPTHWISE, problem, DEPTHWISE.choices(problem, H200)[0])
 
 
 SHAPE = (2, CHANNELS, 8, 10)
@@ -60,7 +61,7 @@ def test_moving_them_takes_no_kernel(precision: str) -> None:
     plan = planned(Block(), SHAPE, precision)
     moved = [node for node in plan.graph.nodes if isinstance(node.op, ops.Transpose)]
     assert len(moved) == 2
-    tasks = lower_plan(plan, ARCH, precision == "tf32")
+    tasks = lower_plan(plan, H200, precision == "tf32")
     assert not [task for task in tasks if task.node in moved]
 
 
@@ -94,7 +95,7 @@ def test_what_lies_in_a_join_is_moved(part: bool, tmp_path: Path) -> None:
 
 def test_other_moves_are_computed() -> None:
     def tasks_of(net: md.Layer, shape: tuple[int, ...]) -> list[str]:
-        tasks = lower_plan(planned(net, shape, "float16"), ARCH, False)
+        tasks = lower_plan(planned(net, shape, "float16"), H200, False)
         return [task.node.op.name for task in tasks]
 
     class Turned(L.Layer):

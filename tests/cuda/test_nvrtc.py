@@ -16,6 +16,7 @@ from minidnn.backends.cuda import nvrtc
 from minidnn.backends.cuda.build import compile_kernels, group
 from minidnn.backends.cuda.prelude import prelude
 from minidnn.errors import CompileError, DeviceError
+from tests.cuda.cards import A100, H200, on_each
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +31,7 @@ def kernel(name: str, statement: str) -> KernelSource:
     return KernelSource(name, f"{head}{{ {statement} }}\n")
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@on_each(A100, H200)
 def test_the_whole_prelude_compiles(arch: str) -> None:
     names = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "atan")
     lines = [f"y[{i}] = md_{name}(x[{i}]);" for i, name in enumerate(names)]

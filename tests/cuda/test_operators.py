@@ -37,6 +37,7 @@ from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
 from tests.cases import CASES, Case, check
 from tests.cases.record import Shape
+from tests.cuda.cards import H200
 
 from .emulator.run import Emulated
 
@@ -64,7 +65,7 @@ CHOSEN = tuple(
 def lowered(case: Case, shapes: tuple[Shape, ...]) -> tuple[Plan, list[Task]]:
     context = Context(CudaTarget())
     plan = make_plan(optimize(case.graph(shapes), context), context)
-    return plan, lower_plan(plan, "sm_90", False)
+    return plan, lower_plan(plan, H200, False)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,7 @@ def test_pictures_are_bytes(tmp_path: Path) -> None:
     context = Context(CudaTarget())
     graph = to_graph(L.Preprocess(mean, std), x.shape)
     plan = make_plan(optimize(graph, context), context)
-    tasks = lower_plan(plan, "sm_90", False)
+    tasks = lower_plan(plan, H200, False)
     sources = [task.work.source for task in tasks if isinstance(task.work, Launch)]
     (y,) = run(plan, tasks, Emulated(sources, tmp_path), [x])
     expected = ((x / 255 - mean) / std).transpose(0, 3, 1, 2)
@@ -135,7 +136,7 @@ def test_kernels_of_one_text_read_their_own_tables(tmp_path: Path) -> None:
     halves = [Node(Slice((0, start), (3, 2), (1, 1)), [x], f"half{start}") for start in (0, 2)]
     graph = Graph([x], [half.output for half in halves], halves)
     plan = make_plan(graph, Context(CudaTarget()))
-    tasks = lower_plan(plan, "sm_90", False)
+    tasks = lower_plan(plan, H200, False)
     works = [task.work for task in tasks if isinstance(task.work, Launch)]
     assert len(works) == 2 and len(set(works)) == 1
     array = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -21,8 +21,8 @@ from minidnn import layers as L
 from minidnn.backends.cuda import constants, memory
 from minidnn.backends.cuda.bits import to_bits
 from minidnn.backends.cuda.constants import Constants
-from minidnn.backends.cuda.contraction import choice, kernel_registry, tune
-from minidnn.backends.cuda.contraction.bound import MemoryRate, least_milliseconds
+from minidnn.backends.cuda.contraction import choice, tune
+from minidnn.backends.cuda.contraction.bound import least_milliseconds
 from minidnn.backends.cuda.contraction.choice import Choice
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
@@ -32,9 +32,10 @@ from minidnn.backends.cuda.lower import Data
 from minidnn.graph.ir import Constant
 from minidnn.graph.types import TensorType
 from minidnn.layers.parameter import LazyArray
+from tests.cuda.cards import H200
 
 from .contractions import TILE
-from .lowered import ARCH, problems_of
+from .lowered import problems_of
 
 
 class _HostMemory:
@@ -167,8 +168,8 @@ class _Book:
 
 def best(problem: ContractionProblem) -> Recipe:
     """The form that the fakes find the fastest."""
-    form = forms_of(problem, ARCH)[0]
-    engine = 7 if form.kernel is None else form.kernel.choices(problem, ARCH)[0]
+    form = forms_of(problem, H200)[0]
+    engine = 7 if form.kernel is None else form.kernel.choices(problem, H200)[0]
     return Recipe(form, engine, ((1, 2),), 0, 0.5)
 
 
@@ -196,7 +197,7 @@ def book(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Book:
         made.measures("measured", problem)
         return list(found)
 
-    def core_of(problem: ContractionProblem, recipe: Recipe, limit: int, load: Any) -> Any:
+    def core_of(problem: ContractionProblem, recipe: Recipe, *rest: Any) -> Any:
         made.builds("core", problem)
 
     runtime = SimpleNamespace(getDevice=lambda: 0, setDevice=lambda index: None)
@@ -211,10 +212,9 @@ def book(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Book:
         "cupy": lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)),
     }.items():
         monkeypatch.setattr(choice, name, value)
-    monkeypatch.setattr(tune.machine, "library_name", lambda: "cuDNN")
-    monkeypatch.setattr(tune.machine, "device_name", lambda index: "a GPU")
+    monkeypatch.setattr(tune, "library_name", lambda: "cuDNN")
+    monkeypatch.setattr(tune, "device_name", lambda index: "a GPU")
     monkeypatch.setattr(tune, "cupy", choice.cupy)
-    monkeypatch.setattr(kernel_registry, "multiprocessors", lambda: 132)
     return made
 
 
@@ -230,7 +230,7 @@ def problems(count: int) -> list[ContractionProblem]:
 
 
 def chosen(some: Sequence[ContractionProblem], tuned: str = "quick") -> tuple[Choice, Any]:
-    tuning = Tuning(ARCH, tuned, 1 << 30, lambda launches: [])
+    tuning = Tuning(H200, tuned, 1 << 30, lambda launches: [])
     with choice.threads() as pool:
         made = Choice(some, tuning, pool)
         return made, made.made()
@@ -283,9 +283,7 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
         (128, 224, 56, 56),
         "float16",
     )
-    tuning = Tuning(ARCH, "quick", 1 << 30, lambda launches: [])
-    memory = MemoryRate(4e12, 50 << 20)
-    monkeypatch.setattr(Tuning, "memory", memory)
+    tuning = Tuning(H200, "quick", 1 << 30, lambda launches: [])
     asked: list[Form] = []
 
     def candidates(problem: Any, form: Form, most: Any, tuning: Any) -> Iterator[Any]:
@@ -296,10 +294,10 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
     monkeypatch.setattr(
         tune, "build", lambda problem, recipe, core, load: Built(problem, recipe, core, None, None)
     )
-    forms = [form for form in forms_of(problem, ARCH) if form.kernel is None]
+    forms = [form for form in forms_of(problem, H200) if form.kernel is None]
     ahead = tune.certain(problem, tuning)
     assert ahead == {} == dict.fromkeys(asked)  # each needs a kernel before it
-    floor = least_milliseconds(problem, Form(TILE.name, len(problem.stages)), memory)
+    floor = least_milliseconds(problem, Form(TILE.name, len(problem.stages)), H200)
     slow = Recipe(Form(TILE.name, len(problem.stages)), 0, (), 0, 10 * floor)
     ours = Built(problem, slow, None, None, None)  # type: ignore[arg-type]
     found = tune.everything(problem, [ours], ahead, tuning)
@@ -308,7 +306,7 @@ def test_forms_are_built_ahead_unless_a_kernel_of_ours_may_make_them_needless(
     plain = replace(problem, before=(), before_vectors=())
     asked.clear()
     ahead = tune.certain(plain, tuning)
-    assert list(ahead) == asked == [f for f in forms_of(plain, ARCH) if f.kernel is None]
+    assert list(ahead) == asked == [f for f in forms_of(plain, H200) if f.kernel is None]
     asked.clear()
     found = tune.everything(plain, [ours], ahead, tuning)
     assert [one.recipe.form for one in found[1:]] == list(ahead)

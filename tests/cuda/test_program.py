@@ -15,9 +15,9 @@ from minidnn.backends.cuda import memory, prepare, program, timing
 from minidnn.backends.cuda.arrays import ArrayLibrary, Given
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.program import CudaProgram
+from tests.cuda.cards import H200
 
 from .greedy import be_greedy, least
-from .lowered import ARCH
 
 SHAPE = (2, 16, 8, 8)
 NETWORK = L.Sequential(L.MaxPool2d(3, 1, 1), L.Softmax(1))
@@ -56,7 +56,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> CudaProgram:
         monkeypatch.setattr(module, "cupy", lambda: SimpleNamespace(cuda=cuda), raising=False)
     monkeypatch.setattr(program, "_stream_of", lambda given, device: 0)
     plan, tasks, _ = least(NETWORK, SHAPE, "float32")
-    return CudaProgram(plan, tasks, 0, ARCH, "quick", None)
+    return CudaProgram(plan, tasks, 0, H200, "quick", None)
 
 
 def test_the_instance_that_was_given_the_inputs_is_timed(

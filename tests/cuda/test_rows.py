@@ -7,20 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
 from minidnn.backends.cuda.contraction.problem import ContractionProblem, EpilogueStep, spec_of
 from minidnn.backends.cuda.pointwise import CHAIN, Argument, PointStep
 from minidnn.backends.cuda.tensor import Tensor
 from minidnn.cudnn.graph.spec import TensorSpec
 from minidnn.graph.expression import argument, linearize
 from minidnn.graph.operators import ReLU
+from tests.cuda.cards import A100, H200
 
 from .contractions import ROWS
 from .emulator.run import Emulated, guarded
-from .lowered import ARCH
 
 RANDOM = np.random.default_rng(0)
 BIAS = PointStep(linearize(argument(0) + argument(1)), (CHAIN, Argument("vector", 0)))
@@ -76,7 +74,7 @@ def test_results_are_those_of_the_product(
     tmp_path: Path,
 ) -> None:
     problem = problem_of(batch, filters, inputs, step)
-    product, total = ROWS.launches(problem, parts, MULTIPROCESSORS)
+    product, total = ROWS.launches(problem, parts, H200)
     emulated = Emulated([product.source, total.source], tmp_path)
     _, x = guarded(batch * problem.x.image, np.dtype("f"))
     x = x.reshape(batch, -1)
@@ -96,15 +94,15 @@ def test_results_are_those_of_the_product(
 @pytest.mark.parametrize("batch", [1, 4, 32, 64, 128])
 def test_kernels_keep_to_their_budget(batch: int) -> None:
     problem = problem_of(batch, 4096, 9216)
-    for parts in ROWS.choices(problem, ARCH):
-        launches = ROWS.launches(problem, parts, MULTIPROCESSORS)
-        for arch in ("sm_80", "sm_90"):
-            kernels = compile_kernels([launch.source for launch in launches], arch)
+    for parts in ROWS.choices(problem, H200):
+        launches = ROWS.launches(problem, parts, H200)
+        for machine in (A100, H200):
+            kernels = compile_kernels([launch.source for launch in launches], machine.arch)
             for launch, kernel in zip(launches, kernels, strict=True):
                 taken, threads = kernel.resources, launch.block[0]
                 assert taken.spill_bytes == taken.stack_bytes == 0
                 assert 2 * taken.registers * threads <= 65536
-                assert 2 * launch.shared_bytes <= shared_limit(arch)
+                assert 2 * launch.shared_bytes <= machine.shared_bytes
 
 
 @pytest.mark.parametrize(
@@ -114,12 +112,12 @@ def test_kernels_keep_to_their_budget(batch: int) -> None:
 def test_parts_give_all_multiprocessors_work(
     batch: int, filters: int, inputs: int, parts: list[int]
 ) -> None:
-    assert ROWS.choices(problem_of(batch, filters, inputs), ARCH) == parts
+    assert ROWS.choices(problem_of(batch, filters, inputs), H200) == parts
 
 
 def test_only_exact_linear_layers_have_this_form() -> None:
     exact = problem_of(8, 16, 64)
-    assert forms_of(exact, "sm_90")[0].core == ROWS.name
+    assert forms_of(exact, H200)[0].core == ROWS.name
     assert spec_of(exact.x, exact.batch).shape == (8, 64, 1, 1)
     for other in (
         problem_of(8, 16, 64, tf32=True),
@@ -127,4 +125,4 @@ def test_only_exact_linear_layers_have_this_form() -> None:
         problem_of(8, 16, 64, 65),
         problem_of(1000, 16, 64),
     ):
-        assert ROWS.name not in [form.core for form in forms_of(other, "sm_90")]
+        assert ROWS.name not in [form.core for form in forms_of(other, H200)]

@@ -8,8 +8,8 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.sequence import grid as grids_module
 from minidnn.backends.cuda.sequence import mapping, print_region
 from minidnn.backends.cuda.sequence.grid import Grid, grids
@@ -22,7 +22,7 @@ from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
-from tests.cuda.lowered import MACHINE
+from tests.cuda.cards import A100, H200, RTX_3090, on_each
 from tests.cuda.sequences import case_of, run_cases
 
 from .test_sequence_kinds import numbers_for
@@ -52,7 +52,7 @@ NETWORKS = {
 
 
 def region_of(network: md.Layer, shape: tuple[int, ...], dtype: str) -> FusedSequence:
-    context = Context(CudaTarget(MACHINE.device(dtype), dtype))
+    context = Context(CudaTarget(H200.device(dtype), dtype))
     graph = optimize(to_graph(network, shape), context)
     (region,) = (node.op for node in graph.nodes if isinstance(node.op, FusedSequence))
     rows, columns = region.body.outputs[0].type.plane[2:]
@@ -183,7 +183,7 @@ def test_small_planes_of_halves_stay_in_registers_and_others_are_read_by_units()
         ("float32", 56, True),
     ):
         region = region_of(window, (8, 64, size, size), dtype)
-        launch = print_region(region, lambda v: tensor_of(v.type, PLANAR), "sm_90").kernel.launch
+        launch = print_region(region, lambda v: tensor_of(v.type, PLANAR), H200).kernel.launch
         assert (launch.shared_bytes == 0) is is_direct, (dtype, size)
 
 
@@ -192,7 +192,7 @@ def test_many_sums_over_large_planes_pass_through_shared_memory() -> None:
 
     def shared(layers: list[L.Layer], size: int, dtype: str = "float32") -> int:
         region = region_of(L.Sequential(*layers), (8, 8, size, size), dtype)
-        launch = print_region(region, lambda v: tensor_of(v.type, PLANAR), "sm_90").kernel.launch
+        launch = print_region(region, lambda v: tensor_of(v.type, PLANAR), H200).kernel.launch
         return launch.shared_bytes
 
     average, largest = L.AvgPool2d(3, 1, 1), L.MaxPool2d(3, 1, 1)
@@ -210,7 +210,7 @@ def test_a_lone_sum_over_a_large_plane_copies_patches(tmp_path: Path) -> None:
 
     def printed(window: L.Layer, batch: int = 64, dtype: str = "float32") -> Launch:
         region = region_of(window, (batch, 64, 97, 131), dtype)
-        return print_region(region, lambda v: tensor_of(v.type, PLANAR), "sm_90").kernel.launch
+        return print_region(region, lambda v: tensor_of(v.type, PLANAR), H200).kernel.launch
 
     large = printed(average)
     assert (large.grid[0], large.block[0], large.shared_bytes) == (64 * 64 * 3, 256, 18352)
@@ -224,7 +224,7 @@ def test_a_lone_sum_over_a_large_plane_copies_patches(tmp_path: Path) -> None:
     run_cases(cases, tmp_path)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90"])
+@on_each(A100, RTX_3090, H200)
 @pytest.mark.parametrize(
     ("kernel", "shape"),
     [
@@ -239,12 +239,12 @@ def test_a_lone_sum_over_a_large_plane_copies_patches(tmp_path: Path) -> None:
     ],
 )
 def test_sums_over_wide_planes_and_by_tall_windows_fit(
-    kernel: tuple[int, int], shape: tuple[int, ...], arch: str
+    kernel: tuple[int, int], shape: tuple[int, ...], machine: Machine
 ) -> None:
     """Where whole rows are too long, or too many of them are read, patches have columns as well."""
     region = region_of(L.AvgPool2d(kernel, 1, (kernel[0] // 2, kernel[1] // 2)), shape, "float32")
-    launch = print_region(region, lambda v: tensor_of(v.type, PLANAR), arch).kernel.launch
-    assert launch.shared_bytes <= shared_limit(arch)
+    launch = print_region(region, lambda v: tensor_of(v.type, PLANAR), machine).kernel.launch
+    assert launch.shared_bytes <= machine.shared_bytes
 
 
 def test_numbers_of_wide_planes_and_tall_windows(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.infrastructure import Context, run_passes
 from minidnn.passes.pipeline import PIPELINE, optimize
+from tests.cuda.cards import A100, H200
 from tests.cuda.emulator.run import Emulated
-from tests.cuda.lowered import MACHINE
 from tests.cuda.sequences import LAYOUTS, Case, case_of, run_cases
 
 BLOCK = (L.MaxPool2d(3, stride=1, padding=1), L.ReLU())
@@ -111,7 +111,7 @@ def test_equal_steps_are_a_loop() -> None:
     for blocks in (4, 40):
         graph = graph_of(*(L.MaxPool2d(3, 1, 1), L.BatchNorm2d(3), L.ReLU()) * blocks)
         plan, binding = whole(graph).kernel
-        launch = print_sequence(plan, binding, *_sides(graph), "sm_90").launch
+        launch = print_sequence(plan, binding, *_sides(graph), H200).launch
         assert launch.shared_bytes <= 17 * 15 * 4 + 4096
         texts.append(launch.source.text)
     assert abs(len(texts[1]) - len(texts[0])) < 50
@@ -172,14 +172,14 @@ def test_a_plan_in_place_is_refused() -> None:
     graph = graph_of(*BLOCK)
     plan, binding = FusedSequence(graph, Schedule(17, 15, 1, True, True)).kernel
     with pytest.raises(GraphError, match=r"17x15 staged in place: a GPU computes rows in no order"):
-        print_sequence(plan, binding, *_sides(graph), "sm_90")
+        print_sequence(plan, binding, *_sides(graph), H200)
 
 
 def test_a_patch_that_does_not_fit_is_refused() -> None:
     graph = graph_of(L.ReLU(), L.MaxPool2d(3, 2, 1), shape=(1, 1, 300, 300))
     plan, binding = whole(graph).kernel
     with pytest.raises(GraphError, match=r"takes 360000 bytes of shared memory; sm_80 has 166912"):
-        print_sequence(plan, binding, *_sides(graph), "sm_80")
+        print_sequence(plan, binding, *_sides(graph), A100)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_numbers_of_two_bytes_move_in_pairs(
     """Where rows are even, those of the result too: else a thread makes one of its numbers."""
     cases = []
     for shape in ((2, 3, 12, 16), (2, 3, 12, 15), (1, 3, 10, 18)):
-        context = Context(CudaTarget(MACHINE.device(dtype), dtype))
+        context = Context(CudaTarget(H200.device(dtype), dtype))
         graph = optimize(to_graph(L.Sequential(*layers), shape), context)
         (region,) = (node.op for node in graph.nodes if isinstance(node.op, FusedSequence))
         operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]

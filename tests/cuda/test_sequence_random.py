@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from minidnn.fusion.collapse import STRATEGIES, Strategy
-from minidnn.fusion.device import H200, TWO_CORES
+from minidnn.fusion.device import TWO_CORES
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.fusion.target import Target
@@ -20,6 +20,7 @@ from minidnn.graph.ir import Graph
 from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
+from tests.cuda.cards import A100, H200
 from tests.cuda.sequences import LAYOUTS, Case, case_of, run_cases
 from tests.fusion.graphs import graphs, inputs_for
 
@@ -53,7 +54,7 @@ class Collected:
         dtype = data.draw(st.sampled_from(("float32", "float32", "float16", "bfloat16")))
         arrays = inputs_for(graph, seed, special=seed % 2 == 0)
         inputs = [rounded_to(dtype, array) for array in arrays]
-        device = data.draw(st.sampled_from((H200, TWO_CORES)))
+        device = data.draw(st.sampled_from((H200.device("float32"), TWO_CORES)))
         optimized = optimize(graph, Context(Kept(device, dtype), strategy))
         values: dict[str, np.ndarray] = {}
         evaluate(
@@ -84,10 +85,10 @@ class Collected:
             )
         layout = data.draw(st.sampled_from(LAYOUTS))
         extra = data.draw(st.sampled_from((0, 0, 1, 4)))
-        arch = data.draw(st.sampled_from(("sm_80", "sm_90")))
+        machine = data.draw(st.sampled_from((A100, H200)))
         own = FusedSequence(region.body, schedule)
         suit = data.draw(st.booleans())
-        self.cases.append(case_of(own, operands, layout, arch, extra, suit=suit))
+        self.cases.append(case_of(own, operands, layout, machine, extra, suit=suit))
 
 
 def collect(examples: int, most: int) -> list[Case]:

@@ -11,6 +11,7 @@ import pytest
 from minidnn import layers as L
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.sequence import print_sequence
 from minidnn.backends.cuda.sequence.prologue import absorb_prologues
 from minidnn.backends.cuda.sequence.rolling import Rolling, choose_rolling, rollings
@@ -19,6 +20,7 @@ from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import rounded_to
+from tests.cuda.cards import A100, H200, on_each
 from tests.cuda.sequences import Case, case_of, run_cases
 from tests.cuda.test_sequence_kinds import numbers_for
 from tests.cuda.test_sequence_units import Residual
@@ -40,10 +42,10 @@ def rollings_of(region: FusedSequence, layout: Layout = CHANNELS_LAST) -> list[R
     return list(rollings(absorb_prologues(plan), binding, tensors))
 
 
-def source_of(region: FusedSequence, rolling: Rolling, arch: str) -> KernelSource:
+def source_of(region: FusedSequence, rolling: Rolling, machine: Machine) -> KernelSource:
     plan, binding = region.kernel
     tensors = [tensor_of(slot.value.type, CHANNELS_LAST) for slot in binding.slots]
-    return print_sequence(plan, binding, tensors[:1], tensors[1:], arch, rolling).launch.source
+    return print_sequence(plan, binding, tensors[:1], tensors[1:], machine, rolling).launch.source
 
 
 def rolling_case(
@@ -125,8 +127,10 @@ def test_strips_are_shorter_where_there_are_few() -> None:
         assert choose_rolling(plan, binding, tensors) == expected, shape
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_nothing_is_spilled(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_each(A100, H200)
+def test_nothing_is_spilled(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where registers are promised, and where there is a normalization behind."""
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
     sources = []
@@ -140,6 +144,6 @@ def test_nothing_is_spilled(arch: str, tmp_path: Path, monkeypatch: pytest.Monke
             for dtype in HALVES:
                 region = region_of(layers, shape, dtype)
                 for one in rollings_of(region)[:: 1 if layers == (AVERAGE,) else 2]:
-                    sources.append(source_of(region, one, arch))
-    for kernel in compile_kernels(sources, arch):
+                    sources.append(source_of(region, one, machine))
+    for kernel in compile_kernels(sources, machine.arch):
         assert kernel.resources.spill_bytes == 0, kernel.resources

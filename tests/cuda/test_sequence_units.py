@@ -17,7 +17,7 @@ from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
-from tests.cuda.lowered import MACHINE
+from tests.cuda.cards import H200
 from tests.cuda.sequences import Case, case_of, run_cases
 from tests.cuda.test_sequence_kinds import numbers_for
 
@@ -52,7 +52,7 @@ def as_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def region_of(layers: tuple[L.Layer, ...], shape: tuple[int, ...], dtype: str) -> FusedSequence:
-    context = Context(CudaTarget(MACHINE.device(dtype), dtype))
+    context = Context(CudaTarget(H200.device(dtype), dtype))
     graph = optimize(to_graph(L.Sequential(*layers), shape), context)
     (region,) = (node.op for node in graph.nodes if isinstance(node.op, FusedSequence))
     return region

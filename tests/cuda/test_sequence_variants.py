@@ -15,12 +15,12 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda import fastest
-from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.fastest import Fastest
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Task, lower_plan
+from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.nvrtc import Resources
 from minidnn.backends.cuda.sequence import SequenceKernel, print_region, print_variants
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
@@ -34,7 +34,8 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.infrastructure import Context, run_passes
 from minidnn.passes.pipeline import PIPELINE
-from tests.cuda.lowered import ARCH, planned
+from tests.cuda.cards import A100, H200, RTX_3090, on_each
+from tests.cuda.lowered import planned
 from tests.cuda.sequences import Case, case_of, run_cases
 
 CHAINS: dict[str, tuple[list[L.Layer], tuple[int, ...]]] = {
@@ -68,10 +69,10 @@ def numbers_for(graph: Graph) -> list[np.ndarray]:
     return [rounded_to(v.dtype, a) for v, a in zip(graph.inputs, arrays, strict=True)]
 
 
-def cases_of(name: str, layout: Layout, arch: str) -> list[Case]:
+def cases_of(name: str, layout: Layout, machine: Machine) -> list[Case]:
     region = region_of(*CHAINS[name])
-    case = case_of(region, numbers_for(region.body), layout, arch, suit=True)
-    launches = print_variants(region, lies_in(layout), arch)
+    case = case_of(region, numbers_for(region.body), layout, machine, suit=True)
+    launches = print_variants(region, lies_in(layout), machine)
     return [replace(case, kernel=SequenceKernel(one, case.kernel.vectors)) for one in launches]
 
 
@@ -79,45 +80,45 @@ def cases_of(name: str, layout: Layout, arch: str) -> list[Case]:
 @pytest.mark.parametrize("layout", [PLANAR, CHANNELS_LAST], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", CHAINS)
 def test_all_give_the_same_bits(name: str, layout: Layout, tmp_path: Path) -> None:
-    cases = cases_of(name, layout, "sm_90")
+    cases = cases_of(name, layout, H200)
     assert len(cases) >= 3
     run_cases(cases, tmp_path)
 
 
 def test_they_differ_in_blocks_and_patches() -> None:
     region = region_of(*CHAINS["patches"])
-    chosen = print_region(region, lies_in(CHANNELS_LAST), ARCH).kernel.launch
-    others = print_variants(region, lies_in(CHANNELS_LAST), ARCH)
+    chosen = print_region(region, lies_in(CHANNELS_LAST), H200).kernel.launch
+    others = print_variants(region, lies_in(CHANNELS_LAST), H200)
     assert chosen not in others and len(set(others)) == len(others)
     assert len({one.block for one in others}) > 1
     assert len({one.grid for one in others}) > 2
     assert len({one.shared_bytes for one in others}) > 2
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@on_each(A100, H200)
 def test_they_compile_within_what_a_block_can_have(
-    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
     launches = [
         one
         for name in CHAINS
         for layout in (PLANAR, CHANNELS_LAST)
-        for one in print_variants(region_of(*CHAINS[name]), lies_in(layout), arch)
+        for one in print_variants(region_of(*CHAINS[name]), lies_in(layout), machine)
     ]
-    kernels = compile_kernels([one.source for one in launches], arch)
+    kernels = compile_kernels([one.source for one in launches], machine.arch)
     for launch, kernel in zip(launches, kernels, strict=True):
         taken, (threads, _, _) = kernel.resources, launch.block
         assert threads <= 1024 and taken.registers * threads <= 65536, launch.source.text
-        assert launch.shared_bytes + taken.shared_bytes <= shared_limit(arch)
+        assert launch.shared_bytes + taken.shared_bytes <= machine.shared_bytes
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90"])
-def test_twice_the_channels_may_be_too_many(arch: str) -> None:
+@on_each(A100, RTX_3090, H200)
+def test_twice_the_channels_may_be_too_many(machine: Machine) -> None:
     region = region_of([L.MaxPool2d(3, 1, 1)], (128, 64, 56, 56))
-    launches = print_variants(region, lies_in(CHANNELS_LAST), arch)
-    assert max(one.shared_bytes for one in launches) <= shared_limit(arch)
-    assert max(one.shared_bytes for one in launches) > shared_limit(arch) // 2
+    launches = print_variants(region, lies_in(CHANNELS_LAST), machine)
+    assert max(one.shared_bytes for one in launches) <= machine.shared_bytes
+    assert max(one.shared_bytes for one in launches) > machine.shared_bytes // 2
 
 
 # Which of them is taken
@@ -168,7 +169,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Device:
 def measured(device: Device) -> tuple[Fastest, list[Task]]:
     layers, shape = CHAINS["patches"]
     plan = planned(L.Sequential(*layers), shape, "float16")
-    tasks = lower_plan(plan, ARCH, False, others=True)
+    tasks = lower_plan(plan, H200, False, others=True)
     made = Fastest(plan, tasks)
     made.measure(device.load, CONSTANTS)
     return made, tasks
@@ -196,7 +197,7 @@ def test_another_gpu_measures_anew_and_a_broken_entry_too(device: Device) -> Non
     measured(device)
     assert len(device.races) == 2
     layers, shape = CHAINS["patches"]
-    tasks = lower_plan(planned(L.Sequential(*layers), shape, "float16"), ARCH, False, others=True)
+    tasks = lower_plan(planned(L.Sequential(*layers), shape, "float16"), H200, False, others=True)
     key = fastest._key(fastest._launches(several(tasks)))
     for broken in (b"", b"[]", b'{"fastest": 1000}', b'{"fastest": -1}', b'{"fastest": "0"}'):
         fastest._store.put(key, broken)
@@ -207,7 +208,7 @@ def test_another_gpu_measures_anew_and_a_broken_entry_too(device: Device) -> Non
 
 def test_what_spills_does_not_race(device: Device) -> None:
     layers, shape = CHAINS["patches"]
-    tasks = lower_plan(planned(L.Sequential(*layers), shape, "float16"), ARCH, False, others=True)
+    tasks = lower_plan(planned(L.Sequential(*layers), shape, "float16"), H200, False, others=True)
     task = several(tasks)
     device.spills = set(task.others[:3])
     measured(device)
@@ -226,7 +227,7 @@ def test_without_memory_the_cost_models_choice_stays(device: Device) -> None:
 
 def test_only_exhaustive_tuning_asks_for_others(device: Device) -> None:
     layers, shape = CHAINS["patches"]
-    tasks = lower_plan(planned(L.Sequential(*layers), shape, "float16"), ARCH, False)
+    tasks = lower_plan(planned(L.Sequential(*layers), shape, "float16"), H200, False)
     assert not any(task.others for task in tasks)
 
 

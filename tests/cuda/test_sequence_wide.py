@@ -18,6 +18,7 @@ from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.types import rounded_to
 from tests.cuda.arrays import STORED, numbers, stored, strided
+from tests.cuda.cards import H200
 from tests.cuda.emulator.run import Emulated
 from tests.cuda.sequences import evaluate_rounded
 from tests.cuda.test_sequence_kinds import numbers_for
@@ -73,7 +74,7 @@ def wide(name: str) -> Wide:
     operands = [rounded_to(dtype, array) for array in numbers_for(region.body)]
     tensor = far_apart(dtype, planar)
     plan, binding = region.kernel
-    kernel = print_sequence(plan, binding, [tensor], [tensor], "sm_90")
+    kernel = print_sequence(plan, binding, [tensor], [tensor], H200)
     vectors = [kernel.vectors()] if binding.vectors else []
     (expected,) = evaluate_rounded(region.body, operands)
     return Wide(kernel.launch, vectors, tensor, stored(operands[0], dtype), expected)

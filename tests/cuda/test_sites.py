@@ -16,8 +16,9 @@ from minidnn.backends.cuda.places import ValueAddresses
 from minidnn.backends.cuda.sites import Site, sites_of_ends
 from minidnn.graph.ir import Value
 from minidnn.runtime.plan import Plan
+from tests.cuda.cards import H200
 
-from .lowered import ARCH, planned
+from .lowered import planned
 
 SHAPE = (2, 16, 6, 8)
 IN, OUT, BLOCK = 0x10000, 0x20000, 0x100000
@@ -64,7 +65,7 @@ def found(plan: Plan, works: Sequence[FakeWork]) -> list[tuple[Site, ...]]:
 
 def test_a_task_of_one_kernel() -> None:
     plan = graph_of()
-    (task,) = lower_plan(plan, ARCH, tf32=False)
+    (task,) = lower_plan(plan, H200, tf32=False)
     work = FakeWork(task.pointers, lambda at: kernel(*at))
     assert found(plan, [work]) == [(Site(0, 0, 0),), (Site(0, 1, 0),)]
 
@@ -95,7 +96,7 @@ def test_what_a_library_takes_has_none() -> None:
 
 def test_outputs_that_are_copied_have_none() -> None:
     plan = graph_of(outputs=2)
-    (task,) = lower_plan(plan, ARCH, tf32=False)
+    (task,) = lower_plan(plan, H200, tf32=False)
     work = FakeWork(task.pointers, lambda at: kernel(*at))
     assert found(plan, [work]) == [(Site(0, 0, 0),), (), ()]
 
@@ -103,7 +104,7 @@ def test_outputs_that_are_copied_have_none() -> None:
 def test_an_input_that_is_an_output_has_none() -> None:
     x = md.Input(SHAPE[1:])
     plan = planned(md.Model(x, (L.MaxPool2d(3, 1, 1)(x), x)), SHAPE, "float16")
-    (task,) = lower_plan(plan, ARCH, tf32=False)
+    (task,) = lower_plan(plan, H200, tf32=False)
     work = FakeWork(task.pointers, lambda at: kernel(*at))
     assert found(plan, [work]) == [(), (Site(0, 1, 0),), ()]
 
@@ -113,7 +114,7 @@ def test_kernels_of_ours_are_at_both_ends_of_parts_on_tensor_cores(precision: st
     """What lies between a part and PyTorch is NCHW, and moved by kernels that work in place."""
     net = L.Sequential(L.Conv2d(64, 64, 3, padding=1), L.ReLU(), L.Conv2d(64, 64, 1))
     plan = planned(net, (2, 64, 8, 8), precision)
-    tasks = lower_plan(plan, ARCH, precision == "tf32")
+    tasks = lower_plan(plan, H200, precision == "tf32")
     for value in (*plan.graph.inputs, *plan.graph.outputs):
         root = plan.roots.get(value, value)
         (task,) = (task for task in tasks if root in task.pointers)

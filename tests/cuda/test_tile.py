@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,11 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 
+from .cards import H200
 from .contractions import EPSILON, TILE, draw_weights, drawn, far_apart, within
-from .lowered import ARCH, EmulatedProgram, Kernel
+from .lowered import EmulatedProgram, Kernel
 
 pytestmark = pytest.mark.early
-
-MULTIPROCESSORS = 1
-"""Few blocks, so that each makes several tiles."""
 
 
 def joined(channels: int, filters: int, window: int) -> md.Layer:
@@ -78,15 +77,17 @@ def check(
     dtype: str,
     choice: int,
     folder: Path,
-    multiprocessors: int = MULTIPROCESSORS,
+    multiprocessors: int = 1,
 ) -> None:
-    """The tile's results beside float64, and in both orders of threads."""
+    """The tile's results beside float64, and in both orders of threads; there are few blocks, so
+    that each makes several tiles."""
+    machine = replace(H200, multiprocessors=multiprocessors)
 
     def kernel(problem: ContractionProblem) -> Kernel:
-        assert TILE.why_not(problem, ARCH) is None
+        assert TILE.why_not(problem, H200) is None
         number = within(problem, choice)
-        launch = TILE.launches(problem, number, multiprocessors)[0]
-        return TILE.name, launch, TILE.numbers(problem, number, multiprocessors)
+        launch = TILE.launches(problem, number, machine)[0]
+        return TILE.name, launch, TILE.numbers(problem, number, machine)
 
     draw_weights(net, np.random.default_rng(0))
     x = rounded_to(dtype, x).astype(np.float32)

@@ -9,14 +9,14 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.arch import shared_limit
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.contraction import winograd
 from minidnn.backends.cuda.contraction.forms import forms_of
-from minidnn.backends.cuda.contraction.parts import MULTIPROCESSORS
+from minidnn.backends.cuda.machine import Machine
+from tests.cuda.cards import A100, H200, on_each
 
 from .contractions import WINOGRAD, dense
-from .lowered import ARCH, problems_of
+from .lowered import problems_of
 from .single import Network, check_emulated, check_on_gpu, convolution, only, residual_network
 
 
@@ -48,24 +48,24 @@ def test_numbers(name: str, choice: int, folder: Path) -> None:
     check_emulated(SMALL[name], WINOGRAD.name, [choice], folder, wide=3 if name == "odd" else 0)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@on_each(A100, H200)
 @pytest.mark.parametrize("name", ["even", "residual"])
-def test_kernels_keep_to_their_budget(name: str, arch: str) -> None:
+def test_kernels_keep_to_their_budget(name: str, machine: Machine) -> None:
     make, size = SMALL[name]
     problem, _ = convolution(make(), size)
     for choice in range(2 * len(winograd.SHAPES)):
-        launches = WINOGRAD.launches(problem, choice, MULTIPROCESSORS)
-        kernels = compile_kernels([launch.source for launch in launches], arch)
+        launches = WINOGRAD.launches(problem, choice, H200)
+        kernels = compile_kernels([launch.source for launch in launches], machine.arch)
         for launch, kernel in zip(launches, kernels, strict=True):
             taken = kernel.resources
             assert taken.spill_bytes == taken.stack_bytes == 0
             assert taken.registers * launch.block[0] <= 65536
-            assert launch.shared_bytes <= shared_limit(arch)
+            assert launch.shared_bytes <= machine.shared_bytes
 
 
 def test_one_text_serves_convolutions_of_all_sizes() -> None:
     first, second = (
-        WINOGRAD.launches(convolution(relu(*sizes), shape)[0], 0, MULTIPROCESSORS)
+        WINOGRAD.launches(convolution(relu(*sizes), shape)[0], 0, H200)
         for sizes, shape in (((16, 64), (1, 16, 8, 8)), ((24, 80), (3, 24, 9, 13)))
     )
     assert [launch.source for launch in first] == [launch.source for launch in second]
@@ -74,7 +74,7 @@ def test_one_text_serves_convolutions_of_all_sizes() -> None:
 def test_only_exact_3x3_convolutions_have_this_form() -> None:
     def has(net: md.Layer, size: tuple[int, ...], precision: str = "float32") -> bool:
         (problem,) = problems_of(net, size, precision)
-        return WINOGRAD.name in {form.core for form in forms_of(problem, ARCH)}
+        return WINOGRAD.name in {form.core for form in forms_of(problem, H200)}
 
     assert has(relu(16, 16), (1, 16, 8, 8))
     assert not has(relu(16, 16), (1, 16, 8, 8), "tf32")
@@ -84,29 +84,29 @@ def test_only_exact_3x3_convolutions_have_this_form() -> None:
     assert not has(L.Conv2d(32, 32, 3, groups=2), (1, 32, 8, 8))
     assert not has(L.Conv2d(16, 16, 5), (1, 16, 8, 8))
     (problem,) = problems_of(relu(16, 16), (1, 16, 8, 8), "float32")
-    refused = WINOGRAD.refusal(replace(problem, accuracy="high"), ARCH)
+    refused = WINOGRAD.refusal(replace(problem, accuracy="high"), H200)
     assert refused is not None and "less accurate" in refused
 
 
 def test_no_filters_are_wasted_where_there_is_a_choice() -> None:
     problem, _ = convolution(relu(16, 64), (1, 16, 8, 8))
-    assert {choice % 2 for choice in WINOGRAD.choices(problem, ARCH)} == {0, 1}
+    assert {choice % 2 for choice in WINOGRAD.choices(problem, H200)} == {0, 1}
     problem, _ = convolution(relu(16, 32), (1, 16, 8, 8))
-    assert {choice % 2 for choice in WINOGRAD.choices(problem, ARCH)} == {1}
+    assert {choice % 2 for choice in WINOGRAD.choices(problem, H200)} == {1}
 
 
 def test_few_tiles_are_divided_and_many_are_not() -> None:
     few, _ = convolution(relu(512, 512), (1, 512, 28, 28))
-    assert {winograd.DIVISIONS[choice][1] for choice in WINOGRAD.choices(few, ARCH)} == {2, 4}
+    assert {winograd.DIVISIONS[choice][1] for choice in WINOGRAD.choices(few, H200)} == {2, 4}
     many, _ = convolution(relu(64, 64), (64, 64, 56, 56))
-    assert winograd.DIVISIONS[WINOGRAD.choices(many, ARCH)[0]][1] == 1
+    assert winograd.DIVISIONS[WINOGRAD.choices(many, H200)[0]][1] == 1
 
 
 @pytest.mark.parametrize("channels", [128, 232, 520, 696, 2056])
 def test_no_part_is_empty(channels: int) -> None:
     problem, _ = convolution(relu(channels, 32), (1, channels, 2, 2))
     slabs = -(-channels // 8)
-    divided = [winograd.DIVISIONS[choice][1] for choice in WINOGRAD.choices(problem, ARCH)]
+    divided = [winograd.DIVISIONS[choice][1] for choice in WINOGRAD.choices(problem, H200)]
     assert max(divided) > 1
     for parts in divided:
         assert (parts - 1) * -(-slabs // parts) < slabs
@@ -122,7 +122,7 @@ def test_more_blocks_than_a_grid_has_are_refused() -> None:
     ):
         shape = (filters, channels, *problem.w.shape[2:])
         larger = replace(problem, w=replace(problem.w, shape=shape))
-        assert (WINOGRAD.why_not(larger, ARCH) is None) is fits
+        assert (WINOGRAD.why_not(larger, H200) is None) is fits
 
 
 LARGE: dict[str, Network] = SMALL | {
@@ -138,5 +138,5 @@ LARGE: dict[str, Network] = SMALL | {
 @pytest.mark.parametrize("name", LARGE)
 def test_networks(name: str, choice: int, monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, lambda form: form.core == WINOGRAD.name)
-    monkeypatch.setattr(WINOGRAD, "choices", lambda problem, arch: [choice])
+    monkeypatch.setattr(WINOGRAD, "choices", lambda problem, machine: [choice])
     check_on_gpu(LARGE[name], f"winograd {winograd.DIVISIONS.shown(choice)}")

@@ -17,6 +17,7 @@ from minidnn.graph.ir import Graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
+from tests.cuda.cards import H200
 from tests.cuda.emulator.run import Emulated
 from tests.cuda.test_operators import run
 
@@ -33,7 +34,7 @@ PART = 60
 def lowered(graph: Graph) -> tuple[Plan, list[Task]]:
     context = Context(CudaTarget())
     plan = make_plan(optimize(graph, context), context)
-    return plan, lower_plan(plan, "sm_90", False)
+    return plan, lower_plan(plan, H200, False)
 
 
 Run = tuple[Plan, list[Task], list[np.ndarray], Callable[[list[np.ndarray]], None]]

@@ -13,7 +13,6 @@ import minidnn as md
 from minidnn import models as zoo
 from minidnn.backends.backend import get_backend
 from minidnn.backends.cuda.lower import lower_plan
-from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.bench.networks import BEYOND
 from minidnn.frontends.torch.capture import capture
@@ -21,10 +20,10 @@ from minidnn.frontends.torch.frontend import TorchFrontEnd
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import make_plan
+from tests.cuda.cards import H200
 from tests.torch.networks import UNet, errors, example, torchvision
 
 ZOO = sorted(set(zoo.list_models()) - {"digits"})
-GPU = Machine("a GPU", (9, 0), 132, 4.3e12)
 CI = ("resnet18", "squeezenet1_1")
 
 
@@ -125,9 +124,9 @@ def test_with_an_unknown_layer_in_the_middle_the_rest_keeps_its_regions() -> Non
 def kernels_of(name: str, batch: int, precision: str) -> int:
     """How many tasks a GPU runs for a network; an error if there is no kernel for a node."""
     graph = TorchFrontEnd().to_graph(torchvision(name), tuple(example(name, batch, 224).shape))
-    context = Context(CudaTarget(GPU.device(precision), precision))
+    context = Context(CudaTarget(H200.device(precision), precision))
     plan = make_plan(optimize(graph, context, verify=True), context)
-    return len(lower_plan(plan, "sm_90", precision == "tf32"))
+    return len(lower_plan(plan, H200, precision == "tf32"))
 
 
 @pytest.mark.parametrize("precision", ["float16", "float32"])

@@ -98,8 +98,8 @@ class CudaBackend:
             _, memory = cupy().cuda.runtime.memGetInfo()
             plan.check_fits(memory, machine.name)
             others = tune == "exhaustive"
-            tasks = lower_plan(plan, machine.arch, precision == "tf32", accuracy, others)
-            return CudaProgram(plan, tasks, self.index, machine.arch, tune, limit)
+            tasks = lower_plan(plan, machine, precision == "tf32", accuracy, others)
+            return CudaProgram(plan, tasks, self.index, machine, tune, limit)
 
 
 def _memory_limit(options: Mapping[str, Any]) -> int | None:

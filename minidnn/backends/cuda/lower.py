@@ -37,6 +37,7 @@ from .copy import print_copy
 from .indexing import print_gather, print_move
 from .kernels import Launch
 from .layer_norm import print_layer_norm
+from .machine import Machine
 from .matmul import print_matmul
 from .prelude import TYPES
 from .reduce import print_argmax, print_reduce
@@ -77,21 +78,23 @@ class Task:
 
 
 def lower_plan(
-    plan: Plan, arch: str, tf32: bool, accuracy: str = "normal", others: bool = False
+    plan: Plan, machine: Machine, tf32: bool, accuracy: str = "normal", others: bool = False
 ) -> list[Task]:
-    """The tasks of a plan for ``arch`` ("sm_90"), in the order in which they run, with ``others``
+    """The tasks of a plan for a machine, in the order in which they run, with ``others``
     to be measured beside the cost model's choice, if they are wanted.
 
     UnsupportedError names a node that no kernel computes as it stands in this graph.
     """
-    lowering = _Lowering(plan, arch, tf32, accuracy, others)
+    lowering = _Lowering(plan, machine, tf32, accuracy, others)
     return [task for node in plan.graph.nodes for task in lowering.node(node)]
 
 
 class _Lowering:
-    def __init__(self, plan: Plan, arch: str, tf32: bool, accuracy: str, others: bool) -> None:
+    def __init__(
+        self, plan: Plan, machine: Machine, tf32: bool, accuracy: str, others: bool
+    ) -> None:
         self.plan = plan
-        self.arch = arch
+        self.machine = machine
         self.tf32 = tf32
         self.accuracy = accuracy
         self.others = others
@@ -183,7 +186,8 @@ class _Lowering:
 
     def _plane_average(self, node: Node) -> Task:
         x = node.inputs[0]
-        launch = print_plane_average(x.shape[0], self.tensor(x), self.tensor(node.output))
+        given, made = self.tensor(x), self.tensor(node.output)
+        launch = print_plane_average(x.shape[0], given, made, self.machine)
         return Task(node, launch, (x, node.output))
 
     def _sequence(self, node: Node, op: FusedSequence) -> Task:
@@ -193,12 +197,12 @@ class _Lowering:
         def lies(value: Value) -> Tensor:
             return self.tensor(outer.get(value, value))
 
-        suited = print_region(op, lies, self.arch)
+        suited = print_region(op, lies, self.machine)
         values = [outer.get(slot.value, slot.value) for slot in suited.binding.slots]
         pointers: list[Pointer] = [_pointer(value) for value in values]
         if suited.binding.vectors:
             pointers.append(Data(suited.kernel.vectors, "float32", (id(op), "vectors")))
-        others = print_variants(op, lies, self.arch) if self.others else ()
+        others = print_variants(op, lies, self.machine) if self.others else ()
         return Task(node, suited.kernel.launch, tuple(pointers), tuple(others))
 
     def _contraction(self, node: Node) -> Task:

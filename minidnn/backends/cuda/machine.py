@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -9,18 +10,43 @@ from ...cudnn._cupy import cupy
 from ...errors import DeviceError
 from ...fusion.device import H200, Device
 
+_HOPPER = (9, 0)
+_HZ = 1.98e9
+"""The clock of an H200, at which its figures were measured."""
+_GRAPHICS = (1.0, 0.125)
+_RATES = {(8, 0): (0.5, 0.5), (8, 6): _GRAPHICS, (8, 9): _GRAPHICS, (12, 0): _GRAPHICS}
+"""What a multiprocessor computes in a cycle, relative to an H200's: float32, and products on tensor
+cores with float32 sums.  Source: CUDA programming guide, "Arithmetic Instructions", and NVIDIA's
+whitepapers of Ampere, Ada, Hopper and Blackwell (tensor cores of graphics cards add in float32 at
+half their rate).  Of those that are not listed an H200's is taken."""
 _PRODUCTS = {"float32": 1.0, "tf32": 7.0, "float16": 14.0, "bfloat16": 14.0}
-"""What contractions reach at each precision, relative to float32, on data-centre GPUs."""
+"""What contractions reach at each precision on an H200, relative to float32."""
+
+_ENOUGH = 7.75
+"""Blocks a multiprocessor: a thousand on an H200, where it was measured."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU: its name, compute capability, multiprocessors, and bytes a second from memory."""
+    """A GPU as far as choices depend on it.
+
+    Attributes:
+        name: by which NVIDIA sells it.
+        capability: its compute capability.
+        multiprocessors: how many it has.
+        bandwidth: bytes a second to and from its memory, read and written.
+        shared_bytes: bytes of shared memory that a block can have.
+        cache_bytes: bytes of the last cache.
+        hertz: the clock of its multiprocessors.
+    """
 
     name: str
     capability: tuple[int, int]
     multiprocessors: int
     bandwidth: float
+    shared_bytes: int
+    cache_bytes: int
+    hertz: float
 
     @property
     def arch(self) -> str:
@@ -28,10 +54,27 @@ class Machine:
         major, minor = self.capability
         return f"sm_{major}{minor}"
 
+    @property
+    def joins_three(self) -> bool:
+        """Whether the largest of three numbers is one instruction."""
+        return self.capability >= _HOPPER
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether blocks can run at once and read each other's shared memory."""
+        return self.capability >= _HOPPER
+
+    @property
+    def enough_blocks(self) -> int:
+        """With so many blocks it hardly matters whether they come out even."""
+        return int(_ENOUGH * self.multiprocessors)
+
     def device(self, precision: str) -> Device:
-        """The cost model's figures: an H200's, measured there, scaled by multiprocessors and
-        memory."""
-        share = self.multiprocessors / H200.workers
+        """The cost model's figures: those measured on an H200, scaled by what a multiprocessor
+        computes in a cycle, how many there are, the clock, and the memory's rate."""
+        share = self.multiprocessors / H200.workers * (self.hertz / _HZ)
+        scalar, products = _RATES.get(self.capability, (1.0, 1.0))
+        rate = _PRODUCTS[precision] * (scalar if precision == "float32" else products)
         # Reduced precisions keep channels side by side: a block then computes several, and planes
         # do not fit its registers.
         base = H200 if precision == "float32" else replace(H200, lanes=8, register_bytes=1)
@@ -39,9 +82,10 @@ class Machine:
             base,
             name=self.name,
             workers=self.multiprocessors,
-            operations=H200.operations * share,
-            contraction_operations=H200.contraction_operations * share * _PRODUCTS[precision],
+            operations=H200.operations * share * scalar,
+            contraction_operations=H200.contraction_operations * share * rate,
             local_bandwidth=H200.local_bandwidth * share,
+            local_bytes=self.shared_bytes,
             bandwidth=self.bandwidth,
         )
 
@@ -59,13 +103,20 @@ def machine_of(index: int) -> Machine:
         raise DeviceError(f"cuda:{index} does not exist: CUDA sees {count} GPU{'s' * (count != 1)}")
     found = runtime.getDeviceProperties(index)
     name = found["name"]
-    attributes = cupy().cuda.Device(index).attributes
+    attributes: Mapping[str, int] = cupy().cuda.Device(index).attributes
+    return Machine(
+        name=name.decode() if isinstance(name, bytes) else str(name),
+        capability=(int(found["major"]), int(found["minor"])),
+        multiprocessors=int(found["multiProcessorCount"]),
+        bandwidth=_bandwidth(attributes),
+        shared_bytes=int(attributes["MaxSharedMemoryPerBlockOptin"]),
+        cache_bytes=int(attributes["L2CacheSize"]),
+        hertz=1e3 * attributes["ClockRate"],
+    )
+
+
+def _bandwidth(attributes: Mapping[str, int]) -> float:
+    """Bytes a second that copies reach; an H200's where CUDA does not tell."""
     clock = attributes.get("MemoryClockRate") or 0  # kHz, of two transfers
     width = attributes.get("GlobalMemoryBusWidth") or 0  # bits
-    nominal = 2e3 * clock * width / 8
-    return Machine(
-        name.decode() if isinstance(name, bytes) else str(name),
-        (int(found["major"]), int(found["minor"])),
-        int(found["multiProcessorCount"]),
-        _REACHED * nominal if nominal else H200.bandwidth,
-    )
+    return _REACHED * 2e3 * clock * width / 8 or H200.bandwidth

@@ -20,6 +20,7 @@ from .fastest import Fastest
 from .functions import Loaded, Loader, Run
 from .kernels import Launch
 from .lower import Data, Pointer, Task, data_of
+from .machine import Machine
 from .memory import Limit, release_unused
 from .places import ValueAddresses
 
@@ -99,7 +100,7 @@ class PreparedPlan:
 def prepare(
     plan: Plan,
     tasks: Sequence[Task],
-    arch: str,
+    machine: Machine,
     tune: str,
     limit: Limit | None,
 ) -> PreparedPlan:
@@ -115,7 +116,7 @@ def prepare(
     pointers = (*outputs.values(), *(p for task in tasks for p in task.pointers))
     problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
     launches = [t.work for t in tasks if isinstance(t.work, Launch) and not t.others]
-    load = Loader(arch)
+    load = Loader(machine.arch)
     fastest = Fastest(plan, tasks)
     # Where memory is short, tensors for one timing at a time have to do.
     with threads() as making, threads(*([1] if short else [])) as building:
@@ -124,7 +125,7 @@ def prepare(
         if limit is not None:
             left = _left(limit, lay_out(plan, {}), constants)
             workspace_limit = min(_power_of_two(left), MOST_WORKSPACE)
-        tuning = Tuning(arch, tune, workspace_limit, load, _spare(plan, tasks))
+        tuning = Tuning(machine, tune, workspace_limit, load, _spare(plan, tasks))
         choice = Choice(list(problems), tuning, building)
         load([*launches, *fastest.launches(), *choice.launches()])
         if not short:

@@ -27,7 +27,7 @@ from .arrays import (
 from .contraction.kernel_registry import refusals
 from .instance import Instance
 from .lower import Task
-from .machine import machine_of
+from .machine import Machine, machine_of
 from .memory import Limit, make_within, told
 from .prepare import ContractionWork, PreparedPlan, prepare
 from .target import CudaTarget
@@ -60,7 +60,7 @@ class CudaProgram:
         plan: Plan,
         tasks: Sequence[Task],
         device: int,
-        arch: str,
+        machine: Machine,
         tune: str,
         memory_limit: int | None,
     ) -> None:
@@ -76,7 +76,7 @@ class CudaProgram:
         limit = None if given is None else Limit(given, f"memory_limit={given} bytes")
 
         def make(limit: Limit | None) -> tuple[Limit | None, PreparedPlan, Instance]:
-            prepared = prepare(plan, tasks, arch, tune, limit)
+            prepared = prepare(plan, tasks, machine, tune, limit)
             return limit, prepared, _instance_of(plan, prepared)
 
         with on_device(device):
@@ -251,7 +251,7 @@ class CudaProgram:
         """Our kernels that were not tried for a contraction, and why."""
         works = (done.work for done in self.prepared.tasks if done.node is node)
         problems = [work.built.problem for work in works if isinstance(work, ContractionWork)]
-        return refusals(problems[0], machine_of(self.device).arch) if problems else {}
+        return refusals(problems[0], machine_of(self.device)) if problems else {}
 
     def seconds_of_nodes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[Node, float]:
         """Computes the outputs; the seconds of each node, by events around its kernels."""

@@ -12,6 +12,7 @@ from ..codegen.code import Code
 from ..codegen.kernel import KernelSource
 from ..codegen.tap_sum import TapSum
 from .kernels import Launch
+from .machine import Machine
 from .prelude import TYPES
 from .tensor import Tensor
 
@@ -20,8 +21,6 @@ _ACCESS = 16  # bytes
 _PLANE_THREADS = 256
 _PLANE_PACKS = 8
 _MOST_SHARED = 48 << 10
-_ENOUGH_BLOCKS = 264
-"""Two for each multiprocessor of an H200."""
 
 
 _SUM = """\
@@ -105,12 +104,14 @@ def averages_planes(batch: int, x: Tensor) -> bool:
     return x.channel == 1 and bytes <= _MOST_SHARED and batch < 1 << 16
 
 
-def print_plane_average(batch: int, x: Tensor, y: Tensor) -> Launch:
+def print_plane_average(batch: int, x: Tensor, y: Tensor, machine: Machine) -> Launch:
     """The kernel that averages whole planes.
 
     Threads of a block take rows; their sums are added in order once all are there.
     """
-    return (_planar_average if x.is_planar else _average_side_by_side)(batch, x, y)
+    if x.is_planar:
+        return _planar_average(batch, x, y)
+    return _average_side_by_side(batch, x, y, machine)
 
 
 def _planar_average(batch: int, x: Tensor, y: Tensor) -> Launch:
@@ -141,14 +142,14 @@ def _planar_average(batch: int, x: Tensor, y: Tensor) -> Launch:
     return _average(code, (-(-count // planes), 1, 1), threads, planes * rows)
 
 
-def _average_side_by_side(batch: int, x: Tensor, y: Tensor) -> Launch:
+def _average_side_by_side(batch: int, x: Tensor, y: Tensor, machine: Machine) -> Launch:
     """Threads of a block take rows of a few packs of channels."""
     lanes = _lanes(x, batch)
     packs = x.channels // lanes
     wide = next(
         n
         for n in (_PLANE_PACKS, _PLANE_PACKS // 2, _PLANE_PACKS // 4)
-        if batch * -(-packs // n) >= _ENOUGH_BLOCKS or n == _PLANE_PACKS // 4
+        if batch * -(-packs // n) >= 2 * machine.multiprocessors or n == _PLANE_PACKS // 4
     )
     down = min(x.rows, _PLANE_THREADS // wide)
     code = Code()

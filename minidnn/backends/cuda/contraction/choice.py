@@ -84,7 +84,7 @@ class Choice:
         found: list[Launch] = []
         for problem in self._problems:
             ranked = self._known.get(problem, (None,))
-            found += launches_of(problem, self._tuning.arch, ranked[0])
+            found += launches_of(problem, self._tuning.machine, ranked[0])
         return found
 
     def made(self) -> dict[ContractionProblem, Built]:
@@ -102,7 +102,8 @@ class Choice:
 
     def _core(self, problem: ContractionProblem) -> Core:
         tuning = self._tuning
-        return core_of(problem, self._known[problem][0], tuning.limit(problem), tuning.load)
+        recipe, limit = self._known[problem][0], tuning.limit(problem)
+        return core_of(problem, recipe, limit, tuning.machine, tuning.load)
 
     def _certain(self, problem: ContractionProblem) -> Ahead:
         return certain(problem, self._tuning)

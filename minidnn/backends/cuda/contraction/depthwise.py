@@ -14,8 +14,8 @@ from itertools import product
 from math import prod
 
 from ...codegen.code import Code
-from ..arch import shared_limit
 from ..kernels import Launch
+from ..machine import Machine
 from ..prelude import TYPES
 from ..tensor import Tensor
 from .chunks import is_regular, step_of
@@ -64,17 +64,17 @@ STRIPS = tuple(
 )
 
 
-def strips_for(problem: ContractionProblem, arch: str) -> list[int]:
+def strips_for(problem: ContractionProblem, machine: Machine) -> list[int]:
     """Those of :data:`STRIPS` that fit, the most promising first: the cheapest of each kind, of
     whose difference the price knows least, then the others."""
-    possible = [i for i, strip in enumerate(STRIPS) if _is_possible(problem, strip, arch)]
-    order = sorted(possible, key=lambda i: (_price(problem, STRIPS[i]), i))
+    possible = [i for i, strip in enumerate(STRIPS) if _is_possible(problem, strip, machine)]
+    order = sorted(possible, key=lambda i: (_price(problem, STRIPS[i], machine), i))
     kinds = [(STRIPS[i].lanes, _is_loop(problem, STRIPS[i])) for i in order]
     first = {order[kinds.index(kind)] for kind in kinds}
     return sorted(order, key=lambda i: i not in first)
 
 
-def _is_possible(problem: ContractionProblem, strip: Strip, arch: str) -> bool:
+def _is_possible(problem: ContractionProblem, strip: Strip, machine: Machine) -> bool:
     lanes, multiplier = strip.lanes, _multiplier(problem)
     size = problem.x.itemsize
     if lanes * size > _ACCESS or problem.w.shape[0] % lanes:
@@ -94,7 +94,7 @@ def _is_possible(problem: ContractionProblem, strip: Strip, arch: str) -> bool:
     ):
         return False
     shared = prod(problem.w.shape[2:]) * _pitch(problem, strip) * 4
-    return _registers(problem, strip) <= _REGISTERS and shared <= shared_limit(arch)
+    return _registers(problem, strip) <= _REGISTERS and shared <= machine.shared_bytes
 
 
 def _is_aligned(t: Tensor, batch: int, lanes: int) -> bool:
@@ -157,7 +157,6 @@ def _strips(problem: ContractionProblem, strip: Strip) -> tuple[int, int]:
     return -(-y.rows // strip.rows), -(-y.columns // strip.columns)
 
 
-_MULTIPROCESSORS = 132
 _BYTES = 32.0
 """That a multiprocessor gets from the last cache in a cycle."""
 _START = 1500.0
@@ -171,9 +170,9 @@ _FETCHED = 2.0
 """Cycles to get an instruction that has not run yet."""
 
 
-def _price(problem: ContractionProblem, strip: Strip) -> float:
-    """Cycles that a kernel takes about, on a GPU as large as an H200: of the busiest of its parts,
-    and at least as long as its threads wait."""
+def _price(problem: ContractionProblem, strip: Strip, machine: Machine) -> float:
+    """Cycles that a kernel takes about: of the busiest of its parts, and at least as long as its
+    threads wait."""
     tall, wide = _reach(problem, strip)
     size, pixels = problem.x.itemsize, strip.rows * strip.columns
     read = max(1, strip.lanes // _multiplier(problem))
@@ -189,10 +188,10 @@ def _price(problem: ContractionProblem, strip: Strip) -> float:
     warps = blocks[0] * blocks[1] * -(-_threads(problem, strip) // 32)
     each = max(instructions / 4, passed, fetched / _BYTES)
     together = _blocks(problem, strip) * _most_threads(problem) // 32
-    waves = -(-warps // (_MULTIPROCESSORS * together))
+    waves = -(-warps // (machine.multiprocessors * together))
     text = instructions / (problem.w.shape[2] if _is_loop(problem, strip) else 1)
     waiting = waves * (_START + tall * _ROW + instructions * _EACH) + text * _FETCHED
-    return max(each * warps / _MULTIPROCESSORS, waiting)
+    return max(each * warps / machine.multiprocessors, waiting)
 
 
 def _is_loop(problem: ContractionProblem, strip: Strip) -> bool:
@@ -218,11 +217,11 @@ def _grid(problem: ContractionProblem, strip: Strip) -> tuple[int, int]:
     return -(-problem.batch * down * across // together), groups
 
 
-def _rounds(problem: ContractionProblem, strip: Strip) -> int:
+def _rounds(problem: ContractionProblem, strip: Strip, machine: Machine) -> int:
     """Strips that each thread makes one after the other, for which its block keeps the filters:
     so many that blocks fill the GPU about twice."""
     blocks, groups = _grid(problem, strip)
-    room = _WAVES * _MULTIPROCESSORS * _blocks(problem, strip)
+    room = _WAVES * machine.multiprocessors * _blocks(problem, strip)
     return -(-blocks * groups // room)
 
 
@@ -237,7 +236,7 @@ class DepthwiseKernel(ContractionKernel):
 
     name = "depthwise"
 
-    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if problem.w.shape[1] != 1 or problem.gather is not None:
             return "its groups have more than one input channel"
         if problem.planar or problem.x.channel != 1:
@@ -252,18 +251,18 @@ class DepthwiseKernel(ContractionKernel):
         x = problem.x
         if max(x.rows * x.row, problem.batch * problem.y.rows * problem.y.columns) >= _MOST:
             return "its sizes do not fit 32 bits"
-        if not strips_for(problem, arch):
+        if not strips_for(problem, machine):
             return "its windows do not fit registers and shared memory"
         return None
 
     def price(self, problem: ContractionProblem) -> float:
         return 0.5
 
-    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
-        return strips_for(problem, arch)[:_MEASURED]
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
+        return strips_for(problem, machine)[:_MEASURED]
 
     def launches(
-        self, problem: ContractionProblem, choice: int, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
         """Arguments: image, filter, the others, the vectors of what comes after, the result; then
         the numbers of :meth:`numbers`."""
@@ -288,10 +287,10 @@ class DepthwiseKernel(ContractionKernel):
         source = source_of("depthwise.cu", parts)
         blocks, groups = _grid(problem, strip)
         shared = prod(kernel) * _pitch(problem, strip) * 4
-        grid = (-(-blocks // _rounds(problem, strip)), groups, 1)
+        grid = (-(-blocks // _rounds(problem, strip, machine)), groups, 1)
         return [Launch(source, grid, (_threads(problem, strip), 1, 1), shared)]
 
-    def numbers(self, problem: ContractionProblem, choice: int, multiprocessors: int) -> list[int]:
+    def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         strip = STRIPS[choice]
         x, y = problem.x, problem.y
         down, across = _strips(problem, strip)
@@ -300,7 +299,7 @@ class DepthwiseKernel(ContractionKernel):
             packs,
             problem.w.shape[0],
             _threads(problem, strip) // packs,
-            _rounds(problem, strip),
+            _rounds(problem, strip, machine),
             problem.batch * down * across,
             across,
             down,

@@ -14,11 +14,11 @@ from math import prod
 
 from ...codegen.code import Code
 from ..kernels import Launch
+from ..machine import Machine
 from ..pointwise import print_chain
 from .kernel import ContractionKernel
 from .parts import (
     MOST_DOWN,
-    MULTIPROCESSORS,
     RESULT,
     Divisions,
     filled,
@@ -86,7 +86,7 @@ class DirectKernel(ContractionKernel):
 
     name = "direct"
 
-    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         x, y = problem.x, problem.y
         if not problem.is_exact:
             return "its products need not be exact float32"
@@ -110,11 +110,11 @@ class DirectKernel(ContractionKernel):
     def price(self, problem: ContractionProblem) -> float:
         return 1.4
 
-    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
-        return DIVISIONS.promising(_priced(problem))
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
+        return DIVISIONS.promising(_priced(problem, machine))
 
     def launches(
-        self, problem: ContractionProblem, choice: int, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
         """The products, and the sum of their parts if there are several.
 
@@ -126,7 +126,7 @@ class DirectKernel(ContractionKernel):
         return [first] if parts == 1 else [first, print_total(problem)]
 
     def arguments(
-        self, problem: ContractionProblem, choice: int, at: Addresses, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[int]]:
         first, second = _sizes_of(problem, choice)
         after = (*at.others, *at.vectors, *at.before, at.y)
@@ -143,7 +143,7 @@ class DirectKernel(ContractionKernel):
         return DIVISIONS.shown(choice)
 
 
-def _priced(problem: ContractionProblem) -> Iterator[tuple[float, int]]:
+def _priced(problem: ContractionProblem, machine: Machine) -> Iterator[tuple[float, int]]:
     """Cycles, about, of each division: a multiprocessor multiplies 128 times in one."""
     slabs = -(-_products(problem) // _DEEP)
     for i, shape in enumerate(SHAPES):
@@ -152,7 +152,8 @@ def _priced(problem: ContractionProblem) -> Iterator[tuple[float, int]]:
             if wanted > 1 and slabs < wanted * _LEAST_SLABS:
                 break
             parts = filled(slabs, wanted)
-            each = -(-tiles * parts // MULTIPROCESSORS)  # blocks of the busiest multiprocessor
+            # Blocks of the busiest multiprocessor.
+            each = -(-tiles * parts // machine.multiprocessors)
             warps = min(each, _THREADS // shape.threads) * shape.threads // 32
             rate = 128 * min(1.0, (warps + 2) / 10)  # two warps a scheduler hide what they wait for
             depth = -(-slabs // parts) * _DEEP

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from ..machine import Machine
 from .graphs import can_be_product, fusable_stages
 from .kernel_registry import KERNELS
 from .problem import ContractionProblem
 from .recipe import CONVOLUTION, FIXED, PRODUCT, Form
 
 
-def forms_of(problem: ContractionProblem, arch: str) -> list[Form]:
-    """The forms on ``arch``, the most promising first: the kernels of ours by their prices, which
+def forms_of(problem: ContractionProblem, machine: Machine) -> list[Form]:
+    """The forms on a machine, the most promising first: the kernels of ours by their prices, which
     are multiples of what cuDNN's first form takes, and its others behind all."""
     stages = len(problem.stages)
     priced = [
         (kernel.price(problem), Form(kernel.name, stages))
         for kernel in KERNELS.values()
-        if kernel.refusal(problem, arch) is None
+        if kernel.refusal(problem, machine) is None
     ]
     cudnn = _by_cudnn(problem)
     priced += [(1.0, form) for form in cudnn[:1]]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..arch import shared_limit
 from ..kernels import Launch
+from ..machine import Machine
 from ..prelude import TYPES
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
@@ -40,14 +40,14 @@ class HaloKernel(ContractionKernel):
 
     name = "halo"
 
-    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
-        reason = why_not_line(problem, arch)
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        reason = why_not_line(problem, machine)
         if reason is not None:
             return reason
         if problem.gathered.channels // LANES % 2 and problem.dilation[1] > 1:
             return "an odd number of chunks of 8 channels, dilated"
-        if not self.choices(problem, arch):
-            return f"filters and rows do not fit the shared memory of {arch}"
+        if not self.choices(problem, machine):
+            return f"filters and rows do not fit the shared memory of {machine.arch}"
         return None
 
     def price(self, problem: ContractionProblem) -> float:
@@ -55,21 +55,22 @@ class HaloKernel(ContractionKernel):
         narrow = problem.gather is not None or problem.w.shape[0] <= _NARROW
         return 0.8 if narrow else 1.1
 
-    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """How many filters a block makes: the least that read the image few times, if any fit."""
         filters = problem.w.shape[0]
-        limit, least = shared_limit(arch), _slabs(problem)[0]
+        limit, least = machine.shared_bytes, _slabs(problem)[0]
         fitting = [n for n in WIDTHS if _shared(problem, n, least) <= limit]
         return sorted(fitting, key=lambda n: (-(-filters // n), n))[:1]
 
     def launches(
-        self, problem: ContractionProblem, choice: int, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
         """Arguments: image, filter, the others, the vectors of what comes after, the result; then
         the numbers of :meth:`numbers`."""
         element = TYPES[problem.x.dtype]
-        blocks = _side_by_side(problem, choice)
-        slabs = _most_slabs(problem, choice, shared_limit(ARCH) // blocks - 1024 * (blocks - 1))
+        blocks = _side_by_side(problem, choice, machine)
+        room = machine.shared_bytes // blocks - 1024 * (blocks - 1)
+        slabs = _most_slabs(problem, choice, room)
         _, channels, rows, columns = problem.w.shape
         parts = {
             "T": element,
@@ -89,15 +90,15 @@ class HaloKernel(ContractionKernel):
             "EPILOGUE": epilogue_of(problem),
             "JOIN": join_of(problem),
         }
-        _, _, across = _split(problem, choice, multiprocessors)
+        _, _, across = _split(problem, choice, machine)
         source = source_of("halo.cu", parts, specific=True)
         grid = (across, -(-problem.w.shape[0] // choice), 1)
         return [Launch(source, grid, (_THREADS, 1, 1), _shared(problem, choice, slabs))]
 
-    def numbers(self, problem: ContractionProblem, choice: int, multiprocessors: int) -> list[int]:
+    def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         x, y = problem.gathered, problem.y
         line, lines = pitches(problem)
-        tiles, each, _ = _split(problem, choice, multiprocessors)
+        tiles, each, _ = _split(problem, choice, machine)
         return [
             problem.w.shape[0],
             line,
@@ -116,10 +117,10 @@ class HaloKernel(ContractionKernel):
         return f"of {choice} filters"
 
 
-def why_not_line(problem: ContractionProblem, arch: str) -> str | None:
+def why_not_line(problem: ContractionProblem, machine: Machine) -> str | None:
     """Why a problem cannot be computed along one line of pixels; None if it can."""
-    if arch != ARCH:
-        return f"{arch} has no wgmma"
+    if machine.arch != ARCH:
+        return f"{machine.arch} has no wgmma"
     if problem.x.dtype not in ("float16", "bfloat16"):
         return f"it is in {problem.x.dtype}"
     if problem.planar or problem.groups != 1:
@@ -180,19 +181,19 @@ def _most_slabs(problem: ContractionProblem, width: int, limit: int) -> int:
     return max(fitting, default=0)
 
 
-def _side_by_side(problem: ContractionProblem, width: int) -> int:
+def _side_by_side(problem: ContractionProblem, width: int, machine: Machine) -> int:
     """Blocks of a multiprocessor: two where both have rings of full length."""
     _, most = _slabs(problem)
-    room = shared_limit(ARCH) // 2 - 1024  # of which each block takes 1 KiB
+    room = machine.shared_bytes // 2 - 1024  # of which each block takes 1 KiB
     return 2 if width <= 64 and _shared(problem, width, most) <= room else 1
 
 
-def _split(problem: ContractionProblem, width: int, multiprocessors: int) -> tuple[int, int, int]:
+def _split(problem: ContractionProblem, width: int, machine: Machine) -> tuple[int, int, int]:
     """Tiles of the line, tiles of a block, blocks along the line."""
     line, lines = pitches(problem)
     tiles = -(-problem.batch * line * lines // TILE)
     groups = -(-problem.w.shape[0] // width)
-    blocks = max(1, multiprocessors * _side_by_side(problem, width) // groups)
+    blocks = max(1, machine.multiprocessors * _side_by_side(problem, width, machine) // groups)
     each = -(-tiles // blocks)
     return tiles, each, -(-tiles // each)
 

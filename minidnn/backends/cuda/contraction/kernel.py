@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ...options import ACCURACIES
 from ..kernels import Launch
+from ..machine import Machine
 from .problem import Addresses, ContractionProblem, Direction
 
 
@@ -27,16 +28,16 @@ class ContractionKernel(ABC):
     accuracies: tuple[str, ...] = ACCURACIES
     directions: tuple[Direction, ...] = ("forward",)
 
-    def refusal(self, problem: ContractionProblem, arch: str) -> str | None:
-        """Why it is not tried for a problem on ``arch`` ("sm_90"); None if it is."""
+    def refusal(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        """Why it is not tried for a problem on a machine; None if it is."""
         if problem.direction not in self.directions:
             return f"it computes no {problem.direction}"
         if problem.accuracy not in self.accuracies:
             return "it is less accurate than direct sums"
-        return self.why_not(problem, arch) or self.why_slow(problem)
+        return self.why_not(problem, machine) or self.why_slow(problem)
 
     @abstractmethod
-    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         """Why it cannot compute a problem; None if it can."""
 
     def why_slow(self, problem: ContractionProblem) -> str | None:
@@ -49,24 +50,24 @@ class ContractionKernel(ABC):
         been measured.  It orders what is tried and decides nothing else."""
 
     @abstractmethod
-    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """Choices that are worth measuring, the most promising first."""
 
     @abstractmethod
     def launches(
-        self, problem: ContractionProblem, choice: int, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
-        """The kernels of a choice, for a device of so many multiprocessors."""
+        """The kernels of a choice, for a machine of its size."""
 
     def arguments(
-        self, problem: ContractionProblem, choice: int, at: Addresses, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[int]]:
         """What each kernel takes: by default one takes all pointers in the order of
         :func:`.text.parameters_of`, then its numbers."""
         reads = (at.x, at.w, *at.others, *at.vectors, *at.before)
-        return [[*reads, at.y, *self.numbers(problem, choice, multiprocessors)]]
+        return [[*reads, at.y, *self.numbers(problem, choice, machine)]]
 
-    def numbers(self, problem: ContractionProblem, choice: int, multiprocessors: int) -> list[int]:
+    def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         """Sizes and strides that one kernel takes behind its pointers."""
         return []
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ....cudnn._cupy import cupy
 from ..functions import Loaded, Run, in_turn
 from ..kernels import Launch
-from ..machine import machine_of
+from ..machine import Machine
 from .depthwise import DepthwiseKernel
 from .direct import DirectKernel
 from .halo import HaloKernel
@@ -43,7 +42,7 @@ class LoadedContraction:
     problem: ContractionProblem
     kernel: ContractionKernel
     choice: int
-    multiprocessors: int
+    machine: Machine
     loaded: Sequence[Loaded]
 
     @property
@@ -53,31 +52,23 @@ class LoadedContraction:
 
     def bind(self, at: Addresses) -> Run:
         """Runs on those addresses, on CuPy's current stream; ``at.x`` is where the image begins."""
-        every = self.kernel.arguments(self.problem, self.choice, at, self.multiprocessors)
+        every = self.kernel.arguments(self.problem, self.choice, at, self.machine)
         return in_turn([one.bind(some) for one, some in zip(self.loaded, every, strict=True)])
 
 
-def launches_by(
-    problem: ContractionProblem, kernel: ContractionKernel, choice: int
-) -> Sequence[Launch]:
-    """What a kernel's choice launches on the current device."""
-    return kernel.launches(problem, choice, multiprocessors())
-
-
 def load_contraction(
-    problem: ContractionProblem, kernel: ContractionKernel, choice: int, load: Load
+    problem: ContractionProblem,
+    kernel: ContractionKernel,
+    choice: int,
+    machine: Machine,
+    load: Load,
 ) -> LoadedContraction:
     """A kernel's choice, loaded."""
-    loaded = load(launches_by(problem, kernel, choice))
-    return LoadedContraction(problem, kernel, choice, multiprocessors(), loaded)
+    loaded = load(kernel.launches(problem, choice, machine))
+    return LoadedContraction(problem, kernel, choice, machine, loaded)
 
 
-def refusals(problem: ContractionProblem, arch: str) -> dict[str, str]:
+def refusals(problem: ContractionProblem, machine: Machine) -> dict[str, str]:
     """The kernels that are not tried for a problem, and why."""
-    reasons = ((name, kernel.refusal(problem, arch)) for name, kernel in KERNELS.items())
+    reasons = ((name, kernel.refusal(problem, machine)) for name, kernel in KERNELS.items())
     return {name: reason for name, reason in reasons if reason is not None}
-
-
-def multiprocessors() -> int:
-    """Of the current device."""
-    return machine_of(cupy().cuda.runtime.getDevice()).multiprocessors

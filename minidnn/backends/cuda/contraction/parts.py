@@ -17,8 +17,6 @@ from .problem import ContractionProblem
 from .text import compute_stages, parameters_of, source_of
 
 _THREADS = 128
-MULTIPROCESSORS = 132
-"""An H200's: which choices are worth measuring depends on it, what they compute does not."""
 MOST_DOWN = 65535
 """Blocks of a grid in y, where filters or channels are."""
 _KEPT = 4

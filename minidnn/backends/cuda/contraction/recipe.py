@@ -11,6 +11,7 @@ from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
 from ..functions import LibraryRun, Loaded, Run, in_turn
 from ..kernels import Launch
+from ..machine import Machine
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
 from .fixed import FixedConvolution, fixed_convolution
@@ -149,13 +150,19 @@ def build(problem: ContractionProblem, recipe: Recipe, core: Core, load: Load) -
     return Built(problem, recipe, core, prepare, finish)
 
 
-def core_of(problem: ContractionProblem, recipe: Recipe, workspace_limit: int, load: Load) -> Core:
+def core_of(
+    problem: ContractionProblem,
+    recipe: Recipe,
+    workspace_limit: int,
+    machine: Machine,
+    load: Load,
+) -> Core:
     """The plan, algorithm or kernel of a recipe.
 
     CuDNNError or UnsupportedError if cuDNN does not take it, which can only be if it changed.
     """
     if recipe.form.kernel is not None:
-        return load_contraction(problem, recipe.form.kernel, recipe.engine, load)
+        return load_contraction(problem, recipe.form.kernel, recipe.engine, machine, load)
     if recipe.form.core == FIXED:
         form = recipe.form
         found = fixed_convolution(problem, recipe.engine, form.stages, target(problem, form))

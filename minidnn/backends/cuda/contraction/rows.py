@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 
 from ....graph.expression import argument, linearize
 from ..kernels import Launch
+from ..machine import Machine
 from ..pointwise import CHAIN, Argument, PointStep, print_pointwise
 from .kernel import ContractionKernel
 from .problem import Addresses, ContractionProblem, dense
@@ -25,9 +26,10 @@ MOST = 512
 _SLAB = 16
 _FILTERS = 128
 _WARPS = 8
-_ENOUGH_BLOCKS = 128
 _MOST_PARTS = 32
 _LEAST_DEPTH = 128
+_BUSY = 0.96
+"""The share of the multiprocessors that have work at least."""
 
 
 class RowsKernel(ContractionKernel):
@@ -35,7 +37,7 @@ class RowsKernel(ContractionKernel):
 
     name = "rows"
 
-    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         x, y = problem.x, problem.y
         if not problem.is_exact:
             return "its products need not be exact float32"
@@ -50,15 +52,15 @@ class RowsKernel(ContractionKernel):
     def price(self, problem: ContractionProblem) -> float:
         return 0.6
 
-    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
-        """As many parts as give all multiprocessors work, and twice as many."""
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
+        """As many parts as give most multiprocessors work, twice and four times as many."""
         blocks = prod(_grid(problem))
         most = min(_MOST_PARTS, max(1, problem.x.channels // _LEAST_DEPTH))
-        least = min(most, -(-_ENOUGH_BLOCKS // blocks))
+        least = min(most, ceil(_BUSY * machine.multiprocessors / blocks))
         return list(dict.fromkeys(min(most, least * times) for times in (2, 1, 4)))
 
     def launches(
-        self, problem: ContractionProblem, choice: int, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
         """The products of each part, and their sum with all stages.
 
@@ -68,7 +70,7 @@ class RowsKernel(ContractionKernel):
         return _product(problem, choice), _total(problem, choice)
 
     def arguments(
-        self, problem: ContractionProblem, choice: int, at: Addresses, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[int]]:
         every = [at.workspace + i * _part_bytes(problem) for i in range(choice)]
         return [[at.x, at.w, at.workspace], [*every, *at.others, *at.vectors, at.y]]

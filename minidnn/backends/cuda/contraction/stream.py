@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...codegen.code import Code
-from ..arch import shared_limit
 from ..kernels import Launch
+from ..machine import Machine
 from ..prelude import TYPES
 from .chunks import LANES, is_aligned, is_regular, step_of
 from .hopper import ARCH, hopper_text
@@ -92,9 +92,9 @@ class StreamKernel(ContractionKernel):
 
     name = "stream"
 
-    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
-        if arch != ARCH:
-            return f"{arch} has no wgmma"
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        if machine.arch != ARCH:
+            return f"{machine.arch} has no wgmma"
         if problem.x.dtype not in ("float16", "bfloat16"):
             return f"it is in {problem.x.dtype}"
         if problem.planar or problem.gather is not None or not problem.is_pointwise:
@@ -108,8 +108,8 @@ class StreamKernel(ContractionKernel):
             return "what comes before is not scale, shift and ReLU"
         if problem.w.span >= 1 << 31 or _pixels(problem) >= 1 << 31:
             return "its sizes do not fit 32 bits"
-        if not self.choices(problem, arch):
-            return f"its filters do not fit the shared memory of {arch}"
+        if not self.choices(problem, machine):
+            return f"its filters do not fit the shared memory of {machine.arch}"
         return None
 
     def why_slow(self, problem: ContractionProblem) -> str | None:
@@ -120,13 +120,13 @@ class StreamKernel(ContractionKernel):
     def price(self, problem: ContractionProblem) -> float:
         return 0.7
 
-    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """One for each way to share work.
 
         Filters that pass are measured where something comes before the product: else those that
         stay, or cuDNN's kernels, are as fast.
         """
-        limit = shared_limit(arch)
+        limit = machine.shared_bytes
         fitting = [
             i
             for i, one in enumerate(STREAMS)
@@ -138,7 +138,7 @@ class StreamKernel(ContractionKernel):
         return sorted(least.values(), key=lambda i: _order(STREAMS[i]))
 
     def launches(
-        self, problem: ContractionProblem, choice: int, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
         """A block for each multiprocessor.
 
@@ -171,20 +171,20 @@ class StreamKernel(ContractionKernel):
             "JOIN": join_of(problem),
         }
         source = source_of("stream.cu", parts, specific=True)
-        slabs = _slabs(problem, stream, shared_limit(ARCH))
+        slabs = _slabs(problem, stream, machine.shared_bytes)
         assert slabs, f"{problem.describe()} does not fit a stream {stream}"
         shared = _fixed(problem, stream) + slabs * (stream.slab + 16)
         groups = -(-problem.w.shape[0] // stream.filters)
         tiles = -(-_pixels(problem) // stream.pixels)
-        blocks = min(tiles, max(1, multiprocessors // groups))
+        blocks = min(tiles, max(1, machine.multiprocessors // groups))
         return [Launch(source, (blocks, groups, 1), (stream.threads, 1, 1), shared)]
 
-    def numbers(self, problem: ContractionProblem, choice: int, multiprocessors: int) -> list[int]:
+    def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         stream = STREAMS[choice]
         return [
             problem.w.shape[0],
             problem.w.shape[1] // LANES,
-            _slabs(problem, stream, shared_limit(ARCH)),
+            _slabs(problem, stream, machine.shared_bytes),
             -(-_pixels(problem) // stream.pixels),
             _pixels(problem),
             step_of(problem.x),

@@ -15,6 +15,7 @@ from ....graph.expression import linearize
 from ....graph.operators import ReLU, ScaleShift
 from ...codegen.code import Code
 from ..kernels import Launch
+from ..machine import Machine
 from ..pointwise import print_chain
 from ..prelude import TYPES
 from .chunks import LANES, is_aligned, is_regular, step_of
@@ -48,7 +49,7 @@ class TileKernel(ContractionKernel):
 
     name = "tile"
 
-    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         """Why no tile computes a problem; None if they do."""
         if problem.x.dtype not in ("float16", "bfloat16"):
             return f"it is in {problem.x.dtype}"
@@ -69,11 +70,11 @@ class TileKernel(ContractionKernel):
         # A kernel would have to go before cuDNN's.
         return 0.9 if problem.before else 1.5
 
-    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
-        return candidates(problem, arch)
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
+        return candidates(problem, machine)
 
     def launches(
-        self, problem: ContractionProblem, choice: int, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
         """As many blocks as run side by side on so many multiprocessors, and as many for each tile
         as its sums have parts.
@@ -83,7 +84,7 @@ class TileKernel(ContractionKernel):
         """
         tile, parts = DIVISIONS[choice]
         simple = _is_simple(problem)
-        crowded = tile.spare_registers(parts) < _FEW_REGISTERS
+        crowded = tile.spare_registers(parts, machine) < _FEW_REGISTERS
         x = problem.gathered
         text = {
             "T": TYPES[problem.x.dtype],
@@ -95,7 +96,7 @@ class TileKernel(ContractionKernel):
             "STAGES": tile.stages,
             "PARTS": parts,
             "CLUSTER": f"__cluster_dims__({parts}, 1, 1) " if parts > 1 else "",
-            "BLOCKS": tile.side_by_side(parts),
+            "BLOCKS": tile.side_by_side(parts, machine),
             "AHEAD": tile.stages if crowded else 1,
             "PTX": "f16" if problem.x.dtype == "float16" else "bf16",
             "PARAMETERS": parameters_of(problem, _NAMES),
@@ -114,13 +115,13 @@ class TileKernel(ContractionKernel):
             if parts == 1
             else _added_results(problem),
         }
-        clusters = max(1, multiprocessors * tile.side_by_side(parts) // parts)
+        clusters = max(1, machine.multiprocessors * tile.side_by_side(parts, machine) // parts)
         blocks = min(tiles_of(problem, tile), clusters) * parts
         source = source_of("tile.cu", text)
         shared = tile.shared_bytes(parts)
         return [Launch(source, (blocks, 1, 1), (tile.threads, 1, 1), shared)]
 
-    def numbers(self, problem: ContractionProblem, choice: int, multiprocessors: int) -> list[int]:
+    def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         x, y = problem.gathered, problem.y
         out, channels, rows, columns = problem.w.shape
         tile, _ = DIVISIONS[choice]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from ..arch import has_clusters, shared_limit
-from .parts import MULTIPROCESSORS, Divisions, pixels_of
+from ..machine import Machine
+from .parts import Divisions, pixels_of
 from .problem import ContractionProblem
 
 
@@ -47,14 +47,14 @@ class Tile:
         sums as its registers hold beside what comes after."""
         return parts == 1 or self.pixels * self.filters // (8 * parts * self.threads) <= 4
 
-    def side_by_side(self, parts: int) -> int:
-        """Blocks of a multiprocessor, by the shared memory of sm_90 where there are parts."""
-        room = shared_limit("sm_90") // self.shared_bytes(parts)
+    def side_by_side(self, parts: int, machine: Machine) -> int:
+        """Blocks of a multiprocessor, by the shared memory where there are parts."""
+        room = machine.shared_bytes // self.shared_bytes(parts)
         return self.blocks if parts == 1 else min(self.blocks, room)
 
-    def spare_registers(self, parts: int) -> int:
+    def spare_registers(self, parts: int, machine: Machine) -> int:
         """Of a thread, beside its sums."""
-        registers = 65536 // (self.threads * self.side_by_side(parts))
+        registers = 65536 // (self.threads * self.side_by_side(parts, machine))
         return min(registers, 255) - self.warp_pixels * self.warp_filters // 32
 
     def __str__(self) -> str:
@@ -80,7 +80,6 @@ clusters, unless it has fewer than 8 multiprocessors."""
 DIVISIONS = Divisions(TILES)
 
 
-_FEW_BLOCKS = 128
 # What a multiprocessor of an H200 does in a cycle: multiply-adds, bytes into shared memory, bytes
 # of sums that are added up; and cycles until a slab is there, and for each part.  They are fitted
 # to what layers of ResNet-50, DenseNet-121, Inception and VGG-16 took at batch 1 and 8 in float16.
@@ -88,28 +87,29 @@ _PRODUCTS, _LOADED, _ADDED = 500, 24, 7
 _SLAB, _PART = 650, 140
 
 
-def candidates(problem: ContractionProblem, arch: str) -> list[int]:
+def candidates(problem: ContractionProblem, machine: Machine) -> list[int]:
     """Which of :data:`DIVISIONS` are worth measuring, the most promising first: by filters, and
     by price where large tiles would leave multiprocessors without work."""
     filters = problem.w.shape[0]
-    if pixels_of(problem) / 128 * filters / 64 < _FEW_BLOCKS:
-        return DIVISIONS.promising(_priced(problem, arch))
+    if pixels_of(problem) / 128 * filters / 64 < machine.multiprocessors:
+        return DIVISIONS.promising(_priced(problem, machine))
     if filters <= 32:
         return [0]
     return [1, 5] if filters <= 64 else [3, 4, 5]
 
 
-def _priced(problem: ContractionProblem, arch: str) -> Iterator[tuple[float, int]]:
+def _priced(problem: ContractionProblem, machine: Machine) -> Iterator[tuple[float, int]]:
     """Cycles, about, of each division."""
     for i, tile in enumerate(TILES):
         slabs, tiles = slabs_of(problem, tile), tiles_of(problem, tile)
         sums = tile.pixels * tile.filters
         busy = max(sums * tile.products / _PRODUCTS, tile.slab_bytes / _LOADED)
-        for parts in PARTS if has_clusters(arch) else PARTS[:1]:
-            fits = tile.shared_bytes(parts) <= shared_limit(arch)
+        for parts in PARTS if machine.has_clusters else PARTS[:1]:
+            fits = tile.shared_bytes(parts) <= machine.shared_bytes
             if parts > slabs or not tile.divides(parts) or not fits:
                 continue
-            each = -(-tiles * parts // MULTIPROCESSORS)  # blocks of the busiest multiprocessor
+            # Blocks of the busiest multiprocessor.
+            each = -(-tiles * parts // machine.multiprocessors)
             cycles = -(-slabs // parts) * max(each * busy, _SLAB)
             if parts > 1:
                 cycles += parts * _PART + each * sums * 4 / _ADDED

@@ -15,21 +15,21 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 
 from ....cache import CacheStore, digest
-from ....cudnn import machine
 from ....cudnn._cupy import cupy
 from ....cudnn.enums import ConvolutionFwdAlgo
 from ....cudnn.errors import CuDNNError
 from ....cudnn.gpu_turn import turn
 from ....cudnn.graph import EngineConfig
 from ....cudnn.graph.timing import Contestant, race
+from ....cudnn.machine import device_name, library_name
 from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from ..kernels import Launch
-from ..machine import machine_of
-from .bound import MemoryRate, least_milliseconds
+from ..machine import Machine
+from .bound import least_milliseconds
 from .fixed import FixedConvolution, fixed_convolution
 from .forms import forms_of, last_resort
 from .graphs import CONVOLUTION, constraints_of, graph_of
-from .kernel_registry import Load, launches_by, load_contraction, refusals
+from .kernel_registry import Load, load_contraction, refusals
 from .memory import scratch_addresses
 from .problem import Addresses, ContractionProblem
 from .recipe import (
@@ -64,11 +64,11 @@ Ahead = dict[Form, list[tuple[Recipe, Core]]]
 
 @dataclass(frozen=True)
 class Tuning:
-    """How recipes are chosen on the current device, of architecture ``arch`` ("sm_90"): ``tune``,
-    and bytes of workspace: ``workspace_limit``, or what is ``spare`` in the plan's memory while a
-    contraction runs, or what it takes in any case, if that is more."""
+    """How recipes are chosen on the current device, a ``machine``: ``tune``, and bytes of
+    workspace: ``workspace_limit``, or what is ``spare`` in the plan's memory while a contraction
+    runs, or what it takes in any case, if that is more."""
 
-    arch: str
+    machine: Machine
     tune: str
     workspace_limit: int
     load: Load
@@ -76,45 +76,39 @@ class Tuning:
 
     def limit(self, problem: ContractionProblem) -> int:
         """Bytes of workspace that the problem may take."""
-        needed = _least_room(problem, self.arch)
+        needed = _least_room(problem, self.machine)
         return max(self.workspace_limit, self.spare.get(problem, 0), needed)
 
     @property
-    def memory(self) -> MemoryRate:
-        device = cupy().cuda.runtime.getDevice()
-        cache = cupy().cuda.Device().attributes["L2CacheSize"]
-        return MemoryRate(machine_of(device).bandwidth, int(cache))
-
-    @property
     def device(self) -> str:
-        return machine.device_name(cupy().cuda.runtime.getDevice())
+        return device_name(cupy().cuda.runtime.getDevice())
 
 
 @lru_cache(maxsize=1024)
-def _least_room(problem: ContractionProblem, arch: str) -> int:
+def _least_room(problem: ContractionProblem, machine: Machine) -> int:
     """Bytes beside the tensors that all forms take: for an image that has to be gathered, or that
     only cuDNN's forms read, which take nothing that comes before."""
-    return min(room(problem, form, 0) for form in forms_of(problem, arch))
+    return min(room(problem, form, 0) for form in forms_of(problem, machine))
 
 
 def launches_of(
-    problem: ContractionProblem, arch: str, known: Recipe | None = None
+    problem: ContractionProblem, machine: Machine, known: Recipe | None = None
 ) -> list[Launch]:
     """The kernels of ours that may be chosen, and those around cuDNN's; only those of a recipe
     that is known."""
     found: list[Launch | None] = []
-    for form in forms_of(problem, arch) if known is None else [known.form]:
+    for form in forms_of(problem, machine) if known is None else [known.form]:
         found += [prepare_of(problem, form), finish_of(problem, form)]
         if form.kernel is not None:
-            choices = form.kernel.choices(problem, arch)
+            choices = form.kernel.choices(problem, machine)
             for choice in choices if known is None else [known.engine]:
-                found += launches_by(problem, form.kernel, choice)
+                found += form.kernel.launches(problem, choice, machine)
     return [launch for launch in found if launch is not None]
 
 
 def first(problem: ContractionProblem, tuning: Tuning) -> Built:
     """The first that runs; nothing is measured."""
-    for form in (*forms_of(problem, tuning.arch), *last_resort(problem)):
+    for form in (*forms_of(problem, tuning.machine), *last_resort(problem)):
         for recipe, core in _candidates(problem, form, _TRIED, tuning):
             built = build(problem, recipe, core, tuning.load)
             if _runs(built):
@@ -137,18 +131,19 @@ def _runs(built: Built) -> bool:
 
 def own(problem: ContractionProblem, tuning: Tuning) -> list[Built]:
     """Our kernels within the limit of the workspace, from fast to slow."""
-    forms = [form for form in forms_of(problem, tuning.arch) if form.kernel is not None]
+    forms = [form for form in forms_of(problem, tuning.machine) if form.kernel is not None]
     return _raced(problem, _built(problem, forms, tuning), tuning)
 
 
 def certain(problem: ContractionProblem, tuning: Tuning) -> Ahead:
     """Those of cuDNN's forms that :func:`everything` has, however fast our kernels are."""
     forms = _others(problem, tuning)
-    ours = [form for form in forms_of(problem, tuning.arch) if form.kernel is not None]
+    ours = [form for form in forms_of(problem, tuning.machine) if form.kernel is not None]
     if ours and tuning.tune == "quick":
-        memory = tuning.memory
-        least = min(least_milliseconds(problem, form, memory) for form in ours)
-        forms = [form for form in forms if least_milliseconds(problem, form, memory) <= least]
+        least = min(least_milliseconds(problem, form, tuning.machine) for form in ours)
+        forms = [
+            form for form in forms if least_milliseconds(problem, form, tuning.machine) <= least
+        ]
     return {form: _made(problem, form, tuning) for form in forms}
 
 
@@ -160,8 +155,9 @@ def everything(
     forms = _others(problem, tuning)
     if own and tuning.tune == "quick":
         fastest = own[0].recipe.milliseconds or 0.0
-        memory = tuning.memory
-        forms = [form for form in forms if least_milliseconds(problem, form, memory) < fastest]
+        forms = [
+            form for form in forms if least_milliseconds(problem, form, tuning.machine) < fastest
+        ]
     found = [*own[:_OWN_KEPT], *_built(problem, forms, tuning, ahead)]
     found = found or _built(problem, last_resort(problem), tuning)
     if not found:
@@ -170,7 +166,7 @@ def everything(
 
 
 def _others(problem: ContractionProblem, tuning: Tuning) -> list[Form]:
-    return [form for form in forms_of(problem, tuning.arch) if form.kernel is None]
+    return [form for form in forms_of(problem, tuning.machine) if form.kernel is None]
 
 
 def _built(
@@ -251,8 +247,8 @@ def _candidates(
         yield from _fixed(problem, form, most, workspace_limit)
         return
     if form.kernel is not None:
-        for choice in form.kernel.choices(problem, tuning.arch)[:most]:
-            core = load_contraction(problem, form.kernel, choice, tuning.load)
+        for choice in form.kernel.choices(problem, tuning.machine)[:most]:
+            core = load_contraction(problem, form.kernel, choice, tuning.machine, tuning.load)
             size = room(problem, form, core.workspace)
             if size <= workspace_limit:
                 yield Recipe(form, choice, (), size), core
@@ -295,7 +291,7 @@ def _fixed(
 
 def _nothing(problem: ContractionProblem, tuning: Tuning) -> UnsupportedError:
     limit = tuning.limit(problem)
-    reasons = refusals(problem, tuning.arch).items()
+    reasons = refusals(problem, tuning.machine).items()
     return UnsupportedError(
         f"cuDNN has no way to compute {problem.describe()} within {limit} bytes of workspace; "
         f"of our kernels {'; '.join(f'not {name}: {reason}' for name, reason in reasons)}"
@@ -305,7 +301,7 @@ def _nothing(problem: ContractionProblem, tuning: Tuning) -> UnsupportedError:
 def _key(problem: ContractionProblem, tuning: Tuning) -> str:
     limit = tuning.limit(problem)
     return digest(
-        "contraction", _VERSION, problem, tuning.tune, limit, tuning.device, machine.library_name()
+        "contraction", _VERSION, problem, tuning.tune, limit, tuning.device, library_name()
     )
 
 

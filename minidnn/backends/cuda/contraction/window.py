@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..arch import shared_limit
 from ..kernels import Launch
+from ..machine import Machine
 from ..prelude import TYPES
 from .chunks import LANES, step_of
 from .halo import pitches, why_not_line
-from .hopper import ARCH, hopper_text
+from .hopper import hopper_text
 from .kernel import ContractionKernel
 from .problem import ContractionProblem
 from .text import epilogue_of, join_of, parameters_of, source_of, template, vectors_of
@@ -52,14 +52,16 @@ class WindowKernel(ContractionKernel):
 
     name = "window"
 
-    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
-        reason = why_not_line(problem, arch)
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
+        reason = why_not_line(problem, machine)
         if reason is not None:
             return reason
         if problem.w.shape[1] % 16:
             return "its channels are no multiple of 16"
-        if not fitting(problem, arch):
-            return f"pixels and filters of 16 channels do not fit the shared memory of {arch}"
+        if not fitting(problem, machine):
+            return (
+                f"pixels and filters of 16 channels do not fit the shared memory of {machine.arch}"
+            )
         return None
 
     def why_slow(self, problem: ContractionProblem) -> str | None:
@@ -70,14 +72,14 @@ class WindowKernel(ContractionKernel):
     def price(self, problem: ContractionProblem) -> float:
         return 1.2
 
-    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """The largest two, of those with tiles enough for many blocks if there are."""
-        found = fitting(problem, arch)
+        found = fitting(problem, machine)
         many = [n for n in found if n < TILES[0] or _split(problem, n) >= _MANY_TILES]
         return (many or found)[:2]
 
     def launches(
-        self, problem: ContractionProblem, choice: int, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
         """A block for each multiprocessor.
 
@@ -85,7 +87,7 @@ class WindowKernel(ContractionKernel):
         numbers of :meth:`numbers`.
         """
         filters, _, rows, columns = problem.w.shape
-        width, slabs = _width(problem), _slabs_of(problem, choice)
+        width, slabs = _width(problem), _slabs_of(problem, choice, machine)
         parts = {
             "T": TYPES[problem.x.dtype],
             "N": width,
@@ -104,14 +106,14 @@ class WindowKernel(ContractionKernel):
         }
         source = source_of("window.cu", parts, specific=True)
         groups = -(-filters // width)
-        blocks = min(_split(problem, choice), max(1, multiprocessors // groups))
+        blocks = min(_split(problem, choice), max(1, machine.multiprocessors // groups))
         shared = _fixed(problem, choice) + slabs.count * (_slab(problem, choice, slabs.chunks) + 16)
         return [Launch(source, (blocks, groups, 1), (_THREADS, 1, 1), shared)]
 
-    def numbers(self, problem: ContractionProblem, choice: int, multiprocessors: int) -> list[int]:
+    def numbers(self, problem: ContractionProblem, choice: int, machine: Machine) -> list[int]:
         x, y = problem.gathered, problem.y
         line, lines = pitches(problem)
-        slabs = _slabs_of(problem, choice)
+        slabs = _slabs_of(problem, choice, machine)
         return [
             problem.w.shape[0],
             line,
@@ -132,9 +134,9 @@ class WindowKernel(ContractionKernel):
         return f"of {2 * choice * 64} pixels"
 
 
-def fitting(problem: ContractionProblem, arch: str) -> list[int]:
+def fitting(problem: ContractionProblem, machine: Machine) -> list[int]:
     """Those of :data:`TILES` that there are registers and shared memory for."""
-    width, limit = _width(problem), shared_limit(arch)
+    width, limit = _width(problem), machine.shared_bytes
     return [n for n in TILES if n * width <= 2 * _MOST_SUMS and _slabs(problem, n, limit)]
 
 
@@ -184,7 +186,7 @@ def _split(problem: ContractionProblem, tiles: int) -> int:
     return -(-problem.batch * line * lines // (2 * tiles * 64))
 
 
-def _slabs_of(problem: ContractionProblem, tiles: int) -> Slabs:
-    slabs = _slabs(problem, tiles, shared_limit(ARCH))
+def _slabs_of(problem: ContractionProblem, tiles: int, machine: Machine) -> Slabs:
+    slabs = _slabs(problem, tiles, machine.shared_bytes)
     assert slabs is not None, "why_not refuses it"
     return slabs

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from ...codegen.code import Code
 from ..kernels import Launch
+from ..machine import Machine
 from .kernel import ContractionKernel
 from .parts import (
     MOST_DOWN,
-    MULTIPROCESSORS,
     Divisions,
     filled,
     has_whole_planes,
@@ -60,7 +60,7 @@ class WinogradKernel(ContractionKernel):
     name = "winograd"
     accuracies = ("normal",)
 
-    def why_not(self, problem: ContractionProblem, arch: str) -> str | None:
+    def why_not(self, problem: ContractionProblem, machine: Machine) -> str | None:
         if not problem.is_exact:
             return "its products need not be exact float32"
         geometry = (problem.w.shape[2:], problem.stride, problem.dilation, problem.groups)
@@ -77,7 +77,7 @@ class WinogradKernel(ContractionKernel):
     def price(self, problem: ContractionProblem) -> float:
         return 1.3
 
-    def choices(self, problem: ContractionProblem, arch: str) -> Sequence[int]:
+    def choices(self, problem: ContractionProblem, machine: Machine) -> Sequence[int]:
         """Of each shape that wastes no filters the two cheapest."""
         filters = problem.w.shape[0]
         padded = [-(-filters // shape.filters) * shape.filters for shape in SHAPES]
@@ -85,13 +85,14 @@ class WinogradKernel(ContractionKernel):
         for i in range(len(SHAPES)):
             if padded[i] == min(padded):
                 priced = sorted(
-                    (_cycles(problem, SHAPES[i], parts), parts) for parts in _parts(problem)
+                    (_cycles(problem, SHAPES[i], parts, machine), parts)
+                    for parts in _parts(problem)
                 )
                 found += [DIVISIONS.number(i, parts) for _, parts in priced[:2]]
         return found
 
     def launches(
-        self, problem: ContractionProblem, choice: int, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, machine: Machine
     ) -> Sequence[Launch]:
         """The kernels of the filters, of the convolution, and of the sum of its parts.
 
@@ -105,7 +106,7 @@ class WinogradKernel(ContractionKernel):
         return launches if parts == 1 else [*launches, print_total(problem)]
 
     def arguments(
-        self, problem: ContractionProblem, choice: int, at: Addresses, multiprocessors: int
+        self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
     ) -> list[list[int]]:
         shape, parts = DIVISIONS[choice]
         first, second, *third = _sizes_of(problem, choice)
@@ -134,9 +135,11 @@ def _parts(problem: ContractionProblem) -> list[int]:
     return sorted({filled(slabs, parts) for parts in range(1, 1 + most)})
 
 
-def _cycles(problem: ContractionProblem, shape: WinogradShape, parts: int) -> float:
+def _cycles(
+    problem: ContractionProblem, shape: WinogradShape, parts: int, machine: Machine
+) -> float:
     """About: a multiprocessor has one block, which multiplies 128 times in three of four cycles."""
-    blocks = -(-_blocks(problem, shape) * parts // MULTIPROCESSORS)
+    blocks = -(-_blocks(problem, shape) * parts // machine.multiprocessors)
     slab = shape.filters * shape.tiles * 16 * _CHANNELS / (0.75 * 128)
     adding = 3000 + 2 * part_bytes(problem, parts) / 2500 if parts > 1 else 0
     return blocks * (-(-_slabs(problem) // parts) * slab + 3000) + adding

@@ -19,7 +19,7 @@ from math import ceil, gcd
 from minidnn.graph.window import Window, WindowAxis
 
 from ....fusion.plan import Binding, KernelPlan, PlanStep
-from ..arch import shared_limit
+from ..machine import Machine
 from ..tensor import Tensor
 from .grid import SMALL_PLANE
 from .places import SharedBuffers, place_buffers
@@ -43,7 +43,6 @@ PACK_OF_SUMS = 4
 conversions and sums of rows."""
 
 MEMORY_CYCLES, BARRIER_CYCLES = 600, 150
-ENOUGH_BLOCKS = 1024
 MOST_THREADS = 512
 
 
@@ -70,11 +69,11 @@ class Mapping:
 
 
 def choose_mapping(
-    plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], arch: str
+    plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], machine: Machine
 ) -> Mapping:
     """The mapping of a plan on tensors that lie as given: inputs, then outputs."""
     planar = _is_planar(plan, binding, tensors)
-    limit = shared_limit(arch)
+    limit = machine.shared_bytes
     pack = 1 if planar else pack_of(binding, tensors)
     if any(map(_adds_overlapping, plan.steps)):
         pack = min(pack, PACK_OF_SUMS)
@@ -89,12 +88,16 @@ def choose_mapping(
         least = max(pack, SECTOR_BYTES // itemsize)
         group = min(_ceil(channels, pack), _channel_group(sizes, positions, pack, itemsize))
         tasks = binding.batch * len(plan.tasks()) * len(plan.patches(1)) * channels
-        while group % (2 * pack) == 0 and group // 2 >= least and tasks // group < ENOUGH_BLOCKS:
+        while (
+            group % (2 * pack) == 0
+            and group // 2 >= least
+            and tasks // group < machine.enough_blocks
+        ):
             group //= 2
     while planar and group < channels and positions * group < 2 * WARP:
         group *= 2
     if by_units and tiles[0].columns > 2:
-        group = _fullest(group, positions, binding)
+        group = _fullest(group, positions, binding, machine)
     while True:
         places = place_buffers(plan, group, planar)
         if places.bytes <= limit or group <= pack:
@@ -203,12 +206,12 @@ def _channel_group(sizes: Sequence[int], positions: int, pack: int, itemsize: in
     return min(range(max(pack, least), 2 * least, sector), key=computed)
 
 
-def _fullest(group: int, positions: int, binding: Binding) -> int:
+def _fullest(group: int, positions: int, binding: Binding, machine: Machine) -> int:
     """Channels of a block whose last warp is hardly idle, if there are enough such blocks."""
     counts, channels = [group], [end - begin for begin, end in binding.segments]
     while positions * 2 * group <= MOST_THREADS and gcd(*channels) % (2 * group) == 0:
         group *= 2
-        if binding.batch * sum(channels) // group >= ENOUGH_BLOCKS:
+        if binding.batch * sum(channels) // group >= machine.enough_blocks:
             counts.append(group)
 
     def taken(count: int) -> float:

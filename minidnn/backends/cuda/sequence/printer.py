@@ -15,7 +15,7 @@ from ....fusion.geometry import Extent
 from ....fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from ....graph.types import ITEMSIZE
 from ...codegen.code import Code
-from ..arch import joins_three, shared_limit
+from ..machine import Machine
 from ..prelude import TYPES
 from ..tensor import Tensor
 from .barrier import barrier_of
@@ -38,10 +38,10 @@ def print_sequence(
     binding: Binding,
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
-    arch: str,
+    machine: Machine,
     mapping: Mapping | Grid | Flat | Rolling | None = None,
 ) -> SequenceKernel:
-    """The kernel of a plan on tensors that lie as given, for ``arch`` ("sm_90"), spread over
+    """The kernel of a plan on tensors that lie as given, for a machine, spread over
     threads by ``mapping``, or as seems fastest.
 
     GraphError if the plan computes in place (on a GPU, rows are computed in no order), or if its
@@ -61,14 +61,14 @@ def print_sequence(
         rolling = choose_rolling(joined, binding, tensors)
         if rolling is not None:
             return print_rolling(joined, binding, tensors, rolling)
-        mapping = choose_mapping(joined, binding, tensors, arch)
-        fits = 2 * mapping.places.bytes <= shared_limit(arch)
+        mapping = choose_mapping(joined, binding, tensors, machine)
+        fits = 2 * mapping.places.bytes <= machine.shared_bytes
         grid = None
         if not reads_units(plan, tensors) and not (fits and sums_in_shared_memory(plan, tensors)):
             grid = choose_grid(plan, binding, tensors)
         if grid is not None:
-            printed = print_resident(plan, binding, tensors, arch, grid)
-            if printed.launch.shared_bytes <= shared_limit(arch):
+            printed = print_resident(plan, binding, tensors, machine, grid)
+            if printed.launch.shared_bytes <= machine.shared_bytes:
                 return printed
         plan = joined
     if isinstance(mapping, Flat):
@@ -76,13 +76,13 @@ def print_sequence(
     if isinstance(mapping, Rolling):
         return print_rolling(plan, binding, tensors, mapping)
     if isinstance(mapping, Grid):
-        return print_resident(plan, binding, tensors, arch, mapping)
-    if mapping.places.bytes > shared_limit(arch):
+        return print_resident(plan, binding, tensors, machine, mapping)
+    if mapping.places.bytes > machine.shared_bytes:
         raise GraphError(
             f"schedule {plan.schedule}: a patch takes {mapping.places.bytes} bytes of shared "
-            f"memory; {arch} has {shared_limit(arch)} a block"
+            f"memory; {machine.arch} has {machine.shared_bytes} a block"
         )
-    return _Printer(plan, binding, tensors, arch, mapping).print()
+    return _Printer(plan, binding, tensors, machine, mapping).print()
 
 
 class _Printer:
@@ -91,7 +91,7 @@ class _Printer:
         plan: KernelPlan,
         binding: Binding,
         tensors: tuple[Tensor, ...],
-        arch: str,
+        machine: Machine,
         mapping: Mapping,
     ) -> None:
         self.plan = plan
@@ -107,7 +107,7 @@ class _Printer:
         # once: the compiler then takes fewer registers for reading ahead.
         self.skips = not mapping.planar and len(plan.steps) == 1 and skips(plan)
         self.positive = positive_planes(plan)
-        self.triples = joins_three(arch)
+        self.triples = machine.joins_three
         self.frame = max(end for _, end in binding.segments)
         self.functions = Functions()
 

@@ -20,7 +20,7 @@ from minidnn.graph.types import ITEMSIZE
 
 from ....fusion.plan import Binding, KernelPlan, PlanStep
 from ...codegen.code import Code
-from ..arch import joins_three
+from ..machine import Machine
 from ..prelude import TYPES
 from ..tensor import Tensor
 from .barrier import barrier_of
@@ -52,11 +52,11 @@ def print_resident(
     plan: KernelPlan,
     binding: Binding,
     tensors: Sequence[Tensor],
-    arch: str,
+    machine: Machine,
     grid: Grid,
 ) -> SequenceKernel:
     """The kernel of a plan that suits the grid."""
-    return _Printer(plan, binding, tensors, arch, grid).print()
+    return _Printer(plan, binding, tensors, machine, grid).print()
 
 
 class _Printer:
@@ -65,7 +65,7 @@ class _Printer:
         plan: KernelPlan,
         binding: Binding,
         tensors: Sequence[Tensor],
-        arch: str,
+        machine: Machine,
         grid: Grid,
     ) -> None:
         self.plan = plan
@@ -73,7 +73,7 @@ class _Printer:
         self.tensors = tensors
         self.grid = grid
         self.positive = positive_planes(plan)
-        self.triples = joins_three(arch)
+        self.triples = machine.joins_three
         self.frame = max(end for _, end in binding.segments)
         self.functions = Functions(inline=True)
         self.barrier = barrier_of(plan, grid.threads)

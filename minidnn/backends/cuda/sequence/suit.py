@@ -13,17 +13,17 @@ from math import ceil
 
 from ....errors import GraphError
 from ....fusion.collapse import cheapest
-from ....fusion.device import H200, Device
+from ....fusion.device import Device
 from ....fusion.operations import lower
 from ....fusion.plan import Binding, KernelPlan
 from ....fusion.region import FusedSequence as Region
 from ....fusion.sequence import Schedule, Sequence
 from ....graph.ir import Value
 from ....graph.types import ITEMSIZE
-from ..arch import shared_limit
+from ..machine import Machine
 from ..tensor import Tensor
 from .grid import sums_in_shared_memory
-from .mapping import ENOUGH_BLOCKS, SECTOR_BYTES, TILE_ROWS, moves_by_one, reads_units
+from .mapping import SECTOR_BYTES, TILE_ROWS, moves_by_one, reads_units
 from .printer import print_sequence
 from .prologue import absorb_prologues
 from .vectors import SequenceKernel
@@ -46,22 +46,22 @@ class Suited:
     binding: Binding
 
 
-def print_region(region: Region, lies: Callable[[Value], Tensor], arch: str) -> Suited:
-    """The kernel of a sequence whose values lie as given, for ``arch``.
+def print_region(region: Region, lies: Callable[[Value], Tensor], machine: Machine) -> Suited:
+    """The kernel of a sequence whose values lie as given, for a machine.
 
     ``lies`` is asked for values of the region's body.
     """
-    lying = LaidSequence(region, lies, arch)
+    lying = LaidSequence(region, lies, machine)
     plan, binding, inputs, outputs = lying.planned(lying.schedule())
-    return Suited(print_sequence(plan, binding, inputs, outputs, arch), binding)
+    return Suited(print_sequence(plan, binding, inputs, outputs, machine), binding)
 
 
 class LaidSequence:
     """A sequence whose values lie in some layout, and the schedules that suit it there."""
 
-    def __init__(self, region: Region, lies: Callable[[Value], Tensor], arch: str) -> None:
+    def __init__(self, region: Region, lies: Callable[[Value], Tensor], machine: Machine) -> None:
         self.region = region
-        self.arch = arch
+        self.machine = machine
         self._lies = lies
         body = region.body
         stack = lower(body.nodes, body.outputs)
@@ -96,7 +96,7 @@ class LaidSequence:
             resident = not reads_units(whole, tensors)
             if resident and sums_in_shared_memory(whole, tensors):
                 planes = sequence.batch * sequence.channels
-                copied = _copied_patches(rows, columns, planes, _reach(sequence))
+                copied = _copied_patches(rows, columns, planes, _reach(sequence), self.machine)
                 if copied is not None:
                     return copied
         if lone and not resident:
@@ -111,7 +111,8 @@ class LaidSequence:
         if choice is None:
             raise GraphError(
                 f"no patch of the sequence {region.body.name!r} fits the shared memory of "
-                f"{self.arch} in its layout; valid are sequences of fewer steps (strategy='one')"
+                f"{self.machine.arch} in its layout; valid are sequences of fewer steps "
+                "(strategy='one')"
             )
         return choice.schedule
 
@@ -123,12 +124,12 @@ class LaidSequence:
         return [priced[i][1] for _, i in sorted(fitting)]
 
     def _device(self) -> Device:
-        limit = shared_limit(self.arch)
+        device = self.machine.device("float32")
         if self.is_planar:
-            return replace(H200, local_bytes=limit)
+            return device
         itemsize = min(ITEMSIZE[value.dtype] for value in self.sequence.outputs)
         lanes = min(SECTOR_BYTES // itemsize, self.sequence.channels)
-        return replace(H200, local_bytes=limit, lanes=lanes, register_bytes=1)
+        return replace(device, lanes=lanes, register_bytes=1)
 
 
 def _reach(sequence: Sequence) -> int:
@@ -137,7 +138,9 @@ def _reach(sequence: Sequence) -> int:
     return max((w.rows.kernel - 1) * w.rows.dilation + 1 for w in windows)
 
 
-def _copied_patches(rows: int, columns: int, planes: int, reach: int) -> Schedule | None:
+def _copied_patches(
+    rows: int, columns: int, planes: int, reach: int, machine: Machine
+) -> Schedule | None:
     """Patches of whole rows that a lone sum copies first: of about ``PATCH_OF_SUMS``, or fewer
     where there are few planes.  None where they would have few rows beside the ``reach`` of a
     window, as planes are wide or windows tall: most rows would be copied for several patches, and
@@ -146,7 +149,7 @@ def _copied_patches(rows: int, columns: int, planes: int, reach: int) -> Schedul
     patches = ceil(rows * columns / PATCH_OF_SUMS)
     if rows < 2 * least * patches:
         return None
-    while patches * planes < ENOUGH_BLOCKS and rows >= 2 * least * patches:
+    while patches * planes < machine.enough_blocks and rows >= 2 * least * patches:
         patches *= 2
     return Schedule(ceil(rows / patches), columns, stage=True)
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from ....fusion.plan import Binding, KernelPlan
 from ....fusion.region import FusedSequence as Region
 from ....graph.ir import Value
-from ..arch import shared_limit
 from ..kernels import Launch
+from ..machine import Machine
 from ..tensor import Tensor
 from .flat import Flat, choose_flat
 from .grid import Grid, grids
@@ -31,29 +31,31 @@ _BLOCKS_OF = 2
 _GRIDS = 6
 
 
-def print_variants(region: Region, lies: Callable[[Value], Tensor], arch: str) -> list[Launch]:
+def print_variants(
+    region: Region, lies: Callable[[Value], Tensor], machine: Machine
+) -> list[Launch]:
     """The launches of a sequence whose values lie as given, other than that of
     :func:`.suit.print_region`, which take the same pointers and give the same bits."""
-    lying = LaidSequence(region, lies, arch)
+    lying = LaidSequence(region, lies, machine)
     chosen = lying.schedule()
     usual, bound, inputs, outputs = lying.planned(chosen)
-    first = print_sequence(usual, bound, inputs, outputs, arch).launch
+    first = print_sequence(usual, bound, inputs, outputs, machine).launch
     found: dict[Launch, None] = {}
     others = [one for one in lying.schedules()[:_SCHEDULES] if one != chosen]
     for place, schedule in enumerate((chosen, *others)):
         plan, binding, inputs, outputs = lying.planned(schedule)
         if binding != bound:
             continue  # its vectors lie in another order
-        for spread_plan, spread in _spreads(plan, binding, (*inputs, *outputs), arch, place):
-            printed = print_sequence(spread_plan, binding, inputs, outputs, arch, spread)
-            if printed.launch.shared_bytes <= shared_limit(arch):
+        for spread_plan, spread in _spreads(plan, binding, (*inputs, *outputs), machine, place):
+            printed = print_sequence(spread_plan, binding, inputs, outputs, machine, spread)
+            if printed.launch.shared_bytes <= machine.shared_bytes:
                 found[printed.launch] = None
     found.pop(first, None)
     return list(found)
 
 
 def _spreads(
-    plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], arch: str, place: int
+    plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor], machine: Machine, place: int
 ) -> Iterator[tuple[KernelPlan, Flat | Grid | Mapping | Rolling]]:
     """The ways to spread a plan over threads, with the plan as each takes it; ``place`` is that of
     its schedule among all."""
@@ -70,12 +72,12 @@ def _spreads(
     if place == 0:
         for rolling in rollings(joined, binding, tensors):
             yield joined, rolling
-    mapping = choose_mapping(joined, binding, tensors, arch)
-    if mapping.places.bytes <= shared_limit(arch):
+    mapping = choose_mapping(joined, binding, tensors, machine)
+    if mapping.places.bytes <= machine.shared_bytes:
         yield joined, mapping
         if place < _BLOCKS_OF:
             for other in _of_other_size(mapping, joined, binding):
-                if other.places.bytes <= shared_limit(arch):
+                if other.places.bytes <= machine.shared_bytes:
                     yield joined, other
 
 
