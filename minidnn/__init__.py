@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import minidnn.graph.expression as scalar
     import minidnn.layers as layers
     import minidnn.models as models
+    import minidnn.training.losses as losses
+    import minidnn.training.optim as optim
     from minidnn.acceleration.optimize import optimize
     from minidnn.comparison.compare import compare
     from minidnn.compiler import compile
@@ -68,7 +70,9 @@ _LAZY = {
     "load_graph": "minidnn.storage:load_graph",
     "load_onnx": "minidnn.frontends.onnx.convert:load_onnx",
     "load_weights": "minidnn.weights:load_weights",
+    "losses": "minidnn.training.losses",
     "models": "minidnn.models",
+    "optim": "minidnn.training.optim",
     "optimize": "minidnn.acceleration.optimize:optimize",
     "save_graph": "minidnn.saving:save_graph",
     "save_onnx": "minidnn.saving:save_onnx",
@@ -101,7 +105,9 @@ __all__ = [
     "load_graph",
     "load_onnx",
     "load_weights",
+    "losses",
     "models",
+    "optim",
     "optimize",
     "save_graph",
     "save_onnx",

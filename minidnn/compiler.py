@@ -107,7 +107,8 @@ def compile(
         program.attach(store)
     # A graph of the caller's is not kept alive: its arrays were not let go, and may be large.
     source = ref(graph) if graph is network else partial(_itself, graph)
-    results = None if computed is graph else [value.dtype for value in graph.outputs]
+    rounded = computed is not graph and chosen != "float64"
+    results = [value.dtype for value in graph.outputs] if rounded else None
     return Executable(plan, program, device, chosen, source, store, results)
 
 
@@ -211,8 +212,11 @@ def _own_precision(graph: Graph) -> str | None:
 
 
 def _computed(backend: Backend, graph: Graph, precision: str, told: bool) -> Graph:
-    """The graph that is computed: one in float32 for a backend that has no other floating-point
-    dtype, warned of unless the caller has ``told`` that precision."""
+    """The graph that is computed: one in float64 for that precision; one in float32 for a backend
+    that has no other floating-point dtype, warned of unless the caller has ``told`` that precision.
+    """
+    if precision == "float64":
+        return in_dtype(graph, set(FLOATS) - {"float64"}, "float64")
     others = {value.dtype for value in graph.values if value.dtype in FLOATS} - {"float32"}
     if not others or graph.states or tuple(backend.precisions()) != ("float32",):
         return graph

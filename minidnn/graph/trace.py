@@ -49,6 +49,16 @@ class Trace:
         self._leaf = False
         self._streams = 0
 
+    def adopt(self, graph: Graph) -> None:
+        """Goes on behind a graph, whose inputs, nodes and updates it takes over."""
+        self.inputs += graph.inputs
+        self.nodes += graph.nodes
+        self._known.update(graph.values)
+        self._updates.update(graph.updates)
+        self._stored.update((state.name, state) for state in graph.states)
+        self._names |= {value.name: 1 for value in graph.values if value.producer is None}
+        self._names |= {node.name: 1 for node in graph.nodes}
+
     def input(self, type: TensorType, name: str) -> Value:
         value = Value(type, self._unique(name))
         self.inputs.append(value)

@@ -13,8 +13,10 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
+from minidnn.graph.expression import Expression
 from minidnn.graph.ir import Value
 from minidnn.graph.plain import plain
+from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import apply, current_trace
 from minidnn.layers.arguments import check_count, check_rank, misfit
 from minidnn.layers.layer import Layer
@@ -36,6 +38,10 @@ def _zeros(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 def _ones(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return np.ones(shape, np.float32)
+
+
+def _moved(old: Expression, new: Expression, factor: Expression) -> Expression:
+    return old * (1.0 - factor) + new * factor
 
 
 class _PerChannel(Layer):
@@ -92,7 +98,8 @@ class _PerChannel(Layer):
         trace = current_trace()
         for name, new in (("running_mean", mean), ("running_var", var)):
             state: Any = self.parameter(name)
-            trace.update_again(state, trace.latest(state) * (1.0 - factor) + new * factor)
+            moved = pointwise("Moved", _moved, trace.latest(state), new, factor)
+            trace.update_again(state, moved)
 
     def _unit_scale(self) -> tuple[Value, ...]:
         """The scale 1 and shift 0 of ``affine=False``."""

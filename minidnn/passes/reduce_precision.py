@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.ir import Constant, Graph, Node, State, Stored, Value
 from minidnn.graph.operators import Formula
 from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context, Pass
@@ -30,8 +31,8 @@ def reduce_precision(graph: Graph, context: Context) -> Graph:
 
 
 def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
-    """The graph, which has no states, with ``dtype`` in the place of those ``given``, which are
-    floating-point ones: inputs, constants, node outputs and what formulas give."""
+    """The graph with ``dtype`` in the place of those ``given``, which are floating-point ones:
+    inputs, constants, states, node outputs and what formulas give."""
     known: dict[Value, Value] = {}
 
     def convert(old: Value) -> Value:
@@ -51,18 +52,19 @@ def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
         known.update(zip(node.outputs, new.outputs, strict=True))
         nodes.append(new)
     outputs = [convert(value) for value in graph.outputs]
-    return Graph(inputs, outputs, nodes, graph.name, graph.output_names)
+    updates: Any = {convert(state): convert(value) for state, value in graph.updates.items()}
+    return Graph(inputs, outputs, nodes, graph.name, graph.output_names, updates=updates)
 
 
 def _converted(old: Value, dtype: str) -> Value:
     type = replace(old.type, dtype=dtype)
-    if isinstance(old, Constant):
-        return Constant(type, old.name, _rounded(old, dtype))
+    if isinstance(old, (Constant, State)):
+        return old.__class__(type, old.name, _rounded(old, dtype))
     return Value(type, old.name)
 
 
-def _rounded(constant: Constant, dtype: str) -> Callable[[], np.ndarray]:
-    return lambda: rounded_to(dtype, constant.data)
+def _rounded(stored: Stored, dtype: str) -> Callable[[], np.ndarray]:
+    return lambda: rounded_to(dtype, stored.data)
 
 
 REDUCE_PRECISION = Pass(

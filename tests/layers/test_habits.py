@@ -56,7 +56,7 @@ CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda net: net[0].cuda(), "Conv2d has no cuda: "),
     (lambda net: md.nn, "minidnn has no nn: minidnn.layers has the layers"),  # type: ignore[attr-defined]
     (lambda net: md.no_grad(), "nothing is recorded for gradients"),  # type: ignore[attr-defined]
-    (lambda net: md.optim.SGD, f"minidnn has no optim: {TRAINING}"),  # type: ignore[attr-defined]
+    (lambda net: md.grad, f"minidnn has no grad: {TRAINING}"),  # type: ignore[attr-defined]
 ]
 
 

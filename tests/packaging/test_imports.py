@@ -78,6 +78,8 @@ ALLOWED: dict[str, set[str]] = {
         "backends.backend",
         "executable",
     },
+    # A step is a graph, which is compiled like any other.
+    "training": {"graph", "gradients", "layers", "runtime", "executable", "compiler", "weights"},
     # It saves whatever can be compiled.
     "saving": {"graph", "layers", "frontends", "executable", "compiler", "storage"},
     # What joins front ends and the compiler: it runs parts of networks that others run.

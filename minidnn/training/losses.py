@@ -1,0 +1,223 @@
+"""Losses: what training makes small, as a value of one element.
+
+A loss is called on symbols, an output of the network and a target, with NumPy's functions; any
+function of that kind is one, too.  The mean is taken over all that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from minidnn.errors import GraphError
+from minidnn.graph import expression as scalar
+from minidnn.graph import operators as ops
+from minidnn.graph.symbolic import pointwise
+from minidnn.graph.trace import apply
+from minidnn.graph.types import FLOATS, TensorType
+from minidnn.training.arguments import check_number, check_whole
+
+__all__ = ["L1", "MSE", "BinaryCrossEntropy", "CrossEntropy", "Huber", "Loss"]
+
+#: A function of output and target on symbols.
+Function = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of one output.  A subclass defines ``__call__`` on symbols."""
+
+    #: What a trainer measures besides, by name, where nothing else is asked for.
+    metrics: ClassVar[Mapping[str, Function]] = {}
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        raise GraphError(f"{type(self).__name__} does not define __call__(self, output, target)")
+
+    def target(self, output: TensorType) -> TensorType:
+        """The type of the target for an output."""
+        return output
+
+    def check(self, target: np.ndarray, output: TensorType) -> None:
+        """GraphError if numbers of a target are not valid; its shape and dtype are."""
+
+
+@dataclass(frozen=True)
+class MSE(Loss):
+    """The mean of ``(output - target)**2``."""
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        return pointwise("SquaredError", lambda x, t: (x - t) * (x - t), output, target).mean()
+
+
+@dataclass(frozen=True)
+class L1(Loss):
+    """The mean of ``|output - target|``."""
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        return pointwise("AbsoluteError", lambda x, t: abs(x - t), output, target).mean()
+
+
+@dataclass(frozen=True)
+class Huber(Loss):
+    """The mean of ``d**2 / 2`` where ``d = |output - target|`` is at most ``delta``, and of
+    ``delta * (d - delta / 2)`` elsewhere."""
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number(self, "delta", self.delta, 0)
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        def body(x: Any, t: Any) -> Any:
+            d, delta = abs(x - t), float(self.delta)
+            return scalar.where(d <= delta, 0.5 * (d * d), delta * (d - 0.5 * delta))
+
+        return pointwise("Huber", body, output, target).mean()
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy(Loss):
+    """The mean of ``-(weight * target * log(p) + (1 - target) * log(1 - p))``, where ``p`` is the
+    sigmoid of the output: outputs are logits, targets are numbers from 0 to 1."""
+
+    positive_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number(self, "positive_weight", self.positive_weight, 0)
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        more = float(self.positive_weight) - 1.0
+
+        def body(x: Any, t: Any) -> Any:
+            # log(1 + exp(-x)); from 40 on the 1 changes nothing even in float64.
+            softplus = scalar.where(x < -40.0, -x, scalar.log1p(scalar.exp(-x)))
+            return (1.0 - t) * x + (1.0 + more * t) * softplus
+
+        return pointwise("BinaryCrossEntropy", body, output, target).mean()
+
+    def check(self, target: np.ndarray, output: TensorType) -> None:
+        _check_range(self, target, 0.0, 1.0)
+
+
+def accuracy(output: Any, target: Any) -> Any:
+    """Which part of all has its largest output where the target is, or is largest."""
+    found = output.argmax(1)
+    wanted = target if target.ndim == found.ndim else target.argmax(1)
+    return np.equal(found, wanted).astype(output.dtype).mean()
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """``-log(p)`` of the target's class, where ``p`` is the softmax of the output along axis 1.
+
+    Targets are indices of classes (int64, without axis 1), or, as ``probabilities``, a probability
+    for each class.  With ``label_smoothing`` that part of each target is spread over all classes
+    evenly.  ``weight`` has a number for each class; the mean is taken by these weights.  Targets
+    of ``ignore_index`` do not count.  All is as in PyTorch.
+    """
+
+    label_smoothing: float = 0.0
+    weight: Sequence[float] | None = None
+    ignore_index: int | None = None
+    probabilities: bool = False
+
+    metrics: ClassVar[Mapping[str, Function]] = {"accuracy": accuracy}
+
+    def __post_init__(self) -> None:
+        check_number(self, "label_smoothing", self.label_smoothing, 0, 1)
+        if self.weight is not None:
+            given = np.asarray(self.weight, np.float64)
+            if given.ndim != 1 or not (given >= 0).all():
+                raise GraphError(
+                    f"CrossEntropy: weight={self.weight!r:.80}; valid is a number of at least 0 "
+                    "for each class"
+                )
+            object.__setattr__(self, "weight", tuple(given.tolist()))
+        if self.ignore_index is not None:
+            check_whole(self, "ignore_index", self.ignore_index, -(1 << 53))
+            if self.probabilities:
+                raise GraphError(
+                    f"CrossEntropy: ignore_index={self.ignore_index} with probabilities=True, "
+                    "which have no index; valid is one of them"
+                )
+
+    def target(self, output: TensorType) -> TensorType:
+        if output.rank < 2 or output.dtype not in FLOATS:
+            raise GraphError(
+                f"CrossEntropy: the output is {output}; valid is a float dtype and a shape "
+                "(N, classes, ...)"
+            )
+        if self.weight is not None and len(self.weight) != output.shape[1]:
+            raise GraphError(
+                f"CrossEntropy: weight has {len(self.weight)} numbers; valid is one for each of "
+                f"the {output.shape[1]} classes of the output {output}"
+            )
+        if self.probabilities:
+            return output
+        return TensorType((output.shape[0], *output.shape[2:]), "int64")
+
+    def check(self, target: np.ndarray, output: TensorType) -> None:
+        if self.probabilities:
+            _check_range(self, target, 0.0, 1.0)
+            return
+        known = (target >= 0) & (target < output.shape[1])
+        if self.ignore_index is not None:
+            known |= target == self.ignore_index
+        if not known.all():
+            place = tuple(np.argwhere(~known)[0].tolist())
+            ignored = "" if self.ignore_index is None else f", and {self.ignore_index}"
+            raise GraphError(
+                f"CrossEntropy: target{list(place)} is {target[place]}; valid are indices from 0 "
+                f"to {output.shape[1] - 1} of the output's classes{ignored}"
+            )
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        logs = apply(ops.LogSoftmax(1), output)
+        classes = output.shape[1]
+        column = (1, classes, *(1 for _ in output.shape[2:]))
+        given = np.ones(classes) if self.weight is None else np.asarray(self.weight)
+        weight: Any = output._constant(given.reshape(column), output.dtype)
+        smooth, even = 1.0 - self.label_smoothing, self.label_smoothing / classes
+        if self.probabilities:
+
+            def spread(log: Any, t: Any, w: Any) -> Any:
+                part = (t * smooth + even) * w
+                return scalar.where(part > 0.0, -(part * log), 0.0)
+
+            total = pointwise("CrossEntropy", spread, logs, target, weight).sum()
+            return total / float(prod(output.shape) // classes)
+        index = target.reshape(target.shape[0], 1, *target.shape[1:])
+        numbers = output._constant(np.arange(classes).reshape(column), "int64")
+        is_class, counts = np.equal(index, numbers), None
+        if self.ignore_index is not None:
+            counts = np.not_equal(index, self.ignore_index)
+            is_class = np.logical_and(is_class, counts)
+        count = pointwise("Weight", _chosen, is_class, weight).sum()
+
+        def body(log: Any, here: Any, w: Any, *counts: Any) -> Any:
+            part = scalar.where(here > 0.0, smooth + even, even) * w
+            if not even:
+                return scalar.where(here > 0.0, -(log * w), 0.0)
+            loss = -(part * log)
+            return scalar.where(counts[0] > 0.0, loss, 0.0) if counts else loss
+
+        more = [] if counts is None or not even else [counts]
+        return pointwise("CrossEntropy", body, logs, is_class, weight, *more).sum() / count
+
+
+def _chosen(here: Any, weight: Any) -> Any:
+    return scalar.where(here > 0.0, weight, 0.0)
+
+
+def _check_range(owner: Loss, target: np.ndarray, low: float, high: float) -> None:
+    wrong = ~((target >= low) & (target <= high))
+    if wrong.any():
+        place = tuple(np.argwhere(wrong)[0].tolist())
+        raise GraphError(
+            f"{type(owner).__name__}: target{list(place)} is {target[place]}; valid are numbers "
+            f"from {low:g} to {high:g}"
+        )

@@ -1,0 +1,155 @@
+"""Optimizers that divide by the root of mean squares of gradients; all as in PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt as root
+
+from minidnn.graph.expression import Expression, sqrt
+from minidnn.training.arguments import check_number
+from minidnn.training.optim.optimizer import Optimizer, Update
+
+__all__ = ["Adam", "AdamW", "RMSprop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments(Optimizer):
+    """What optimizers with a mean of gradients and one of their squares share."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    slots = ("mean", "square")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for i, beta in enumerate(self.betas):
+            check_number(self, f"betas[{i}]", beta, 0, 1)
+        check_number(self, "eps", self.eps, 0)
+
+    def corrections(self, step: int) -> tuple[float, float]:
+        """What the means of a step are divided by, since they began as 0."""
+        first, second = self.betas
+        return 1.0 - first ** (step + 1), 1.0 - second ** (step + 1)
+
+    def mean(self, m: Expression, g: Expression) -> Expression:
+        return float(self.betas[0]) * m + (1.0 - float(self.betas[0])) * g
+
+    def square(self, v: Expression, g: Expression) -> Expression:
+        return float(self.betas[1]) * v + (1.0 - float(self.betas[1])) * (g * g)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Moments):
+    """``p -= lr * m / (sqrt(v) + eps)``, with the means ``m`` of gradients and ``v`` of their
+    squares, both corrected for their beginning.  ``weight_decay * p`` is part of the gradient.
+    Kingma and Ba, arXiv:1412.6980."""
+
+    def numbers(self, step: int) -> dict[str, float]:
+        first, second = self.corrections(step)
+        rate = self.rate(step)
+        return {"rate": rate, "size": rate / first, "root": root(second)}
+
+    def slope(self, update: Update, p: Expression, g: Expression) -> Expression:
+        """The gradient that means are taken of."""
+        return g + update.decay * p if update.decay else g
+
+    def shrunk(self, update: Update, p: Expression, rate: Expression) -> Expression:
+        """The parameter that a step starts from."""
+        return p
+
+    def apply(self, update: Update) -> None:
+        p, g, (m, v) = update.parameter, update.gradient, (update.slots[s] for s in self.slots)
+        rate, size, correction = (update.numbers[name] for name in ("rate", "size", "root"))
+        eps = float(self.eps)
+
+        def stepped(
+            p: Expression,
+            g: Expression,
+            m: Expression,
+            v: Expression,
+            rate: Expression,
+            size: Expression,
+            correction: Expression,
+        ) -> Expression:
+            slope = self.slope(update, p, g)
+            new = self.mean(m, slope) / (sqrt(self.square(v, slope)) / correction + eps)
+            return self.shrunk(update, p, rate) - (update.factor * size) * new
+
+        update.become(p, stepped, p, g, m, v, rate, size, correction)
+        update.become(m, lambda p, g, m: self.mean(m, self.slope(update, p, g)), p, g, m)
+        update.become(v, lambda p, g, v: self.square(v, self.slope(update, p, g)), p, g, v)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Adam):
+    """:class:`Adam` whose weights decay by themselves: ``p *= 1 - lr * weight_decay``.
+    Loshchilov and Hutter, arXiv:1711.05101."""
+
+    weight_decay: float = 0.01
+
+    def slope(self, update: Update, p: Expression, g: Expression) -> Expression:
+        return g
+
+    def shrunk(self, update: Update, p: Expression, rate: Expression) -> Expression:
+        return p * (1.0 - (update.factor * update.decay) * rate) if update.decay else p
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSprop(Optimizer):
+    """``p -= lr * g / (sqrt(v) + eps)``, where ``v = alpha * v + (1 - alpha) * g**2``; with
+    ``momentum`` what is subtracted is summed up as in :class:`SGD`, and ``centered`` takes the
+    variance instead of ``v``."""
+
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+
+    slots = ("square", "mean", "momentum")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "alpha", self.alpha, 0, 1)
+        check_number(self, "eps", self.eps, 0)
+        check_number(self, "momentum", self.momentum, 0, 1)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        wanted = (True, self.centered, bool(self.momentum))
+        return tuple(slot for slot, is_kept in zip(self.slots, wanted, strict=True) if is_kept)
+
+    def apply(self, update: Update) -> None:
+        p, g, rate = update.parameter, update.gradient, update.numbers["rate"]
+        states = [update.slots[name] for name in self.kept]
+        alpha, momentum = float(self.alpha), float(self.momentum)
+
+        def slope(p: Expression, g: Expression) -> Expression:
+            return g + update.decay * p if update.decay else g
+
+        def square(p: Expression, g: Expression, v: Expression) -> Expression:
+            return alpha * v + (1.0 - alpha) * (slope(p, g) * slope(p, g))
+
+        def mean(p: Expression, g: Expression, a: Expression) -> Expression:
+            return alpha * a + (1.0 - alpha) * slope(p, g)
+
+        def move(p: Expression, g: Expression, *kept: Expression) -> Expression:
+            slots = dict(zip(self.kept, kept, strict=True))
+            spread = square(p, g, slots["square"])
+            if self.centered:
+                now = mean(p, g, slots["mean"])
+                spread = spread - now * now
+            found = slope(p, g) / (sqrt(spread) + float(self.eps))
+            return momentum * slots["momentum"] + found if momentum else found
+
+        def stepped(
+            rate: Expression, p: Expression, g: Expression, *kept: Expression
+        ) -> Expression:
+            return p - (update.factor * rate) * move(p, g, *kept)
+
+        update.become(p, stepped, rate, p, g, *states)
+        update.become(update.slots["square"], square, p, g, update.slots["square"])
+        if self.centered:
+            update.become(update.slots["mean"], mean, p, g, update.slots["mean"])
+        if momentum:
+            update.become(update.slots["momentum"], move, p, g, *states)

@@ -1,0 +1,55 @@
+"""Gradient descent, with momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minidnn.errors import GraphError
+from minidnn.graph.expression import Expression
+from minidnn.training.arguments import check_number
+from minidnn.training.optim.optimizer import Optimizer, Update
+
+__all__ = ["SGD"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(Optimizer):
+    """``v = momentum * v + g`` and ``p -= lr * v``, where ``g`` is the gradient and
+    ``weight_decay * p``; with ``nesterov`` ``p -= lr * (g + momentum * v)``.  As in PyTorch."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    slots = ("momentum",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self, "momentum", self.momentum, 0, 1)
+        if self.nesterov and not self.momentum:
+            raise GraphError("SGD: nesterov=True with momentum=0; valid is a momentum above 0")
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return self.slots if self.momentum else ()
+
+    def apply(self, update: Update) -> None:
+        p, g, rate = update.parameter, update.gradient, update.numbers["rate"]
+        decay, factor, momentum = update.decay, update.factor, float(self.momentum)
+
+        def slope(p: Expression, g: Expression) -> Expression:
+            return g + decay * p if decay else g
+
+        if not momentum:
+            update.become(p, lambda p, g, r: p - (factor * r) * slope(p, g), p, g, rate)
+            return
+        v = update.slots["momentum"]
+
+        def moved(p: Expression, g: Expression, v: Expression) -> Expression:
+            return momentum * v + slope(p, g)
+
+        def stepped(p: Expression, g: Expression, v: Expression, r: Expression) -> Expression:
+            new = moved(p, g, v)
+            return p - (factor * r) * (slope(p, g) + momentum * new if self.nesterov else new)
+
+        update.become(p, stepped, p, g, v, rate)
+        update.become(v, moved, p, g, v)

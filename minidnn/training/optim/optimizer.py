@@ -1,0 +1,182 @@
+"""What optimizers share: which numbers a step is given, how states change, groups, clipping.
+
+An optimizer says what a parameter and its own states (*slots*) become by scalar expressions, each
+of which is one element-wise operator.  A step whose loss is not finite changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from fnmatch import fnmatchcase
+from math import inf, isfinite
+from typing import Any, ClassVar, Literal
+
+from minidnn.errors import GraphError, did_you_mean
+from minidnn.graph.expression import Expression, where
+from minidnn.graph.ir import State, Value
+from minidnn.graph.symbolic import pointwise
+from minidnn.graph.trace import Trace
+from minidnn.training.arguments import check_number
+
+__all__ = ["Optimizer", "Update"]
+
+_GROUP = ("lr", "weight_decay")
+
+
+class Update:
+    """What one parameter becomes: its gradient, the states kept for it, and the step's numbers."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        parameter: State,
+        gradient: Value,
+        slots: Mapping[str, State],
+        numbers: Mapping[str, Value],
+        loss: Value,
+    ) -> None:
+        self.parameter = parameter
+        self.gradient = gradient
+        self.slots = slots
+        #: What :meth:`Optimizer.numbers` gives, by name.
+        self.numbers = numbers
+        #: By what its weight decays, by what its learning rate is multiplied, and whether it is
+        #: a weight of layers, and neither a bias nor of a normalization.
+        self.decay, self.factor, self.is_weight = 0.0, 1.0, True
+        self._trace, self._loss = trace, loss
+
+    def become(self, state: State, body: Callable[..., Expression], *operands: Value) -> None:
+        """``state`` becomes the formula of operands, if the loss is finite."""
+        self._trace.update(state, if_finite(self._loss, state, body, *operands))
+
+
+def if_finite(loss: Value, old: Value, body: Callable[..., Expression], *operands: Value) -> Value:
+    """The formula of operands if the loss is finite, else the old value: one operator."""
+    values = list(dict.fromkeys((loss, old, *operands)))
+    places = [values.index(each) for each in (loss, old, *operands)]
+
+    def guarded(*given: Expression) -> Expression:
+        loss, old, *rest = (given[place] for place in places)
+        return where(abs(loss) < inf, body(*rest), old)
+
+    found: Value = pointwise("Update", guarded, *values)
+    return found
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The learning rate ``lr`` is a number, or a function from the number of a step, counted from
+    0, to one: a schedule.
+
+    ``weight_decay`` is that of all parameters, or with ``decay="weights"`` not of biases and of
+    normalizations, which are those with fewer than two axes.  ``groups`` gives parameters, by
+    patterns of their names, another ``weight_decay``, or an ``lr`` that multiplies the learning
+    rate; the last pattern that fits counts.  Gradients are limited to ``clip_value`` each, then to
+    ``clip_norm``, the root of the sum of all their squares.
+
+    >>> SGD(0.1, momentum=0.9, groups={"fc.*": {"lr": 10.0, "weight_decay": 0.0}})
+    """
+
+    lr: float | Callable[[int], float]
+    _: KW_ONLY
+    weight_decay: float = 0.0
+    decay: Literal["all", "weights"] = "all"
+    groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    clip_norm: float | None = None
+    clip_value: float | None = None
+
+    #: Names of the states that it keeps for each parameter, which begin as 0.
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if not callable(self.lr):
+            check_number(self, "lr", self.lr, 0)
+        check_number(self, "weight_decay", self.weight_decay, 0)
+        if self.decay not in ("all", "weights"):
+            raise GraphError(
+                f"{type(self).__name__}: decay={self.decay!r:.80}; valid are 'all' and 'weights'"
+            )
+        for name in ("clip_norm", "clip_value"):
+            if getattr(self, name) is not None:
+                check_number(self, name, getattr(self, name), 0)
+        for pattern, given in self.groups.items():
+            for key, number in given.items():
+                if key not in _GROUP:
+                    raise GraphError(
+                        f"{type(self).__name__}: groups[{pattern!r}] has {key!r:.80}; valid are "
+                        f"{', '.join(_GROUP)}"
+                    )
+                check_number(self, f"groups[{pattern!r}][{key!r}]", number, 0)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The :attr:`slots` that its arguments ask for."""
+        return self.slots
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        found = self.lr(step) if callable(self.lr) else self.lr
+        try:
+            rate = float(found)
+        except (TypeError, ValueError):
+            rate = -inf
+        if not (isfinite(rate) and rate >= 0):
+            raise GraphError(
+                f"{type(self).__name__}: lr gives {found!r:.80} for step {step}; valid is a number "
+                "of at least 0"
+            )
+        return rate
+
+    def numbers(self, step: int) -> dict[str, float]:
+        """What the formulas are given for a step, counted from 0: inputs of the graph by name."""
+        return {"rate": self.rate(step)}
+
+    def apply(self, update: Update) -> None:
+        """Says what the parameter and its slots become."""
+        raise GraphError(f"{type(self).__name__} does not define apply(self, update)")
+
+    def settle(self, update: Update) -> None:
+        """Gives a parameter the decay and the factor of its groups."""
+        name = update.parameter.name
+        update.is_weight = update.parameter.type.rank >= 2 or self.decay == "all"
+        update.decay = float(self.weight_decay) if update.is_weight else 0.0
+        for pattern, given in self.groups.items():
+            if fnmatchcase(name, pattern):
+                update.decay = float(given.get("weight_decay", update.decay))
+                update.factor = float(given.get("lr", update.factor))
+
+    def check_groups(self, names: Sequence[str]) -> None:
+        """GraphError if a pattern fits none of the parameters' names."""
+        for pattern in self.groups:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                hint = did_you_mean(pattern, names) or f"; they are {', '.join(names):.300}"
+                raise GraphError(
+                    f"{type(self).__name__}: groups[{pattern!r}] fits no parameter that is "
+                    f"trained{hint}"
+                )
+
+    def clipped(self, gradients: Sequence[Value]) -> list[Value]:
+        """The gradients within the limits."""
+        found: list[Any] = list(gradients)
+        if self.clip_value is not None:
+            most = float(self.clip_value)
+            found = [g.clip(-most, most) for g in found]
+        if self.clip_norm is not None:
+            squares = [squared(g) for g in found]
+            total = squares[0]
+            for each in squares[1:]:
+                total = total + each
+            most = float(self.clip_norm)
+
+            def body(g: Expression, total: Expression) -> Expression:
+                scale = most / (total**0.5 + 1e-6)
+                return g * where(scale < 1.0, scale, 1.0)
+
+            found = [pointwise("ClipNorm", body, g, total) for g in found]
+        return found
+
+
+def squared(x: Any) -> Any:
+    """The sum of the squares of all elements."""
+    return (x * x).sum()

@@ -1,0 +1,125 @@
+"""Schedules: the learning rate as a function of the number of steps that were made."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from math import cos, pi
+
+from minidnn.training.arguments import check_number, check_whole
+
+__all__ = ["ConstantRate", "Cosine", "LinearDecay", "OneCycle", "RateSchedule", "StepDecay"]
+
+
+@dataclass(frozen=True)
+class RateSchedule:
+    """A learning rate ``lr``, reached after ``warmup`` steps that begin near 0.
+
+    A subclass says in :meth:`after` how it goes on from there.
+    """
+
+    lr: float
+    _: KW_ONLY
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        check_number(self, "lr", self.lr, 0)
+        check_whole(self, "warmup", self.warmup, 0)
+
+    def __call__(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / (self.warmup + 1)
+        return self.after(step - self.warmup)
+
+    def after(self, step: int) -> float:
+        """The learning rate of a step after the warm-up."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ConstantRate(RateSchedule):
+    """``lr`` for ever."""
+
+    def after(self, step: int) -> float:
+        return self.lr
+
+
+@dataclass(frozen=True)
+class StepDecay(RateSchedule):
+    """``lr``, multiplied by ``factor`` after ``every`` so many steps."""
+
+    every: int
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(self, "every", self.every, 1)
+        check_number(self, "factor", self.factor, 0)
+
+    def after(self, step: int) -> float:
+        return self.lr * float(self.factor) ** (step // self.every)
+
+
+@dataclass(frozen=True)
+class _Ending(RateSchedule):
+    """From ``lr`` to ``end`` after ``steps`` steps in all, the warm-up included."""
+
+    steps: int
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(self, "steps", self.steps, self.warmup + 1)
+        check_number(self, "end", self.end, 0)
+
+    def after(self, step: int) -> float:
+        return self.at(min(1.0, step / (self.steps - self.warmup)))
+
+    def at(self, part: float) -> float:
+        """The learning rate after that part of the steps."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LinearDecay(_Ending):
+    """From ``lr`` straight to ``end`` after ``steps`` steps in all."""
+
+    def at(self, part: float) -> float:
+        return self.lr + (self.end - self.lr) * part
+
+
+@dataclass(frozen=True)
+class Cosine(_Ending):
+    """From ``lr`` to ``end`` after ``steps`` steps in all, along half a wave."""
+
+    def at(self, part: float) -> float:
+        return _wave(self.lr, self.end, part)
+
+
+@dataclass(frozen=True)
+class OneCycle(RateSchedule):
+    """From ``lr / start`` to ``lr``, which a part ``rise`` of ``steps`` steps takes, and on to
+    ``lr / start / last``, both along half a wave (Smith and Topin, arXiv:1708.07120)."""
+
+    steps: int
+    rise: float = 0.3
+    start: float = 25.0
+    last: float = 1e4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(self, "steps", self.steps, 2)
+        check_number(self, "rise", self.rise, 0, 1)
+        check_number(self, "start", self.start, 1)
+        check_number(self, "last", self.last, 1)
+
+    def after(self, step: int) -> float:
+        top, end = self.rise * self.steps - 1, self.steps - 1
+        if step < top:
+            return _wave(self.lr / self.start, self.lr, step / top)
+        part = min(1.0, (step - top) / (end - top)) if end > top else 1.0
+        return _wave(self.lr, self.lr / self.start / self.last, part)
+
+
+def _wave(begin: float, end: float, part: float) -> float:
+    return end + (begin - end) * (1 + cos(pi * part)) / 2

@@ -1,0 +1,238 @@
+"""The graph of a training step: a network, a loss, gradients, and what an optimizer makes of them.
+
+Its inputs are those of the network, the targets, and the optimizer's numbers, such as the learning
+rate; its outputs are the loss and what is measured besides; all that training changes are states,
+the parameters under their names in the network's state dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from minidnn.errors import GraphError
+from minidnn.gradients.reverse import gradient
+from minidnn.graph.expression import Expression, constant
+from minidnn.graph.ir import Graph, State, Value
+from minidnn.graph.symbolic import pointwise
+from minidnn.graph.trace import Trace, tracing
+from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.layers.build import to_graph
+from minidnn.layers.inputs import Shapes
+from minidnn.layers.layer import Layer
+from minidnn.training.losses import Function, Loss
+from minidnn.training.optim.optimizer import Optimizer, Update, if_finite
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is made small, and what is measured besides."""
+
+    #: A :class:`Loss`, or any function of output and target on symbols.
+    loss: Function
+    metrics: Mapping[str, Function]
+    #: Types of the targets; None for what the loss says, or for that of the output.
+    targets: Sequence[TensorType] | None = None
+
+    def applied(self, network: Layer, shapes: Shapes, mode: str) -> Graph:
+        """The graph of a network with targets as further inputs, whose outputs are the loss and
+        the measures, by name."""
+        graph = to_graph(network, shapes, mode=mode, states=True)
+        types = self.target_types(graph)
+        with _behind(graph, mode == "train", described=True) as trace:
+            many = len(types) > 1
+            targets = [
+                trace.input(type, f"target{i}" if many else "target")
+                for i, type in enumerate(types)
+            ]
+            output = _packed(graph.outputs, graph.output_names)
+            target = tuple(targets) if many else targets[0]
+            found = {}
+            for name, function in {"loss": self.loss, **self.metrics}.items():
+                with trace.scope(name, leaf=False):
+                    found[name] = _one_number(name, function(output, target))
+        return trace.graph(list(found.values()), list(found))
+
+    def target_types(self, graph: Graph) -> Sequence[TensorType]:
+        """The types of the targets for a network."""
+        if self.targets is not None:
+            return self.targets
+        if len(graph.outputs) != 1:
+            raise GraphError(
+                f"network {graph.name} has {len(graph.outputs)} outputs; valid are one, or a loss "
+                "of one's own that takes a tuple or dict of them, and targets= with the shape and "
+                "dtype of each target"
+            )
+        (output,) = graph.outputs
+        return [self.loss.target(output.type) if isinstance(self.loss, Loss) else output.type]
+
+
+def _packed(outputs: Sequence[Value], names: Sequence[str] | None) -> Any:
+    if names is not None:
+        return dict(zip(names, outputs, strict=True))
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _one_number(name: str, value: Any) -> Value:
+    if not isinstance(value, Value):
+        raise GraphError(
+            f"{name} is {value!r:.80} ({type(value).__name__}); valid is a symbolic value of one "
+            "element, computed from the output and the target"
+        )
+    if value.type.size != 1:
+        raise GraphError(
+            f"{name} has shape {value.shape}; valid is one element, such as the mean: x.mean()"
+        )
+    found: Value = value if value.type.rank == 0 else value.reshape(())
+    return found
+
+
+@contextmanager
+def _behind(graph: Graph, training: bool = True, described: bool = False) -> Iterator[Trace]:
+    """Records what follows a graph; ``described`` is what a user writes."""
+    with tracing(graph.name, states=True, training=training) as trace:
+        trace.adopt(graph)
+        trace.describing = described
+        yield trace
+
+
+def step_graph(
+    network: Layer,
+    shapes: Shapes,
+    objective: Objective,
+    optimizer: Optimizer,
+    *,
+    share: int = 1,
+    last: bool = True,
+    average: float | None = None,
+) -> Graph:
+    """The graph of a step.
+
+    Args:
+        network: any layer.
+        shapes: of its inputs, the batch included.
+        objective: the loss and the measures.
+        optimizer: what parameters become.
+        share: of how many batches gradients are added up for one update of the parameters.
+        last: whether this is the last one of them, after which parameters change.
+        average: by what the moving average of each parameter decays; None for no average.
+
+    Raises:
+        GraphError: the loss is no single number; there is nothing to train, or a parameter that
+            the loss does not reach, which is named; the optimizer's groups fit nothing.
+    """
+    graph = objective.applied(network, shapes, "train")
+    names = _trained(network, graph)
+    optimizer.check_groups(names)
+    outputs = len(graph.outputs)
+    whole = gradient(graph, "loss", of=names)
+    gradients: Sequence[Value] = whole.outputs[outputs:]
+    states = {state.name: state for state in whole.states}
+    with _behind(whole) as trace:
+        loss = whole.outputs[0]
+        numbers = {
+            name: trace.input(TensorType(()), name)
+            for name in (optimizer.numbers(0) if last else ())
+        }
+        _guard(trace, graph, loss)
+        parameters = [states[name] for name in names]
+        if share > 1:
+            gradients = _shared(trace, parameters, gradients, loss, share, last)
+        if last:
+            _optimized(trace, parameters, optimizer.clipped(gradients), optimizer, numbers, loss)
+            if average is not None:
+                _averaged(trace, parameters, loss, average)
+    return trace.graph(whole.outputs[:outputs], graph.output_names)
+
+
+def _trained(network: Layer, graph: Graph) -> list[str]:
+    """The names of the parameters that are trained."""
+    names = [name for name, _ in network.trainable_parameters()]
+    if not names:
+        raise GraphError(
+            f"{graph.name} has no trainable parameter; valid is a network with at least one that "
+            "is neither frozen (layer.freeze(False) undoes that) nor trainable=False"
+        )
+    held = {state.name for state in graph.states}
+    missed = [name for name in names if name not in held]
+    if missed:
+        raise GraphError(
+            f"{graph.name}: the loss does not depend on {', '.join(map(repr, missed))}, which no "
+            "layer uses in forward(); valid is a network without them, or freeze() of their layer"
+        )
+    return names
+
+
+def _guard(trace: Trace, graph: Graph, loss: Value) -> None:
+    """Lets updates of the layers themselves happen only if the loss is finite."""
+    finite: Any = np.isfinite(loss)
+    for state in graph.updates:
+        with trace.scope(f"{state.name}.update", leaf=True):
+            chosen: Any = np.where(finite, trace.latest(state), state)
+            trace.update_again(state, chosen)
+
+
+def _slot(trace: Trace, kind: str, parameter: State) -> State:
+    name = f"{kind}.{parameter.name}"
+    zeros = partial(np.zeros, parameter.shape, numpy_dtype(parameter.dtype))
+    return trace.state(name, name, parameter.type, zeros)
+
+
+def _shared(
+    trace: Trace,
+    parameters: Sequence[State],
+    gradients: Sequence[Value],
+    loss: Value,
+    share: int,
+    last: bool,
+) -> list[Value]:
+    """The gradients added to those of the batches before; after the last, sums begin anew."""
+    part = 1.0 / share
+
+    def body(total: Expression, g: Expression) -> Expression:
+        return total + part * g
+
+    found = []
+    for parameter, each in zip(parameters, gradients, strict=True):
+        total = _slot(trace, "sum", parameter)
+        with trace.scope(total.name, leaf=True):
+            if last:
+                found.append(pointwise("Sum", body, total, each))
+                trace.update(total, if_finite(loss, total, lambda: constant(0.0)))
+            else:
+                trace.update(total, if_finite(loss, total, body, total, each))
+    return found
+
+
+def _optimized(
+    trace: Trace,
+    parameters: Sequence[State],
+    gradients: Sequence[Value],
+    optimizer: Optimizer,
+    numbers: Mapping[str, Value],
+    loss: Value,
+) -> None:
+    for parameter, each in zip(parameters, gradients, strict=True):
+        slots = {kind: _slot(trace, kind, parameter) for kind in optimizer.kept}
+        update = Update(trace, parameter, each, slots, numbers, loss)
+        optimizer.settle(update)
+        with trace.scope(f"optimizer.{parameter.name}", leaf=True):
+            optimizer.apply(update)
+
+
+def _averaged(trace: Trace, parameters: Sequence[State], loss: Value, decay: float) -> None:
+    def body(old: Expression, new: Expression) -> Expression:
+        return decay * old + (1.0 - decay) * new
+
+    for parameter in parameters:
+        name = f"average.{parameter.name}"
+        begin = partial(getattr, parameter, "data")
+        old = trace.state(name, name, parameter.type, begin)
+        new = trace.latest(parameter)
+        with trace.scope(f"average.{parameter.name}", leaf=True):
+            trace.update(old, if_finite(loss, old, body, old, new))
