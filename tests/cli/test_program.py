@@ -18,6 +18,7 @@ from minidnn.backends.reference.backend import ReferenceBackend
 from minidnn.cli import doctor, main
 from minidnn.errors import MiniDNNError, MiniDNNWarning
 from minidnn.fusion.collapse import STRATEGIES
+from tools.command_line_page import page
 
 COMMANDS = ("classify", "explain", "bench", "bisect", "compare", "doctor", "cache")
 
@@ -213,3 +214,8 @@ def test_messages_are_lines_and_come_once(
             err = capsys.readouterr().err.splitlines()
             assert err[0] == "minidnn doctor: the cache is full" and len(err) == lines
     assert logging.getLogger("minidnn").handlers == []
+
+
+def test_the_page_of_options_is_that_of_the_parsers(root: Path) -> None:
+    found = (root / "docs/reference/command-line-options.md").read_text(encoding="utf-8")
+    assert found == page(), "python -m tools.command_line_page prints it"
