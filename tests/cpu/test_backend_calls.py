@@ -19,6 +19,7 @@ from minidnn.backends.cpu.backend import CpuProgram
 from minidnn.errors import DeviceError, GraphError, OutOfMemoryError, UnsupportedError
 
 from .conftest import run_python
+from .warming import texts_of
 
 SHAPE = (2, 3, 29, 23)
 
@@ -273,7 +274,7 @@ def test_guard_finds_a_write_beside_a_buffer() -> None:
         tasks = [
             replace(task, source=source) if task.node is node else task for task in program.tasks
         ]
-        real = compile_kernels([task.source for task in program.tasks], best_isa())
+        real = compile_kernels(texts_of(program.tasks), best_isa())
         mixed = [
             kernels[0] if task.node is node else kernel
             for task, kernel in zip(program.tasks, real, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_arrays_that_a_sample_does_not_tell_apart_stay_apart() -> None:
     assert constants._sample(one) == constants._sample(other)
     made = [PackedConstants(threads=1, guarded=False) for _ in range(3)]
     first, second, third = (
-        each.add(lambda array=array: array)
+        each.add(partial(np.copy, array))
         for each, array in zip(made, (one, other, one), strict=True)
     )
     assert first is third

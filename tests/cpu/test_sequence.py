@@ -35,7 +35,7 @@ from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
 from tests.fusion.graphs import graphs, inputs_for
 
-from .warming import warm
+from .warming import texts_of, warm
 
 THREADS = 2
 
@@ -67,7 +67,7 @@ def same(a: np.ndarray, b: np.ndarray, exact: bool = True) -> bool:
 def check(cases: Sequence[Case], isa: Isa) -> None:
     """Compiles the kernels of all cases together, and compares every case with the reference."""
     # At once, so that they are few files; then each program finds its kernels in the cache.
-    compile_kernels([t.source for case in cases for t in lower_plan(case.plan, isa, 2)], isa)
+    compile_kernels([t for c in cases for t in texts_of(lower_plan(c.plan, isa, 2))], isa)
     options = {"isa": isa.name, "threads": THREADS, "guarded": True}
     for case in cases:
         program = CpuBackend().compile(case.plan, "float32", options)
@@ -282,7 +282,7 @@ def test_long_chains_in_tiles(padding: int, blocks: int, most: int, isa: Isa) ->
     compile in seconds, to the right bits."""
     half = blocks // 2
     cases = [in_tiles(n, padding, isa) for n in (half, half + half // 2, blocks)]
-    short, middle, long = (lower_plan(case.plan, isa, 2)[0].source.text for case in cases)
+    short, middle, long = (texts_of(lower_plan(c.plan, isa, 2))[0].text for c in cases)
     added = len(middle) - len(short), len(long) - len(middle)
     assert added[1] / (half // 2) < most and added[1] < 1.1 * added[0]
     assert max(line.count("(") for line in long.splitlines()) < 20
@@ -303,7 +303,7 @@ def test_large_outputs_are_streamed(isa: Isa) -> None:
         graph = to_graph(L.Sequential(L.MaxPool2d(3, 1, 1), L.ReLU()), shape)
         exe = md.compile(graph, device="cpu", isa=isa.name)
         assert isinstance(exe.program, CpuProgram)
-        text = exe.program.tasks[0].source.text
+        text = texts_of(exe.program.tasks)[0].text
         assert ("streaming_store" in text) == (shape[2:] != (131, 131))
         lines = [*map(int, re.findall(r"streaming_store\(y \+ \d+ \+ q \+ (\d+)", text))]
         assert lines == list(range(0, 16, isa.lanes)) * (len(lines) * isa.lanes // 16)

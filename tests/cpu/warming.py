@@ -8,7 +8,7 @@ from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.backends.cpu.isa import Isa
 from minidnn.backends.cpu.kernels import compile_kernels
-from minidnn.backends.cpu.lower import lower_plan
+from minidnn.backends.cpu.lower import Task, lower_plan
 from minidnn.fusion.collapse import check_strategy
 from minidnn.graph.ir import Graph
 from minidnn.passes.infrastructure import Context
@@ -21,7 +21,12 @@ def kernels_of(graph: Graph, isa: Isa, strategy: str = "model") -> list[KernelSo
     target = CpuBackend().target("float32", {"isa": isa.name, "threads": 2})
     context = Context(target, check_strategy(strategy), None)
     plan = make_plan(optimize(graph, context), context)
-    return [task.source for task in lower_plan(plan, isa, 2)]
+    return texts_of(lower_plan(plan, isa, 2))
+
+
+def texts_of(tasks: Iterable[Task]) -> list[KernelSource]:
+    """What is compiled of tasks; the runner's own functions are there already."""
+    return [task.source for task in tasks if isinstance(task.source, KernelSource)]
 
 
 def warm(graphs: Iterable[tuple[Graph, str]], isa: Isa) -> None:

@@ -28,6 +28,7 @@ from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import make_plan
 from tests.cases import CASES, Case
+from tests.cpu.warming import texts_of
 
 #: Small images; what networks need at least.
 SIZES = {"alexnet": 64, "inception_v3": 96, "digits": 8}
@@ -125,7 +126,7 @@ def test_a_file_becomes_the_regions_of_its_network(name: str, tmp_path: Path) ->
     def kernels(graph: Graph) -> list[str]:
         context = Context(target)
         plan = make_plan(optimize(graph, context), context)
-        sources = [task.source for task in lower_plan(plan, AVX2, 2)]
+        sources = texts_of(lower_plan(plan, AVX2, 2))
         return [source.text.replace(source.name, "") for source in sources]
 
     assert kernels(md.load_onnx(tmp_path / "net.onnx")) == kernels(to_graph(net, shape))
