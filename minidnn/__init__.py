@@ -34,6 +34,7 @@ from minidnn.errors import (
 
 if TYPE_CHECKING:
     import minidnn.cudnn as cudnn
+    import minidnn.data as data
     import minidnn.graph.expression as scalar
     import minidnn.layers as layers
     import minidnn.models as models
@@ -65,6 +66,7 @@ _LAZY = {
     "compare": "minidnn.comparison.compare:compare",
     "compile": "minidnn.compiler:compile",
     "cudnn": "minidnn.cudnn",
+    "data": "minidnn.data",
     "gradient": "minidnn.gradients.reverse:gradient",
     "layers": "minidnn.layers",
     "load_graph": "minidnn.storage:load_graph",
@@ -100,6 +102,7 @@ __all__ = [
     "compare",
     "compile",
     "cudnn",
+    "data",
     "gradient",
     "layers",
     "load_graph",

@@ -16,6 +16,7 @@ import logging
 import os
 import stat
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ __all__ = [
     "IMAGENET_STD",
     "PictureError",
     "Preparation",
+    "cut_centre",
+    "decode",
     "extensions",
     "read_picture",
 ]
@@ -89,25 +92,45 @@ def read_picture(path: str | os.PathLike[str], preparation: Preparation) -> np.n
         PictureError: the file cannot be read as a picture, or is refused: it has too many pixels,
             its pixels have no known range, or reading it would start another program.
     """
-    image = _pillow(f"picture {os.fspath(path)}")
-    _check_file(path)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        try:
-            with image.open(path) as file:
-                _check(file, preparation)
-                pixels = _pixels(image, file, preparation)
-        except PictureError as error:
-            raise PictureError(f"picture {os.fspath(path)} {error}") from None
-        except MemoryError:
-            raise
-        # Pillow's decoders raise whatever a damaged file leads them to.
-        except Exception as error:
-            text = _reason(error)
-            raise PictureError(f"picture {os.fspath(path)} cannot be read: {text}") from error
+        pixels = decode(
+            path,
+            preparation.channels,
+            lambda picture: cut_centre(picture, preparation),
+            preparation.resize,
+        )
     for note in notes:
         log.info("picture %s: %s", os.fspath(path), note.message)
     return _normalized(pixels, preparation)
+
+
+def decode(
+    path: str | os.PathLike[str],
+    channels: int,
+    take: Callable[[Any], np.ndarray],
+    resize: int | None = None,
+) -> np.ndarray:
+    """What ``take`` makes of a picture: of Pillow's, in RGB or grey with 8 bits a channel.
+
+    ``resize`` is what its shorter side will be resized to.  The errors are those of
+    :func:`read_picture`; Pillow's warnings go where warnings go, since catching them is for one
+    thread only.
+    """
+    image = _pillow(f"picture {os.fspath(path)}")
+    _check_file(path)
+    try:
+        with image.open(path) as file:
+            _check(file, resize)
+            return take(_eight_bits(image, file).convert("RGB" if channels == 3 else "L"))
+    except PictureError as error:
+        raise PictureError(f"picture {os.fspath(path)} {error}") from None
+    except MemoryError:
+        raise
+    # Pillow's decoders raise whatever a damaged file leads them to.
+    except Exception as error:
+        text = _reason(error)
+        raise PictureError(f"picture {os.fspath(path)} cannot be read: {text}") from error
 
 
 def extensions() -> frozenset[str]:
@@ -143,7 +166,7 @@ def _check_file(path: str | os.PathLike[str]) -> None:
         raise PictureError(f"picture {os.fspath(path)} is not a regular file")
 
 
-def _check(file: Any, preparation: Preparation) -> None:
+def _check(file: Any, resize: int | None) -> None:
     """Refuses before anything is decoded."""
     if file.format in _REFUSED_FORMATS:
         raise PictureError(
@@ -153,8 +176,11 @@ def _check(file: Any, preparation: Preparation) -> None:
     width, height = file.size
     if min(width, height) < 1:
         raise PictureError(f"has {width}x{height} pixels")
-    resized = [int(preparation.resize * side / min(width, height)) for side in (width, height)]
-    for what, count in (("has", width * height), ("resized would have", resized[0] * resized[1])):
+    sizes = {"has": (width, height)}
+    if resize is not None:
+        sizes["resized would have"] = _resized_size(width, height, resize)
+    for what, (across, down) in sizes.items():
+        count = across * down
         if count > MOST_PIXELS:
             raise PictureError(
                 f"of {width}x{height} pixels {what} {count:,} pixels; valid are at most "
@@ -162,16 +188,23 @@ def _check(file: Any, preparation: Preparation) -> None:
             )
 
 
-def _pixels(image: Any, file: Any, preparation: Preparation) -> np.ndarray:
-    """The picture, resized and cropped: (crop, crop, channels), uint8."""
-    picture = _eight_bits(image, file).convert("RGB" if preparation.channels == 3 else "L")
-    shorter, crop = min(picture.size), preparation.crop
-    width, height = (int(preparation.resize * side / shorter) for side in picture.size)
-    picture = picture.resize((width, height), image.Resampling.BILINEAR)
+def cut_centre(picture: Any, preparation: Preparation) -> np.ndarray:
+    """The centre of Pillow's picture, resized: (crop, crop, channels), uint8."""
+    from PIL import Image
+
+    crop = preparation.crop
+    width, height = picture.size
+    size = _resized_size(width, height, preparation.resize)
+    picture = picture.resize(size, Image.Resampling.BILINEAR)
     # round() takes halves to the even number, as torchvision's does.
-    left, top = round((width - crop) / 2), round((height - crop) / 2)
+    left, top = (round((side - crop) / 2) for side in size)
     cropped = picture.crop((left, top, left + crop, top + crop))
     return np.asarray(cropped, np.uint8).reshape(crop, crop, preparation.channels)
+
+
+def _resized_size(width: int, height: int, shorter: int) -> tuple[int, int]:
+    least = min(width, height)
+    return int(shorter * width / least), int(shorter * height / least)
 
 
 def _eight_bits(image: Any, file: Any) -> Any:

@@ -32,7 +32,7 @@ from ._files import (
     unlink,
 )
 from ._folders import log, not_used, private_folder, root
-from ._trust import Folder, UntrustedError, make_folder, open_folder
+from ._trust import TrustedFolder, UntrustedError, make_folder, open_folder
 
 DEFAULT_LIMIT = 1 << 30
 STALE_SECONDS = 7 * 24 * 3600.0
@@ -109,7 +109,7 @@ class CacheStore:
         self,
         key: str,
         load: Callable[[BufferedReader], tuple[S, str]],
-        then: Callable[[Entry, Folder, S], T],
+        then: Callable[[Entry, TrustedFolder, S], T],
     ) -> T | None:
         self._check_key(key)
         for base in self._bases():
@@ -125,7 +125,7 @@ class CacheStore:
                         return then(entry, folder, *content)
         return None
 
-    def _opened(self, base: Path, key: str, stack: contextlib.ExitStack) -> Folder | None:
+    def _opened(self, base: Path, key: str, stack: contextlib.ExitStack) -> TrustedFolder | None:
         """The folder with a key's entries; None, and said once, if it is not to be trusted."""
         try:
             return stack.enter_context(open_folder(base, self.kind, key[:2]))
@@ -136,7 +136,7 @@ class CacheStore:
         return None
 
     def _load(
-        self, folder: Folder, entry: Entry, load: Callable[[BufferedReader], tuple[S, str]]
+        self, folder: TrustedFolder, entry: Entry, load: Callable[[BufferedReader], tuple[S, str]]
     ) -> tuple[S] | None:
         """The content of an entry; None where it is gone, or was damaged and is removed now."""
         try:

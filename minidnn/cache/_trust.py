@@ -83,7 +83,7 @@ def why_any_untrusted(folder: Path) -> str | None:
     return None
 
 
-class Folder:
+class TrustedFolder:
     """An open folder of which every level from the first on was found to be trusted.
 
     Attributes:
@@ -125,7 +125,7 @@ class Folder:
 
 
 @contextmanager
-def open_folder(base: Path, *names: str, create: bool = False) -> Iterator[Folder]:
+def open_folder(base: Path, *names: str, create: bool = False) -> Iterator[TrustedFolder]:
     """The folder ``base / names[0] / ...``, with every level checked from ``base`` on.
 
     create: makes the levels that are missing, those above ``base`` too, for this user alone.
@@ -140,7 +140,7 @@ def open_folder(base: Path, *names: str, create: bool = False) -> Iterator[Folde
         unchecked = base.joinpath(*names)
         if create:
             make_folder(unchecked)
-        yield Folder(unchecked, None)
+        yield TrustedFolder(unchecked, None)
         return
     path, descriptor = str(base), os.open(base, _FOLDER)
     try:
@@ -154,7 +154,7 @@ def open_folder(base: Path, *names: str, create: bool = False) -> Iterator[Folde
             os.close(descriptor)
             descriptor = inner
             _require(os.fstat(descriptor), path)
-        yield Folder(Path(path), descriptor)
+        yield TrustedFolder(Path(path), descriptor)
     finally:
         os.close(descriptor)
 

@@ -52,7 +52,9 @@ class Greedy:
 def be_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has :class:`Greedy` choose, and nothing compiled."""
     monkeypatch.setattr(prepare, "Choice", Greedy)
-    monkeypatch.setattr(prepare, "Loader", lambda arch: lambda launches: [None] * len(launches))
+    monkeypatch.setattr(
+        prepare, "LaunchLoader", lambda arch: lambda launches: [None] * len(launches)
+    )
 
 
 def least(network: md.Layer, shape: tuple[int, ...], precision: str) -> tuple[Any, Any, int]:

@@ -61,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "measure": set(),
     "weights": {"cache"},
     "pictures": set(),
+    "data": {"graph", "pictures"},
     # ONNX files are measured, too; it asks what machine it is on, and takes turns at the GPU.
     "bench": {
         *(FACE, "models", "cache", "graph", "frontends", "cudnn", "measure"),

@@ -102,7 +102,7 @@ def parts_of(run: Run) -> list[Run]:
     return [run]
 
 
-class Loader:
+class LaunchLoader:
     """Gives loaded launches, those that are asked for at once compiled together."""
 
     def __init__(self, arch: str) -> None:

@@ -17,7 +17,7 @@ from .contraction.problem import Address, ContractionProblem
 from .contraction.recipe import Addresses, Built
 from .contraction.tune import Tuning
 from .fastest import Fastest
-from .functions import Loaded, Loader, Run
+from .functions import LaunchLoader, Loaded, Run
 from .kernels import Launch
 from .lower import Data, Pointer, Task, data_of
 from .machine import Machine
@@ -116,7 +116,7 @@ def prepare(
     pointers = (*outputs.values(), *(p for task in tasks for p in task.pointers))
     problems = dict.fromkeys(t.work for t in tasks if isinstance(t.work, ContractionProblem))
     launches = [t.work for t in tasks if isinstance(t.work, Launch) and not t.others]
-    load = Loader(machine.arch)
+    load = LaunchLoader(machine.arch)
     fastest = Fastest(plan, tasks)
     # Where memory is short, tensors for one timing at a time have to do.
     with threads() as making, threads(*([1] if short else [])) as building:

@@ -1,0 +1,38 @@
+"""Data for training: datasets, augmentation, and batches that a run can resume at.
+
+train = md.data.Loader(
+    md.data.Folder("train", size=224, augment=[md.data.ResizedCrop(224), md.data.Flip()]),
+    batch=128, shuffle=True, seed=0, workers=4, drop_last=True,
+)
+for x, target in train:  # one epoch: float32 (N, C, H, W), int64 (N,)
+    ...
+"""
+
+from minidnn.data.adapter import Batches
+from minidnn.data.augment import ColorJitter, Cutout, Flip, Normalize, RandomCrop, ResizedCrop
+from minidnn.data.bundled import FASHION_CLASSES, digits, fashion_mnist, read_idx
+from minidnn.data.datasets import Arrays, DataError, Dataset, Samples
+from minidnn.data.draws import Draws
+from minidnn.data.folder import Folder
+from minidnn.data.loader import Loader
+
+__all__ = [
+    "FASHION_CLASSES",
+    "Arrays",
+    "Batches",
+    "ColorJitter",
+    "Cutout",
+    "DataError",
+    "Dataset",
+    "Draws",
+    "Flip",
+    "Folder",
+    "Loader",
+    "Normalize",
+    "RandomCrop",
+    "ResizedCrop",
+    "Samples",
+    "digits",
+    "fashion_mnist",
+    "read_idx",
+]

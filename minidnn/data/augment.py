@@ -1,0 +1,231 @@
+"""What is done to a batch before a network sees it.
+
+A step is a function of a batch (float32, (N, C, H, W), its own to write to) and its
+:class:`~minidnn.data.draws.Draws`, which returns a batch.  A user's own function is a step like
+those here.  Colours go from 0 to 1 until they are normalized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, exp, log, sqrt
+
+import numpy as np
+
+from minidnn.data.datasets import DataError
+from minidnn.data.draws import Draws
+from minidnn.pictures import IMAGENET_MEAN, IMAGENET_STD
+
+__all__ = ["ColorJitter", "Cutout", "Flip", "Normalize", "RandomCrop", "ResizedCrop"]
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Subtracts ``mean`` from each channel and divides by ``std``: by default ImageNet's."""
+
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
+        channels = _sizes(self, x)[1]
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != channels:
+                raise DataError(
+                    f"Normalize: {name} has {len(values)} numbers for {channels} channels"
+                )
+        x -= np.array(self.mean, np.float32)[:, None, None]
+        x /= np.array(self.std, np.float32)[:, None, None]
+        return x
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Exchanges left and right with the given probability."""
+
+    probability: float = 0.5
+
+    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
+        _sizes(self, x)
+        flipped = draws.uniform() < self.probability
+        x[flipped] = x[flipped][..., ::-1]
+        return x
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """Cuts out ``size`` rows and columns anywhere, after a border of ``padding`` zeros."""
+
+    size: int
+    padding: int = 0
+
+    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
+        n, channels, height, width = _sizes(self, x)
+        wide = self.padding
+        rows, columns = height + 2 * wide - self.size, width + 2 * wide - self.size
+        if min(rows, columns) < 0:
+            raise DataError(f"{self}: pictures have {height}x{width} pixels, which is too few")
+        padded = np.zeros((n, channels, height + 2 * wide, width + 2 * wide), np.float32)
+        padded[:, :, wide : wide + height, wide : wide + width] = x
+        tops, lefts = draws.integers(rows + 1), draws.integers(columns + 1)
+        out = np.empty((n, channels, self.size, self.size), np.float32)
+        for i, (top, left) in enumerate(zip(tops, lefts, strict=True)):
+            out[i] = padded[i, :, top : top + self.size, left : left + self.size]
+        return out
+
+
+@dataclass(frozen=True)
+class ResizedCrop:
+    """Cuts out a box of random area and shape, and resizes it to ``size`` rows and columns.
+
+    As the first step of a :class:`~minidnn.data.folder.Folder` it is applied to the whole picture,
+    as decoded, by Pillow.
+
+    Args:
+        size: rows and columns of the result.
+        scale: least and largest share of the picture's area.
+        ratio: least and largest width over height.
+    """
+
+    size: int
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    #: Boxes that are tried, and the uniform numbers that :meth:`box` takes.
+    TRIES = 10
+    NUMBERS = 2 * TRIES + 2
+
+    def box(self, height: int, width: int, uniform: np.ndarray) -> tuple[int, int, int, int]:
+        """Top, left, height and width of what is cut out, chosen as by torchvision."""
+        low, high = log(self.ratio[0]), log(self.ratio[1])
+        *tries, (down, across) = uniform.reshape(-1, 2).tolist()
+        for u, v in tries:
+            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * u)
+            ratio = exp(low + (high - low) * v)
+            columns, rows = round(sqrt(area * ratio)), round(sqrt(area / ratio))
+            if 0 < columns <= width and 0 < rows <= height:
+                top, left = int(down * (height - rows + 1)), int(across * (width - columns + 1))
+                return top, left, rows, columns
+        # No box fits, so the widest or highest in the middle is taken.
+        rows = min(height, round(width / self.ratio[0]))
+        columns = min(width, round(height * self.ratio[1]))
+        return (height - rows) // 2, (width - columns) // 2, rows, columns
+
+    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
+        n, channels, height, width = _sizes(self, x)
+        out = np.empty((n, channels, self.size, self.size), np.float32)
+        for i, uniform in enumerate(draws.uniform(self.NUMBERS)):
+            top, left, rows, columns = self.box(height, width, uniform)
+            cut = x[i, :, top : top + rows, left : left + columns]
+            out[i] = _resized(_resized(cut, self.size).swapaxes(1, 2), self.size).swapaxes(1, 2)
+        return out
+
+
+@dataclass(frozen=True)
+class ColorJitter:
+    """Changes brightness, contrast, saturation and hue at random, in this order.
+
+    The first three are multiplied by up to ``1 - amount`` to ``1 + amount``; hue is turned by up to
+    ``hue`` (at most 0.5) of the circle in either direction.
+    """
+
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+
+    def factors(self, draws: Draws) -> np.ndarray:
+        """What each sample is changed by: (samples, 4), float32."""
+        amounts = np.array([self.brightness, self.contrast, self.saturation, self.hue])
+        centers = np.array([1, 1, 1, 0])
+        low = np.maximum(centers - amounts, [0, 0, 0, -0.5])
+        return (low + (centers + amounts - low) * draws.uniform(4)).astype(np.float32)
+
+    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
+        channels = _sizes(self, x)[1]
+        if channels not in (1, 3) or (channels == 1 and (self.saturation or self.hue)):
+            raise DataError(
+                f"{self}: pictures have {channels} channels; valid are 3, or 1 for grey"
+            )
+        brightness, contrast, saturation, hue = self.factors(draws).T[..., None, None, None]
+        if self.brightness:
+            x = np.clip(x * brightness, 0, 1)
+        if self.contrast:
+            x = _blend(x, _grey(x).mean(axis=(1, 2, 3), keepdims=True), contrast)
+        if self.saturation:
+            x = _blend(x, _grey(x), saturation)
+        return _turned(x, hue[:, 0]) if self.hue else x
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """Overwrites a square of ``size`` pixels, whose centre may be any pixel, by ``fill``."""
+
+    size: int
+    fill: float | tuple[float, ...] = 0.0
+    probability: float = 1.0
+
+    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
+        _, _, height, width = _sizes(self, x)
+        inside = draws.uniform(1, 1, 1) < self.probability
+        for axis, length in ((2, height), (3, width)):
+            first = draws.integers(length, 1, 1, 1) - self.size // 2
+            places = np.arange(length).reshape([-1 if i == axis else 1 for i in range(4)])
+            inside = inside & (places >= first) & (places < first + self.size)
+        return np.where(inside, np.array(self.fill, np.float32).reshape(-1, 1, 1), x)
+
+
+def _sizes(step: Callable[..., np.ndarray], x: np.ndarray) -> tuple[int, ...]:
+    if x.ndim != 4:
+        raise DataError(f"{step}: samples have shape {x.shape[1:]}; valid is (C, H, W)")
+    return x.shape
+
+
+def _resized(x: np.ndarray, size: int) -> np.ndarray:
+    """(C, H, W) with ``size`` rows: linear between two, and smoothed when there were more.
+
+    It adds tap by tap and so gives the same bits everywhere, unlike a product of matrices.
+    """
+    length = x.shape[1]
+    scale = length / size
+    support = max(scale, 1.0)
+    centers = (np.arange(size) + 0.5) * scale
+    first = np.maximum(0, centers - support + 0.5).astype(np.int64)
+    places = first[:, None] + np.arange(2 * ceil(support) + 1)
+    weights = np.maximum(0, 1 - np.abs(places + 0.5 - centers[:, None]) / support)
+    weights *= places < length
+    weights = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    places = np.minimum(places, length - 1)
+    out = np.zeros((x.shape[0], size, x.shape[2]), np.float32)
+    for place, weight in zip(places.T, weights.T, strict=True):
+        out += x[:, place] * weight[:, None]
+    return out
+
+
+def _grey(x: np.ndarray) -> np.ndarray:
+    if x.shape[1] == 1:
+        return x
+    red, green, blue = (x[:, i : i + 1] for i in range(3))
+    return np.float32(0.2989) * red + np.float32(0.587) * green + np.float32(0.114) * blue
+
+
+def _blend(x: np.ndarray, other: np.ndarray, share: np.ndarray) -> np.ndarray:
+    return np.clip(share * x + (1 - share) * other, 0, 1)
+
+
+def _turned(x: np.ndarray, turn: np.ndarray) -> np.ndarray:
+    """The hue of (N, 3, H, W) turned; value and saturation stay."""
+    red, green, blue = x[:, 0], x[:, 1], x[:, 2]
+    value, chroma = x.max(axis=1), np.ptp(x, axis=1)
+    divisor = np.where(chroma == 0, np.float32(1), chroma)
+    hue = np.where(
+        value == red,
+        (green - blue) / divisor,
+        np.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
+    )
+    hue += 6 * turn
+    out = np.empty_like(x)
+    for channel, shift in enumerate((5, 3, 1)):
+        place = (hue + shift) % 6
+        out[:, channel] = value - chroma * np.clip(np.minimum(place, 4 - place), 0, 1)
+    return out

@@ -1,0 +1,173 @@
+"""Samples by number: arrays, and whatever has a length and gives samples by index."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidnn.data.draws import Draws
+from minidnn.errors import MiniDNNError
+
+__all__ = ["Arrays", "DataError", "Dataset", "Samples"]
+
+Step = Callable[[np.ndarray, Draws], np.ndarray]
+
+
+class DataError(MiniDNNError, ValueError):
+    """Data for training cannot be read, or does not fit together."""
+
+
+class Dataset(ABC):
+    """Samples by number, and the steps that each batch of them goes through.
+
+    Args:
+        augment: functions (x, draws) -> x, see :mod:`minidnn.data.augment`.
+        classes: the number of classes, or their names; 0 if targets are no classes.
+    """
+
+    def __init__(self, augment: Sequence[Step] = (), classes: int | Sequence[str] = 0) -> None:
+        self.augment = tuple(augment)
+        for step in self.augment:
+            if not callable(step):
+                raise DataError(f"augment has {step!r}; valid are functions (x, draws) -> x")
+        names = map(str, range(classes)) if isinstance(classes, int) else classes
+        self.classes = tuple(names)
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, samples: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+        """The samples of these numbers before the steps, in an array that is the caller's, and
+        their targets."""
+
+    def name(self, sample: int) -> str:
+        """What messages call a sample."""
+        return f"sample {sample}"
+
+    def batch(self, samples: np.ndarray, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The samples of these numbers after the steps, and their targets.
+
+        Raises DataError, which names the sample, or the step, that failed.
+        """
+        draws = Draws(seed, epoch, samples)
+        x, target = self.read(samples, draws)
+        for step in self.augment:
+            try:
+                x = step(x, draws)
+            except DataError:
+                raise
+            except Exception as error:
+                numbers = ", ".join(map(str, samples[:8])) + (", …" if len(samples) > 8 else "")
+                raise DataError(
+                    f"step {step} failed on samples {numbers}: {type(error).__name__}: {error}"
+                ) from error
+        return np.ascontiguousarray(x, np.float32), target
+
+
+class Arrays(Dataset):
+    """Samples in arrays, which may be memory-mapped.
+
+    Args:
+        x: (N, ...), for pictures (N, C, H, W).  uint8 is divided by 255; else float32 is made.
+        y: (N,) classes or (N, ...) floating-point numbers.
+        augment, classes: as of a :class:`Dataset`; by default as many classes as targets name.
+    """
+
+    def __init__(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        augment: Sequence[Step] = (),
+        classes: int | Sequence[str] | None = None,
+    ) -> None:
+        self.x, self.y = np.asanyarray(x), np.asanyarray(y)
+        for name, array in (("x", self.x), ("y", self.y)):
+            if array.dtype.kind not in "buif":
+                raise DataError(f"{name} has dtype {array.dtype}; valid are numbers")
+            if array.ndim < 1 or not len(array):
+                raise DataError(f"{name} has shape {array.shape}; valid is at least one sample")
+        if len(self.x) != len(self.y):
+            raise DataError(f"x has {len(self.x)} samples and y has {len(self.y)}; valid are equal")
+        if classes is None:
+            classes = 0 if self.y.dtype.kind == "f" else max(0, int(self.y.max()) + 1)
+        super().__init__(augment, classes)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def read(self, samples: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+        return as_numbers(self.x[samples]), as_targets(self.y[samples])
+
+
+class Samples(Dataset):
+    """Whatever has ``len()`` and gives a pair (x, target) for an index, as PyTorch's datasets do.
+
+    Each x has the same shape, for pictures (C, H, W), and becomes float32 as in :class:`Arrays`.
+    """
+
+    def __init__(
+        self, source: Any, augment: Sequence[Step] = (), classes: int | Sequence[str] = 0
+    ) -> None:
+        super().__init__(augment, classes)
+        self.source = source
+        if not len(source):
+            raise DataError("the source has no samples")
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, samples: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+        return one_by_one(self, samples, self._read)
+
+    def _read(self, place: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        x, target = self.source[sample]
+        return as_numbers(as_array(x)), as_targets(as_array(target))
+
+
+def one_by_one(
+    dataset: Dataset,
+    samples: np.ndarray,
+    read: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray]:
+    """A batch of what ``read`` gives for each place in it and the sample there."""
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    for place, sample in enumerate(samples.tolist()):
+        try:
+            pairs.append(read(place, sample))
+        except Exception as error:
+            told = (
+                str(error)
+                if isinstance(error, MiniDNNError)
+                else f"{type(error).__name__}: {error}"
+            )
+            raise DataError(f"{dataset.name(sample)} cannot be read: {told}") from error
+        for what, one, first in zip(("x", "target"), pairs[-1], pairs[0], strict=True):
+            if one.shape != first.shape:
+                raise DataError(
+                    f"{dataset.name(sample)}: {what} has shape {one.shape}, and that of "
+                    f"{dataset.name(int(samples[0]))} in its batch {first.shape}; valid are equal"
+                )
+    x, targets = zip(*pairs, strict=True)
+    return np.stack(x), np.stack(targets)
+
+
+def as_numbers(x: np.ndarray) -> np.ndarray:
+    """A copy in float32; bytes go from 0 to 1 then."""
+    if x.dtype == np.uint8:
+        return x / np.float32(255)
+    return x.astype(np.float32)
+
+
+def as_targets(y: np.ndarray) -> np.ndarray:
+    return y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
+
+
+def as_array(value: Any) -> np.ndarray:
+    """An array of what may be one of PyTorch's or JAX's."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    return np.asarray(value)

@@ -1,0 +1,252 @@
+"""Batches in an order that a seed fixes, made ahead of time, and a place in them to resume at."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minidnn.data.datasets import DataError, Dataset
+from minidnn.data.workers import Workers
+
+__all__ = ["Epochs", "Loader"]
+
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+class Epochs(ABC):
+    """Batches epoch by epoch.  Iterating gives those of one epoch; the next time, the next one.
+
+    A loop that is left before its end is started anew by the next one, unless the state is
+    restored in between.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        #: Batches of this epoch that were given, and that the next iteration leaves out.
+        self._position = self._first = 0
+        self._iteration = 0
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+
+    @abstractmethod
+    def _batches(self, epoch: int, first: int) -> Iterator[Batch]: ...
+
+    def _facts(self) -> dict[str, Any]:
+        """What must be equal for a state to mean the same batches."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """The place after the last batch that was given, as JSON has it."""
+        return {**self._facts(), "epoch": self._epoch, "position": self._position}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Has the next iteration give what follows a :meth:`state`: the rest of its epoch.
+
+        DataError if the state is none, or is that of other data or other batches.
+        """
+        for name, value in self._facts().items():
+            if name not in state or state[name] != value:
+                raise DataError(
+                    f"the state has {name}={state.get(name)!r}, and the loader has {value!r}; "
+                    "valid is the state of a loader with the same data and arguments"
+                )
+        for name in ("epoch", "position"):
+            value = state.get(name)
+            if type(value) is not int or value < 0:
+                raise DataError(f"the state has {name}={value!r}; valid are whole numbers from 0")
+        self._epoch, self._position = state["epoch"], state["position"]
+        self._first = self._position
+        self._iteration += 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._iteration += 1
+        self._position, self._first = self._first, 0
+        return self._iterate(self._iteration, self._position)
+
+    def _iterate(self, iteration: int, first: int) -> Iterator[Batch]:
+        with closing(self._batches(self._epoch, first)) as batches:  # type: ignore[type-var]
+            for batch in batches:
+                self._must_be(iteration)
+                self._position += 1
+                yield batch
+                self._must_be(iteration)
+        self._epoch, self._position = self._epoch + 1, 0
+
+    def _must_be(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise DataError(
+                "another iteration of this loader has begun, or its state was restored; valid is "
+                "one iteration at a time: make a second loader"
+            )
+
+
+@dataclass(frozen=True)
+class BatchMaker:
+    """Makes a batch; a function of its arguments alone, wherever it runs."""
+
+    dataset: Dataset
+    mixup: float
+    finite: bool
+
+    def __call__(self, seed: int, epoch: int, position: int, samples: np.ndarray) -> Batch:
+        x, target = self.dataset.batch(samples, seed, epoch)
+        if self.finite:
+            for sample, one in zip(samples, x, strict=True):
+                if not np.isfinite(one).all():
+                    raise DataError(
+                        f"{self.dataset.name(int(sample))} has NaN or infinities; "
+                        "finite=False lets them pass"
+                    )
+        if self.mixup:
+            target = self._probabilities(target)
+            share = np.float32(_generator(seed, epoch, position).beta(self.mixup, self.mixup))
+            x = share * x + (1 - share) * np.roll(x, 1, axis=0)
+            target = share * target + (1 - share) * np.roll(target, 1, axis=0)
+        return x, target
+
+    def _probabilities(self, target: np.ndarray) -> np.ndarray:
+        if target.dtype == np.float32:
+            return target
+        classes = len(self.dataset.classes)
+        if target.ndim != 1 or target.min() < 0 or target.max() >= classes:
+            raise DataError(
+                f"mixup: targets go from {target.min()} to {target.max()}, and the dataset says "
+                f"classes={classes}; valid are classes from 0 to {classes - 1}, or probabilities"
+            )
+        return np.eye(classes, dtype=np.float32)[target]
+
+
+class Loader(Epochs):
+    """Batches (x, target) of a dataset: float32 (N, C, H, W), and int64 classes.
+
+    Every random choice is a function of the seed, the epoch and the sample (with mixup, the batch),
+    so that the batches are the same to the last bit for any number of workers, and after
+    :meth:`restore`.
+
+    Args:
+        dataset: the samples.
+        batch: samples in each batch.
+        shuffle: whether each epoch has an order of its own.
+        seed: from 0 to 2**64 - 1; fixes all random choices.
+        workers: batches that are made at once, ahead of time; 0 makes each when it is asked for.
+        processes: whether workers are processes, for datasets and steps that hold Python's global
+            lock.  Decoding pictures does not, so threads are enough for it.  Processes are spawned,
+            not forked, since other threads (a compiled network's, PyTorch's) may hold locks that a
+            fork would leave locked: a script needs ``if __name__ == "__main__":``.
+        ahead: the most batches that are ready or being made (twice the workers).
+        drop_last: whether an incomplete batch at the end is left out.
+        mixup: each batch is mixed with itself, turned by one sample, by a share from
+            Beta(mixup, mixup), and targets become probabilities; 0 mixes nothing.
+        finite: whether NaN and infinities are refused.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        workers: int = 0,
+        processes: bool = False,
+        ahead: int | None = None,
+        drop_last: bool = False,
+        mixup: float = 0.0,
+        finite: bool = True,
+    ) -> None:
+        super().__init__()
+        if not isinstance(dataset, Dataset):
+            raise DataError(
+                f"dataset is a {type(dataset).__name__}; valid are Arrays, Folder and other "
+                "datasets: Samples(...) makes one of what has a length and an index"
+            )
+        ahead = 2 * workers if ahead is None else ahead
+        least = {"batch": 1, "seed": 0, "workers": 0, "ahead": min(workers, 1), "mixup": 0}
+        for (name, low), value in zip(
+            least.items(), (batch, seed, workers, ahead, mixup), strict=True
+        ):
+            if not low <= value < 2**64:
+                raise DataError(f"{name}={value}; valid are numbers from {low} to 2**64 - 1")
+        if drop_last and batch > len(dataset):
+            raise DataError(
+                f"batch={batch} is more than the {len(dataset)} samples, and drop_last leaves none"
+            )
+        self.dataset, self.batch, self.shuffle, self.drop_last = dataset, batch, shuffle, drop_last
+        self._seed, self._count, self._processes, self._ahead = seed, workers, processes, ahead
+        self._make = BatchMaker(dataset, mixup, finite)
+        self._workers: Workers | None = None
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.dataset), self.batch)
+        return whole + bool(rest and not self.drop_last)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "seed": self._seed,
+            "samples": len(self.dataset),
+            "batch": self.batch,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "mixup": self._make.mixup,
+        }
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        order = np.arange(len(self.dataset))
+        if self.shuffle:
+            order = _generator(self._seed, epoch).permutation(order)
+
+        def task(position: int) -> tuple[int, int, int, np.ndarray]:
+            start = position * self.batch
+            return self._seed, epoch, position, order[start : start + self.batch]
+
+        places = range(first, len(self))
+        if not self._count:
+            yield from (self._make(*task(place)) for place in places)
+            return
+        workers = self._running()
+        pending: deque[Future[Batch]] = deque()
+        try:
+            for place in places:
+                pending.append(workers.submit(task(place)))
+                if len(pending) == self._ahead:
+                    yield _result(pending.popleft())
+            while pending:
+                yield _result(pending.popleft())
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def _running(self) -> Workers:
+        """The workers, which stay from epoch to epoch; those of a parent, or without all their
+        processes, are of no use."""
+        if self._workers is None or not self._workers.are_whole():
+            self.close()
+            self._workers = Workers(self._make, self._count, self._processes)
+        return self._workers
+
+    def close(self) -> None:
+        """Ends the workers, which otherwise end with the loader; the next iteration starts new
+        ones."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+
+def _result(future: Future[Batch]) -> Batch:
+    # Ctrl-C just before a wait is noticed after it, so no wait is long.
+    while not wait([future], timeout=1).done:
+        pass
+    return future.result()
+
+
+def _generator(seed: int, *key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
