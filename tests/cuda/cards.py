@@ -1,16 +1,13 @@
-"""GPUs as CUDA describes them, none of which is here."""
+"""Tests on described GPUs, none of which is here."""
 
 from __future__ import annotations
 
 import pytest
 
 from minidnn.backends.cuda.machine import Machine
+from minidnn.lab.cards import A100, H100, H200, RTX_3090, RTX_4090
 
-A100 = Machine("NVIDIA A100", (8, 0), 108, 1.35e12, 163 << 10, 40 << 20, 1.41e9)
-RTX_3090 = Machine("NVIDIA GeForce RTX 3090", (8, 6), 82, 8.1e11, 99 << 10, 6 << 20, 1.70e9)
-RTX_4090 = Machine("NVIDIA GeForce RTX 4090", (8, 9), 128, 8.8e11, 99 << 10, 72 << 20, 2.52e9)
-H100 = Machine("NVIDIA H100", (9, 0), 132, 2.9e12, 227 << 10, 50 << 20, 1.98e9)
-H200 = Machine("NVIDIA H200", (9, 0), 132, 4.3e12, 227 << 10, 60 << 20, 1.98e9)
+__all__ = ["A100", "H100", "H200", "RTX_3090", "RTX_4090", "on_each"]
 
 
 def on_each(*machines: Machine) -> pytest.MarkDecorator:

@@ -59,6 +59,8 @@ ALLOWED: dict[str, set[str]] = {
     "frontends": {"graph", "third_parties", "storage", "layers", "models", "weights"},
     "cudnn": {"cache"},
     "measure": set(),
+    # It calculates for GPUs as the engine describes them, and compiles with its compiler.
+    "lab": {"backends.codegen", "backends.cuda"},
     "weights": {"cache"},
     "pictures": set(),
     "data": {"graph", "pictures"},

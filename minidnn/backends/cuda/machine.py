@@ -13,6 +13,8 @@ from ...fusion.device import H200, Device
 _HOPPER = (9, 0)
 _HZ = 1.98e9
 """The clock of an H200, at which its figures were measured."""
+_LANES = 128
+"""Multiply-adds of float32 that a multiprocessor of an H200 does in a cycle."""
 _GRAPHICS = (1.0, 0.125)
 _RATES = {(8, 0): (0.5, 0.5), (8, 6): _GRAPHICS, (8, 9): _GRAPHICS, (12, 0): _GRAPHICS}
 """What a multiprocessor computes in a cycle, relative to an H200's: float32, and products on tensor
@@ -63,6 +65,12 @@ class Machine:
     def has_clusters(self) -> bool:
         """Whether blocks can run at once and read each other's shared memory."""
         return self.capability >= _HOPPER
+
+    @property
+    def peak_operations(self) -> float:
+        """Float32 operations a second, a multiply-add counted as two."""
+        lanes = _LANES * _RATES.get(self.capability, (1.0, 1.0))[0]
+        return 2 * lanes * self.multiprocessors * self.hertz
 
     @property
     def enough_blocks(self) -> int:

@@ -1,0 +1,33 @@
+"""The roofline: what a device can reach at an operational intensity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..backends.cuda.machine import Machine
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The two roofs of a device: operations a second, and bytes a second."""
+
+    operations: float
+    bandwidth: float
+
+    @property
+    def ridge(self) -> float:
+        """Operations a byte above which computing limits, and below which memory does."""
+        return self.operations / self.bandwidth
+
+    def attainable(self, intensity: float) -> float:
+        """Operations a second at so many operations a byte."""
+        return min(self.operations, intensity * self.bandwidth)
+
+    def seconds(self, operations: float, bytes_moved: float) -> float:
+        """The least time for so much work."""
+        return max(operations / self.operations, bytes_moved / self.bandwidth)
+
+
+def roofline_of(machine: Machine) -> Roofline:
+    """A GPU's in float32, with the bandwidth that copies reach."""
+    return Roofline(machine.peak_operations, machine.bandwidth)
