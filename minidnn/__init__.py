@@ -27,6 +27,7 @@ from minidnn.errors import (
     MiniDNNError,
     MiniDNNWarning,
     OutOfMemoryError,
+    TrainingError,
     UnsupportedError,
     WeightsError,
     did_you_mean,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import minidnn.graph.expression as scalar
     import minidnn.layers as layers
     import minidnn.models as models
+    import minidnn.training.callbacks as callbacks
     import minidnn.training.losses as losses
     import minidnn.training.optim as optim
     from minidnn.acceleration.optimize import optimize
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from minidnn.runtime.store import Store
     from minidnn.saving import save_graph, save_onnx
     from minidnn.storage import load_graph
+    from minidnn.training.trainer import Trainer
     from minidnn.weights import load_weights, save_weights
 
 __version__ = "0.1.0"
@@ -62,7 +65,9 @@ _LAZY = {
     "Model": "minidnn.layers:Model",
     "Sequential": "minidnn.layers:Sequential",
     "Store": "minidnn.runtime.store:Store",
+    "Trainer": "minidnn.training.trainer:Trainer",
     "calibrate": "minidnn.layers.calibration:calibrate",
+    "callbacks": "minidnn.training.callbacks",
     "compare": "minidnn.comparison.compare:compare",
     "compile": "minidnn.compiler:compile",
     "cudnn": "minidnn.cudnn",
@@ -95,10 +100,13 @@ __all__ = [
     "OutOfMemoryError",
     "Sequential",
     "Store",
+    "Trainer",
+    "TrainingError",
     "UnsupportedError",
     "WeightsError",
     "__version__",
     "calibrate",
+    "callbacks",
     "compare",
     "compile",
     "cudnn",

@@ -11,28 +11,26 @@ from typing import Any, NoReturn
 
 from minidnn.errors import UnsupportedError
 
-NO_TRAINING = (
-    "minidnn has no training yet: train in PyTorch, and load the weights by load_state_dict"
-)
+TRAINING = "md.Trainer(net, shape, loss, optimizer) trains a network"
 _COMPILE = "md.compile(net, shape, {0}) compiles a network"
 _DEVICE = f"a network lies on no device: {_COMPILE.format('device={0!r}')} for one"
 _PRECISION = f"parameters keep their dtype: {_COMPILE.format('precision={0!r}')} for another one"
 _HOOKS = "layers do not run one by one: what forward returns besides is an output of the network"
 _CALL = "md.compile(net, shape) gives an executable, which is called with arrays"
 
-_TRAINING = dict.fromkeys(
+_OF_TRAINING = dict.fromkeys(
     (
         *("backward", "fit", "grad", "gradients", "optimizer", "requires_grad", "requires_grad_"),
         *("retain_grad", "train_step", "zero_grad"),
     ),
-    NO_TRAINING,
+    TRAINING,
 )
 
 #: Of a parameter.
-PARAMETER = _TRAINING
+PARAMETER = _OF_TRAINING
 
 #: Of a layer, and so of a network.
-LAYER = _TRAINING | {
+LAYER = _OF_TRAINING | {
     "add_module": "a layer is assigned to an attribute",
     "apply": "net.named_layers() gives all layers, with their paths",
     "bfloat16": _PRECISION.format("bfloat16"),
@@ -51,12 +49,12 @@ LAYER = _TRAINING | {
     "named_children": "net.children() gives names and layers",
     "named_modules": "net.named_layers() gives all layers, with their paths",
     "parameters": "net.named_parameters() gives names and parameters, net.state_dict() arrays; for "
-    f"an optimizer, {NO_TRAINING}",
+    f"an optimizer, {TRAINING}",
     "predict": _CALL,
     "register_buffer": "a layers.Parameter is assigned to an attribute",
     "register_forward_hook": _HOOKS,
     "register_forward_pre_hook": _HOOKS,
-    "register_full_backward_hook": NO_TRAINING,
+    "register_full_backward_hook": TRAINING,
     "register_parameter": "a layers.Parameter is assigned to an attribute",
     "save": "md.save_weights(net.state_dict(), path) saves the weights",
     "save_weights": "md.save_weights(net.state_dict(), path) saves the weights",
@@ -69,7 +67,7 @@ _ARRAYS = "an executable is called with arrays: y = exe(x)"
 
 #: Of an executable.
 EXECUTABLE = (
-    _TRAINING
+    _OF_TRAINING
     | dict.fromkeys(("bfloat16", "cpu", "cuda", "double", "float", "half", "to"), _FIXED)
     | dict.fromkeys(
         ("load_state_dict", "named_parameters", "parameters", "save", "state_dict"), _WEIGHTS
@@ -84,14 +82,13 @@ _NO_GRADIENTS = "nothing is recorded for gradients, so there is nothing to switc
 FACE = {
     "Module": "md.Layer is the base class of layers and networks",
     "Tensor": _NUMPY,
-    "Trainer": NO_TRAINING,
     "array": _NUMPY,
     "asarray": _NUMPY,
     "cuda": "md.compile(net, shape, device='cuda') compiles for a GPU",
     "device": "md.compile(net, shape, device='cuda') compiles for a device",
-    "enable_grad": NO_TRAINING,
+    "enable_grad": TRAINING,
     "from_numpy": _NUMPY,
-    "grad": NO_TRAINING,
+    "grad": TRAINING,
     "inference_mode": _NO_GRADIENTS,
     "jit": "md.optimize(module, x) makes a PyTorch module faster",
     "load": "md.load_weights reads weights, md.load_graph a graph, md.load_onnx an ONNX file",
@@ -99,7 +96,7 @@ FACE = {
     "no_grad": _NO_GRADIENTS,
     "save": "md.save_weights writes weights, md.save_graph a graph, md.save_onnx an ONNX file",
     "tensor": _NUMPY,
-    "train": NO_TRAINING,
+    "train": TRAINING,
 }
 
 
@@ -133,7 +130,7 @@ def instead_of_layer(given: object) -> str:
 def check_mode(owner: Any, mode: bool) -> None:
     """What ``train`` of a network or an executable does: nothing, or an error."""
     if mode:
-        raise UnsupportedError(f"{type(owner).__name__}.train(): {NO_TRAINING}")
+        raise UnsupportedError(f"{type(owner).__name__}.train(): {TRAINING}")
 
 
 def absent(owner: Any, name: str, habits: dict[str, str]) -> NoReturn:

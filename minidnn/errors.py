@@ -40,6 +40,10 @@ class WeightsError(MiniDNNError, ValueError):
     """A weight file is damaged, hostile, or does not match the network."""
 
 
+class TrainingError(MiniDNNError, ArithmeticError):
+    """Training cannot go on: its loss is not finite."""
+
+
 class DownloadError(MiniDNNError, OSError):
     """A file could not be fetched, or what came is not what was announced."""
 

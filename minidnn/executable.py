@@ -69,7 +69,7 @@ class Executable:
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """UnsupportedError: there is no training yet.  ``train(False)`` is :meth:`eval`."""
+        """UnsupportedError: :class:`minidnn.Trainer` trains.  ``train(False)`` is :meth:`eval`."""
         check_mode(self, mode)
         return self
 

@@ -23,11 +23,11 @@ if not TYPE_CHECKING:  # a type checker that saw this would accept any name
 
     def __getattr__(name: str) -> object:
         """Raises AttributeError, with the name that was probably meant."""
-        from minidnn._habits import LAYERS, NO_TRAINING, AbsentError
+        from minidnn._habits import LAYERS, TRAINING, AbsentError
         from minidnn.errors import did_you_mean
 
         if name in LAYERS or name.endswith("Loss"):
-            raise AbsentError(f"minidnn.layers has no {name}: {LAYERS.get(name, NO_TRAINING)}")
+            raise AbsentError(f"minidnn.layers has no {name}: {LAYERS.get(name, TRAINING)}")
         offered = [each for each, value in globals().items() if isinstance(value, type)]
         hint = did_you_mean(name, offered)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -13,7 +13,7 @@ import minidnn as md
 from minidnn import _habits
 from minidnn import layers as L
 
-TRAINING = "minidnn has no training yet: train in PyTorch"
+TRAINING = "md.Trainer(net, shape, loss, optimizer) trains a network"
 
 
 @pytest.fixture

@@ -215,7 +215,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         AttributeError,
         r"minidnn\.layers has no ModuleList: minidnn\.layers\.LayerList is one",
     ),
-    "a loss": (partial(getattr, L, "CrossEntropyLoss"), AttributeError, "no training yet"),
+    "a loss": (partial(getattr, L, "CrossEntropyLoss"), AttributeError, "md.Trainer"),
     "weights in lower case": (
         lambda: md.compile("resnet18.default"),
         GraphError,

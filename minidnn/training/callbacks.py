@@ -1,0 +1,204 @@
+"""Callbacks: what happens beside training, after a step or an epoch of :meth:`Trainer.fit`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from minidnn.errors import GraphError, did_you_mean
+from minidnn.training.arguments import check_number, check_whole
+
+__all__ = ["CSV", "Callback", "Checkpoint", "EarlyStopping", "JSONLines", "ProgressBar"]
+
+Direction = Literal["least", "most"] | None
+
+
+class Callback:
+    """What :meth:`Trainer.fit` calls; a subclass defines what it needs."""
+
+    def begin(self, trainer: Any, epochs: int) -> None:
+        """Before the first step."""
+
+    def after_step(self, trainer: Any) -> None:
+        """After each batch; ``trainer.last`` has the loss and the measures."""
+
+    def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
+        """After each epoch, with what it measured; ``trainer.stop = True`` ends training."""
+
+    def interrupted(self, trainer: Any) -> None:
+        """After Ctrl-C."""
+
+    def end(self, trainer: Any) -> None:
+        """At the end, whatever it was."""
+
+
+class ProgressBar(Callback):
+    """Shows loss, measures and images a second in one line, and a line for each epoch."""
+
+    def __init__(self, file: TextIO | None = None, every: float = 0.2) -> None:
+        check_number(self, "every", every, 0)
+        self._file, self._every = file, every
+        self._shown = self._begun = 0.0
+        self._epochs = self._samples = 0
+
+    def begin(self, trainer: Any, epochs: int) -> None:
+        self._epochs, self._begun = epochs, time.perf_counter()
+        self._samples = trainer.progress.samples
+
+    def after_step(self, trainer: Any) -> None:
+        now, at = time.perf_counter(), trainer.progress
+        if now - self._shown < self._every:
+            return
+        self._shown = now
+        size = len(trainer.loader) if hasattr(trainer.loader, "__len__") else "?"
+        means = {name: total / at.samples for name, total in at.sums.items()}
+        means["images/s"] = (at.samples - self._samples) / (now - self._begun)
+        self._write(f"\repoch {at.epoch + 1}/{self._epochs} {at.position}/{size} {_shown(means)}  ")
+
+    def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
+        left = {key: record[key] for key in record if key not in ("epoch", "steps")}
+        self._write(f"\repoch {record['epoch']}/{self._epochs} {_shown(left)}  \n")
+        self._begun, self._samples = time.perf_counter(), 0
+
+    def interrupted(self, trainer: Any) -> None:
+        at = trainer.progress
+        self._write(f"\ninterrupted after {at.position} batches of epoch {at.epoch + 1}\n")
+
+    def _write(self, text: str) -> None:
+        file = sys.stderr if self._file is None else self._file
+        file.write(text)
+        file.flush()
+
+
+def _shown(numbers: dict[str, Any]) -> str:
+    return " ".join(f"{name} {number:.4g}" for name, number in numbers.items())
+
+
+class JSONLines(Callback):
+    """Adds a line of JSON with each epoch's record to a file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+class CSV(Callback):
+    """Adds a row with each epoch's record to a file, whose first row has the names."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
+        is_new = not self.path.exists() or not self.path.stat().st_size
+        with open(self.path, "a", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            if is_new:
+                writer.writerow(record)
+            writer.writerow(record.values())
+
+
+class _Best:
+    """The best record so far by one of its numbers, that of validation where there is one."""
+
+    def __init__(self, owner: object, monitor: str, best: Direction, least: float = 0.0) -> None:
+        if best not in (None, "least", "most"):
+            raise GraphError(
+                f"{type(owner).__name__}: best={best!r:.80}; valid are 'least', 'most' and None, "
+                "which is the least loss and the most of all else"
+            )
+        self.monitor, self._step = monitor, least
+        least_is_best = best == "least" or (best is None and "loss" in monitor)
+        self._sign = -1.0 if least_is_best else 1.0
+        self.number: float | None = None
+
+    def is_better(self, record: dict[str, Any]) -> bool:
+        name = f"validation_{self.monitor}"
+        if name not in record:
+            name = self.monitor
+        if name not in record:
+            hint = did_you_mean(name, record) or f"; valid are {', '.join(record)}"
+            raise GraphError(f"epochs have no {self.monitor!r}{hint}")
+        score = self._sign * record[name]
+        if self.number is not None and not score > self.number + self._step:
+            return False
+        self.number = score
+        return True
+
+
+class EarlyStopping(Callback):
+    """Ends training once ``patience`` epochs gave nothing better than the best by ``change``.
+
+    ``monitor`` is a name of the record, of validation where it has that.  The least loss is best,
+    and the most of all else, unless ``best`` says so.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "loss",
+        patience: int = 5,
+        *,
+        best: Direction = None,
+        change: float = 0.0,
+    ) -> None:
+        check_whole(self, "patience", patience, 1)
+        check_number(self, "change", change, 0)
+        self.patience = patience
+        self._make = partial(_Best, self, monitor, best, change)
+        self._best, self._waited = self._make(), 0
+
+    def begin(self, trainer: Any, epochs: int) -> None:
+        self._best, self._waited = self._make(), 0
+        for record in trainer.history:
+            self._see(record)
+
+    def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
+        self._see(record)
+        trainer.stop = trainer.stop or self._waited >= self.patience
+
+    def _see(self, record: dict[str, Any]) -> None:
+        self._waited = 0 if self._best.is_better(record) else self._waited + 1
+
+
+class Checkpoint(Callback):
+    """Saves to ``path`` after every ``every`` epochs, at the end of an epoch and after Ctrl-C; with
+    ``keep_best``, a name as in :class:`EarlyStopping`, only epochs that are better than all before,
+    and Ctrl-C to the same path with ``.interrupted`` behind it."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every: int = 1,
+        *,
+        keep_best: str | None = None,
+        best: Direction = None,
+    ) -> None:
+        check_whole(self, "every", every, 1)
+        self.path, self.every, self.keep_best = Path(path), every, keep_best
+        self._make = partial(_Best, self, keep_best or "loss", best)
+        self._best = self._make()
+
+    def begin(self, trainer: Any, epochs: int) -> None:
+        self._best = self._make()
+        if self.keep_best is not None:
+            for record in trainer.history:
+                self._best.is_better(record)
+
+    def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
+        if self.keep_best is not None:
+            if self._best.is_better(record):
+                trainer.save(self.path)
+        elif record["epoch"] % self.every == 0:
+            trainer.save(self.path)
+
+    def interrupted(self, trainer: Any) -> None:
+        apart = self.path.with_name(f"{self.path.name}.interrupted")
+        trainer.save(self.path if self.keep_best is None else apart)

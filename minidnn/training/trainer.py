@@ -1,0 +1,383 @@
+"""The trainer: runs the graph of a step over batches, evaluates, saves, and goes on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import isfinite
+from typing import Any, Self
+
+import numpy as np
+
+from minidnn.compiler import compile
+from minidnn.errors import GraphError, TrainingError
+from minidnn.executable import Executable
+from minidnn.graph.ir import Graph, Rewriter, State, Value
+from minidnn.graph.plain import plain
+from minidnn.graph.types import TensorType, numpy_dtype
+from minidnn.layers.inputs import Shapes, named_types
+from minidnn.layers.layer import Layer
+from minidnn.runtime.store import Store
+from minidnn.training import checkpoint
+from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.callbacks import Callback
+from minidnn.training.losses import Function, Loss
+from minidnn.training.not_finite import first_not_finite
+from minidnn.training.optim.optimizer import Optimizer
+from minidnn.training.step import Objective, step_graph
+
+__all__ = ["Trainer"]
+
+#: What an epoch measured, by name.
+Record = dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """How far training has come: all of it that is no state of the graph."""
+
+    #: Updates of the parameters, and batches, since the beginning.
+    steps: int = 0
+    batches: int = 0
+    #: Epochs that are complete; batches and samples of the one that is not, and sums over these.
+    epoch: int = 0
+    position: int = 0
+    samples: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+
+
+class Trainer:
+    """Trains a network.
+
+    >>> trainer = md.Trainer(
+    ...     net, (128, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1, momentum=0.9)
+    ... )
+    >>> trainer.fit(batches, epochs=10, validate=others)
+    >>> net.load_state_dict(trainer.state_dict())
+
+    Args:
+        network: any layer.  Its parameters are copied; it stays as it is.
+        shape: of the network's input with the batch, as :func:`minidnn.compile` takes it.
+        loss: one of :mod:`minidnn.training.losses`, or any function of output and target on
+            symbols that gives one number.
+        optimizer: one of :mod:`minidnn.training.optim`.
+        metrics: what is measured besides, functions like the loss by name; by default what the
+            loss suggests.
+        targets: shapes and dtypes of the targets, for a loss of one's own whose target is not
+            like the output.
+        seed: what dropout draws from.
+        accumulate: of how many batches gradients are added up for one update.
+        average: by what a moving average of the parameters decays, which is evaluated instead of
+            them; None for none.
+        device, precision, options: as for :func:`minidnn.compile`.
+
+    Raises:
+        GraphError: what cannot be trained, or an argument, with what would be valid.
+        UnsupportedError: the device cannot run the step.
+    """
+
+    def __init__(
+        self,
+        network: Layer,
+        shape: Shapes,
+        loss: Function,
+        optimizer: Optimizer,
+        *,
+        metrics: Mapping[str, Function] | None = None,
+        targets: Sequence[tuple[Sequence[int], str]] | None = None,
+        seed: int = 0,
+        accumulate: int = 1,
+        average: float | None = None,
+        device: str | None = None,
+        precision: str | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(network, Layer):
+            raise GraphError(f"network={network!r:.80} is no Layer; valid are layers")
+        if not callable(loss):
+            raise GraphError(f"loss={loss!r:.80}; valid is a loss of minidnn.losses, or a function")
+        if not isinstance(optimizer, Optimizer):
+            raise GraphError(f"optimizer={optimizer!r:.80}; valid is one of minidnn.optim")
+        check_whole(self, "accumulate", accumulate, 1)
+        check_whole(self, "seed", seed, 0)
+        if average is not None:
+            check_number(self, "average", average, 0, 1)
+        types = None if targets is None else [TensorType(tuple(s), d) for s, d in targets]
+        suggested = loss.metrics if isinstance(loss, Loss) and targets is None else {}
+        self.network = network
+        self.objective = Objective(loss, dict(suggested if metrics is None else metrics), types)
+        self.optimizer = optimizer
+        self.accumulate = accumulate
+        self.average = average
+        self.progress = Progress()
+        #: What each epoch measured.
+        self.history: list[Record] = []
+        #: The loss and the measures of the last batch.
+        self.last: Mapping[str, Any] = {}
+        #: A callback sets it to end training after the epoch.
+        self.stop = False
+        #: Whether Ctrl-C ended the last :meth:`fit`.
+        self.interrupted = False
+        #: The loader of the epoch, and where it goes on after a checkpoint was read.
+        self.loader: Any = None
+        self.loader_state: Any = None
+        self.store = Store()
+        self._options: dict[str, Any] = {"device": device, "precision": precision, **options}
+        self._programs: dict[Any, tuple[Graph, Executable]] = {}
+        self._output_type: TensorType | None = None
+        declared = network._declared_inputs()
+        named = named_types(type(network).__name__, declared, plain(shape), "float32")
+        self._shapes = tuple(type.shape for _, type in named)
+        self._program("step", self._shapes)
+        if "random.seed" in self.store:
+            self.store["random.seed"] = np.array(seed)
+
+    @property
+    def step_program(self) -> Executable:
+        """The compiled step."""
+        return self._program("step", self._shapes)[1]
+
+    # One batch
+
+    def step(self, x: Any, target: Any) -> Any:
+        """Trains on a batch: one array for each input, or a tuple of them, and the targets.
+
+        Returns the loss before the step, as an array of no axes.  A loss that is not finite
+        changes nothing.  GraphError if the batch does not fit.
+        """
+        inputs, shapes = self._inputs(x)
+        is_last = (self.progress.batches + 1) % self.accumulate == 0
+        graph, program = self._program("step" if is_last else "part", shapes)
+        numbers = self.optimizer.numbers(self.progress.steps) if is_last else {}
+        targets = self._targets(graph, target, len(inputs), len(numbers))
+        found = program(*inputs, *targets, *(np.asarray(n) for n in numbers.values()))
+        self.progress.batches += 1
+        self.progress.steps += is_last
+        self.last = found
+        return found["loss"]
+
+    def evaluate(self, batches: Iterable[tuple[Any, Any]]) -> dict[str, float]:
+        """The mean loss and measures over batches, without training."""
+        sums: dict[str, float] = {}
+        samples = 0
+        for x, target in batches:
+            inputs, shapes = self._inputs(x)
+            graph, program = self._program("evaluate", shapes)
+            found = program(*inputs, *self._targets(graph, target, len(inputs), 0))
+            samples += shapes[0][0]
+            _add(sums, found, shapes[0][0])
+        if not samples:
+            raise GraphError("evaluate: there are no batches; valid is an iterable of at least one")
+        return {name: total / samples for name, total in sums.items()}
+
+    def _program(self, kind: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[Graph, Executable]:
+        """A graph and its program, compiled when they are first asked for."""
+        found = self._programs.get((kind, shapes))
+        if found is None:
+            if kind == "evaluate":
+                graph = self.objective.applied(self.network, list(shapes), "eval")
+                graph = graph if self.average is None else _averaged(graph, self.store)
+            else:
+                is_last = kind == "step"
+                graph = step_graph(
+                    self.network,
+                    list(shapes),
+                    self.objective,
+                    self.optimizer,
+                    share=self.accumulate,
+                    last=is_last,
+                    average=self.average,
+                )
+            store = self.store if graph.states else None
+            found = graph, compile(graph, store=store, **self._options)
+            self._programs[kind, shapes] = found
+        return found
+
+    def _inputs(self, x: Any) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
+        inputs = list(x) if isinstance(x, (tuple, list)) else [x]
+        shapes = tuple(tuple(np.shape(each)) for each in inputs)
+        if [shape[1:] for shape in shapes] != [shape[1:] for shape in self._shapes] or () in shapes:
+            raise GraphError(
+                f"x has shapes {', '.join(map(str, shapes))}; valid are "
+                f"{', '.join(map(str, self._shapes))}, or another batch"
+            )
+        return inputs, shapes
+
+    def _targets(self, graph: Graph, target: Any, first: int, numbers: int) -> list[Any]:
+        values = graph.inputs[first : len(graph.inputs) - numbers]
+        given = list(target) if len(values) > 1 else [target]
+        if len(given) != len(values):
+            raise GraphError(f"{len(given)} targets given; valid are {len(values)}")
+        return [self._target(v, np.asarray(t)) for v, t in zip(values, given, strict=True)]
+
+    def _target(self, value: Value, array: np.ndarray) -> np.ndarray:
+        kinds = "iu" if "int" in value.dtype else "f"
+        if array.dtype.kind not in kinds or array.shape != value.shape:
+            valid = "an int dtype" if kinds == "iu" else "a float dtype"
+            raise GraphError(
+                f"{value.name} is {array.dtype} of shape {array.shape}; valid is {valid} of shape "
+                f"{value.shape}"
+            )
+        loss = self.objective.loss
+        if isinstance(loss, Loss) and self.objective.targets is None:
+            loss.check(array, self._output)
+        return array if kinds == "f" else array.astype(numpy_dtype(value.dtype), copy=False)
+
+    @property
+    def _output(self) -> TensorType:
+        if self._output_type is None:
+            own = self.network._to_graph(list(self._shapes))
+            self._output_type = own.outputs[0].type
+        return self._output_type
+
+    # Many batches
+
+    def fit(
+        self,
+        train: Iterable[tuple[Any, Any]],
+        epochs: int,
+        *,
+        validate: Iterable[tuple[Any, Any]] | None = None,
+        callbacks: Sequence[Callback] = (),
+        stop_on_nan: bool = True,
+    ) -> list[Record]:
+        """Trains until ``epochs`` epochs were made in all, those before this call included.
+
+        ``train`` is a list of batches ``(x, target)``, or a loader: an iterable that may have
+        ``state()`` and ``restore(state)``.  Ctrl-C ends the epoch: callbacks save, and the history
+        is returned; another call goes on from there.
+
+        TrainingError if a loss is not finite and ``stop_on_nan``; it names the layer that made it.
+        """
+        check_whole(self, "epochs", epochs, 0)
+        self.stop, self.interrupted, self.loader = False, False, train
+        for each in callbacks:
+            each.begin(self, epochs)
+        try:
+            while self.progress.epoch < epochs and not self.stop:
+                self._epoch(train, validate, callbacks, stop_on_nan)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.loader_state = self.place_of_loader()
+            for each in callbacks:
+                each.interrupted(self)
+        finally:
+            for each in callbacks:
+                each.end(self)
+        return self.history
+
+    def _epoch(
+        self,
+        train: Iterable[tuple[Any, Any]],
+        validate: Iterable[tuple[Any, Any]] | None,
+        callbacks: Sequence[Callback],
+        stop_on_nan: bool,
+    ) -> None:
+        at, begin = self.progress, time.perf_counter()
+        seen = 0
+        for x, target in self._rest(train):
+            self.step(x, target)
+            count = self._inputs(x)[1][0][0]
+            seen += count
+            if stop_on_nan and not isfinite(float(self.last["loss"])):
+                raise TrainingError(self._not_finite(x, target))
+            _add(at.sums, self.last, count)
+            at.position, at.samples = at.position + 1, at.samples + count
+            for each in callbacks:
+                each.after_step(self)
+        if not at.samples:
+            raise GraphError("fit: there are no batches; valid is an iterable of at least one")
+        seconds = time.perf_counter() - begin
+        record: Record = {"epoch": at.epoch + 1, "steps": at.steps}
+        record |= {name: total / at.samples for name, total in at.sums.items()}
+        record |= {"rate": self.optimizer.rate(max(0, at.steps - 1)), "seconds": seconds}
+        record["images_per_second"] = seen / seconds
+        if validate is not None:
+            found = self.evaluate(validate)
+            record |= {f"validation_{name}": number for name, number in found.items()}
+        at.epoch, at.position, at.samples, at.sums = at.epoch + 1, 0, 0, {}
+        self.history.append(record)
+        for each in callbacks:
+            each.after_epoch(self, record)
+
+    def _rest(self, train: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
+        """What is left of the epoch: all of it, unless a checkpoint was read within one."""
+        state, self.loader_state = self.loader_state, None
+        restore: Callable[[Any], None] | None = getattr(train, "restore", None)
+        if restore is not None:
+            if state is not None:
+                restore(state)
+            return train
+        return islice(iter(train), self.progress.position, None)
+
+    def place_of_loader(self) -> Any:
+        """Where the loader of the epoch goes on; None if it does not say."""
+        state: Callable[[], Any] | None = getattr(self.loader, "state", None)
+        return self.loader_state if self.loader_state is not None or state is None else state()
+
+    def _not_finite(self, x: Any, target: Any) -> str:
+        inputs, shapes = self._inputs(x)
+        graph = self.objective.applied(self.network, list(shapes), "train")
+        arrays = [*inputs, *self._targets(graph, target, len(inputs), 0)]
+        dtype = "float64" if self.step_program.precision == "float64" else None
+        place = first_not_finite(graph, arrays, self.store, dtype)
+        at = self.progress
+        return (
+            f"batch {at.position + 1} of epoch {at.epoch + 1}: the loss is "
+            f"{float(self.last['loss'])}, and nothing was changed by it; {place}"
+        )
+
+    # What training leaves
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of the network's parameters and statistics by name, as they are evaluated: their
+        moving averages, if there are any."""
+        with self.store.lock:
+            found = {}
+            for name, parameter in self.network.named_parameters():
+                averaged = f"average.{name}"
+                held = averaged if averaged in self.store else name
+                if held in self.store:
+                    found[name] = self.store[held].astype(numpy_dtype(parameter.dtype))
+                else:
+                    found[name] = parameter.bind(name)()
+            return found
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a checkpoint, from which training goes on with the same bits.
+
+        It is one safetensors file, whose header has the rest as JSON; it appears complete or not
+        at all, and one that was there stays until then.
+        """
+        checkpoint.write(self, path)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Reads a checkpoint of a trainer like this one; WeightsError if it is of another."""
+        checkpoint.read(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *args: Any, **options: Any) -> Self:
+        """A trainer made with these arguments, which goes on from a checkpoint."""
+        trainer = cls(*args, **options)
+        trainer.restore(path)
+        return trainer
+
+
+def _add(sums: dict[str, float], found: Mapping[str, Any], count: int) -> None:
+    for name, value in found.items():
+        sums[name] = sums.get(name, 0.0) + float(value) * count
+
+
+def _averaged(graph: Graph, store: Store) -> Graph:
+    """The graph with averages in the place of the parameters that have one."""
+    rewriter = Rewriter(graph)
+    for state in graph.states:
+        name = f"average.{state.name}"
+        if name in store:
+            rewriter.replace(state, State(state.type, name, lambda s=state: s.data))  # type: ignore[misc]
+    for node in graph.nodes:
+        rewriter.keep(node)
+    return rewriter.finish()
