@@ -80,7 +80,7 @@ def copy(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
     environment.pop("PYTEST_ADDOPTS", None)
     return subprocess.run(
         [sys.executable, "-W", "error", *arguments],
