@@ -84,7 +84,7 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
         "== after turn_linear ==",
         "== after fold_batch_norm ==",
     ]
-    assert "depth_first" in " ".join(headings) and headings[-1] == "== after by_image =="
+    assert "depth_first" in " ".join(headings) and headings[-1] == "== after place_updates =="
     assert out.startswith(f"== before freeze ==\n{graph}\n")
     assert "(nothing changed)" in out
     parts = out.split("== after fold_batch_norm ==\n")
