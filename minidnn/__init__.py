@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from minidnn.gradients.reverse import gradient
     from minidnn.layers import Input, Layer, Model, Sequential
     from minidnn.layers.calibration import calibrate
+    from minidnn.loading import load
     from minidnn.runtime.store import Store
     from minidnn.saving import save_graph, save_onnx
     from minidnn.storage import load_graph
@@ -74,6 +75,7 @@ _LAZY = {
     "data": "minidnn.data",
     "gradient": "minidnn.gradients.reverse:gradient",
     "layers": "minidnn.layers",
+    "load": "minidnn.loading:load",
     "load_graph": "minidnn.storage:load_graph",
     "load_onnx": "minidnn.frontends.onnx.convert:load_onnx",
     "load_weights": "minidnn.weights:load_weights",
@@ -113,6 +115,7 @@ __all__ = [
     "data",
     "gradient",
     "layers",
+    "load",
     "load_graph",
     "load_onnx",
     "load_weights",

@@ -69,9 +69,7 @@ _ARRAYS = "an executable is called with arrays: y = exe(x)"
 EXECUTABLE = (
     _OF_TRAINING
     | dict.fromkeys(("bfloat16", "cpu", "cuda", "double", "float", "half", "to"), _FIXED)
-    | dict.fromkeys(
-        ("load_state_dict", "named_parameters", "parameters", "save", "state_dict"), _WEIGHTS
-    )
+    | dict.fromkeys(("load_state_dict", "named_parameters", "parameters", "state_dict"), _WEIGHTS)
     | dict.fromkeys(("forward", "predict", "infer"), _ARRAYS)
 )
 
@@ -91,10 +89,10 @@ FACE = {
     "grad": TRAINING,
     "inference_mode": _NO_GRADIENTS,
     "jit": "md.optimize(module, x) makes a PyTorch module faster",
-    "load": "md.load_weights reads weights, md.load_graph a graph, md.load_onnx an ONNX file",
     "nn": "minidnn.layers has the layers",
     "no_grad": _NO_GRADIENTS,
-    "save": "md.save_weights writes weights, md.save_graph a graph, md.save_onnx an ONNX file",
+    "save": "md.save_weights writes weights, md.save_graph a graph, md.save_onnx an ONNX file, "
+    "exe.save(path) what is compiled",
     "tensor": _NUMPY,
     "train": TRAINING,
 }

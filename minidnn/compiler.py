@@ -17,6 +17,7 @@ from minidnn.backends.backend import (
     get_backend,
     why_no_states,
 )
+from minidnn.compiled_file import ALREADY, is_compiled
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.frontends.frontend import ask
@@ -34,6 +35,7 @@ from minidnn.layers.layer import Layer
 from minidnn.passes.infrastructure import Context, Observer
 from minidnn.passes.pipeline import optimize
 from minidnn.passes.reduce_precision import in_dtype
+from minidnn.runtime.interface import interface_of
 from minidnn.runtime.plan import Plan, make_plan
 from minidnn.runtime.program import PackedProgram, StatefulProgram
 from minidnn.runtime.store import Store
@@ -109,7 +111,10 @@ def compile(
     source = ref(graph) if graph is network else partial(_itself, graph)
     rounded = computed is not graph and chosen != "float64"
     results = [value.dtype for value in graph.outputs] if rounded else None
-    return Executable(plan, program, device, chosen, source, store, results)
+    interface = interface_of(plan.graph)
+    return Executable(
+        interface, program, device, chosen, results, plan=plan, source=source, store=store
+    )
 
 
 def _itself(graph: Graph) -> Graph:
@@ -169,7 +174,9 @@ def graph_of(
         asked = ask(network)
         if asked.found is None:
             valid = "".join(f", or {takes}" for takes in asked.takes)
-            told = advice(os.fspath(network)) if isinstance(network, (str, os.PathLike)) else ""
+            told = ""
+            if isinstance(network, (str, os.PathLike)):
+                told = ALREADY if is_compiled(network) else advice(os.fspath(network))
             raise GraphError(
                 f"network={network!r:.80} is a {type(network).__name__}; {told}valid are layers "
                 f"and graphs{valid}{asked.complaint}{instead_of_layer(network)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -9,14 +10,23 @@ import numpy as np
 
 from minidnn._habits import EXECUTABLE, absent, check_mode
 from minidnn.errors import GraphError, UnsupportedError
-from minidnn.graph.ir import Graph, Value
 from minidnn.graph.types import numpy_dtype
-from minidnn.report.explain import explain
-from minidnn.report.profile import Profile, profile
 from minidnn.runtime.arrays import Wrap, check_shape, empty, random_array, to_numpy
-from minidnn.runtime.plan import Plan
-from minidnn.runtime.program import AddressedProgram, DeviceProgram, Program, StreamProgram
-from minidnn.runtime.store import Store
+from minidnn.runtime.interface import Endpoint, Interface
+from minidnn.runtime.program import (
+    AddressedProgram,
+    DeviceProgram,
+    Program,
+    StorableProgram,
+    StreamProgram,
+)
+
+# A process that loads compiled networks needs neither graphs nor reports, which take longest.
+if TYPE_CHECKING:
+    from minidnn.graph.ir import Graph
+    from minidnn.report.profile import Profile
+    from minidnn.runtime.plan import Plan
+    from minidnn.runtime.store import Store
 
 
 class Executable:
@@ -30,16 +40,22 @@ class Executable:
 
     def __init__(
         self,
-        plan: Plan,
+        interface: Interface,
         program: Program,
         device: str,
         precision: str,
+        results: Sequence[str] | None = None,
+        *,
+        plan: Plan | None = None,
         source: Callable[[], Graph | None] | None = None,
         store: Store | None = None,
-        results: Sequence[str] | None = None,
+        explained: str = "",
     ) -> None:
-        self.plan = plan
+        self.interface = interface
+        self._plan = plan
         self._source = source
+        #: What explain() says where there is no plan.
+        self._explained = explained
         self.program = program
         self.device = device
         self.precision = precision
@@ -52,16 +68,16 @@ class Executable:
 
     def __repr__(self) -> str:
         return (
-            f"<Executable of {self.graph.name} on {self.device} in {self.precision}: "
-            f"{_types(self.graph.inputs)} -> {_types(self.graph.outputs)}>"
+            f"<Executable of {self.interface.name} on {self.device} in {self.precision}: "
+            f"{_types(self.interface.inputs)} -> {_types(self.interface.outputs)}>"
         )
 
     def __reduce__(self) -> Any:
         raise UnsupportedError(
             f"{self!r} can be neither pickled nor copied, as it holds compiled code and memory; "
-            "compile the network where it is needed: a network can be pickled, and "
+            "compile the network where it is needed: a network can be pickled, "
             "minidnn.save_graph(network, path, shape) writes a file that minidnn.compile(path) "
-            "takes"
+            "takes, and on the CPU executable.save(path) one that minidnn.load(path) takes"
         )
 
     def eval(self) -> Self:
@@ -80,8 +96,22 @@ class Executable:
             absent(self, name, EXECUTABLE)
 
     @property
+    def plan(self) -> Plan:
+        """The optimized graph with a place in memory for every value.
+
+        UnsupportedError for what was loaded from a file, which has none.
+        """
+        if self._plan is None:
+            raise UnsupportedError(
+                f"{self!r} was loaded from a file, which keeps what is called and run, and "
+                "explain()'s text; its plan and graph, the source that save_graph and save_onnx "
+                "write, profile() and explain(measure=True) are had by compiling the network"
+            )
+        return self._plan
+
+    @property
     def graph(self) -> Graph:
-        """The optimized graph."""
+        """The optimized graph; UnsupportedError as for :attr:`plan`."""
         return self.plan.graph
 
     @property
@@ -91,13 +121,55 @@ class Executable:
         Its arrays are those of the network, and can be read as long as that lives and has the
         weights that were compiled.  GraphError if the graph itself was the network and is gone.
         """
-        graph = None if self._source is None else self._source()
+        source = self._source if self.plan is not None else None
+        graph = None if source is None else source()
         if graph is None:
             raise GraphError(
                 f"{self!r} has no graph that could be saved: the one that was compiled is gone; "
                 "valid is minidnn.save_graph(network, path, shape) with the network, or its graph"
             )
         return graph
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the compiled network to a file that :func:`minidnn.load` takes, with its weights.
+
+        To load it needs NumPy and neither ISPC nor a C compiler, but the same version of minidnn
+        and a processor with the instruction set that it was compiled for.  The file appears
+        complete or not at all.  It holds native code: whoever loads it trusts it.
+
+        Args:
+            path: usually with the ending .mdx; is replaced when it exists.
+
+        Raises:
+            UnsupportedError: the device cannot do it, or the network was compiled to be debugged.
+            CompileError: the cache has its code no longer.
+            OSError: the file cannot be written.
+        """
+        if not isinstance(path, (str, os.PathLike)):
+            raise GraphError(f"save: path={path!r:.80} is a {type(path).__name__}; valid is a path")
+        if not isinstance(self.program, StorableProgram):
+            raise UnsupportedError(
+                f"{self!r} cannot be saved compiled: device 'cpu' can, when it has compiled the "
+                "network itself; minidnn.save_graph(network, path, shape) saves what every device "
+                "compiles, and a file that was loaded can be copied"
+            )
+        from minidnn.compiled_file import write_compiled
+
+        results = self.result_dtypes
+        write_compiled(
+            path,
+            self.device,
+            self.program.stored(),
+            {
+                "name": self.interface.name,
+                "inputs": [_stored(value) for value in self.interface.inputs],
+                "outputs": [_stored(value) for value in self.interface.outputs],
+                "output_names": self.interface.output_names,
+                "precision": self.precision,
+                "results": None if results is None else [str(each) for each in results],
+                "explained": self.explain(),
+            },
+        )
 
     @property
     def addressed(self) -> AddressedProgram | None:
@@ -144,7 +216,7 @@ class Executable:
 
     def _computed(self) -> list[np.ndarray]:
         """Arrays for what the program computes."""
-        return [empty(value.shape, self._dtype(value)) for value in self.graph.outputs]
+        return [empty(value.shape, self._dtype(value)) for value in self.interface.outputs]
 
     def bind(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
         """What computes from these very arrays, into ``out`` or arrays of its own, each time it
@@ -159,8 +231,8 @@ class Executable:
 
     def _packed(self, results: Sequence[Any]) -> Any:
         """Results as the network defines them: one, a tuple, or a dict."""
-        if self.graph.output_names is not None:
-            return dict(zip(self.graph.output_names, results, strict=True))
+        if self.interface.output_names is not None:
+            return dict(zip(self.interface.output_names, results, strict=True))
         return results[0] if len(results) == 1 else tuple(results)
 
     def explain(self, measure: bool = False) -> str:
@@ -168,6 +240,10 @@ class Executable:
 
         ``measure`` shows what :meth:`profile` measures on random inputs instead of predictions.
         """
+        if self._plan is None and not measure:
+            return self._explained
+        from minidnn.report.explain import explain
+
         measured = str(self.profile(*self.random_inputs())) if measure else None
         own = sorted({str(dtype) for dtype in self.result_dtypes or ()} - {"float32"})
         said = f" (results in {' and '.join(own)})" if own else ""
@@ -179,20 +255,23 @@ class Executable:
 
         UnsupportedError if the device does not time regions.
         """
+        from minidnn.report.profile import profile
+
+        plan = self.plan
         if isinstance(self.program, DeviceProgram):
             arrays, outputs = list(self._ordered(inputs, named)), []
         else:
             arrays, outputs = self._inputs(inputs, named)[0], self._computed()
-        return profile(self.plan, self.program, self.device, arrays, outputs, runs)
+        return profile(plan, self.program, self.device, arrays, outputs, runs)
 
     def random_inputs(self) -> list[np.ndarray]:
         """Random inputs of the right shapes and dtypes, always the same."""
         random = np.random.default_rng(0)
         return [
-            random_array(random, value.shape, self._dtype(value)) for value in self.graph.inputs
+            random_array(random, value.shape, self._dtype(value)) for value in self.interface.inputs
         ]
 
-    def _dtype(self, value: Value) -> np.dtype:
+    def _dtype(self, value: Endpoint) -> np.dtype:
         if self.precision == "float64" and "float" in value.dtype:
             return np.dtype(np.float64)
         return numpy_dtype(value.dtype)
@@ -203,7 +282,7 @@ class Executable:
         arrays: list[np.ndarray] = []
         wraps: list[Wrap] = []
         ordered = self._ordered(given, named)
-        for value, array in zip(self.graph.inputs, ordered, strict=True):
+        for value, array in zip(self.interface.inputs, ordered, strict=True):
             view, wrap = to_numpy(f"input {value.name!r}", array)
             arrays.append(self._checked(value, view))
             wraps.append(wrap)
@@ -211,7 +290,7 @@ class Executable:
 
     def _ordered(self, given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """The inputs in order, whether they were given by position or by name."""
-        expected = self.graph.inputs
+        expected = self.interface.inputs
         if named:
             names = [value.name for value in expected]
             if given or sorted(named) != sorted(names):
@@ -225,7 +304,7 @@ class Executable:
             raise GraphError(f"{len(given)} inputs given; valid are {len(expected)}: {names}")
         return given
 
-    def _checked(self, value: Value, array: np.ndarray) -> np.ndarray:
+    def _checked(self, value: Endpoint, array: np.ndarray) -> np.ndarray:
         check_shape(f"input {value.name!r}", array.shape, value.shape)
         dtype = self._dtype(value)
         if array.dtype != dtype and (array.dtype.kind, dtype.kind) != ("f", "f"):
@@ -243,7 +322,7 @@ class Executable:
             return np.ascontiguousarray(array, dtype)
 
     def _outputs(self, out: Any) -> list[np.ndarray]:
-        values = self.graph.outputs
+        values = self.interface.outputs
         dtypes = self.result_dtypes or [self._dtype(value) for value in values]
         if out is None:
             return [empty(v.shape, dtype) for v, dtype in zip(values, dtypes, strict=True)]
@@ -285,7 +364,11 @@ class Executable:
         return given
 
 
-def _types(values: Sequence[Value]) -> str:
+def _stored(value: Endpoint) -> list[Any]:
+    return [value.name, value.dtype, list(value.shape)]
+
+
+def _types(values: Sequence[Endpoint]) -> str:
     return ", ".join(str(value.type) for value in values)
 
 

@@ -126,12 +126,14 @@ def _shake(network: Any, seed: int) -> None:
 def _runner(backend: Backend, precision: str, extras: Mapping[str, Any]) -> Run:
     """Runs optimized graphs as ``minidnn.compile`` would: with a plan, in the plan's arena."""
     from minidnn.executable import Executable
+    from minidnn.runtime.interface import interface_of
     from minidnn.runtime.plan import make_plan
 
     def run(graph: Graph, context: Context, inputs: Arrays) -> Arrays:
         plan = make_plan(graph, context)
         program = backend.compile(plan, precision, extras)
-        results = Executable(plan, program, backend.name, precision)(*inputs)
+        interface = interface_of(plan.graph)
+        results = Executable(interface, program, backend.name, precision)(*inputs)
         if isinstance(results, dict):
             return list(results.values())
         return list(results) if isinstance(results, tuple) else [results]

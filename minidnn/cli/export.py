@@ -1,4 +1,4 @@
-"""``minidnn export``: a network, with its weights, as an ONNX file or a graph file."""
+"""``minidnn export``: a network, with its weights, as an ONNX file, a graph file, or compiled."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from minidnn.cli.arguments import add_network, count
 from minidnn.cli.weights import PREFIX_HELP, WEIGHTS_HELP
 from minidnn.errors import GraphError, MiniDNNError
 
-HELP = "write a network, with its weights, as an ONNX file or a graph file"
+HELP = "write a network, with its weights, as an ONNX file, a graph file, or compiled"
 DESCRIPTION = """\
 Writes a network for one size of its inputs, with its weights, to FILE: as ONNX if its name ends in
 .onnx, for other engines, or as what minidnn.save_graph writes if it ends in .safetensors.  Both are
-taken back by minidnn.compile(FILE), and where other commands take NET."""
+taken back by minidnn.compile(FILE), and where other commands take NET.  If it ends in .mdx, the
+network is compiled for this machine's CPU; minidnn.load(FILE) runs it without a compiler."""
 
-ONNX, GRAPH = ".onnx", ".safetensors"
+ONNX, GRAPH, COMPILED = ".onnx", ".safetensors", ".mdx"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network(parser)
     add = parser.add_argument
-    add("file", metavar="FILE", help="what is written: name.onnx or name.safetensors")
+    add("file", metavar="FILE", help="what is written: name.onnx, name.safetensors or name.mdx")
     add("--weights", help=f"of a network of the zoo: {WEIGHTS_HELP} (that)")
     add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
     add("--prefix", default="", help=PREFIX_HELP)
     add("--opset", type=count, help="of an ONNX file (20)")
+    add("--threads", type=count, help="of a compiled network (all usable cores)")
+    add("--isa", help="of a compiled network: avx2, avx512 (the best that the processor has)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,13 +38,21 @@ def run(options: argparse.Namespace) -> int:
     from minidnn.cli.networks import graph_of
 
     kind = os.path.splitext(options.file)[1].lower()
-    if kind not in (ONNX, GRAPH):
-        raise MiniDNNError(f"FILE {options.file!r}: valid are names that end in {ONNX} or {GRAPH}")
+    if kind not in (ONNX, GRAPH, COMPILED):
+        raise MiniDNNError(
+            f"FILE {options.file!r}: valid are names that end in {ONNX}, {GRAPH} or {COMPILED}"
+        )
     if options.opset is not None and kind != ONNX:
         raise MiniDNNError(f"--opset {options.opset}: {options.file!r} is no ONNX file")
+    own = {name: getattr(options, name) for name in ("threads", "isa")}
+    for name, given in own.items():
+        if given is not None and kind != COMPILED:
+            raise MiniDNNError(f"--{name} {given}: {options.file!r} is no compiled network")
     graph = graph_of(options, _network(options))
     if kind == ONNX:
         minidnn.save_onnx(graph, options.file, opset=options.opset)
+    elif kind == COMPILED:
+        minidnn.compile(graph, device="cpu", **own).save(options.file)
     else:
         minidnn.save_graph(graph, options.file)
     shapes = ", ".join(f"{value.name}: {value.type}" for value in graph.inputs)

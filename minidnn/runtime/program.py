@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from minidnn.graph.ir import Node
-from minidnn.runtime.store import Store
+import numpy as np
+
+if TYPE_CHECKING:
+    from minidnn.graph.ir import Node
+    from minidnn.runtime.store import Store
 
 
 class Program(Protocol):
@@ -106,3 +110,41 @@ class CountedProgram(Program, Protocol):
 
     def spared_operations(self, node: Node) -> int:
         """How many less than the node's definition; what an algorithm transforms does not count."""
+
+
+#: Where a constant in a file may begin.
+ALIGNMENT = 64
+
+
+def offsets_of(constants: Sequence[np.ndarray]) -> list[int]:
+    """Where each of several constants begins that lie in a file one after another."""
+    ends = [0]
+    for array in constants:
+        ends.append(ends[-1] + -(-array.nbytes // ALIGNMENT) * ALIGNMENT)
+    return ends[:-1]
+
+
+@dataclass(frozen=True)
+class StoredProgram:
+    """A program as it stands in a file.
+
+    Attributes:
+        architecture: what its code is made for, as its device names it.
+        document: what its device makes a program of again, as JSON has it.
+        code: what is executed, by name.
+        constants: flat arrays, which lie in the file as :func:`offsets_of` says.
+    """
+
+    architecture: str
+    document: dict[str, Any]
+    code: Mapping[str, bytes | memoryview]
+    constants: Sequence[np.ndarray]
+
+
+@runtime_checkable
+class StorableProgram(Program, Protocol):
+    """A program that can be written to a file."""
+
+    def stored(self) -> StoredProgram:
+        """It as a file has it; UnsupportedError if this one cannot be stored, CompileError if its
+        code is gone."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..compiled_file import MAGIC
 from ..errors import WeightsError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -108,6 +109,8 @@ class MappedFile:
                 self.data: mmap.mmap | bytes = b""
                 if self.size:
                     self.data = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+            if self.data[:8] == MAGIC:
+                raise self.error("is a compiled network, which minidnn.load(path) loads")
         except WeightsError:
             raise
         except OSError as error:  # its text has the path, which stands here already

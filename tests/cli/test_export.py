@@ -68,7 +68,8 @@ def test_random_weights_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("digits", "net.pb"), "FILE 'net.pb': valid are names that end in .onnx or .safetensors"),
+        (("digits", "net.pb"), "FILE 'net.pb': valid are names that end in .onnx, .safetensors or"),
+        (("digits", "net.onnx", "--isa", "avx2"), "--isa avx2: 'net.onnx' is no compiled network"),
         (("digits", "net.safetensors", "--opset", 20), "--opset 20: 'net.safetensors' is no ONNX"),
         (("digit", "net.safetensors"), "name='digit': no such network; did you mean 'digits'"),
         (("none.onnx", "net.safetensors"), "none.onnx"),

@@ -154,7 +154,7 @@ def test_programs_get_contiguous_arrays_of_the_right_dtype(relu: Executable) -> 
                 assert array.dtype == np.float32 and array.flags.c_contiguous
             outputs[0][...] = inputs[0]
 
-    exe = Executable(relu.plan, Recorder(), "reference", "float32")
+    exe = Executable(relu.interface, Recorder(), "reference", "float32")
     for x in (numbers((5, 4, 3, 2)).T, numbers().astype(np.float64), numbers()[..., ::-1]):
         np.testing.assert_array_equal(exe(x), x.astype(np.float32))
 

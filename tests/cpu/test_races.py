@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from minidnn.backends.cpu import native
+from minidnn.backends.cpu.build_runner import FLAGS
+from minidnn.backends.cpu.runner_sources import SOURCES
 from minidnn.backends.cpu.toolchain import find_cc
 
 HARNESS = Path(__file__).parent / "runner_race.c"
@@ -18,10 +19,8 @@ HARNESS = Path(__file__).parent / "runner_race.c"
 def test_no_races(flags: tuple[str, ...], runs: int, tmp_path: Path) -> None:
     program = tmp_path / "race"
     command = [*find_cc().argv, "-g", "-O1", "-std=gnu11", "-fsanitize=thread", "-pthread", *flags]
-    command += ["-I", str(native.SOURCES), "-o", str(program), str(HARNESS)]
-    built = subprocess.run(
-        [*command, str(native.SOURCES / "pool.c")], capture_output=True, text=True
-    )
+    command += ["-I", str(SOURCES), "-o", str(program), str(HARNESS)]
+    built = subprocess.run([*command, str(SOURCES / "pool.c")], capture_output=True, text=True)
     if built.returncode and "tsan" in built.stderr:
         pytest.skip("the C compiler has no ThreadSanitizer")
     assert built.returncode == 0, built.stderr
@@ -33,9 +32,9 @@ def test_no_races(flags: tuple[str, ...], runs: int, tmp_path: Path) -> None:
 
 
 def test_runner_compiles_without_warnings(tmp_path: Path) -> None:
-    sources = sorted(map(str, native.SOURCES.glob("*.c")))
+    sources = sorted(map(str, SOURCES.glob("*.c")))
     strict = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wno-sign-conversion", "-Werror"]
     for extra in ([], ["-DMD_NO_FUTEX"]):
-        command = [*find_cc().argv, *native.FLAGS, *strict, *extra, "-o", str(tmp_path / "x.so")]
+        command = [*find_cc().argv, *FLAGS, *strict, *extra, "-o", str(tmp_path / "x.so")]
         ended = subprocess.run([*command, *sources], capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr

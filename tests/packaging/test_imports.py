@@ -61,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "measure": set(),
     # It calculates for GPUs as the engine describes them, and compiles with its compiler.
     "lab": {"backends.codegen", "backends.cuda"},
-    "weights": {"cache"},
+    "weights": {"cache", "compiled_file"},
     "pictures": set(),
     "data": {"graph", "pictures"},
     # ONNX files are measured, too; it asks what machine it is on, and takes turns at the GPU.
@@ -70,7 +70,9 @@ ALLOWED: dict[str, set[str]] = {
         *("backends.backend", "backends.cpu"),
     },
     "storage": {"graph", "fusion", "weights"},
-    "executable": {"graph", "report", "runtime"},
+    "compiled_file": {FACE, "runtime"},
+    "executable": {"graph", "report", "runtime", "compiled_file"},
+    "loading": {"graph", "runtime", "compiled_file", "executable", "backends.cpu"},
     "compiler": {
         "graph",
         "layers",
@@ -80,6 +82,7 @@ ALLOWED: dict[str, set[str]] = {
         "runtime",
         "backends.backend",
         "executable",
+        "compiled_file",
     },
     # A step is a graph, which is compiled like any other.
     "training": {"graph", "gradients", "layers", "runtime", "executable", "compiler", "weights"},

@@ -8,7 +8,7 @@ from typing import Any
 from minidnn._cached_property import cached_property
 
 from ...cache import building_forbidden
-from ...errors import DeviceError, GraphError
+from ...errors import DeviceError, GraphError, UnsupportedError
 from ...fusion.contraction import parts_of
 from ...fusion.region import FusedContraction, FusedSequence
 from ...fusion.region import Region as FusedRegion
@@ -19,6 +19,7 @@ from ...graph.ir import Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...runtime.cores import usable_cores
 from ...runtime.plan import Plan
+from ...runtime.program import StoredProgram
 from ...runtime.store import Store
 from ..codegen.kernel import KernelSource
 from ..options import accuracy_option, check_options, tune_option
@@ -32,8 +33,9 @@ from .kernels import compile_kernels
 from .library import NativeFunction
 from .lower import Task, lower_plan
 from .machine import describe_machine, memory_bytes
-from .native import runner_kernel, why_not_cached
+from .native import runner_kernel, why_not_there
 from .rates import measured_rates
+from .stored import store
 from .table import TableProgram
 from .target import CpuTarget, device_for
 from .toolchain import why_unusable
@@ -64,7 +66,7 @@ class CpuBackend:
             return str(error)
         if (cause := building_forbidden()) is None:
             return why_unusable()
-        reason = why_not_cached()
+        reason = why_not_there()
         return None if reason is None else f"{reason}, and {cause} forbids to compile it"
 
     def precisions(self) -> Sequence[str]:
@@ -177,6 +179,20 @@ class CpuProgram(TableProgram):
     def constant_bytes(self) -> int:
         """Its packed constants, those that other programs use, too, included."""
         return self.constants.bytes
+
+    def stored(self) -> StoredProgram:
+        """It as a file has it; UnsupportedError if it is guarded or has states."""
+        if self.guarded:
+            raise UnsupportedError(
+                "what is compiled to be debugged (guarded=True) cannot be saved compiled"
+            )
+        if self.table.states:
+            raise UnsupportedError(
+                "what has states, which live in a store, cannot be saved compiled; compiled "
+                "without a store, weights are constants"
+            )
+        packed = [(each.address, each.array()) for each in self.constants.all]
+        return store(self.table, packed, self.isa.name, self.threads)
 
     def seconds(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Array:
         """Computes the outputs and tells the seconds of each of :attr:`tasks`."""

@@ -31,7 +31,7 @@ def bind(
 
     Slot 0 is the arena, slot 1 that of groups of nodes that are computed image after image (each
     thread has its part of it), slot 2 the workspace.  When ``guarded`` each value's storage has a
-    slot of its own instead of the arenas.  PackedConstants are addressed from 0 on.
+    slot of its own instead of the arenas.  Constants are addressed from 0 on.
     """
     slots = _Slots(plan, max((task.workspace_bytes for task in tasks), default=0), guarded)
     rows = [

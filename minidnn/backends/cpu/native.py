@@ -1,32 +1,14 @@
-"""Loading the native runner, which is compiled once with the C compiler."""
+"""The native runner as Python sees it: its structures and functions."""
 
 from __future__ import annotations
 
 import ctypes
-import platform
 from ctypes import POINTER, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
-from pathlib import Path
 
 from ..._forks import ForkLock
-from ...cache import (
-    CacheStore,
-    building_allowed,
-    building_forbidden,
-    digest,
-    one_at_a_time,
-    root,
-    temporary_folder,
-    why_not_used,
-)
 from ...errors import CompileError
-from .identity import BUILD_LOCK, CompilerIdentity, known_compilers, remember
-from .library import NativeFunction, SharedObject, load
-from .process import Command, run
-from .toolchain import CCompiler, find_cc
+from .library import NativeFunction, SharedObject
 
-SOURCES = Path(__file__).parent / "runner"
-FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
-BUILD_SECONDS = 60.0
 ABI = 1
 MAX_OPERANDS = 1024
 """Of a member of a group, whose addresses a thread keeps on its stack."""
@@ -113,91 +95,44 @@ def runner(extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
         CompileError: it does not compile or load, or compiling is forbidden.
         DeviceError: there is no C compiler.
     """
-    return _library(extra_flags).handle
+    return runner_library(extra_flags).handle
 
 
 def runner_kernel(name: str) -> NativeFunction:
     """A function of the runner that is a kernel; raises what :func:`runner` raises."""
-    return _library(()).kernel(name)
+    return runner_library().kernel(name)
 
 
-def _library(extra_flags: tuple[str, ...]) -> SharedObject:
+def runner_library(extra_flags: tuple[str, ...] = ()) -> SharedObject:
+    """The library of :func:`runner`."""
     with _lock:
         if extra_flags not in _runners:
-            library = _cached(extra_flags) or _built(extra_flags)
+            # A process that loads compiled networks needs none of what builds.
+            from .build_runner import built_runner, cached_runner
+
+            library = cached_runner(extra_flags) or built_runner(extra_flags)
             _declare(library.handle)
             _runners[extra_flags] = library
         return _runners[extra_flags]
 
 
-def why_not_cached() -> str | None:
+def use_runner(library: SharedObject) -> None:
+    """Has the process run with the runner in a library, if it has none yet.
+
+    Raises:
+        CompileError: its structures are others.
+    """
+    with _lock:
+        if () not in _runners:
+            _declare(library.handle)
+            _runners[()] = library
+
+
+def why_not_there() -> str | None:
     """Why the runner cannot be had without a C compiler; None if it can."""
-    if () in _runners or any(_store().path(key) is not None for key in _keys(())):
-        return None
-    refused = why_not_used()
-    return (
-        f"the cache {root()}{f' ({refused})' if refused else ''} has no native runner of this "
-        "version of minidnn"
-    )
+    from .build_runner import why_not_cached
 
-
-def _cached(extra_flags: tuple[str, ...]) -> SharedObject | None:
-    """The runner, if the cache has it."""
-    for key in _keys(extra_flags):
-        if (library := _store().use(key, load)) is not None:
-            return library
-    return None
-
-
-def _built(extra_flags: tuple[str, ...]) -> SharedObject:
-    building_allowed("the native runner")
-    with one_at_a_time(BUILD_LOCK, "compiles", BUILD_SECONDS):
-        if (library := _cached(extra_flags)) is not None:
-            return library
-        compiler = find_cc()
-        remember(_identity(compiler))
-        with temporary_folder() as folder:
-            target = folder / "runner.so"
-            files = [str(path) for path in _sources() if path.suffix == ".c"]
-            argv = (*compiler.argv, *FLAGS, *extra_flags, "-o", str(target), *files)
-            ended = run(Command(argv, "the native runner", BUILD_SECONDS, folder))
-            if not ended.ok:
-                raise CompileError(
-                    f"the C compiler {compiler.argv[0]} {ended.describe()} on the native "
-                    f"runner: {ended.output.strip()[:4000]}"
-                )
-            key = _key(extra_flags, _identity(compiler))
-            path = _store().put_file(key, target, label="runner")
-        library = _store().use(key, load)
-        if library is None:
-            raise CompileError(f"{path} was removed or damaged as soon as it was compiled")
-        return library
-
-
-def _keys(extra_flags: tuple[str, ...]) -> list[str]:
-    """What the runner may be called in the cache: as this machine's compiler makes it, or, where
-    compiling is forbidden, as any made it that filled the cache."""
-    if building_forbidden():
-        return [_key(extra_flags, identity) for identity in known_compilers("cc")]
-    return [_key(extra_flags, _identity(find_cc()))]
-
-
-def _key(extra_flags: tuple[str, ...], compiler: CompilerIdentity) -> str:
-    texts = [(path.name, path.read_bytes()) for path in _sources()]
-    flags = (*FLAGS, *extra_flags)
-    return digest("runner", texts, flags, compiler.banner, compiler.arguments, platform.machine())
-
-
-def _identity(compiler: CCompiler) -> CompilerIdentity:
-    return CompilerIdentity("cc", compiler.banner, compiler.argv[1:])
-
-
-def _sources() -> list[Path]:
-    return sorted(SOURCES.glob("*.[ch]"))
-
-
-def _store() -> CacheStore:
-    return CacheStore("runner", ".so", 64 << 20)
+    return None if () in _runners else why_not_cached()
 
 
 def _declare(library: ctypes.CDLL) -> None:

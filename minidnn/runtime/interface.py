@@ -1,0 +1,57 @@
+"""What an executable is called with, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minidnn.graph.types import TensorType
+
+if TYPE_CHECKING:
+    from minidnn.graph.ir import Graph, Value
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An input or an output of a network."""
+
+    name: str
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.type.dtype
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Inputs and outputs of a network in their order.
+
+    Attributes:
+        output_names: the keys of its results, if these are a dict.
+    """
+
+    name: str
+    inputs: tuple[Endpoint, ...]
+    outputs: tuple[Endpoint, ...]
+    output_names: tuple[str, ...] | None = None
+
+
+def interface_of(graph: Graph) -> Interface:
+    """That of a graph."""
+    names = graph.output_names
+    return Interface(
+        graph.name,
+        _endpoints(graph.inputs),
+        _endpoints(graph.outputs),
+        None if names is None else tuple(names),
+    )
+
+
+def _endpoints(values: Sequence[Value]) -> tuple[Endpoint, ...]:
+    return tuple(Endpoint(value.name, value.type) for value in values)
