@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from minidnn.graph.ir import Graph, Node
     from minidnn.passes.infrastructure import Pass
     from minidnn.report.profile import Profile
+    from minidnn.runtime.plan import Plan
 
 HELP = "show how a network is fused, and what that should cost"
 DESCRIPTION = """\
@@ -92,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.passes:
         print(_passes(trail))
+        print(_annotations(executable.plan))
     measured = None if profile is None else str(profile)
     print(explain(executable.plan, executable.device, executable.precision, measured))
     print()
@@ -121,23 +123,23 @@ def _passes(trail: Trail) -> str:
     for i, (name, before, after) in enumerate(trail.steps):
         if i == 0:
             parts.append(f"== before {name} ==\n{before}\n")
-        same = str(before) == str(after) and _notes(before) == _notes(after)
-        text = "(nothing changed)" if same else f"{after}{_notes(after)}"
+        text = "(the same graph)" if str(before) == str(after) else after
         parts.append(f"== after {name} ==\n{text}\n")
     return "\n".join(parts)
 
 
-def _notes(graph: Graph) -> str:
-    """Layouts, placements and groups, which the text of a graph does not have."""
-    lines = [f"  layout %{value.name}: {layout}" for value, layout in graph.layouts.items()]
+def _annotations(plan: Plan) -> str:
+    """How the values of the last graph lie, and what is computed image after image."""
+    found = plan.annotations
+    lines = ["== annotations =="]
+    lines += [f"layout %{value.name}: {layout}" for value, layout in found.layouts.items()]
     lines += [
-        f"  place %{value.name} in %{place.buffer.name} from channel {place.channel}"
-        for value, place in graph.placements.items()
+        f"place %{value.name} in %{place.buffer.name} from channel {place.channel}"
+        for value, place in found.placements.items()
     ]
-    for group in graph.groups:
-        names = ", ".join(node.name for node in graph.nodes[group.start : group.stop])
-        lines.append(f"  image after image: {names}")
-    return "".join(f"\n{line}" for line in lines)
+    for group in found.groups:
+        lines.append(f"image after image: {', '.join(node.name for node in group)}")
+    return "\n".join(lines) + "\n"
 
 
 def _stacks(stacks: list[list[Node]]) -> str:
@@ -152,6 +154,7 @@ def _document(executable: Executable, trail: Trail, passes: bool) -> dict[str, A
     from minidnn.report.explain import kind_of, predicted_seconds, work
 
     plan = executable.plan
+    found = plan.annotations
     regions = []
     for node in plan.graph.nodes:
         kind = kind_of(plan, node)
@@ -177,9 +180,7 @@ def _document(executable: Executable, trail: Trail, passes: bool) -> dict[str, A
         "priced_for": plan.target.device.name,
         "regions": regions,
         "arena": {"bytes": plan.arena.bytes, "lower_bound": plan.arena.lower_bound},
-        "by_image": [
-            [node.name for node in plan.graph.nodes[g.start : g.stop]] for g in plan.graph.groups
-        ],
+        "by_image": [[node.name for node in group] for group in found.groups],
         "notes": plan.notes,
         "stacks": [[node.name for node in nodes] for nodes in trail.stacks],
         "rewrites": [
@@ -189,9 +190,14 @@ def _document(executable: Executable, trail: Trail, passes: bool) -> dict[str, A
     }
     if passes:
         document["passes"] = [
-            {"name": name, "before": str(before), "after": f"{after}{_notes(after)}"}
+            {"name": name, "before": str(before), "after": str(after)}
             for name, before, after in trail.steps
         ]
+        document["layouts"] = {value.name: str(layout) for value, layout in found.layouts.items()}
+        document["placements"] = {
+            value.name: {"buffer": place.buffer.name, "channel": place.channel}
+            for value, place in found.placements.items()
+        }
     return document
 
 

@@ -10,7 +10,6 @@ a :class:`Rewriter`, which keeps every node whose operands stayed the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 from weakref import ref
@@ -20,7 +19,6 @@ import numpy as np
 from minidnn._cached_property import cached_property
 from minidnn.errors import GraphError
 from minidnn.graph.arithmetic import Arithmetic
-from minidnn.graph.layout import Layout
 from minidnn.graph.operator import Operator
 from minidnn.graph.recorder import current_recorder, is_describing
 from minidnn.graph.types import FLOATS, TensorType, numpy_dtype, rounded_to
@@ -188,14 +186,6 @@ class Node:
         return f"{outputs} = {self.op}({inputs})"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a value lies inside a wider one: from ``channel`` of ``buffer`` on."""
-
-    buffer: Value
-    channel: int
-
-
 class Graph:
     """Inputs, outputs, and the nodes between them in an order in which they can run."""
 
@@ -206,9 +196,6 @@ class Graph:
         nodes: Iterable[Node],
         name: str = "graph",
         output_names: Iterable[str] | None = None,
-        layouts: Mapping[Value, Layout] | None = None,
-        placements: Mapping[Value, Placement] | None = None,
-        groups: Iterable[range] = (),
         updates: Mapping[State, Value] | None = None,
     ) -> None:
         self.inputs = tuple(inputs)
@@ -217,13 +204,6 @@ class Graph:
         self.name = name
         #: Names under which outputs are returned as a dict; None for a value or a tuple.
         self.output_names = None if output_names is None else tuple(output_names)
-        #: How values lie in memory, once the layout pass has run; NCHW where nothing is said.
-        self.layouts: Mapping[Value, Layout] = layouts or {}
-        #: Values that are written straight into a wider one, once place_concat has run.
-        self.placements: Mapping[Value, Placement] = placements or {}
-        #: Runs of consecutive nodes (their positions) that are computed image after image, once
-        #: by_image has run: all of them for one image before the next begins.
-        self.groups = tuple(groups)
         #: What states become, all together once every node was computed.
         self.updates: Mapping[State, Value] = updates or {}
 
@@ -239,27 +219,6 @@ class Graph:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
         return self  # graphs are never changed
-
-    def annotated(
-        self,
-        nodes: Iterable[Node] | None = None,
-        layouts: Mapping[Value, Layout] | None = None,
-        placements: Mapping[Value, Placement] | None = None,
-        groups: Iterable[range] | None = None,
-    ) -> Graph:
-        """The same graph with its nodes in another order (which no groups survive), or with
-        layouts, placements or groups."""
-        return Graph(
-            self.inputs,
-            self.outputs,
-            self.nodes if nodes is None else nodes,
-            self.name,
-            self.output_names,
-            self.layouts if layouts is None else layouts,
-            self.placements if placements is None else placements,
-            (self.groups if nodes is None else ()) if groups is None else groups,
-            self.updates,
-        )
 
     @cached_property
     def readers(self) -> dict[Value, tuple[Node, ...]]:
@@ -355,8 +314,8 @@ def _operand(value: Value) -> str:
 class Rewriter:
     """Builds a new graph from an old one, node by node.
 
-    A pass walks over the old graph's nodes and calls :meth:`keep`, or :meth:`add` and
-    :meth:`replace`, and at last :meth:`finish`.  Names stay unique.
+    A pass walks over the old graph's nodes, in their order or in another, and calls :meth:`keep`,
+    or :meth:`add` and :meth:`replace`, and at last :meth:`finish`.  Names stay unique.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -407,9 +366,9 @@ class Rewriter:
 
     def finish(self) -> Graph:
         """The new graph; the old one itself if nothing was changed."""
-        if not self.changes and len(self._nodes) == len(self.graph.nodes):
-            return self.graph
         old = self.graph
+        if not self.changes and tuple(self._nodes) == old.nodes:
+            return old
         return Graph(
             old.inputs,
             map(self.value, old.outputs),

@@ -16,8 +16,7 @@ then its nodes' outputs, in order.  Only smaller numbers than a node's own are v
 are no cycles.  Types of nodes are inferred anew.  A constant that several bodies share is one.
 A state stands among the constants, marked ``"state": true``, its array being the one that it begins
 with; a graph's ``"updates": [[state, value], ...]`` say what states become.
-What passes said about memory follows the output names as ``"layouts": [[value, name, block],
-...]`` and ``"placements": [[value, buffer, channel], ...]``.
+``"layouts"`` and ``"placements"`` of a graph are ignored: passes find them anew.
 :mod:`minidnn.storage` puts both into a file.
 """
 
@@ -31,8 +30,7 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.graph.attributes import brief, is_text
 from minidnn.graph.checker import check, check_is_graph
-from minidnn.graph.ir import Constant, Graph, Node, Placement, State, Stored, Value
-from minidnn.graph.layout import Layout
+from minidnn.graph.ir import Constant, Graph, Node, State, Stored, Value
 from minidnn.graph.registry import read_operator, write_operator
 from minidnn.graph.types import TensorType, numpy_dtype
 
@@ -130,19 +128,6 @@ class _Writer:
                 [self._reference(state, numbers), self._reference(value, numbers)]
                 for state, value in graph.updates.items()
             ]
-        values = graph.values
-        if graph.layouts:
-            found["layouts"] = [
-                [self._reference(value, numbers), layout.name, layout.block]
-                for value, layout in ((v, graph.layouts.get(v)) for v in values)
-                if layout is not None
-            ]
-        if graph.placements:
-            found["placements"] = [
-                [*(self._reference(v, numbers) for v in (value, place.buffer)), place.channel]
-                for value, place in ((v, graph.placements.get(v)) for v in values)
-                if place is not None
-            ]
         return found
 
     def _reference(self, value: Value, numbers: dict[Value, int]) -> int | str:
@@ -167,11 +152,11 @@ class _Reader:
         self._nesting = 0
 
     def read(self, data: Any) -> Graph:
-        name, inputs, nodes, outputs, output_names, layouts, placements, updates = _members(
+        name, inputs, nodes, outputs, output_names, updates, *_ = _members(
             data,
             "a graph",
             *("name", "inputs", "nodes", "outputs", "output_names"),
-            optional=("layouts", "placements", "updates"),
+            optional=("updates", "layouts", "placements"),
         )
         self._nesting += 1
         if self._nesting > MAX_NESTING:
@@ -188,9 +173,7 @@ class _Reader:
             None
             if output_names is None
             else [_check_name("output", item) for item in _items("output_names", output_names)],
-            self._layouts(layouts, values),
-            self._placements(placements, values),
-            updates=self._updates(updates, values),
+            self._updates(updates, values),
         )
         check(graph)
         self._nesting -= 1
@@ -226,29 +209,6 @@ class _Reader:
             ) from error
         values.extend(node.outputs)
         return node
-
-    def _layouts(self, data: Any, values: list[Value]) -> dict[Value, Layout]:
-        found = {}
-        for item in [] if data is None else _items("layouts", data):
-            match item:
-                case [value, str(name), int(block)] if is_text(name) and _is_size(block):
-                    found[self._value("layouts", value, values)] = Layout(name, block)
-                case _:
-                    raise GraphError(f"layouts: {brief(item)}; valid is [value, name, block]")
-        return found
-
-    def _placements(self, data: Any, values: list[Value]) -> dict[Value, Placement]:
-        found = {}
-        for item in [] if data is None else _items("placements", data):
-            match item:
-                case [int(value), int(buffer), int(channel)] if _is_size(channel):
-                    place = Placement(self._value("placements", buffer, values), channel)
-                    found[self._value("placements", value, values)] = place
-                case _:
-                    raise GraphError(
-                        f"placements: {brief(item)}; valid is [value, buffer, channel]"
-                    )
-        return found
 
     def _updates(self, data: Any, values: list[Value]) -> dict[State, Value]:
         found: dict[State, Value] = {}

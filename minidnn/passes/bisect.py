@@ -21,6 +21,7 @@ from minidnn.fusion.region import FusedSequence
 from minidnn.graph.checker import check
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Rewriter, Value
+from minidnn.memory.annotations import Annotations
 from minidnn.passes import pipeline
 from minidnn.passes.infrastructure import Context, Pass, Rewrite, run_passes
 
@@ -178,7 +179,8 @@ class _Search:
 
     def trial(self, fuel: int) -> tuple[Trial, tuple[Rewrite, ...]]:
         """Makes so many rewrites, if there are, and compares; also gives the rewrites made."""
-        context = replace(self.context, fuel=fuel, rewrites=[], notes={}, running="")
+        fresh = Annotations()
+        context = replace(self.context, fuel=fuel, rewrites=[], notes={}, annotations=fresh)
         error, found = "", np.inf
         try:
             optimized = run_passes(self.graph, self.passes, context, verify=True)

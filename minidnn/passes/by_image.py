@@ -14,17 +14,18 @@ and images do not fit the shared cache; everything under strategies that compute
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
 from minidnn.fusion.collapse import APART
 from minidnn.fusion.device import Device
 from minidnn.fusion.region import Region
-from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
-from minidnn.graph.liveness import storage_roots, touched
+from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Contraction
 from minidnn.graph.operators import Concat
+from minidnn.memory.annotations import Annotations
+from minidnn.memory.liveness import storage_roots, touched
 from minidnn.passes.infrastructure import Context, Pass
 
 HIDDEN = 0.7
@@ -40,14 +41,15 @@ def by_image(graph: Graph, context: Context) -> Graph:
     batch = graph.inputs[0].type.plane[0] if graph.inputs else 0
     if context.strategy in APART or not device.shared_bytes or batch < max(2, device.workers):
         return graph
-    costs = [_cost(graph, node, batch, context) for node in graph.nodes]
+    costs = [_cost(node, batch, context) for node in graph.nodes]
     groups = []
-    for group in _best(graph, costs, device):
-        names = f"{graph.nodes[group.start].name} to {graph.nodes[group.stop - 1].name}"
-        if not context.allow(f"compute {names} image after image"):
+    for run in _best(costs, _uses(graph, context.annotations, costs), device):
+        group = graph.nodes[run.start : run.stop]
+        if not context.allow(f"compute {group[0].name} to {group[-1].name} image after image"):
             break
         groups.append(group)
-    return graph.annotated(groups=groups) if groups else graph
+    context.annotations = replace(context.annotations, groups=tuple(groups))
+    return graph
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class _Cost:
     image: int
 
 
-def _cost(graph: Graph, node: Node, batch: int, context: Context) -> _Cost | None:
+def _cost(node: Node, batch: int, context: Context) -> _Cost | None:
     """None if the node is computed for whole batches only."""
     target, device = context.target, context.target.device
     body = node.op.body.nodes if isinstance(node.op, Region) else (node,)
@@ -79,7 +81,7 @@ def _cost(graph: Graph, node: Node, batch: int, context: Context) -> _Cost | Non
         return None
     if any(v.type.rank == 4 and v.shape[0] == batch and _is_operand(v, body) for v in given):
         return None
-    if isinstance(node.op, Concat) and all(_is_in_place(graph, node)):
+    if isinstance(node.op, Concat) and not any(context.annotations.copied(node)):
         return _Cost(0.0, {}, 0, 0)
     weights = target.weight_bytes(node)
     hidden = HIDDEN if any(isinstance(n.op, Contraction) for n in body) else 0.0
@@ -106,15 +108,6 @@ def _cost(graph: Graph, node: Node, batch: int, context: Context) -> _Cost | Non
     return _Cost(apart - whole, gains, weights, sum(v.type.bytes for v in values) // batch)
 
 
-def _is_in_place(graph: Graph, join: Node) -> Iterator[bool]:
-    """For each operand of a join whether it was written where the join lies."""
-    place = graph.placements.get(join.output, Placement(join.output, 0))
-    channel = place.channel
-    for value in join.inputs:
-        yield graph.placements.get(value) == Placement(place.buffer, channel)
-        channel += value.type.plane[1]
-
-
 def _is_operand(value: Constant, body: Sequence[Node]) -> bool:
     """Whether a constant is a tensor operand, with one part for each image, not a weight."""
     return any(
@@ -134,9 +127,11 @@ class _Use:
     end: int | None
 
 
-def _uses(graph: Graph, costs: Sequence[_Cost | None]) -> list[list[_Use]]:
+def _uses(
+    graph: Graph, annotations: Annotations, costs: Sequence[_Cost | None]
+) -> list[list[_Use]]:
     """The uses of storage by each node."""
-    roots, lives = storage_roots(graph), touched(graph)
+    roots, lives = storage_roots(graph, annotations), touched(graph, annotations)
     found = []
     for cost in costs:
         gains: dict[Value, float] = {}
@@ -146,9 +141,10 @@ def _uses(graph: Graph, costs: Sequence[_Cost | None]) -> list[list[_Use]]:
     return found
 
 
-def _best(graph: Graph, costs: Sequence[_Cost | None], device: Device) -> list[range]:
+def _best(
+    costs: Sequence[_Cost | None], uses: Sequence[Sequence[_Use]], device: Device
+) -> list[range]:
     """The disjoint runs of nodes with the largest sum of savings."""
-    uses = _uses(graph, costs)
     count = len(costs)
     best: list[tuple[float, list[range]]] = [(0.0, [])]
     savings = [_savings(costs, uses, first, device) for first in range(count)]

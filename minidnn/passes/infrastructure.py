@@ -1,8 +1,10 @@
 """What a pass is, and how a list of them is run.
 
 A pass is a function from graph to graph with a name and a contract: facts that must hold
-before it and facts that hold after it.  Every rewrite asks :meth:`Context.allow` first, which
-counts it and stops after ``fuel`` rewrites, so that a wrong number can be bisected.
+before it and facts that hold after it.  What it finds out about how values lie in memory it writes
+into :attr:`Context.annotations`, which the plan gets beside the last graph.  Every rewrite asks
+:meth:`Context.allow` first, which counts it and stops after ``fuel`` rewrites, so that a wrong
+number can be bisected.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from minidnn.fusion.collapse import Strategy
 from minidnn.fusion.target import Target
 from minidnn.graph.checker import check
 from minidnn.graph.ir import Graph
+from minidnn.memory.annotations import Annotations
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +37,8 @@ class Rewrite:
 
 @dataclass
 class Context:
-    """What passes may ask: the target, the strategy of fusion, and leave to rewrite."""
+    """What passes may ask (the target, the strategy of fusion, leave to rewrite), and what they
+    leave behind beside the graph."""
 
     target: Target = field(default_factory=Target)
     strategy: Strategy = "model"
@@ -45,6 +49,8 @@ class Context:
     notes: dict[str, str] = field(default_factory=dict)
     #: Whether a store holds the graph's states, so that none of them may become a constant.
     stored: bool = False
+    #: How the values of the graph lie in memory, once passes have chosen it.
+    annotations: Annotations = field(default_factory=Annotations)
     running: str = ""
 
     def allow(self, description: str) -> bool:
@@ -87,7 +93,8 @@ def run_passes(
     """The graph after all passes.
 
     ``observe`` is called with each pass and the graphs before and after it (for printing).
-    ``verify`` checks the graph and the contracts around every pass.  An error names the pass.
+    ``verify`` checks the graph, its annotations and the contracts around every pass.  An error
+    names the pass.
     """
     done: list[str] = []
     for step in passes:
@@ -99,6 +106,7 @@ def run_passes(
             result = step.run(graph, context)
             if verify:
                 check(result)
+                context.annotations.check(result)
         except MiniDNNError as error:
             raise type(error)(f"pass {step.name}: {error}") from error
         except Exception as error:

@@ -17,6 +17,7 @@ from minidnn.fusion.target import Target
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
 from minidnn.graph.layout import PLANAR, Layout
 from minidnn.graph.operators import Reorder
+from minidnn.memory.annotations import Annotations
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -31,7 +32,9 @@ def layout(graph: Graph, context: Context) -> Graph:
     for node, own in chosen.items():
         if own != planar[node] and not context.allow(f"compute {node.name} in {own}"):
             chosen[node] = planar[node]
-    return _with_reorders(graph, target, chosen)
+    result, layouts = _with_reorders(graph, target, chosen)
+    context.annotations = Annotations(layouts)
+    return result
 
 
 def _settle(
@@ -91,7 +94,9 @@ def _wanted(
     return tuple(wanted)
 
 
-def _with_reorders(graph: Graph, target: Target, chosen: Mapping[Node, Layout]) -> Graph:
+def _with_reorders(
+    graph: Graph, target: Target, chosen: Mapping[Node, Layout]
+) -> tuple[Graph, dict[Value, Layout]]:
     rewriter = Rewriter(graph)
     layouts: dict[Value, Layout] = {}
     converted: dict[tuple[Value, Layout], Value] = {}
@@ -128,7 +133,7 @@ def _with_reorders(graph: Graph, target: Target, chosen: Mapping[Node, Layout]) 
     for value in graph.results:
         if (value, PLANAR) in converted:
             rewriter.replace(value, converted[value, PLANAR])
-    return rewriter.finish().annotated(layouts=layouts)
+    return rewriter.finish(), layouts
 
 
 LAYOUT = Pass("layout", layout, requires=("absorb", "depth_first"))

@@ -4,7 +4,7 @@ Handles: a Concat along channels whose operands' producers can write slices; whe
 predicted to be cheaper than the copy, the operand is placed in the joined value, and the join
 copies it no more.  A join whose operands all lie side by side in one buffer already, as in a
 dense block, is itself only a name for a part of that buffer.  The graph keeps its nodes; what
-changes is where values lie (``Graph.placements``).
+changes is where values lie (``Annotations.placements``).
 Refuses (noted with the reason): graph inputs, constants, values placed elsewhere, values that
 are operands twice, and what the target refuses; everything under strategies that compute layer
 by layer.
@@ -12,11 +12,13 @@ by layer.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from minidnn.fusion.collapse import APART
-from minidnn.graph.ir import Graph, Node, Placement, Value
-from minidnn.graph.liveness import is_view
+from minidnn.graph.ir import Graph, Node, Value
 from minidnn.graph.operator import Reshaping
 from minidnn.graph.operators import Concat, Reorder
+from minidnn.memory.annotations import Annotations, Placement
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -28,12 +30,14 @@ def place_concat(graph: Graph, context: Context) -> Graph:
     for node in reversed(graph.nodes):
         if isinstance(node.op, Concat) and node.op.axis % node.output.type.rank == 1:
             _place(graph, node, placements, context)
-    return graph.annotated(placements=placements) if placements else graph
+    context.annotations = replace(context.annotations, placements=placements)
+    return graph
 
 
 def _place(graph: Graph, node: Node, placements: dict[Value, Placement], context: Context) -> None:
+    found = context.annotations
     shared = _common_buffer(node, placements)
-    whole = any(_is_reshape(graph, reader) for reader in graph.readers[node.output])
+    whole = any(_is_reshape(found, reader) for reader in graph.readers[node.output])
     free = node.output not in placements and node.output not in graph.results and not whole
     if shared is not None and free:
         if context.allow(f"{node.name} names a part of {shared.buffer.name}"):
@@ -52,10 +56,10 @@ def _place(graph: Graph, node: Node, placements: dict[Value, Placement], context
         channel += value.shape[1]
 
 
-def _is_reshape(graph: Graph, node: Node) -> bool:
+def _is_reshape(found: Annotations, node: Node) -> bool:
     """Whether a node may give its operand's storage another shape, for which rows and columns
     have to follow each other."""
-    return isinstance(node.op, Reshaping) or is_view(graph, node)
+    return isinstance(node.op, Reshaping) or found.is_view(node)
 
 
 def _common_buffer(node: Node, placements: dict[Value, Placement]) -> Placement | None:
@@ -81,7 +85,7 @@ def _refusal(
 ) -> str | None:
     """Why a value is not written straight into a join's buffer, from that channel on; None if it
     is."""
-    producer = value.producer
+    producer, found = value.producer, context.annotations
     if producer is None:
         return "it is an input, a constant or a state"
     if value in placements:
@@ -90,11 +94,11 @@ def _refusal(
         return "it is an output of the graph, or what a state becomes"
     if node.inputs.count(value) > 1:
         return "it is an operand twice"
-    if any(_is_reshape(graph, near) for near in (producer, *graph.readers[value])):
+    if any(_is_reshape(found, near) for near in (producer, *graph.readers[value])):
         return "a reshape of it needs it to lie by itself"
     if isinstance(producer.op, Reorder):
         return "it is a reordered copy"
-    if graph.layouts.get(value) != graph.layouts.get(node.output):
+    if found.layout(value) != found.layout(node.output):
         return "it has another layout"
     reason = context.target.refuse_slice(producer, value, channel)
     if reason is not None:

@@ -6,23 +6,26 @@ the least storage is in use), takes the one with the smaller peak.  Only the ord
 
 from __future__ import annotations
 
-from minidnn.graph.ir import Graph, Node, Value
-from minidnn.graph.liveness import lifetimes, peak_bytes, storage_bytes, storage_roots
+from minidnn.graph.ir import Graph, Node, Rewriter, Value
+from minidnn.memory.annotations import Annotations
+from minidnn.memory.liveness import lifetimes, peak_bytes, storage_roots
 from minidnn.passes.infrastructure import Context, Pass
 
 
 def schedule(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    greedy = _greedy(graph)
-    before = peak_bytes(lifetimes(graph))
-    after = peak_bytes(lifetimes(graph, greedy))
+    rewriter = Rewriter(graph)
+    for node in _greedy(graph, context.annotations):
+        rewriter.keep(node)
+    result = rewriter.finish()
+    before, after = (peak_bytes(lifetimes(g, context.annotations)) for g in (graph, result))
     if after >= before or not context.allow(f"reorder nodes: {before} to {after} bytes at once"):
         return graph
-    return graph.annotated(nodes=greedy)
+    return result
 
 
-def _greedy(graph: Graph) -> list[Node]:
-    roots = storage_roots(graph)
+def _greedy(graph: Graph, annotations: Annotations) -> list[Node]:
+    roots = storage_roots(graph, annotations)
     outside = {roots.get(value) for value in (*graph.inputs, *graph.states, *graph.outputs)}
     readers_left: dict[Value, int] = {}
     waiting: dict[Node, int] = {}
@@ -40,9 +43,9 @@ def _greedy(graph: Graph) -> list[Node]:
             if root in outside:
                 continue
             if root not in live:
-                grown += storage_bytes(graph, root)
+                grown += annotations.storage_bytes(root)
             if readers_left[root] == 1:
-                grown -= storage_bytes(graph, root)
+                grown -= annotations.storage_bytes(root)
         return grown
 
     ready = [node for node in graph.nodes if waiting[node] == 0]

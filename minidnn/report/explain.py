@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minidnn.fusion.region import FusedContraction, FusedSequence, Region
-from minidnn.graph.ir import Constant, Node, Placement
-from minidnn.graph.liveness import is_view
+from minidnn.graph.ir import Constant, Node
 from minidnn.graph.operator import Contraction
 from minidnn.runtime.plan import Plan
 
@@ -23,10 +22,9 @@ def explain(plan: Plan, device: str, precision: str, measured: str | None = None
         f"arena {arena.bytes / 1e6:.2f} MB (at least {arena.lower_bound / 1e6:.2f} MB in use at "
         "once)"
     )
-    for group in plan.graph.groups:
-        first, last = (plan.graph.nodes[i].name for i in (group.start, group.stop - 1))
-        lines.append(f"image after image: {first} to {last}")
-    if plan.graph.groups:
+    for group in plan.annotations.groups:
+        lines.append(f"image after image: {group[0].name} to {group[-1].name}")
+    if plan.annotations.groups:
         lines.append(f"arena of each thread for that: {plan.group_arena.bytes / 1e6:.2f} MB")
     for name, note in plan.notes.items():
         lines.append(f"note: {name}: {note}")
@@ -61,27 +59,16 @@ def _predicted(plan: Plan) -> list[str]:
 
 def kind_of(plan: Plan, node: Node) -> str:
     """What a node of an optimized graph is: the kind of region, or why it takes no kernel."""
-    if is_view(plan.graph, node):
+    if plan.annotations.is_view(node):
         return "view"
     if node.op.name == "Concat":
-        copies = _copied(plan, node)
+        copies = sum(1 for _ in plan.annotations.copied(node))
         return f"copy {copies}/{len(node.inputs)}" if copies else "in place"
     if isinstance(node.op, FusedSequence):
         return f"{len(node.op.kernel[0].steps)} step" + "s" * (len(node.op.kernel[0].steps) > 1)
     if isinstance(node.op, FusedContraction):
         return "contraction"
     return node.op.kind
-
-
-def _copied(plan: Plan, join: Node) -> int:
-    """How many operands of a join do not lie where it wants them."""
-    placements = plan.graph.placements
-    place = placements.get(join.output, Placement(join.output, 0))
-    channel, copies = place.channel, 0
-    for value in join.inputs:
-        copies += placements.get(value) != Placement(place.buffer, channel)
-        channel += value.type.plane[1]
-    return copies
 
 
 def work(node: Node) -> tuple[int, int]:

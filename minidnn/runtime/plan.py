@@ -9,17 +9,19 @@ from minidnn._cached_property import cached_property
 from minidnn.errors import OutOfMemoryError
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Value
-from minidnn.graph.layout import PLANAR, Layout
-from minidnn.graph.liveness import storage_roots
+from minidnn.graph.layout import Layout
+from minidnn.memory.annotations import Annotations
+from minidnn.memory.arena import Arena, plan_groups, plan_memory
+from minidnn.memory.liveness import storage_roots
 from minidnn.passes.infrastructure import Context, Rewrite
-from minidnn.runtime.memory import Arena, plan_groups, plan_memory
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a backend compiles: ordered regions, layouts, and an arena with offsets."""
+    """What a backend compiles: ordered regions, how values lie, and an arena with offsets."""
 
     graph: Graph
+    annotations: Annotations
     arena: Arena
     target: Target
     #: What each thread needs for the groups of nodes that are computed image after image.
@@ -31,10 +33,10 @@ class Plan:
     @cached_property
     def roots(self) -> dict[Value, Value]:
         """The value in whose storage each value lies."""
-        return storage_roots(self.graph)
+        return storage_roots(self.graph, self.annotations)
 
     def layout(self, value: Value) -> Layout:
-        return self.graph.layouts.get(value, PLANAR)
+        return self.annotations.layout(value)
 
     def check_fits(self, memory: int, where: str) -> None:
         """OutOfMemoryError if ``memory`` bytes, which are those of ``where``, cannot hold the
@@ -53,6 +55,7 @@ class Plan:
 
 def make_plan(graph: Graph, context: Context) -> Plan:
     """The plan of a graph to which all passes have been applied."""
+    found = context.annotations
+    arena, group_arena = plan_memory(graph, found), plan_groups(graph, found)
     rewrites, notes = tuple(context.rewrites), dict(context.notes)
-    arenas = plan_memory(graph), plan_groups(graph)
-    return Plan(graph, arenas[0], context.target, arenas[1], rewrites, notes)
+    return Plan(graph, found, arena, context.target, group_arena, rewrites, notes)

@@ -98,7 +98,7 @@ def test_things_that_are_no_networks() -> None:
 
 def test_an_illegal_graph() -> None:
     graph = graph_of(lambda t, x: apply(ops.ReLU(), apply(ops.Tanh(), x)), (1, 2))
-    broken = graph.annotated(nodes=graph.nodes[::-1])
+    broken = Graph(graph.inputs, graph.outputs, graph.nodes[::-1], graph.name)
     with pytest.raises(GraphError, match=r"^graph 'g' is not legal:\n  node 'relu' reads %tanh"):
         md.compile(broken, device="reference")
 

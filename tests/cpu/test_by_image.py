@@ -11,11 +11,15 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cpu import backend
-from minidnn.backends.cpu.isa import Isa
-from minidnn.backends.cpu.target import device_for
+from minidnn.backends.cpu.isa import AVX512, Isa
+from minidnn.backends.cpu.one_image import one_image
+from minidnn.backends.cpu.target import CpuTarget, device_for
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import apply
+from minidnn.passes.infrastructure import Context
+from minidnn.passes.pipeline import optimize
+from minidnn.runtime.plan import make_plan
 from tests.passes.build import conv, graph_of, inputs_of, join, linear, max_pool, relu, scale
 
 X = (6, 3, 40, 40)
@@ -53,7 +57,7 @@ def test_bits_do_not_depend_on_it(
     expected = md.compile(graph, device="cpu", strategy="layers", threads=threads)(*inputs)
     small_cache(monkeypatch)
     exe = md.compile(graph, device="cpu", threads=threads, guarded=guarded)
-    assert sum(map(len, exe.graph.groups)) >= 8
+    assert sum(map(len, exe.plan.annotations.groups)) >= 8
     for _ in range(3):
         np.testing.assert_array_equal(exe(*inputs), expected)
 
@@ -65,9 +69,8 @@ def test_times_and_explanation(
     exe = md.compile(graph, device="cpu", threads=2)
     profile = exe.profile(*inputs_of(graph), runs=2)
     assert all(region.seconds > 0 for region in profile.regions)
-    first = exe.graph.groups[0]
-    names = [exe.graph.nodes[i].name for i in (first.start, first.stop - 1)]
-    assert f"image after image: {names[0]} to {names[1]}" in exe.explain()
+    first = exe.plan.annotations.groups[0]
+    assert f"image after image: {first[0].name} to {first[-1].name}" in exe.explain()
 
 
 def test_a_group_that_begins_with_several_outputs(
@@ -82,6 +85,23 @@ def test_a_group_that_begins_with_several_outputs(
     expected = md.compile(network, shape, device="cpu", strategy="layers", threads=2)(given)
     small_cache(monkeypatch)
     exe = md.compile(network, shape, device="cpu", threads=2, guarded=True)
-    assert len(exe.graph.nodes[exe.graph.groups[0].start].outputs) == 2
+    assert len(exe.plan.annotations.groups[0][0].outputs) == 2
     for result, right in zip(exe(given), expected, strict=True):
         np.testing.assert_array_equal(result, right)
+
+
+def test_one_image_has_the_same_layouts_and_placements(graph: Graph) -> None:
+    device = replace(device_for(AVX512, 2), shared_bytes=1700 << 10)
+    context = Context(CpuTarget(device, 16))
+    plan = make_plan(optimize(graph, context), context)
+    whole = plan.annotations
+    assert whole.placements
+    for group in whole.groups:
+        small, of = one_image(plan, group)
+        assert [str(node.op) for node in small.graph.nodes] == [str(node.op) for node in group]
+        for node, twin in zip(group, small.graph.nodes, strict=True):
+            for value, image in zip(node.outputs, twin.outputs, strict=True):
+                assert of[image] is value and image.shape == (1, *value.shape[1:])
+                assert small.layout(image) == plan.layout(value)
+                place = small.annotations.place(image)
+                assert replace(place, buffer=of[place.buffer]) == whole.place(value)

@@ -30,9 +30,11 @@ def joined(first: int) -> md.Layer:
 @pytest.mark.parametrize("first", [3, 4, 16, 20])
 def test_only_whole_registers_are_written_in_place(first: int, isa: str) -> None:
     target = CpuTarget(device_for(ISAS[isa], 2), ISAS[isa].lanes)
-    graph = optimize(to_graph(joined(first), SHAPE), Context(target), verify=True)
-    assert all(place.channel % target.lanes == 0 for place in graph.placements.values())
-    assert len(graph.placements) == (3 if first == 16 else 0)
+    context = Context(target)
+    optimize(to_graph(joined(first), SHAPE), context, verify=True)
+    placements = context.annotations.placements
+    assert all(place.channel % target.lanes == 0 for place in placements.values())
+    assert len(placements) == (3 if first == 16 else 0)
 
 
 @pytest.mark.parametrize("first", [3, 4, 16, 20])

@@ -10,7 +10,7 @@ from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.cuda.block import Block, lay_out, spare
 from minidnn.graph.ir import Constant, Node, Value
-from minidnn.graph.liveness import touched
+from minidnn.memory.liveness import touched
 from minidnn.runtime.plan import Plan
 
 from .lowered import planned
@@ -21,7 +21,7 @@ def in_use(plan: Plan, block: Block, sizes: dict[Node, int]) -> list[tuple[int, 
     graph = plan.graph
     index = {node: i for i, node in enumerate(graph.nodes)}
     found = []
-    for root, (first, last) in touched(graph).items():
+    for root, (first, last) in touched(graph, plan.annotations).items():
         begin = plan.arena.offsets[root]
         found.append((first, last, begin, begin + root.type.bytes))
     for node, size in sizes.items():

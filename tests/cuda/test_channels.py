@@ -139,7 +139,7 @@ def test_channels_are_picked_where_convolutions_want_them(precision: str, layout
     taken = [node.output for node in plan.graph.nodes if isinstance(node.op, TakeChannels)]
     assert len(taken) == 4 and {plan.layout(value) for value in taken} == {layout}
     (joined,) = (node for node in plan.graph.nodes if isinstance(node.op, ops.Concat))
-    assert all(value in plan.graph.placements for value in joined.inputs)
+    assert all(value in plan.annotations.placements for value in joined.inputs)
     moves = (ops.Transpose, ops.Slice)
     assert not any(isinstance(node.op, moves) for node in plan.graph.nodes)
 

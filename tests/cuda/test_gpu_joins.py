@@ -88,6 +88,6 @@ def assert_nothing_is_copied(exe: Any) -> None:
     for node in joins:
         (joined,) = node.outputs
         for value in node.inputs:
-            assert value in plan.graph.placements
+            assert value in plan.annotations.placements
             assert places.address(value) == places.address(joined)
     assert "carried into its slice" not in exe.explain(measure=True)

@@ -25,9 +25,10 @@ from minidnn.backends.cuda.strided import print_broadcast, print_join, strided_o
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, linearize
-from minidnn.graph.ir import Graph, Node, Placement, Value
+from minidnn.graph.ir import Node, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.types import TensorType, rounded_to
+from minidnn.memory.annotations import Annotations, Placement
 from tests.cuda.cards import H200
 
 from .arrays import STORED, numbers, stored, strided
@@ -181,8 +182,7 @@ def test_softmax(op: ops.Softmax, tmp_path: Path) -> None:
         x = numbers_of(shape, "float32")
         x[0, 0] = np.nan
         given = Value(TensorType(shape), "x")
-        graph = Graph([given], [], [])
-        launch = print_softmax(op, given.type, strided_of(graph, given))
+        launch = print_softmax(op, given.type, strided_of(Annotations(), given))
         y = np.zeros(shape, np.float32)
         run(launch, [x, y], tmp_path)
         np.testing.assert_allclose(y, op.reference(x)[0], rtol=3e-6, atol=1e-6)
@@ -238,17 +238,17 @@ def test_operands_broadcast_and_lie_in_slices(tmp_path: Path) -> None:
     a, b = Value(TensorType((2, 3, 4)), "a"), Value(TensorType((2, 1, 4)), "b")
     node = Node(ops.Sub(), [a, b], "sub")
     wide = Value(TensorType((2, 5, 4)), "wide")
-    graph = Graph([a, b], [], [node], placements={a: Placement(wide, 2)})
+    placed = Annotations(placements={a: Placement(wide, 2)})
     whole, other = numbers_of((2, 5, 4), "float32"), numbers_of((2, 1, 4), "float32")
     y = np.zeros((2, 3, 4), np.float32)
-    run(print_broadcast(graph, node), [whole, other, y], tmp_path)
+    run(print_broadcast(placed, node), [whole, other, y], tmp_path)
     np.testing.assert_array_equal(y, whole[:, 2:] - other)
 
 
 def test_joins_along_any_axis(tmp_path: Path) -> None:
     part, whole = Value(TensorType((2, 3, 4)), "part"), Value(TensorType((2, 3, 9)), "whole")
     x, y = numbers_of((2, 3, 4), "float32"), np.zeros((2, 3, 9), np.float32)
-    run(print_join(Graph([], [], []), part, whole, 2, 5), [x, y], tmp_path)
+    run(print_join(Annotations(), part, whole, 2, 5), [x, y], tmp_path)
     np.testing.assert_array_equal(y[..., 5:], x)
     assert not y[..., :5].any()
 

@@ -22,19 +22,21 @@ ALLOWED: dict[str, set[str]] = {
     "gradients": {"graph"},
     "layers": {"graph"},
     "fusion": {"graph"},
-    "passes": {"graph", "fusion"},
-    "runtime": {"graph", "fusion", "passes", "cache"},
+    # How values lie, which passes choose, plans carry and backends obey.
+    "memory": {"graph"},
+    "passes": {"graph", "fusion", "memory"},
+    "runtime": {"graph", "fusion", "memory", "passes", "cache"},
     # What a backend is, and the built-in ones, which do not know each other.
     "backends": set(),
     "backends.options": set(),
     "backends.codegen": {"graph", "cache"},
-    "backends.reference": {"graph", "fusion", "runtime", "backends.options"},
+    "backends.reference": {"graph", "fusion", "memory", "runtime", "backends.options"},
     "backends.cpu": {
-        *("graph", "fusion", "runtime", "cache", "measure"),
+        *("graph", "fusion", "memory", "runtime", "cache", "measure"),
         *("backends.options", "backends.codegen"),
     },
     "backends.cuda": {
-        *("graph", "fusion", "runtime", "cache", "cudnn"),
+        *("graph", "fusion", "memory", "runtime", "cache", "cudnn"),
         *("backends.options", "backends.codegen"),
     },
     "backends.backend": {

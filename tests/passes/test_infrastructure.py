@@ -10,8 +10,10 @@ import pytest
 
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph import operators as ops
-from minidnn.graph.ir import Graph, Node
+from minidnn.graph.ir import Graph, Node, Rewriter
+from minidnn.graph.layout import PLANAR
 from minidnn.graph.trace import apply
+from minidnn.memory.annotations import Annotations, Placement
 from minidnn.passes.infrastructure import Context, Pass, Rewrite, run_passes
 from minidnn.passes.pipeline import PIPELINE, optimize
 from tests.passes.build import assert_same, conv, graph_of, join, max_pool, norm, relu, scale
@@ -92,13 +94,44 @@ def test_a_bug_in_a_pass_is_not_disguised_but_named() -> None:
 
 def test_an_illegal_graph_is_found_behind_the_pass_that_made_it() -> None:
     def reverse(graph: Graph, context: Context) -> Graph:
-        return graph.annotated(nodes=graph.nodes[::-1])
+        return Graph(graph.inputs, graph.outputs, graph.nodes[::-1], graph.name)
 
     steps = [Pass("fine", same), Pass("reverse", reverse)]
     with pytest.raises(GraphError, match=r"^pass reverse: graph 'g' is not legal:\n") as caught:
         run_passes(network(), steps, Context(), verify=True)
     assert "reads %" in str(caught.value)
     run_passes(network(), steps, Context())
+
+
+def test_annotations_of_another_graph_are_found() -> None:
+    """Values and nodes that a pass replaced after they had been annotated."""
+
+    def renew(graph: Graph, context: Context) -> Graph:
+        rewriter = Rewriter(graph)
+        for node in graph.nodes:
+            new = rewriter.add(node.op, list(map(rewriter.value, node.inputs)), node.name)
+            for old, value in zip(node.outputs, new.outputs, strict=True):
+                rewriter.replace(old, value)
+        return rewriter.finish()
+
+    def reorder(graph: Graph, context: Context) -> Graph:
+        return Graph(graph.inputs, graph.outputs, (*graph.nodes[1:], graph.nodes[0]), graph.name)
+
+    graph = network()
+    first, second = graph.nodes[0].output, graph.nodes[1].output
+    lost = "annotations say where %{}: .* lies, which is not in the graph$"
+    for found, change, text in (
+        (Annotations({first: PLANAR}), renew, lost.format(first.name)),
+        (Annotations(placements={first: Placement(second, 0)}), renew, lost.format(first.name)),
+        (
+            Annotations(groups=(graph.nodes[:2],)),
+            reorder,
+            "conv2d to dropout are computed image after image, but do not follow each other",
+        ),
+    ):
+        run_passes(graph, [Pass("p", same)], Context(annotations=found), verify=True)
+        with pytest.raises(GraphError, match=rf"^pass p: {text}"):
+            run_passes(graph, [Pass("p", change)], Context(annotations=found), verify=True)
 
 
 def test_all_broken_facts_are_named() -> None:

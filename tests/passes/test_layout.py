@@ -40,8 +40,8 @@ def chain(t, x):
 
 
 def test_conversions_stand_at_the_edges() -> None:
-    before = graph_of(chain, X)
-    after = run(before, LAYOUT, context=Context(Blocks()))
+    before, context = graph_of(chain, X), Context(Blocks())
+    after = run(before, LAYOUT, context=context)
     expect(
         after,
         """
@@ -56,8 +56,8 @@ def test_conversions_stand_at_the_edges() -> None:
         }
         """,  # noqa: E501
     )
-    layouts = {value.name: str(layout) for value, layout in after.layouts.items()}
-    assert layouts == {
+    found = context.annotations.layouts
+    assert {value.name: str(layout) for value, layout in found.items()} == {
         "x0": "NCHW",
         "maxpool2d": "NCHW",
         "maxpool2d.NCHW8c": "NCHW8c",
@@ -70,10 +70,10 @@ def test_conversions_stand_at_the_edges() -> None:
 
 
 def test_conversions_that_cost_more_than_they_save_are_not_made() -> None:
-    before = graph_of(chain, X)
-    after = run(before, LAYOUT, context=Context(Blocks(loss=1e-9)))
+    before, context = graph_of(chain, X), Context(Blocks(loss=1e-9))
+    after = run(before, LAYOUT, context=context)
     assert ops_of(after) == ops_of(before)
-    assert set(after.layouts.values()) == {PLANAR}
+    assert set(context.annotations.layouts.values()) == {PLANAR}
 
 
 def test_a_value_with_several_readers_is_converted_once() -> None:
@@ -90,9 +90,9 @@ def test_an_output_that_is_read_too_is_given_back_planar() -> None:
         y = conv(t, x, 8)
         return y, conv(t, y, 8)
 
-    before = graph_of(build, X)
-    after = run(before, LAYOUT, context=Context(Blocks()))
-    assert [after.layouts[v] for v in after.outputs] == [PLANAR, PLANAR]
+    before, context = graph_of(build, X), Context(Blocks())
+    after = run(before, LAYOUT, context=context)
+    assert [context.annotations.layouts[v] for v in after.outputs] == [PLANAR, PLANAR]
     assert_same(before, after)
 
 
@@ -100,9 +100,10 @@ def test_values_of_other_ranks_have_no_layout() -> None:
     def build(t, x):
         return apply(ops.Flatten(), conv(t, x, 8))
 
-    after = run(graph_of(build, X), LAYOUT, context=Context(Blocks()))
+    context = Context(Blocks())
+    after = run(graph_of(build, X), LAYOUT, context=context)
     assert ops_of(after) == ["Reorder", "Conv2d", "Reorder", "Flatten"]
-    assert after.outputs[0] not in after.layouts
+    assert after.outputs[0] not in context.annotations.layouts
 
 
 @dataclass(frozen=True)
@@ -132,13 +133,14 @@ def test_fuel_gives_legal_prefixes() -> None:
         context = Context(Blocks(), fuel=fuel)
         after = run(before, LAYOUT, context=context)
         assert context.rewrites == full.rewrites[:fuel]
-        chosen = [after.layouts[after.node(n).output] for n in ("conv2d", "relu", "conv2d.1")]
+        layouts = context.annotations.layouts
+        chosen = [layouts[after.node(n).output] for n in ("conv2d", "relu", "conv2d.1")]
         assert chosen == [BLOCKED] * fuel + [PLANAR] * (3 - fuel)
         for node in after.nodes:
             if node.op.name != "Reorder":
-                own = after.layouts[node.output]
-                assert all(after.layouts[v] == own for v in node.tensors)
-        assert after.layouts[after.outputs[0]] == PLANAR
+                own = layouts[node.output]
+                assert all(layouts[v] == own for v in node.tensors)
+        assert layouts[after.outputs[0]] == PLANAR
 
 
 def seconds(graph: Graph, target: Target, chosen: Mapping[Node, Layout]) -> float:
@@ -170,8 +172,10 @@ def test_against_all_choices(seed: int) -> None:
 
     graph = graph_of(build, X)
     target = Blocks(loss=3e-6)
-    after = run(graph, LAYOUT, context=Context(target))
-    chosen = {node: after.layouts[after.node(node.name).output] for node in graph.nodes}
+    context = Context(target)
+    after = run(graph, LAYOUT, context=context)
+    layouts = context.annotations.layouts
+    chosen = {node: layouts[after.node(node.name).output] for node in graph.nodes}
     offers = [target.layouts(node) for node in graph.nodes]
     costs = [
         seconds(graph, target, dict(zip(graph.nodes, choice, strict=True)))

@@ -11,9 +11,10 @@ import minidnn as md
 from minidnn.fusion.target import Target
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
-from minidnn.graph.ir import Graph, Node, Value
+from minidnn.graph.ir import Node, Value
 from minidnn.graph.layout import CHANNELS_LAST
 from minidnn.graph.trace import apply
+from minidnn.memory.annotations import Annotations
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import PIPELINE
 from minidnn.passes.place_concat import PLACE_CONCAT
@@ -22,9 +23,10 @@ from tests.passes.build import constant, conv, graph_of, inputs_of, join, max_po
 X = (2, 4, 6, 6)
 
 
-def placed(graph: Graph) -> dict[str, tuple[str, int]]:
+def placed(context: Context) -> dict[str, tuple[str, int]]:
     """Where each value that was placed lies: in which value, from which channel on."""
-    return {v.name: (p.buffer.name, p.channel) for v, p in graph.placements.items()}
+    places = context.annotations.placements
+    return {v.name: (p.buffer.name, p.channel) for v, p in places.items()}
 
 
 def check(build, *shapes, fuel: int | None = None) -> tuple[dict[str, tuple[str, int]], Context]:
@@ -34,13 +36,13 @@ def check(build, *shapes, fuel: int | None = None) -> tuple[dict[str, tuple[str,
     """
     graph = graph_of(build, *shapes)
     context = Context(fuel=fuel)
-    result = run(graph, *PIPELINE, context=context)
+    run(graph, *PIPELINE, context=context)
     inputs = inputs_of(graph)
     outputs = md.compile(graph, device="reference", fuel=fuel)(*inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     for got, expected in zip(outputs, evaluate(graph, inputs), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
-    return placed(result), context
+    return placed(context), context
 
 
 def dense(t, x: Value) -> Value:
@@ -214,9 +216,9 @@ def test_refusals_and_prices_of_the_target() -> None:
 
 def test_another_layout_is_refused() -> None:
     graph = graph_of(lambda t, x: join(conv(t, x, 2), conv(t, x, 3)), X)
-    graph = graph.annotated(layouts={graph.nodes[0].output: CHANNELS_LAST})
-    context = Context()
-    assert placed(run(graph, PLACE_CONCAT, context=context)) == {"conv2d.1": ("concat", 2)}
+    context = Context(annotations=Annotations({graph.nodes[0].output: CHANNELS_LAST}))
+    run(graph, PLACE_CONCAT, context=context)
+    assert placed(context) == {"conv2d.1": ("concat", 2)}
     assert context.notes["conv2d"] == "copied into concat: it has another layout"
 
 
@@ -236,7 +238,7 @@ def test_fuel_gives_prefixes() -> None:
     assert len(full.rewrites) == 6
     for fuel in range(8):
         context = Context(fuel=fuel)
-        result = run(graph, PLACE_CONCAT, context=context)
+        run(graph, PLACE_CONCAT, context=context)
         assert context.rewrites == full.rewrites[:fuel]
-        assert len(result.placements) == min(fuel, 6)
+        assert len(placed(context)) == min(fuel, 6)
     assert PLACE_CONCAT.requires == ("layout",)

@@ -12,12 +12,12 @@ from minidnn.fusion.collapse import STRATEGIES, Strategy
 from minidnn.fusion.device import H200
 from minidnn.fusion.target import Target
 from minidnn.graph.checker import complaints
-from minidnn.graph.ir import Graph, Placement
-from minidnn.graph.liveness import lifetimes
+from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
+from minidnn.memory.arena import plan_memory
+from minidnn.memory.liveness import lifetimes
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.pipeline import PIPELINE, optimize
-from minidnn.runtime.memory import plan_memory
 
 NETWORKS = [name for name in models.list_models() if name != "digits"]
 
@@ -52,10 +52,11 @@ def test_another_device_gives_other_plans_that_are_legal_too(name: str) -> None:
 @pytest.mark.parametrize("batch", [1, 16])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_arena_is_near_its_lower_bound_and_nothing_overlaps(name: str, batch: int) -> None:
-    graph = optimize(graph_of(name, batch))
-    arena = plan_memory(graph)
+    context = Context()
+    graph = optimize(graph_of(name, batch), context)
+    arena = plan_memory(graph, context.annotations)
     assert arena.lower_bound <= arena.bytes <= 1.1 * arena.lower_bound
-    found = lifetimes(graph)
+    found = lifetimes(graph, context.annotations)
     begin = np.array([arena.offsets[life.value] for life in found])
     end = begin + np.array([life.bytes for life in found])
     first = np.array([life.first for life in found])
@@ -71,12 +72,7 @@ def test_the_arena_is_near_its_lower_bound_and_nothing_overlaps(name: str, batch
 @pytest.mark.parametrize("name", ["densenet121", "densenet161", "squeezenet1_1", "inception_v3"])
 def test_on_the_cpu_no_join_is_copied(name: str) -> None:
     """Those of a dense block, of which each is the first part of the next, least of all."""
-    graph = optimize(graph_of(name), Context(CpuTarget(device_for(AVX512, 2), 16)))
+    context = Context(CpuTarget(device_for(AVX512, 2), 16))
+    graph = optimize(graph_of(name), context)
     joins = [node for node in graph.nodes if node.op.name == "Concat"]
-    assert joins
-    for join in joins:
-        base = graph.placements.get(join.output, Placement(join.output, 0))
-        channel = base.channel
-        for value in join.inputs:
-            assert graph.placements[value] == Placement(base.buffer, channel)
-            channel += value.shape[1]
+    assert joins and not any(list(context.annotations.copied(join)) for join in joins)

@@ -11,21 +11,16 @@ from minidnn.errors import OutOfMemoryError
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Graph
 from minidnn.graph.layout import CHANNELS_LAST, blocked
-from minidnn.graph.liveness import (
-    ALIGNMENT,
-    Lifetime,
-    is_view,
-    lifetimes,
-    peak_bytes,
-    storage_bytes,
-    storage_roots,
-)
 from minidnn.graph.trace import apply
+from minidnn.memory.annotations import ALIGNMENT, Annotations
+from minidnn.memory.arena import Arena, plan_memory
+from minidnn.memory.liveness import Lifetime, lifetimes, peak_bytes, storage_roots
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
-from minidnn.runtime.memory import Arena, plan_memory
 from minidnn.runtime.plan import make_plan
 from tests.passes.build import conv, graph_of, join, relu
+
+BARE = Annotations()
 
 
 def lowest(found: list[Lifetime]) -> int:
@@ -63,7 +58,7 @@ def random_graph(seed: int, nodes: int) -> Graph:
 def check(graph: Graph, arena: Arena) -> None:
     """Nothing that lives at the same time shares a byte; a different test than the planner's."""
     owner: dict[tuple[int, int], object] = {}
-    for life in lifetimes(graph):
+    for life in lifetimes(graph, BARE):
         begin = arena.offsets[life.value]
         assert begin % ALIGNMENT == 0 and begin + life.bytes <= arena.bytes
         for line in range(begin // ALIGNMENT, (begin + life.bytes) // ALIGNMENT):
@@ -74,9 +69,9 @@ def check(graph: Graph, arena: Arena) -> None:
 @pytest.mark.parametrize("seed", range(25))
 def test_tiny_graphs_against_brute_force(seed: int) -> None:
     graph = random_graph(seed, 6)
-    arena = plan_memory(graph)
+    arena = plan_memory(graph, BARE)
     check(graph, arena)
-    found = lifetimes(graph)
+    found = lifetimes(graph, BARE)
     best = lowest(found)
     assert peak_bytes(found) == arena.lower_bound <= best <= arena.bytes <= 1.1 * best
 
@@ -84,14 +79,14 @@ def test_tiny_graphs_against_brute_force(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_larger_graphs(seed: int) -> None:
     graph = random_graph(100 + seed, 60)
-    arena = plan_memory(graph)
+    arena = plan_memory(graph, BARE)
     check(graph, arena)
     assert arena.lower_bound <= arena.bytes <= 1.25 * arena.lower_bound
 
 
 def test_the_lower_bound_is_the_most_in_use_at_any_node() -> None:
     graph = random_graph(3, 20)
-    found = lifetimes(graph)
+    found = lifetimes(graph, BARE)
     used = [
         sum(life.bytes for life in found if life.first <= i <= life.last)
         for i in range(len(graph.nodes))
@@ -102,7 +97,7 @@ def test_the_lower_bound_is_the_most_in_use_at_any_node() -> None:
 
 def test_a_graph_that_needs_no_memory() -> None:
     graph = graph_of(lambda t, x: relu(x), (1, 2, 3, 3))
-    assert plan_memory(graph) == Arena(0, {}, 0)
+    assert plan_memory(graph, BARE) == Arena(0, {}, 0)
 
 
 def test_inputs_outputs_and_constants_are_not_in_the_arena() -> None:
@@ -110,7 +105,7 @@ def test_inputs_outputs_and_constants_are_not_in_the_arena() -> None:
         return conv(t, relu(conv(t, x, 4)), 2)
 
     graph = graph_of(build, (1, 3, 4, 4))
-    assert [life.value.name for life in lifetimes(graph)] == ["conv2d", "relu"]
+    assert [life.value.name for life in lifetimes(graph, BARE)] == ["conv2d", "relu"]
 
 
 def test_views_share_storage_and_prolong_its_life() -> None:
@@ -122,9 +117,9 @@ def test_views_share_storage_and_prolong_its_life() -> None:
 
     graph = graph_of(build, (1, 3, 4, 4))
     flatten = graph.node("flatten")
-    assert is_view(graph, flatten)
-    assert storage_roots(graph)[flatten.output] is graph.node("conv2d").output
-    (life,) = [f for f in lifetimes(graph) if f.value.name == "conv2d"]
+    assert BARE.is_view(flatten)
+    assert storage_roots(graph, BARE)[flatten.output] is graph.node("conv2d").output
+    (life,) = [f for f in lifetimes(graph, BARE) if f.value.name == "conv2d"]
     assert (life.first, life.last) == (0, 4)
 
 
@@ -140,8 +135,8 @@ def test_views_share_storage_and_prolong_its_life() -> None:
 )
 def test_a_view_keeps_the_order_of_elements(shape, layout, view: bool) -> None:
     graph = graph_of(lambda t, x: apply(ops.Flatten(), relu(x)), shape)
-    graph = graph.annotated(layouts={graph.nodes[0].output: layout})
-    assert is_view(graph, graph.nodes[1]) is view
+    found = Annotations({graph.nodes[0].output: layout})
+    assert found.is_view(graph.nodes[1]) is view
 
 
 def test_reshaped_constants_are_no_views() -> None:
@@ -150,15 +145,14 @@ def test_reshaped_constants_are_no_views() -> None:
         return apply(ops.Flatten(), c)
 
     graph = graph_of(build, (1, 2, 3, 3))
-    assert not is_view(graph, graph.nodes[0])
+    assert not BARE.is_view(graph.nodes[0])
 
 
 def test_blocked_layouts_take_whole_blocks() -> None:
     graph = graph_of(lambda t, x: relu(relu(x)), (2, 9, 5, 5))
     value = graph.nodes[0].output
-    assert storage_bytes(graph, value) == -(-2 * 9 * 25 * 4 // 64) * 64
-    wide = graph.annotated(layouts={value: blocked(16)})
-    assert storage_bytes(wide, value) == 2 * 16 * 25 * 4
+    assert BARE.storage_bytes(value) == -(-2 * 9 * 25 * 4 // 64) * 64
+    assert Annotations({value: blocked(16)}).storage_bytes(value) == 2 * 16 * 25 * 4
 
 
 def test_joined_values_live_from_their_first_part_to_their_last_reader() -> None:
@@ -167,8 +161,9 @@ def test_joined_values_live_from_their_first_part_to_their_last_reader() -> None
         c = conv(t, join(a, b), 4, 3)
         return conv(t, c, 1, 3)
 
-    graph = optimize(graph_of(build, (1, 3, 4, 4)))
-    lives = {life.value.name: (life.first, life.last) for life in lifetimes(graph)}
+    context = Context()
+    found = lifetimes(optimize(graph_of(build, (1, 3, 4, 4)), context), context.annotations)
+    lives = {life.value.name: (life.first, life.last) for life in found}
     assert lives == {"concat": (0, 3), "conv2d.2": (3, 4)}
 
 
@@ -179,7 +174,8 @@ def test_a_plan_carries_what_explains_it() -> None:
     assert list(plan.rewrites) == context.rewrites
     assert plan.notes == context.notes and plan.notes is not context.notes
     assert plan.layout(graph.inputs[0]).name == "NCHW"
-    assert plan.roots == storage_roots(graph)
+    assert plan.annotations is context.annotations
+    assert plan.roots == storage_roots(graph, plan.annotations)
 
 
 def test_what_memory_cannot_hold_is_refused() -> None:

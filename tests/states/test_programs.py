@@ -14,12 +14,14 @@ from minidnn.errors import GraphError, UnsupportedError
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
-from minidnn.graph.liveness import lifetimes, storage_roots, updates_in_place
 from minidnn.graph.trace import Trace, apply, tracing
 from minidnn.graph.types import TensorType
+from minidnn.memory.annotations import Annotations
+from minidnn.memory.liveness import lifetimes, storage_roots, updates_in_place
 from tests.states.build import BUILDERS, Build, graph_of, momentum, running_mean, state, swap
 
 SHAPE = (2, 3, 4, 5)
+BARE = Annotations()
 
 
 def runs_like_the_evaluator(
@@ -87,12 +89,12 @@ def _some_node(kind: int, one, other):
 
 
 def in_place(graph: Graph) -> list[tuple[str, str]]:
-    return [(s.name, v.name) for v, s in updates_in_place(graph).items()]
+    return [(s.name, v.name) for v, s in updates_in_place(graph, BARE).items()]
 
 
 def test_what_is_read_for_the_last_time_is_written_over() -> None:
     graph = graph_of(momentum)
-    made = [v for v, s in updates_in_place(graph).items() if s.name == "w"]
+    made = [v for v, s in updates_in_place(graph, BARE).items() if s.name == "w"]
     assert len(made) == 0, "the output reads the old weight after the new one is known"
 
     def build(trace: Trace, x):
@@ -104,9 +106,9 @@ def test_what_is_read_for_the_last_time_is_written_over() -> None:
     graph = graph_of(build)
     ((_, value),) = in_place(graph)
     assert value == "add"
-    root = storage_roots(graph)[graph.node("add").output]
+    root = storage_roots(graph, BARE)[graph.node("add").output]
     assert root is graph.states[0]
-    assert [life.value.name for life in lifetimes(graph)] == ["mul"]
+    assert [life.value.name for life in lifetimes(graph, BARE)] == ["mul"]
 
 
 @pytest.mark.parametrize("why", ["view", "output", "shared", "window", "later", "broadcast"])
@@ -153,7 +155,7 @@ def test_what_a_state_becomes_is_kept_to_the_end() -> None:
         return [apply(ops.MaxPool2d((3, 3), (1, 1), (1, 1)), y) + w]
 
     graph = graph_of(build)
-    (life,) = [f for f in lifetimes(graph) if f.value is graph.updates[graph.states[0]]]
+    (life,) = [f for f in lifetimes(graph, BARE) if f.value is graph.updates[graph.states[0]]]
     assert life.last == len(graph.nodes)
 
 

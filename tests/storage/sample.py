@@ -13,8 +13,7 @@ from minidnn import scalar
 from minidnn.graph import operators as ops
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.expression import Expression, argument, constant
-from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
-from minidnn.graph.layout import Layout
+from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Operator, Windowed
 from minidnn.graph.registry import register
 from minidnn.graph.types import TensorType
@@ -42,10 +41,7 @@ class Net(L.Layer):
 def net() -> Graph:
     network = Net()
     network.initialize(7)
-    graph = to_graph(network, (2, 3, 8, 8))
-    conv, norm = graph.node("conv").output, graph.node("norm").output
-    layouts = {graph.inputs[0]: Layout("NHWC", 0), norm: Layout("NCHW16c", 16)}
-    return graph.annotated(layouts=layouts, placements={conv: Placement(norm, 3)})
+    return to_graph(network, (2, 3, 8, 8))
 
 
 class Mode(enum.Enum):

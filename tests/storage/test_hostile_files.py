@@ -182,21 +182,6 @@ CASES: list[tuple[str, Callable[[Document], Any], str]] = [
         r"constant 'more': its array is missing",
     ),
     (
-        "a layout",
-        lambda d: d["graph"].update(layouts=[[0, "NHWC", -1]]),
-        r"layouts: \[0, 'NHWC', -1\]; valid is \[value, name, block\]",
-    ),
-    (
-        "a layout of nothing",
-        lambda d: d["graph"].update(layouts=[[99, "NHWC", 0]]),
-        r"layouts: operand 99; valid is",
-    ),
-    (
-        "a placement",
-        lambda d: d["graph"].update(placements=[[0, 1]]),
-        r"placements: \[0, 1\]; valid is \[value, buffer, channel\]",
-    ),
-    (
         "constants of one name",
         lambda d: d["constants"]["head.bias"].update(name="head.weight"),
         r"are named 'head\.weight'",

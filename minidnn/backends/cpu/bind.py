@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
-from ...graph.ir import Value
-from ...graph.liveness import storage_bytes
+from ...graph.ir import Node, Value
 from ...graph.types import ITEMSIZE
 from ...runtime.plan import Plan
 from .buffers import Array
@@ -45,7 +45,7 @@ def bind(
         for task, kernel in zip(tasks, kernels, strict=True)
     ]
     table = Table(
-        tuple(_grouped(rows, [task.group for task in tasks], plan)),
+        tuple(_grouped(rows, [task.group for task in tasks])),
         tuple(slots.memory),
         len(plan.graph.inputs),
         len(plan.graph.outputs),
@@ -58,7 +58,7 @@ def bind(
 
 
 def _grouped(
-    rows: Sequence[BoundKernel], groups: Sequence[range | None], plan: Plan
+    rows: Sequence[BoundKernel], groups: Sequence[tuple[Node, ...] | None]
 ) -> list[BoundKernel | Group]:
     """The regions of the table: those of a group of nodes together, for each image."""
     found: list[BoundKernel | Group] = []
@@ -67,9 +67,8 @@ def _grouped(
         if group is None:
             found += regions
             continue
-        nodes = plan.graph.nodes
-        name = f"{nodes[group.start].name} to {nodes[group.stop - 1].name}"
-        found.append(Group(regions, nodes[group.start].outputs[0].shape[0], name))
+        name = f"{group[0].name} to {group[-1].name}"
+        found.append(Group(regions, group[0].outputs[0].shape[0], name))
     return found
 
 
@@ -89,7 +88,7 @@ class _Slots:
             for value in plan.arena.offsets:
                 self._add(value, plan.layout(value).bytes(value.type), 0)
             for value in plan.group_arena.offsets:
-                self._add(value, 0, storage_bytes(graph, value, 1))
+                self._add(value, 0, plan.annotations.storage_bytes(value, 1))
         else:
             own = plan.group_arena.bytes
             self._places |= {value: (0, o, 0) for value, o in plan.arena.offsets.items()}
@@ -99,7 +98,8 @@ class _Slots:
         #: Nodes use it in turn, or those of a group, on all threads at once.
         self._workspace = len(self.memory)
         self._workspace_bytes = workspace_bytes
-        self.memory.append((0, workspace_bytes) if graph.groups else (workspace_bytes, 0))
+        together = bool(plan.annotations.groups)
+        self.memory.append((0, workspace_bytes) if together else (workspace_bytes, 0))
         self.names.append("the workspace")
         self.names += [f"the input {value.name!r}" for value in graph.inputs]
         self.names += [f"the output {value.name!r}" for value in graph.outputs]
@@ -138,7 +138,9 @@ class _Slots:
             return given.index(root)
         return np.asarray(value.data)  # type: ignore[attr-defined]
 
-    def operand(self, pointer: Pointer, group: range | None, constants: PackedConstants) -> Operand:
+    def operand(
+        self, pointer: Pointer, group: tuple[Node, ...] | None, constants: PackedConstants
+    ) -> Operand:
         if isinstance(pointer, Workspace):
             own = 0 if group is None else self._workspace_bytes
             return Operand(self._workspace, pointer.offset, thread_stride=own)
@@ -146,10 +148,8 @@ class _Slots:
             return Operand(self.constants, constants.add(pointer).address)
         root = self._plan.roots.get(pointer, pointer)
         slot, offset, stride = self._places[root]
-        placement = self._plan.graph.placements.get(pointer)
-        if placement is not None:
-            pixels = int(np.prod(pointer.shape[2:], dtype=np.int64))
-            offset += placement.channel * pixels * ITEMSIZE[pointer.dtype]
+        channel = self._plan.annotations.place(pointer).channel
+        offset += channel * prod(pointer.shape[2:]) * ITEMSIZE[pointer.dtype]
         if group is None:
             return Operand(slot, offset)
         if stride:

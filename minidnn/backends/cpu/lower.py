@@ -9,11 +9,9 @@ from functools import partial
 import numpy as np
 
 from ...fusion.contraction import parts_of
-from ...fusion.one_image import one_image
 from ...fusion.region import FusedContraction, FusedSequence, window_alone
 from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node, Value
-from ...graph.liveness import ALIGNMENT, is_view
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...graph.operators import (
     AdaptiveAvgPool2d,
@@ -31,6 +29,7 @@ from ...graph.operators import (
     TakeChannels,
 )
 from ...graph.types import ITEMSIZE, TensorType
+from ...memory.annotations import ALIGNMENT
 from ...runtime.plan import Plan
 from ..codegen.kernel import KernelSource
 from .adaptive import print_adaptive
@@ -51,6 +50,7 @@ from .isa import Isa
 from .layer_norm import print_layer_norm
 from .matmul import print_matmul
 from .movement import print_copy, print_join
+from .one_image import one_image
 from .packing import Packed, PackedVectors, data_of
 from .reduce import print_reduce
 from .sequence import print_sequence
@@ -77,7 +77,7 @@ class Task:
     workspace_bytes: int = 0
     #: The group of nodes to which it belongs, if that is computed image after image: ``tasks`` are
     #: those of one image then, and pointers are those of the first.
-    group: range | None = None
+    group: tuple[Node, ...] | None = None
     #: Of a contraction: what was chosen for what.
     question: Question | None = None
     choice: Choice | None = None
@@ -97,25 +97,22 @@ def lower_plan(
     computed; ``only``: for these nodes.
     """
     lowering = _Lowering(plan, isa, threads, accuracy, choose)
-    grouped = {i: group for group in plan.graph.groups for i in group}
+    grouped = {node: group for group in plan.annotations.groups for node in group}
     tasks: list[Task] = []
-    for i, node in enumerate(plan.graph.nodes):
-        if i not in grouped:
+    for node in plan.graph.nodes:
+        if node not in grouped:
             tasks += lowering.node(node) if only is None or node in only else ()
-        elif i == grouped[i].start:
-            tasks += _by_image(plan, grouped[i], lowering, only)
+        elif node is grouped[node][0]:
+            tasks += _by_image(plan, grouped[node], lowering, only)
     return tasks
 
 
 def _by_image(
-    plan: Plan, group: range, whole: _Lowering, only: Container[Node] | None
+    plan: Plan, group: tuple[Node, ...], whole: _Lowering, only: Container[Node] | None
 ) -> list[Task]:
     """The kernels of a group of nodes for one image, which one thread computes."""
-    nodes = plan.graph.nodes[group.start : group.stop]
-    graph, of = one_image(plan.graph, nodes)
-    lowering = replace(
-        whole, plan=replace(plan, graph=graph), threads=1, images=nodes[0].outputs[0].shape[0]
-    )
+    small, of = one_image(plan, group)
+    lowering = replace(whole, plan=small, threads=1, images=group[0].outputs[0].shape[0])
     return [
         replace(
             task,
@@ -123,9 +120,9 @@ def _by_image(
             pointers=tuple(of.get(p, p) if isinstance(p, Value) else p for p in task.pointers),
             group=group,
         )
-        for node, small in zip(nodes, graph.nodes, strict=True)
+        for node, twin in zip(group, small.graph.nodes, strict=True)
         if only is None or node in only
-        for task in lowering.node(small)
+        for task in lowering.node(twin)
     ]
 
 
@@ -142,13 +139,12 @@ class _Lowering:
 
     def tensor(self, value: Value) -> Tensor:
         """How a value lies in memory; a constant lies as NCHW."""
-        placement = self.plan.graph.placements.get(value)
-        wide = None if placement is None else placement.buffer.type
-        return tensor_of(value.type, self.plan.layout(value), wide)
+        wide = self.plan.annotations.place(value).buffer
+        return tensor_of(value.type, self.plan.layout(value), wide.type)
 
     def node(self, node: Node) -> Sequence[Task]:
         op = node.op
-        if is_view(self.plan.graph, node):
+        if self.plan.annotations.is_view(node):
             return ()
         if isinstance(op, FusedSequence):
             flat = is_flat(op.body) and all(map(self._is_dense, (*node.inputs, *node.outputs)))
@@ -176,7 +172,8 @@ class _Lowering:
 
     def _is_dense(self, value: Value) -> bool:
         """Whether a value lies as NCHW, and by itself."""
-        return self.plan.layout(value).block == 1 and value not in self.plan.graph.placements
+        placed = value in self.plan.annotations.placements
+        return self.plan.layout(value).block == 1 and not placed
 
     def _flat(self, node: Node, op: FusedSequence) -> Task:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
@@ -248,20 +245,9 @@ class _Lowering:
 
     def _join(self, node: Node, op: Concat) -> Sequence[Task]:
         """Copies the operands that were not written in place."""
-        out = node.output
-        axis = op.axis % out.type.rank
-        placements = self.plan.graph.placements
-        here = placements.get(out)
-        base, first = (out, 0) if here is None else (here.buffer, here.channel)
-        tasks: list[Task] = []
-        offset = 0
-        for value in node.inputs:
-            placed = placements.get(value)
-            in_place = axis == 1 and placed is not None and placed.buffer is base
-            if not (in_place and placed is not None and placed.channel == first + offset):
-                tasks.append(self._joined(node, value, axis, offset))
-            offset += value.shape[axis]
-        return tasks
+        axis = op.axis % node.output.type.rank
+        copied = self.plan.annotations.copied(node)
+        return [self._joined(node, value, axis, offset) for value, offset in copied]
 
     def _joined(self, node: Node, value: Value, axis: int, offset: int) -> Task:
         out = node.output

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...graph.ir import Constant, Node, Value
-from ...graph.liveness import Lifetime, lifetimes
 from ...graph.types import FLOATS
+from ...memory.liveness import Lifetime, lifetimes
 from ...runtime.plan import Plan
 
 _ALIGNMENT = 256
@@ -38,7 +38,7 @@ def lay_out(plan: Plan, workspaces: Mapping[Node, int]) -> Block:
     graph = plan.graph
     index = {node: i for i, node in enumerate(graph.nodes)}
     arena = plan.arena.offsets
-    placed = [(arena[life.value], life) for life in lifetimes(graph)]
+    placed = [(arena[life.value], life) for life in lifetimes(graph, plan.annotations)]
     wanted = [(size, node) for node, size in workspaces.items() if size]
     offsets: dict[Node, int] = {}
     for size, node in sorted(wanted, key=lambda pair: (-pair[0], index[pair[1]])):
@@ -64,7 +64,8 @@ def spare(plan: Plan, nodes: Iterable[Node]) -> dict[Node, int]:
     index = {node: i for i, node in enumerate(plan.graph.nodes)}
     arena = plan.arena.offsets
     placed = sorted(
-        (arena[life.value], life.bytes, life.first, life.last) for life in lifetimes(plan.graph)
+        (arena[life.value], life.bytes, life.first, life.last)
+        for life in lifetimes(plan.graph, plan.annotations)
     )
     found = {}
     for node in nodes:

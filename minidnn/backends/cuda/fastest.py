@@ -101,8 +101,7 @@ class Fastest:
         if isinstance(pointer, Data):
             return constants.address(pointer)
         assert isinstance(pointer, Value)
-        placement = self._plan.graph.placements.get(pointer)
-        type = pointer.type if placement is None else placement.buffer.type
+        type = self._plan.annotations.place(pointer).buffer.type
         kept.append(arrays.random_like(TensorSpec((type.size,), (1,), type.dtype), len(kept)))
         return int(kept[-1].ptr)
 

@@ -11,8 +11,7 @@ import numpy as np
 from ...errors import UnsupportedError
 from ...fusion.region import FusedContraction, FusedSequence, window_alone
 from ...graph.index_map import Indexed
-from ...graph.ir import Constant, Node, Placement, Value
-from ...graph.liveness import is_view
+from ...graph.ir import Constant, Node, Value
 from ...graph.operator import Contraction as ContractionOperator
 from ...graph.operator import Elementwise, Reshaping, Windowed
 from ...graph.operators import (
@@ -101,15 +100,12 @@ class _Lowering:
 
     def tensor(self, value: Value) -> Tensor:
         """How a value lies in memory; a constant lies as NCHW."""
-        placement = self.plan.graph.placements.get(value)
-        layout = self.plan.layout(value)
-        if placement is None:
-            return tensor_of(value.type, layout)
-        return tensor_of(value.type, layout, placement.buffer.type, placement.channel)
+        place = self.plan.annotations.place(value)
+        return tensor_of(value.type, self.plan.layout(value), place.buffer.type, place.channel)
 
     def node(self, node: Node) -> Sequence[Task]:
-        op, graph = node.op, self.plan.graph
-        if is_view(graph, node):
+        op, annotations = node.op, self.plan.annotations
+        if annotations.is_view(node):
             return ()
         if isinstance(op, FusedSequence):
             averages = self._averages_planes(node, op)
@@ -124,7 +120,7 @@ class _Lowering:
             return (self._take_channels(node, op),)
         if isinstance(op, (Softmax, LogSoftmax)):
             x = node.inputs[0]
-            launch = print_softmax(op, x.type, strided_of(graph, x))
+            launch = print_softmax(op, x.type, strided_of(annotations, x))
         elif isinstance(op, AdaptiveAvgPool2d):
             x = node.inputs[0]
             whole = node.output.shape[2:] == (1, 1) and not isinstance(x, Constant)
@@ -132,7 +128,7 @@ class _Lowering:
                 return (self._plane_average(node),)
             launch = print_adaptive(x.shape[0], self.tensor(x), self.tensor(node.output))
         elif isinstance(op, Elementwise):
-            launch = print_broadcast(graph, node)
+            launch = print_broadcast(annotations, node)
         elif isinstance(op, (Reorder, Reshaping)):
             return (self._copy(node, node.inputs[0], self.tensor(node.output)),)
         else:
@@ -141,9 +137,8 @@ class _Lowering:
 
     def _other(self, node: Node) -> Task:
         """What works on values in NCHW order of any rank."""
-        op, graph = node.op, self.plan.graph
-        x = node.inputs[0]
-        lies = strided_of(graph, x)
+        op, x = node.op, node.inputs[0]
+        lies = strided_of(self.plan.annotations, x)
         table: list[Pointer] = []
         if isinstance(op, Indexed):
             launch, make = print_move(op.index_map(x.shape), x.shape, lies)
@@ -164,7 +159,7 @@ class _Lowering:
         return Task(node, launch, (*map(_pointer, node.inputs), *table, node.output))
 
     def _check_dense(self, node: Node) -> None:
-        placed = [value for value in node.inputs if value in self.plan.graph.placements]
+        placed = [value for value in node.inputs if value in self.plan.annotations.placements]
         if placed:
             raise UnsupportedError(
                 f"node {node.name!r}: {node.op.name} cannot read {placed[0]!r}, which lies in a "
@@ -227,7 +222,7 @@ class _Lowering:
         """A linear layer reads rows that follow each other."""
         values = [place.value for place in (found.source, found.result, *found.others)]
         linear = found.weight.type.rank == 2
-        placed = [value for value in values if value in self.plan.graph.placements]
+        placed = [value for value in values if value in self.plan.annotations.placements]
         if linear and placed:
             raise UnsupportedError(
                 f"node {node.name!r}: a linear layer cannot read or write {placed[0]!r}, which "
@@ -241,26 +236,18 @@ class _Lowering:
 
     def _join(self, node: Node, op: Concat) -> Sequence[Task]:
         """Copies the operands that were not written in place."""
-        graph, out = self.plan.graph, node.output
-        axis = op.axis % out.type.rank
-        base = graph.placements.get(out, Placement(out, 0))
-        tasks: list[Task] = []
-        first = 0
-        for value in node.inputs:
-            wanted = Placement(base.buffer, base.channel + first)
-            if axis != 1 or graph.placements.get(value) != wanted:
-                tasks.append(self._joined(node, value, axis, first))
-            first += value.shape[axis]
-        return tasks
+        axis = op.axis % node.output.type.rank
+        copied = self.plan.annotations.copied(node)
+        return [self._joined(node, value, axis, first) for value, first in copied]
 
     def _joined(self, node: Node, value: Value, axis: int, first: int) -> Task:
         out = node.output
         if axis == 1 and out.type.rank == 4 and out.dtype in TYPES:
-            base = self.plan.graph.placements.get(out, Placement(out, 0))
+            base = self.plan.annotations.place(out)
             layout = self.plan.layout(out)
             part = tensor_of(value.type, layout, base.buffer.type, base.channel + first)
             return self._copy(node, value, part)
-        launch = print_join(self.plan.graph, value, out, axis, first)
+        launch = print_join(self.plan.annotations, value, out, axis, first)
         return Task(node, launch, (_pointer(value), out))
 
     def _copy(self, node: Node, value: Value, target: Tensor) -> Task:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from math import prod
 
 from ...graph.expression import Instruction, argument, linearize
-from ...graph.ir import Graph, Node, Value
+from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
 from ...graph.operators.arithmetic import computed_in
+from ...memory.annotations import Annotations
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA
 from .kernels import Launch
@@ -29,16 +30,14 @@ class Strided:
     offset: int = 0
 
 
-def strided_of(graph: Graph, value: Value) -> Strided:
+def strided_of(annotations: Annotations, value: Value) -> Strided:
     """How a value lies whose layout is NCHW."""
-    placement = graph.placements.get(value)
-    if placement is None:
-        return Strided(value.dtype, _dense(value.shape))
-    inner = prod(value.shape[2:])
-    return Strided(value.dtype, _dense(placement.buffer.shape), placement.channel * inner)
+    place = annotations.place(value)
+    offset = place.channel * prod(value.shape[2:])
+    return Strided(value.dtype, _dense(place.buffer.shape), offset)
 
 
-def print_broadcast(graph: Graph, node: Node) -> Launch:
+def print_broadcast(annotations: Annotations, node: Node) -> Launch:
     """The kernel of an element-wise node; its pointers are the operands, then the output."""
     op, out = node.op, node.output.shape
     assert isinstance(op, Elementwise)
@@ -49,19 +48,22 @@ def print_broadcast(graph: Graph, node: Node) -> Launch:
             strides = (0, 1, *(0 for _ in out[2:]))
             operands.append(Strided(value.dtype, strides))
             continue
-        own = strided_of(graph, value)
+        own = strided_of(annotations, value)
         steps = zip(value.shape, own.strides, strict=True)
         known = tuple(0 if size == 1 else step for size, step in steps)
         missing = (0,) * (len(out) - len(known))
         operands.append(Strided(own.dtype, (*missing, *known), own.offset))
-    return _print(out, operands, strided_of(graph, node.output), linearize(op.expression()))
+    result = strided_of(annotations, node.output)
+    return _print(out, operands, result, linearize(op.expression()))
 
 
-def print_join(graph: Graph, part: Value, whole: Value, axis: int, first: int) -> Launch:
+def print_join(
+    annotations: Annotations, part: Value, whole: Value, axis: int, first: int
+) -> Launch:
     """The kernel that copies a value into a join, from ``first`` of ``axis`` on."""
-    target = strided_of(graph, whole)
+    target = strided_of(annotations, whole)
     moved = Strided(target.dtype, target.strides, target.offset + first * target.strides[axis])
-    return _print(part.shape, [strided_of(graph, part)], moved, linearize(argument(0)))
+    return _print(part.shape, [strided_of(annotations, part)], moved, linearize(argument(0)))
 
 
 def _print(

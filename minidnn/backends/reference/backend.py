@@ -20,9 +20,9 @@ import numpy as np
 from minidnn.backends.options import check_options
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.target import Target
-from minidnn.graph.ir import Constant, Graph, Node, State, Value
-from minidnn.graph.liveness import lifetimes
+from minidnn.graph.ir import Constant, Node, State, Value
 from minidnn.graph.types import ITEMSIZE, numpy_dtype
+from minidnn.memory.liveness import lifetimes
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.store import Store
 
@@ -86,7 +86,7 @@ class ReferenceProgram:
             memory.adopt(state, array)
         for value, array in zip(graph.inputs, inputs, strict=True):
             memory.adopt(value, array)
-        ends = _ends(graph)
+        ends = _ends(self.plan)
         for i, node in enumerate(graph.nodes):
             operands = [self._operand(memory, value) for value in node.inputs]
             for value, result in zip(node.outputs, self._compute(node, operands), strict=True):
@@ -145,7 +145,7 @@ class _Memory:
 
     def _place(self, value: Value) -> np.ndarray:
         root = self._root(self._plan.roots[value])
-        placement = self._plan.graph.placements.get(value)
+        placement = self._plan.annotations.placements.get(value)
         if placement is None:
             return root.reshape(value.shape)
         return root[:, placement.channel : placement.channel + value.shape[1]]
@@ -165,9 +165,9 @@ class _Memory:
         self._arena[offset : offset + size] = _POISON
 
 
-def _ends(graph: Graph) -> dict[int, list[Value]]:
+def _ends(plan: Plan) -> dict[int, list[Value]]:
     """The storage that is used for the last time by each node."""
     found: dict[int, list[Value]] = {}
-    for life in lifetimes(graph):
+    for life in lifetimes(plan.graph, plan.annotations):
         found.setdefault(life.last, []).append(life.value)
     return found

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minidnn.graph.ir import Graph, Value
-from minidnn.graph.liveness import Lifetime, group_lifetimes, lifetimes, peak_bytes
+from minidnn.memory.annotations import Annotations
+from minidnn.memory.liveness import Lifetime, group_lifetimes, lifetimes, peak_bytes
 
 _ORDERS: tuple[Callable[[Lifetime], tuple[int, ...]], ...] = (
     lambda life: (-life.bytes, life.first),
@@ -32,17 +33,18 @@ class Arena:
     lower_bound: int
 
 
-def plan_memory(graph: Graph) -> Arena:
+def plan_memory(graph: Graph, annotations: Annotations) -> Arena:
     """The smallest arena found for the graph's nodes in their order."""
-    return _smallest(lifetimes(graph))
+    return _smallest(lifetimes(graph, annotations))
 
 
-def plan_groups(graph: Graph) -> Arena:
+def plan_groups(graph: Graph, annotations: Annotations) -> Arena:
     """What each thread needs for the groups of nodes that are computed image after image.
 
     One group runs after the other, so that they share the memory.
     """
-    arenas = [_smallest(group_lifetimes(graph, group)) for group in graph.groups]
+    groups = annotations.groups
+    arenas = [_smallest(group_lifetimes(graph, annotations, group)) for group in groups]
     return Arena(
         max((arena.bytes for arena in arenas), default=0),
         {value: offset for arena in arenas for value, offset in arena.offsets.items()},

@@ -5,37 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from minidnn.fusion.region import Region
-from minidnn.fusion.stacks import boundary
-from minidnn.graph.ir import Constant, Graph, Node, Placement, Value
+from ...fusion.region import Region
+from ...fusion.stacks import boundary
+from ...graph.ir import Constant, Graph, Node, Value
+from ...memory.annotations import Annotations, Placement
+from ...runtime.plan import Plan
 
 
-def one_image(graph: Graph, nodes: Sequence[Node]) -> tuple[Graph, dict[Value, Value]]:
-    """The nodes as a graph of their own over batches of one image, and for each of its values the
-    one of ``graph`` that it is an image of.
+def one_image(plan: Plan, nodes: Sequence[Node]) -> tuple[Plan, dict[Value, Value]]:
+    """The plan for the nodes alone over batches of one image, and for each value of its graph the
+    one of the whole plan's that it is an image of.
 
-    Layouts and placements are those of ``graph``.
+    Layouts and placements are those of the whole.
     """
-    batch = graph.inputs[0].type.plane[0]
-    image = _Image(batch)
+    graph, whole = plan.graph, plan.annotations
+    image = _Image(graph.inputs[0].type.plane[0])
     new = [image.node(node) for node in nodes]
     inputs, outputs = boundary(graph, nodes)
     values = [*inputs, *(value for node in nodes for value in node.outputs)]
-    layouts = {image.of(v): graph.layouts[v] for v in values if v in graph.layouts}
+    layouts = {image.of(v): whole.layouts[v] for v in values if v in whole.layouts}
     placements = {
         image.of(v): Placement(image.of(place.buffer), place.channel)
         for v in values
-        if (place := graph.placements.get(v)) is not None
+        if (place := whole.placements.get(v)) is not None
     }
-    result = Graph(
-        map(image.of, inputs),
-        map(image.of, outputs),
-        new,
-        graph.name,
-        layouts=layouts,
-        placements=placements,
-    )
-    return result, {small: value for value, small in image.known.items()}
+    small = Graph(map(image.of, inputs), map(image.of, outputs), new, graph.name)
+    result = replace(plan, graph=small, annotations=Annotations(layouts, placements))
+    return result, {one: value for value, one in image.known.items()}
 
 
 class _Image:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from minidnn.graph.ir import Constant, Graph, Node, State, Value
-from minidnn.graph.layout import CHANNELS_LAST, PLANAR
-from minidnn.graph.operator import Reshaping
-from minidnn.graph.operators import Transpose
-
-#: Storage begins at multiples of this many bytes: a cache line, an AVX-512 vector.
-ALIGNMENT = 64
+from minidnn.graph.ir import Graph, Node, State, Value
+from minidnn.graph.layout import PLANAR
+from minidnn.memory.annotations import Annotations
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,40 +23,16 @@ class Lifetime:
         return self.first <= other.last and other.first <= self.last
 
 
-def is_view(graph: Graph, node: Node) -> bool:
-    """Whether a node only gives another shape to storage that it shares with its operand."""
-    value = node.inputs[0] if node.inputs else None
-    if isinstance(node.op, Transpose):
-        return not isinstance(value, Constant) and _keeps_order(graph, node)
-    if not isinstance(node.op, Reshaping) or value is None:
-        return False
-    layout = graph.layouts.get(value, PLANAR)
-    channels, pixels = value.type.plane[1], value.type.plane[2] * value.type.plane[3]
-    same_order = layout.block == 1 or (
-        pixels == 1 and (layout.block == 0 or channels % layout.block == 0)
-    )
-    return same_order and not isinstance(value, Constant)
-
-
-def _keeps_order(graph: Graph, node: Node) -> bool:
-    """Whether moving channels is what the layouts of operand and result differ in."""
-    assert isinstance(node.op, Transpose)
-    given, made = (graph.layouts.get(v, PLANAR) for v in (node.inputs[0], node.output))
-    if node.op.dims == (0, 2, 3, 1):
-        return (given, made) == (CHANNELS_LAST, PLANAR)
-    return node.op.dims == (0, 3, 1, 2) and (given, made) == (PLANAR, CHANNELS_LAST)
-
-
-def storage_roots(graph: Graph) -> dict[Value, Value]:
+def storage_roots(graph: Graph, annotations: Annotations) -> dict[Value, Value]:
     """For each value that is no constant the value whose storage it lies in: itself, a join, a
     viewed one, or the state that it becomes in place."""
-    roots = _roots(graph)
-    inside = updates_in_place(graph, roots)
+    roots = _roots(graph, annotations)
+    inside = updates_in_place(graph, annotations, roots)
     return {value: inside.get(root, root) for value, root in roots.items()} if inside else roots
 
 
 def updates_in_place(
-    graph: Graph, roots: Mapping[Value, Value] | None = None
+    graph: Graph, annotations: Annotations, roots: Mapping[Value, Value] | None = None
 ) -> dict[Value, State]:
     """The values that are written straight over the state that they become.
 
@@ -70,19 +42,19 @@ def updates_in_place(
     """
     if not graph.updates:
         return {}
-    roots = _roots(graph) if roots is None else roots
+    roots = _roots(graph, annotations) if roots is None else roots
     kept = {roots.get(value, value) for value in graph.outputs}
     becomes = [roots.get(value, value) for value in graph.updates.values()]
     last = {roots[v]: i for i, node in enumerate(graph.nodes) for v in node.tensors}
-    grouped = {graph.nodes[i] for group in graph.groups for i in group}
+    grouped = {node for group in annotations.groups for node in group}
     found: dict[Value, State] = {}
     for state, value in graph.updates.items():
         node = value.producer
         if node is None or node not in graph.position or node in grouped:
             continue
-        own = roots.get(value) is value and value not in graph.placements
-        shared = any(place.buffer is value for place in graph.placements.values())
-        planar = graph.layouts.get(value, PLANAR) == PLANAR
+        own = roots.get(value) is value and value not in annotations.placements
+        shared = any(place.buffer is value for place in annotations.placements.values())
+        planar = annotations.layout(value) == PLANAR
         if not own or shared or not planar or value in kept or state in kept:
             continue
         if becomes.count(value) > 1 or state in becomes:
@@ -96,29 +68,20 @@ def updates_in_place(
     return found
 
 
-def _roots(graph: Graph) -> dict[Value, Value]:
+def _roots(graph: Graph, annotations: Annotations) -> dict[Value, Value]:
     roots: dict[Value, Value] = {value: value for value in (*graph.inputs, *graph.states)}
     for node in graph.nodes:
         for value in node.outputs:
-            placement = graph.placements.get(value)
-            if placement is not None:
-                roots[value] = placement.buffer
-            elif is_view(graph, node):
+            if value in annotations.placements:
+                roots[value] = annotations.placements[value].buffer
+            elif annotations.is_view(node):
                 roots[value] = roots[node.inputs[0]]
             else:
                 roots[value] = value
     return roots
 
 
-def storage_bytes(graph: Graph, value: Value, images: int | None = None) -> int:
-    """Bytes of a value's own storage, in its layout, rounded up to the alignment; for that many
-    images instead of all."""
-    type = value.type if images is None else value.type.with_shape((images, *value.shape[1:]))
-    size = graph.layouts.get(value, PLANAR).bytes(type)
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def lifetimes(graph: Graph, order: Sequence[Node] | None = None) -> list[Lifetime]:
+def lifetimes(graph: Graph, annotations: Annotations) -> list[Lifetime]:
     """The lifetimes of all storage of whole batches that the graph needs between its inputs and
     its outputs.
 
@@ -126,34 +89,44 @@ def lifetimes(graph: Graph, order: Sequence[Node] | None = None) -> list[Lifetim
     and so is what a group of nodes needs for one image at a time (:func:`group_lifetimes`).  What
     a group reads or writes of whole batches lives as long as the group.
     """
-    groups = graph.groups if order is None else ()
+    groups = [_positions(graph, group) for group in annotations.groups]
     first: dict[Value, int] = {}
     last: dict[Value, int] = {}
-    for root, (begin, end) in touched(graph, order).items():
+    for root, (begin, end) in touched(graph, annotations).items():
         inside = [g for g in groups if begin < g.stop and g.start <= end]
         if any(begin in group and end in group for group in inside):
             continue
         first[root] = min([begin, *(g.start for g in inside if begin in g)])
         last[root] = max([end, *(g.stop - 1 for g in inside if end in g)])
-    return [Lifetime(root, storage_bytes(graph, root), first[root], last[root]) for root in first]
-
-
-def group_lifetimes(graph: Graph, group: range) -> list[Lifetime]:
-    """The lifetimes of the storage, of one image, that only the nodes of a group use."""
     return [
-        Lifetime(root, storage_bytes(graph, root, 1), begin, end)
-        for root, (begin, end) in touched(graph).items()
-        if begin in group and end in group
+        Lifetime(root, annotations.storage_bytes(root), first[root], last[root]) for root in first
     ]
 
 
-def touched(graph: Graph, order: Sequence[Node] | None = None) -> dict[Value, tuple[int, int]]:
+def group_lifetimes(
+    graph: Graph, annotations: Annotations, group: tuple[Node, ...]
+) -> list[Lifetime]:
+    """The lifetimes of the storage, of one image, that only the nodes of a group use."""
+    positions = _positions(graph, group)
+    return [
+        Lifetime(root, annotations.storage_bytes(root, 1), begin, end)
+        for root, (begin, end) in touched(graph, annotations).items()
+        if begin in positions and end in positions
+    ]
+
+
+def _positions(graph: Graph, group: tuple[Node, ...]) -> range:
+    first = graph.position[group[0]]
+    return range(first, first + len(group))
+
+
+def touched(graph: Graph, annotations: Annotations) -> dict[Value, tuple[int, int]]:
     """For each storage but those of inputs, outputs and states the first and the last node that
     uses it.  What a state becomes, but not in place, is in use beyond the last node."""
-    roots = storage_roots(graph)
+    roots = storage_roots(graph, annotations)
     outside = {roots.get(value) for value in (*graph.inputs, *graph.states, *graph.outputs)}
     found: dict[Value, tuple[int, int]] = {}
-    for i, node in enumerate(graph.nodes if order is None else order):
+    for i, node in enumerate(graph.nodes):
         for value in (*node.outputs, *node.tensors):
             root = roots[value]
             if root not in outside:
