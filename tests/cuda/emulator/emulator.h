@@ -27,6 +27,9 @@ long long llabs(long long);
 #define __CUDA_EMULATED__ 1
 #define __global__
 #define __device__
+#define __constant__
+// Blocks run one after the other.  Shared memory whose size the launch says: MD_SHARED.
+#define __shared__ static
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
@@ -197,7 +200,8 @@ static void run_warp(unsigned int first, unsigned int past, bool backwards) {
     Fiber &fiber = emulator.fibers[at];
     if (fiber.state != RUNNING) continue;
     emulator.current = at;
-    threadIdx = {at - emulator.block->first, 0, 0};
+    const unsigned int thread = at - emulator.block->first, row = thread / blockDim.x;
+    threadIdx = {thread % blockDim.x, row % blockDim.y, row / blockDim.y};
     emulated_switch(&emulator.main, fiber.stack);
   }
 }
@@ -276,8 +280,9 @@ static int run_cluster(bool backwards) {
 // Runs a kernel of which so many blocks make a cluster.  Shared memory holds NaN before each block
 // and after it, and nothing may be written beside it.
 extern "C" int emulate(void (*kernel)(void **), void **arguments, const unsigned int *grid,
-                       unsigned int threads, unsigned int shared_bytes, unsigned int cluster,
+                       const unsigned int *block, unsigned int shared_bytes, unsigned int cluster,
                        int backwards) {
+  const unsigned int threads = block[0] * block[1] * block[2];
   const unsigned int whole_warps = (threads + 31) / 32 * 32, fibers = whole_warps * cluster;
   if (threads > MOST_OF_BLOCK || fibers > MOST_THREADS || cluster > MOST_BLOCKS) return 4;
   if (shared_bytes > PIECES * 16) return 4;
@@ -292,7 +297,7 @@ extern "C" int emulate(void (*kernel)(void **), void **arguments, const unsigned
   emulator.arguments = arguments;
   emulator.late = backwards;
   emulator.cluster = cluster;
-  blockDim = {threads, 1, 1};
+  blockDim = {block[0], block[1], block[2]};
   gridDim = {grid[0], grid[1], grid[2]};
   int wrong = 0;
   const unsigned int blocks = grid[0] * grid[1] * grid[2];

@@ -74,16 +74,22 @@ class Emulated:
         kernel = getattr(self._dll, f"enter_{launch.source.name}")
         pointers = (ctypes.c_void_p * len(arguments))(*(a.ctypes.data for a in arguments))
         grid = (ctypes.c_uint * 3)(*launch.grid)
+        block = (ctypes.c_uint * 3)(*launch.block)
         status = self._dll.emulate(
             kernel,
             pointers,
             grid,
-            launch.block[0],
+            block,
             launch.shared_bytes,
             blocks_of_cluster(launch.source),
             int(backwards),
         )
         assert status == 0, f"{launch.source.name}: {_WRONG[status]}"
+
+    def fill(self, symbol: str, values: np.ndarray) -> None:
+        """Writes to an array of constant memory, by its symbol."""
+        room = (ctypes.c_byte * values.nbytes).in_dll(self._dll, symbol)
+        ctypes.memmove(room, values.ctypes.data, values.nbytes)
 
 
 def blocks_of_cluster(source: KernelSource) -> int:

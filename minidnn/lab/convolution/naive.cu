@@ -1,0 +1,21 @@
+// One thread an output: a position of one filter's plane, of all images in turn.
+// Blocks of (x, y) threads tile the plane; blockIdx.z is the filter.
+extern "C" __global__ void naive(const float *x, const float *w, float *y, int batch, int channels,
+                                 int height, int width, int filters, int window_height,
+                                 int window_width, int out_height, int out_width) {
+  const int column = blockIdx.x * blockDim.x + threadIdx.x;
+  const int row = blockIdx.y * blockDim.y + threadIdx.y;
+  const int filter = blockIdx.z;
+  if (row >= out_height || column >= out_width) return;
+  for (int image = 0; image < batch; image++) {
+    float sum = 0.0f;
+    for (int channel = 0; channel < channels; channel++)
+      for (int i = 0; i < window_height; i++)
+        for (int j = 0; j < window_width; j++) {
+          const int from = ((image * channels + channel) * height + row + i) * width + column + j;
+          const int weight = ((filter * channels + channel) * window_height + i) * window_width + j;
+          sum = fmaf(x[from], w[weight], sum);
+        }
+    y[((image * filters + filter) * out_height + row) * out_width + column] = sum;
+  }
+}

@@ -1,0 +1,130 @@
+"""The ladder of convolutions: right in the emulator, compiled, and refused with a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minidnn import layers as L
+from minidnn.backends.cuda.build import compile_kernels
+from minidnn.errors import UnsupportedError
+from minidnn.graph.evaluate import evaluate
+from minidnn.lab.cards import H100
+from minidnn.lab.convolution.ladder import CONVOLUTION, NAIVE
+from minidnn.lab.convolution.shape import ConvolutionShape, convolve
+from minidnn.lab.step import LadderStep
+from minidnn.layers.build import to_graph
+
+from .emulated import Case, check, draw
+
+on_each_step = pytest.mark.parametrize("step", CONVOLUTION.steps, ids=lambda step: step.name)
+
+BLOCKS = ((8, 8), (16, 4), (32, 1), (5, 3), (1, 1))
+
+
+def generated(step: LadderStep, count: int) -> list[Case]:
+    """Odd sizes, windows, strides, paddings and dilations that a step does not refuse."""
+    random = np.random.default_rng([ord(letter) for letter in step.name])
+    cases: list[Case] = []
+    while len(cases) < count:
+        names = ("batch", "channels", "height", "width", "filters")
+        sizes = dict(zip(names, random.integers(1, [3, 5, 14, 14, 12]).tolist(), strict=True))
+        sizes |= {f"window_{axis}": int(random.integers(1, 6)) for axis in ("height", "width")}
+        if step is not NAIVE and random.integers(4):
+            steps = random.integers([1, 0, 1], [4, 4, 3]).tolist()
+            sizes |= dict(zip(("stride", "padding", "dilation"), steps, strict=True))
+        try:
+            shape = ConvolutionShape(**sizes)
+        except UnsupportedError:
+            continue
+        block = BLOCKS[random.choice(len(BLOCKS))]
+        parameters = {name: int(random.integers(1, 9)) for name in step.parameters}
+        if step.why_not(shape, block, H100) is None:
+            cases.append(Case(shape, block, parameters))
+    return cases
+
+
+@on_each_step
+def test_generated_shapes(step: LadderStep, tmp_path: Path) -> None:
+    check(CONVOLUTION, step, generated(step, 25), tmp_path)
+
+
+def _planes(text: str) -> np.ndarray:
+    """Planes between bars, rows between semicolons."""
+    return np.array([row.split() for row in text.replace("|", ";").split(";")], np.float32).ravel()
+
+
+X = """1 2 0 1; 0 1 3 2; 1 2 1 0; 2 1 0 1 | 1 0 1 2; 2 1 0 1; 0 1 2 1; 1 0 1 0
+    | 0 1 2 1; 1 2 0 1; 1 1 0 2; 2 0 1 0 | 1 2 1 0; 2 0 1 1; 0 1 2 2; 1 0 1 1"""
+W = "1 0; 0 1 | 0 1; 1 0 | 1 0; 0 1 | 0 1; 1 0"
+SMALL = ConvolutionShape(1, 4, 4, 4, 1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "10 9 8; 5 7 11; 7 8 7"),
+        ({"padding": 1}, "1 5 4 4 2; 3 10 9 8 4; 6 5 7 11 6; 4 7 8 7 3; 2 4 3 2 1"),
+        ({"stride": 2}, "10 8; 7 7"),
+        ({"dilation": 2}, "4 9; 5 6"),
+        ({"stride": 2, "padding": 1, "dilation": 2}, "3 4; 2 6"),
+    ],
+    ids=["plain", "padding", "stride", "dilation", "together"],
+)
+def test_worked_examples(changes: dict[str, int], expected: str) -> None:
+    shape = replace(SMALL, **changes)
+    found = convolve(shape, {"x": _planes(X), "w": _planes(W)})
+    np.testing.assert_array_equal(found.ravel(), _planes(expected))
+
+
+@pytest.mark.parametrize("changes", [{}, {"stride": 2, "padding": 1, "dilation": 2}])
+def test_the_reference_is_that_of_the_layers(changes: dict[str, Any]) -> None:
+    shape = replace(ConvolutionShape(2, 3, 9, 8, 4, 3, 2), **changes)
+    net = L.Conv2d(3, 4, (3, 2), bias=False, **changes)
+    operands = draw(CONVOLUTION, NAIVE, shape)
+    net.load_state_dict({"weight": operands["w"].reshape(4, 3, 3, 2)})
+    size = (2, 3, 9, 8)
+    (expected,) = evaluate(to_graph(net, size), [operands["x"].reshape(size)], "float64")
+    np.testing.assert_allclose(convolve(shape, operands), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_steps_compile_without_spills(arch: str) -> None:
+    shapes = [CONVOLUTION.shape, ConvolutionShape(32, 3, 224, 224, 64, 7, 7, 2, 3)]
+    launches = [step.launch(shape, (16, 16)) for step in CONVOLUTION.steps for shape in shapes]
+    for kernel in compile_kernels([launch.source for launch in launches], arch):
+        assert kernel.resources.spill_bytes == kernel.resources.stack_bytes == 0, kernel.name
+        assert kernel.resources.registers <= 64, kernel
+
+
+def test_refusals_are_reasons() -> None:
+    shape = CONVOLUTION.shape
+    reasons = {step.name: step.why_not(shape, (16, 16), H100) for step in CONVOLUTION.steps}
+    assert reasons.pop("naive") == (
+        "stride 1, padding 1, dilation 1; this step knows stride 1, padding 0, dilation 1"
+    )
+    assert reasons.pop("constant") == "36864 weights; constant memory holds 16384"
+    assert set(reasons.values()) == {None}
+    general = CONVOLUTION.step("general")
+    assert general.why_not(shape, (64, 32), H100) == (
+        "a block of 2048 threads; valid are 1 to 1024"
+    )
+    many = replace(shape, batch=65536, height=8, width=8)
+    tiled = CONVOLUTION.step("tiled")
+    assert tiled.why_not(many, (8, 8), H100) == "65536 blocks along z; there may be 65535"
+    large = replace(shape, batch=1 << 15, height=112, width=112)
+    assert (tiled.why_not(large, (8, 8), H100) or "").startswith("x has 26306674688 elements")
+    far = replace(shape, dilation=70, padding=70)
+    assert tiled.why_not(replace(far, stride=3), (64, 16), H100) == (
+        "245520 bytes of shared memory a block; NVIDIA H100 has 232448"
+    )
+    with pytest.raises(UnsupportedError, match=r"conv has no step 'fast'; it has naive, general"):
+        CONVOLUTION.step("fast")
+    with pytest.raises(UnsupportedError, match="stride=0; valid are 1 and more"):
+        replace(shape, stride=0)
+    with pytest.raises(UnsupportedError, match="the window is larger than the padded image"):
+        replace(shape, window_height=59)
