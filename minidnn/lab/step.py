@@ -39,7 +39,7 @@ class LadderStep:
         folder: where its file lies.
         sizes: the launch for a shape, a block and parameters.
         parameters: numbers that stand in the text under these names, and their defaults.
-        refusal: why a shape cannot be computed so; None if it can.
+        refusal: why a shape cannot be computed so by a block; None if it can.
         constants: arrays of constant memory in the text, and the operands that they hold.
     """
 
@@ -50,7 +50,7 @@ class LadderStep:
     folder: Path
     sizes: Callable[[Any, Block, Parameters], Sizes]
     parameters: Parameters = field(default_factory=dict)
-    refusal: Callable[[Any], str | None] = lambda shape: None
+    refusal: Callable[[Any, Block, Parameters], str | None] = lambda *_: None
     constants: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -96,16 +96,19 @@ class LadderStep:
             for array, operand in self.constants.items()
         }
 
-    def why_not(self, shape: Any, block: Block, machine: Machine) -> str | None:
+    def why_not(
+        self, shape: Any, block: Block, machine: Machine, parameters: Parameters | None = None
+    ) -> str | None:
         """Why this cannot be launched; None if it can."""
-        if (reason := self.refusal(shape)) is not None:
+        parameters = {**self.parameters, **(parameters or {})}
+        if (reason := self.refusal(shape, block, parameters)) is not None:
             return reason
         if not 1 <= block[0] * block[1] <= MOST_THREADS:
             return f"a block of {block[0] * block[1]} threads; valid are 1 to {MOST_THREADS}"
         for name, count in shape.operands.items():
             if count > _MOST_ELEMENTS:
                 return f"{name} has {count} elements; there may be {_MOST_ELEMENTS}"
-        grid, _, shared_bytes = self.sizes(shape, block, self.parameters)
+        grid, _, shared_bytes = self.sizes(shape, block, parameters)
         for axis, blocks, most in zip("xyz", grid, _MOST_GRID, strict=True):
             if blocks > most:
                 return f"{blocks} blocks along {axis}; there may be {most}"

@@ -43,7 +43,7 @@ def generated(step: LadderStep, count: int) -> list[Case]:
             continue
         block = BLOCKS[random.choice(len(BLOCKS))]
         parameters = {name: int(random.integers(1, 9)) for name in step.parameters}
-        if step.why_not(shape, block, H100) is None:
+        if step.why_not(shape, block, H100, parameters) is None:
             cases.append(Case(shape, block, parameters))
     return cases
 

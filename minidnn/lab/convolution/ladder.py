@@ -45,7 +45,7 @@ def tile_floats(shape: ConvolutionShape, block: Block) -> int:
     return width * height
 
 
-def _plain_only(shape: ConvolutionShape) -> str | None:
+def _plain_only(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
     if (shape.stride, shape.padding, shape.dilation) == (1, 0, 1):
         return None
     return (
@@ -54,7 +54,9 @@ def _plain_only(shape: ConvolutionShape) -> str | None:
     )
 
 
-def _fits_constant_memory(shape: ConvolutionShape) -> str | None:
+def _fits_constant_memory(
+    shape: ConvolutionShape, block: Block, parameters: Parameters
+) -> str | None:
     if (count := shape.operands["w"]) <= _CONSTANT_FLOATS:
         return None
     return f"{count} weights; constant memory holds {_CONSTANT_FLOATS}"

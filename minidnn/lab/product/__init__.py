@@ -1,0 +1,1 @@
+"""The ladder of matrix products, in float32."""

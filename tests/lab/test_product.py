@@ -1,0 +1,75 @@
+"""The ladder of matrix products: right in the emulator, compiled, and refused with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidnn.backends.cuda.build import compile_kernels
+from minidnn.errors import UnsupportedError
+from minidnn.lab.cards import H100
+from minidnn.lab.product.ladder import PRODUCT, ProductShape
+from minidnn.lab.step import Block, LadderStep
+
+from .emulated import Case, check
+
+BLOCKS: tuple[Block, ...] = ((16, 16), (8, 8), (32, 4), (4, 4), (5, 5), (7, 3))
+
+
+def generated(step: LadderStep, count: int) -> list[Case]:
+    """Sizes that a step does not refuse, with blocks and tiles of all kinds."""
+    random = np.random.default_rng([ord(letter) for letter in step.name])
+    cases: list[Case] = []
+    while len(cases) < count:
+        rows, columns, depth = random.integers(1, 50, 3).tolist()
+        if step.name == "vectors":
+            columns, depth = 4 * -(-columns // 4), 4 * -(-depth // 4)
+        parameters = {name: int(random.choice([4, 8])) for name in step.parameters}
+        case = Case(ProductShape(rows, columns, depth), BLOCKS[random.choice(6)], parameters)
+        if step.why_not(case.shape, case.block, H100, parameters) is None:
+            cases.append(case)
+    return cases
+
+
+@pytest.mark.parametrize("step", PRODUCT.steps, ids=lambda step: step.name)
+def test_generated_shapes(step: LadderStep, tmp_path: Path) -> None:
+    check(PRODUCT, step, generated(step, 12), tmp_path)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_steps_compile_without_spills(arch: str) -> None:
+    launches = [step.launch(PRODUCT.shape, (16, 16)) for step in PRODUCT.steps]
+    kernels = compile_kernels([launch.source for launch in launches], arch)
+    taken = {
+        step.name: kernel.resources for step, kernel in zip(PRODUCT.steps, kernels, strict=True)
+    }
+    for name, resources in taken.items():
+        assert resources.spill_bytes == resources.stack_bytes == 0, name
+    assert taken["tiled"].shared_bytes == 2 * 16 * 16 * 4
+    assert taken["column_tile"].shared_bytes == (128 * 8 + 8 * 16) * 4
+    assert taken["register_tile"].shared_bytes == (128 * 9 + 8 * 128) * 4
+    assert taken["vectors"].shared_bytes == (8 * 132 + 8 * 128) * 4
+    assert taken["naive"].registers < 64 < taken["vectors"].registers <= 160
+
+
+def test_refusals_are_reasons() -> None:
+    def why_not(name: str, shape: ProductShape, block: Block, **parameters: int) -> str:
+        return PRODUCT.step(name).why_not(shape, block, H100, parameters) or ""
+
+    shape = PRODUCT.shape
+    assert why_not("tiled", shape, (32, 8)) == (
+        "a block of 32 x 8 threads; this step wants square ones"
+    )
+    assert why_not("vectors", ProductShape(8, 8, 6), (8, 8)) == (
+        "8 columns, depth 6; this step wants multiples of 4"
+    )
+    assert why_not("register_tile", shape, (32, 32), TILE_DEPTH=64) == (
+        "132096 bytes of static shared memory; there may be 49152"
+    )
+    assert why_not("naive", ProductShape(1 << 16, 1 << 16, 8), (8, 8)) == (
+        "y has 4294967296 elements; there may be 2147483647"
+    )
+    with pytest.raises(UnsupportedError, match="depth=0; valid are 1 and more"):
+        ProductShape(depth=0)
