@@ -17,7 +17,6 @@ from minidnn.backends.cuda.build import compile_kernels, group
 from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.prelude import prelude
 from minidnn.errors import CompileError, DeviceError
-from tests.cuda.cards import A100, H200, on_each
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,13 +31,13 @@ def kernel(name: str, statement: str) -> KernelSource:
     return KernelSource(name, f"{head}{{ {statement} }}\n")
 
 
-@on_each(A100, H200)
-def test_the_whole_prelude_compiles(machine: Machine) -> None:
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_the_whole_prelude_compiles(arch: str) -> None:
     names = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos", "atan")
     lines = [f"y[{i}] = md_{name}(x[{i}]);" for i, name in enumerate(names)]
     lines += ["y[9] = md_pow(x[0], x[1]);", "y[10] = md_round<md_half>(x[3]);"]
     lines += ["float p[8]; md_load(p, (const md_bf16 *)x); md_store((md_half *)y, p);"]
-    (compiled,) = compile_kernels([kernel("all", " ".join(lines))], machine.arch)
+    (compiled,) = compile_kernels([kernel("all", " ".join(lines))], arch)
     assert compiled.cubin.startswith(b"\x7fELF")
     assert compiled.resources.spill_bytes == compiled.resources.stack_bytes == 0
     assert 16 <= compiled.resources.registers <= 64

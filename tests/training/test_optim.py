@@ -104,7 +104,7 @@ T: Any = torch.optim
             lambda p: T.RMSprop(p, 0.01, 0.8, momentum=0.7, centered=True, weight_decay=0.1),
         ),
     ],
-    ids=str,
+    ids=lambda given: str(given) if isinstance(given, optim.Optimizer) else "torch",
 )
 def test_like_torch(ours: optim.Optimizer, theirs: Callable[[Any], Any]) -> None:
     assert_equal(trained(ours), by_torch(theirs))
