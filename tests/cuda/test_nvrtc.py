@@ -14,7 +14,6 @@ from minidnn import cache
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cuda import nvrtc
 from minidnn.backends.cuda.build import compile_kernels, group
-from minidnn.backends.cuda.machine import Machine
 from minidnn.backends.cuda.prelude import prelude
 from minidnn.errors import CompileError, DeviceError
 
