@@ -277,3 +277,12 @@ def test_files_are_the_same_from_process_to_process(root: Path, tmp_path: Path) 
             [hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in ("net", "nested")]
         )
     assert digests[0] == digests[1]
+
+
+def test_layouts_of_older_files_are_ignored() -> None:
+    document, constants = to_document(net())
+    arrays = {key: constant.data for key, constant in constants.items()}
+    older = {"layouts": [[0, "NHWC", 0]], "placements": [[1, 2, 0]]}
+    document["graph"].update(older)
+    again, _ = to_document(from_document(document, arrays))
+    assert again["graph"] == {k: v for k, v in document["graph"].items() if k not in older}
