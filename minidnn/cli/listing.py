@@ -23,6 +23,7 @@ _TAKES = {
     "export": "NET as explain does, and the file to be written: .onnx or .safetensors",
     "bench": "networks' names that torchvision has, ONNX files",
     "bisect": "NET as explain does",
+    "lab": "a ladder, conv or product, and a step's name",
     "compare": "an ONNX file, or package.module:name of a PyTorch module",
 }
 

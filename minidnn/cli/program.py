@@ -18,7 +18,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import minidnn
-from minidnn.cli import bench, bisect, cache, classify, compare, doctor, explain, export, listing
+from minidnn.cli import (
+    bench,
+    bisect,
+    cache,
+    classify,
+    compare,
+    doctor,
+    explain,
+    export,
+    lab,
+    listing,
+)
 from minidnn.errors import MiniDNNError, MiniDNNWarning
 
 #: Exit codes beside 0: something was found or failed in part (1), nothing could be done (2).
@@ -85,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "-v", "--verbose", action="count", default=0, help="say what is done; twice: in detail"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    modules = (classify, explain, export, bench, bisect, compare, listing, doctor, cache)
+    modules = (classify, explain, export, bench, bisect, compare, lab, listing, doctor, cache)
     for module in modules:
         name = getattr(module, "NAME", module.__name__.rpartition(".")[2])
         sub = commands.add_parser(

@@ -15,6 +15,7 @@ from ..backends.codegen.kernel import KernelSource
 from ..backends.cuda.kernels import Launch
 from ..backends.cuda.machine import Machine
 from ..errors import UnsupportedError
+from .access import Work
 from .occupancy import MOST_THREADS
 
 Block = tuple[int, int]
@@ -38,6 +39,7 @@ class LadderStep:
         expectation: what should come of it.
         folder: where its file lies.
         sizes: the launch for a shape, a block and parameters.
+        work: what such a launch reads, writes and computes.
         parameters: numbers that stand in the text under these names, and their defaults.
         refusal: why a shape cannot be computed so by a block; None if it can.
         constants: arrays of constant memory in the text, and the operands that they hold.
@@ -49,6 +51,7 @@ class LadderStep:
     expectation: str
     folder: Path
     sizes: Callable[[Any, Block, Parameters], Sizes]
+    work: Callable[[Any, Block, Parameters], Work]
     parameters: Parameters = field(default_factory=dict)
     refusal: Callable[[Any, Block, Parameters], str | None] = lambda *_: None
     constants: Mapping[str, str] = field(default_factory=dict)

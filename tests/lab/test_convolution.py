@@ -62,6 +62,7 @@ X = """1 2 0 1; 0 1 3 2; 1 2 1 0; 2 1 0 1 | 1 0 1 2; 2 1 0 1; 0 1 2 1; 1 0 1 0
     | 0 1 2 1; 1 2 0 1; 1 1 0 2; 2 0 1 0 | 1 2 1 0; 2 0 1 1; 0 1 2 2; 1 0 1 1"""
 W = "1 0; 0 1 | 0 1; 1 0 | 1 0; 0 1 | 0 1; 1 0"
 SMALL = ConvolutionShape(1, 4, 4, 4, 1, 2, 2)
+LARGE = ConvolutionShape(32, 64, 56, 56, 64, padding=1)
 
 
 @pytest.mark.parametrize(
@@ -94,15 +95,20 @@ def test_the_reference_is_that_of_the_layers(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_steps_compile_without_spills(arch: str) -> None:
-    shapes = [CONVOLUTION.shape, ConvolutionShape(32, 3, 224, 224, 64, 7, 7, 2, 3)]
+    shapes = [LARGE, ConvolutionShape(32, 3, 224, 224, 64, 7, 7, 2, 3)]
     launches = [step.launch(shape, (16, 16)) for step in CONVOLUTION.steps for shape in shapes]
     for kernel in compile_kernels([launch.source for launch in launches], arch):
         assert kernel.resources.spill_bytes == kernel.resources.stack_bytes == 0, kernel.name
         assert kernel.resources.registers <= 64, kernel
 
 
+def test_every_step_takes_the_shape_of_the_ladder() -> None:
+    for step in CONVOLUTION.steps:
+        assert step.why_not(CONVOLUTION.shape, (16, 16), H100) is None
+
+
 def test_refusals_are_reasons() -> None:
-    shape = CONVOLUTION.shape
+    shape = LARGE
     reasons = {step.name: step.why_not(shape, (16, 16), H100) for step in CONVOLUTION.steps}
     assert reasons.pop("naive") == (
         "stride 1, padding 1, dilation 1; this step knows stride 1, padding 0, dilation 1"

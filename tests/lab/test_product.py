@@ -10,7 +10,8 @@ import pytest
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.errors import UnsupportedError
 from minidnn.lab.cards import H100
-from minidnn.lab.product.ladder import PRODUCT, ProductShape
+from minidnn.lab.product.ladder import PRODUCT
+from minidnn.lab.product.shape import ProductShape
 from minidnn.lab.step import Block, LadderStep
 
 from .emulated import Case, check

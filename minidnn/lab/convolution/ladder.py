@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from ..step import Block, Ladder, LadderStep, Parameters, Sizes
 from .shape import ConvolutionShape, convolve
+from .work import direct, halo
 
 _FOLDER = Path(__file__).parent
 _CONSTANT_FLOATS = 16384
@@ -13,7 +15,7 @@ _CONSTANT_FLOATS = 16384
 
 def _plane(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
     """Tiles of the plane, and a filter for each layer of blocks."""
-    across, down = _tiles(shape, block)
+    across, down = shape.tiles(block)
     return (across, down, shape.filters), (*block, 1), 0
 
 
@@ -27,22 +29,12 @@ def _positions(shape: ConvolutionShape, block: Block, parameters: Parameters) ->
 def _halo(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
     """Tiles of the plane in their order, groups of filters, images; a tile with its halo and, of
     several filters, their weights in shared memory."""
-    across, down = _tiles(shape, block)
+    across, down = shape.tiles(block)
     group = parameters.get("GROUP", 1)
-    floats = tile_floats(shape, block) + (group * shape.taps if "GROUP" in parameters else 0)
+    width, height = shape.halo(block)
+    floats = width * height + (group * shape.taps if "GROUP" in parameters else 0)
     grid = (across * down, -(-shape.filters // group), shape.batch)
     return grid, (*block, 1), 4 * floats
-
-
-def _tiles(shape: ConvolutionShape, block: Block) -> tuple[int, int]:
-    return -(-shape.out_width // block[0]), -(-shape.out_height // block[1])
-
-
-def tile_floats(shape: ConvolutionShape, block: Block) -> int:
-    """What the outputs of a block need of a channel."""
-    width = (block[0] - 1) * shape.stride + (shape.window_width - 1) * shape.dilation + 1
-    height = (block[1] - 1) * shape.stride + (shape.window_height - 1) * shape.dilation + 1
-    return width * height
 
 
 def _plain_only(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
@@ -71,6 +63,7 @@ NAIVE = LadderStep(
     "of the peak. Narrow blocks make a warp read pieces of several rows.",
     _FOLDER,
     _plane,
+    partial(direct, instructions=7, images_in_turn=True),
     refusal=_plain_only,
 )
 GENERAL = LadderStep(
@@ -82,6 +75,7 @@ GENERAL = LadderStep(
     "shape. With a stride, a warp's reads spread over as many times the bytes.",
     _FOLDER,
     _plane,
+    partial(direct, instructions=13, images_in_turn=True),
 )
 COALESCED = LadderStep(
     "coalesced",
@@ -92,6 +86,7 @@ COALESCED = LadderStep(
     "blocks, so that small planes fill the GPU.",
     _FOLDER,
     _positions,
+    partial(direct, instructions=13, in_order=True),
 )
 CONSTANT = LadderStep(
     "constant",
@@ -102,6 +97,7 @@ CONSTANT = LadderStep(
     "Half the requests to L1; where filters fit at all.",
     _FOLDER,
     _positions,
+    partial(direct, instructions=12, in_order=True, constant=True),
     refusal=_fits_constant_memory,
     constants={"weights": "w"},
 )
@@ -115,6 +111,7 @@ TILED = LadderStep(
     "shared memory, so that the load units remain the limit.",
     _FOLDER,
     _halo,
+    partial(halo, instructions=7),
 )
 UNROLLED = LadderStep(
     "unrolled",
@@ -124,6 +121,7 @@ UNROLLED = LadderStep(
     "Most instructions that were not multiply-adds or reads disappear; more registers.",
     _FOLDER,
     _halo,
+    halo,
 )
 REGISTERS = LadderStep(
     "registers",
@@ -134,6 +132,7 @@ REGISTERS = LadderStep(
     "The tile is copied and read GROUP times less often; registers grow, occupancy may fall.",
     _FOLDER,
     _halo,
+    halo,
     {"GROUP": 8},
 )
 FUSED = LadderStep(
@@ -144,13 +143,14 @@ FUSED = LadderStep(
     "The time of the step before; kernels of their own would read and write the result once more.",
     _FOLDER,
     _halo,
+    halo,
     {"GROUP": 8},
 )
 
 CONVOLUTION = Ladder(
     "conv",
     "convolution, forward, float32, NCHW",
-    ConvolutionShape(padding=1),
+    ConvolutionShape(batch=32, channels=32, height=58, width=58, filters=32),
     (NAIVE, GENERAL, COALESCED, CONSTANT, TILED, UNROLLED, REGISTERS, FUSED),
     convolve,
 )

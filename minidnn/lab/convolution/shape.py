@@ -8,17 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import UnsupportedError
+from ..step import Block
 
 
 @dataclass(frozen=True)
 class ConvolutionShape:
     """Images and filters; stride, padding and dilation are the same along both axes."""
 
-    batch: int = 32
-    channels: int = 64
-    height: int = 56
-    width: int = 56
-    filters: int = 64
+    batch: int
+    channels: int
+    height: int
+    width: int
+    filters: int
     window_height: int = 3
     window_width: int = 3
     stride: int = 1
@@ -62,6 +63,17 @@ class ConvolutionShape:
     def operations(self) -> int:
         """A multiply-add counted as two; products with padding are counted, too."""
         return 2 * self.operands["y"] * self.channels * self.taps
+
+    def tiles(self, block: Block) -> tuple[int, int]:
+        """Blocks across and down that cover the plane of the result."""
+        return -(-self.out_width // block[0]), -(-self.out_height // block[1])
+
+    def halo(self, block: Block) -> tuple[int, int]:
+        """What the outputs of a block need of a channel, across and down."""
+        return (
+            (block[0] - 1) * self.stride + (self.window_width - 1) * self.dilation + 1,
+            (block[1] - 1) * self.stride + (self.window_height - 1) * self.dilation + 1,
+        )
 
 
 def convolve(shape: ConvolutionShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -1,50 +1,18 @@
-"""The steps of the ladder of matrix products, their sizes, and the product by NumPy."""
+"""The steps of the ladder of matrix products."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from ...errors import UnsupportedError
 from ..step import Block, Ladder, LadderStep, Parameters, Sizes
+from .shape import ProductShape, multiply
+from .work import direct, tiles
 
 _FOLDER = Path(__file__).parent
 _MOST_STATIC = 48 << 10
 """Bytes of shared memory whose size stands in the text."""
-
-
-@dataclass(frozen=True)
-class ProductShape:
-    """The result's rows and columns, and products summed for each of its elements."""
-
-    rows: int = 4096
-    columns: int = 4096
-    depth: int = 4096
-
-    def __post_init__(self) -> None:
-        for name, number in vars(self).items():
-            if number < 1:
-                raise UnsupportedError(f"{name}={number}; valid are 1 and more")
-
-    @property
-    def operands(self) -> dict[str, int]:
-        """The elements of both factors and of the result."""
-        rows, columns, depth = self.rows, self.columns, self.depth
-        return {"a": rows * depth, "b": depth * columns, "y": rows * columns}
-
-    @property
-    def operations(self) -> int:
-        """A multiply-add counted as two."""
-        return 2 * self.rows * self.columns * self.depth
-
-
-def multiply(shape: ProductShape, operands: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The result in float64."""
-    a = operands["a"].reshape(shape.rows, shape.depth).astype(np.float64)
-    return a @ operands["b"].reshape(shape.depth, shape.columns).astype(np.float64)
 
 
 def tile_of(block: Block, parameters: Parameters) -> tuple[int, int]:
@@ -93,6 +61,7 @@ NAIVE = LadderStep(
     "peak.",
     _FOLDER,
     _by_rows,
+    partial(direct, down=True),
 )
 COALESCED = LadderStep(
     "coalesced",
@@ -102,6 +71,7 @@ COALESCED = LadderStep(
     "Several times faster, for one exchanged pair of letters. Two reads a multiply-add remain.",
     _FOLDER,
     _by_columns,
+    direct,
 )
 TILED = LadderStep(
     "tiled",
@@ -112,6 +82,7 @@ TILED = LadderStep(
     "which is now the limit.",
     _FOLDER,
     _by_columns,
+    tiles,
     refusal=_square_only,
 )
 COLUMN_TILE = LadderStep(
@@ -122,6 +93,7 @@ COLUMN_TILE = LadderStep(
     "Nearly half the reads of shared memory a multiply-add, and larger tiles: fewer reads from L2.",
     _FOLDER,
     _by_columns,
+    tiles,
     {"THREAD_ROWS": 8, "TILE_DEPTH": 8},
     _fits(padded=0, whole_vectors=False),
 )
@@ -134,6 +106,7 @@ REGISTER_TILE = LadderStep(
     "Registers allow few warps, which have enough independent work.",
     _FOLDER,
     _by_columns,
+    partial(tiles, apart=True, padded=1),
     {"THREAD_ROWS": 8, "THREAD_COLUMNS": 8, "TILE_DEPTH": 8},
     _fits(padded=1, whole_vectors=False),
 )
@@ -145,6 +118,7 @@ VECTORS = LadderStep(
     "A quarter of the read instructions, which leaves the scheduler to multiply-adds.",
     _FOLDER,
     _by_columns,
+    partial(tiles, apart=True, padded=4, width=4),
     {"THREAD_ROWS": 8, "THREAD_COLUMNS": 8, "TILE_DEPTH": 8},
     _fits(padded=4, whole_vectors=True),
 )

@@ -1,0 +1,137 @@
+"""What warps read and write: sectors, banks and bytes, counted from the addresses themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+WARP = 32
+L1_CYCLES, L2_CYCLES, SHARED_CYCLES, FMA_CYCLES = 35, 260, 25, 4
+"""From an instruction to what needs its result: round figures of the architectures since Ampere."""
+_SECTOR, _LINE, _BANKS = 8, 32, 32  # floats, floats, words
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """A memory instruction as warps of some blocks execute it.
+
+    Attributes:
+        operand: what is read or written.
+        space: where it lies.
+        at: the float that each lane wants first: (blocks, instructions, 32); below 0 of lanes that
+            take no part.
+        times: how often the whole grid does what stands here.
+        store: whether it is written.
+        width: neighbouring floats a lane.
+    """
+
+    operand: str
+    space: Literal["global", "shared", "constant"]
+    at: np.ndarray
+    times: float
+    store: bool = False
+    width: int = 1
+
+    @property
+    def requests(self) -> float:
+        """Warp instructions of which any lane takes part."""
+        return float((self.at >= 0).any(-1).sum()) * self.times
+
+    @property
+    def wanted_bytes(self) -> float:
+        """What requests asked for, each float once for all lanes that share it."""
+        return 4.0 * self.width * float(_distinct(self.at).sum()) * self.times
+
+    @property
+    def sectors(self) -> float:
+        """Pieces of 32 bytes that requests touch."""
+        return float(_distinct(_keys(self.at, _SECTOR)).sum()) * self.times
+
+    @property
+    def block_sectors(self) -> float:
+        """The same, each counted once a block: what a cache that keeps all of it asks for."""
+        keys = _keys(self.at, _SECTOR)
+        return float(_distinct(keys.reshape(keys.shape[0], -1)).sum()) * self.times
+
+    @property
+    def wavefronts(self) -> float:
+        """Turns of the load units: of global memory one for each 128 bytes touched, of shared
+        memory as many as the busiest bank gives different words; constant memory has its own."""
+        if self.space == "constant":
+            return 0.0
+        if self.space == "global":
+            return float(_distinct(_keys(self.at, _LINE)).sum()) * self.times
+        return float(_conflicts(self.at, self.width).sum()) * self.times
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a launch does.
+
+    Attributes:
+        accesses: its memory instructions.
+        multiply_adds: warp instructions of that kind.
+        instructions: warp instructions in all, as estimated from the text.
+        alone: cycles that a block takes if nothing but its own latencies delays it.
+        streams: operands that each wave of blocks reads from begin to end.
+    """
+
+    accesses: tuple[Access, ...]
+    multiply_adds: float
+    instructions: float
+    alone: float
+    streams: tuple[str, ...] = ()
+
+
+def lanes(threads: int) -> np.ndarray:
+    """The threads of a block by warp and lane, -1 where there are none."""
+    numbers = np.full(-(-threads // WARP) * WARP, -1)
+    numbers[:threads] = np.arange(threads)
+    return numbers.reshape(-1, WARP)
+
+
+def turns(threads: int, count: int) -> np.ndarray:
+    """What threads take of ``count`` things, one after the other all together, by warp and lane;
+    -1 where nothing is left."""
+    numbers = lanes(threads)
+    starts = np.arange(0, count, threads).reshape(-1, 1, 1)
+    taken = np.where(numbers >= 0, starts + numbers, -1)
+    return np.where(taken < count, taken, -1).reshape(-1, WARP)
+
+
+def sample(count: int, most: int) -> np.ndarray:
+    """So many of the numbers below ``count``, evenly spread with the first and the last."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+
+
+def uniform(values: Iterable[int], warps: int) -> np.ndarray:
+    """Instructions of which all lanes want the same float, once for each warp of a block."""
+    at = np.repeat(np.fromiter(values, int), warps)
+    return np.repeat(at[None, :, None], WARP, axis=2)
+
+
+def _keys(at: np.ndarray, size: int) -> np.ndarray:
+    return np.where(at >= 0, at // size, -1)
+
+
+def _distinct(keys: np.ndarray) -> np.ndarray:
+    """How many different keys there are along the last axis, none below 0."""
+    ordered = np.sort(keys, axis=-1)
+    new = ordered >= 0
+    new[..., 1:] &= ordered[..., 1:] != ordered[..., :-1]
+    return new.sum(-1)
+
+
+def _conflicts(at: np.ndarray, width: int) -> np.ndarray:
+    """The most different words that one bank gives, for each instruction."""
+    words = at[..., None] + np.arange(width)
+    words = np.where(at[..., None] >= 0, words, -1).reshape(-1, at.shape[-1] * width)
+    ordered = np.sort(words, axis=-1)
+    new = ordered >= 0
+    new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    rows = np.repeat(np.arange(len(words))[:, None], words.shape[1], axis=1)
+    given = np.bincount((rows * _BANKS + ordered % _BANKS)[new], minlength=len(words) * _BANKS)
+    return given.reshape(-1, _BANKS).max(-1)

@@ -1,0 +1,178 @@
+"""What the steps of the ladder of convolutions read, write and compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..access import (
+    FMA_CYCLES,
+    L1_CYCLES,
+    L2_CYCLES,
+    SHARED_CYCLES,
+    Access,
+    Work,
+    lanes,
+    sample,
+    turns,
+    uniform,
+)
+from ..step import Block, Parameters
+from .shape import ConvolutionShape
+
+_TILES, _PLANES = 64, 8
+"""Tiles and planes of the image that are looked at; every eighth plane begins at the same place of
+a sector."""
+_COPY_INSTRUCTIONS = 14
+"""Of one number copied to shared memory, with its place and its comparisons."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Threads:
+    """Where threads of some blocks are: (blocks, warps, 32), row -1 of those that compute nothing;
+    and how many blocks there are for each of these."""
+
+    row: np.ndarray
+    column: np.ndarray
+    share: float
+
+    @property
+    def warps(self) -> int:
+        return self.row.shape[1]
+
+
+def _in_tiles(shape: ConvolutionShape, block: Block) -> _Threads:
+    across, down = shape.tiles(block)
+    tiles = sample(across * down, _TILES)[:, None, None]
+    number = lanes(block[0] * block[1])
+    row = tiles // across * block[1] + number // block[0]
+    column = tiles % across * block[0] + number % block[0]
+    inside = (number >= 0) & (row < shape.out_height) & (column < shape.out_width)
+    return _Threads(np.where(inside, row, -1), column, across * down / len(tiles))
+
+
+def _in_order(shape: ConvolutionShape, block: Block) -> _Threads:
+    positions, threads = shape.out_height * shape.out_width, block[0] * block[1]
+    blocks = -(-positions // threads)
+    chosen = sample(blocks, _TILES)[:, None, None]
+    number = lanes(threads)
+    position = chosen * threads + number
+    inside = (number >= 0) & (position < positions)
+    row = np.where(inside, position // shape.out_width, -1)
+    return _Threads(row, position % shape.out_width, blocks / len(chosen))
+
+
+def _image(
+    shape: ConvolutionShape, row: np.ndarray, column: np.ndarray, there: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Places in the first planes, of rows and columns (blocks, instructions, 32); and for how many
+    planes each of them stands."""
+    planes = shape.batch * shape.channels
+    plane = np.arange(min(planes, _PLANES)).reshape(1, -1, 1, 1)
+    inside = there & (row >= 0) & (row < shape.height) & (column >= 0) & (column < shape.width)
+    at = (plane * shape.height + row[:, None]) * shape.width + column[:, None]
+    at = np.where(inside[:, None], at, -1)
+    return at.reshape(len(row), -1, row.shape[-1]), planes / plane.size
+
+
+def _result(shape: ConvolutionShape, threads: _Threads, times: float) -> Access:
+    """The plane of an image and a filter, written once."""
+    at = threads.row * shape.out_width + threads.column
+    at = np.where(threads.row >= 0, at, -1)
+    planes = np.arange(min(shape.filters, _PLANES)).reshape(1, -1, 1, 1)
+    size = shape.out_height * shape.out_width
+    at = np.where(at[:, None] >= 0, at[:, None] + planes * size, -1)
+    times *= shape.batch * shape.filters / planes.size
+    return Access("y", "global", at.reshape(len(at), -1, 32), times, store=True)
+
+
+def direct(
+    shape: ConvolutionShape,
+    block: Block,
+    parameters: Parameters,
+    *,
+    instructions: int,
+    in_order: bool = False,
+    constant: bool = False,
+    images_in_turn: bool = False,
+) -> Work:
+    """Of a step whose products read both factors from memory, with so many instructions each: as
+    the text has them, reads, multiply-add, addresses, comparisons, and the loop."""
+    threads = (_in_order if in_order else _in_tiles)(shape, block)
+    i, j = np.divmod(np.arange(shape.taps), shape.window_width)
+    row = threads.row[:, None] * shape.stride - shape.padding
+    row = row + i.reshape(1, -1, 1, 1) * shape.dilation
+    column = threads.column[:, None] * shape.stride - shape.padding
+    column = column + j.reshape(1, -1, 1, 1) * shape.dilation
+    there = np.broadcast_to(threads.row[:, None] >= 0, row.shape)
+    flat = (len(row), -1, 32)
+    at, planes = _image(shape, row.reshape(flat), column.reshape(flat), there.reshape(flat))
+    x = Access("x", "global", at, threads.share * planes * shape.filters)
+    weight = np.arange(at.shape[1]) // threads.warps % (shape.channels * shape.taps)
+    weights = np.where((at >= 0).any(-1, keepdims=True), weight[:, None], -1)
+    w = Access("w", "constant" if constant else "global", weights, x.times)
+    products = shape.channels * shape.taps * (shape.batch if images_in_turn else 1)
+    return Work(
+        (x, w, _result(shape, threads, threads.share)),
+        x.requests,
+        x.requests * instructions,
+        products * (L1_CYCLES + FMA_CYCLES),
+        ("x",) if images_in_turn else (),
+    )
+
+
+def halo(
+    shape: ConvolutionShape, block: Block, parameters: Parameters, *, instructions: int = 0
+) -> Work:
+    """Of a step that copies tiles with their halo to shared memory; with so many instructions a
+    product, or none but reads and multiply-adds where the window is written out."""
+    group = parameters.get("GROUP", 1)
+    groups = -(-shape.filters // group)
+    count = block[0] * block[1]
+    threads = _in_tiles(shape, block)
+    width, height = shape.halo(block)
+    across, down = shape.tiles(block)
+    tiles = sample(across * down, _TILES)[:, None, None]
+    taken = turns(count, width * height)
+    row = tiles // across * block[1] * shape.stride - shape.padding + taken // width
+    column = tiles % across * block[0] * shape.stride - shape.padding + taken % width
+    there = np.broadcast_to(taken >= 0, row.shape)
+    at, planes = _image(shape, row, column, there)
+    x = Access("x", "global", at, threads.share * planes * groups)
+    blocks = len(tiles) * threads.share * groups * shape.batch
+    channels = blocks * shape.channels
+    number = lanes(count)
+    i, j = (k.reshape(-1, 1, 1) for k in np.divmod(np.arange(shape.taps), shape.window_width))
+    row = number // block[0] * shape.stride + i * shape.dilation
+    column = number % block[0] * shape.stride + j * shape.dilation
+    place = np.where(number >= 0, row * width + column, -1).reshape(1, -1, 32)
+    accesses = [
+        x,
+        Access("x", "shared", taken[None], channels, store=True),
+        Access("x", "shared", place, channels),
+        _result(shape, threads, threads.share),
+    ]
+    copied = float((taken >= 0).any(-1).sum())
+    if "GROUP" in parameters:
+        taken = turns(count, shape.taps * group)
+        place = taken % group * shape.channels * shape.taps + taken // group
+        accesses += [
+            Access("w", "global", np.where(taken >= 0, place, -1)[None], channels),
+            Access("w", "shared", taken[None], channels, store=True),
+            Access("w", "shared", uniform(range(shape.taps * group), threads.warps), channels),
+        ]
+        copied += float((taken >= 0).any(-1).sum())
+    else:
+        at = uniform(range(min(shape.channels, _PLANES) * shape.taps), threads.warps)
+        times = channels / min(shape.channels, _PLANES)
+        accesses.append(Access("w", "global", at, times))
+    products = channels * threads.warps * shape.taps
+    a_product = instructions or group + 1 + group
+    wait = SHARED_CYCLES + FMA_CYCLES if instructions else max(FMA_CYCLES, group)
+    return Work(
+        tuple(accesses),
+        products * group,
+        products * a_product + channels * copied * _COPY_INSTRUCTIONS,
+        shape.channels * (L2_CYCLES + 2 * SHARED_CYCLES + shape.taps * wait),
+    )

@@ -1,0 +1,140 @@
+"""What a launch should cost on a described GPU, and what should limit it.
+
+Each part of the machine is given its work, spread over the multiprocessors as blocks are; the part
+that is busy longest sets the time.  Latencies and the rate of L2 are round figures of the
+architectures since Ampere, not fitted to any kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import Any
+
+from ..backends.cuda.kernels import Launch
+from ..backends.cuda.machine import Machine
+from ..backends.cuda.nvrtc import Resources
+from .access import Access, Work
+from .occupancy import Occupancy, occupancy
+
+_SCHEDULERS = 4
+"""Warp instructions that a multiprocessor issues in a cycle."""
+_L2_BYTES = 32
+"""That a multiprocessor gets of L2 in a cycle while all ask."""
+_START = 3e-6
+"""Seconds from one kernel's end to the next one's first instruction."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A launch on a machine, as the model sees it."""
+
+    launch: Launch
+    machine: Machine
+    resources: Resources
+    work: Work
+    operations: int
+    sizes: Mapping[str, int]
+
+    @cached_property
+    def occupancy(self) -> Occupancy:
+        """Of the launch, dynamic and static shared memory together."""
+        x, y, z = self.launch.block
+        shared_bytes = self.launch.shared_bytes + self.resources.shared_bytes
+        registers = self.resources.registers
+        return occupancy(self.machine.capability, x * y * z, registers, shared_bytes)
+
+    @property
+    def blocks(self) -> int:
+        x, y, z = self.launch.grid
+        return x * y * z
+
+    @property
+    def waves(self) -> float:
+        """Blocks over those that the GPU holds at once."""
+        return self.blocks / (self.occupancy.blocks * self.machine.multiprocessors)
+
+    @cached_property
+    def bytes_moved(self) -> dict[str, float]:
+        """By level: those of the sectors that warps touch in L1, those that blocks ask L2 for,
+        and those of memory."""
+        reads = [one for one in self._global if not one.store]
+        stores = [one for one in self._global if one.store]
+        written = 32 * sum(one.sectors for one in stores)
+        asked = {one.operand: 32 * one.block_sectors for one in reads}
+        memory = [min(count, self._least(name)) for name, count in asked.items()]
+        return {
+            "L1": 32 * sum(one.sectors for one in reads) + written,
+            "L2": sum(asked.values()) + written,
+            "memory": sum(memory) + sum(4 * self.sizes[one.operand] for one in stores),
+        }
+
+    def _least(self, operand: str) -> float:
+        """An operand is read once, and once a wave if waves go through all of it and L2 cannot
+        keep it."""
+        size = 4.0 * self.sizes[operand]
+        kept = size <= self.machine.cache_bytes or operand not in self.work.streams
+        return size * (1 if kept else max(1, ceil(self.waves)))
+
+    @cached_property
+    def coalescing(self) -> float:
+        """The metric of that name, over all loads: of the sectors that they get, the part that
+        they asked for."""
+        reads = [one for one in self._global if not one.store]
+        return sum(one.wanted_bytes for one in reads) / (32 * sum(one.sectors for one in reads))
+
+    @property
+    def _global(self) -> list[Access]:
+        return [one for one in self.work.accesses if one.space == "global"]
+
+    @cached_property
+    def limits(self) -> dict[str, float]:
+        """Seconds that each part of the machine would take by itself."""
+        machine, work = self.machine, self.work
+        # The busiest multiprocessor has this many blocks, and all would have so many.
+        share = ceil(self.blocks / machine.multiprocessors) / self.blocks
+        cycle = 1 / machine.hertz
+        lanes = machine.peak_operations / (2 * machine.multiprocessors * machine.hertz) / 32
+        turns = sum(one.wavefronts for one in work.accesses)
+        moved = self.bytes_moved
+        return {
+            "arithmetic": work.multiply_adds / lanes * share * cycle,
+            "issue": work.instructions / _SCHEDULERS * share * cycle,
+            "load units": turns * share * cycle,
+            "L2": moved["L2"] / _L2_BYTES * share * cycle,
+            "memory": moved["memory"] / machine.bandwidth,
+            "latency": ceil(self.waves) * work.alone * cycle,
+        }
+
+    @property
+    def limit(self) -> str:
+        """The part that is busy longest."""
+        return max(self.limits, key=lambda name: self.limits[name])
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time."""
+        return _START + max(self.limits.values())
+
+    def record(self) -> dict[str, Any]:
+        """A cell of a study: what is known of the launch without running it."""
+        found = self.occupancy
+        return {
+            "grid": list(self.launch.grid),
+            "threads": list(self.launch.block),
+            "registers": self.resources.registers,
+            "spill_bytes": self.resources.spill_bytes,
+            "shared_bytes": self.launch.shared_bytes + self.resources.shared_bytes,
+            "occupancy": found.fraction,
+            "occupancy_limit": found.limit,
+            "blocks_a_multiprocessor": found.blocks,
+            "waves": self.waves,
+            "operations": self.operations,
+            "bytes": self.bytes_moved,
+            "coalescing": self.coalescing,
+            "seconds_by_part": self.limits,
+            "predicted_limit": self.limit,
+            "predicted_seconds": self.seconds,
+        }

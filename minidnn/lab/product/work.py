@@ -1,0 +1,135 @@
+"""What the steps of the ladder of matrix products read, write and compute."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..access import (
+    FMA_CYCLES,
+    L1_CYCLES,
+    L2_CYCLES,
+    SHARED_CYCLES,
+    Access,
+    Work,
+    lanes,
+    sample,
+    turns,
+)
+from ..step import Block, Parameters
+from .shape import ProductShape
+
+_BLOCKS, _DEPTH = 4, 8
+"""Blocks down and across, and products of an element, that are looked at."""
+_PRODUCT_INSTRUCTIONS, _COPY_INSTRUCTIONS = 5, 10
+
+
+def direct(
+    shape: ProductShape, block: Block, parameters: Parameters, *, down: bool = False
+) -> Work:
+    """Of a step whose products read both factors from memory; ``down``: threads that follow each
+    other have different rows."""
+    number = lanes(block[0] * block[1])
+    fast, slow = number % block[0], number // block[0]
+    tile = (block[0], block[1]) if down else (block[1], block[0])
+    top, left, share = _corners(shape, tile)
+    row, column = top + (fast if down else slow), left + (slow if down else fast)
+    there = (number >= 0) & (row < shape.rows) & (column < shape.columns)
+    k = np.arange(min(shape.depth, _DEPTH)).reshape(1, -1, 1, 1)
+    times = share * shape.depth / k.size
+
+    def places(at: np.ndarray) -> np.ndarray:
+        return np.where(there[:, None], at, -1).reshape(len(at), -1, 32)
+
+    a = Access("a", "global", places(row[:, None] * shape.depth + k), times)
+    b = Access("b", "global", places(k * shape.columns + column[:, None]), times)
+    y = Access("y", "global", places((row * shape.columns + column)[:, None]), share, store=True)
+    return Work(
+        (a, b, y),
+        a.requests,
+        a.requests * _PRODUCT_INSTRUCTIONS,
+        shape.depth * (L1_CYCLES + FMA_CYCLES),
+        ("a",) if down else ("b",),
+    )
+
+
+def tiles(
+    shape: ProductShape,
+    block: Block,
+    parameters: Parameters,
+    *,
+    apart: bool = False,
+    padded: int = 0,
+    width: int = 1,
+) -> Work:
+    """Of a step that copies tiles of both factors to shared memory, ``width`` numbers at a time:
+    then the first factor's lies transposed.  ``apart``: a thread's rows and columns have those of
+    the others between them.  ``padded``: numbers behind each row of the first tile."""
+    down, across = parameters.get("THREAD_ROWS", 1), parameters.get("THREAD_COLUMNS", 1)
+    deep = parameters.get("TILE_DEPTH", block[0])
+    rows, columns, threads = block[1] * down, block[0] * across, block[0] * block[1]
+    top, left, share = _corners(shape, (rows, columns))
+    steps = -(-shape.depth // deep)
+    blocks = len(top) * share
+
+    i, k = np.divmod(turns(threads, rows * deep // width), deep // width)
+    k = np.where(i >= 0, k * width, -1)
+    at = np.where(
+        (i >= 0) & (top + i < shape.rows) & (k < shape.depth), (top + i) * shape.depth + k, -1
+    )
+    a = Access("a", "global", at, share * steps, width=width)
+    kept = np.where(i >= 0, k * (rows + padded) + i if width > 1 else i * (deep + padded) + k, -1)
+    to_a = Access("a", "shared", kept[None], blocks * steps * width, store=True)
+
+    taken = turns(threads, deep * columns // width)
+    i, j = taken // (columns // width), taken % (columns // width) * width
+    there = (taken >= 0) & (i < shape.depth) & (left + j < shape.columns)
+    b = Access(
+        "b", "global", np.where(there, i * shape.columns + left + j, -1), share * steps, width=width
+    )
+    kept = np.where(taken >= 0, taken * width, -1)
+    to_b = Access("b", "shared", kept[None], blocks * steps, store=True, width=width)
+
+    number = lanes(threads)
+    i, j = number // block[0], number % block[0]
+    k, r = np.arange(deep).reshape(-1, 1, 1, 1), np.arange(down // width).reshape(-1, 1, 1)
+    c = np.arange(across // width).reshape(-1, 1, 1)
+    row = (i + r * block[1]) * width if apart else i * down + r
+    at = k * (rows + padded) + row if width > 1 else row * (deep + padded) + k
+    of_a = Access("a", "shared", _reads(at, number), blocks * steps, width=width)
+    at = k * columns + (j + c * block[0]) * width
+    of_b = Access("b", "shared", _reads(at, number), blocks * steps, width=width)
+
+    rows_of = np.arange(down).reshape(-1, 1, 1, 1)
+    if width > 1:
+        place = (i + rows_of // width * block[1]) * width + rows_of % width
+    else:
+        place = i + rows_of * block[1] if apart else i * down + rows_of
+    written = top[..., None, None] + place
+    column = left[..., None, None] + (j + c * block[0]) * width
+    there = (number >= 0) & (written < shape.rows) & (column < shape.columns)
+    at = np.where(there, written * shape.columns + column, -1).reshape(len(top), -1, 32)
+    y = Access("y", "global", at, share, store=True, width=width)
+
+    products = blocks * steps * len(number) * deep * down * across
+    copies = a.at.shape[1] + b.at.shape[1]
+    reads = of_a.requests + of_b.requests
+    return Work(
+        (a, b, to_a, to_b, of_a, of_b, y),
+        products,
+        products + reads + blocks * steps * copies * _COPY_INSTRUCTIONS,
+        steps * (L2_CYCLES + 2 * SHARED_CYCLES + deep * max(FMA_CYCLES, down * across)),
+        ("b",),
+    )
+
+
+def _corners(shape: ProductShape, tile: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, float]:
+    """The first rows and columns of some blocks, and how many blocks there are for each."""
+    down, across = -(-shape.rows // tile[0]), -(-shape.columns // tile[1])
+    top, left = np.meshgrid(sample(down, _BLOCKS), sample(across, _BLOCKS))
+    share = down * across / top.size
+    return top.reshape(-1, 1, 1) * tile[0], left.reshape(-1, 1, 1) * tile[1], share
+
+
+def _reads(at: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Of the threads that there are, as one block's instructions."""
+    return np.where(number >= 0, at, -1).reshape(1, -1, 32)

@@ -1,0 +1,68 @@
+"""``minidnn lab``: lists, shows and predicts, and says what is valid."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from minidnn.cli import main
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["lab", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_list_names_ladders_steps_and_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, "list")
+    assert "conv: convolution" in text and "  registers       several filters a thread" in text
+    assert "L1 hit rate: L1 hits / all accesses" in text
+    document = json.loads(told(capsys, "list", "--json"))
+    assert [ladder["name"] for ladder in document["ladders"]] == ["conv", "product"]
+    assert all(metric["formula"] for metric in document["metrics"])
+
+
+def test_show_explains_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(capsys, "show", "product", "coalesced", "--gpu", "A100")
+    assert "Expect: Several times faster" in text
+    assert "-  const int row = blockIdx.x * blockDim.x + threadIdx.x;" in text
+    assert "on NVIDIA A100, rows 4096, columns 4096, depth 4096" in text
+    document = json.loads(told(capsys, "show", "conv", "naive", "--json"))
+    assert document["difference"] == [] and document["step"]["name"] == "naive"
+    assert document["source"].startswith("// One thread an output")
+
+
+def test_model_is_a_table_or_a_study(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("model", "conv", "--block", "8x8,64x32", "--step", "tiled,fused")
+    text = told(capsys, *arguments, "--shape", "batch=1,padding=1")
+    assert "batch 1, channels 32" in text and "padding 1" in text
+    assert "no: a block of 2048 threads; valid are 1 to 1024" in text
+    written = json.loads(told(capsys, *arguments, "--json"))
+    assert (written["format"], written["version"]) == ("minidnn lab study", 1)
+    cells = {(cell["step"], *cell["block"]): cell for cell in written["cells"]}
+    assert cells["tiled", 8, 8]["predicted_seconds"] > cells["fused", 8, 8]["predicted_seconds"] > 0
+    assert cells["fused", 8, 8]["registers"] > 16
+    assert "why_not" in cells["fused", 64, 32]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "conv", "fast"], "conv has no step 'fast'; it has naive, general, coalesced"),
+        (["model", "fft"], "no ladder is called 'fft'; there are conv, product"),
+        (["model", "conv", "--gpu", "H300"], "'H300' is not described; A100, RTX3090, RTX4090"),
+        (["model", "conv", "--shape", "depth=3"], "'depth' is no size; valid are batch, channels"),
+        (["model", "conv", "--shape", "width=1"], "the window is larger than the padded image"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["--block=8", "--block=8x8x8", "--shape=batch", "--shape=n=-1"])
+def test_wrong_values_end_in_usage(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["lab", "model", "conv", wrong])
+    assert "is no list of" in capsys.readouterr().err

@@ -1,0 +1,182 @@
+"""Accesses and predictions beside numbers counted by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minidnn.lab.access import Access, Work
+from minidnn.lab.cards import A100, H100, RTX_4090
+from minidnn.lab.convolution.ladder import CONVOLUTION
+from minidnn.lab.convolution.shape import ConvolutionShape
+from minidnn.lab.ladders import LADDERS
+from minidnn.lab.model import Prediction
+from minidnn.lab.product.ladder import PRODUCT
+from minidnn.lab.product.shape import ProductShape
+from minidnn.lab.step import Block
+from minidnn.lab.study import predict, study
+
+LANES = np.arange(32)
+
+
+def access(at: np.ndarray, space: Any = "global", width: int = 1) -> Access:
+    return Access("x", space, at.reshape(1, -1, 32), 1.0, width=width)
+
+
+@pytest.mark.parametrize(
+    ("at", "sectors", "lines"),
+    [
+        (LANES, 4, 1),
+        (LANES + 1, 5, 2),  # shifted by a float
+        (2 * LANES, 8, 2),
+        (8 * LANES, 32, 8),
+        (32 * LANES, 32, 32),
+        (0 * LANES + 5, 1, 1),
+        (np.where(LANES < 8, LANES, -1), 1, 1),
+        (LANES // 8 * 56 + LANES % 8, 4, 4),  # four rows of 8 in an image 56 wide
+        (0 * LANES - 1, 0, 0),
+    ],
+)
+def test_sectors_and_lines(at: np.ndarray, sectors: int, lines: int) -> None:
+    found = access(at)
+    assert (found.sectors, found.wavefronts) == (sectors, lines)
+    assert found.requests == bool(sectors)
+
+
+def test_transactions_of_the_lecture() -> None:
+    """Two threads that need 16 of 64 bytes get a quarter of the bandwidth."""
+    far = access(np.where(LANES < 2, LANES * 8, -1), width=2)
+    assert far.wanted_bytes / (32 * far.sectors) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("at", "width", "turns"),
+    [
+        (LANES, 1, 1),
+        (2 * LANES, 1, 2),
+        (32 * LANES, 1, 32),
+        (33 * LANES, 1, 1),  # rows one word longer
+        (0 * LANES, 1, 1),
+        (LANES // 16 * 18 + LANES % 16, 1, 2),  # two rows of a tile 18 wide
+        (4 * LANES, 4, 4),
+    ],
+)
+def test_bank_conflicts(at: np.ndarray, width: int, turns: int) -> None:
+    assert access(at, "shared", width).wavefronts == turns
+
+
+def convolution_work(name: str, shape: ConvolutionShape, block: Block) -> Work:
+    step = CONVOLUTION.step(name)
+    return step.work(shape, block, step.parameters)
+
+
+def reads(work: Work, operand: str, space: str, store: bool = False) -> Access:
+    (found,) = (
+        one
+        for one in work.accesses
+        if (one.operand, one.space, one.store) == (operand, space, store)
+    )
+    return found
+
+
+def test_naive_convolution_counted_by_hand() -> None:
+    """Images of 2 channels of 10 x 10, 3 filters of 3 x 3: blocks of 8 x 4 are whole warps."""
+    shape = ConvolutionShape(4, 2, 10, 10, 3, 3, 3)
+    work = convolution_work("naive", shape, (8, 4))
+    products = 2 * 3 * 4 * 2 * 9  # warps: blocks, filters; images, channels, window
+    assert work.multiply_adds == products == reads(work, "x", "global").requests
+    assert reads(work, "w", "global").sectors == products
+    x = reads(work, "x", "global")
+    rows = np.arange(4)[:, None]
+    sectors = 0
+    for plane, top, i, j in np.ndindex(8, 2, 3, 3):
+        at = (plane * 10 + top * 4 + rows + i) * 10 + np.arange(8) + j
+        sectors += len(np.unique(at // 8))
+    assert x.sectors == 3 * sectors
+    assert x.wanted_bytes == products * 32 * 4
+    y = reads(work, "y", "global", store=True)
+    assert y.wanted_bytes == 4 * shape.operands["y"]
+
+
+def test_a_tile_with_its_halo_counted_by_hand() -> None:
+    shape = ConvolutionShape(4, 2, 10, 10, 16, 3, 3)
+    work = convolution_work("registers", shape, (8, 4))
+    blocks = 2 * 2 * 4  # tiles, groups of filters, images
+    copied = reads(work, "x", "global")
+    assert copied.wanted_bytes == blocks * 2 * 10 * 6 * 4  # channels, a tile of 10 x 6
+    assert copied.requests == blocks * 2 * 2  # 60 numbers by 32 threads
+    assert reads(work, "x", "shared").requests == blocks * 2 * 9
+    assert reads(work, "w", "shared").requests == blocks * 2 * 9 * 8
+    assert reads(work, "w", "global").wanted_bytes == blocks * 2 * 9 * 8 * 4
+    assert work.multiply_adds * 32 * 2 == shape.operations
+
+
+@pytest.mark.parametrize("step", PRODUCT.steps, ids=lambda step: step.name)
+def test_products_counted_by_hand(step: Any) -> None:
+    shape = ProductShape(256, 512, 64)
+    work = step.work(shape, (16, 16), step.parameters)
+    assert work.multiply_adds * 32 * 2 == shape.operations
+    (y,) = (one for one in work.accesses if one.store and one.space == "global")
+    assert y.wanted_bytes == 4 * shape.operands["y"]
+    loaded = {
+        one.operand: one.wanted_bytes
+        for one in work.accesses
+        if one.space == "global" and not one.store
+    }
+    if step.name in ("naive", "coalesced"):  # 16 rows and 2 columns a warp, or the other way
+        assert sorted(loaded.values()) == [work.multiply_adds * 4 * n for n in (2, 16)]
+    else:
+        rows = 16 * step.parameters.get("THREAD_ROWS", 1)
+        columns = 16 * step.parameters.get("THREAD_COLUMNS", 1)
+        assert loaded["a"] == 4 * shape.operands["a"] * 512 / columns
+        assert loaded["b"] == 4 * shape.operands["b"] * 256 / rows
+
+
+def found(name: str, block: Block, shape: ConvolutionShape) -> Prediction:
+    step = CONVOLUTION.step(name)
+    (prediction,) = predict(CONVOLUTION, [step], [block], shape, H100).values()
+    assert isinstance(prediction, Prediction)
+    return prediction
+
+
+def test_waves_and_the_parts_of_the_machine() -> None:
+    shape = replace(CONVOLUTION.shape, channels=3)
+    prediction = found("coalesced", (16, 16), shape)
+    assert prediction.blocks == 13 * 32 * 32
+    per = prediction.occupancy.blocks
+    assert prediction.waves == prediction.blocks / (132 * per)
+    work = prediction.work
+    busiest = -(-prediction.blocks // 132) / prediction.blocks
+    assert prediction.limits["arithmetic"] == pytest.approx(
+        work.multiply_adds / 4 * busiest / 1.98e9
+    )
+    assert prediction.limits["memory"] == prediction.bytes_moved["memory"] / H100.bandwidth
+    sizes = shape.operands
+    assert prediction.bytes_moved["memory"] == 4 * (sizes["x"] + sizes["w"] + sizes["y"])
+    assert prediction.seconds == pytest.approx(3e-6 + prediction.limits[prediction.limit])
+
+
+def test_a_tiny_launch_is_limited_by_latency() -> None:
+    assert found("general", (8, 8), ConvolutionShape(1, 64, 8, 8, 1, padding=1)).limit == "latency"
+
+
+def test_ladders_climb_in_the_model() -> None:
+    names = ("general", "tiled", "registers")
+    times = [found(name, (32, 8), CONVOLUTION.shape).seconds for name in names]
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("machine", [A100, H100, RTX_4090], ids=lambda machine: machine.arch)
+def test_a_study_of_every_ladder(machine: Any) -> None:
+    for ladder in LADDERS.values():
+        written = study(ladder, ladder.steps, [(16, 16)], ladder.shape, machine)
+        assert [cell["step"] for cell in written["cells"]] == [s.name for s in ladder.steps]
+        for cell in written["cells"]:
+            assert 0 < cell["coalescing"] <= 1 and 0 < cell["occupancy"] <= 1
+            peak = machine.peak_operations
+            assert cell["operations"] / cell["predicted_seconds"] < peak
+            moved = cell["bytes"]
+            assert moved["L1"] >= moved["L2"] * 0.999 and moved["L2"] * 1.001 >= moved["memory"]
