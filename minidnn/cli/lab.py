@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 HELP = "kernels of one idea each: what changes from step to step, and what it should cost"
 DESCRIPTION = """\
-The laboratory.  A ladder is a row of small CUDA kernels that compute the same, each a step with
+The laboratory. A ladder is a row of small CUDA kernels that compute the same, each a step with
 one idea beyond the one before.
 
-  minidnn lab list                         the ladders, their steps, and the metrics
-  minidnn lab show conv tiled              a step: idea, source, difference, resources, prediction
-  minidnn lab model conv --block 8x8,32x8  what each step should cost with each block
+    minidnn lab list                         the ladders, their steps, and the metrics
+    minidnn lab show conv tiled              a step: idea, source, difference, resources, prediction
+    minidnn lab model conv --block 8x8,32x8  what each step should cost with each block
 
 Nothing is run: registers come from CUDA's compiler, which needs no GPU, and the rest is
 calculated for the GPU that --gpu names."""
@@ -60,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     for one in (listing, show, model):
         one.add_argument("--json", action="store_true", help="print JSON")
+        # The command's own, which may stand behind the action, too.
+        off = argparse.SUPPRESS
+        one.add_argument("--debug", action="store_true", default=off, help=off)
+        one.add_argument("-v", "--verbose", action="count", default=off, help=off)
 
 
 def run(options: argparse.Namespace) -> int:
