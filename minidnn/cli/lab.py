@@ -114,9 +114,7 @@ def _show(options: argparse.Namespace) -> tuple[Any, str]:
     difference = _difference(before, step) if before else []
     written = study(ladder, [step], options.block, shape, machine)
     document = {**written, "step": _about(step), "source": step.text, "difference": difference}
-    lines = [f"{ladder.name} {step.name}: {step.title}", ""]
-    lines += [*_wrapped(step.idea, 0), *_wrapped(f"Expect: {step.expectation}", 0)]
-    lines += ["", step.text.rstrip(), ""]
+    lines = [step.text.rstrip(), ""]
     if before:
         lines += [f"difference to {before.name}", *difference, ""]
     lines += [f"on {machine.name}, {_sizes(shape)}"]
@@ -224,8 +222,5 @@ def _numbers(text: str) -> dict[str, int]:
     return {name: int(number) for name, number in pairs}
 
 
-def _wrapped(text: str, indent: int = 2) -> list[str]:
-    space = " " * indent
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=space, subsequent_indent=space + "  " * (indent > 0)
-    )
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")

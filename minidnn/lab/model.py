@@ -18,6 +18,7 @@ from ..backends.cuda.machine import Machine
 from ..backends.cuda.nvrtc import Resources
 from .access import Access, Work
 from .occupancy import Occupancy, occupancy
+from .roofline import roofline_of
 
 _SCHEDULERS = 4
 """Warp instructions that a multiprocessor issues in a cycle."""
@@ -118,6 +119,11 @@ class Prediction:
         """The predicted time."""
         return _START + max(self.limits.values())
 
+    @property
+    def intensity(self) -> float:
+        """The metric operational intensity, with the bytes of memory."""
+        return self.operations / self.bytes_moved["memory"]
+
     def record(self) -> dict[str, Any]:
         """A cell of a study: what is known of the launch without running it."""
         found = self.occupancy
@@ -133,6 +139,8 @@ class Prediction:
             "waves": self.waves,
             "operations": self.operations,
             "bytes": self.bytes_moved,
+            "operational_intensity": self.intensity,
+            "attainable_performance": roofline_of(self.machine).attainable(self.intensity),
             "coalescing": self.coalescing,
             "seconds_by_part": self.limits,
             "predicted_limit": self.limit,

@@ -23,10 +23,6 @@ class Roofline:
         """Operations a second at so many operations a byte."""
         return min(self.operations, intensity * self.bandwidth)
 
-    def seconds(self, operations: float, bytes_moved: float) -> float:
-        """The least time for so much work."""
-        return max(operations / self.operations, bytes_moved / self.bandwidth)
-
 
 def roofline_of(machine: Machine) -> Roofline:
     """A GPU's in float32, with the bandwidth that copies reach."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -32,11 +33,10 @@ _MOST_ELEMENTS = 2**31 - 1  # what an int can count
 class LadderStep:
     """One kernel and its idea.
 
+    The file begins with a comment: what the step is called, its idea, and what to expect of it.
+
     Attributes:
         name: of the step, of its file, and of the kernel in it.
-        title: the idea in a few words.
-        idea: what is different from the step before, and why.
-        expectation: what should come of it.
         folder: where its file lies.
         sizes: the launch for a shape, a block and parameters.
         work: what such a launch reads, writes and computes.
@@ -46,9 +46,6 @@ class LadderStep:
     """
 
     name: str
-    title: str
-    idea: str
-    expectation: str
     folder: Path
     sizes: Callable[[Any, Block, Parameters], Sizes]
     work: Callable[[Any, Block, Parameters], Work]
@@ -60,6 +57,27 @@ class LadderStep:
     def text(self) -> str:
         """The file as it is."""
         return (self.folder / f"{self.name}.cu").read_text(encoding="utf-8")
+
+    @property
+    def title(self) -> str:
+        """The idea in a few words."""
+        return self._paragraphs[0].rstrip(".")
+
+    @property
+    def idea(self) -> str:
+        """What is different from the step before, and why."""
+        return self._paragraphs[1]
+
+    @property
+    def expectation(self) -> str:
+        """What should come of it."""
+        return self._paragraphs[2].removeprefix("Expect: ")
+
+    @cached_property
+    def _paragraphs(self) -> list[str]:
+        lines = itertools.takewhile(lambda line: line.startswith("//"), self.text.splitlines())
+        whole = "\n".join(line.removeprefix("//").strip() for line in lines)
+        return [" ".join(part.split()) for part in whole.split("\n\n")]
 
     def launch(self, shape: Any, block: Block, parameters: Parameters | None = None) -> Launch:
         """The kernel for a shape, and its launch."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 from ..backends.cuda.build import compile_kernels
+from ..backends.cuda.kernels import Launch
 from ..backends.cuda.machine import Machine
 from .model import Prediction
 from .occupancy import why_no_block
@@ -29,27 +31,25 @@ def predict(
         DeviceError: there is no NVRTC, or the limits of the machine are not known.
     """
     found: dict[tuple[str, Block], Prediction | str] = {}
-    pairs = [(step, block) for step in steps for block in blocks]
-    refused = {(step.name, block): step.why_not(shape, block, machine) for step, block in pairs}
-    wanted = [(step, block) for step, block in pairs if not refused[step.name, block]]
-    launches = [step.launch(shape, block) for step, block in wanted]
-    kernels = compile_kernels([launch.source for launch in launches], machine.arch)
-    compiled = {
-        (step.name, block): (launch, kernel.resources)
-        for (step, block), launch, kernel in zip(wanted, launches, kernels, strict=True)
-    }
-    for step, block in pairs:
-        key = step.name, block
-        if (reason := refused[key]) is not None:
-            found[key] = reason
-            continue
-        launch, resources = compiled[key]
+    launches: dict[tuple[str, Block], Launch] = {}
+    for step, block in product(steps, blocks):
+        found[step.name, block] = reason = step.why_not(shape, block, machine) or ""
+        if not reason:
+            launches[step.name, block] = step.launch(shape, block)
+    sources = [launch.source for launch in launches.values()]
+    kernels = compile_kernels(sources, machine.arch) if sources else []
+    for (name, block), kernel in zip(launches, kernels, strict=True):
+        launch, resources, step = launches[name, block], kernel.resources, ladder.step(name)
         shared_bytes = launch.shared_bytes + resources.shared_bytes
-        threads = block[0] * block[1]
-        reason = why_no_block(machine.capability, threads, resources.registers, shared_bytes)
-        work = step.work(shape, block, step.parameters)
-        found[key] = reason or Prediction(
-            launch, machine, resources, work, shape.operations, shape.operands
+        found[name, block] = why_no_block(
+            machine.capability, block[0] * block[1], resources.registers, shared_bytes
+        ) or Prediction(
+            launch,
+            machine,
+            resources,
+            step.work(shape, block, step.parameters),
+            shape.operations,
+            shape.operands,
         )
     return found
 

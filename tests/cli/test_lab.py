@@ -16,7 +16,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_list_names_ladders_steps_and_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, "list")
-    assert "conv: convolution" in text and "  registers       several filters a thread" in text
+    assert "conv: convolution" in text and "  registers       Several filters a thread" in text
     assert "L1 hit rate: L1 hits / all accesses" in text
     document = json.loads(told(capsys, "list", "--json"))
     assert [ladder["name"] for ladder in document["ladders"]] == ["conv", "product"]
@@ -25,7 +25,7 @@ def test_list_names_ladders_steps_and_metrics(capsys: pytest.CaptureFixture[str]
 
 def test_show_explains_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, "show", "product", "coalesced", "--gpu", "A100")
-    assert "Expect: Several times faster" in text
+    assert "// Expect: Several times faster" in text
     assert "-  const int row = blockIdx.x * blockDim.x + threadIdx.x;" in text
     assert "on NVIDIA A100, rows 4096, columns 4096, depth 4096" in text
     document = json.loads(told(capsys, "show", "conv", "naive", "--json"))

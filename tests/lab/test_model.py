@@ -114,6 +114,19 @@ def test_a_tile_with_its_halo_counted_by_hand() -> None:
     assert work.multiply_adds * 32 * 2 == shape.operations
 
 
+def test_a_register_tile_counted_by_hand() -> None:
+    """Four positions of 8 threads fill 32 columns: a row of the result is four sectors."""
+    shape = ConvolutionShape(2, 3, 10, 34, 16, 3, 3)
+    work = convolution_work("vectors", shape, (8, 4))
+    blocks = 2 * 2 * 2  # tiles, groups of filters, images
+    assert work.multiply_adds * 32 * 2 == shape.operations
+    assert reads(work, "x", "shared").requests == blocks * 3 * 9 * 4
+    assert reads(work, "w", "shared").requests == blocks * 3 * 9 * 2
+    assert reads(work, "x", "global").wanted_bytes == blocks * 3 * 34 * 6 * 4
+    y = reads(work, "y", "global", store=True)
+    assert (y.requests, y.sectors) == (blocks * 8 * 4, blocks * 8 * 4 * 4)
+
+
 @pytest.mark.parametrize("step", PRODUCT.steps, ids=lambda step: step.name)
 def test_products_counted_by_hand(step: Any) -> None:
     shape = ProductShape(256, 512, 64)
@@ -177,6 +190,7 @@ def test_a_study_of_every_ladder(machine: Any) -> None:
         for cell in written["cells"]:
             assert 0 < cell["coalescing"] <= 1 and 0 < cell["occupancy"] <= 1
             peak = machine.peak_operations
-            assert cell["operations"] / cell["predicted_seconds"] < peak
+            reached = cell["operations"] / cell["predicted_seconds"]
+            assert reached < cell["attainable_performance"] <= peak
             moved = cell["bytes"]
             assert moved["L1"] >= moved["L2"] * 0.999 and moved["L2"] * 1.001 >= moved["memory"]

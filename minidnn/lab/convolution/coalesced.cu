@@ -1,5 +1,11 @@
-// A warp computes 32 outputs that lie side by side in memory, whatever the width of the plane.
-// blockIdx.y is the filter, blockIdx.z the image.
+// Neighbouring threads, neighbouring addresses.
+//
+// Positions of the plane are numbered in the order in which they lie in memory, so that a warp's 32
+// outputs are neighbours whatever the width of the plane; images become blocks, too. blockIdx.y is
+// the filter, blockIdx.z the image.
+//
+// Expect: Fewer sectors for each of a warp's accesses, and no idle threads at the edges of rows.
+// More blocks, so that small planes fill the GPU.
 extern "C" __global__ void coalesced(const float *x, const float *w, float *y, int channels,
                                      int height, int width, int filters, int window_height,
                                      int window_width, int out_height, int out_width, int stride,

@@ -1,4 +1,10 @@
-// As before, with padding, stride and dilation: what lies outside the image is zero.
+// Padding, stride and dilation.
+//
+// The window's place is computed from stride, padding and dilation, and what lies outside the image
+// is skipped.
+//
+// Expect: Two comparisons and more address arithmetic for each product: slower than before on the
+// same shape. With a stride, a warp's reads spread over as many times the bytes.
 extern "C" __global__ void general(const float *x, const float *w, float *y, int batch,
                                    int channels, int height, int width, int filters,
                                    int window_height, int window_width, int out_height,

@@ -1,5 +1,11 @@
-// One thread an output: a position of one filter's plane, of all images in turn.
-// Blocks of (x, y) threads tile the plane; blockIdx.z is the filter.
+// One thread an output.
+//
+// A thread computes one position of one filter's plane, and loops over images, channels and window.
+// Nothing is kept: each product reads its two factors from memory. Blocks of (x, y) threads tile
+// the plane; blockIdx.z is the filter.
+//
+// Expect: Two reads a multiply-add keep the load units busy, not the arithmetic: expect a few
+// percent of the peak. Narrow blocks make a warp read pieces of several rows.
 extern "C" __global__ void naive(const float *x, const float *w, float *y, int batch, int channels,
                                  int height, int width, int filters, int window_height,
                                  int window_width, int out_height, int out_width) {

@@ -1,5 +1,10 @@
-// A thread computes GROUP filters at its position: what it reads of the tile it uses so often.
-// Their weights lie in shared memory, too.  blockIdx.y counts groups of filters.
+// Several filters a thread.
+//
+// A thread keeps the sums of GROUP filters in registers, and uses each number that it reads of the
+// tile for all of them. Their weights are copied to shared memory as well, where one read serves a
+// warp. blockIdx.y counts groups of filters.
+//
+// Expect: The tile is copied and read GROUP times less often; registers grow, occupancy may fall.
 extern "C" __global__ void __launch_bounds__(BLOCK_X *BLOCK_Y)
     registers(const float *x, const float *w, float *y, int channels, int height, int width,
               int filters, int out_height, int out_width, int padding) {

@@ -1,5 +1,12 @@
-// A block copies what its outputs need of a channel, with the halo around it, to shared memory,
-// and computes from there.  Tiles of the plane follow each other in blockIdx.x.
+// A tile with its halo in shared memory.
+//
+// Windows of neighbouring outputs overlap. A block copies what all its outputs need of a channel
+// once to shared memory, waits, and reads it from there; comparisons with the image's edges are
+// made once for each number, not for each product. Tiles of the plane follow each other in
+// blockIdx.x.
+//
+// Expect: Reads from global memory fall by about the size of the window. Each product still reads
+// shared memory, so that the load units remain the limit.
 extern "C" __global__ void tiled(const float *x, const float *w, float *y, int channels, int height,
                                  int width, int filters, int window_height, int window_width,
                                  int out_height, int out_width, int stride, int padding,

@@ -1,5 +1,9 @@
-// As before, compiled for one window, stride, dilation and block: loops over the window become
-// straight code, and places in the tile become numbers in it.
+// Compiled for one window.
+//
+// Window, stride, dilation and block stand in the text as numbers. The compiler writes loops over
+// the window out, and addresses in the tile become constants of the instructions.
+//
+// Expect: Most instructions that were not multiply-adds or reads disappear; more registers.
 extern "C" __global__ void __launch_bounds__(BLOCK_X *BLOCK_Y)
     unrolled(const float *x, const float *w, float *y, int channels, int height, int width,
              int filters, int out_height, int out_width, int padding) {

@@ -42,14 +42,18 @@ class _Threads:
         return self.row.shape[1]
 
 
-def _in_tiles(shape: ConvolutionShape, block: Block) -> _Threads:
-    across, down = shape.tiles(block)
-    tiles = sample(across * down, _TILES)[:, None, None]
-    number = lanes(block[0] * block[1])
-    row = tiles // across * block[1] + number // block[0]
-    column = tiles % across * block[0] + number % block[0]
+def _in_tiles(shape: ConvolutionShape, block: Block, positions: int = 1) -> _Threads:
+    """A thread's positions are a block apart, each of them instructions of its own."""
+    outputs = (block[0] * positions, block[1])
+    across, down = shape.tiles(outputs)
+    tiles = sample(across * down, _TILES)[:, None, None, None]
+    number, position = lanes(block[0] * block[1]), np.arange(positions)[:, None, None]
+    row = tiles // across * outputs[1] + number // block[0] + 0 * position
+    column = tiles % across * outputs[0] + number % block[0] + position * block[0]
     inside = (number >= 0) & (row < shape.out_height) & (column < shape.out_width)
-    return _Threads(np.where(inside, row, -1), column, across * down / len(tiles))
+    flat = (len(tiles), -1, 32)
+    row, column = np.where(inside, row, -1).reshape(flat), column.reshape(flat)
+    return _Threads(row, column, across * down / len(tiles))
 
 
 def _in_order(shape: ConvolutionShape, block: Block) -> _Threads:
@@ -123,30 +127,40 @@ def direct(
 
 
 def halo(
-    shape: ConvolutionShape, block: Block, parameters: Parameters, *, instructions: int = 0
+    shape: ConvolutionShape,
+    block: Block,
+    parameters: Parameters,
+    *,
+    instructions: int = 0,
+    width: int = 1,
 ) -> Work:
     """Of a step that copies tiles with their halo to shared memory; with so many instructions a
-    product, or none but reads and multiply-adds where the window is written out."""
+    product, or none but reads and multiply-adds where the window is written out.  ``width``:
+    weights that are read at a time."""
     group = parameters.get("GROUP", 1)
     groups = -(-shape.filters // group)
     count = block[0] * block[1]
-    threads = _in_tiles(shape, block)
-    width, height = shape.halo(block)
-    across, down = shape.tiles(block)
+    positions = parameters.get("POSITIONS", 1)
+    outputs = (block[0] * positions, block[1])
+    threads = _in_tiles(shape, block, positions)
+    tile_width, tile_height = shape.halo(outputs)
+    across, down = shape.tiles(outputs)
     tiles = sample(across * down, _TILES)[:, None, None]
-    taken = turns(count, width * height)
-    row = tiles // across * block[1] * shape.stride - shape.padding + taken // width
-    column = tiles % across * block[0] * shape.stride - shape.padding + taken % width
+    taken = turns(count, tile_width * tile_height)
+    row = tiles // across * outputs[1] * shape.stride - shape.padding + taken // tile_width
+    column = tiles % across * outputs[0] * shape.stride - shape.padding + taken % tile_width
     there = np.broadcast_to(taken >= 0, row.shape)
     at, planes = _image(shape, row, column, there)
     x = Access("x", "global", at, threads.share * planes * groups)
     blocks = len(tiles) * threads.share * groups * shape.batch
     channels = blocks * shape.channels
     number = lanes(count)
-    i, j = (k.reshape(-1, 1, 1) for k in np.divmod(np.arange(shape.taps), shape.window_width))
+    warps = len(number)
+    tap, position = np.divmod(np.arange(shape.taps * positions).reshape(-1, 1, 1), positions)
+    i, j = tap // shape.window_width, tap % shape.window_width
     row = number // block[0] * shape.stride + i * shape.dilation
-    column = number % block[0] * shape.stride + j * shape.dilation
-    place = np.where(number >= 0, row * width + column, -1).reshape(1, -1, 32)
+    column = (number % block[0] + position * block[0]) * shape.stride + j * shape.dilation
+    place = np.where(number >= 0, row * tile_width + column, -1).reshape(1, -1, 32)
     accesses = [
         x,
         Access("x", "shared", taken[None], channels, store=True),
@@ -155,24 +169,25 @@ def halo(
     ]
     copied = float((taken >= 0).any(-1).sum())
     if "GROUP" in parameters:
+        every = range(0, shape.taps * group, width)
         taken = turns(count, shape.taps * group)
         place = taken % group * shape.channels * shape.taps + taken // group
         accesses += [
             Access("w", "global", np.where(taken >= 0, place, -1)[None], channels),
             Access("w", "shared", taken[None], channels, store=True),
-            Access("w", "shared", uniform(range(shape.taps * group), threads.warps), channels),
+            Access("w", "shared", uniform(every, warps), channels, width=width),
         ]
         copied += float((taken >= 0).any(-1).sum())
     else:
-        at = uniform(range(min(shape.channels, _PLANES) * shape.taps), threads.warps)
+        at = uniform(range(min(shape.channels, _PLANES) * shape.taps), warps)
         times = channels / min(shape.channels, _PLANES)
         accesses.append(Access("w", "global", at, times))
-    products = channels * threads.warps * shape.taps
-    a_product = instructions or group + 1 + group
-    wait = SHARED_CYCLES + FMA_CYCLES if instructions else max(FMA_CYCLES, group)
+    taps = channels * warps * shape.taps
+    a_tap = instructions or group * positions + positions + -(-group // width)
+    wait = SHARED_CYCLES + FMA_CYCLES if instructions else max(FMA_CYCLES, group * positions)
     return Work(
         tuple(accesses),
-        products * group,
-        products * a_product + channels * copied * _COPY_INSTRUCTIONS,
+        taps * group * positions,
+        taps * a_tap + channels * copied * _COPY_INSTRUCTIONS,
         shape.channels * (L2_CYCLES + 2 * SHARED_CYCLES + shape.taps * wait),
     )

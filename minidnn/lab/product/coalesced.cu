@@ -1,4 +1,9 @@
-// As before, but threads that follow each other walk along a row of the result.
+// One thread an element, along the rows.
+//
+// Threads of a warp have neighbouring columns: they share one number of the first factor, and read
+// 32 neighbours of the second.
+//
+// Expect: Several times faster, for one exchanged pair of letters. Two reads a multiply-add remain.
 extern "C" __global__ void coalesced(const float *a, const float *b, float *y, int rows,
                                      int columns, int depth) {
   const int column = blockIdx.x * blockDim.x + threadIdx.x;

@@ -10,7 +10,6 @@ from ..step import Block, Ladder, LadderStep, Parameters, Sizes
 from .shape import ProductShape, multiply
 from .work import direct, tiles
 
-_FOLDER = Path(__file__).parent
 _MOST_STATIC = 48 << 10
 """Bytes of shared memory whose size stands in the text."""
 
@@ -52,81 +51,38 @@ def _fits(*, padded: int, whole_vectors: bool) -> Callable[..., str | None]:
     return why_not
 
 
-NAIVE = LadderStep(
-    "naive",
-    "one thread an element, down the columns",
-    "A thread reads a row of the first factor and a column of the second. Threads of a warp have "
-    "different rows: what they read and write at a time lies whole rows apart.",
-    "Each read of the first factor touches 32 sectors for 32 numbers: about one percent of the "
-    "peak.",
-    _FOLDER,
-    _by_rows,
-    partial(direct, down=True),
-)
-COALESCED = LadderStep(
-    "coalesced",
-    "one thread an element, along the rows",
-    "Threads of a warp have neighbouring columns: they share one number of the first factor, and "
-    "read 32 neighbours of the second.",
-    "Several times faster, for one exchanged pair of letters. Two reads a multiply-add remain.",
-    _FOLDER,
-    _by_columns,
-    direct,
-)
-TILED = LadderStep(
-    "tiled",
-    "square tiles in shared memory",
-    "A block copies a square of each factor to shared memory, and each number there is read by as "
-    "many threads as the square is wide.",
-    "Reads from L2 fall by the width of the tile. Shared memory is read twice a multiply-add, "
-    "which is now the limit.",
-    _FOLDER,
-    _by_columns,
-    tiles,
-    refusal=_square_only,
-)
-COLUMN_TILE = LadderStep(
-    "column_tile",
-    "several elements of a column a thread",
-    "A thread keeps THREAD_ROWS sums in registers: a number of the second factor is read once for "
-    "all of them.",
-    "Nearly half the reads of shared memory a multiply-add, and larger tiles: fewer reads from L2.",
-    _FOLDER,
-    _by_columns,
-    tiles,
-    {"THREAD_ROWS": 8, "TILE_DEPTH": 8},
-    _fits(padded=0, whole_vectors=False),
-)
-REGISTER_TILE = LadderStep(
-    "register_tile",
-    "a square of elements a thread",
-    "THREAD_ROWS x THREAD_COLUMNS sums are in registers: 16 reads serve 64 multiply-adds. Rows of "
-    "the first tile are one number longer, so that threads below each other use different banks.",
-    "A quarter of a read a multiply-add: arithmetic becomes the limit for the first time. "
-    "Registers allow few warps, which have enough independent work.",
-    _FOLDER,
-    _by_columns,
-    partial(tiles, apart=True, padded=1),
-    {"THREAD_ROWS": 8, "THREAD_COLUMNS": 8, "TILE_DEPTH": 8},
-    _fits(padded=1, whole_vectors=False),
-)
-VECTORS = LadderStep(
-    "vectors",
-    "four numbers an access",
-    "Global and shared memory are read as float4. The first factor's tile lies transposed, so that "
-    "four rows of it are one vector.",
-    "A quarter of the read instructions, which leaves the scheduler to multiply-adds.",
-    _FOLDER,
-    _by_columns,
-    partial(tiles, apart=True, padded=4, width=4),
-    {"THREAD_ROWS": 8, "THREAD_COLUMNS": 8, "TILE_DEPTH": 8},
-    _fits(padded=4, whole_vectors=True),
-)
+_step = partial(LadderStep, folder=Path(__file__).parent)
+_SQUARE = {"THREAD_ROWS": 8, "THREAD_COLUMNS": 8, "TILE_DEPTH": 8}
 
 PRODUCT = Ladder(
     "product",
     "matrix product, float32, rows of both factors one after the other",
     ProductShape(),
-    (NAIVE, COALESCED, TILED, COLUMN_TILE, REGISTER_TILE, VECTORS),
+    (
+        _step("naive", sizes=_by_rows, work=partial(direct, down=True)),
+        _step("coalesced", sizes=_by_columns, work=direct),
+        _step("tiled", sizes=_by_columns, work=tiles, refusal=_square_only),
+        _step(
+            "column_tile",
+            sizes=_by_columns,
+            work=tiles,
+            parameters={"THREAD_ROWS": 8, "TILE_DEPTH": 8},
+            refusal=_fits(padded=0, whole_vectors=False),
+        ),
+        _step(
+            "register_tile",
+            sizes=_by_columns,
+            work=partial(tiles, apart=True, padded=1),
+            parameters=_SQUARE,
+            refusal=_fits(padded=1, whole_vectors=False),
+        ),
+        _step(
+            "vectors",
+            sizes=_by_columns,
+            work=partial(tiles, apart=True, padded=4, width=4),
+            parameters=_SQUARE,
+            refusal=_fits(padded=4, whole_vectors=True),
+        ),
+    ),
     multiply,
 )

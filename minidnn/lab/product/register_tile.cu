@@ -1,5 +1,11 @@
-// A thread computes THREAD_ROWS x THREAD_COLUMNS elements: both factors' numbers are used several
-// times.  Its rows and columns are apart, so that threads of a warp read neighbouring words.
+// A square of elements a thread.
+//
+// THREAD_ROWS x THREAD_COLUMNS sums are in registers: 16 reads serve 64 multiply-adds. Rows of the
+// first tile are one number longer, so that threads below each other use different banks. A
+// thread's rows and columns are apart, so that threads of a warp read neighbouring words.
+//
+// Expect: A quarter of a read a multiply-add: arithmetic becomes the limit for the first time.
+// Registers allow few warps, which have enough independent work.
 extern "C" __global__ void __launch_bounds__(BLOCK_X *BLOCK_Y)
     register_tile(const float *a, const float *b, float *y, int rows, int columns, int depth) {
   constexpr int TILE_ROWS = BLOCK_Y * THREAD_ROWS, TILE_COLUMNS = BLOCK_X * THREAD_COLUMNS;

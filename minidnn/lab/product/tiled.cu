@@ -1,4 +1,10 @@
-// A block copies a square of each factor to shared memory, multiplies them, and goes on.
+// Square tiles in shared memory.
+//
+// A block copies a square of each factor to shared memory, and each number there is read by as many
+// threads as the square is wide.
+//
+// Expect: Reads from L2 fall by the width of the tile. Shared memory is read twice a multiply-add,
+// which is now the limit.
 extern "C" __global__ void __launch_bounds__(BLOCK_X *BLOCK_Y)
     tiled(const float *a, const float *b, float *y, int rows, int columns, int depth) {
   constexpr int TILE = BLOCK_X;  // blocks are square

@@ -1,5 +1,9 @@
-// As before, four numbers at a time: float4 is read from memory and from shared memory, and stored.
-// The tile of a lies transposed, so that four of its rows are one vector.
+// Four numbers an access.
+//
+// Global and shared memory are read as float4. The first factor's tile lies transposed, so that
+// four rows of it are one vector.
+//
+// Expect: A quarter of the read instructions, which leaves the scheduler to multiply-adds.
 extern "C" __global__ void __launch_bounds__(BLOCK_X *BLOCK_Y)
     vectors(const float *a, const float *b, float *y, int rows, int columns, int depth) {
   constexpr int TILE_ROWS = BLOCK_Y * THREAD_ROWS, TILE_COLUMNS = BLOCK_X * THREAD_COLUMNS;
