@@ -107,10 +107,10 @@ def sample(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
-def uniform(values: Iterable[int], warps: int) -> np.ndarray:
-    """Instructions of which all lanes want the same float, once for each warp of a block."""
-    at = np.repeat(np.fromiter(values, int), warps)
-    return np.repeat(at[None, :, None], WARP, axis=2)
+def uniform(values: Iterable[int], threads: int) -> np.ndarray:
+    """Instructions of which all threads of a block want the same float, for each of some."""
+    value = np.fromiter(values, int).reshape(-1, 1, 1)
+    return np.where(lanes(threads) >= 0, value, -1).reshape(1, -1, WARP)
 
 
 def _keys(at: np.ndarray, size: int) -> np.ndarray:

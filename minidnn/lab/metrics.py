@@ -109,10 +109,7 @@ METRICS = (
         "dram__cycles_elapsed.avg.per_second / sm__cycles_elapsed.avg.per_second",
     ),
     Metric(
-        "register pressure",
-        "registers a thread / 255",
-        "",
-        "launch__registers_per_thread / 255",
+        "register pressure", "registers a thread / 255", "", "launch__registers_per_thread / 255"
     ),
     Metric("spills", "bytes of registers that a thread keeps in memory", "B", ""),
     Metric("waves", "blocks / (multiprocessors * blocks that fit one)", "", ""),

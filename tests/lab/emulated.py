@@ -26,7 +26,7 @@ class Case:
     parameters: Parameters | None = None
 
 
-def draw(ladder: Ladder, step: LadderStep, shape: Any) -> dict[str, np.ndarray]:
+def draw(step: LadderStep, shape: Any) -> dict[str, np.ndarray]:
     """Operands for a step, its output left out."""
     random = np.random.default_rng(0)
     names = [name for name in step.operands(shape) if name != "y"]
@@ -36,10 +36,10 @@ def draw(ladder: Ladder, step: LadderStep, shape: Any) -> dict[str, np.ndarray]:
 def check(ladder: Ladder, step: LadderStep, cases: Sequence[Case], folder: Path) -> None:
     """Every case beside the reference, and the same bits when threads take turns backwards; they
     are compiled together."""
-    launches = [_plain(step.launch(case.shape, case.block, case.parameters)) for case in cases]
+    launches = [plain(step.launch(case.shape, case.block, case.parameters)) for case in cases]
     kernels = Emulated([launch.source for launch in launches], folder)
     for case, launch in zip(cases, launches, strict=True):
-        operands = draw(ladder, step, case.shape)
+        operands = draw(step, case.shape)
         y = run(kernels, step, launch, case.shape, operands, False)
         expected = ladder.reference(case.shape, operands)
         atol = 2e-6 * max(1.0, float(np.abs(expected).max()))
@@ -71,7 +71,7 @@ def run(
     return result
 
 
-def _plain(launch: Launch) -> Launch:
+def plain(launch: Launch) -> Launch:
     """Shared memory whose size the launch says, as the emulator has it."""
     text = _DYNAMIC.sub(r"MD_SHARED; \1 *const \2 = (\1 *)md_shared;", launch.source.text)
     return replace(launch, source=replace(launch.source, text=text))

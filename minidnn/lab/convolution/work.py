@@ -114,7 +114,7 @@ def direct(
     at, planes = _image(shape, row.reshape(flat), column.reshape(flat), there.reshape(flat))
     x = Access("x", "global", at, threads.share * planes * shape.filters)
     weight = np.arange(at.shape[1]) // threads.warps % (shape.channels * shape.taps)
-    weights = np.where((at >= 0).any(-1, keepdims=True), weight[:, None], -1)
+    weights = np.where(at >= 0, weight[:, None], -1)
     w = Access("w", "constant" if constant else "global", weights, x.times)
     products = shape.channels * shape.taps * (shape.batch if images_in_turn else 1)
     return Work(
@@ -155,7 +155,6 @@ def halo(
     blocks = len(tiles) * threads.share * groups * shape.batch
     channels = blocks * shape.channels
     number = lanes(count)
-    warps = len(number)
     tap, position = np.divmod(np.arange(shape.taps * positions).reshape(-1, 1, 1), positions)
     i, j = tap // shape.window_width, tap % shape.window_width
     row = number // block[0] * shape.stride + i * shape.dilation
@@ -171,18 +170,21 @@ def halo(
     if "GROUP" in parameters:
         every = range(0, shape.taps * group, width)
         taken = turns(count, shape.taps * group)
-        place = taken % group * shape.channels * shape.taps + taken // group
+        chosen = sample(groups, _PLANES)
+        filter = chosen.reshape(-1, 1, 1) * group + taken % group
+        place = filter * shape.channels * shape.taps + taken // group
+        place = np.where((taken >= 0) & (filter < shape.filters), place, -1)
         accesses += [
-            Access("w", "global", np.where(taken >= 0, place, -1)[None], channels),
+            Access("w", "global", place, channels / len(chosen)),
             Access("w", "shared", taken[None], channels, store=True),
-            Access("w", "shared", uniform(every, warps), channels, width=width),
+            Access("w", "shared", uniform(every, count), channels, width=width),
         ]
         copied += float((taken >= 0).any(-1).sum())
     else:
-        at = uniform(range(min(shape.channels, _PLANES) * shape.taps), warps)
+        at = uniform(range(min(shape.channels, _PLANES) * shape.taps), count)
         times = channels / min(shape.channels, _PLANES)
         accesses.append(Access("w", "global", at, times))
-    taps = channels * warps * shape.taps
+    taps = channels * len(number) * shape.taps
     a_tap = instructions or group * positions + positions + -(-group // width)
     wait = SHARED_CYCLES + FMA_CYCLES if instructions else max(FMA_CYCLES, group * positions)
     return Work(

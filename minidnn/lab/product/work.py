@@ -68,7 +68,7 @@ def tiles(
     deep = parameters.get("TILE_DEPTH", block[0])
     rows, columns, threads = block[1] * down, block[0] * across, block[0] * block[1]
     top, left, share = _corners(shape, (rows, columns))
-    steps = -(-shape.depth // deep)
+    steps, whole = -(-shape.depth // deep), max(1.0, shape.depth / deep)
     blocks = len(top) * share
 
     i, k = np.divmod(turns(threads, rows * deep // width), deep // width)
@@ -76,7 +76,7 @@ def tiles(
     at = np.where(
         (i >= 0) & (top + i < shape.rows) & (k < shape.depth), (top + i) * shape.depth + k, -1
     )
-    a = Access("a", "global", at, share * steps, width=width)
+    a = Access("a", "global", at, share * whole, width=width)
     kept = np.where(i >= 0, k * (rows + padded) + i if width > 1 else i * (deep + padded) + k, -1)
     to_a = Access("a", "shared", kept[None], blocks * steps * width, store=True)
 
@@ -84,7 +84,7 @@ def tiles(
     i, j = taken // (columns // width), taken % (columns // width) * width
     there = (taken >= 0) & (i < shape.depth) & (left + j < shape.columns)
     b = Access(
-        "b", "global", np.where(there, i * shape.columns + left + j, -1), share * steps, width=width
+        "b", "global", np.where(there, i * shape.columns + left + j, -1), share * whole, width=width
     )
     kept = np.where(taken >= 0, taken * width, -1)
     to_b = Access("b", "shared", kept[None], blocks * steps, store=True, width=width)
