@@ -64,7 +64,13 @@ class Access:
             return 0.0
         if self.space == "global":
             return float(_distinct(_keys(self.at, _LINE)).sum()) * self.times
-        return float(_conflicts(self.at, self.width).sum()) * self.times
+        return float(_bank_turns(self.at, self.width).sum()) * self.times
+
+    @property
+    def least_wavefronts(self) -> float:
+        """The same of shared memory, were its words spread over the banks."""
+        words = _distinct(_words(self.at, self.width))
+        return float((-(-words // _BANKS)).sum()) * self.times
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,13 +131,16 @@ def _distinct(keys: np.ndarray) -> np.ndarray:
     return new.sum(-1)
 
 
-def _conflicts(at: np.ndarray, width: int) -> np.ndarray:
+def _words(at: np.ndarray, width: int) -> np.ndarray:
+    words = np.where(at[..., None] >= 0, at[..., None] + np.arange(width), -1)
+    return words.reshape(-1, at.shape[-1] * width)
+
+
+def _bank_turns(at: np.ndarray, width: int) -> np.ndarray:
     """The most different words that one bank gives, for each instruction."""
-    words = at[..., None] + np.arange(width)
-    words = np.where(at[..., None] >= 0, words, -1).reshape(-1, at.shape[-1] * width)
-    ordered = np.sort(words, axis=-1)
-    new = ordered >= 0
-    new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    words = np.sort(_words(at, width), axis=-1)
+    new = words >= 0
+    new[:, 1:] &= words[:, 1:] != words[:, :-1]
     rows = np.repeat(np.arange(len(words))[:, None], words.shape[1], axis=1)
-    given = np.bincount((rows * _BANKS + ordered % _BANKS)[new], minlength=len(words) * _BANKS)
+    given = np.bincount((rows * _BANKS + words % _BANKS)[new], minlength=len(words) * _BANKS)
     return given.reshape(-1, _BANKS).max(-1)

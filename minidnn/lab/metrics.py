@@ -31,6 +31,7 @@ _FLOPS = " + ".join(
     for name, factor in (("fadd", ""), ("fmul", ""), ("ffma", "2 * "))
 )
 _TIME, _DRAM = "gpu__time_duration.sum", "dram__bytes.sum"
+_TURNS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
 
 METRICS = (
     Metric("execution time", "time from the kernel's start to its end", "s", ""),
@@ -89,6 +90,12 @@ METRICS = (
         "bytes of shared memory a wavefront / most bytes of one",
         "",
         "smsp__sass_average_data_bytes_per_wavefront_mem_shared.pct / 100",
+    ),
+    Metric(
+        "bank conflicts",
+        "turns of shared memory / turns that as many words need",
+        "",
+        f"{_TURNS} / ({_TURNS} - l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum)",
     ),
     Metric("L1 hit rate", "L1 hits / all accesses", "", "l1tex__t_sector_hit_rate.pct / 100"),
     Metric(

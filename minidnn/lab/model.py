@@ -86,6 +86,13 @@ class Prediction:
         reads = [one for one in self._global if not one.store]
         return sum(one.wanted_bytes for one in reads) / (32 * sum(one.sectors for one in reads))
 
+    @cached_property
+    def bank_conflicts(self) -> float:
+        """The metric of that name; 1 without shared memory, too."""
+        shared = [one for one in self.work.accesses if one.space == "shared"]
+        least = sum(one.least_wavefronts for one in shared)
+        return sum(one.wavefronts for one in shared) / least if least else 1.0
+
     @property
     def _global(self) -> list[Access]:
         return [one for one in self.work.accesses if one.space == "global"]
@@ -142,6 +149,7 @@ class Prediction:
             "operational_intensity": self.intensity,
             "attainable_performance": roofline_of(self.machine).attainable(self.intensity),
             "coalescing": self.coalescing,
+            "bank_conflicts": self.bank_conflicts,
             "seconds_by_part": self.limits,
             "predicted_limit": self.limit,
             "predicted_seconds": self.seconds,

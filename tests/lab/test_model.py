@@ -53,19 +53,20 @@ def test_transactions_of_the_lecture() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "width", "turns"),
+    ("at", "width", "turns", "least"),
     [
-        (LANES, 1, 1),
-        (2 * LANES, 1, 2),
-        (32 * LANES, 1, 32),
-        (33 * LANES, 1, 1),  # rows one word longer
-        (0 * LANES, 1, 1),
-        (LANES // 16 * 18 + LANES % 16, 1, 2),  # two rows of a tile 18 wide
-        (4 * LANES, 4, 4),
+        (LANES, 1, 1, 1),
+        (2 * LANES, 1, 2, 1),
+        (32 * LANES, 1, 32, 1),
+        (33 * LANES, 1, 1, 1),  # rows one word longer
+        (0 * LANES, 1, 1, 1),
+        (LANES // 16 * 18 + LANES % 16, 1, 2, 1),  # two rows of a tile 18 wide
+        (4 * LANES, 4, 4, 4),
     ],
 )
-def test_bank_conflicts(at: np.ndarray, width: int, turns: int) -> None:
-    assert access(at, "shared", width).wavefronts == turns
+def test_bank_conflicts(at: np.ndarray, width: int, turns: int, least: int) -> None:
+    found = access(at, "shared", width)
+    assert (found.wavefronts, found.least_wavefronts) == (turns, least)
 
 
 def convolution_work(name: str, shape: ConvolutionShape, block: Block) -> Work:
@@ -192,5 +193,6 @@ def test_a_study_of_every_ladder(machine: Any) -> None:
             peak = machine.peak_operations
             reached = cell["operations"] / cell["predicted_seconds"]
             assert reached < cell["attainable_performance"] <= peak
+            assert cell["bank_conflicts"] >= 1
             moved = cell["bytes"]
             assert moved["L1"] >= moved["L2"] * 0.999 and moved["L2"] * 1.001 >= moved["memory"]

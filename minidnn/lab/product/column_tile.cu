@@ -1,7 +1,8 @@
 // Several elements of a column a thread.
 //
 // A thread keeps THREAD_ROWS sums in registers: a number of the second factor is read once for all
-// of them. A block goes TILE_DEPTH products on at a time.
+// of them. A block goes TILE_DEPTH products on at a time. Rows of the first tile are one number
+// longer, so that threads below each other use different banks.
 //
 // Expect: Nearly half the reads of shared memory a multiply-add, and larger tiles: fewer reads from
 // L2.
@@ -9,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_X *BLOCK_Y)
     column_tile(const float *a, const float *b, float *y, int rows, int columns, int depth) {
   constexpr int TILE_ROWS = BLOCK_Y * THREAD_ROWS, TILE_COLUMNS = BLOCK_X;
   constexpr int THREADS = BLOCK_X * BLOCK_Y;
-  __shared__ float of_a[TILE_ROWS][TILE_DEPTH], of_b[TILE_DEPTH][TILE_COLUMNS];
+  __shared__ float of_a[TILE_ROWS][TILE_DEPTH + 1], of_b[TILE_DEPTH][TILE_COLUMNS];
   const int top = blockIdx.y * TILE_ROWS, left = blockIdx.x * TILE_COLUMNS;
   const int i = threadIdx.y * THREAD_ROWS, j = threadIdx.x;
   const int thread = threadIdx.y * BLOCK_X + threadIdx.x;

@@ -65,9 +65,9 @@ PRODUCT = Ladder(
         _step(
             "column_tile",
             sizes=_by_columns,
-            work=tiles,
+            work=partial(tiles, padded=1),
             parameters={"THREAD_ROWS": 8, "TILE_DEPTH": 8},
-            refusal=_fits(padded=0, whole_vectors=False),
+            refusal=_fits(padded=1, whole_vectors=False),
         ),
         _step(
             "register_tile",

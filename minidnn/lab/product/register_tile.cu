@@ -1,8 +1,7 @@
 // A square of elements a thread.
 //
-// THREAD_ROWS x THREAD_COLUMNS sums are in registers: 16 reads serve 64 multiply-adds. Rows of the
-// first tile are one number longer, so that threads below each other use different banks. A
-// thread's rows and columns are apart, so that threads of a warp read neighbouring words.
+// THREAD_ROWS x THREAD_COLUMNS sums are in registers: 16 reads serve 64 multiply-adds. A thread's
+// rows and columns are apart, so that threads of a warp read neighbouring words.
 //
 // Expect: A quarter of a read a multiply-add: arithmetic becomes the limit for the first time.
 // Registers allow few warps, which have enough independent work.
