@@ -1,4 +1,4 @@
-# make demo       classify handwritten digits, writes out/digits.png; run networks depth first
+# make demo       train on handwritten digits, read others (out/digits.png); run networks depth first
 # make test       linters, types and tests, as CI runs them (under 20 minutes on 2 cores)
 # make test-full  the same with every long variant
 # make quick      linters, types, the core on the reference and one network on the CPU engine

@@ -1,7 +1,7 @@
 """A small residual network that reads scikit-learn's handwritten digits.
 
-Its weights lie beside this file; ``tools/train_digits.py`` trained them on the first 1,437 of the
-1,797 images and left out the last 360.
+Its weights lie beside this file; ``demo/digits.py --weights`` trained them on the first 1,437 of
+the 1,797 images and left out the last 360.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ class Block(L.Layer):
 
 class Digits(L.Layer):
     """Takes (N, 1, 8, 8), ink from 0 to 1, and gives (N, num_classes), a score for each."""
-
-    input_shape = (1, 8, 8)
 
     #: One image, as (channels, rows, columns).
     input_shape = (1, 8, 8)

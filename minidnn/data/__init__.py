@@ -9,7 +9,15 @@ for x, target in train:  # one epoch: float32 (N, C, H, W), int64 (N,)
 """
 
 from minidnn.data.adapter import Batches
-from minidnn.data.augment import ColorJitter, Cutout, Flip, Normalize, RandomCrop, ResizedCrop
+from minidnn.data.augment import (
+    Affine,
+    ColorJitter,
+    Cutout,
+    Flip,
+    Normalize,
+    RandomCrop,
+    ResizedCrop,
+)
 from minidnn.data.bundled import FASHION_CLASSES, digits, fashion_mnist, read_idx
 from minidnn.data.datasets import Arrays, DataError, Dataset, Samples
 from minidnn.data.draws import Draws
@@ -18,6 +26,7 @@ from minidnn.data.loader import Loader
 
 __all__ = [
     "FASHION_CLASSES",
+    "Affine",
     "Arrays",
     "Batches",
     "ColorJitter",

@@ -17,7 +17,7 @@ from minidnn.data.datasets import DataError
 from minidnn.data.draws import Draws
 from minidnn.pictures import IMAGENET_MEAN, IMAGENET_STD
 
-__all__ = ["ColorJitter", "Cutout", "Flip", "Normalize", "RandomCrop", "ResizedCrop"]
+__all__ = ["Affine", "ColorJitter", "Cutout", "Flip", "Normalize", "RandomCrop", "ResizedCrop"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,58 @@ class RandomCrop:
         out = np.empty((n, channels, self.size, self.size), np.float32)
         for i, (top, left) in enumerate(zip(tops, lefts, strict=True)):
             out[i] = padded[i, :, top : top + self.size, left : left + self.size]
+        return out
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Turns, shifts, scales and shears each picture by random amounts about its middle; what comes
+    from outside is 0.
+
+    Args:
+        degrees: the most that it is turned by in either direction.
+        shift: the most that it is moved by, as a share of its width and of its height.
+        scale: the most that width and height, each for itself, grow or shrink by.
+        shear: the most columns that a row moves by for each row from the middle.
+    """
+
+    degrees: float = 0.0
+    shift: float = 0.0
+    scale: float = 0.0
+    shear: float = 0.0
+
+    def __call__(self, x: np.ndarray, draws: Draws) -> np.ndarray:
+        n, channels, height, width = _sizes(self, x)
+        amounts = draws.uniform(6, 1, 1, low=-1.0).swapaxes(0, 1)
+        angle, shear = np.radians(self.degrees) * amounts[0], self.shear * amounts[1]
+        across, down = 1 + self.scale * amounts[2], 1 + self.scale * amounts[3]
+        middle, center = (height - 1) / 2, (width - 1) / 2
+        v, u = np.arange(height)[:, None] - middle, np.arange(width) - center
+        cos, sin = np.cos(angle), np.sin(angle)
+        # Where each pixel comes from, (N, H, W): between two rows and two columns.
+        rows = middle + sin * across * u + (shear * sin + cos) * down * v
+        columns = center + cos * across * u + (shear * cos - sin) * down * v
+        rows, columns = (
+            rows + self.shift * height * amounts[4],
+            columns + self.shift * width * amounts[5],
+        )
+        tops, lefts = np.floor(rows), np.floor(columns)
+        samples, planes = np.ogrid[:n, :channels]
+        out = np.zeros_like(x)
+        for row, column in (
+            (tops, lefts),
+            (tops, lefts + 1),
+            (tops + 1, lefts),
+            (tops + 1, lefts + 1),
+        ):
+            share = (1 - abs(rows - row)) * (1 - abs(columns - column))
+            share *= (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            r = np.clip(row, 0, height - 1).astype(np.int64)[:, None]
+            c = np.clip(column, 0, width - 1).astype(np.int64)[:, None]
+            out += (
+                share[:, None].astype(np.float32)
+                * x[samples[..., None, None], planes[..., None, None], r, c]
+            )
         return out
 
 

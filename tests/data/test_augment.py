@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from minidnn.data import (
+    Affine,
     ColorJitter,
     Cutout,
     DataError,
@@ -168,10 +169,35 @@ def test_cutout(x: np.ndarray, size: int) -> None:
     np.testing.assert_array_equal(Cutout(size, (0.1, 0.2, 0.3), 0.7)(x, draws()), expected)
 
 
+def test_affine(x: np.ndarray) -> None:
+    torch = pytest.importorskip("torch")
+    step = Affine(degrees=25, shift=0.2, scale=0.3, shear=0.2)
+    u = draws().uniform(6, low=-1.0)
+    angle, shear = np.radians(25) * u[:, 0], 0.2 * u[:, 1]
+    across, down = 1 + 0.3 * u[:, 2], 1 + 0.3 * u[:, 3]
+    cos, sin = np.cos(angle), np.sin(angle)
+    # In PyTorch's coordinates, -1 to 1 along each side.
+    long = COLUMNS / ROWS
+    theta = [
+        [cos * across, (shear * cos - sin) * down / long, 0.4 * u[:, 5]],
+        [sin * across * long, (shear * sin + cos) * down, 0.4 * u[:, 4]],
+    ]
+    size = list(x.shape)
+    grid = torch.nn.functional.affine_grid(
+        torch.from_numpy(np.array(theta).transpose(2, 0, 1)), size, align_corners=False
+    )
+    expected = torch.nn.functional.grid_sample(
+        torch.from_numpy(x.astype(np.float64)), grid, align_corners=False
+    )
+    np.testing.assert_allclose(step(x, draws()), expected, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(Affine()(x, draws()), x)
+
+
 @pytest.mark.parametrize(
     "step",
     [
         *(Normalize(), Flip(), RandomCrop(9, 2), ResizedCrop(9), Cutout(5)),
+        Affine(15, 0.1, 0.15, 0.15),
         ColorJitter(0.4, 0.4, 0.4, 0.1),
     ],
     ids=lambda step: type(step).__name__,
