@@ -58,6 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="NAME=N,...",
             help="sizes other than the ladder's own, such as batch=1,channels=3",
         )
+        one.add_argument(
+            "--parameters",
+            default={},
+            type=_numbers,
+            metavar="NAME=N,...",
+            help="numbers that steps are compiled with, such as GROUP=4,POSITIONS=2",
+        )
     for one in (listing, show, model):
         one.add_argument("--json", action="store_true", help="print JSON")
         # The command's own, which may stand behind the action, too.
@@ -112,7 +119,7 @@ def _show(options: argparse.Namespace) -> tuple[Any, str]:
     step = ladder.step(options.step)
     before = ladder.before(step)
     difference = _difference(before, step) if before else []
-    written = study(ladder, [step], options.block, shape, machine)
+    written = study(ladder, [step], options.block, shape, machine, options.parameters)
     document = {**written, "step": _about(step), "source": step.text, "difference": difference}
     lines = [step.text.rstrip(), ""]
     if before:
@@ -134,7 +141,7 @@ def _model(options: argparse.Namespace) -> tuple[Any, str]:
     steps = ladder.steps
     if options.step:
         steps = tuple(ladder.step(name) for name in options.step.split(","))
-    written = study(ladder, steps, options.block, shape, machine)
+    written = study(ladder, steps, options.block, shape, machine, options.parameters)
     lines = [f"{ladder.title}, on {machine.name}", *_wrapped(_sizes(shape)), ""]
     return written, "\n".join([*lines, *_table(written["cells"])])
 
@@ -202,6 +209,11 @@ def _asked(options: argparse.Namespace) -> tuple[Ladder, Any, Machine]:
     for name in options.shape:
         if name not in names:
             raise UnsupportedError(f"--shape: {name!r} is no size; valid are {', '.join(names)}")
+    own = sorted({name for step in ladder.steps for name in step.parameters})
+    for name, number in options.parameters.items():
+        if name not in own or number < 1:
+            told = f"--parameters: {name}={number}; valid are numbers from 1 on of {', '.join(own)}"
+            raise UnsupportedError(told)
     if options.gpu not in CARDS:
         raise UnsupportedError(f"--gpu: {options.gpu!r} is not described; {', '.join(CARDS)} are")
     return ladder, replace(ladder.shape, **options.shape), CARDS[options.gpu]

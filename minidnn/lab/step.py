@@ -79,9 +79,14 @@ class LadderStep:
         whole = "\n".join(line.removeprefix("//").strip() for line in lines)
         return [" ".join(part.split()) for part in whole.split("\n\n")]
 
+    def with_own(self, parameters: Parameters | None) -> dict[str, int]:
+        """Its parameters, those that are given in place of its own; others are not its."""
+        given = parameters or {}
+        return {name: given.get(name, number) for name, number in self.parameters.items()}
+
     def launch(self, shape: Any, block: Block, parameters: Parameters | None = None) -> Launch:
         """The kernel for a shape, and its launch."""
-        parameters = {**self.parameters, **(parameters or {})}
+        parameters = self.with_own(parameters)
         grid, threads, shared_bytes = self.sizes(shape, block, parameters)
         return Launch(self._source(shape, block, parameters), grid, threads, shared_bytes)
 
@@ -121,7 +126,7 @@ class LadderStep:
         self, shape: Any, block: Block, machine: Machine, parameters: Parameters | None = None
     ) -> str | None:
         """Why this cannot be launched; None if it can."""
-        parameters = {**self.parameters, **(parameters or {})}
+        parameters = self.with_own(parameters)
         if (reason := self.refusal(shape, block, parameters)) is not None:
             return reason
         if not 1 <= block[0] * block[1] <= MOST_THREADS:

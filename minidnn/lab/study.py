@@ -12,7 +12,7 @@ from ..backends.cuda.kernels import Launch
 from ..backends.cuda.machine import Machine
 from .model import Prediction
 from .occupancy import why_no_block
-from .step import Block, Ladder, LadderStep
+from .step import Block, Ladder, LadderStep, Parameters
 
 FORMAT, VERSION = "minidnn lab study", 1
 
@@ -23,9 +23,11 @@ def predict(
     blocks: Sequence[Block],
     shape: Any,
     machine: Machine,
+    parameters: Parameters | None = None,
 ) -> dict[tuple[str, Block], Prediction | str]:
     """The model's view of each step with each block, or why it cannot be launched; their kernels
-    are compiled together, for the registers that they take.
+    are compiled together, for the registers that they take.  ``parameters`` are those that are not
+    as the steps have them; each step takes its own.
 
     Raises:
         DeviceError: there is no NVRTC, or the limits of the machine are not known.
@@ -33,9 +35,11 @@ def predict(
     found: dict[tuple[str, Block], Prediction | str] = {}
     launches: dict[tuple[str, Block], Launch] = {}
     for step, block in product(steps, blocks):
-        found[step.name, block] = reason = step.why_not(shape, block, machine) or ""
+        found[step.name, block] = reason = (
+            step.why_not(shape, block, machine, step.with_own(parameters)) or ""
+        )
         if not reason:
-            launches[step.name, block] = step.launch(shape, block)
+            launches[step.name, block] = step.launch(shape, block, step.with_own(parameters))
     sources = [launch.source for launch in launches.values()]
     kernels = compile_kernels(sources, machine.arch) if sources else []
     for (name, block), kernel in zip(launches, kernels, strict=True):
@@ -47,7 +51,7 @@ def predict(
             launch,
             machine,
             resources,
-            step.work(shape, block, step.parameters),
+            step.work(shape, block, step.with_own(parameters)),
             shape.operations,
             shape.operands,
         )
@@ -60,13 +64,15 @@ def study(
     blocks: Sequence[Block],
     shape: Any,
     machine: Machine,
+    parameters: Parameters | None = None,
 ) -> dict[str, Any]:
     """What :func:`predict` finds, with all that it was asked for."""
     cells = []
-    for (name, block), found in predict(ladder, steps, blocks, shape, machine).items():
+    predictions = predict(ladder, steps, blocks, shape, machine, parameters)
+    for (name, block), found in predictions.items():
         told = {"why_not": found} if isinstance(found, str) else found.record()
-        parameters = dict(ladder.step(name).parameters)
-        cells.append({"step": name, "block": list(block), "parameters": parameters, **told})
+        used = ladder.step(name).with_own(parameters)
+        cells.append({"step": name, "block": list(block), "parameters": used, **told})
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -46,6 +46,16 @@ def test_model_is_a_table_or_a_study(capsys: pytest.CaptureFixture[str]) -> None
     assert "why_not" in cells["fused", 64, 32]
 
 
+def test_parameters_go_to_the_steps_that_have_them(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("model", "conv", "--step", "tiled,positions,vectors", "--json")
+    written = json.loads(told(capsys, *arguments, "--parameters", "GROUP=6,POSITIONS=2"))
+    tiled, positions, vectors = written["cells"]
+    assert tiled["parameters"] == {} and "registers" in tiled
+    assert positions["parameters"] == {"GROUP": 6, "POSITIONS": 2}
+    assert positions["grid"] == [2 * 4, 6, 32]
+    assert vectors["why_not"] == "GROUP=6; this step wants a multiple of 4"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -53,6 +63,11 @@ def test_model_is_a_table_or_a_study(capsys: pytest.CaptureFixture[str]) -> None
         (["model", "fft"], "no ladder is called 'fft'; there are conv, product"),
         (["model", "conv", "--gpu", "H300"], "'H300' is not described; A100, RTX3090, RTX4090"),
         (["model", "conv", "--shape", "depth=3"], "'depth' is no size; valid are batch, channels"),
+        (
+            ["model", "conv", "--parameters", "TILE=3"],
+            "TILE=3; valid are numbers from 1 on of GROUP",
+        ),
+        (["model", "conv", "--parameters", "GROUP=0"], "GROUP=0; valid are numbers from 1 on"),
         (["model", "conv", "--shape", "width=1"], "the window is larger than the padded image"),
     ],
 )

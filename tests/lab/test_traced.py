@@ -45,7 +45,7 @@ def cases_of(ladder: Ladder, step: LadderStep) -> list[Case]:
     for case in generated(step, 40):
         across, down = case.shape.tiles(case.block)
         planes = max(case.shape.batch * case.shape.channels, case.shape.filters)
-        if across * down <= 64 and planes <= 8:
+        if across * down <= 36 and planes <= 8:
             whole.append(case)
     return whole[:8]
 

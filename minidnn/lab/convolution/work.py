@@ -21,7 +21,7 @@ from ..access import (
 from ..step import Block, Parameters
 from .shape import ConvolutionShape
 
-_TILES, _PLANES = 64, 8
+_TILES, _PLANES = 36, 8
 """Tiles and planes of the image that are looked at; every eighth plane begins at the same place of
 a sector."""
 _COPY_INSTRUCTIONS = 14
