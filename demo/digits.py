@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,10 @@ def noise(x: np.ndarray, draws: md.data.Draws) -> np.ndarray:
 
 def train(network: md.Layer, epochs: int, device: str | None) -> md.Trainer:
     """Trains a network; returns its trainer, which has the weights and what each epoch measured."""
-    augment = [md.data.Affine(degrees=15, shift=0.1, scale=0.15, shear=0.15), noise]
+    augment: list[Callable[..., np.ndarray]] = [
+        md.data.Affine(degrees=15, shift=0.1, scale=0.15, shear=0.15),
+        noise,
+    ]
     loader = md.data.Loader(
         md.data.digits(train=True, augment=augment), BATCH, shuffle=True, drop_last=True
     )

@@ -29,6 +29,7 @@ from minidnn.cli import (
     export,
     lab,
     listing,
+    train,
 )
 from minidnn.errors import MiniDNNError, MiniDNNWarning
 
@@ -96,7 +97,19 @@ def _parser() -> argparse.ArgumentParser:
         "-v", "--verbose", action="count", default=0, help="say what is done; twice: in detail"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    modules = (classify, explain, export, bench, bisect, compare, lab, listing, doctor, cache)
+    modules = (
+        classify,
+        train,
+        explain,
+        export,
+        bench,
+        bisect,
+        compare,
+        lab,
+        listing,
+        doctor,
+        cache,
+    )
     for module in modules:
         name = getattr(module, "NAME", module.__name__.rpartition(".")[2])
         sub = commands.add_parser(

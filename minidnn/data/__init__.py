@@ -19,7 +19,7 @@ from minidnn.data.augment import (
     ResizedCrop,
 )
 from minidnn.data.bundled import FASHION_CLASSES, digits, fashion_mnist, read_idx
-from minidnn.data.datasets import Arrays, DataError, Dataset, Samples
+from minidnn.data.datasets import Arrays, DataError, Dataset, Samples, Subset
 from minidnn.data.draws import Draws
 from minidnn.data.folder import Folder
 from minidnn.data.loader import Loader
@@ -41,6 +41,7 @@ __all__ = [
     "RandomCrop",
     "ResizedCrop",
     "Samples",
+    "Subset",
     "digits",
     "fashion_mnist",
     "read_idx",

@@ -11,7 +11,7 @@ import numpy as np
 from minidnn.data.draws import Draws
 from minidnn.errors import MiniDNNError
 
-__all__ = ["Arrays", "DataError", "Dataset", "Samples"]
+__all__ = ["Arrays", "DataError", "Dataset", "Samples", "Subset"]
 
 Step = Callable[[np.ndarray, Draws], np.ndarray]
 
@@ -126,6 +126,28 @@ class Samples(Dataset):
     def _read(self, place: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
         x, target = self.source[sample]
         return as_numbers(as_array(x)), as_targets(as_array(target))
+
+
+class Subset(Dataset):
+    """Some samples of another dataset, by their numbers there, with its steps and classes."""
+
+    def __init__(self, whole: Dataset, samples: np.ndarray) -> None:
+        super().__init__(whole.augment, whole.classes)
+        self.whole, self.samples = whole, np.asarray(samples)
+        is_valid = self.samples.ndim == 1 and self.samples.dtype.kind in "iu" and self.samples.size
+        if not is_valid or not 0 <= self.samples.min() <= self.samples.max() < len(whole):
+            raise DataError(
+                f"samples={samples!r:.80}; valid are whole numbers from 0 to {len(whole) - 1}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, samples: np.ndarray, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+        return self.whole.read(self.samples[samples], draws)
+
+    def name(self, sample: int) -> str:
+        return self.whole.name(int(self.samples[sample]))
 
 
 def one_by_one(

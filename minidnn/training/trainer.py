@@ -24,6 +24,7 @@ from minidnn.runtime.store import Store
 from minidnn.training import checkpoint
 from minidnn.training.arguments import check_number, check_whole
 from minidnn.training.callbacks import Callback
+from minidnn.training.interrupts import interrupts_wait
 from minidnn.training.losses import Function, Loss
 from minidnn.training.not_finite import first_not_finite
 from minidnn.training.optim.optimizer import Optimizer
@@ -124,6 +125,7 @@ class Trainer:
         #: The loader of the epoch, and where it goes on after a checkpoint was read.
         self.loader: Any = None
         self.loader_state: Any = None
+        self._place: Any = None
         self.store = Store()
         self._options: dict[str, Any] = {"device": device, "precision": precision, **options}
         self._programs: dict[Any, tuple[Graph, Executable]] = {}
@@ -254,14 +256,15 @@ class Trainer:
         """
         check_whole(self, "epochs", epochs, 0)
         self.stop, self.interrupted, self.loader = False, False, train
+        self._place = self.place_of_loader()
         for each in callbacks:
             each.begin(self, epochs)
         try:
             while self.progress.epoch < epochs and not self.stop:
                 self._epoch(train, validate, callbacks, stop_on_nan)
         except KeyboardInterrupt:
-            self.interrupted = True
-            self.loader_state = self.place_of_loader()
+            # The loader may have given a batch that was not trained on.
+            self.interrupted, self.loader_state = True, self._place
             for each in callbacks:
                 each.interrupted(self)
         finally:
@@ -279,13 +282,15 @@ class Trainer:
         at, begin = self.progress, time.perf_counter()
         seen = 0
         for x, target in self._rest(train):
-            self.step(x, target)
-            count = self._inputs(x)[1][0][0]
-            seen += count
-            if stop_on_nan and not isfinite(float(self.last["loss"])):
-                raise TrainingError(self._not_finite(x, target))
-            _add(at.sums, self.last, count)
-            at.position, at.samples = at.position + 1, at.samples + count
+            with interrupts_wait():
+                self.step(x, target)
+                count = self._inputs(x)[1][0][0]
+                seen += count
+                if stop_on_nan and not isfinite(float(self.last["loss"])):
+                    raise TrainingError(self._not_finite(x, target))
+                _add(at.sums, self.last, count)
+                at.position, at.samples = at.position + 1, at.samples + count
+                self._place = self.place_of_loader()
             for each in callbacks:
                 each.after_step(self)
         if not at.samples:
@@ -298,8 +303,10 @@ class Trainer:
         if validate is not None:
             found = self.evaluate(validate)
             record |= {f"validation_{name}": number for name, number in found.items()}
-        at.epoch, at.position, at.samples, at.sums = at.epoch + 1, 0, 0, {}
-        self.history.append(record)
+        with interrupts_wait():
+            at.epoch, at.position, at.samples, at.sums = at.epoch + 1, 0, 0, {}
+            self.history.append(record)
+            self._place = self.place_of_loader()
         for each in callbacks:
             each.after_epoch(self, record)
 

@@ -20,7 +20,7 @@ from minidnn.errors import MiniDNNError, MiniDNNWarning
 from minidnn.fusion.collapse import STRATEGIES
 from tools.command_line_page import page
 
-COMMANDS = ("classify", "explain", "bench", "bisect", "compare", "doctor", "cache")
+COMMANDS = ("classify", "train", "explain", "bench", "bisect", "compare", "doctor", "cache")
 
 
 def python(root: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ def test_help_imports_nothing_of_the_core(root: Path) -> None:
     assert all(f"\n    {command} " in done.stdout for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["classify", "explain", "bisect", "compare"])
+@pytest.mark.parametrize("command", ["classify", "train", "explain", "bisect", "compare"])
 def test_help_names_what_is_valid(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """It is written down there, for it must not import backends to ask them."""
     with pytest.raises(SystemExit):

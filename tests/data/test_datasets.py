@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidnn.data import Arrays, DataError, Dataset, Samples, digits, fashion_mnist, read_idx
+from minidnn.data import (
+    Arrays,
+    DataError,
+    Dataset,
+    Samples,
+    Subset,
+    digits,
+    fashion_mnist,
+    read_idx,
+)
 from minidnn.errors import UnsupportedError
 
 NUMBERS = np.array([4, 0, 2])
@@ -64,6 +73,20 @@ def test_arrays_may_be_memory_mapped(tmp_path: Path) -> None:
 def test_arrays_that_are_no_data(x: np.ndarray, y: np.ndarray, text: str) -> None:
     with pytest.raises(DataError, match=re.escape(text)):
         Arrays(x, y)
+
+
+def test_a_subset_has_the_samples_of_these_numbers() -> None:
+    def doubled(x: np.ndarray, draws: Any) -> np.ndarray:
+        return 2 * x
+
+    whole = Arrays(np.arange(9), np.arange(9) % 3, [doubled])
+    part = Subset(whole, np.array([7, 1, 2, 8, 5]))
+    x, target = of(part)
+    assert (x.tolist(), target.tolist()) == ([10, 14, 4], [2, 1, 2])
+    assert (len(part), part.classes, part.name(3)) == (5, whole.classes, "sample 8")
+    for wrong in ([9], [-1], [], [0.5], [[1]]):
+        with pytest.raises(DataError, match="valid are whole numbers from 0 to 8"):
+            Subset(whole, np.array(wrong))
 
 
 def test_a_step_must_be_a_function() -> None:

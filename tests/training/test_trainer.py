@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,35 @@ def test_fit_goes_on_after_an_interruption() -> None:
         ours.fit(loader, 1)
         assert not ours.interrupted
         assert without_time(ours.history) == without_time(whole.history)
+
+
+@pytest.mark.parametrize(("within", "call"), [("step", 3), ("step", 5), ("evaluate", 1)])
+def test_ctrl_c_anywhere_loses_and_repeats_nothing(
+    within: str, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when a step's states have changed, and what counts the steps has not."""
+    calls = 0
+
+    def pressed(self: md.Trainer, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        found = usual(self, *arguments)
+        if calls == call:
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    whole, ours = trainer(), trainer()
+    data = md.data.Arrays(IMAGES.reshape(-1, *SHAPE[1:]), LABELS.ravel())
+    whole.fit(md.data.Loader(data, 8, shuffle=True), 2, validate=BATCHES[:1])
+    usual, loader = getattr(md.Trainer, within), md.data.Loader(data, 8, shuffle=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(md.Trainer, within, pressed)
+        ours.fit(loader, 2, validate=BATCHES[:1])
+    assert ours.interrupted and ours.progress.batches == (call if within == "step" else 5)
+    ours.fit(loader, 2, validate=BATCHES[:1])
+    assert without_time(ours.history) == without_time(whole.history)
+    for name in whole.store:
+        np.testing.assert_array_equal(ours.store[name], whole.store[name], err_msg=name)
 
 
 def test_the_seed_is_what_dropout_draws_from() -> None:

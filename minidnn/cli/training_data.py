@@ -1,0 +1,136 @@
+"""What ``minidnn train`` trains on, and what it holds out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from minidnn.errors import MiniDNNError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from minidnn.data import Dataset, Draws
+
+DIGITS, FASHION = "digits", "fashion-mnist"
+DATA_HELP = (
+    "a folder with a folder of pictures for each class; digits: scikit-learn's; "
+    "fashion-mnist:FOLDER: its four files, or MNIST's (./digits is a folder of that name)"
+)
+#: What ``--augment`` can be.
+AUGMENTATIONS = ("photos", "shifts", "affine", "none")
+_VALIDATION = ("val", "validation", "test")
+#: The part of each class that is held out.
+_SHARE = 0.2
+
+
+def held_out_and_train(
+    options: argparse.Namespace, channels: int, own_size: int
+) -> tuple[Dataset, Dataset, int]:
+    """The pictures to evaluate on, those to train on, and how many rows and columns all have, for a
+    network that takes so many channels and pictures of ``own_size``.
+
+    DataError if there are none, or if classes differ.
+    """
+    kind, _, rest = options.data.partition(":")
+    if (kind == DIGITS and not rest) or kind == FASHION:
+        if options.validate:
+            raise MiniDNNError(f"--validate: {kind} has pictures to evaluate on")
+        if kind == FASHION and not rest:
+            raise MiniDNNError(f"--data {options.data}: valid is {FASHION}:FOLDER")
+        return _known(options, kind, rest, channels)
+    size = options.size or own_size
+    return *_folders(options, channels, size), size
+
+
+def _known(
+    options: argparse.Namespace, kind: str, folder: str, channels: int
+) -> tuple[Dataset, Dataset, int]:
+    from minidnn import data
+
+    def load(train: bool) -> Any:
+        return data.digits(train) if kind == DIGITS else data.fashion_mnist(folder, train)
+
+    held_out, train = load(False), load(True)
+    own = train.x.shape[-1]
+    size = options.size or own
+    resize = [data.ResizedCrop(size, (1.0, 1.0), (1.0, 1.0))] if size != own else []
+    end = [*([_colours] if channels == 3 else []), *_normalize(channels)]
+    change = _augment(options.augment or ("affine" if kind == DIGITS else "shifts"), size)
+    held_out.augment, train.augment = (*resize, *end), (*resize, *change, *end)
+    return held_out, train, size
+
+
+def _colours(x: np.ndarray, draws: Draws) -> np.ndarray:
+    return x.repeat(3, axis=1)
+
+
+def _folders(options: argparse.Namespace, channels: int, size: int) -> tuple[Dataset, Dataset]:
+    import numpy as np
+
+    from minidnn.data import DataError, Folder, Subset
+
+    root, validate = options.data, options.validate
+    if validate is None and os.path.isdir(os.path.join(root, "train")):
+        found = [path for name in _VALIDATION if os.path.isdir(path := os.path.join(root, name))]
+        if found:
+            root, validate = os.path.join(root, "train"), found[0]
+
+    def open_folder(path: str, steps: Sequence[Callable[..., np.ndarray]]) -> Folder:
+        return Folder(
+            path,
+            size,
+            [*steps, *_normalize(channels)],
+            # What the networks of the zoo are evaluated on has a margin that is cut off.
+            resize=size if channels == 1 else round(size * 8 / 7),
+            channels=channels,
+            corrupt="skip" if options.skip_corrupt else "raise",
+        )
+
+    train = open_folder(root, _augment(options.augment or "photos", size))
+    if len(train.classes) < 2:
+        raise DataError(f"folder {root} has one class, {train.classes[0]}; valid are at least two")
+    held_out = open_folder(validate or root, ())
+    if held_out.classes != train.classes:
+        differing = sorted({*train.classes} ^ {*held_out.classes})
+        raise DataError(
+            f"folders {root} and {validate} differ in {', '.join(differing[:8])}; valid "
+            "are folders with the same classes"
+        )
+    if validate is not None:
+        return held_out, train
+    random = np.random.default_rng(options.seed)
+    is_held_out = np.zeros(len(train), bool)
+    for label in range(len(train.classes)):
+        own = random.permutation(np.flatnonzero(train.labels == label))
+        is_held_out[own[: round(_SHARE * len(own))]] = True
+    if not is_held_out.any():
+        raise DataError(
+            f"folder {root} has so few pictures of each class that none is held out; --validate "
+            "FOLDER has others"
+        )
+    return (
+        Subset(held_out, np.flatnonzero(is_held_out)),
+        Subset(train, np.flatnonzero(~is_held_out)),
+    )
+
+
+def _augment(name: str, size: int) -> list[Any]:
+    from minidnn import data
+
+    steps: dict[str, list[Any]] = {
+        "photos": [data.ResizedCrop(size), data.Flip()],
+        "shifts": [data.RandomCrop(size, padding=max(1, size // 8)), data.Flip()],
+        "affine": [data.Affine(degrees=15, shift=0.1, scale=0.15, shear=0.15)],
+        "none": [],
+    }
+    return steps[name]
+
+
+def _normalize(channels: int) -> list[Any]:
+    """As ``minidnn classify`` prepares pictures for a network."""
+    from minidnn.data import Normalize
+
+    return [Normalize()] if channels == 3 else []
