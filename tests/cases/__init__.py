@@ -25,7 +25,7 @@ FAMILIES = (
     *(normalization, pooling, reduction),
 )
 CASES: tuple[Case, ...] = tuple(case for family in FAMILIES for case in family.CASES)
-#: Of operators that the reference alone computes; ``CASES`` are every device's.
+#: Of operators that not every device computes; ``CASES`` are every device's.
 REFERENCE_CASES: tuple[Case, ...] = (*gradients.CASES, *random.CASES)
 
 __all__ = [

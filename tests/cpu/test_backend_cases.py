@@ -21,11 +21,13 @@ from minidnn.backends.cpu.isa import ISAS, Isa, best_isa
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
 from minidnn.layers.build import to_graph
-from tests.cases import CASES, Case, assert_close, check
+from tests import cases
+from tests.cases import Case, assert_close, check
 from tests.cases.record import Shape
 
 from .warming import warm
 
+CASES = (*cases.CASES, *cases.random.CASES)
 SINGLE = tuple(case for case in CASES if len(case.shapes[0]) == 1)
 
 

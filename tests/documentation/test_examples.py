@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from minidnn.backends.backend import default_device
 
@@ -47,5 +48,10 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     module = types.ModuleType(f"examples_of_{page.stem}")  # dataclasses look up their module
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(tmp_path)
+    for folder in ("train", "test"):  # which pages read pictures from
+        for name in ("cat", "dog"):
+            (tmp_path / folder / name).mkdir(parents=True)
+            for i in range(64):
+                Image.new("RGB", (32, 40)).save(tmp_path / folder / name / f"{i}.png")
     for block in blocks_of(page):
         exec(compile(block, page.name, "exec"), module.__dict__)

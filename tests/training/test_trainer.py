@@ -304,7 +304,9 @@ def test_checkpoints_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
 
 
 def test_the_cpu_engine_trains() -> None:
-    net = md.Sequential(L.Flatten(), L.Linear(16, 8), L.ReLU(), L.Linear(8, 3))
+    """With the same elements dropped."""
+    hidden = (L.Linear(16, 8), L.ReLU(), L.Dropout(0.3), L.Linear(8, 3))
+    net = md.Sequential(L.Flatten(), *hidden)
     losses = []
     for device in ("cpu", "reference"):
         ours = trainer(network=net, device=device)

@@ -48,7 +48,7 @@ _FLOAT: tuple[type, ...] = (
 )
 _ANY = (
     *(Elementwise, Reshaping, Indexed),
-    *(ops.ArgMax, ops.Concat, ops.Gather, ops.Reduce, ops.TakeChannels),
+    *(ops.ArgMax, ops.Concat, ops.Gather, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
 )
 _DTYPES = ("float32", "int32", "int64", "uint8", "bool")
 

@@ -23,6 +23,7 @@ from ...graph.operators import (
     Linear,
     LogSoftmax,
     MatMul,
+    RandomDrop,
     Reduce,
     Reorder,
     Softmax,
@@ -52,6 +53,7 @@ from .matmul import print_matmul
 from .movement import print_copy, print_join
 from .one_image import one_image
 from .packing import Packed, PackedVectors, data_of
+from .random import print_random_drop
 from .reduce import print_reduce
 from .sequence import print_sequence
 from .softmax import print_softmax
@@ -339,6 +341,8 @@ def _shaped(node: Node) -> Shaped:
         return print_take_channels(op, types)
     if isinstance(op, Gather):
         return print_gather(op, types[0], types[1])
+    if isinstance(op, RandomDrop):
+        return print_random_drop(op, types[0])
     assert isinstance(op, MatMul), op
     return print_matmul(types[0], types[1], node.output.type)
 
