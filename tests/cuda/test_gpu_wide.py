@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -15,6 +18,15 @@ from tests.cuda.test_sequence_wide import CASES, Wide, wide
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 torch = pytest.importorskip("torch")
 cupy = pytest.importorskip("cupy")
+
+
+@pytest.fixture(autouse=True)
+def memory_is_given_back() -> Iterator[None]:
+    """The tests run in several workers, whose pools would keep what the next one needs."""
+    yield
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    torch.cuda.empty_cache()
 
 
 class Memory:
