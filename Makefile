@@ -2,6 +2,7 @@
 # make test       linters, types and tests, as CI runs them (under 20 minutes on 2 cores)
 # make test-full  the same with every long variant
 # make quick      linters, types, the core on the reference and one network on the CPU engine
+# make docs       the site of the documentation (build/site/index.html)
 # make clean      remove .venv and everything that was built or cached in the tree
 #
 # Each target sets up what it needs in .venv, once, and sees to ISPC, the CPU engine's compiler: one
@@ -11,7 +12,7 @@
 
 VENV := .venv
 PY := $(VENV)/bin/python
-SOURCES := $(wildcard minidnn models tests tools demo benchmarks)
+SOURCES := $(wildcard minidnn models tests tools demo benchmarks docs)
 WORKERS := 2
 # Which worker runs what: tests/schedule.py.  Libraries whose threads spin would keep the other
 # workers from the cores.  A worker that is killed ends the run, as pytest-xdist might wait for its
@@ -26,7 +27,7 @@ export PYTHON
 INSTALL_ISPC = $(PY) -m minidnn doctor --install-ispc >/dev/null || test $$? -ne 2 || \
 	echo "continuing without ISPC: device 'cpu' is not used, its tests are skipped" >&2
 
-.PHONY: demo test test-full quick quick-tests check ready clean
+.PHONY: demo docs test test-full quick quick-tests check ready clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -54,6 +55,9 @@ quick: $(VENV)/.test
 quick-tests: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(PY) -W error -m pytest -W error -q $(QUICK)
 
+docs: $(VENV)/.docs
+	$(PY) -m sphinx -q -W -b dirhtml docs build/site
+
 # What need not wait for mypy, which keeps one core busy: ISPC, and a first import of the largest
 # packages, which compiles them (see tools/setup_venv.sh); each worker would.
 ready: $(VENV)/.test
@@ -65,7 +69,7 @@ check: $(VENV)/.test
 	$(PY) -m ruff format --check $(SOURCES)
 	$(PY) -m mypy $(SOURCES)
 
-$(VENV)/.demo $(VENV)/.test: $(VENV)/.%: setup.cfg pyproject.toml tools/setup_venv.sh
+$(VENV)/.demo $(VENV)/.docs $(VENV)/.test: $(VENV)/.%: setup.cfg pyproject.toml tools/setup_venv.sh
 	@tools/setup_venv.sh $*
 
 clean:

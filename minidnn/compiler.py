@@ -57,29 +57,38 @@ def compile(
 ) -> Executable:
     """Compiles a network for inputs of one size.
 
-    network: a layer, a graph (which has its size already), or what a front end accepts: a
-        PyTorch module; a file (ONNX, or one that save_graph wrote); a name of the zoo, "resnet18"
-        with random weights or "resnet18.DEFAULT" with published ones.
-    shape: the input's shape with the batch, (16, 3, 224, 224); a sequence or a dict of shapes
-        for several inputs.  Files that say their size need none, nor do names: one image.
-    device: "cuda", "cpu", "reference"; by default the first of these that can be used here.
-    precision: one of the backend's precisions; by default the dtype of all floating-point values
-        of the network, if that is one of them, else its first, "float32".  The CPU computes
-        networks in other dtypes in float32, gives results in their own, and warns of it unless
-        ``precision="float32"`` is given.
-    strategy: how stacks are collapsed: "model" (by predicted time), or the paper's "one",
-        "five" and "unrestricted"; "contractions" lets only convolutions and linear layers take
-        what is point-wise around them, "layers" computes layer by layer.
-    fuel: how many rewrites the passes may make; all by default.
-    observe: called with every pass and the graphs before and after it.
-    store: where the graph's states live, shared with other programs; a layer's parameters are
-        states then.  Without one, states that the graph does not update are constants, and the
-        others live in a store of the executable's own.
-    options: what the backend takes besides.
+    Args:
+        network: a layer, a graph (which has its size already), or what a front end accepts: a
+            PyTorch module; a file (ONNX, or one that save_graph wrote); a name of the zoo,
+            "resnet18" with random weights or "resnet18.DEFAULT" with published ones.
+        shape: the input's shape with the batch, (16, 3, 224, 224); a sequence or a dict of shapes
+            for several inputs. Files that say their size need none, nor do names: one image.
+        device: "cuda", "cpu", "reference"; by default the first of these that can be used here.
+        precision: one of the backend's precisions; by default the dtype of all floating-point
+            values of the network, if that is one of them, else its first, "float32". The CPU
+            computes networks in other dtypes in float32, gives results in their own, and warns of
+            it unless ``precision="float32"`` is given.
+        strategy: how stacks are collapsed: "model" (by predicted time), or the paper's "one",
+            "five" and "unrestricted"; "contractions" lets only convolutions and linear layers take
+            what is point-wise around them, "layers" computes layer by layer.
+        fuel: how many rewrites the passes may make; all by default.
+        observe: called with every pass and the graphs before and after it.
+        store: where the graph's states live, shared with other programs; a layer's parameters are
+            states then. Without one, states that the graph does not update are constants, and the
+            others live in a store of the executable's own.
+        options: what the backend takes besides.
 
-    GraphError if the network or an argument is not legal, UnsupportedError if the backend
-    cannot run it, with all reasons at once, DeviceError if the device cannot be used,
-    OutOfMemoryError if its memory cannot hold the network's values.
+    Returns:
+        What computes when it is called with arrays.
+
+    Raises:
+        GraphError: the network or an argument is not legal.
+        UnsupportedError: the backend cannot run it; with all reasons at once.
+        DeviceError: the device cannot be used.
+        OutOfMemoryError: its memory cannot hold the network's values.
+
+    >>> exe = md.compile(net, (2, 3, 32, 32))
+    >>> y = exe(x)
     """
     method, limit, options = check_strategy(strategy), _check_fuel(plain(fuel)), plain(options)
     if observe is not None and not callable(observe):

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 
 class Executable:
-    """A network compiled for a device and for one size of its inputs.
+    """A network compiled for a device and for one size of its inputs, as :func:`minidnn.compile`
+    and :func:`minidnn.load` make it.
 
-    Calling it computes.  Inputs are NumPy arrays, PyTorch tensors or anything with
-    ``__dlpack__``, in the order of the network's inputs or by their names; outputs are of the
-    kind of the first input: one, a tuple, or a dict, as the network defines them.  On a GPU,
-    arrays lie there (NumPy's are copied), and work runs on the current stream of their library.
+    Calling it computes. Inputs are NumPy arrays, PyTorch tensors or anything with ``__dlpack__``,
+    in the order of the network's inputs or by their names; outputs are of the kind of the first
+    input: one, a tuple, or a dict, as the network defines them. On a GPU, arrays lie there (NumPy's
+    are copied), and work runs on the current stream of their library.
     """
 
     def __init__(

@@ -55,10 +55,15 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
 
     Everything is checked and nothing in the file is executed.
 
+    Args:
+        path: of the file.
+
     Raises:
         WeightsError: the file cannot be read or is no valid safetensors file.
-        GraphError: it holds no graph, or one that is not legal; names the file, the node and
-            what would be valid.
+        GraphError: it holds no graph, or one that is not legal; names the file, the node and what
+            would be valid.
+
+    >>> exe = md.compile(md.load_graph("net.safetensors"))
     """
     if not isinstance(path, (str, os.PathLike)):
         raise GraphError(

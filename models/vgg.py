@@ -72,7 +72,9 @@ def vgg11(*, weights: Weights = None, num_classes: int = 1000, seed: int = 0) ->
 
 
 def vgg11_bn(*, weights: Weights = None, num_classes: int = 1000, seed: int = 0) -> VGG:
-    """:func:`vgg11` with batch normalization."""
+    """VGG with 11 layers and batch normalization; the arguments are those of
+    :func:`minidnn.models.get_model`.
+    """
     return _vgg("vgg11_bn", weights, num_classes, seed)
 
 
@@ -82,7 +84,9 @@ def vgg13(*, weights: Weights = None, num_classes: int = 1000, seed: int = 0) ->
 
 
 def vgg13_bn(*, weights: Weights = None, num_classes: int = 1000, seed: int = 0) -> VGG:
-    """:func:`vgg13` with batch normalization."""
+    """VGG with 13 layers and batch normalization; the arguments are those of
+    :func:`minidnn.models.get_model`.
+    """
     return _vgg("vgg13_bn", weights, num_classes, seed)
 
 
@@ -92,7 +96,9 @@ def vgg16(*, weights: Weights = None, num_classes: int = 1000, seed: int = 0) ->
 
 
 def vgg16_bn(*, weights: Weights = None, num_classes: int = 1000, seed: int = 0) -> VGG:
-    """:func:`vgg16` with batch normalization."""
+    """VGG with 16 layers and batch normalization; the arguments are those of
+    :func:`minidnn.models.get_model`.
+    """
     return _vgg("vgg16_bn", weights, num_classes, seed)
 
 
@@ -102,7 +108,9 @@ def vgg19(*, weights: Weights = None, num_classes: int = 1000, seed: int = 0) ->
 
 
 def vgg19_bn(*, weights: Weights = None, num_classes: int = 1000, seed: int = 0) -> VGG:
-    """:func:`vgg19` with batch normalization."""
+    """VGG with 19 layers and batch normalization; the arguments are those of
+    :func:`minidnn.models.get_model`.
+    """
     return _vgg("vgg19_bn", weights, num_classes, seed)
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make .venv and install minidnn into it with what one target of the Makefile needs.
 #
-#     tools/setup_venv.sh demo|test
+#     tools/setup_venv.sh demo|docs|test
 #
 # PYTHON names the interpreter; without it the first suitable one of the usual names is taken.
 # Needs no root; writes nothing outside .venv but pip's own cache.
@@ -51,8 +51,8 @@ install_torch() {
     pip_install --no-deps "torchvision==$TORCHVISION"
 }
 
-case $EXTRA in demo | test) ;; *)
-    echo "usage: $0 demo|test" >&2
+case $EXTRA in demo | docs | test) ;; *)
+    echo "usage: $0 demo|docs|test" >&2
     exit 2
     ;;
 esac

@@ -29,25 +29,29 @@ def optimize(
 ) -> OptimizedModule:
     """A module that gives what ``module`` gives, with all that is known run by minidnn.
 
-    What is not known runs in PyTorch, in its place, on the same memory; ``explain()`` of the
-    result says what that is and why.  Parameters are shared with ``module``; when they change, the
-    result compiles again.  It is for inference: in training mode it calls ``module``.
+    What is not known runs in PyTorch, in its place, on the same memory; ``explain()`` of the result
+    says what that is and why. If the module itself cannot be captured (it looks at values, or keeps
+    state), its own code runs in PyTorch and the modules that it calls are taken. Parameters are
+    shared with ``module``; when they change, the result compiles again. It is for inference: in
+    training mode it calls ``module``.
 
-    module: a ``torch.nn.Module`` in evaluation mode.
-    example: a tensor, or a tuple of arguments, of the size to compile for now; None leaves that
-        to the first call.
-    kwargs: arguments of the example that are given by name.
-    device: "cuda", "cpu" or another backend's name; None follows the tensors.
-    precision, options: as :func:`minidnn.compile` takes them.
-    strict: whether anything left to PyTorch is an error.
-    sizes: for so many sizes of arguments programs are kept.
+    Args:
+        module: a ``torch.nn.Module`` in evaluation mode.
+        example: a tensor, or a tuple of arguments, of the size to compile for now; None leaves that
+            to the first call.
+        kwargs: arguments of the example that are given by name.
+        device: "cuda", "cpu" or another backend's name; None follows the tensors.
+        precision, options: as :func:`minidnn.compile` takes them.
+        strict: whether anything left to PyTorch is an error.
+        sizes: for so many sizes of arguments programs are kept.
 
-    If ``module`` itself cannot be captured (it looks at values, or keeps state), its own code runs
-    in PyTorch and the modules that it calls are taken.
+    Raises:
+        GraphError: an argument is not legal.
+        UnsupportedError: the module is TorchScript's, or with ``strict`` not all of it is taken.
+        DeviceError: PyTorch is missing or its version is not accepted, or the device cannot be
+            used.
 
-    GraphError for an argument that is not legal, UnsupportedError if the module is TorchScript's,
-    or with ``strict`` if not all of it is taken; DeviceError if PyTorch is missing or
-    its version is not accepted, or the device cannot be used.
+    >>> fast = md.optimize(module, torch.rand(1, 3, 224, 224))
     """
     require_torch()
     from torch import Tensor, nn

@@ -33,18 +33,24 @@ def compare(
 ) -> Comparison:
     """Runs a model in its original engine and in minidnn and compares every layer.
 
-    model: an ONNX model (path, bytes or ``ModelProto``), which ONNX Runtime runs as it is, without
-        rewrites of its own; or a ``torch.nn.Module``, which PyTorch runs.
-    inputs: an array, a sequence of them or a dict of them by name (a module's by the names of
-        ``forward``'s parameters); None: random ones (by ``seed``), for a module of ``shape``.
-    shape, constants: as for ``load_onnx``, with the inputs' shapes where they are given; for a
-        module one shape or a sequence of them, and no constants.
-    tolerance: the largest difference of a layer, as a part of its largest number, that counts as
-        equal.
-    options: ``device``, ``precision`` and others, as ``compile`` takes them.
+    Args:
+        model: an ONNX model (path, bytes or ``ModelProto``), which ONNX Runtime runs as it is,
+            without rewrites of its own; or a ``torch.nn.Module``, which PyTorch runs.
+        inputs: an array, a sequence of them or a dict of them by name (a module's by the names of
+            ``forward``'s parameters); None: random ones (by ``seed``), for a module of ``shape``.
+        shape, constants: as for ``load_onnx``, with the inputs' shapes where they are given; for a
+            module one shape or a sequence of them, and no constants.
+        tolerance: the largest difference of a layer, as a part of its largest number, that counts
+            as equal.
+        seed: of random inputs.
+        options: ``device``, ``precision`` and others, as ``compile`` takes them.
 
-    GraphError if an argument is not valid, UnsupportedError if minidnn cannot run all of the model,
-    DeviceError if the original engine is not installed.
+    Raises:
+        GraphError: an argument is not valid.
+        UnsupportedError: minidnn cannot run all of the model.
+        DeviceError: the original engine is not installed.
+
+    >>> print(md.compare("model.onnx"))
     """
     if not isinstance(tolerance, (int, float)) or not 0 < tolerance < math.inf:
         raise GraphError(f"tolerance={tolerance!r}; valid is a number above 0")

@@ -211,7 +211,15 @@ class ColorJitter:
 
 @dataclass(frozen=True)
 class Cutout:
-    """Overwrites a square of ``size`` pixels, whose centre may be any pixel, by ``fill``."""
+    """Overwrites a square of each picture, whose centre may be any pixel.
+
+    Args:
+        size: rows and columns of the square.
+        fill: what is written, one number or one for each channel.
+        probability: with which a picture is changed.
+
+    Source: DeVries and Taylor, arXiv:1708.04552.
+    """
 
     size: int
     fill: float | tuple[float, ...] = 0.0

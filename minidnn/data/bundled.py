@@ -29,10 +29,16 @@ _DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def digits(train: bool, augment: Sequence[Step] = ()) -> Arrays:
-    """scikit-learn's handwritten digits, (N, 1, 8, 8) from 0 to 1: the first 1,437 to train on, or
-    the last 360.
+    """scikit-learn's handwritten digits, (N, 1, 8, 8) from 0 to 1.
 
-    UnsupportedError if scikit-learn is not installed.
+    Args:
+        train: the first 1,437 to train on, or else the last 360.
+        augment: as of a :class:`Dataset`.
+
+    Raises:
+        UnsupportedError: scikit-learn is not installed.
+
+    Source: Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI.
     """
     try:
         from sklearn.datasets import load_digits
@@ -49,8 +55,19 @@ def digits(train: bool, augment: Sequence[Step] = ()) -> Arrays:
 def fashion_mnist(
     folder: str | os.PathLike[str], train: bool, augment: Sequence[Step] = ()
 ) -> Arrays:
-    """Fashion-MNIST, (N, 1, 28, 28) from 0 to 1, of its files in ``folder``, compressed or not:
-    60,000 to train on, or 10,000.  MNIST's files have the same names and are read as well."""
+    """Fashion-MNIST, (N, 1, 28, 28) from 0 to 1. MNIST's files have the same names and are read as
+    well.
+
+    Args:
+        folder: where the files lie, compressed or not.
+        train: the 60,000 to train on, or else the other 10,000.
+        augment: as of a :class:`Dataset`.
+
+    Raises:
+        DataError: a file is missing or damaged.
+
+    Source: Xiao, Rasul and Vollgraf, arXiv:1708.07747.
+    """
     kind = "train" if train else "t10k"
     x = read_idx(_find(folder, f"{kind}-images-idx3-ubyte"))
     y = read_idx(_find(folder, f"{kind}-labels-idx1-ubyte"))
@@ -65,8 +82,12 @@ def fashion_mnist(
 def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
     """The array in an IDX file, the format of MNIST, which gzip may have compressed.
 
-    Raises DataError if the file cannot be read, is no such file, or has more or less than its
-    header says.
+    Args:
+        path: of the file.
+
+    Raises:
+        DataError: the file cannot be read, is no such file, or has more or less than its header
+            says.
     """
     name = os.fspath(path)
     try:

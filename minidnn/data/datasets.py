@@ -107,6 +107,10 @@ class Samples(Dataset):
     """Whatever has ``len()`` and gives a pair (x, target) for an index, as PyTorch's datasets do.
 
     Each x has the same shape, for pictures (C, H, W), and becomes float32 as in :class:`Arrays`.
+
+    Args:
+        source: what gives the samples.
+        augment, classes: as of a :class:`Dataset`.
     """
 
     def __init__(
@@ -129,7 +133,14 @@ class Samples(Dataset):
 
 
 class Subset(Dataset):
-    """Some samples of another dataset, by their numbers there, with its steps and classes."""
+    """Some samples of another dataset, with its steps and classes.
+
+    Args:
+        whole: the other dataset.
+        samples: their numbers there.
+
+    >>> held_out = md.data.Subset(md.data.Arrays(x, np.zeros(2)), np.arange(1))
+    """
 
     def __init__(self, whole: Dataset, samples: np.ndarray) -> None:
         super().__init__(whole.augment, whole.classes)

@@ -36,7 +36,7 @@ class Draws:
         return len(self._samples)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> np.ndarray:
-        """Numbers (samples, *shape), float64, from ``low`` to below ``high``."""
+        """Numbers ``(samples, *shape)``, float64, from ``low`` to below ``high``."""
         self._calls += 1
         count = prod(shape)
         pairs = np.arange(-(-count // 2))
@@ -48,10 +48,10 @@ class Draws:
         return (low + (high - low) * unit).reshape(len(self), *shape)
 
     def integers(self, count: int, *shape: int) -> np.ndarray:
-        """Whole numbers (samples, *shape), int64, from 0 to ``count - 1``."""
+        """Whole numbers ``(samples, *shape)``, int64, from 0 to ``count - 1``."""
         return (self.uniform(*shape) * count).astype(np.int64)
 
     def normal(self, *shape: int) -> np.ndarray:
-        """Numbers (samples, *shape), float64, of the standard normal distribution."""
+        """Numbers ``(samples, *shape)``, float64, of the standard normal distribution."""
         radius, angle = np.moveaxis(self.uniform(*shape, 2), -1, 0)
         return np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)

@@ -26,9 +26,13 @@ from minidnn.errors import GraphError
 class Expression:
     """A node of a scalar expression.
 
-    ``op`` is a key of :data:`SCALAR_OPS`, or ``"argument"`` (``value`` is its index), or
-    ``"constant"`` (``value`` is a float).  Expressions are equal if they compute the same by
-    the same operations, whether or not they share subexpressions.
+    Expressions are equal if they compute the same by the same operations, whether or not they share
+    subexpressions.
+
+    Args:
+        op: a key of :data:`SCALAR_OPS`, or "argument" or "constant".
+        operands: what it works on.
+        value: the index of an argument, or the number of a constant.
     """
 
     op: str
@@ -174,7 +178,13 @@ def _numpy_erf(x: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ScalarOp:
-    """What the system knows about one scalar operation."""
+    """What the system knows about one scalar operation.
+
+    Args:
+        arity: how many operands it takes.
+        evaluate: it as a function of NumPy's arrays.
+        operations: how many additions one evaluation takes as long as.
+    """
 
     arity: int
     evaluate: Callable[..., Any]
@@ -227,6 +237,11 @@ def argument(index: int) -> Expression:
 
 
 def constant(value: float) -> Expression:
+    """The expression of a number.
+
+    Args:
+        value: the number; float32 kernels round it once.
+    """
     return Expression("constant", value=float(value))
 
 
@@ -267,14 +282,17 @@ def number(expression: Expression) -> Expression:
 
 
 def maximum(a: Operand, b: Operand) -> Expression:
+    """The larger one of ``a`` and ``b``; NaN if one of them is."""
     return apply("maximum", a, b)
 
 
 def minimum(a: Operand, b: Operand) -> Expression:
+    """The smaller one of ``a`` and ``b``; NaN if one of them is."""
     return apply("minimum", a, b)
 
 
 def clip(x: Operand, low: float, high: float) -> Expression:
+    """``x`` within ``low`` and ``high``."""
     return minimum(maximum(x, low), high)
 
 
@@ -289,61 +307,73 @@ def where(condition: Expression, a: Operand, b: Operand) -> Expression:
 
 
 def floor(x: Operand) -> Expression:
+    """The largest whole number that is at most ``x``."""
     return apply("floor", x)
 
 
 def rint(x: Operand) -> Expression:
-    """The nearest whole number, halves to the even one."""
+    """The whole number nearest to ``x``, of two the even one."""
     return apply("round", x)
 
 
 def sqrt(x: Operand) -> Expression:
+    """The square root of ``x``."""
     return apply("sqrt", x)
 
 
 def exp(x: Operand) -> Expression:
+    """``e`` to the power of ``x``."""
     return apply("exp", x)
 
 
 def expm1(x: Operand) -> Expression:
+    """``exp(x) - 1``, exact near 0."""
     return apply("expm1", x)
 
 
 def log(x: Operand) -> Expression:
+    """The natural logarithm of ``x``."""
     return apply("log", x)
 
 
 def log1p(x: Operand) -> Expression:
+    """``log(1 + x)``, exact near 0."""
     return apply("log1p", x)
 
 
 def tanh(x: Operand) -> Expression:
+    """The hyperbolic tangent of ``x``."""
     return apply("tanh", x)
 
 
 def erf(x: Operand) -> Expression:
+    """The error function of ``x``."""
     return apply("erf", x)
 
 
 def sin(x: Operand) -> Expression:
+    """The sine of ``x``, in radians."""
     return apply("sin", x)
 
 
 def cos(x: Operand) -> Expression:
+    """The cosine of ``x``, in radians."""
     return apply("cos", x)
 
 
 def atan(x: Operand) -> Expression:
+    """The arc tangent of ``x``, in radians."""
     return apply("atan", x)
 
 
 def sigmoid(x: Operand) -> Expression:
+    """``1 / (1 + exp(-x))``"""
     return 1.0 / (1.0 + exp(-x))
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One line of a linearized expression: ``result = op(operands)``."""
+    """One line of linearized code: ``op`` of ``operands``, or the ``value`` of a constant."""
 
     op: str
     operands: tuple[int, ...]
@@ -385,7 +415,7 @@ def _tree_size(code: Sequence[Instruction]) -> int:
 
 
 def operations(expression: Expression) -> int:
-    """Scalar operations that one evaluation takes."""
+    """How many scalar operations one evaluation of ``expression`` takes."""
     return sum(
         SCALAR_OPS[instruction.op].operations
         for instruction in linearize(expression)
@@ -402,9 +432,12 @@ def arguments(expression: Expression) -> int:
 def evaluate(
     expression: Expression, operands: Sequence[np.ndarray], dtype: np.dtype | None = None
 ) -> np.ndarray:
-    """The expression over NumPy arrays that broadcast, in ``dtype``, or else in theirs.
+    """An expression over NumPy arrays. float16 is evaluated in float32 and rounded once at the end.
 
-    float16 is evaluated in float32 and rounded once at the end.
+    Args:
+        expression: what is evaluated.
+        operands: arrays that broadcast.
+        dtype: in which it is evaluated; None is that of the operands.
     """
     return run(linearize(expression), operands, dtype)
 
@@ -412,7 +445,7 @@ def evaluate(
 def run(
     code: Sequence[Instruction], operands: Sequence[np.ndarray], dtype: np.dtype | None = None
 ) -> np.ndarray:
-    """A linearized expression over NumPy arrays; see :func:`evaluate`."""
+    """Linearized ``code`` over ``operands`` in ``dtype``, as :func:`evaluate` says."""
     dtype = np.result_type(*operands) if dtype is None else dtype
     compute = np.dtype(np.float32) if dtype == np.float16 else dtype
     arrays = [np.asarray(operand, dtype=compute) for operand in operands]
@@ -441,7 +474,7 @@ def to_json(expression: Expression) -> list[Any]:
 
 
 def from_json(data: Any) -> Expression:
-    """The inverse of :func:`to_json`; raises GraphError for anything else."""
+    """The inverse of :func:`to_json` for its ``data``; raises GraphError for anything else."""
     if not isinstance(data, list) or not data:
         raise GraphError(f"not a scalar expression: {data!r:.100}")
     found: list[Expression] = []

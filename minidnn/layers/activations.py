@@ -54,21 +54,34 @@ class Identity(OperatorLayer):
 
 
 class ReLU(OperatorLayer):
-    """``max(x, 0)``"""
+    """``max(x, 0)``
+
+    Args:
+        inplace: ignored, as memory is planned for the whole graph.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__(ops.ReLU())
 
 
 class ReLU6(OperatorLayer):
-    """``min(max(x, 0), 6)``"""
+    """``min(max(x, 0), 6)``
+
+    Args:
+        inplace: ignored, as memory is planned for the whole graph.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__(ops.ReLU6())
 
 
 class LeakyReLU(OperatorLayer):
-    """``x`` where ``x > 0``, else ``negative_slope * x``"""
+    """``x`` where ``x > 0``, else ``negative_slope * x``
+
+    Args:
+        negative_slope: the slope below 0.
+        inplace: ignored, as memory is planned for the whole graph.
+    """
 
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
         super().__init__(ops.LeakyReLU(negative_slope))
@@ -99,7 +112,14 @@ class PReLU(Layer):
 
 
 class ELU(OperatorLayer):
-    """``x`` where ``x > 0``, else ``alpha * (exp(x) - 1)``"""
+    """``x`` where ``x > 0``, else ``alpha * (exp(x) - 1)``
+
+    Args:
+        alpha: minus the limit far below 0.
+        inplace: ignored, as memory is planned for the whole graph.
+
+    Source: Clevert, Unterthiner and Hochreiter, arXiv:1511.07289.
+    """
 
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
         super().__init__(ops.ELU(alpha))
@@ -127,21 +147,33 @@ class GELU(OperatorLayer):
 
 
 class SiLU(OperatorLayer):
-    """``x * sigmoid(x)``"""
+    """``x * sigmoid(x)``
+
+    Args:
+        inplace: ignored, as memory is planned for the whole graph.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__(ops.SiLU())
 
 
 class Hardswish(OperatorLayer):
-    """``x * min(max(x + 3, 0), 6) / 6``"""
+    """``x * min(max(x + 3, 0), 6) / 6``
+
+    Args:
+        inplace: ignored, as memory is planned for the whole graph.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__(ops.Hardswish())
 
 
 class Hardsigmoid(OperatorLayer):
-    """``min(max(x + 3, 0), 6) / 6``"""
+    """``min(max(x + 3, 0), 6) / 6``
+
+    Args:
+        inplace: ignored, as memory is planned for the whole graph.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__(ops.Hardsigmoid())

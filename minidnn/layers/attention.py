@@ -23,21 +23,35 @@ __all__ = ["MultiheadAttention"]
 
 
 class MultiheadAttention(Layer):
-    """``softmax(q @ k.T / sqrt(d)) @ v`` for each of ``num_heads`` heads of ``d`` features, where
-    query, key and value are first multiplied by matrices, and the heads' results by another one.
+    """``softmax(q @ k.T / sqrt(d)) @ v`` for each of several heads of ``d`` features, where query,
+    key and value are first multiplied by matrices, and the heads' results by another one.
 
     ``forward(query, key, value)`` takes (L, N, E), (S, N, kdim) and (S, N, vdim), with
     ``batch_first`` (N, L, E) and so on, and gives a pair: the result, of the query's shape, and the
     weights (N, L, S), the mean over the heads (with ``average_attn_weights=False`` (N, heads, L,
-    S), with ``need_weights=False`` None).  ``attn_mask`` (L, S) or (N * heads, L, S) and
+    S), with ``need_weights=False`` None). ``attn_mask`` (L, S) or (N * heads, L, S) and
     ``key_padding_mask`` (N, S) are arrays or inputs: of bools, True where nothing is looked at, or
-    of numbers that are added.  In training each weight is 0 with the probability ``dropout``.
+    of numbers that are added.
 
     Parameters are ``in_proj_weight`` (3 * E, E), or ``q_proj_weight``, ``k_proj_weight`` and
     ``v_proj_weight`` where ``kdim`` or ``vdim`` differ, ``in_proj_bias`` (3 * E,), and those of
     ``out_proj``.
 
-    >>> attention = MultiheadAttention(64, 8, batch_first=True)
+    Args:
+        embed_dim: features of the query and of the result, E, a multiple of ``num_heads``.
+        num_heads: the number of heads.
+        dropout: the probability with which each weight is 0 in training.
+        bias: whether the products have biases.
+        add_bias_kv, add_zero_attn: only False is valid.
+        kdim, vdim: features of key and value; None is ``embed_dim``.
+        batch_first: whether the first axis is that of the batch.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Vaswani et al., arXiv:1706.03762.
+
+    >>> x, attention = Input((16, 64)), MultiheadAttention(64, 8, batch_first=True)
     >>> out, weights = attention(x, x, x)
     """
 

@@ -23,7 +23,11 @@ def _check(owner: str, name: str, layer: Any) -> Layer:
 
 
 class LayerList(Layer):
-    """Layers kept in order under the names "0", "1", ...; calling it is up to its owner."""
+    """Layers kept in order under the names "0", "1", ...; calling them is up to their owner.
+
+    Args:
+        layers: any layers.
+    """
 
     def __init__(self, *layers: Layer) -> None:
         for layer in layers:

@@ -114,9 +114,22 @@ class _Conv(Layer):
 class Conv1d(_Conv):
     """1-d cross-correlation of (N, C, L), over the columns of images of one row.
 
-    ``padding`` is a number of elements, "same" (stride 1) or "valid"; ``padding_mode`` "zeros",
-    "reflect", "replicate" or "circular".  Parameters are ``weight`` (O, C / groups, K) and
-    ``bias`` (O,), drawn as those of :class:`Conv2d`.
+    Parameters are ``weight`` (O, C / groups, K) and ``bias`` (O,), drawn as those of
+    :class:`Conv2d`.
+
+    Args:
+        in_channels: channels of the input, C.
+        out_channels: channels of the output, O.
+        kernel_size: elements of a window, K.
+        stride: from one output's window to the next.
+        padding: elements added on either side, "same" (stride 1) or "valid".
+        dilation: from one element of a window to the next.
+        groups: into how many groups channels are split, each with filters of its own.
+        bias: whether there is a bias.
+        padding_mode: "zeros", "reflect", "replicate" or "circular".
+
+    Raises:
+        GraphError: an argument is not valid.
     """
 
     axes = 1
@@ -136,11 +149,26 @@ class Conv1d(_Conv):
 class Conv2d(_Conv):
     """2-d cross-correlation of (N, C, H, W).
 
-    ``padding`` is a number of elements, a pair for (rows, columns), a pair of pairs
-    ((top, bottom), (left, right)), "same" (stride 1) or "valid"; ``padding_mode`` "zeros",
-    "reflect", "replicate" or "circular".  ``groups=in_channels`` makes it depthwise.  Parameters
-    ``weight`` (O, C / groups, KH, KW) and ``bias`` (O,) are drawn uniformly within
-    1 / sqrt(C / groups * KH * KW), as PyTorch does.
+    Parameters ``weight`` (O, C / groups, KH, KW) and ``bias`` (O,) are drawn uniformly within 1 /
+    sqrt(C / groups * KH * KW), as PyTorch does.
+
+    Args:
+        in_channels: channels of the input, C.
+        out_channels: channels of the output, O.
+        kernel_size: rows and columns of a window, (KH, KW), or one number for both.
+        stride: from one output's window to the next.
+        padding: elements added on either side, one number, a pair for (rows, columns), a pair of
+            pairs ((top, bottom), (left, right)), "same" (stride 1) or "valid".
+        dilation: from one element of a window to the next.
+        groups: into how many groups channels are split, each with filters of its own;
+            ``in_channels`` makes it depthwise.
+        bias: whether there is a bias.
+        padding_mode: "zeros", "reflect", "replicate" or "circular".
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> net = Sequential(Conv2d(3, 64, 7, stride=2, padding=3, bias=False), BatchNorm2d(64))
     """
 
     axes = 2
@@ -166,7 +194,21 @@ class Conv2d(_Conv):
 
 
 class Linear(Layer):
-    """``x @ weight.T + bias`` over the last axis; ``weight`` is (out, in), ``bias`` (out,)."""
+    """``x @ weight.T + bias`` over the last axis.
+
+    Parameters ``weight`` (out_features, in_features) and ``bias`` (out_features,) are drawn
+    uniformly within 1 / sqrt(in_features), as PyTorch does.
+
+    Args:
+        in_features: the size of the input's last axis.
+        out_features: that of the output's.
+        bias: whether there is a bias.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> net = Sequential(Flatten(), Linear(64, 10))
+    """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         self.in_features = check_count("Linear", "in_features", in_features)

@@ -22,10 +22,19 @@ def dropped(x: Any, p: float, *, channels: bool = False) -> Any:
 
 
 class Dropout(Layer):
-    """In training 0 with the probability ``p``, else ``x / (1 - p)``; at inference ``x``.
+    """In training 0 with a probability, else ``x / (1 - p)``; at inference ``x``.
 
     Which elements are 0 follows from a seed and the number of the run, which are states of the
     graph, and from the place of the layer.
+
+    Args:
+        p: the probability, from 0 to 1.
+        inplace: ignored, as memory is planned for the whole graph.
+
+    Raises:
+        GraphError: ``p`` is not valid.
+
+    Source: Srivastava et al., JMLR 15 (2014). Random numbers: Salmon et al., Philox, SC 2011.
     """
 
     _channels = False
@@ -41,7 +50,7 @@ class Dropout(Layer):
 
 
 class Dropout2d(Dropout):
-    """:class:`Dropout` of whole channels of (N, C, H, W)."""
+    """Dropout of whole channels of (N, C, H, W); the arguments are those of :class:`Dropout`."""
 
     _channels = True
 

@@ -30,7 +30,8 @@ __all__ = ["Layer"]
 
 
 class Layer:
-    """What a user composes.  A subclass defines ``forward`` on symbolic values.
+    """What a user composes. A subclass defines ``forward`` on symbolic values, and takes in
+    ``__init__`` whatever arguments and ``options`` it likes.
 
     >>> class Residual(Layer):
     ...     def __init__(self, body):

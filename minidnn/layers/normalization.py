@@ -167,17 +167,35 @@ class _BatchNorm(_PerChannel):
 
 
 class BatchNorm1d(_BatchNorm):
-    """:class:`BatchNorm2d` for (N, C) or (N, C, L)."""
+    """Batch normalization of (N, C) or (N, C, L).
+
+    The arguments are those of :class:`BatchNorm2d`.
+    """
 
     ranks = (2, 3)
 
 
 class BatchNorm2d(_BatchNorm):
-    """``(x - running_mean) / sqrt(running_var + eps) * weight + bias`` per channel.
+    """``(x - running_mean) / sqrt(running_var + eps) * weight + bias`` for each channel of (N, C,
+    H, W).
 
-    In training mean and variance are those of the batch.  The stored ones move towards them by
-    ``momentum``, or, if it is None, are their mean over all batches; the stored variance is that
-    estimated for the population.
+    In training mean and variance are those of the batch, and the stored ones move towards them; the
+    stored variance is that estimated for the population.
+
+    Args:
+        num_features: the number of channels, C.
+        eps: added to the variance.
+        momentum: by what part the stored statistics move towards those of a batch; None makes them
+            the mean over all batches.
+        affine: whether there are parameters ``weight`` and ``bias`` (C,).
+        track_running_stats: only True is valid, as inference needs stored statistics.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Ioffe and Szegedy, arXiv:1502.03167.
+
+    >>> net = Sequential(Conv2d(3, 8, 3, bias=False), BatchNorm2d(8), ReLU())
     """
 
     ranks = (4,)
@@ -185,9 +203,18 @@ class BatchNorm2d(_BatchNorm):
 
 class GroupNorm(_PerChannel):
     """``(x - mean) / sqrt(var + eps) * weight + bias`` of (N, C, ...), where mean and variance are
-    those of each of ``num_groups`` groups of an image's channels.
+    those of each group of an image's channels.
 
-    Parameters ``weight`` and ``bias`` (C,) exist if ``affine``.
+    Args:
+        num_groups: into how many groups the channels are split.
+        num_channels: the number of channels, C, a multiple of ``num_groups``.
+        eps: added to the variance.
+        affine: whether there are parameters ``weight`` and ``bias`` (C,).
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Wu and He, arXiv:1803.08494.
 
     >>> net = Sequential(Conv2d(3, 8, 3), GroupNorm(4, 8))
     """
@@ -251,18 +278,27 @@ class _InstanceNorm(_PerChannel):
 
 
 class InstanceNorm1d(_InstanceNorm):
-    """:class:`InstanceNorm2d` for (N, C, L)."""
+    """Instance normalization of (N, C, L); the arguments are those of :class:`InstanceNorm2d`."""
 
     rank = 3
 
 
 class InstanceNorm2d(_InstanceNorm):
-    """``(x - mean) / sqrt(var + eps)`` of (N, C, H, W), where mean and variance are those of each
-    channel of an image, or the stored ones if ``track_running_stats``.
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` of (N, C, H, W), where mean and variance are
+    those of each channel of an image.
 
-    Parameters ``weight`` and ``bias`` (C,) exist if ``affine``; ``running_mean`` and
-    ``running_var`` (C,) if ``track_running_stats``.  In training those move by ``momentum`` towards
-    the mean of the images' own.
+    Args:
+        num_features: the number of channels, C.
+        eps: added to the variance.
+        momentum: by what part stored statistics move, in training, towards the mean of the images'.
+        affine: whether there are parameters ``weight`` and ``bias`` (C,).
+        track_running_stats: whether statistics are stored, ``running_mean`` and ``running_var``
+            (C,), and taken instead of an image's own at inference.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Ulyanov, Vedaldi and Lempitsky, arXiv:1607.08022.
     """
 
     rank = 4
@@ -271,9 +307,16 @@ class InstanceNorm2d(_InstanceNorm):
 class LayerNorm(Layer):
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last axes.
 
-    ``normalized_shape`` are the sizes of these axes, or the size of the last one.  Parameters
-    ``weight`` and ``bias`` have that shape; ``bias=False`` leaves out the bias, and
-    ``elementwise_affine=False`` both.
+    Args:
+        normalized_shape: the sizes of these axes, or the size of the last one.
+        eps: added to the variance.
+        elementwise_affine: whether there are a parameter ``weight`` of that shape, and a bias.
+        bias: whether there is a parameter ``bias`` of that shape.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Ba, Kiros and Hinton, arXiv:1607.06450.
 
     >>> net = Sequential(Linear(16, 32), LayerNorm(32))
     """

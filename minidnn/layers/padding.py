@@ -92,61 +92,84 @@ class _ConstantPadding(_Padding):
 
 
 class ConstantPad1d(_ConstantPadding):
-    """Adds elements of ``value`` to (N, C, L): ``padding`` at both ends, or (left, right)."""
+    """Adds elements of one value to (N, C, L).
+
+    Args:
+        padding: how many at both ends, or (left, right); negative ones are taken off.
+        value: what is added.
+    """
 
     axes = 1
 
 
 class ConstantPad2d(_ConstantPadding):
-    """Adds elements of ``value`` to (N, C, H, W): ``padding`` at all sides, or (left, right, top,
-    bottom)."""
+    """Adds elements of one value to (N, C, H, W).
+
+    Args:
+        padding: how many at all sides, or (left, right, top, bottom); negative ones are taken off.
+        value: what is added.
+    """
 
     axes = 2
 
 
 class ZeroPad1d(_Padding):
-    """Adds zeros to (N, C, L): ``padding`` at both ends, or (left, right)."""
+    """Adds zeros to (N, C, L).
+
+    Args:
+        padding: how many at both ends, or (left, right); negative ones are taken off.
+    """
 
     axes, mode = 1, "zeros"
 
 
 class ZeroPad2d(_Padding):
-    """Adds zeros to (N, C, H, W): ``padding`` at all sides, or (left, right, top, bottom)."""
+    """Adds zeros to (N, C, H, W).
+
+    Args:
+        padding: how many at all sides, or (left, right, top, bottom); negative ones are taken off.
+
+    >>> net = Sequential(ZeroPad2d((1, 2, 1, 2)), Conv2d(3, 8, 4))
+    """
 
     axes, mode = 2, "zeros"
 
 
 class ReflectionPad1d(_Padding):
-    """:class:`ZeroPad1d` with elements mirrored at the outermost ones, which are not repeated."""
+    """Adds elements mirrored at the outermost ones, which are not repeated; the arguments are those
+    of :class:`ZeroPad1d`.
+    """
 
     axes, mode = 1, "reflect"
 
 
 class ReflectionPad2d(_Padding):
-    """:class:`ZeroPad2d` with elements mirrored at the outermost ones, which are not repeated."""
+    """Adds elements mirrored at the outermost ones, which are not repeated; the arguments are those
+    of :class:`ZeroPad2d`.
+    """
 
     axes, mode = 2, "reflect"
 
 
 class ReplicationPad1d(_Padding):
-    """:class:`ZeroPad1d` with the outermost elements repeated."""
+    """Repeats the outermost elements; the arguments are those of :class:`ZeroPad1d`."""
 
     axes, mode = 1, "replicate"
 
 
 class ReplicationPad2d(_Padding):
-    """:class:`ZeroPad2d` with the outermost elements repeated."""
+    """Repeats the outermost elements; the arguments are those of :class:`ZeroPad2d`."""
 
     axes, mode = 2, "replicate"
 
 
 class CircularPad1d(_Padding):
-    """:class:`ZeroPad1d` with elements from the other end."""
+    """Adds elements from the other end; the arguments are those of :class:`ZeroPad1d`."""
 
     axes, mode = 1, "circular"
 
 
 class CircularPad2d(_Padding):
-    """:class:`ZeroPad2d` with elements from the other end."""
+    """Adds elements from the other end; the arguments are those of :class:`ZeroPad2d`."""
 
     axes, mode = 2, "circular"

@@ -55,10 +55,17 @@ class Parameter(Arithmetic):
     ...     def forward(self, x):
     ...         return x * self.g
 
-    It is given as an array, or as a shape and an initializer.  The latter draws it when it is
-    first needed, from a seed and its name in the network, so that defining a network costs no time
-    and its numbers do not depend on the order of anything.  Without :meth:`Layer.initialize`, the
-    seed is 0 and the name is the one under which a graph or a state dict first asks for it.
+    An initializer draws it when it is first needed, from a seed and its name in the network, so
+    that defining a network costs no time and its numbers do not depend on the order of anything.
+    Without :meth:`Layer.initialize`, the seed is 0 and the name is the one under which a graph or a
+    state dict first asks for it.
+
+    Args:
+        shape: the array itself, or its shape, if there is an initializer.
+        initializer: a function of a NumPy generator and the shape, which returns the array.
+        dtype: of its numbers.
+        optional: whether a state dict may lack it, as PyTorch's ``num_batches_tracked``.
+        trainable: whether training changes it, which only floating-point numbers can be.
     """
 
     def __init__(

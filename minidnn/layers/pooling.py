@@ -16,7 +16,19 @@ Size = int | tuple[int, int]
 
 
 class MaxPool2d(OperatorLayer):
-    """Maximum over windows; ``stride`` is ``kernel_size`` unless given."""
+    """Maximum over windows of (N, C, H, W). Padding never wins.
+
+    Args:
+        kernel_size: rows and columns of a window, or one number for both.
+        stride: from one window to the next; None is ``kernel_size``.
+        padding: rows and columns added on either side, at most half a window.
+        dilation: from one element of a window to the next.
+        return_indices: only False is valid.
+        ceil_mode: whether windows that begin inside and end outside count.
+
+    Raises:
+        GraphError: an argument is not valid.
+    """
 
     def __init__(
         self,
@@ -42,7 +54,20 @@ class MaxPool2d(OperatorLayer):
 
 
 class AvgPool2d(OperatorLayer):
-    """Average over windows; ``stride`` is ``kernel_size`` unless given."""
+    """Average over windows of (N, C, H, W).
+
+    Args:
+        kernel_size: rows and columns of a window, or one number for both.
+        stride: from one window to the next; None is ``kernel_size``.
+        padding: rows and columns of zeros added on either side, at most half a window.
+        ceil_mode: whether windows that begin inside and end outside count.
+        count_include_pad: whether sums are divided by the size of the window, or by the number of
+            its elements that are no padding.
+        divisor_override: what sums are divided by instead.
+
+    Raises:
+        GraphError: an argument is not valid.
+    """
 
     def __init__(
         self,

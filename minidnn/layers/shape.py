@@ -63,7 +63,7 @@ class Softmax(OperatorLayer):
 
 
 class LogSoftmax(OperatorLayer):
-    """The logarithm of :class:`Softmax`."""
+    """The logarithm of :class:`Softmax`; the arguments are those of that."""
 
     def __init__(self, dim: int = -1) -> None:
         super().__init__(ops.LogSoftmax(plain(dim)))

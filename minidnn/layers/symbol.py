@@ -35,7 +35,14 @@ class Call:
 
 
 class Symbol(Arithmetic):
-    """A tensor of a functional model.  ``shape`` is that of one sample."""
+    """A tensor of a functional model, as :func:`Input` and calls of layers on symbols give it.
+
+    Args:
+        shape: that of one sample.
+        dtype: of its numbers.
+        name: what messages and pictures call it.
+        call: what gave it; None for an input.
+    """
 
     __slots__ = ("_dtype", "_shape", "call", "name")
 
@@ -84,7 +91,19 @@ def _called(
 
 
 def Input(shape: Sequence[int], dtype: str = "float32", name: str = "input") -> Symbol:
-    """A symbol for a model's input; ``shape`` is that of one sample, without the batch."""
+    """A symbol for a model's input.
+
+    Args:
+        shape: that of one sample, without the batch: (C, H, W) for images.
+        dtype: of its numbers.
+        name: what it is called by name in calls, messages and pictures.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> x = Input((3, 224, 224))
+    >>> net = Model(x, L.Conv2d(3, 8, 3)(x))
+    """
     sizes: Any = plain(shape)  # callers without types give anything
     if not isinstance(sizes, (tuple, list)) or not all(
         type(size) is int and size >= 1 for size in sizes

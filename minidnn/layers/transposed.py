@@ -96,7 +96,9 @@ class _ConvTranspose(Layer):
 
 
 class ConvTranspose1d(_ConvTranspose):
-    """1-d transposed convolution of (N, C, L): :class:`ConvTranspose2d` over one axis."""
+    """1-d transposed convolution of (N, C, L), over one axis; the arguments are those of
+    :class:`ConvTranspose2d`.
+    """
 
     axes = 1
 
@@ -105,8 +107,23 @@ class ConvTranspose2d(_ConvTranspose):
     """2-d transposed convolution of (N, C, H, W), the gradient of a convolution for its input.
 
     An axis of size ``n`` becomes ``(n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) +
-    output_padding + 1``.  Parameters are ``weight`` (C, O / groups, KH, KW) and ``bias`` (O,),
-    drawn uniformly within 1 / sqrt(O / groups * KH * KW), as PyTorch does.
+    output_padding + 1``. Parameters are ``weight`` (C, O / groups, KH, KW) and ``bias`` (O,), drawn
+    uniformly within 1 / sqrt(O / groups * KH * KW), as PyTorch does.
+
+    Args:
+        in_channels: channels of the input, C.
+        out_channels: channels of the output, O.
+        kernel_size: rows and columns of a window, (KH, KW), or one number for both.
+        stride: from one input's window to the next.
+        padding: elements that the output lacks on either side.
+        output_padding: elements that it has more at its end.
+        groups: into how many groups channels are split, each with filters of its own.
+        bias: whether there is a bias.
+        dilation: from one element of a window to the next.
+        padding_mode: only "zeros" is valid.
+
+    Raises:
+        GraphError: an argument is not valid.
 
     >>> net = Sequential(Conv2d(3, 8, 3, 2, 1), ConvTranspose2d(8, 3, 4, 2, 1))
     """

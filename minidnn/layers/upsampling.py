@@ -17,11 +17,18 @@ _RANKS = {"linear": (3,), "bilinear": (4,), "bicubic": (4,)}
 
 
 class Upsample(Layer):
-    """Images, (N, C, L) or (N, C, H, W), of another size: ``size``, or ``scale_factor`` times
-    their own, each a number or one for each axis.
+    """Images, (N, C, L) or (N, C, H, W), of another size.
 
-    ``mode`` is "nearest", "nearest-exact", "linear" (of rows), "bilinear" or "bicubic".  With
-    ``align_corners`` the outermost elements stay in their places.
+    Args:
+        size: the size of each axis after the channels, or one number for all; or
+        scale_factor: by what each of them is multiplied, or one number for all.
+        mode: "nearest", "nearest-exact", "linear" (of rows), "bilinear" or "bicubic".
+        align_corners: whether the outermost elements stay in their places; not for "nearest".
+        recompute_scale_factor: whether places follow from the sizes, which are whole numbers, and
+            not from ``scale_factor``.
+
+    Raises:
+        GraphError: an argument is not valid.
 
     >>> net = Sequential(Conv2d(3, 8, 3), Upsample(scale_factor=2, mode="bilinear"))
     """

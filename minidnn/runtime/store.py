@@ -24,8 +24,8 @@ class Store(Mapping[str, np.ndarray]):
     it too.
 
     >>> store = md.Store()
-    >>> step = md.compile(train_graph, device="reference", store=store)
-    >>> evaluate = md.compile(net, (16, 3, 32, 32), device="reference", store=store)
+    >>> one = md.compile(net, (1, 3, 32, 32), device="reference", store=store)
+    >>> two = md.compile(net, (2, 3, 32, 32), device="reference", store=store)
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,12 @@ class Callback:
 
 
 class ProgressBar(Callback):
-    """Shows loss, measures and images a second in one line, and a line for each epoch."""
+    """Shows loss, measures and images a second in one line, and a line for each epoch.
+
+    Args:
+        file: where to; None is standard error.
+        every: the least seconds from one line to the next.
+    """
 
     def __init__(self, file: TextIO | None = None, every: float = 0.2) -> None:
         check_number(self, "every", every, 0)
@@ -81,7 +86,11 @@ def _shown(numbers: dict[str, Any]) -> str:
 
 
 class JSONLines(Callback):
-    """Adds a line of JSON with each epoch's record to a file."""
+    """Adds a line of JSON with each epoch's record to a file.
+
+    Args:
+        path: of the file.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -92,7 +101,11 @@ class JSONLines(Callback):
 
 
 class CSV(Callback):
-    """Adds a row with each epoch's record to a file, whose first row has the names."""
+    """Adds a row with each epoch's record to a file, whose first row has the names.
+
+    Args:
+        path: of the file.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -135,10 +148,13 @@ class _Best:
 
 
 class EarlyStopping(Callback):
-    """Ends training once ``patience`` epochs gave nothing better than the best by ``change``.
+    """Ends training that gets no better.
 
-    ``monitor`` is a name of the record, of validation where it has that.  The least loss is best,
-    and the most of all else, unless ``best`` says so.
+    Args:
+        monitor: a name of the record, of validation where it has that.
+        patience: after so many epochs without a better one.
+        best: "least" or "most"; None is the least loss, and the most of all else.
+        change: what counts as better must be so by that much.
     """
 
     def __init__(
@@ -169,9 +185,16 @@ class EarlyStopping(Callback):
 
 
 class Checkpoint(Callback):
-    """Saves to ``path`` after every ``every`` epochs, at the end of an epoch and after Ctrl-C; with
-    ``keep_best``, a name as in :class:`EarlyStopping`, only epochs that are better than all before,
-    and Ctrl-C to the same path with ``.interrupted`` behind it."""
+    """Saves the trainer at the end of epochs, and after Ctrl-C.
+
+    Args:
+        path: where to; each file takes the place of the one before.
+        every: after so many epochs.
+        keep_best: a name of the record, as in :class:`EarlyStopping`: only epochs that are better
+            than all before are saved, and after Ctrl-C to the same path with ``.interrupted``
+            behind it.
+        best: "least" or "most"; None is the least loss, and the most of all else.
+    """
 
     def __init__(
         self,

@@ -81,8 +81,15 @@ class Huber(Loss):
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy(Loss):
-    """The mean of ``-(weight * target * log(p) + (1 - target) * log(1 - p))``, where ``p`` is the
-    sigmoid of the output: outputs are logits, targets are numbers from 0 to 1."""
+    """The mean of ``-(positive_weight * target * log(p) + (1 - target) * log(1 - p))``, where ``p``
+    is the sigmoid of the output: outputs are logits, targets are numbers from 0 to 1 of the
+    output's shape.
+
+    Args:
+        positive_weight: by what the loss of positive targets is multiplied.
+
+    >>> loss = md.losses.BinaryCrossEntropy(positive_weight=3.0)
+    """
 
     positive_weight: float = 1.0
 

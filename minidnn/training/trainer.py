@@ -54,9 +54,9 @@ class Trainer:
     """Trains a network.
 
     >>> trainer = md.Trainer(
-    ...     net, (128, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1, momentum=0.9)
+    ...     net, (2, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1, momentum=0.9)
     ... )
-    >>> trainer.fit(batches, epochs=10, validate=others)
+    >>> history = trainer.fit(batches, epochs=2, validate=batches)
     >>> net.load_state_dict(trainer.state_dict())
 
     Args:

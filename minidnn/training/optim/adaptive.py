@@ -42,8 +42,22 @@ class Moments(Optimizer):
 @dataclass(frozen=True, kw_only=True)
 class Adam(Moments):
     """``p -= lr * m / (sqrt(v) + eps)``, with the means ``m`` of gradients and ``v`` of their
-    squares, both corrected for their beginning.  ``weight_decay * p`` is part of the gradient.
-    Kingma and Ba, arXiv:1412.6980."""
+    squares, both corrected for their beginning. ``weight_decay * p`` is part of the gradient. As in
+    PyTorch.
+
+    Args:
+        lr: the learning rate, or a schedule.
+        weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
+        betas: by what the two means decay in a step.
+        eps: added to the root.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Kingma and Ba, arXiv:1412.6980.
+
+    >>> optimizer = md.optim.Adam(1e-3)
+    """
 
     def numbers(self, step: int) -> dict[str, float]:
         first, second = self.corrections(step)
@@ -83,8 +97,22 @@ class Adam(Moments):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Adam):
-    """:class:`Adam` whose weights decay by themselves: ``p *= 1 - lr * weight_decay``.
-    Loshchilov and Hutter, arXiv:1711.05101."""
+    """:class:`Adam` whose weights decay by themselves: ``p *= 1 - lr * weight_decay``. As in
+    PyTorch.
+
+    Args:
+        lr: the learning rate, or a schedule.
+        weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
+        betas: by what the two means decay in a step.
+        eps: added to the root.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Loshchilov and Hutter, arXiv:1711.05101.
+
+    >>> optimizer = md.optim.AdamW(1e-3, weight_decay=0.05, decay="weights")
+    """
 
     weight_decay: float = 0.01
 
@@ -97,9 +125,20 @@ class AdamW(Adam):
 
 @dataclass(frozen=True, kw_only=True)
 class RMSprop(Optimizer):
-    """``p -= lr * g / (sqrt(v) + eps)``, where ``v = alpha * v + (1 - alpha) * g**2``; with
-    ``momentum`` what is subtracted is summed up as in :class:`SGD`, and ``centered`` takes the
-    variance instead of ``v``."""
+    """``p -= lr * g / (sqrt(v) + eps)``, where ``v = alpha * v + (1 - alpha) * g**2`` and
+    ``weight_decay * p`` is part of the gradient. As in PyTorch.
+
+    Args:
+        lr: the learning rate, or a schedule.
+        weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
+        alpha: by what the mean of squares decays in a step.
+        eps: added to the root.
+        momentum: by what the sum of what is subtracted decays in a step, as in :class:`SGD`.
+        centered: whether the variance takes the place of ``v``.
+
+    Raises:
+        GraphError: an argument is not valid.
+    """
 
     alpha: float = 0.99
     eps: float = 1e-8

@@ -14,8 +14,20 @@ __all__ = ["SGD"]
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
-    """``v = momentum * v + g`` and ``p -= lr * v``, where ``g`` is the gradient and
-    ``weight_decay * p``; with ``nesterov`` ``p -= lr * (g + momentum * v)``.  As in PyTorch."""
+    """``v = momentum * v + g`` and ``p -= lr * v``, where ``g`` is the gradient and ``weight_decay
+    * p``. As in PyTorch.
+
+    Args:
+        lr: the learning rate, or a schedule.
+        weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
+        momentum: by what the sum of gradients decays in a step.
+        nesterov: whether ``p -= lr * (g + momentum * v)`` instead.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> optimizer = md.optim.SGD(md.optim.Cosine(0.1, steps=1000), momentum=0.9, weight_decay=5e-4)
+    """
 
     momentum: float = 0.0
     nesterov: bool = False

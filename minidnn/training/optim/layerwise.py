@@ -17,8 +17,21 @@ __all__ = ["LAMB", "LARS"]
 @dataclass(frozen=True, kw_only=True)
 class LARS(Optimizer):
     """``v = momentum * v + lr * ratio * (g + weight_decay * p)`` and ``p -= v``, where ``ratio`` is
-    ``trust * |p| / (|g| + weight_decay * |p|)``, or 1 if a norm is 0.  With ``decay="weights"`` it
-    is 1 of biases and normalizations.  You, Gitman and Ginsburg, arXiv:1708.03888."""
+    ``trust * |p| / (|g| + weight_decay * |p|)``, or 1 if a norm is 0.
+
+    With ``decay="weights"`` the ratio is 1 of biases and normalizations.
+
+    Args:
+        lr: the learning rate, or a schedule.
+        weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
+        momentum: by what the sum of steps decays.
+        trust: the length of a step, as a part of the parameter's.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: You, Gitman and Ginsburg, arXiv:1708.03888.
+    """
 
     momentum: float = 0.9
     trust: float = 0.001
@@ -53,8 +66,21 @@ class LARS(Optimizer):
 @dataclass(frozen=True, kw_only=True)
 class LAMB(Moments):
     """``p -= lr * ratio * u``, where ``u = m / (sqrt(v) + eps) + weight_decay * p`` with the means
-    of :class:`Adam`, and ``ratio`` is ``|p| / |u|``, or 1 if one of them is 0.  With
-    ``decay="weights"`` it is 1 of biases and normalizations.  You et al., arXiv:1904.00962."""
+    of :class:`Adam`, and ``ratio`` is ``|p| / |u|``, or 1 if one of them is 0.
+
+    With ``decay="weights"`` the ratio is 1 of biases and normalizations.
+
+    Args:
+        lr: the learning rate, or a schedule.
+        weight_decay, decay, groups, clip_norm, clip_value: as :class:`Optimizer` has them.
+        betas: by what the two means decay in a step.
+        eps: added to the root.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: You et al., arXiv:1904.00962.
+    """
 
     eps: float = 1e-6
     weight_decay: float = 0.01

@@ -25,7 +25,16 @@ _GROUP = ("lr", "weight_decay")
 
 
 class Update:
-    """What one parameter becomes: its gradient, the states kept for it, and the step's numbers."""
+    """What one parameter becomes: what :meth:`Optimizer.apply` is given and says it with.
+
+    Args:
+        trace: records the graph of the step.
+        parameter: the parameter, as it was.
+        gradient: of the loss by the parameter.
+        slots: the states that are kept for it, by the optimizer's names of them.
+        numbers: the step's numbers, as :meth:`Optimizer.numbers` names them.
+        loss: nothing changes in steps where it is not finite.
+    """
 
     def __init__(
         self,
@@ -66,16 +75,24 @@ def if_finite(loss: Value, old: Value, body: Callable[..., Expression], *operand
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The learning rate ``lr`` is a number, or a function from the number of a step, counted from
-    0, to one: a schedule.
+    """What parameters become, by their gradients. A subclass defines :meth:`apply`.
 
-    ``weight_decay`` is that of all parameters, or with ``decay="weights"`` not of biases and of
-    normalizations, which are those with fewer than two axes.  ``groups`` gives parameters, by
-    patterns of their names, another ``weight_decay``, or an ``lr`` that multiplies the learning
-    rate; the last pattern that fits counts.  Gradients are limited to ``clip_value`` each, then to
-    ``clip_norm``, the root of the sum of all their squares.
+    Args:
+        lr: the learning rate, or a function from the number of a step, counted from 0, to one: a
+            schedule.
+        weight_decay: by what parameters are multiplied where the formula adds them to gradients.
+        decay: "all" parameters decay, or "weights", which leaves out biases and normalizations,
+            those with fewer than two axes.
+        groups: by patterns of parameters' names another ``weight_decay``, or an ``lr`` that
+            multiplies the learning rate; the last pattern that fits counts.
+        clip_norm: the largest root of the sum of the squares of all gradients; longer ones are
+            shortened. None for any.
+        clip_value: the largest number of a gradient, either way; that limit comes first.
 
-    >>> SGD(0.1, momentum=0.9, groups={"fc.*": {"lr": 10.0, "weight_decay": 0.0}})
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> md.optim.SGD(0.1, momentum=0.9, groups={"fc.*": {"lr": 10.0, "weight_decay": 0.0}})
     """
 
     lr: float | Callable[[int], float]

@@ -12,9 +12,15 @@ __all__ = ["ConstantRate", "Cosine", "LinearDecay", "OneCycle", "RateSchedule", 
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """A learning rate ``lr``, reached after ``warmup`` steps that begin near 0.
+    """The learning rate as a function of the number of steps made. A subclass defines
+    :meth:`after`.
 
-    A subclass says in :meth:`after` how it goes on from there.
+    Args:
+        lr: the rate that the warm-up leads to.
+        warmup: so many steps lead up to ``lr`` from near 0.
+
+    Raises:
+        GraphError: an argument is not valid.
     """
 
     lr: float
@@ -38,7 +44,12 @@ class RateSchedule:
 
 @dataclass(frozen=True)
 class ConstantRate(RateSchedule):
-    """``lr`` for ever."""
+    """One learning rate for ever.
+
+    Args:
+        lr: the rate.
+        warmup: so many steps lead up to ``lr`` from near 0.
+    """
 
     def after(self, step: int) -> float:
         return self.lr
@@ -46,7 +57,16 @@ class ConstantRate(RateSchedule):
 
 @dataclass(frozen=True)
 class StepDecay(RateSchedule):
-    """``lr``, multiplied by ``factor`` after ``every`` so many steps."""
+    """A learning rate that falls by steps.
+
+    Args:
+        lr: the rate at first.
+        every: after so many steps it falls.
+        factor: what it is multiplied by then.
+        warmup: so many steps lead up to ``lr`` from near 0.
+
+    >>> lr = md.optim.StepDecay(0.1, every=3000)
+    """
 
     every: int
     factor: float = 0.1
@@ -82,7 +102,14 @@ class _Ending(RateSchedule):
 
 @dataclass(frozen=True)
 class LinearDecay(_Ending):
-    """From ``lr`` straight to ``end`` after ``steps`` steps in all."""
+    """A learning rate that falls along a straight line.
+
+    Args:
+        lr: the rate at first.
+        steps: in all, the warm-up included.
+        end: the rate at the end.
+        warmup: so many steps lead up to ``lr`` from near 0.
+    """
 
     def at(self, part: float) -> float:
         return self.lr + (self.end - self.lr) * part
@@ -90,7 +117,18 @@ class LinearDecay(_Ending):
 
 @dataclass(frozen=True)
 class Cosine(_Ending):
-    """From ``lr`` to ``end`` after ``steps`` steps in all, along half a wave."""
+    """A learning rate that falls along half a wave.
+
+    Args:
+        lr: the rate at first.
+        steps: in all, the warm-up included.
+        end: the rate at the end.
+        warmup: so many steps lead up to ``lr`` from near 0.
+
+    Source: Loshchilov and Hutter, arXiv:1608.03983.
+
+    >>> lr = md.optim.Cosine(0.1, steps=4000, warmup=200)
+    """
 
     def at(self, part: float) -> float:
         return _wave(self.lr, self.end, part)
@@ -98,8 +136,22 @@ class Cosine(_Ending):
 
 @dataclass(frozen=True)
 class OneCycle(RateSchedule):
-    """From ``lr / start`` to ``lr``, which a part ``rise`` of ``steps`` steps takes, and on to
-    ``lr / start / last``, both along half a wave (Smith and Topin, arXiv:1708.07120)."""
+    """A learning rate that rises from ``lr / start`` to ``lr`` and falls to ``lr / start / last``,
+    both along half a wave.
+
+    Args:
+        lr: the largest rate.
+        steps: in all.
+        rise: the part of the steps that rising takes.
+        start: by what the first rate is less than the largest.
+        last: by what the last rate is less than the first.
+        warmup: so many steps lead up to ``lr`` from near 0.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    Source: Smith and Topin, arXiv:1708.07120.
+    """
 
     steps: int
     rise: float = 0.3
