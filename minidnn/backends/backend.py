@@ -51,7 +51,7 @@ def why_no_states(backend: Backend) -> str | None:
     """
     if getattr(backend, "keeps_states", False):
         return None
-    return f"device {backend.name!r} has no states; devices 'cpu' and 'reference' have"
+    return f"device {backend.name!r} has no states; devices 'cpu', 'cuda' and 'reference' have"
 
 
 def _reference() -> Backend:

@@ -15,11 +15,11 @@ from minidnn.backends.cuda.contraction.kernel import ContractionKernel
 from minidnn.backends.cuda.contraction.problem import Address, ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form, prepare_of, room
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import Data, Pointer, Task, lower_plan
+from minidnn.backends.cuda.lower import Data, InWorkspace, Pointer, Task, lower_plan
 from minidnn.backends.cuda.places import ValueAddresses
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.evaluate import evaluate
-from minidnn.graph.ir import Constant, Node
+from minidnn.graph.ir import Constant, Node, State, Value
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
@@ -38,9 +38,13 @@ Kernel = tuple[str, Launch, list[int]]
 """The form's core, a launch, and the numbers that it takes."""
 
 
-def planned(network: md.Layer, shape: tuple[int, ...], precision: str) -> Plan:
-    context = Context(CudaTarget(H200.device(precision), precision))
-    return make_plan(optimize(to_graph(network, shape), context, verify=True), context)
+def planned(
+    network: md.Layer, shape: tuple[int, ...], precision: str, states: bool = False
+) -> Plan:
+    """The plan of a network whose parameters are constants, or states."""
+    context = Context(CudaTarget(H200.device(precision), precision), stored=states)
+    graph = to_graph(network, shape, states=states)
+    return make_plan(optimize(graph, context, verify=True), context)
 
 
 def problems_of(
@@ -81,13 +85,16 @@ class EmulatedProgram:
         precision: str,
         kernel: Callable[[ContractionProblem], Kernel],
         folder: Path,
+        states: bool = False,
     ) -> None:
-        self.plan = planned(network, shape, precision)
+        self.plan = planned(network, shape, precision, states)
+        self.states = {s: _aligned(to_bits(s.data, s.dtype)) for s in self.plan.graph.states}
         self.tasks = lower_plan(self.plan, H200, precision == "tf32")
         self.kernels: dict[ContractionProblem, tuple[Kernel, Launch | None]] = {}
         launches = [task.work for task in self.tasks if isinstance(task.work, Launch)]
         workspaces: dict[Node, int] = {}
         for task in self.tasks:
+            workspaces[task.node] = task.workspace_bytes
             if isinstance(task.work, ContractionProblem):
                 own = kernel(task.work)
                 form = Form(own[0], len(task.work.stages))
@@ -107,7 +114,8 @@ class EmulatedProgram:
         (source,), (result,) = block.inputs, block.outputs
         bits = np.frombuffer(to_bits(x, given.dtype).tobytes(), np.uint8)
         memory[source : source + bits.size] = bits
-        places = ValueAddresses(plan, begin, [begin + source], [begin + result])
+        states: dict[Value, int] = {s: array.ctypes.data for s, array in self.states.items()}
+        places = ValueAddresses(plan, begin, [begin + source], [begin + result], states)
         for task in self.tasks:
             workspace = memory[block.workspaces.get(task.node, 0) :]
             self._run(task, places, memory, workspace, backwards)
@@ -123,7 +131,10 @@ class EmulatedProgram:
         workspace: np.ndarray,
         backwards: bool,
     ) -> None:
-        pointers = [self._array(p, places, memory) for p in task.pointers]
+        pointers = [
+            workspace if isinstance(p, InWorkspace) else self._array(p, places, memory)
+            for p in task.pointers
+        ]
         if isinstance(task.work, Launch):
             self._emulated.launch(task.work, pointers, backwards)
             return
@@ -142,8 +153,12 @@ class EmulatedProgram:
             if pointer.key not in self._constants:
                 self._constants[pointer.key] = _aligned(to_bits(pointer.make(), pointer.dtype))
             return self._constants[pointer.key]
+        assert not isinstance(pointer, InWorkspace)
         place = pointer if isinstance(pointer, Address) else Address(pointer, 0)
-        assert not isinstance(place.value, Constant)
+        root = self.plan.roots.get(place.value, place.value)
+        assert not isinstance(root, Constant)
+        if isinstance(root, State):
+            return self.states[root]
         return memory[places.address(place.value) + place.bytes - memory.ctypes.data :]
 
 

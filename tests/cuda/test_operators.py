@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from minidnn import layers as L
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.bits import to_bits
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import Data, Task, lower_plan
+from minidnn.backends.cuda.lower import Data, InWorkspace, Pointer, Task, lower_plan
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.index_map import Indexed
 from minidnn.graph.ir import Constant, Graph, Node, Value
@@ -26,6 +26,7 @@ from minidnn.graph.operators import (
     GroupNorm,
     LayerNorm,
     MatMul,
+    RandomDrop,
     Reduce,
     Slice,
     Softmax,
@@ -35,13 +36,17 @@ from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import Plan, make_plan
-from tests.cases import CASES, Case, check
+from tests import cases
+from tests.cases import Case, check
 from tests.cases.record import Shape
 from tests.cuda.cards import H200
 
 from .emulator.run import Emulated
 
-KINDS = (Windowed, Indexed, Gather, Reduce, ArgMax, GroupNorm, LayerNorm, MatMul, Softmax, Formula)
+KINDS = (
+    *(Windowed, Indexed, Gather, RandomDrop, Reduce, ArgMax),
+    *(GroupNorm, LayerNorm, MatMul, Softmax, Formula),
+)
 
 
 def kinds_of(case: Case) -> list[type]:
@@ -56,7 +61,7 @@ def is_supported(case: Case) -> bool:
 
 CHOSEN = tuple(
     case
-    for case in CASES
+    for case in (*cases.CASES, *cases.random.CASES)
     if any(issubclass(kind, KINDS) for kind in kinds_of(case)) and is_supported(case)
 )
 
@@ -75,8 +80,16 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated(sources, tmp_path_factory.mktemp("operators"))
 
 
-def run(plan: Plan, tasks: list[Task], kernels: Emulated, inputs: Sequence[np.ndarray]) -> Any:
-    memory: dict[Value, np.ndarray] = {}
+def run(
+    plan: Plan,
+    tasks: list[Task],
+    kernels: Emulated,
+    inputs: Sequence[np.ndarray],
+    states: Mapping[Value, np.ndarray] | None = None,
+) -> Any:
+    """The outputs; ``states`` are flat arrays, which the run changes."""
+    memory: dict[Value, np.ndarray] = dict(states or {})
+    left: dict[Node, np.ndarray] = {}
     laid: dict[tuple[object, ...], np.ndarray] = {}
 
     def storage(value: Value) -> np.ndarray:
@@ -87,18 +100,19 @@ def run(plan: Plan, tasks: list[Task], kernels: Emulated, inputs: Sequence[np.nd
             memory[root] = np.full(root.type.size + 8, -77).astype(numpy_dtype(root.dtype))
         return memory[root]
 
-    def data(data: Data) -> np.ndarray:
-        """Laid down once for a key, as a program does it."""
-        return laid.setdefault(data.key, to_bits(data.make(), data.dtype))
+    def at(task: Task, pointer: Pointer) -> np.ndarray:
+        if isinstance(pointer, Data):  # laid down once for a key, as a program does it
+            return laid.setdefault(pointer.key, to_bits(pointer.make(), pointer.dtype))
+        if isinstance(pointer, InWorkspace):
+            return left.setdefault(task.node, np.full(task.workspace_bytes // 4, np.float32(-77)))
+        assert isinstance(pointer, Value)
+        return storage(pointer)
 
     for value, array in zip(plan.graph.inputs, inputs, strict=True):
         storage(value)[: array.size] = array.ravel()
     for task in tasks:
         assert isinstance(task.work, Launch), f"{task.node.name} is no kernel of ours"
-        kernels.launch(
-            task.work,
-            [data(p) if isinstance(p, Data) else storage(p) for p in task.pointers],  # type: ignore[arg-type]
-        )
+        kernels.launch(task.work, [at(task, pointer) for pointer in task.pointers])
     return [storage(v)[: v.type.size].reshape(v.shape) for v in plan.graph.outputs]
 
 

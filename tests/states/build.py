@@ -54,4 +54,4 @@ def momentum(trace: Trace, x: Value) -> list[Value]:
     return [apply(ops.ReLU(), weight), moved * 2.0]
 
 
-BUILDERS = [running_mean, swap, momentum]
+BUILDERS: list[Build] = [running_mean, swap, momentum]

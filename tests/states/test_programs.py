@@ -240,6 +240,35 @@ def test_float64_holds_states_in_float64() -> None:
         md.compile(graph_of(running_mean), device="reference", store=exe.store)
 
 
+class Far:
+    """The memory of a device that keeps arrays as bytes."""
+
+    name = "far"
+
+    def keep(self, array: np.ndarray, dtype: str) -> list[bytes]:
+        return [array.tobytes()]
+
+    def read(self, kept: list[bytes]) -> np.ndarray:
+        return np.frombuffer(kept[0], np.float32).reshape(1, 3, 4, 5)
+
+    def write(self, kept: list[bytes], array: np.ndarray) -> None:
+        kept[0] = array.astype(np.float32).tobytes()
+
+
+def test_a_store_lies_in_the_memory_of_its_first_program() -> None:
+    store, graph = md.Store(), graph_of(swap)
+    held = store.hold(graph.states, Far())
+    assert store.hold(graph.states, Far()) == held and isinstance(store.memory, Far)
+    store["a"] = np.full((1, 3, 4, 5), 2.0)
+    np.testing.assert_array_equal(store["a"], np.full((1, 3, 4, 5), np.float32(2)))
+    message = (
+        r"<Store of 2 states, 480 bytes> lies in the memory of far, where its first program runs, "
+        "and this one runs in that of the host; valid is a store of its own"
+    )
+    with pytest.raises(GraphError, match=message):
+        md.compile(graph, device="reference", store=store)
+
+
 def test_what_a_store_refuses() -> None:
     store = md.Store()
     md.compile(graph_of(swap), device="reference", store=store)
@@ -269,6 +298,8 @@ def test_what_compile_refuses() -> None:
 
 def test_devices_without_states_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReferenceBackend, "keeps_states", False)
-    message = r"has 2 states \('a', 'b'\), .*has no states; devices 'cpu' and 'reference' have"
+    message = (
+        r"has 2 states \('a', 'b'\), .*has no states; devices 'cpu', 'cuda' and 'reference' have"
+    )
     with pytest.raises(UnsupportedError, match=message):
         md.compile(graph_of(swap), device="reference")

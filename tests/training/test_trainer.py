@@ -17,6 +17,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.errors import GraphError, TrainingError, WeightsError
 
+DEVICES = ["reference", pytest.param("cuda", marks=pytest.mark.gpu)]
 SHAPE = (8, 1, 4, 4)
 random = np.random.default_rng(0)
 LABELS = random.integers(0, 3, (5, 8))
@@ -65,8 +66,9 @@ def without_time(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in record.items() if k not in timed} for record in history]
 
 
-def test_it_learns_and_the_network_takes_what_it_learned() -> None:
-    ours = trainer()
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_learns_and_the_network_takes_what_it_learned(device: str) -> None:
+    ours = trainer(device=device)
     history = ours.fit(BATCHES, 6, validate=BATCHES[:2])
     assert [record["epoch"] for record in history] == [1, 2, 3, 4, 5, 6]
     assert history[-1]["loss"] < 0.5 * history[0]["loss"]
@@ -78,8 +80,9 @@ def test_it_learns_and_the_network_takes_what_it_learned() -> None:
     assert (y.argmax(1) == LABELS[0]).mean() == found["accuracy"]
 
 
-def test_other_batch_sizes_share_the_states() -> None:
-    ours = trainer()
+@pytest.mark.parametrize("device", DEVICES)
+def test_other_batch_sizes_share_the_states(device: str) -> None:
+    ours = trainer(device=device)
     x, target = BATCHES[0]
     ours.step(x, target)
     before = ours.store["0.weight"].copy()
@@ -89,8 +92,9 @@ def test_other_batch_sizes_share_the_states() -> None:
     assert ours.progress.steps == 2
 
 
-def test_accumulation_and_averages() -> None:
-    ours = trainer(accumulate=2, average=0.5)
+@pytest.mark.parametrize("device", DEVICES)
+def test_accumulation_and_averages(device: str) -> None:
+    ours = trainer(accumulate=2, average=0.5, device=device)
     begin = ours.store["0.weight"].copy()
     ours.step(*BATCHES[0])
     np.testing.assert_array_equal(ours.store["0.weight"], begin)
@@ -101,13 +105,15 @@ def test_accumulation_and_averages() -> None:
     net = network()
     net.load_state_dict(ours.state_dict())
     other = trainer(network=net)
-    assert other.evaluate(BATCHES)["loss"] == pytest.approx(ours.evaluate(BATCHES)["loss"])
+    found = ours.evaluate(BATCHES)["loss"]
+    assert found == pytest.approx(other.evaluate(BATCHES)["loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("make", [lambda: BATCHES, Loader])
 @pytest.mark.parametrize("after", [1, 4, 5, 7])
 def test_resuming_gives_the_bits_of_the_run_that_never_stopped(
-    make: Callable[[], Any], after: int, tmp_path: Path
+    make: Callable[[], Any], after: int, device: str, tmp_path: Path
 ) -> None:
     class Stops(md.callbacks.Callback):
         def after_step(self, trainer: md.Trainer) -> None:
@@ -115,16 +121,14 @@ def test_resuming_gives_the_bits_of_the_run_that_never_stopped(
                 raise KeyboardInterrupt
 
     path = tmp_path / "run.safetensors"
-    options: dict[str, Any] = {"accumulate": 2, "average": 0.9, "seed": 3}
+    options: dict[str, Any] = {"accumulate": 2, "average": 0.9, "seed": 3, "device": device}
     whole = trainer(**options)
     whole.fit(make(), 2, validate=BATCHES[:1])
     first = trainer(**options)
     first.fit(make(), 2, validate=BATCHES[:1], callbacks=[Stops(), md.callbacks.Checkpoint(path)])
     assert first.interrupted and first.progress.batches == after
     optimizer = md.optim.Adam(0.01)
-    second = md.Trainer.load(
-        path, network(), SHAPE, md.losses.CrossEntropy(), optimizer, device="reference", **options
-    )
+    second = md.Trainer.load(path, network(), SHAPE, md.losses.CrossEntropy(), optimizer, **options)
     second.fit(make(), 2, validate=BATCHES[:1])
     assert without_time(second.history) == without_time(whole.history)
     assert set(second.store) == set(whole.store)
@@ -222,8 +226,10 @@ def test_early_stopping() -> None:
         ours.fit(BATCHES, 4, callbacks=[md.callbacks.EarlyStopping("acuracy")])
 
 
-def test_a_loss_that_is_not_finite_names_what_made_it() -> None:
-    ours = trainer(network=md.Sequential(network(), L.Elementwise(lambda x: x * 1e38 * 1e38)))
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_loss_that_is_not_finite_names_what_made_it(device: str) -> None:
+    net = md.Sequential(network(), L.Elementwise(lambda x: x * 1e38 * 1e38))
+    ours = trainer(network=net, device=device)
     before = ours.state_dict()
     with pytest.raises(TrainingError, match=r"batch 1 of epoch 1: .* layer '1' .* made 24 of"):
         ours.fit(BATCHES, 1)
@@ -303,12 +309,13 @@ def test_checkpoints_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
             np.testing.assert_array_equal(array, before[name])
 
 
-def test_the_cpu_engine_trains() -> None:
+@pytest.mark.parametrize("device", ["cpu", DEVICES[1]])
+def test_engines_train(device: str) -> None:
     """With the same elements dropped."""
     hidden = (L.Linear(16, 8), L.ReLU(), L.Dropout(0.3), L.Linear(8, 3))
     net = md.Sequential(L.Flatten(), *hidden)
     losses = []
-    for device in ("cpu", "reference"):
-        ours = trainer(network=net, device=device)
+    for each in (device, "reference"):
+        ours = trainer(network=net, device=each)
         losses.append([float(ours.step(*batch)) for batch in BATCHES])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)

@@ -8,13 +8,11 @@ from typing import Any
 
 from ...cudnn._cupy import cupy
 from ...errors import DeviceError, GraphError
-from ...fusion.contraction import parts_of
-from ...fusion.region import FusedContraction
 from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
 from ...graph import operators as ops
 from ...graph.index_map import Indexed
-from ...graph.ir import Constant, Node
+from ...graph.ir import Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...runtime.plan import Plan
 from ..options import accuracy_option, check_options, tune_option
@@ -44,7 +42,7 @@ _KNOWN = (
 )
 _OF_ANY_DTYPE = (
     *(Elementwise, Indexed, Reshaping),
-    *(ops.ArgMax, ops.Concat, ops.Gather, ops.Reduce, ops.TakeChannels),
+    *(ops.ArgMax, ops.Concat, ops.Gather, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
 )
 
 
@@ -52,6 +50,7 @@ class CudaBackend:
     """Generated CUDA and cuDNN on the GPU of that index."""
 
     name = "cuda"
+    keeps_states = True
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
@@ -83,10 +82,6 @@ class CudaBackend:
         for value in (*node.inputs, *node.outputs):
             if value.dtype not in valid:
                 return f"{value!r} is none of {', '.join(valid)}"
-        if isinstance(node.op, (Contraction, FusedContraction)):
-            weight = parts_of(node).node.inputs[1]
-            if not isinstance(weight, Constant):
-                return f"its weight {weight!r} is computed at run time"
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CudaProgram:

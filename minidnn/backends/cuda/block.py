@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ...graph.ir import Constant, Node, Value
+from ...graph.ir import Node, Stored, Value
 from ...graph.types import FLOATS
 from ...memory.liveness import Lifetime, lifetimes
 from ...runtime.plan import Plan
@@ -103,7 +103,7 @@ def _output(plan: Plan, value: Value) -> Lifetime:
         if any(_root(roots, v) is root for v in (*node.inputs, *node.outputs))
     ]
     size, end = value.type.bytes, len(graph.nodes)
-    if root in graph.inputs or isinstance(root, Constant):
+    if root in graph.inputs or isinstance(root, Stored):
         writers = []
     return Lifetime(value, size, min(writers, default=end), end)
 

@@ -21,7 +21,7 @@ from ...runtime.plan import Plan
 from .constants import Constants
 from .functions import Loaded
 from .kernels import Launch
-from .lower import Data, Pointer, Task
+from .lower import Data, InWorkspace, Pointer, Task
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Fastest:
         able = [loaded[0], *(one for one in loaded[1:] if not one.resources.spill_bytes)]
         kept: list[Any] = []
         try:
-            pointers = [self._scratch(p, constants, kept) for p in task.pointers]
+            pointers = [self._scratch(task, p, constants, kept) for p in task.pointers]
         except cupy().cuda.memory.OutOfMemoryError as error:
             raise OutOfMemoryError(f"no memory for its operands: {error}") from error
         times = race([Contestant(one.bind(pointers)) for one in able])
@@ -96,13 +96,17 @@ class Fastest:
         _remember([one.launch for one in loaded], best, order[0][0], times[0])
         return best
 
-    def _scratch(self, pointer: Pointer, constants: Constants, kept: list[Any]) -> int:
+    def _scratch(self, task: Task, pointer: Pointer, constants: Constants, kept: list[Any]) -> int:
         """Where numbers lie on which a kernel is timed: random ones, since timings on zeros lie."""
         if isinstance(pointer, Data):
             return constants.address(pointer)
-        assert isinstance(pointer, Value)
-        type = self._plan.annotations.place(pointer).buffer.type
-        kept.append(arrays.random_like(TensorSpec((type.size,), (1,), type.dtype), len(kept)))
+        if isinstance(pointer, InWorkspace):
+            spec = TensorSpec((task.workspace_bytes // 4,), (1,), "float32")
+        else:
+            assert isinstance(pointer, Value)
+            type = self._plan.annotations.place(pointer).buffer.type
+            spec = TensorSpec((type.size,), (1,), type.dtype)
+        kept.append(arrays.random_like(spec, len(kept)))
         return int(kept[-1].ptr)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...cudnn import driver
 from ...cudnn._cupy import cupy
-from ...graph.ir import Constant
+from ...graph.ir import Constant, Value
 from ...runtime.plan import Plan
 from .arrays import DEVICE_TO_DEVICE, Given
 from .block import Block
@@ -19,7 +19,8 @@ from .sites import Site, sites_of_ends
 
 
 class Instance:
-    """One set of buffers, on which the whole plan is captured as a CUDA graph."""
+    """One set of buffers, on which the whole plan is captured as a CUDA graph.  It is run once
+    here, on zeros, which changes the states that the plan updates."""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class Instance:
         block: Block,
         works: Sequence[TaskWork],
         constant: Callable[[Constant], int],
+        states: Mapping[Value, int],
         inputs: Sequence[int] | None = None,
         outputs: Sequence[int] | None = None,
     ) -> None:
@@ -37,7 +39,7 @@ class Instance:
         begin = int(self._memory.ptr)
         self.inputs = tuple(inputs or (begin + offset for offset in block.inputs))
         self.outputs = tuple(outputs or (begin + offset for offset in block.outputs))
-        self.places = ValueAddresses(plan, begin, self.inputs, self.outputs)
+        self.places = ValueAddresses(plan, begin, self.inputs, self.outputs, states)
         self._runtime = cuda.runtime
         self.lock = threading.Lock()
         self.last: object = None

@@ -24,6 +24,7 @@ from ...graph.operators import (
     LayerNorm,
     LogSoftmax,
     MatMul,
+    RandomDrop,
     Reduce,
     Reorder,
     Softmax,
@@ -39,9 +40,10 @@ from .layer_norm import print_layer_norm
 from .machine import Machine
 from .matmul import print_matmul
 from .prelude import TYPES
+from .random import print_random_drop
 from .reduce import print_argmax, print_reduce
 from .reduction import averages_planes, print_adaptive, print_plane_average
-from .sequence import print_region, print_variants
+from .sequence import print_region, print_variants, print_vectors
 from .softmax import print_softmax
 from .strided import print_broadcast, print_join, strided_of
 from .tensor import Tensor, tensor_of
@@ -57,8 +59,16 @@ class Data:
     key: tuple[object, ...]
 
 
-#: What a pointer points to: the storage of a value, a part of it, or numbers that never change.
-Pointer = Value | Address | Data
+@dataclass(frozen=True)
+class InWorkspace:
+    """So many bytes from where the workspace of a node begins."""
+
+    offset: int
+
+
+#: What a pointer points to: the storage of a value, a part of it, numbers that never change, or
+#: what one kernel of a node leaves to the next.
+Pointer = Value | Address | Data | InWorkspace
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +84,8 @@ class Task:
     pointers: tuple[Pointer, ...]
     #: Launches that may take the place of ``work``: they give the same bits.
     others: tuple[Launch, ...] = ()
+    #: What launches take of the node's workspace.
+    workspace_bytes: int = 0
 
 
 def lower_plan(
@@ -109,9 +121,9 @@ class _Lowering:
             return ()
         if isinstance(op, FusedSequence):
             averages = self._averages_planes(node, op)
-            return (self._plane_average(node) if averages else self._sequence(node, op),)
+            return (self._plane_average(node),) if averages else self._sequence(node, op)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
-            return (self._sequence(node, window_alone(node)),)
+            return self._sequence(node, window_alone(node))
         if isinstance(op, (FusedContraction, ContractionOperator)):
             return (self._contraction(node),)
         if isinstance(op, Concat):
@@ -144,7 +156,7 @@ class _Lowering:
             launch, make = print_move(op.index_map(x.shape), x.shape, lies)
             table.append(_table(make()))
         elif isinstance(op, MatMul):
-            self._check_dense(node)
+            self._check_dense(node, *node.inputs)
             launch, make = print_matmul(x.type, node.inputs[1].type, node.output.type)
             table.append(_table(make()))
         elif isinstance(op, Gather):
@@ -153,13 +165,15 @@ class _Lowering:
             launch = print_reduce(op, x.type, lies)
         elif isinstance(op, ArgMax):
             launch = print_argmax(op, x.type, lies)
+        elif isinstance(op, RandomDrop):
+            launch = print_random_drop(op, x.type, lies)
         else:
             assert isinstance(op, (LayerNorm, GroupNorm)), f"no kernel for {op}"
             launch = print_layer_norm(op, x.type, lies, len(node.inputs) - 1)
         return Task(node, launch, (*map(_pointer, node.inputs), *table, node.output))
 
-    def _check_dense(self, node: Node) -> None:
-        placed = [value for value in node.inputs if value in self.plan.annotations.placements]
+    def _check_dense(self, node: Node, *values: Value) -> None:
+        placed = [value for value in values if value in self.plan.annotations.placements]
         if placed:
             raise UnsupportedError(
                 f"node {node.name!r}: {node.op.name} cannot read {placed[0]!r}, which lies in a "
@@ -185,7 +199,7 @@ class _Lowering:
         launch = print_plane_average(x.shape[0], given, made, self.machine)
         return Task(node, launch, (x, node.output))
 
-    def _sequence(self, node: Node, op: FusedSequence) -> Task:
+    def _sequence(self, node: Node, op: FusedSequence) -> Sequence[Task]:
         outer = dict(zip(op.body.inputs, node.inputs, strict=True))
         outer |= dict(zip(op.body.outputs, node.outputs, strict=True))
 
@@ -195,25 +209,41 @@ class _Lowering:
         suited = print_region(op, lies, self.machine)
         values = [outer.get(slot.value, slot.value) for slot in suited.binding.slots]
         pointers: list[Pointer] = [_pointer(value) for value in values]
-        if suited.binding.vectors:
-            pointers.append(Data(suited.kernel.vectors, "float32", (id(op), "vectors")))
         others = print_variants(op, lies, self.machine) if self.others else ()
-        return Task(node, suited.kernel.launch, tuple(pointers), tuple(others))
+        vectors = [outer.get(vector.value, vector.value) for vector in suited.binding.vectors]
+        if all(isinstance(value, Constant) for value in vectors):
+            if vectors:
+                pointers.append(Data(suited.kernel.vectors, "float32", (id(op), "vectors")))
+            return (Task(node, suited.kernel.launch, tuple(pointers), tuple(others)),)
+        packing, size = print_vectors(suited.binding)
+        packed = InWorkspace(0)
+        return (
+            Task(node, packing, (*map(_pointer, vectors), packed), (), size),
+            Task(node, suited.kernel.launch, (*pointers, packed), tuple(others), size),
+        )
 
     def _contraction(self, node: Node) -> Task:
         found = contraction_of(node, self.tensor, self._is_planar, self.tf32, self.accuracy)
         self._check_rows(node, found)
-        weight = found.weight
-        assert isinstance(weight, Constant)
         pointers: list[Pointer] = [
             _placed(found.source),
-            _filter(weight, found.problem),
+            self._filter(node, found.weight, found.problem),
             found.result,
             *map(_placed, found.others),
             *map(_pointer, found.vectors),
             *map(_pointer, found.before_vectors),
         ]
         return Task(node, found.problem, tuple(pointers))
+
+    def _filter(self, node: Node, weight: Value, problem: ContractionProblem) -> Pointer:
+        """The filter as the problem has it, which passes have brought about where it is computed
+        at run time."""
+        if isinstance(weight, Constant):
+            return _packed(weight, problem)
+        assert problem.gather is None, f"{weight!r} cannot be gathered"
+        self._check_dense(node, weight)
+        assert weight.type.rank == 2 or self._is_planar(weight) == problem.planar, node
+        return weight
 
     def _is_planar(self, value: Value) -> bool:
         return self.plan.layout(value).block == 1
@@ -273,8 +303,8 @@ def _placed(place: Address) -> Pointer:
     return data_of(place.value) if isinstance(place.value, Constant) else place
 
 
-def _filter(weight: Constant, problem: ContractionProblem) -> Data:
-    """A filter in the order in which the problem has it."""
+def _packed(weight: Constant, problem: ContractionProblem) -> Data:
+    """A constant filter in the order in which the problem has it."""
     gather = problem.gather
     if gather is not None:
         key = (id(weight), gather)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ...graph.ir import Constant, Value
@@ -12,18 +12,25 @@ from .lower import Pointer
 
 
 class ValueAddresses:
-    """Where the values of a plan lie in one instance."""
+    """Where the values of a plan lie in one instance, which has states where all others have."""
 
     def __init__(
-        self, plan: Plan, block: int, inputs: Sequence[int], outputs: Sequence[int]
+        self,
+        plan: Plan,
+        block: int,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        states: Mapping[Value, int] | None = None,
     ) -> None:
         #: Where the instance's memory begins, and in it the arena.
         self.block = block
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
+        self.states = states or {}
         self._plan = plan
         self._roots = {value: block + offset for value, offset in plan.arena.offsets.items()}
         self._roots |= dict(zip(plan.graph.inputs, inputs, strict=True))
+        self._roots |= self.states
         #: What must be copied at the end: to, from (a value's root), bytes.
         self.copies: list[tuple[int, Value, int]] = []
         for value, address in zip(plan.graph.outputs, outputs, strict=True):

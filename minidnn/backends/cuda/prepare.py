@@ -19,7 +19,7 @@ from .contraction.tune import Tuning
 from .fastest import Fastest
 from .functions import LaunchLoader, Loaded, Run
 from .kernels import Launch
-from .lower import Data, Pointer, Task, data_of
+from .lower import Data, InWorkspace, Pointer, Task, data_of
 from .machine import Machine
 from .memory import Limit, release_unused
 from .places import ValueAddresses
@@ -31,15 +31,22 @@ lies free among the values meanwhile."""
 
 @dataclass(frozen=True)
 class KernelWork:
-    """A kernel of ours on its operands, the fastest of so many that were measured, if any."""
+    """A kernel of ours on its operands, the fastest of so many that were measured, if any, its
+    workspace so many bytes behind where the instance's memory begins."""
 
     loaded: Loaded
     pointers: tuple[Pointer, ...]
     constants: Constants
     measured: int = 0
+    workspace: int = 0
 
     def bind(self, places: ValueAddresses) -> Run:
-        return self.loaded.bind([_address(p, places, self.constants) for p in self.pointers])
+        return self.loaded.bind([self._address(p, places) for p in self.pointers])
+
+    def _address(self, pointer: Pointer, places: ValueAddresses) -> int:
+        if isinstance(pointer, InWorkspace):
+            return places.block + self.workspace + pointer.offset
+        return _address(pointer, places, self.constants)
 
     def describe(self) -> str:
         text = self.loaded.describe()
@@ -61,8 +68,10 @@ class ContractionWork:
         problem = self.built.problem
         first = len(problem.others)
         second = first + len(problem.vectors)
+        read = (self.pointers[1], *self.pointers[3 + first :])
         at = Addresses(
-            x, w, y, tuple(rest[:first]), tuple(rest[first:second]), tuple(rest[second:])
+            *(x, w, y, tuple(rest[:first]), tuple(rest[first:second]), tuple(rest[second:])),
+            are_settled=all(isinstance(pointer, Data) for pointer in read),
         )
         return self.built.bind(at, places.block + self.workspace)
 
@@ -148,12 +157,12 @@ def prepare(
         fastest.measure(load, constants)
     done = []
     for task in tasks:
+        room = block.workspaces.get(task.node, 0)
         if isinstance(task.work, Launch):
             measured = 1 + len(task.others) if task.others else 0
             loaded = load([fastest(task)])[0]
-            work: Any = KernelWork(loaded, task.pointers, constants, measured)
+            work: Any = KernelWork(loaded, task.pointers, constants, measured, room)
         else:
-            room = block.workspaces.get(task.node, 0)
             work = ContractionWork(built[task.work], task.pointers, constants, room)
         done.append(Done(task.node, work))
     return PreparedPlan(tuple(done), block, constants, outputs)
@@ -182,8 +191,10 @@ def _workspaces(
     """Bytes that each node takes beside its values."""
     found: dict[Node, int] = {}
     for task in tasks:
+        size = task.workspace_bytes
         if isinstance(task.work, ContractionProblem):
-            found[task.node] = max(found.get(task.node, 0), built[task.work].workspace)
+            size = built[task.work].workspace
+        found[task.node] = max(found.get(task.node, 0), size)
     return found
 
 
@@ -198,6 +209,7 @@ def _spare(plan: Plan, tasks: Sequence[Task]) -> dict[ContractionProblem, int]:
 
 
 def _address(pointer: Pointer, places: ValueAddresses, constants: Constants) -> int:
+    assert not isinstance(pointer, InWorkspace), "only kernels of ours take what others left there"
     if isinstance(pointer, Data):
         return constants.address(pointer)
     if isinstance(pointer, Address):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from ...cudnn._cupy import cupy
 from ...errors import GraphError, OutOfMemoryError
 from ...graph.ir import Constant, Node
 from ...runtime.plan import Plan
+from ...runtime.store import Store
 from .arrays import (
     CUPY,
     NUMPY,
@@ -30,6 +32,7 @@ from .lower import Task
 from .machine import Machine, machine_of
 from .memory import Limit, make_within, told
 from .prepare import ContractionWork, PreparedPlan, prepare
+from .states import StatesInTurn
 from .target import CudaTarget
 
 _PER_THREAD_STREAM = 2
@@ -53,7 +56,11 @@ def on_device(index: int) -> Iterator[None]:
 
 
 class CudaProgram:
-    """A compiled plan.  Several threads may call it at once, on any streams."""
+    """A compiled plan.  Several threads may call it at once, on any streams.
+
+    One with states is ready once they were found, which lie in memory of the store's; its runs,
+    and those of all programs of that store, follow each other, on whatever streams.
+    """
 
     def __init__(
         self,
@@ -72,14 +79,32 @@ class CudaProgram:
         self._lock = threading.Lock()
         self._runtime = cupy().cuda.runtime
         self._instances: dict[object, Instance] = {}
-        given = memory_limit
-        limit = None if given is None else Limit(given, f"memory_limit={given} bytes")
+        self._prepare = partial(prepare, plan, tasks, machine, tune)
+        self._memory_limit = memory_limit
+        self._states: StatesInTurn | None = None
+        if not graph.states:
+            self._make()
+
+    def attach(self, store: Store) -> None:
+        """Finds its states in a store, or puts them there, and gets ready."""
+        with told():
+            self._states = StatesInTurn(self.plan.graph, store, self.device)
+        with self._states.unchanged():
+            self._make()
+
+    def _make(self) -> None:
+        """Everything that is done once."""
+        given, held = self._memory_limit, self._states.bytes if self._states else 0
+        limit = None
+        if given is not None:
+            states = f", of which states take {held}" if held else ""
+            limit = Limit(given - held, f"memory_limit={given} bytes{states}")
 
         def make(limit: Limit | None) -> tuple[Limit | None, PreparedPlan, Instance]:
-            prepared = prepare(plan, tasks, machine, tune, limit)
-            return limit, prepared, _instance_of(plan, prepared)
+            prepared = self._prepare(limit)
+            return limit, prepared, self._instance(prepared)
 
-        with on_device(device):
+        with on_device(self.device):
             self._limit, self.prepared, self._instances[None] = make_within(limit, make)
         self._block = self.prepared.block
 
@@ -139,15 +164,31 @@ class CudaProgram:
     def _enqueue(
         self, given: Sequence[Given], results: Sequence[Given], stream: int, apart: bool
     ) -> Instance:
-        runtime, key = self._runtime, _key(stream)
+        key = _key(stream)
         instance = self._take(key)
+        if self._states is None:
+            self._start(instance, key, given, results, stream, apart)
+        else:
+            with self._states.turn(stream, key):
+                self._start(instance, key, given, results, stream, apart)
+        return instance
+
+    def _start(
+        self,
+        instance: Instance,
+        key: object,
+        given: Sequence[Given],
+        results: Sequence[Given],
+        stream: int,
+        apart: bool,
+    ) -> None:
+        runtime = self._runtime
         with instance.lock:
             if instance.last is not None and instance.last != key:
                 runtime.streamWaitEvent(stream, instance.done.ptr)
             instance.launch(given, results, stream, apart)
             runtime.eventRecord(instance.done.ptr, stream)
             instance.last = key
-        return instance
 
     def bind(self, inputs: Sequence[Any], out: Any) -> Bound:
         """What computes from these very arrays, and into ``out``, without a copy.
@@ -172,15 +213,12 @@ class CudaProgram:
                     check_apart(slot, one, other, two)
             for slot, one in zip(self._outputs, results, strict=True):
                 check_aligned(slot, one)
-            with told():
-                instance = _instance_of(
-                    self.plan,
-                    self.prepared,
-                    [one.pointer for one in given],
-                    [one.pointer for one in results],
-                )
+            ends = [[one.pointer for one in some] for some in (given, results)]
+            with told(), self._states.unchanged() if self._states else nullcontext():
+                instance = self._instance(self.prepared, *ends)
         outputs = tuple(self._finished(results))
-        return Bound(instance, self.device, library, (given, results, self), outputs)
+        kept = (given, results, self)
+        return Bound(instance, self.device, library, kept, outputs, self._states)
 
     def _are_apart(self, given: Sequence[Given], results: Sequence[Given]) -> bool:
         """Whether no result overlaps anything that is given."""
@@ -207,8 +245,26 @@ class CudaProgram:
 
     # Instances
 
+    def _instance(
+        self,
+        prepared: PreparedPlan,
+        inputs: Sequence[int] | None = None,
+        outputs: Sequence[int] | None = None,
+    ) -> Instance:
+        """Memory of its own for the plan, or on the caller's inputs and outputs."""
+
+        def constant(value: Constant) -> int:
+            return prepared.constants.address(prepared.outputs[value])
+
+        works = [done.work for done in prepared.tasks]
+        states = self._states.addresses if self._states else {}
+        return Instance(self.plan, prepared.block, works, constant, states, inputs, outputs)
+
     def _take(self, key: object) -> Instance:
-        """The instance of a stream, an idle one, a new one, or the one that was made first."""
+        """The instance of a stream, an idle one, a new one, or the one that was made first; with
+        states, whose runs take turns, the only one."""
+        if self._states is not None:
+            return self._instances[None]
         found = self._instances.get(key)
         if found is not None:
             return found
@@ -228,7 +284,7 @@ class CudaProgram:
         if len(self._instances) < _MOST_INSTANCES and within:
             try:
                 with told():
-                    return _instance_of(self.plan, self.prepared)
+                    return self._instance(self.prepared)
             except OutOfMemoryError:
                 pass  # the streams then take turns, in the memory that there is
         return self._instances.pop(next(iter(self._instances)))
@@ -237,7 +293,8 @@ class CudaProgram:
     def bytes(self) -> int:
         """Device memory that the program holds now."""
         distinct = {id(instance) for instance in self._instances.values()}
-        return self.prepared.constants.bytes + len(distinct) * self._block.own_bytes
+        states = self._states.bytes if self._states else 0
+        return states + self.prepared.constants.bytes + len(distinct) * self._block.own_bytes
 
     # Reports
 
@@ -254,11 +311,13 @@ class CudaProgram:
         return refusals(problems[0], machine_of(self.device)) if problems else {}
 
     def seconds_of_nodes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[Node, float]:
-        """Computes the outputs; the seconds of each node, by events around its kernels."""
+        """Computes the outputs; the seconds of each node, by events around its kernels, which run
+        once more for that and leave states as they are."""
         from .timing import seconds_of_runs
 
         instance, _ = self._computed(inputs, None, in_place=False)
-        with on_device(self.device), instance.lock:
+        unchanged = self._states.unchanged() if self._states else nullcontext()
+        with unchanged, on_device(self.device), instance.lock:
             times = seconds_of_runs(instance)
         total: dict[Node, float] = {}
         for done, seconds in zip(self.prepared.tasks, times, strict=True):
@@ -285,8 +344,10 @@ class Bound:
         library: ArrayLibrary,
         kept: object,
         outputs: tuple[Any, ...],
+        states: StatesInTurn | None,
     ) -> None:
         self.outputs = outputs
+        self._states = states
         self._instance = instance
         self._device = device
         self._library = library
@@ -299,26 +360,14 @@ class Bound:
     def __call__(self) -> None:
         """Computes."""
         device = self._device
-        if self._current() == device:  # a context takes as long as half a launch
-            self._launch(self._executable, self._library.stream(device))
-            return
-        with on_device(device):
-            self._launch(self._executable, self._library.stream(device))
-
-
-def _instance_of(
-    plan: Plan,
-    prepared: PreparedPlan,
-    inputs: Sequence[int] | None = None,
-    outputs: Sequence[int] | None = None,
-) -> Instance:
-    """Memory of its own for a program, or on the caller's inputs and outputs."""
-
-    def constant(value: Constant) -> int:
-        return prepared.constants.address(prepared.outputs[value])
-
-    works = [done.work for done in prepared.tasks]
-    return Instance(plan, prepared.block, works, constant, inputs, outputs)
+        if self._current() != device:
+            with on_device(device):  # a context takes as long as half a launch
+                return self()
+        stream = self._library.stream(device)
+        if self._states is None:
+            return self._launch(self._executable, stream)
+        with self._states.turn(stream, _key(stream)):
+            self._launch(self._executable, stream)
 
 
 def _lying_at(address: int) -> Given:

@@ -46,7 +46,7 @@ def sites_of_ends(
             continue
         moved = [at + _AWAY * (number == place) for number, at in enumerate(own)]
         inputs, outputs = moved[: len(places.inputs)], moved[len(places.inputs) :]
-        elsewhere = ValueAddresses(plan, places.block, inputs, outputs)
+        elsewhere = ValueAddresses(plan, places.block, inputs, outputs, places.states)
         found.append(_sites(root, own[place], plan, works, runs, elsewhere))
     return found
 

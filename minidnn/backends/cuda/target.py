@@ -85,7 +85,7 @@ class CudaTarget(Target):
         if not isinstance(inner.op, Conv2d) or value is not node.inputs[0] or self.is_exact(node):
             return False
         precision = "tf32" if self.precision == "tf32" else value.dtype
-        return wants_gather(inner.op, inner.inputs[1].shape, precision)
+        return wants_gather(inner.op, inner.inputs[1], precision)
 
     def layout_seconds(self, node: Node, layout: Layout) -> float:
         op = node.op

@@ -63,7 +63,7 @@ class ReferenceProgram:
     _states: dict[State, np.ndarray] = field(default_factory=dict, init=False)
 
     def attach(self, store: Store) -> None:
-        self._states = store.hold(self.plan.graph.states, self.wide)
+        self._states = store.hold(self.plan.graph.states, wide=self.wide)
         self._store = store
 
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:

@@ -117,7 +117,7 @@ class Built:
         if isinstance(self.core, LoadedContraction):
             return self.core.bind(replace(at, x=x, workspace=workspace))
         reads = [x, at.w]
-        settled = [1]  # weights, which nothing writes any more
+        settled = [1]  # the filter; nothing writes it any more, nor vectors, if they are constants
         residual = 0
         for stage in problem.stages[: self.recipe.form.stages]:
             if stage.mode == "bias":
@@ -131,7 +131,8 @@ class Built:
             bias = at.vectors[0] if at.vectors else 0
             run = self.core.bind(x, at.w, y, bias, residual, workspace)
             return LibraryRun(run, (x, at.w, y, bias, residual))
-        run = self.core.bind_pointers([*reads, y], _Room(workspace), self.core, settled)
+        still = settled if at.are_settled else ()
+        run = self.core.bind_pointers([*reads, y], _Room(workspace), self.core, still)
         return LibraryRun(run, (*reads, y))
 
 

@@ -10,10 +10,13 @@ import numpy as np
 
 from ....fusion.plan import Binding
 from ....graph.ir import Constant
+from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
 from ..kernels import Launch
 from ..prelude import TYPES
 from ..tensor import Tensor
+
+_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,32 @@ def parameters(binding: Binding, tensors: Sequence[Tensor]) -> str:
 
 def packed_vectors(binding: Binding) -> np.ndarray:
     """All vectors in float32, each along the kernel's whole axis of channels, zero elsewhere."""
-    frame = max(end for _, end in binding.segments)
-    packed = np.zeros((len(binding.vectors), frame), np.float32)
+    packed = np.zeros((len(binding.vectors), _frame(binding)), np.float32)
     for row, vector in zip(packed, binding.vectors, strict=True):
         assert isinstance(vector.value, Constant)
         data = vector.value.data
         row[vector.channel : vector.channel + data.size] = data.astype(np.float32)
     return packed
+
+
+def print_vectors(binding: Binding) -> tuple[Launch, int]:
+    """The kernel that packs vectors which are no constants, and the bytes that it makes; pointers
+    are the vectors, then what :func:`packed_vectors` gives for constants."""
+    frame = _frame(binding)
+    code = Code()
+    values = [vector.value for vector in binding.vectors]
+    pointers = [f"const {TYPES[value.dtype]} *v{i}" for i, value in enumerate(values)]
+    with code.block(f'extern "C" __global__ void @({", ".join([*pointers, "float *y"])})'):
+        code.line(f"const int c = blockIdx.x * {_THREADS} + threadIdx.x;")
+        code.line(f"if (c >= {frame}) return;")
+        for i, vector in enumerate(binding.vectors):
+            first, size = vector.channel, vector.value.type.size
+            inside = f"c >= {first} && c < {first + size}"
+            code.line(f"y[{i * frame} + c] = {inside} ? md_value(v{i}[c - {first}]) : 0.0f;")
+    launch = Launch.named("vectors", code, -(-frame // _THREADS), _THREADS)
+    return launch, 4 * frame * len(values)
+
+
+def _frame(binding: Binding) -> int:
+    """Channels of the kernel's whole axis."""
+    return max(end for _, end in binding.segments)

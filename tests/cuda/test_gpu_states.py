@@ -1,0 +1,191 @@
+"""States on a GPU: several runs, shared stores, weights that are states, training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cuda.target import HALVES
+from minidnn.errors import GraphError
+from minidnn.layers.build import to_graph
+from tests.cases.random import Drops
+from tests.states.build import BUILDERS, Build, graph_of, running_mean
+from tests.states.test_programs import random_graph, runs_like_the_evaluator
+
+pytestmark = pytest.mark.gpu
+SHAPE = (8, 3, 16, 16)
+random = np.random.default_rng(0)
+BATCHES = [
+    (random.standard_normal(SHAPE, np.float32), random.integers(0, 5, SHAPE[0])) for _ in range(4)
+]
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_several_runs(build: Build) -> None:
+    runs_like_the_evaluator(graph_of(build), "cuda", 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_graphs(seed: int) -> None:
+    runs_like_the_evaluator(random_graph(seed), "cuda", 1e-5, store=md.Store())
+
+
+def test_runs_on_several_streams_follow_each_other() -> None:
+    import cupy
+
+    exe = md.compile(graph_of(running_mean), device="cuda")
+    x = cupy.ones((2, 3, 4, 5), np.float32)
+    begin = int(exe.store["count"])  # type: ignore[index]
+    bound = exe.bind(x)
+    for i in range(60):
+        with cupy.cuda.Stream(non_blocking=True):
+            bound() if i % 3 == 0 else exe(x)
+    assert int(exe.store["count"]) == begin + 60  # type: ignore[index]
+    exe.store["count"] = np.array(3)  # type: ignore[index]
+    exe(x)
+    assert int(exe.store["count"]) == 4  # type: ignore[index]
+
+
+def test_looking_how_long_nodes_take_is_one_run() -> None:
+    exe = md.compile(graph_of(running_mean), device="cuda")
+    begin = int(exe.store["count"])  # type: ignore[index]
+    exe.program.seconds_of_nodes([np.ones((2, 3, 4, 5), np.float32)], [])  # type: ignore[attr-defined]
+    assert int(exe.store["count"]) == begin + 1  # type: ignore[index]
+
+
+def test_a_store_lies_in_one_place() -> None:
+    store = md.Store()
+    md.compile(graph_of(running_mean), device="cuda", store=store)
+    message = "in the memory of cuda:0, where its first program runs, .* in that of the host"
+    with pytest.raises(GraphError, match=message):
+        md.compile(graph_of(running_mean), device="cpu", store=store)
+
+
+def network() -> L.Sequential:
+    """Contractions of each kind with what they absorb, and vectors over channels in sequences."""
+    net = L.Sequential(
+        *(L.Conv2d(3, 20, 3, padding=1), L.SiLU(), L.MaxPool2d(2)),
+        *(L.Conv2d(20, 32, 3, padding=1, bias=False), L.BatchNorm2d(32), L.ReLU()),
+        *(L.AvgPool2d(3, 1), L.BatchNorm2d(32), L.MaxPool2d(2)),
+        *(L.Conv2d(32, 48, 1), L.Conv2d(48, 48, 3, padding=2, dilation=2, groups=48)),
+        *(L.BatchNorm2d(48), L.Conv2d(48, 40, 3, padding=1, groups=4)),
+        *(L.Flatten(), L.LayerNorm((360,)), L.Linear(360, 10), L.Softmax(-1)),
+    )
+    net.initialize(2)
+    return net
+
+
+@pytest.mark.parametrize("tune", ["heuristic", "quick", "exhaustive"])
+@pytest.mark.parametrize(("precision", "error"), [("float32", 1e-5), ("tf32", 5e-3)])
+def test_weights_that_are_states(precision: str, error: float, tune: str) -> None:
+    """They are those of the store in every run, also where other sizes were compiled for it."""
+    x = BATCHES[0][0]
+    net, store = network(), md.Store()
+    options: dict[str, Any] = {"device": "cuda", "precision": precision, "tune": tune}
+    md.compile(net, (2, 3, 16, 16), store=store, **options)
+    exe = md.compile(net, SHAPE, store=store, **options)
+    for turn in range(2):
+        right = md.compile(net, x.shape, device="reference", precision="float64")(x)
+        np.testing.assert_allclose(exe(x), right, error, error)
+        for name in store:
+            store[name] = store[name] * np.float32(1.5 - turn)
+        net.load_state_dict({**net.state_dict(), **store})
+
+
+@pytest.mark.parametrize(("precision", "layout"), [("float32", "NCHW"), ("tf32", "NHWC")])
+def test_kernels_are_those_of_constants(precision: str, layout: str) -> None:
+    net = L.Sequential(L.Conv2d(8, 16, 3, padding=1), L.ReLU(), L.Conv2d(16, 8, 3), L.MaxPool2d(2))
+    net.initialize(0)
+    x = random.standard_normal((4, 8, 20, 20), np.float32)
+    options: dict[str, Any] = {"device": "cuda", "precision": precision, "tune": "heuristic"}
+    found = md.compile(net, x.shape, store=md.Store(), **options)(x)
+    np.testing.assert_array_equal(found, md.compile(net, x.shape, **options)(x))
+
+
+@pytest.mark.parametrize(
+    ("channels", "shape"), [(False, (3, 5, 31, 67)), (False, (7,)), (True, (4, 9, 5, 7))]
+)
+@pytest.mark.parametrize("precision", ["float32", *HALVES])
+def test_dropout_has_the_bits_of_the_reference(
+    channels: bool, shape: tuple[int, ...], precision: str
+) -> None:
+    graph = to_graph(Drops(0.3, 2, channels), shape)
+    x = random.standard_normal(shape, np.float32)
+    x.flat[:2] = np.nan, np.inf
+    if precision != "float32":
+        x = np.asarray(x, np.float16 if precision == "float16" else np.float32)
+    found = md.compile(graph, device="cuda", precision=precision)(x)
+    if precision == "float32":
+        np.testing.assert_array_equal(found, md.compile(graph, device="reference")(x))
+    else:
+        wanted = md.compile(graph, device="reference")(x.astype(np.float32))
+        np.testing.assert_array_equal(np.asarray(found, np.float32) == 0, wanted == 0)
+        np.testing.assert_allclose(np.asarray(found, np.float32), wanted, 2e-2)
+
+
+class Block(L.Layer):
+    """Two convolutions beside what they read."""
+
+    def __init__(self, channels: int, more: int, stride: int) -> None:
+        self.one = L.Conv2d(channels, more, 3, stride=stride, padding=1, bias=False)
+        self.norm = L.BatchNorm2d(more)
+        self.two = L.Conv2d(more, more, 3, padding=1, bias=False)
+        self.last = L.BatchNorm2d(more)
+        self.short = L.Conv2d(channels, more, 1, stride=stride)
+        self.relu = L.ReLU()
+
+    def forward(self, x: Any) -> Any:
+        y = self.two(self.relu(self.norm(self.one(x))))
+        return self.relu(self.last(y) + self.short(x))
+
+
+def resnet() -> L.Sequential:
+    net = L.Sequential(
+        *(L.Conv2d(3, 8, 3, padding=1, bias=False), L.BatchNorm2d(8), L.ReLU(), L.MaxPool2d(2)),
+        *(Block(8, 16, 1), L.Dropout(0.2), Block(16, 24, 2)),
+        *(L.AdaptiveAvgPool2d(1), L.Flatten(), L.Linear(24, 5)),
+    )
+    net.initialize(4)
+    return net
+
+
+def trainer(**options: Any) -> md.Trainer:
+    given: dict[str, Any] = {"device": "cuda"} | options
+    if given["device"] == "cuda":
+        given.setdefault("tune", "heuristic")
+    optimizer = md.optim.SGD(0.05, momentum=0.9, weight_decay=1e-3)
+    return md.Trainer(resnet(), SHAPE, md.losses.CrossEntropy(), optimizer, **given)
+
+
+@pytest.mark.parametrize(("precision", "error"), [("float32", 1e-3), ("tf32", 5e-2)])
+def test_twenty_steps_are_those_of_the_reference(precision: str, error: float) -> None:
+    ours = trainer(precision=precision)
+    right = trainer(device="reference", precision="float64")
+    for i in range(20):
+        one, other = (float(each.step(*BATCHES[i % 4])) for each in (ours, right))
+        assert one == pytest.approx(other, rel=error), f"step {i}"
+    for name in right.store:
+        wanted = right.store[name]
+        scale = max(float(np.abs(wanted).max()), 1e-2)
+        np.testing.assert_allclose(ours.store[name], wanted, 0, error * scale, err_msg=name)
+    found, expected = ours.evaluate(BATCHES), right.evaluate(BATCHES)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=error)
+
+
+def test_the_same_seed_gives_the_same_bits_also_after_resuming(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    whole, again = trainer(seed=3), trainer(seed=3)
+    for batch in BATCHES:
+        assert whole.step(*batch) == again.step(*batch)
+    again.save(path)
+    resumed = trainer()
+    resumed.restore(path)
+    for batch in BATCHES:
+        assert whole.step(*batch) == resumed.step(*batch)
+    for name in whole.store:
+        np.testing.assert_array_equal(resumed.store[name], whole.store[name], err_msg=name)
