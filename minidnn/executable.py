@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -252,7 +253,7 @@ class Executable:
 
     def profile(self, *inputs: Any, runs: int = 9, **named: Any) -> Profile:
         """The time of each region beside the machine's roofline, over several runs on inputs as
-        of a call.
+        of a call, which leave states as they are.
 
         UnsupportedError if the device does not time regions.
         """
@@ -263,7 +264,9 @@ class Executable:
             arrays, outputs = list(self._ordered(inputs, named)), []
         else:
             arrays, outputs = self._inputs(inputs, named)[0], self._computed()
-        return profile(plan, self.program, self.device, arrays, outputs, runs)
+        updated = [state.name for state in plan.graph.updates]
+        with self.store.unchanged(updated) if self.store is not None else nullcontext():
+            return profile(plan, self.program, self.device, arrays, outputs, runs)
 
     def random_inputs(self) -> list[np.ndarray]:
         """Random inputs of the right shapes and dtypes, always the same."""

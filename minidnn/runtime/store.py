@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -138,6 +139,17 @@ class Store(Mapping[str, np.ndarray]):
             self.memory = own
             self._states.update((state.name, held) for state, held in found.items())
             return {state: held.kept for state, held in found.items()}
+
+    @contextmanager
+    def unchanged(self, names: Iterable[str]) -> Iterator[None]:
+        """Meanwhile no other thread runs a program; what happens to these states is undone."""
+        with self.lock:
+            before = {name: self[name].copy() for name in names}
+            try:
+                yield
+            finally:
+                for name, array in before.items():
+                    self[name] = array
 
     @property
     def _memory(self) -> StateMemory:

@@ -63,8 +63,10 @@ def test_packing_changes_no_bit() -> None:
     np.testing.assert_array_equal(exe(x), md.compile(net, shape, device="cpu")(x))
 
 
-def test_tuning_leaves_the_store_as_it_was() -> None:
+def test_measuring_leaves_the_store_as_it_was() -> None:
     graph = graph_of(running_mean)
     exe = md.compile(graph, device="cpu", tune="quick")
     assert exe.store is not None
+    assert int(exe.store["count"]) == int(graph.states[1].data)
+    exe.profile(np.ones((2, 3, 4, 5), np.float32))
     assert int(exe.store["count"]) == int(graph.states[1].data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,12 +87,12 @@ class StatesInTurn:
     """The states of a graph in a store, and when a program may work on them."""
 
     def __init__(self, graph: Graph, store: Store, device: int) -> None:
-        self._lock = store.lock
+        self._store = store
         with store.lock:
             held: dict[State, DeviceArray] = store.hold(graph.states, DeviceMemory(device))
             assert isinstance(store.memory, DeviceMemory)
             self._memory = store.memory
-        self._updated = [held[state] for state in graph.updates]
+        self._updated = [state.name for state in graph.updates]
         #: Where each state lies.
         self.addresses: dict[Value, int] = {state: one.address for state, one in held.items()}
         self.bytes = sum(one.bytes for one in held.values())
@@ -105,16 +105,9 @@ class StatesInTurn:
 
         key: tells the stream from all others.
         """
-        with self._lock, self._memory.turn(stream, key):
+        with self._store.lock, self._memory.turn(stream, key):
             yield
 
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def unchanged(self) -> AbstractContextManager[None]:
         """Meanwhile no other run begins; what happens to the states is undone."""
-        with self._lock:
-            before = [(one, self._memory.read(one)) for one in self._updated]
-            try:
-                yield
-            finally:
-                for one, array in before:
-                    self._memory.write(one, array)
+        return self._store.unchanged(self._updated)

@@ -51,7 +51,11 @@ def kernel_of(
 
 
 def parameters(binding: Binding, tensors: Sequence[Tensor]) -> str:
-    """The arguments as a kernel declares them: ``a0``, ``a1``, ... and ``vectors``."""
+    """The arguments as a kernel declares them: ``a0``, ``a1``, ... and ``vectors``.
+
+    An output may be written over an input of its type that is read element by element: what is
+    written anywhere follows from what was read there, so that no read can come behind it.
+    """
     parts = []
     for i, tensor in enumerate(tensors):
         const = "const " if i < len(binding.inputs) else ""
