@@ -63,7 +63,7 @@ def test_a_store_lies_in_one_place() -> None:
     md.compile(graph_of(running_mean), device="cuda", store=store)
     message = "in the memory of cuda:0, where its first program runs, .* in that of the host"
     with pytest.raises(GraphError, match=message):
-        md.compile(graph_of(running_mean), device="cpu", store=store)
+        md.compile(graph_of(running_mean), device="reference", store=store)
 
 
 def network() -> L.Sequential:

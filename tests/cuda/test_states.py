@@ -11,6 +11,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.backend import CudaBackend
+from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem
 from minidnn.backends.cuda.kernels import Launch
@@ -132,5 +133,6 @@ def test_a_training_step_has_a_task_for_every_node(precision: str) -> None:
     backend = CudaBackend()
     assert not [r for n in plan.graph.nodes if (r := backend.unsupported(n, precision))]
     tasks = lower_plan(plan, H200, precision == "tf32")
+    assert lay_out(plan, {task.node: task.workspace_bytes for task in tasks}).bytes
     written = {plan.roots.get(task.node.output) for task in tasks if len(task.node.outputs) == 1}
     assert written >= set(plan.graph.updates), "every state is written in its own memory"

@@ -42,7 +42,7 @@ def lay_out(plan: Plan, workspaces: Mapping[Node, int]) -> Block:
     wanted = [(size, node) for node, size in workspaces.items() if size]
     offsets: dict[Node, int] = {}
     for size, node in sorted(wanted, key=lambda pair: (-pair[0], index[pair[1]])):
-        life = Lifetime(node.output, size, index[node], index[node])
+        life = Lifetime(node.outputs[0], size, index[node], index[node])
         offsets[node] = _free(placed, life)
         placed.append((offsets[node], life))
     total = max((offset + life.bytes for offset, life in placed), default=0)
