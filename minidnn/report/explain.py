@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from minidnn.fusion.region import FusedContraction, FusedSequence, Region
 from minidnn.graph.ir import Constant, Node
-from minidnn.graph.operator import Contraction
 from minidnn.runtime.plan import Plan
 
 
@@ -92,7 +91,7 @@ def inner_nodes(node: Node) -> Sequence[Node]:
 
 def contracts(node: Node) -> bool:
     """Whether most of a region's operations are multiply-adds."""
-    return any(isinstance(inner.op, Contraction) for inner in inner_nodes(node))
+    return any(inner.op.kind == "contraction" for inner in inner_nodes(node))
 
 
 def describe(node: Node) -> str:

@@ -19,7 +19,7 @@ from minidnn.backends.cuda.lower import Data, InWorkspace, Pointer, Task, lower_
 from minidnn.backends.cuda.places import ValueAddresses
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.evaluate import evaluate
-from minidnn.graph.ir import Constant, Node, State, Value
+from minidnn.graph.ir import Constant, Graph, Node, State, Value
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
@@ -42,15 +42,22 @@ def planned(
     network: md.Layer, shape: tuple[int, ...], precision: str, states: bool = False
 ) -> Plan:
     """The plan of a network whose parameters are constants, or states."""
+    return planned_graph(to_graph(network, shape, states=states), precision, states)
+
+
+def planned_graph(graph: Graph, precision: str, states: bool = False) -> Plan:
     context = Context(CudaTarget(H200.device(precision), precision), stored=states)
-    graph = to_graph(network, shape, states=states)
     return make_plan(optimize(graph, context, verify=True), context)
 
 
 def problems_of(
     network: md.Layer, shape: tuple[int, ...], precision: str
 ) -> list[ContractionProblem]:
-    tasks = lower_plan(planned(network, shape, precision), H200, precision == "tf32")
+    return graph_problems(to_graph(network, shape), precision)
+
+
+def graph_problems(graph: Graph, precision: str) -> list[ContractionProblem]:
+    tasks = lower_plan(planned_graph(graph, precision), H200, precision == "tf32")
     return [task.work for task in tasks if isinstance(task.work, ContractionProblem)]
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from minidnn.graph.ir import Graph
-from minidnn.graph.operator import Contraction
 from minidnn.graph.types import rounded_to
 from tests.cases import Case
 
@@ -18,7 +17,7 @@ PRODUCTS = EPSILON | {"tf32": EPSILON["float16"]}
 
 
 def contracts(graph: Graph) -> bool:
-    return any(isinstance(node.op, Contraction) for node in graph.nodes)
+    return any(node.op.kind == "contraction" for node in graph.nodes)
 
 
 def tolerance(precision: str, graph: Graph) -> float:

@@ -67,5 +67,5 @@ def test_residual(channels: int, window: int, precision: str) -> None:
         run = one.bind(at, room.data_ptr())
         early = read_early(run, out, {"image": image, "residual": other})
         if early:
-            found[f"{one.recipe.form}: {one.recipe.algorithm}"] = early
+            found[f"{one.recipe.form}: {one.recipe.algorithm(one.problem)}"] = early
     assert not found, found

@@ -31,6 +31,8 @@ OLDEST = (8, 0)
 _KNOWN = (
     FusedRegion,
     Contraction,
+    ops.Conv2dInputGradient,
+    ops.Conv2dWeightGradient,
     ops.Softmax,
     ops.LogSoftmax,
     ops.AdaptiveAvgPool2d,
@@ -85,16 +87,23 @@ class CudaBackend:
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CudaProgram:
-        check_options("cuda", options, ("accuracy", "memory_limit", "tune"))
+        check_options("cuda", options, ("accuracy", "deterministic", "memory_limit", "tune"))
         tune, accuracy = tune_option(options, "quick"), accuracy_option(options)
-        limit = _memory_limit(options)
+        limit, deterministic = _memory_limit(options), _deterministic(options)
         machine = machine_of(self.index)
         with told(), on_device(self.index):  # there may be no room for CUDA's context
             _, memory = cupy().cuda.runtime.memGetInfo()
             plan.check_fits(memory, machine.name)
             others = tune == "exhaustive"
-            tasks = lower_plan(plan, machine, precision == "tf32", accuracy, others)
+            tasks = lower_plan(plan, machine, precision == "tf32", accuracy, others, deterministic)
             return CudaProgram(plan, tasks, self.index, machine, tune, limit)
+
+
+def _deterministic(options: Mapping[str, Any]) -> bool:
+    found = options.get("deterministic", True)
+    if type(found) is not bool:
+        raise GraphError(f"deterministic={found!r}; valid are True and False")
+    return found
 
 
 def _memory_limit(options: Mapping[str, Any]) -> int | None:

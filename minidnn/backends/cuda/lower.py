@@ -19,6 +19,8 @@ from ...graph.operators import (
     ArgMax,
     AvgPool2d,
     Concat,
+    Conv2dInputGradient,
+    Conv2dWeightGradient,
     Gather,
     GroupNorm,
     LayerNorm,
@@ -32,7 +34,13 @@ from ...graph.operators import (
 )
 from ...runtime.plan import Plan
 from .channels import print_take_channels
-from .contraction.problem import Address, ContractionProblem, PlacedContraction, contraction_of
+from .contraction.problem import (
+    Address,
+    ContractionProblem,
+    PlacedContraction,
+    contraction_of,
+    gradient_of,
+)
 from .copy import print_copy
 from .indexing import print_gather, print_move
 from .kernels import Launch
@@ -89,26 +97,39 @@ class Task:
 
 
 def lower_plan(
-    plan: Plan, machine: Machine, tf32: bool, accuracy: str = "normal", others: bool = False
+    plan: Plan,
+    machine: Machine,
+    tf32: bool,
+    accuracy: str = "normal",
+    others: bool = False,
+    deterministic: bool = True,
 ) -> list[Task]:
     """The tasks of a plan for a machine, in the order in which they run, with ``others``
-    to be measured beside the cost model's choice, if they are wanted.
+    to be measured beside the cost model's choice, if they are wanted; ``deterministic``: every run
+    must give the same bits.
 
     UnsupportedError names a node that no kernel computes as it stands in this graph.
     """
-    lowering = _Lowering(plan, machine, tf32, accuracy, others)
+    lowering = _Lowering(plan, machine, tf32, accuracy, others, deterministic)
     return [task for node in plan.graph.nodes for task in lowering.node(node)]
 
 
 class _Lowering:
     def __init__(
-        self, plan: Plan, machine: Machine, tf32: bool, accuracy: str, others: bool
+        self,
+        plan: Plan,
+        machine: Machine,
+        tf32: bool,
+        accuracy: str,
+        others: bool,
+        deterministic: bool,
     ) -> None:
         self.plan = plan
         self.machine = machine
         self.tf32 = tf32
         self.accuracy = accuracy
         self.others = others
+        self.deterministic = deterministic
 
     def tensor(self, value: Value) -> Tensor:
         """How a value lies in memory; a constant lies as NCHW."""
@@ -126,6 +147,8 @@ class _Lowering:
             return self._sequence(node, window_alone(node))
         if isinstance(op, (FusedContraction, ContractionOperator)):
             return (self._contraction(node),)
+        if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
+            return (self._gradient(node),)
         if isinstance(op, Concat):
             return self._join(node, op)
         if isinstance(op, TakeChannels):
@@ -223,7 +246,7 @@ class _Lowering:
         )
 
     def _contraction(self, node: Node) -> Task:
-        found = contraction_of(node, self.tensor, self._is_planar, self.tf32, self.accuracy)
+        found = contraction_of(node, *self._given())
         self._check_rows(node, found)
         pointers: list[Pointer] = [
             _placed(found.source),
@@ -234,6 +257,15 @@ class _Lowering:
             *map(_pointer, found.before_vectors),
         ]
         return Task(node, found.problem, tuple(pointers))
+
+    def _given(self) -> tuple[Callable[[Value], Tensor], Callable[[Value], bool], bool, str, bool]:
+        """What contractions depend on beside their nodes."""
+        return self.tensor, self._is_planar, self.tf32, self.accuracy, self.deterministic
+
+    def _gradient(self, node: Node) -> Task:
+        found = gradient_of(node, *self._given())
+        weight = self._filter(node, found.weight, found.problem)
+        return Task(node, found.problem, (_placed(found.source), weight, _placed(found.result)))
 
     def _filter(self, node: Node, weight: Value, problem: ContractionProblem) -> Pointer:
         """The filter as the problem has it, which passes have brought about where it is computed

@@ -78,7 +78,7 @@ class ContractionWork:
     def describe(self) -> str:
         recipe, problem = self.built.recipe, self.built.problem
         left = len(problem.stages) - recipe.form.stages
-        text = ("gathered, " if problem.gather else "") + recipe.algorithm
+        text = ("gathered, " if problem.gather else "") + recipe.algorithm(problem)
         if left:
             text += f", then {left} stage{'s' * (left > 1)} in a kernel"
         if recipe.form.packed:

@@ -14,6 +14,8 @@ from ...graph.operators import (
     AdaptiveAvgPool2d,
     Concat,
     Conv2d,
+    Conv2dInputGradient,
+    Conv2dWeightGradient,
     Linear,
     Reorder,
     TakeChannels,
@@ -24,6 +26,7 @@ from .contraction.chunks import LANES
 from .contraction.problem import wants_gather
 from .prelude import TYPES
 
+_GRADIENTS = (Conv2dInputGradient, Conv2dWeightGradient)
 _BOTH = (CHANNELS_LAST, PLANAR)
 _DEPTHWISE_FIRST = 15.0
 """Exact float32 depthwise convolutions take that much longer in NCHW, by cuDNN, than in NHWC, by
@@ -70,6 +73,8 @@ class CudaTarget(Target):
         if not _takes_layouts(node):
             return (PLANAR,)
         exact = self.is_exact(node)
+        if isinstance(op, _GRADIENTS):
+            return (PLANAR,) if exact else (CHANNELS_LAST,)
         if isinstance(op, (Contraction, FusedContraction)) and not exact:
             return (CHANNELS_LAST,)
         return (PLANAR, CHANNELS_LAST) if exact else _BOTH
@@ -99,7 +104,10 @@ class CudaTarget(Target):
         return times * self.compute_seconds(node) if layout == slower else 0.0
 
     def refuse_convolution_gradient(self, node: Node) -> str | None:
-        return "there is no kernel for it"
+        assert isinstance(node.op, _GRADIENTS)
+        if any(before != after for before, after in node.op.convolution.padding):
+            return "padding differs from one side to the other, which cuDNN's gradients do not take"
+        return None
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         exact = self.is_exact(contraction)
@@ -118,7 +126,7 @@ class CudaTarget(Target):
         return reads_otherwise(node) or super().refuse_epilogue(contraction, node)
 
     def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
-        if isinstance(node.op, Reorder) or not _takes_layouts(node):
+        if isinstance(node.op, (Reorder, *_GRADIENTS)) or not _takes_layouts(node):
             return f"{node.op.name} writes a value of its own"
         if value.type.rank != 4:
             return f"it has rank {value.type.rank}"
@@ -140,6 +148,8 @@ def _takes_layouts(node: Node) -> bool:
         return not _joins_elsewhere(node)
     if isinstance(node.op, (Contraction, FusedContraction)):
         return not _is_linear(node)
+    if isinstance(node.op, _GRADIENTS):
+        return True
     if isinstance(node.op, TakeChannels):
         return node.output.dtype in TYPES and node.output.shape[1] <= MOST_SIDE_BY_SIDE
     return isinstance(node.op, (FusedSequence, Windowed, AdaptiveAvgPool2d, Reorder))

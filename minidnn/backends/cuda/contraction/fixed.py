@@ -1,21 +1,23 @@
-"""cuDNN's fixed-function convolution, for exact float32, on addresses.
+"""cuDNN's fixed-function convolution and its gradients, for exact float32, on addresses.
 
-Sources: cuDNN, ``cudnnConvolutionForward``, ``cudnnConvolutionBiasActivationForward``.
+Sources: cuDNN, ``cudnnConvolutionForward``, ``cudnnConvolutionBiasActivationForward``,
+``cudnnConvolutionBackwardData``, ``cudnnConvolutionBackwardFilter``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ....cudnn import library
 from ....cudnn.accuracy import is_coarse_winograd
 from ....cudnn.activation import ActivationDescriptor
-from ....cudnn.convolution.key import ConvolutionKey, FilterKey, TensorKey
-from ....cudnn.convolution.plan import Problem
+from ....cudnn.convolution.choose import ADDS_IN_ANY_ORDER
+from ....cudnn.convolution.key import ConvolutionKey, FilterKey, Operation, TensorKey
+from ....cudnn.convolution.plan import FUNCTIONS, Problem
 from ....cudnn.enums import (
     ActivationMode,
-    ConvolutionFwdAlgo,
     ConvolutionMode,
     DataType,
     MathType,
@@ -27,9 +29,15 @@ from ....cudnn.graph.spec import TensorSpec
 from ....cudnn.handle import current_handle
 from ....cudnn.scalars import ONE, ZERO
 from ....cudnn.tensor import TensorDescriptor
-from .problem import ContractionProblem, spec_of
+from .problem import FILTER_GRADIENT, IMAGE_GRADIENT, ContractionProblem, Direction, spec_of
 
 Address = int
+
+_OPERATIONS: dict[Direction, Operation] = {
+    "forward": "forward",
+    IMAGE_GRADIENT: "backward_data",
+    FILTER_GRADIENT: "backward_filter",
+}
 
 
 @dataclass(frozen=True)
@@ -49,10 +57,15 @@ class FixedConvolution:
         parts = self.descriptors
         first, second, out = parts.operands()
         room = (workspace or None, self.workspace)
-        common = (first, x, second, w, parts.conv.value, self.algorithm, *room)
+        given, by, result = {
+            "forward": (x, w, y),
+            "backward_data": (w, y, x),
+            "backward_filter": (x, y, w),
+        }[parts.key.operation]
+        common = (first, given, second, by, parts.conv.value, self.algorithm, *room)
         if self.bias is None or self.activation is None:
-            name = "cudnnConvolutionForward"
-            rest: tuple[object, ...] = (ZERO, out, y)
+            name = parts.functions.run
+            rest: tuple[object, ...] = (ZERO, out, result)
         else:
             name = "cudnnConvolutionBiasActivationForward"
             residual = (ONE, out, z) if z else (ZERO, out, y)
@@ -71,12 +84,14 @@ def fixed_convolution(
 ) -> FixedConvolution | str:
     """The convolution with its first ``stages`` stages, written as ``output`` says, by that
     algorithm; or why cuDNN does not compute it so."""
-    kind = ConvolutionFwdAlgo(algorithm)
+    kind = algorithms_of(problem)(algorithm)
     high = problem.accuracy == "high"
     if high and ("FFT" in kind.name or "WINO" in kind.name):
         return "it computes through Winograd or FFT"
     if is_coarse_winograd(kind.name, problem.w.shape[2:]):
         return "it is less accurate than TF32 with windows over 3"
+    if problem.deterministic and kind.name in ADDS_IN_ANY_ORDER:
+        return "it adds in any order"
     if any(before != after for before, after in problem.padding):
         return "padding differs from one side to the other"
     for stage in problem.stages[:stages]:
@@ -103,13 +118,18 @@ def fixed_convolution(
     return FixedConvolution(descriptors, algorithm, workspace, bias, activation)
 
 
+def algorithms_of(problem: ContractionProblem) -> Any:
+    """The enumeration of cuDNN's algorithms for a problem."""
+    return FUNCTIONS[_OPERATIONS[problem.direction]].algorithm
+
+
 def _key(
     problem: ContractionProblem, algorithm: int, fused: bool, output: TensorSpec
 ) -> ConvolutionKey:
     kind = DataType.CUDNN_DATA_FLOAT
     layout = TensorFormat.CUDNN_TENSOR_NCHW if problem.planar else TensorFormat.CUDNN_TENSOR_NHWC
     return ConvolutionKey(
-        operation="forward",
+        operation=_OPERATIONS[problem.direction],
         x=TensorKey(kind, problem.input.shape, problem.input.strides),
         w=FilterKey(kind, layout, problem.w.shape),
         y=TensorKey(kind, output.shape, output.strides),
@@ -121,7 +141,7 @@ def _key(
         compute=kind,
         math=MathType.CUDNN_FMA_MATH,
         search=str(algorithm),
-        deterministic=True,
+        deterministic=problem.deterministic,
         workspace_limit=1 << 62,
         aligned=True,
         fused=fused,

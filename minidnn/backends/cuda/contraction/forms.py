@@ -28,7 +28,7 @@ def _by_cudnn(problem: ContractionProblem) -> list[Form]:
     leaves it few engines; what it does not compute, a kernel of ours does.  A result that is a
     slice is written there or packed and carried over."""
     if problem.direction != "forward":
-        return []
+        return [Form(CONVOLUTION, 0), *([Form(FIXED, 0)] if problem.is_exact else [])]
     most = fusable_stages(problem)
     adds = [i for i, stage in enumerate(problem.stages[:most]) if stage.mode == "add"]
     levels = list(dict.fromkeys((most, *adds[:1])))

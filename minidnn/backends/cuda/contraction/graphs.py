@@ -8,16 +8,17 @@ from typing import Any
 from ....cudnn.graph import Constraints, Graph
 from ....cudnn.graph.spec import TensorSpec
 from ....cudnn.graph.tensor import Tensor as GraphTensor
-from .problem import ContractionProblem, EpilogueStep, spec_of
+from .problem import IMAGE_GRADIENT, ContractionProblem, EpilogueStep, spec_of
 
 CONVOLUTION, PRODUCT = "convolution", "product"
 
 
 def constraints_of(problem: ContractionProblem, workspace_limit: int) -> Constraints:
-    """What engines may do: the same bits on every run, and no products below the precision."""
+    """What engines may do: the same bits on every run, if that is asked for, and no products below
+    the precision."""
     return Constraints(
         tf32=problem.tf32,
-        deterministic=True,
+        deterministic=problem.deterministic,
         accuracy=problem.accuracy,
         workspace_limit=workspace_limit,
     )
@@ -26,9 +27,13 @@ def constraints_of(problem: ContractionProblem, workspace_limit: int) -> Constra
 def graph_of(problem: ContractionProblem, core: str, stages: int, output: TensorSpec) -> Graph:
     """The contraction with its first ``stages`` stages, written as ``output`` says.
 
-    Its tensors are image, filter, then what each of the stages reads, in order.
+    Its tensors are image, filter, then what each of the stages reads, in order; of a gradient the
+    result's gradient, then what else is read.
     """
     graph = Graph()
+    if problem.direction != "forward":
+        _add_gradient(graph, problem)
+        return graph
     spec = _View(problem, core == PRODUCT)
     x = _declare(graph, spec.image(problem.input), "x")
     w = _declare(graph, spec.filter(), "w")
@@ -48,6 +53,24 @@ def graph_of(problem: ContractionProblem, core: str, stages: int, output: Tensor
     final = spec.image(output)
     graph.output(value, final.dtype, strides=final.strides, alignment=final.alignment)
     return graph
+
+
+def _add_gradient(graph: Graph, problem: ContractionProblem) -> None:
+    y = _declare(graph, problem.output, "y")
+    geometry: dict[str, Any] = {
+        "padding": problem.padding,
+        "stride": problem.stride,
+        "dilation": problem.dilation,
+    }
+    if problem.direction == IMAGE_GRADIENT:
+        final = problem.input
+        w = _declare(graph, problem.w, "w")
+        value = graph.convolution_backward_data(y, w, final.shape, **geometry)
+    else:
+        final = problem.w
+        x = _declare(graph, problem.input, "x")
+        value = graph.convolution_backward_filter(y, x, final.shape, **geometry)
+    graph.output(value, final.dtype, strides=final.strides, alignment=final.alignment)
 
 
 def _fused(

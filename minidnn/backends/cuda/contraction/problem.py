@@ -16,14 +16,16 @@ from ....graph import operators as ops
 from ....graph.expression import argument, linearize
 from ....graph.ir import Constant, Node, Value
 from ....graph.operator import Operator
-from ....graph.operators import Conv2d, Linear
+from ....graph.operators import Conv2d, Conv2dInputGradient, Conv2dWeightGradient, Linear
 from ..pointwise import CHAIN, Argument, PointStep
 from ..tensor import Tensor
 from .gather import FEW_CHANNELS, Gathering, gather_of
 
 Pair = tuple[int, int]
 Direction = Literal["forward", "gradient of the image", "gradient of the filter"]
-"""Which of image, filter and result a contraction computes from the other two."""
+"""Which of result, image and filter a contraction computes from the other two."""
+IMAGE_GRADIENT: Direction = "gradient of the image"
+FILTER_GRADIENT: Direction = "gradient of the filter"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class EpilogueStep:
 
 @dataclass(frozen=True)
 class ContractionProblem:
-    """What is computed: ``y = stages(convolution(x, w))``.
+    """What is computed: ``y = stages(convolution(x, w))``, or a gradient of the convolution, by
+    which y is what is read and x or w what is written.
 
     Shapes are in NCHW order; ``vectors`` are the dtypes of the vectors over channels that stages
     read, ``others`` the tensors that they read beside.
@@ -69,6 +72,8 @@ class ContractionProblem:
     #: How the image is gathered first; ``w``, padding and stride are those for what it becomes.
     gather: Gathering | None = None
     direction: Direction = "forward"
+    #: Whether every run must give the same bits.
+    deterministic: bool = True
 
     @property
     def gathered(self) -> Tensor:
@@ -116,8 +121,11 @@ class ContractionProblem:
     def describe(self) -> str:
         """One line for messages and cache entries."""
         sizes = "x".join(map(str, self.input.shape)), "x".join(map(str, self.w.shape))
+        text = f"{self.x.dtype} {sizes[0]} by {sizes[1]}, stride {self.stride}"
+        if self.direction != "forward":
+            return f"{self.direction} of {text}"
         stages = " + ".join(stage.mode or "code" for stage in self.stages) or "nothing"
-        return f"{self.x.dtype} {sizes[0]} by {sizes[1]}, stride {self.stride}, then {stages}"
+        return f"{text}, then {stages}"
 
 
 def packed(t: Tensor, planar: bool) -> Tensor:
@@ -183,6 +191,7 @@ def contraction_of(
     is_planar: Callable[[Value], bool],
     tf32: bool,
     accuracy: str,
+    deterministic: bool,
 ) -> PlacedContraction:
     """The contraction that a node of an optimized graph computes.
 
@@ -241,9 +250,57 @@ def contraction_of(
         before=before,
         before_vectors=tuple(value.dtype for value in before_vectors),
         gather=gather,
+        deterministic=deterministic,
     )
     read = [tuple(outer.get(v, v) for v in some) for some in (vectors, before_vectors)]
     return PlacedContraction(problem, places[0], weight, places[1], tuple(places[2:]), *read)
+
+
+def gradient_of(
+    node: Node,
+    tensor: Callable[[Value], Tensor],
+    is_planar: Callable[[Value], bool],
+    tf32: bool,
+    accuracy: str,
+    deterministic: bool,
+) -> PlacedContraction:
+    """A gradient of a convolution as the contraction that computes it; arguments are those of
+    :func:`contraction_of`."""
+    op = node.op
+    if isinstance(op, Conv2dInputGradient):
+        result, weight = node.inputs
+        source, direction = node.output, IMAGE_GRADIENT
+    else:
+        assert isinstance(op, Conv2dWeightGradient)
+        source, result = node.inputs
+        weight, direction = node.output, FILTER_GRADIENT
+    x, y = tensor(source), tensor(result)
+    places = [
+        Address(value, (lies.offset - _nearest(lies)) * lies.itemsize)
+        for value, lies in ((source, x), (result, y))
+    ]
+    geometry, planar = op.convolution, is_planar(node.output)
+    out, channels, rows, columns = weight.shape
+    shape = (out, channels, rows, columns)
+    problem = ContractionProblem(
+        x=replace(x, offset=_nearest(x)),
+        w=TensorSpec(shape, weight_strides(shape, planar), weight.dtype),
+        y=replace(y, offset=_nearest(y)),
+        batch=source.shape[0],
+        padding=geometry.padding,
+        stride=geometry.stride,
+        dilation=geometry.dilation,
+        groups=geometry.groups,
+        stages=(),
+        others=(),
+        vectors=(),
+        planar=planar,
+        tf32=tf32,
+        accuracy=accuracy,
+        direction=direction,
+        deterministic=deterministic,
+    )
+    return PlacedContraction(problem, places[0], weight, places[1], (), (), ())
 
 
 def wants_gather(op: Conv2d, weight: Value, precision: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ....cudnn.enums import ConvolutionFwdAlgo
 from ....cudnn.graph import EngineConfig
 from ....cudnn.graph.plan import Plan
 from ....cudnn.graph.spec import TensorSpec
@@ -14,12 +13,12 @@ from ..kernels import Launch
 from ..machine import Machine
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
-from .fixed import FixedConvolution, fixed_convolution
+from .fixed import FixedConvolution, algorithms_of, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
 from .kernel import ContractionKernel
 from .kernel_registry import KERNELS, Load, LoadedContraction, load_contraction
-from .problem import Addresses, ContractionProblem, spec_of
+from .problem import IMAGE_GRADIENT, Addresses, ContractionProblem, spec_of
 
 FIXED = "fixed"
 _ALIGNMENT = 256
@@ -55,12 +54,11 @@ class Recipe:
     workspace: int = 0
     milliseconds: float | None = None
 
-    @property
-    def algorithm(self) -> str:
+    def algorithm(self, problem: ContractionProblem) -> str:
         """The engine with its knobs, cuDNN's name of the algorithm, or our kernel's shape."""
         if self.form.core == FIXED:
-            name = ConvolutionFwdAlgo(self.engine).name
-            return name.removeprefix("CUDNN_CONVOLUTION_FWD_ALGO_").lower()
+            name: str = algorithms_of(problem)(self.engine).name
+            return name.removeprefix("CUDNN_CONVOLUTION_").removeprefix("FWD_ALGO_").lower()
         if self.form.kernel is not None:
             return self.form.kernel.describe(self.engine)
         name = "" if self.form.core == CONVOLUTION else f"{self.form.core} "
@@ -116,6 +114,8 @@ class Built:
         problem = self.problem
         if isinstance(self.core, LoadedContraction):
             return self.core.bind(replace(at, x=x, workspace=workspace))
+        if problem.direction != "forward":
+            return self._gradient(self.core, at, x, y, workspace)
         reads = [x, at.w]
         settled = [1]  # the filter; nothing writes it any more, nor vectors, if they are constants
         residual = 0
@@ -134,6 +134,15 @@ class Built:
         still = settled if at.are_settled else ()
         run = self.core.bind_pointers([*reads, y], _Room(workspace), self.core, still)
         return LibraryRun(run, (*reads, y))
+
+    def _gradient(
+        self, core: Plan | FixedConvolution, at: Addresses, x: int, y: int, workspace: int
+    ) -> Run:
+        if isinstance(core, FixedConvolution):
+            return LibraryRun(core.bind(x, at.w, y, 0, 0, workspace), (x, at.w, y))
+        by_image = self.problem.direction == IMAGE_GRADIENT
+        pointers = (y, at.w, x) if by_image else (y, x, at.w)
+        return LibraryRun(core.bind_pointers([*pointers], _Room(workspace), core), pointers)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from functools import lru_cache
 
 from ....cache import CacheStore, digest
 from ....cudnn._cupy import cupy
-from ....cudnn.enums import ConvolutionFwdAlgo
 from ....cudnn.errors import CuDNNError
 from ....cudnn.gpu_turn import turn
 from ....cudnn.graph import EngineConfig
@@ -26,7 +25,7 @@ from ....errors import MiniDNNWarning, OutOfMemoryError, UnsupportedError
 from ..kernels import Launch
 from ..machine import Machine
 from .bound import least_milliseconds
-from .fixed import FixedConvolution, fixed_convolution
+from .fixed import FixedConvolution, algorithms_of, fixed_convolution
 from .forms import forms_of, last_resort
 from .graphs import CONVOLUTION, constraints_of, graph_of
 from .kernel_registry import Load, load_contraction, refusals
@@ -123,7 +122,7 @@ def _runs(built: Built) -> bool:
         built.bind(at, workspace)()
         cupy().cuda.get_current_stream().synchronize()
     except CuDNNError as error:
-        log.info("%s cannot be executed: %s", built.recipe.algorithm, error)
+        log.info("%s cannot be executed: %s", built.recipe.algorithm(built.problem), error)
         return False
     del kept
     return True
@@ -181,7 +180,7 @@ def _built(
 
 
 def _made(problem: ContractionProblem, form: Form, tuning: Tuning) -> list[tuple[Recipe, Core]]:
-    return list(_candidates(problem, form, _most(form, tuning.tune), tuning))
+    return list(_candidates(problem, form, _most(problem, form, tuning.tune), tuning))
 
 
 def measured(problem: ContractionProblem, found: Sequence[Built], tuning: Tuning) -> list[Built]:
@@ -232,9 +231,11 @@ def _fitting(
     return [], (Addresses(0, 0, 0), 0, None)
 
 
-def _most(form: Form, tune: str) -> int | None:
-    """How many of cuDNN's proposals for a form are measured; of our kernels, all."""
-    if tune == "exhaustive" or form.kernel is not None:
+def _most(problem: ContractionProblem, form: Form, tune: str) -> int | None:
+    """How many of cuDNN's proposals for a form are measured; of our kernels, and of fixed functions
+    of gradients, of which the first may be the slowest, all."""
+    gradient = form.core == FIXED and problem.direction != "forward"
+    if tune == "exhaustive" or form.kernel is not None or gradient:
         return None
     return 8 if form.core == CONVOLUTION and not form.packed else 3
 
@@ -279,7 +280,7 @@ def _fixed(
     problem: ContractionProblem, form: Form, most: int | None, workspace_limit: int
 ) -> Iterator[tuple[Recipe, FixedConvolution]]:
     output = target(problem, form)
-    for algorithm in list(ConvolutionFwdAlgo)[:most]:
+    for algorithm in list(algorithms_of(problem))[:most]:
         found = fixed_convolution(problem, int(algorithm), form.stages, output)
         if isinstance(found, str):
             log.debug("%s: %s: %s", problem.describe(), algorithm.name, found)
