@@ -12,7 +12,7 @@
 
 VENV := .venv
 PY := $(VENV)/bin/python
-SOURCES := $(wildcard minidnn models tests tools demo benchmarks docs)
+SOURCES := $(wildcard minidnn models tests tools demo benchmarks docs/conf.py)
 WORKERS := 2
 # Which worker runs what: tests/schedule.py.  Libraries whose threads spin would keep the other
 # workers from the cores.  A worker that is killed ends the run, as pytest-xdist might wait for its
