@@ -18,7 +18,7 @@ from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import InWorkspace, lower_plan
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.evaluate import evaluate
-from minidnn.graph.ir import Graph, Value
+from minidnn.graph.ir import Graph, State
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
 from minidnn.graph.operators import Reorder
 from minidnn.layers.build import to_graph
@@ -86,18 +86,14 @@ def by_first(problem: ContractionProblem) -> Kernel:
     raise AssertionError(problem.describe())
 
 
-@pytest.mark.parametrize(
-    ("precision", "groups", "layout"), [("float32", 1, PLANAR), ("tf32", 16, CHANNELS_LAST)]
-)
-def test_parameters_are_read_where_states_lie(
-    precision: str, groups: int, layout: Layout, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("precision", "groups"), [("float32", 1), ("tf32", 16)])
+def test_parameters_are_read_where_states_lie(precision: str, groups: int, tmp_path: Path) -> None:
     net, shape = network(groups=groups), (2, 16, 12, 12)
     program = EmulatedProgram(net, shape, precision, by_first, tmp_path, states=True)
     pointers = [p for task in program.tasks for p in task.pointers]
     assert any(isinstance(p, InWorkspace) for p in pointers), "vectors are packed in front"
     (weight,) = (t.pointers[1] for t in program.tasks if isinstance(t.work, ContractionProblem))
-    assert isinstance(weight, Value) and program.plan.layout(weight) == layout
+    assert isinstance(weight, State)
     x = np.random.default_rng(0).standard_normal(shape, np.float32)
     for _ in range(2):
         states = {s.name: a[: s.type.bytes].view(np.float32) for s, a in program.states.items()}
@@ -110,14 +106,19 @@ def test_parameters_are_read_where_states_lie(
 
 @pytest.mark.parametrize(("precision", "layout"), [("float32", PLANAR), ("tf32", CHANNELS_LAST)])
 def test_weights_lie_as_their_convolutions_read_them(precision: str, layout: Layout) -> None:
-    net = L.Sequential(L.Conv2d(3, 16, 3), L.ReLU(), L.Conv2d(16, 16, 3), L.Flatten())
+    net = L.Sequential(
+        *(L.Conv2d(3, 16, 3), L.ReLU(), L.Conv2d(16, 16, 3), L.ReLU()),
+        *(L.Conv2d(16, 16, 1), L.Conv2d(16, 16, 3, groups=16)),
+    )
     plan = planned(net, (2, 3, 20, 20), precision, states=True)
     tasks = lower_plan(plan, H200, precision == "tf32")
     problems = [task for task in tasks if isinstance(task.work, ContractionProblem)]
-    assert len(problems) == 2
-    for task in problems:
+    assert len(problems) == 4
+    for task in problems[:2]:
         weight: Any = task.pointers[1]
         assert plan.layout(weight) == layout and task.work.gather is None  # type: ignore[union-attr]
+    for task in problems[2:]:
+        assert isinstance(task.pointers[1], State), "it lies the same way in both layouts"
     turned = [n for n in plan.graph.nodes if isinstance(n.op, Reorder) and "weight" in n.name]
     assert len(turned) == (2 if layout == CHANNELS_LAST else 0)
 

@@ -40,6 +40,7 @@ from .contraction.problem import (
     PlacedContraction,
     contraction_of,
     gradient_of,
+    lies_one_way,
 )
 from .copy import print_copy
 from .indexing import print_gather, print_move
@@ -274,7 +275,7 @@ class _Lowering:
             return _packed(weight, problem)
         assert problem.gather is None, f"{weight!r} cannot be gathered"
         self._check_dense(node, weight)
-        assert weight.type.rank == 2 or self._is_planar(weight) == problem.planar, node
+        assert lies_one_way(weight) or self._is_planar(weight) == problem.planar, node
         return weight
 
     def _is_planar(self, value: Value) -> bool:

@@ -23,7 +23,7 @@ from ...graph.operators import (
 )
 from .channels import MOST_SIDE_BY_SIDE
 from .contraction.chunks import LANES
-from .contraction.problem import wants_gather
+from .contraction.problem import lies_one_way, wants_gather
 from .prelude import TYPES
 
 _GRADIENTS = (Conv2dInputGradient, Conv2dWeightGradient)
@@ -85,8 +85,11 @@ class CudaTarget(Target):
         return layout if layouts is None else layouts[0]
 
     def reads_any(self, node: Node, value: Value) -> bool:
-        """An image of few channels is gathered, wherever its pixels lie."""
+        """An image of few channels is gathered, wherever its pixels lie; a filter of one pixel or
+        one channel lies the same way in all layouts."""
         inner = _contraction(node)
+        if isinstance(inner.op, Conv2d) and value is _weight(node):
+            return lies_one_way(value)
         if not isinstance(inner.op, Conv2d) or value is not node.inputs[0] or self.is_exact(node):
             return False
         precision = "tf32" if self.precision == "tf32" else value.dtype
@@ -158,6 +161,14 @@ def _takes_layouts(node: Node) -> bool:
 def _contraction(node: Node) -> Node:
     """What a fused contraction begins with; any other node itself."""
     return node.op.body.nodes[0] if isinstance(node.op, FusedContraction) else node
+
+
+def _weight(node: Node) -> Value:
+    """The operand that is a contraction's weight, or the constant."""
+    weight = _contraction(node).inputs[1]
+    if isinstance(node.op, FusedContraction):
+        return dict(zip(node.op.body.inputs, node.inputs, strict=True)).get(weight, weight)
+    return weight
 
 
 def _is_linear(node: Node) -> bool:

@@ -310,6 +310,12 @@ def wants_gather(op: Conv2d, weight: Value, precision: str) -> bool:
     return plain and weight.shape[1] <= FEW_CHANNELS and precision != "float32"
 
 
+def lies_one_way(weight: Value) -> bool:
+    """Whether a filter's elements lie in one order, KCRS or KRSC."""
+    _, channels, rows, columns = weight.type.plane
+    return channels == 1 or rows * columns == 1
+
+
 def _nearest(t: Tensor) -> int:
     """What is left of an offset behind the last address that is aligned: equal problems at other
     places of a buffer are one."""
