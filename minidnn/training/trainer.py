@@ -149,6 +149,9 @@ class Trainer:
 
         Returns the loss before the step, as an array of no axes.  A loss that is not finite
         changes nothing.  GraphError if the batch does not fit.
+
+        On a GPU, arrays that lie there are used as they are, targets without a look at them, and
+        the step is waited for when the loss is looked at.
         """
         inputs, shapes = self._inputs(x)
         is_last = (self.progress.batches + 1) % self.accumulate == 0
@@ -213,9 +216,12 @@ class Trainer:
         given = list(target) if len(values) > 1 else [target]
         if len(given) != len(values):
             raise GraphError(f"{len(given)} targets given; valid are {len(values)}")
-        return [self._target(v, np.asarray(t)) for v, t in zip(values, given, strict=True)]
+        return [self._target(v, t) for v, t in zip(values, given, strict=True)]
 
-    def _target(self, value: Value, array: np.ndarray) -> np.ndarray:
+    def _target(self, value: Value, target: Any) -> Any:
+        if _is_on_gpu(target):
+            return target  # to look at its numbers would be to wait for them
+        array = np.asarray(target)
         kinds = "iu" if "int" in value.dtype else "f"
         if array.dtype.kind not in kinds or array.shape != value.shape:
             valid = "an int dtype" if kinds == "iu" else "a float dtype"
@@ -328,9 +334,9 @@ class Trainer:
     def _not_finite(self, x: Any, target: Any) -> str:
         inputs, shapes = self._inputs(x)
         graph = self.objective.applied(self.network, list(shapes), "train")
-        arrays = [*inputs, *self._targets(graph, target, len(inputs), 0)]
+        arrays = map(_on_host, (*inputs, *self._targets(graph, target, len(inputs), 0)))
         dtype = "float64" if self.step_program.precision == "float64" else None
-        place = first_not_finite(graph, arrays, self.store, dtype)
+        place = first_not_finite(graph, list(arrays), self.store, dtype)
         at = self.progress
         return (
             f"batch {at.position + 1} of epoch {at.epoch + 1}: the loss is "
@@ -371,6 +377,17 @@ class Trainer:
         trainer = cls(*args, **options)
         trainer.restore(path)
         return trainer
+
+
+def _is_on_gpu(array: Any) -> bool:
+    is_cuda = getattr(array, "is_cuda", None)  # PyTorch tells more than CPU or GPU by the other
+    return hasattr(array, "__cuda_array_interface__") if is_cuda is None else bool(is_cuda)
+
+
+def _on_host(array: Any) -> np.ndarray:
+    if _is_on_gpu(array):
+        array = array.detach().cpu() if hasattr(array, "detach") else array.get()
+    return np.asarray(array)
 
 
 def _add(sums: dict[str, float], found: Mapping[str, Any], count: int) -> None:

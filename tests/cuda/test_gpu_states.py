@@ -11,7 +11,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.target import HALVES
-from minidnn.errors import GraphError
+from minidnn.errors import GraphError, TrainingError
 from minidnn.layers.build import to_graph
 from tests.cases.random import Drops
 from tests.states.build import BUILDERS, Build, graph_of, running_mean
@@ -175,6 +175,23 @@ def test_twenty_steps_are_those_of_the_reference(precision: str, error: float) -
         np.testing.assert_allclose(ours.store[name], wanted, 0, error * scale, err_msg=name)
     found, expected = ours.evaluate(BATCHES), right.evaluate(BATCHES)
     assert found["loss"] == pytest.approx(expected["loss"], rel=error)
+
+
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_arrays_on_the_gpu_stay_there(library: str) -> None:
+    module: Any = pytest.importorskip(library)
+    ours, other = trainer(), trainer()
+    for x, target in BATCHES:
+        if library == "cupy":
+            given = [module.asarray(x), module.asarray(target)]
+        else:
+            given = [module.from_numpy(x).cuda(), module.from_numpy(target).cuda()]
+        loss = ours.step(*given)
+        assert type(loss).__module__.startswith(library)
+        assert float(loss) == float(other.step(x, target))
+    given[0][0, 0, 0, 0] = float("nan")
+    with pytest.raises(TrainingError, match="input of the batch has 1 of 6144 values that are NaN"):
+        ours.fit([(given[0], given[1])], 1)
 
 
 def test_the_same_seed_gives_the_same_bits_also_after_resuming(tmp_path: Path) -> None:
