@@ -102,6 +102,7 @@ class EmulatedProgram:
         workspaces: dict[Node, int] = {}
         for task in self.tasks:
             workspaces[task.node] = task.workspace_bytes
+            assert isinstance(task.work, Launch) or not task.workspace_bytes
             if isinstance(task.work, ContractionProblem):
                 own = kernel(task.work)
                 form = Form(own[0], len(task.work.stages))

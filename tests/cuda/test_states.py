@@ -15,7 +15,7 @@ from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import InWorkspace, lower_plan
+from minidnn.backends.cuda.lower import Data, InWorkspace, lower_plan
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, State
@@ -104,19 +104,35 @@ def test_parameters_are_read_where_states_lie(precision: str, groups: int, tmp_p
             array *= 1.25
 
 
+def test_filters_of_few_channels_are_gathered_in_every_run(tmp_path: Path) -> None:
+    net = L.Sequential(L.Conv2d(3, 16, 7, stride=2, padding=3), L.ReLU())
+    net.initialize(0)
+    plan = planned(net, (2, 3, 20, 20), "tf32", states=True)
+    packing, task, _ = lower_plan(plan, H200, True)
+    assert isinstance(packing.work, Launch) and isinstance(task.work, ContractionProblem)
+    weight, table, packed = packing.pointers
+    assert packed == task.pointers[1] and isinstance(weight, State) and isinstance(table, Data)
+    made = np.full(task.workspace_bytes // 4, np.float32(-77))
+    kernels = Emulated([packing.work.source], tmp_path)
+    kernels.launch(packing.work, [weight.data, table.make(), made])
+    gather = task.work.gather
+    assert gather is not None
+    np.testing.assert_array_equal(made, gather.filter(weight.data, "float32").ravel())
+
+
 @pytest.mark.parametrize(("precision", "layout"), [("float32", PLANAR), ("tf32", CHANNELS_LAST)])
 def test_weights_lie_as_their_convolutions_read_them(precision: str, layout: Layout) -> None:
     net = L.Sequential(
-        *(L.Conv2d(3, 16, 3), L.ReLU(), L.Conv2d(16, 16, 3), L.ReLU()),
+        *(L.Conv2d(8, 16, 3), L.ReLU(), L.Conv2d(16, 16, 3), L.ReLU()),
         *(L.Conv2d(16, 16, 1), L.Conv2d(16, 16, 3, groups=16)),
     )
-    plan = planned(net, (2, 3, 20, 20), precision, states=True)
+    plan = planned(net, (2, 8, 20, 20), precision, states=True)
     tasks = lower_plan(plan, H200, precision == "tf32")
     problems = [task for task in tasks if isinstance(task.work, ContractionProblem)]
     assert len(problems) == 4
     for task in problems[:2]:
         weight: Any = task.pointers[1]
-        assert plan.layout(weight) == layout and task.work.gather is None  # type: ignore[union-attr]
+        assert plan.layout(weight) == layout
     for task in problems[2:]:
         assert isinstance(task.pointers[1], State), "it lies the same way in both layouts"
     turned = [n for n in plan.graph.nodes if isinstance(n.op, Reorder) and "weight" in n.name]

@@ -75,3 +75,15 @@ def print_gather(op: Gather, type: TensorType, x: Strided, indices: TensorType) 
         code.line(f"const long long from = ({outer} * {size} + at) * {inner} + t % {inner};")
         code.line(f"y[t] = x[{element_of('from', type.shape, x)}];")
     return Launch.named("gather", code, -(-count // THREADS), THREADS)
+
+
+def print_pick(count: int, dtype: str) -> Launch:
+    """The kernel that picks elements by a table of their places, zeros where those are negative;
+    pointers are the value, the table (int64), the output."""
+    raw = RAW[ITEMSIZE[dtype]]
+    code = Code()
+    head = f"const {raw} *x, const long long *table, {raw} *y"
+    with code.block(f'extern "C" __global__ void @({head})'):
+        code.line(f"const long long t = blockIdx.x * {THREADS}ll + threadIdx.x;")
+        code.line(f"if (t < {count}) y[t] = table[t] < 0 ? ({raw})0 : x[table[t]];")
+    return Launch.named("pick", code, -(-count // THREADS), THREADS)

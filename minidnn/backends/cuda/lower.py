@@ -32,6 +32,7 @@ from ...graph.operators import (
     Softmax,
     TakeChannels,
 )
+from ...graph.types import ITEMSIZE
 from ...runtime.plan import Plan
 from .channels import print_take_channels
 from .contraction.problem import (
@@ -43,7 +44,7 @@ from .contraction.problem import (
     lies_one_way,
 )
 from .copy import print_copy
-from .indexing import print_gather, print_move
+from .indexing import print_gather, print_move, print_pick
 from .kernels import Launch
 from .layer_norm import print_layer_norm
 from .machine import Machine
@@ -93,7 +94,7 @@ class Task:
     pointers: tuple[Pointer, ...]
     #: Launches that may take the place of ``work``: they give the same bits.
     others: tuple[Launch, ...] = ()
-    #: What launches take of the node's workspace.
+    #: What launches take of the node's workspace; a contraction's own lies behind it.
     workspace_bytes: int = 0
 
 
@@ -147,7 +148,7 @@ class _Lowering:
         if isinstance(op, Windowed):  # alone where the passes had no fuel
             return self._sequence(node, window_alone(node))
         if isinstance(op, (FusedContraction, ContractionOperator)):
-            return (self._contraction(node),)
+            return self._contraction(node)
         if isinstance(op, (Conv2dInputGradient, Conv2dWeightGradient)):
             return (self._gradient(node),)
         if isinstance(op, Concat):
@@ -246,18 +247,20 @@ class _Lowering:
             Task(node, suited.kernel.launch, (*pointers, packed), tuple(others), size),
         )
 
-    def _contraction(self, node: Node) -> Task:
+    def _contraction(self, node: Node) -> Sequence[Task]:
         found = contraction_of(node, *self._given())
         self._check_rows(node, found)
+        packing, filter = self._filter(node, found.weight, found.problem)
         pointers: list[Pointer] = [
             _placed(found.source),
-            self._filter(node, found.weight, found.problem),
+            filter,
             found.result,
             *map(_placed, found.others),
             *map(_pointer, found.vectors),
             *map(_pointer, found.before_vectors),
         ]
-        return Task(node, found.problem, tuple(pointers))
+        size = sum(task.workspace_bytes for task in packing)
+        return *packing, Task(node, found.problem, tuple(pointers), (), size)
 
     def _given(self) -> tuple[Callable[[Value], Tensor], Callable[[Value], bool], bool, str, bool]:
         """What contractions depend on beside their nodes."""
@@ -265,18 +268,33 @@ class _Lowering:
 
     def _gradient(self, node: Node) -> Task:
         found = gradient_of(node, *self._given())
-        weight = self._filter(node, found.weight, found.problem)
+        _, weight = self._filter(node, found.weight, found.problem)
         return Task(node, found.problem, (_placed(found.source), weight, _placed(found.result)))
 
-    def _filter(self, node: Node, weight: Value, problem: ContractionProblem) -> Pointer:
-        """The filter as the problem has it, which passes have brought about where it is computed
-        at run time."""
+    def _filter(
+        self, node: Node, weight: Value, problem: ContractionProblem
+    ) -> tuple[Sequence[Task], Pointer]:
+        """The filter as the problem has it, and what makes it of one that is computed at run time
+        where passes have not brought it about."""
+        gather = problem.gather
         if isinstance(weight, Constant):
-            return _packed(weight, problem)
-        assert problem.gather is None, f"{weight!r} cannot be gathered"
+            return (), _packed(weight, problem)
         self._check_dense(node, weight)
-        assert lies_one_way(weight) or self._is_planar(weight) == problem.planar, node
-        return weight
+        planar = self._is_planar(weight)
+        if gather is None:
+            assert weight.type.rank == 2 or lies_one_way(weight) or planar == problem.planar, node
+            return (), weight
+        kernel, channels = weight.shape[2:], weight.shape[1]
+        places = np.arange(1, 1 + weight.type.size)
+        if planar:
+            places = places.reshape(weight.shape)
+        else:
+            places = places.reshape(-1, *kernel, channels).transpose(0, 3, 1, 2)
+        table = gather.filter(places, weight.dtype).ravel() - 1
+        launch, packed = print_pick(table.size, weight.dtype), InWorkspace(0)
+        given = (weight, _table(table), packed)
+        size = table.size * ITEMSIZE[weight.dtype]
+        return (Task(node, launch, given, (), size),), packed
 
     def _is_planar(self, value: Value) -> bool:
         return self.plan.layout(value).block == 1

@@ -27,6 +27,7 @@ from .places import ValueAddresses
 MOST_WORKSPACE = 1 << 30
 """Bytes that algorithms may take beside their tensors, unless ``memory_limit`` leaves less, or more
 lies free among the values meanwhile."""
+_ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,8 @@ class KernelWork:
     workspace: int = 0
 
     def bind(self, places: ValueAddresses) -> Run:
-        return self.loaded.bind([self._address(p, places) for p in self.pointers])
-
-    def _address(self, pointer: Pointer, places: ValueAddresses) -> int:
-        if isinstance(pointer, InWorkspace):
-            return places.block + self.workspace + pointer.offset
-        return _address(pointer, places, self.constants)
+        given = (places, self.constants, self.workspace)
+        return self.loaded.bind([_address(pointer, *given) for pointer in self.pointers])
 
     def describe(self) -> str:
         text = self.loaded.describe()
@@ -55,16 +52,18 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class ContractionWork:
-    """A contraction by its recipe, on its operands, its workspace so many bytes behind where the
-    instance's memory begins."""
+    """A contraction by its recipe, on its operands, its node's workspace so many bytes behind where
+    the instance's memory begins, its own behind what others have ``left`` there."""
 
     built: Built
     pointers: tuple[Pointer, ...]
     constants: Constants
     workspace: int
+    left: int = 0
 
     def bind(self, places: ValueAddresses) -> Run:
-        x, w, y, *rest = (_address(p, places, self.constants) for p in self.pointers)
+        given = (places, self.constants, self.workspace)
+        x, w, y, *rest = (_address(pointer, *given) for pointer in self.pointers)
         problem = self.built.problem
         first = len(problem.others)
         second = first + len(problem.vectors)
@@ -73,7 +72,7 @@ class ContractionWork:
             *(x, w, y, tuple(rest[:first]), tuple(rest[first:second]), tuple(rest[second:])),
             are_settled=all(isinstance(pointer, Data) for pointer in read),
         )
-        return self.built.bind(at, places.block + self.workspace)
+        return self.built.bind(at, places.block + self.workspace + self.left)
 
     def describe(self) -> str:
         recipe, problem = self.built.recipe, self.built.problem
@@ -163,7 +162,8 @@ def prepare(
             loaded = load([fastest(task)])[0]
             work: Any = KernelWork(loaded, task.pointers, constants, measured, room)
         else:
-            work = ContractionWork(built[task.work], task.pointers, constants, room)
+            left = _aligned(task.workspace_bytes)
+            work = ContractionWork(built[task.work], task.pointers, constants, room, left)
         done.append(Done(task.node, work))
     return PreparedPlan(tuple(done), block, constants, outputs)
 
@@ -193,7 +193,7 @@ def _workspaces(
     for task in tasks:
         size = task.workspace_bytes
         if isinstance(task.work, ContractionProblem):
-            size = built[task.work].workspace
+            size = _aligned(size) + built[task.work].workspace
         found[task.node] = max(found.get(task.node, 0), size)
     return found
 
@@ -208,10 +208,15 @@ def _spare(plan: Plan, tasks: Sequence[Task]) -> dict[ContractionProblem, int]:
     return {problem: min(room[node] for node in some) for problem, some in nodes.items()}
 
 
-def _address(pointer: Pointer, places: ValueAddresses, constants: Constants) -> int:
-    assert not isinstance(pointer, InWorkspace), "only kernels of ours take what others left there"
+def _address(pointer: Pointer, places: ValueAddresses, constants: Constants, workspace: int) -> int:
     if isinstance(pointer, Data):
         return constants.address(pointer)
+    if isinstance(pointer, InWorkspace):
+        return places.block + workspace + pointer.offset
     if isinstance(pointer, Address):
         return places.address(pointer.value) + pointer.bytes
     return places.address(pointer)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

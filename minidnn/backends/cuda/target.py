@@ -85,15 +85,17 @@ class CudaTarget(Target):
         return layout if layouts is None else layouts[0]
 
     def reads_any(self, node: Node, value: Value) -> bool:
-        """An image of few channels is gathered, wherever its pixels lie; a filter of one pixel or
-        one channel lies the same way in all layouts."""
+        """An image of few channels is gathered, wherever its pixels lie, and so is its filter; one
+        of one pixel or one channel lies the same way in all layouts."""
         inner = _contraction(node)
-        if isinstance(inner.op, Conv2d) and value is _weight(node):
-            return lies_one_way(value)
-        if not isinstance(inner.op, Conv2d) or value is not node.inputs[0] or self.is_exact(node):
+        is_weight = isinstance(inner.op, Conv2d) and value is _weight(node)
+        if is_weight and lies_one_way(value):
+            return True
+        read = is_weight or value is node.inputs[0]
+        if not isinstance(inner.op, Conv2d) or not read or self.is_exact(node):
             return False
         precision = "tf32" if self.precision == "tf32" else value.dtype
-        return wants_gather(inner.op, inner.inputs[1], precision)
+        return wants_gather(inner.op, inner.inputs[1].shape, precision)
 
     def layout_seconds(self, node: Node, layout: Layout) -> float:
         op = node.op

@@ -14,7 +14,7 @@ from ....fusion.contraction import Parts, parts_of
 from ....fusion.region import FusedContraction
 from ....graph import operators as ops
 from ....graph.expression import argument, linearize
-from ....graph.ir import Constant, Node, Value
+from ....graph.ir import Node, Value
 from ....graph.operator import Operator
 from ....graph.operators import Conv2d, Conv2dInputGradient, Conv2dWeightGradient, Linear
 from ..pointwise import CHAIN, Argument, PointStep
@@ -225,7 +225,7 @@ def contraction_of(
     shape = (weight.shape[0], weight.shape[1], *(weight.shape[2:] or (1, 1)))
     padding, stride = geometry.padding, geometry.stride
     gather = None
-    few = wants_gather(geometry, weight, "tf32" if tf32 else x.dtype)
+    few = wants_gather(geometry, shape, "tf32" if tf32 else x.dtype)
     if few and isinstance(op, Conv2d):
         before_first, kernel = (padding[0][0], padding[1][0]), (shape[2], shape[3])
         gather = gather_of(stride, before_first, kernel, shape[1], x.dtype)
@@ -303,11 +303,10 @@ def gradient_of(
     return PlacedContraction(problem, places[0], weight, places[1], (), (), ())
 
 
-def wants_gather(op: Conv2d, weight: Value, precision: str) -> bool:
-    """Whether a convolution has so few channels that its image is gathered for tensor cores, as the
-    weight must be, too: once, which is for constants alone."""
-    plain = op.groups == 1 and op.dilation == (1, 1) and isinstance(weight, Constant)
-    return plain and weight.shape[1] <= FEW_CHANNELS and precision != "float32"
+def wants_gather(op: Conv2d, weight: Sequence[int], precision: str) -> bool:
+    """Whether a convolution has so few channels that its image is gathered for tensor cores."""
+    plain = op.groups == 1 and op.dilation == (1, 1)
+    return plain and weight[1] <= FEW_CHANNELS and precision != "float32"
 
 
 def lies_one_way(weight: Value) -> bool:
