@@ -11,7 +11,7 @@ import pytest
 import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.target import HALVES
-from minidnn.errors import GraphError, TrainingError
+from minidnn.errors import GraphError, OutOfMemoryError, TrainingError
 from minidnn.layers.build import to_graph
 from tests.cases.random import Drops
 from tests.states.build import BUILDERS, Build, graph_of, running_mean
@@ -64,6 +64,12 @@ def test_a_store_lies_in_one_place() -> None:
     message = "in the memory of cuda:0, where its first program runs, .* in that of the host"
     with pytest.raises(GraphError, match=message):
         md.compile(graph_of(running_mean), device="reference", store=store)
+
+
+def test_states_count_for_the_limit() -> None:
+    message = r"memory_limit=100 bytes, of which states take 20; weights take \d+ and values"
+    with pytest.raises(OutOfMemoryError, match=message):
+        md.compile(graph_of(running_mean), device="cuda", memory_limit=100)
 
 
 def network() -> L.Sequential:
