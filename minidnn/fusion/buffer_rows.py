@@ -40,13 +40,12 @@ class _Follower:
             operations = step.operations
             own = {o.result for o in operations}
             results = [number for number in home if number in own]
-            reads = [n for o in operations for n in o.operands if n in home and n not in own]
-            for operation in operations:
-                for number in operation.operands:
-                    if number in reads:
-                        self.readers[number].append((i, operation.window))
+            reads = [r for o in operations for r in o.reads if r[0] in home and r[0] not in own]
+            for number, window in reads:
+                self.readers[number].append((i, window))
             self.results.append(results)
-            self.touched.append(list(dict.fromkeys(home[n] for n in (*results, *reads))))
+            touched = (*results, *(number for number, _ in reads))
+            self.touched.append(list(dict.fromkeys(home[number] for number in touched)))
 
     def follow(self, task: list[tuple[int, int, bool]]) -> None:
         """Follows a task; its own patches are given."""

@@ -20,6 +20,7 @@ def stays_in_registers(steps: Sequence[Step], inputs: Iterable[Value]) -> bool:
     return (
         len(planes) == 1
         and bool(windows)
+        and all(window.is_plain for window in windows)
         and all(axis.stride == 1 for window in windows for axis in window.axes)
     )
 

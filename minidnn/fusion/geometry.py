@@ -14,6 +14,7 @@ from functools import reduce
 
 from minidnn.fusion.operations import Operation, Step
 from minidnn.graph.ir import Value
+from minidnn.graph.window import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +82,12 @@ def scales(operations: Sequence[Operation], anchor: Value, axis: int) -> dict[Va
     """
     links: dict[Value, list[tuple[Value, int | Fraction]]] = {}
     for operation in operations:
-        stride = 1 if operation.window is None else operation.window.axes[axis].stride
-        back = 1 if stride == 1 else Fraction(1, stride)
         links.setdefault(operation.output, [])
-        for value in operation.operands:
-            if broadcasts(value, operation.output, axis) and operation.window is None:
+        for value, window in operation.reads:
+            if broadcasts(value, operation.output, axis) and window is None:
                 continue
+            stride = 1 if window is None else window.axes[axis].stride
+            back = 1 if stride == 1 else 1 / Fraction(stride)
             links[operation.output].append((value, stride))
             links.setdefault(value, []).append((operation.output, back))
     found: dict[Value, int | Fraction] = {anchor: 1}
@@ -132,9 +133,9 @@ def extents(
         wanted = reduce(Extent.hull, (needs[value] for value in own if value in needs))
         needs.update(dict.fromkeys(own, wanted))
         for operation in step.operations:
-            for value in operation.operands:
+            for value, window in operation.reads:
                 if value not in own:
-                    need(value, _read(operation, value, wanted, axis))
+                    need(value, _read(operation, value, window, wanted, axis))
     return needs
 
 
@@ -149,6 +150,7 @@ def owned(value: Value, anchor: Value, known: Mapping[Value, int] | None, axis: 
 def _read(
     operation: Operation,
     value: Value,
+    window: Window | None,
     wanted: Extent,
     axis: int,
 ) -> Extent:
@@ -156,16 +158,10 @@ def _read(
     size = value.type.plane[2 + axis]
     if wanted.scale == 0:
         return Extent(size)
-    if operation.window is None:
+    if window is None:
         if broadcasts(value, operation.output, axis):
             return Extent(size)
         return Extent(size, wanted.scale, wanted.low, wanted.high, wanted.to_end)
-    window = operation.window.axes[axis]
-    stride, before = window.stride, window.padding[0]
-    return Extent(
-        size,
-        wanted.scale * stride,
-        wanted.low * stride - before,
-        wanted.high * stride - stride - before + window.reach,
-        wanted.to_end,
-    )
+    along = window.axes[axis]
+    low, past = along.first(wanted.low), along.past(wanted.high)
+    return Extent(size, int(wanted.scale * along.stride), low, past, wanted.to_end)

@@ -16,7 +16,7 @@ from minidnn.errors import MiniDNNError
 from minidnn.fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from minidnn.graph import expression as scalar
 from minidnn.graph.types import numpy_dtype
-from minidnn.graph.window import join_taps
+from minidnn.graph.window_values import Evaluation
 
 Span = tuple[int, int]
 
@@ -137,39 +137,18 @@ class _Task:
     def _window(self, operation: PlanOperation, rows: Span, columns: Span) -> np.ndarray:
         window = operation.window
         assert window is not None
-        (source,) = operation.operands
-        plane = self.plan.planes[source]
-        compute = np.result_type(_dtype(plane.dtype, self.wide), np.float32)
-        batch, channels = self.binding.batch, self.channels[1] - self.channels[0]
-        down, across = window.axes
-        at_row = (down.tap(0, 0) + np.arange(*rows) * down.stride)[:, None]
-        at_row = at_row + np.arange(down.kernel) * down.dilation
-        at_column = (across.tap(0, 0) + np.arange(*columns) * across.stride)[:, None]
-        at_column = at_column + np.arange(across.kernel) * across.dilation
-        flat = (at_row.ravel(), at_column.ravel())
-        with np.errstate(all="ignore"):
-            taken = self._padded(source, plane, *flat, window.identity).astype(compute, copy=False)
-            taken = taken.reshape(batch, channels, *at_row.shape, *at_column.shape)
-            total = join_taps(window, np.swapaxes(join_taps(window, taken), -1, -2))
-            if window.reduce == "average":
-                by_row, by_column = window.divisors(plane.extent)
-                counts = np.multiply.outer(by_row[slice(*rows)], by_column[slice(*columns)])
-                total /= counts.astype(compute)
-        return total
+        under, here = operation.operands[: window.under], operation.operands[window.under :]
+        plane, result = self.plan.planes[under[0]], self.plan.planes[operation.result]
+        at = (np.arange(*rows), np.arange(*columns))
 
-    def _padded(
-        self, source: int, plane: Plane, rows: np.ndarray, columns: np.ndarray, identity: float
-    ) -> np.ndarray:
-        """A plane at some positions; those outside of its true extent hold the identity."""
-        row_ok = (rows >= 0) & (rows < plane.extent[0])
-        column_ok = (columns >= 0) & (columns < plane.extent[1])
-        channels = self.channels[1] - self.channels[0]
-        shape = (self.binding.batch, channels, len(rows), len(columns))
-        taken = np.full(shape, identity, _dtype(plane.dtype, self.wide))
-        if row_ok.any() and column_ok.any():
-            inside = self._gather(source, plane, rows[row_ok], columns[column_ok])
-            taken[:, :, np.flatnonzero(row_ok)[:, None], np.flatnonzero(column_ok)] = inside
-        return taken
+        def read(operand: int, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+            number = under[operand]
+            return self._gather(number, self.plan.planes[number], rows, columns)
+
+        compute = np.result_type(_dtype(plane.dtype, self.wide), np.float32)
+        planes = (self.binding.batch, self.channels[1] - self.channels[0])
+        evaluation = Evaluation(window, plane.extent, read, planes, compute)
+        return evaluation.at(*at, [self._read(number, result, *at) for number in here])
 
     def _read(
         self, number: int, reader: Plane, rows: np.ndarray, columns: np.ndarray

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from minidnn._cached_property import cached_property
 from minidnn.fusion.stacks import channel_frame, is_tensor_operand
@@ -21,6 +22,7 @@ from minidnn.graph.operators import Concat
 from minidnn.graph.window import Window
 
 MOST_SHARED = 8
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Vector:
 class Operation:
     """Computes ``output`` from ``operands``, either by a window or by straight-line code.
 
+    Of a window's operands the first are read under it, the others at the output's position.
     A concatenation has neither: on each channel it is the one operand that lies there.
     """
 
@@ -49,10 +52,15 @@ class Operation:
         return self.window is None and not self.code
 
     @property
+    def reads(self) -> list[tuple[Value, Window | None]]:
+        """Its operands, each with the window under which it is read, if any."""
+        return reads(self.operands, self.window)
+
+    @property
     def operations(self) -> int:
         """Scalar operations for one element."""
         if self.window is not None:
-            return self.window.taps
+            return self.window.operations
         ops = scalar.SCALAR_OPS
         return sum(ops[i.op].operations for i in self.code if i.op in ops)
 
@@ -66,7 +74,7 @@ class Operation:
         """The same where two rows are computed at once and keep the columns they share."""
         if self.window is None or not shares_work(self.window):
             return self.taps
-        down, across = self.window.axes
+        down, across = self.window.whole
         both = (down.kernel + down.stride) / 2 if down.stride < down.kernel else down.kernel
         return both * min(across.kernel, across.stride)
 
@@ -77,8 +85,8 @@ class Operation:
             return self.operations
         if not shares_work(self.window):
             return self.operations
-        down, across = self.window.axes
-        first, second = (down, across) if self.window.reduce == "max" else (across, down)
+        down, across = self.window.whole
+        first, second = (down, across) if self.window.joins.chooses else (across, down)
         fresh = min(second.stride, second.kernel)
         return fresh * max(1, first.kernel - 1) + second.kernel - 1
 
@@ -86,7 +94,13 @@ class Operation:
 def shares_work(window: Window) -> bool:
     """Whether neighbouring outputs share work on a device that computes in order: if the window
     is not too wide to keep what they share in registers."""
-    return max(axis.kernel for axis in window.axes) <= MOST_SHARED
+    return window.is_plain and max(axis.kernel for axis in window.axes) <= MOST_SHARED
+
+
+def reads(operands: Sequence[T], window: Window | None) -> list[tuple[T, Window | None]]:
+    """Operands of an operation, each with the window under which it is read, if any."""
+    under = 0 if window is None else window.under
+    return [(each, window if i < under else None) for i, each in enumerate(operands)]
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minidnn.fusion.geometry import Extent
-from minidnn.fusion.operations import Vector
+from minidnn.fusion.operations import Vector, reads
 from minidnn.fusion.sequence import Schedule
 from minidnn.graph.expression import Instruction
 from minidnn.graph.ir import Value
@@ -70,7 +70,7 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class PlanOperation:
-    """Computes plane ``result`` by a window over one plane, or by code over planes and vectors.
+    """Computes plane ``result`` by a window over planes, or by code over planes and vectors.
 
     Arguments of the code are the operands first, then the vectors.
     """
@@ -80,6 +80,11 @@ class PlanOperation:
     vectors: tuple[int, ...] = ()
     window: Window | None = None
     code: tuple[Instruction, ...] = ()
+
+    @property
+    def reads(self) -> list[tuple[int, Window | None]]:
+        """Its operands, each with the window under which it is read, if any."""
+        return reads(self.operands, self.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,7 @@ class KernelPlan:
             for segment, operations in enumerate(step.segments):
                 for o in operations:
                     operands = ", ".join([*(f"p{i}" for i in o.operands)])
-                    what = f"{o.window.reduce} window" if o.window else f"{len(o.code)} lines"
+                    what = f"{o.window.join} window" if o.window else f"{len(o.code)} lines"
                     lines.append(f"    [{segment}] p{o.result} = {what} of {operands}")
         return "\n".join(lines)
 

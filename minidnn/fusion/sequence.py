@@ -127,13 +127,17 @@ class Sequence:
 
     @cached_property
     def anchor(self) -> Value:
-        """The smallest output, the last of several: patches are cut along its plane."""
+        """The smallest output, the last of several, or what lies under a window that moves by less
+        than one position, if that is smaller: patches are cut along its plane."""
 
         def area(value: Value) -> int:
             return value.type.plane[2] * value.type.plane[3]
 
-        smallest = min(map(area, self.outputs))
-        return [value for value in self.outputs if area(value) == smallest][-1]
+        reads = (read for operation in self.operations for read in operation.reads)
+        under = (v for v, w in reads if w is not None and any(a.stride < 1 for a in w.axes))
+        values = (*under, *self.outputs)
+        smallest = min(map(area, values))
+        return [value for value in values if area(value) == smallest][-1]
 
     @cached_property
     def extents(self) -> tuple[dict[Value, Extent], dict[Value, Extent]]:
@@ -168,8 +172,8 @@ class Sequence:
         found: dict[Value, None] = {}
         for i, step in enumerate(self.steps):
             for operation in step.operations:
-                for value in operation.operands:
-                    if value in step_of and (operation.window or step_of[value] < i):
+                for value, window in operation.reads:
+                    if value in step_of and (window or step_of[value] < i):
                         found[value] = None
         return tuple(found)
 
@@ -179,7 +183,7 @@ class Sequence:
         return tuple(
             value
             for value in self.inputs
-            if any(o.window is not None and value in o.operands for o in self.operations)
+            if any((value, o.window) in o.reads for o in self.operations if o.window is not None)
         )
 
     def patch_counts(self, schedule: Schedule) -> tuple[int, int, int]:
@@ -305,20 +309,19 @@ class Sequence:
         """For each value the most rows that a reader still needs of those before the newest."""
         lags: dict[Value, int] = {}
         for operation in self.operations:
-            for value in operation.operands:
-                lags[value] = max(lags.get(value, 0), self._lag(value, operation))
+            for value, window in operation.reads:
+                lag = self._lag(value, operation.output, window)
+                lags[value] = max(lags.get(value, 0), lag)
         return lags
 
-    def _lag(self, value: Value, reader: Operation) -> int:
+    def _lag(self, value: Value, reader: Value, window: Window | None) -> int:
         """How many rows of a value a reader still needs of those before the newest ones."""
         rows, _ = self.extents
-        have, wanted = rows[value], rows[reader.output]
+        have, wanted = rows[value], rows[reader]
         if have.scale == 0 or wanted.scale == 0:
             return 0
-        if reader.window is None:
-            return max(0, have.high - wanted.high)
-        axis = reader.window.rows
-        return max(0, have.high - wanted.high * axis.stride + axis.padding[0])
+        first = wanted.high if window is None else window.rows.first(wanted.high)
+        return max(0, have.high - first)
 
     @cached_property
     def overwritten(self) -> dict[Value, Value]:
@@ -343,7 +346,7 @@ class Sequence:
                 continue
             results = [o.output for o in step.operations if o.output in buffered]
             if results and all(
-                o.window is None or o.window.reduce == window.reduce for o in readers[results[0]]
+                o.window is None or o.window.join == window.join for o in readers[results[0]]
             ):
                 found[results[0]] = source
         return found
@@ -415,8 +418,11 @@ class Sequence:
         for step in self.steps:
             operations = []
             for operation in step.operations:
-                if operation.window is not None and operation.operands[0] in self.inputs:
-                    value, place = operation.operands[0], frame[operation.output]
+                operands = list(operation.operands)
+                for i, (value, window) in enumerate(operation.reads):
+                    if window is None or value not in self.inputs:
+                        continue
+                    place = frame[operation.output]
                     if (value, place) not in copies:
                         copy = Value(value.type, f"{value.name}.staged")
                         copies[value, place] = copy
@@ -424,8 +430,8 @@ class Sequence:
                         first.setdefault(extent, Step(0, extent)).operations.append(
                             copy_operation(value, copy)
                         )
-                    operation = replace(operation, operands=(copies[value, place],))
-                operations.append(operation)
+                    operands[i] = copies[value, place]
+                operations.append(replace(operation, operands=tuple(operands)))
             steps.append(Step(step.level, step.extent, operations))
         staged = Sequence([*first.values(), *steps], self.outputs, self.batch, self.channels)
         return staged, {**frame, **{copy: place for (_, place), copy in copies.items()}}
@@ -433,9 +439,10 @@ class Sequence:
 
 def _moves_by_one(window: Window, source: Value, extent: tuple[int, int]) -> bool:
     """Whether a window moves by one position, and its plane is as large as the source's."""
-    narrow = window.columns.kernel <= (8 if window.reduce == "max" else 4)
+    narrow = window.columns.kernel <= (8 if window.joins.chooses else 4)
     return (
         narrow
+        and window.is_plain
         and source.type.plane[2:] == extent
         and all(a.stride == a.dilation == 1 and a.padding[0] < a.kernel for a in window.axes)
     )

@@ -28,7 +28,8 @@ from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, argument
 from minidnn.graph.plain import plain
 from minidnn.graph.types import FLOATS, INTEGERS, NUMBERS, TensorType
-from minidnn.graph.window import Window, pool
+from minidnn.graph.window import Window
+from minidnn.graph.window_values import pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,41 +231,48 @@ class Activation(Elementwise):
 
 
 class Windowed(Operator):
-    """Computes every element from a window over the rows and columns of its own channel."""
+    """Computes every element from windows over the rows and columns of its own channel."""
 
     kind = "window"
 
     @abstractmethod
     def window(self) -> Window:
-        """The window, its padding and how its elements are joined."""
+        """The window, what is computed of the elements under it, and how they are joined."""
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        (x,) = self.operands(inputs)
-        self.require_float(x)
+        window, names = self.window(), self.operand_names
+        x, *others = self.operands(inputs)
+        self.require_float(*inputs)
         self.require_rank("input", x, 4)
         batch, channels, *extent = x.shape
         self.require(
             min(extent) >= 1,
             f"input has shape {x.shape}; valid is at least one row and one column",
         )
-        window = self.window()
         sizes = []
-        for axis, (name, size) in enumerate(zip(("rows", "columns"), extent, strict=True)):
-            out = window.axes[axis].output_size(size)
+        for axis, name, size in zip(window.axes, ("rows", "columns"), extent, strict=True):
+            out = axis.output_size(size)
             self.require(
                 out >= 1,
-                f"a window of {window.axes[axis].reach} {name} is larger than the padded input "
-                f"of {size + sum(window.axes[axis].padding)} (input {x.shape}); use a smaller "
+                f"a window of {axis.reach} {name} is larger than the padded input "
+                f"of {size + sum(axis.padding)} (input {x.shape}); use a smaller "
                 "kernel_size or dilation, or more padding",
             )
             sizes.append(out)
-        return (x.with_shape((batch, channels, *sizes)),)
+        result = x.with_shape((batch, channels, *sizes))
+        for at, (name, other) in enumerate(zip(names[1:], others, strict=True), 1):
+            valid = x if at < window.under else result
+            self.require(
+                other.shape == valid.shape,
+                f"{name} has shape {other.shape}; valid is {valid.shape}",
+            )
+        return (result,)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        return (pool(self.window(), inputs[0]),)
+        return (pool(self.window(), *inputs),)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
-        return self.window().taps * outputs[0].size
+        return self.window().operations * outputs[0].size
 
 
 class Contraction(Operator):

@@ -1,20 +1,51 @@
-"""Windows over the rows and columns of a plane: geometry and meaning.
+"""Windows over the rows and columns of a plane: one description, and what it means.
 
-Everything that pools, and every analysis of patches, asks this module which input positions
-an output position reads, and which of them are padding.
+A :class:`Window` says which elements an output position reads, what each of them gives (the tap),
+how these are joined, and what becomes of the joined number (the finish).  Reference, interpreter
+and printers, and every analysis of patches, ask this module and nothing else.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
 
-WindowReduce = Literal["max", "average"]
+from minidnn.graph import expression as scalar
+from minidnn.graph.expression import Expression, argument, maximum
 
 LONG = 16
-"""More taps along an axis are not added one after another, but as :func:`sum_taps` does it."""
+"""More taps along an axis are not added one after another, but as
+:func:`.window_values.join_taps` does it."""
+
+JoinName = Literal["max", "sum"]
+
+
+@dataclass(frozen=True)
+class Join:
+    """How two numbers become one."""
+
+    expression: Expression
+    #: What leaves the other number as it is: what stands for taps outside of the plane.
+    identity: float
+    #: Whether it gives one of both, so that no order of many changes a bit.
+    chooses: bool
+
+    def __call__(self, a: Any, b: Any) -> Any:
+        """Two arrays joined."""
+        return scalar.evaluate(self.expression, (a, b))
+
+
+JOINS: dict[JoinName, Join] = {
+    "max": Join(maximum(argument(0), argument(1)), -np.inf, True),  # NaN wins
+    "sum": Join(argument(0) + argument(1), 0.0, False),
+}
+
+ITSELF = argument(0)
+MEAN = argument(0) / argument(1)
+"""The finish of an average: the sum divided by how many taps count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +66,11 @@ class WindowAxis:
         """Positions from the first to the last tap, both included."""
         return self.dilation * (self.kernel - 1) + 1
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers taps have."""
+        return self.kernel
+
     def output_size(self, size: int) -> int:
         """Outputs over ``size`` positions: PyTorch's ``pooling_output_shape``.  May be < 1."""
         span = size + sum(self.padding) - self.reach
@@ -50,52 +86,176 @@ class WindowAxis:
         """Input position of the first tap of an output position; may be padding."""
         return output * self.stride - self.padding[0]
 
+    def past(self, output: int) -> int:
+        """The position behind the last tap of the output before this one."""
+        return self.first(output - 1) + self.reach
+
     def tap(self, output: int, index: int) -> int:
         """Input position of a tap of an output position; may be padding."""
         return self.first(output) + index * self.dilation
 
+    def taps(self, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The input positions of each output's taps, and the taps' numbers."""
+        index = np.arange(self.kernel)
+        first = outputs * self.stride - self.padding[0]
+        positions = first[:, None] + index * self.dilation
+        return positions, np.broadcast_to(index, positions.shape)
+
+    def covering(self, size: int) -> CoveringAxis:
+        """The axis that leads back from outputs to ``size`` positions."""
+        return CoveringAxis(self, size)
+
+
+@dataclass(frozen=True, slots=True)
+class CoveringAxis:
+    """An axis whose outputs are the ``size`` positions under another axis's windows, and whose taps
+    are the windows that cover a position: it moves by a fraction, one over the other's stride.
+
+    The number of a tap is that of the other window's tap that lies at the position.
+    """
+
+    of: WindowAxis
+    size: int
+
+    @property
+    def kernel(self) -> int:
+        """The most windows that cover a position."""
+        return -(-self.of.reach // self.of.stride)
+
+    @property
+    def stride(self) -> Fraction:
+        return Fraction(1, self.of.stride)
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        return (0, 0)
+
+    @property
+    def dilation(self) -> int:
+        return 1
+
+    @property
+    def reach(self) -> int:
+        return self.kernel
+
+    @property
+    def numbers(self) -> int:
+        return self.of.kernel
+
+    def output_size(self, size: int) -> int:
+        return self.size
+
+    def first(self, output: int) -> int:
+        """The first window that may cover a position; may be before all windows."""
+        return -((self.of.reach - 1 - output - self.of.padding[0]) // self.of.stride)
+
+    def past(self, output: int) -> int:
+        """The window behind the last that covers the position before this one."""
+        return (output - 1 + self.of.padding[0]) // self.of.stride + 1
+
+    def taps(self, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The windows that may cover each position, and the numbers of their taps there; negative
+        if they have none."""
+        of = self.of
+        first = -((of.reach - 1 - outputs - of.padding[0]) // of.stride)
+        positions = first[:, None] + np.arange(self.kernel)
+        offsets = outputs[:, None] + of.padding[0] - positions * of.stride
+        return positions, np.where(offsets % of.dilation == 0, offsets // of.dilation, -1)
+
+    def covering(self, size: int) -> WindowAxis:
+        return self.of
+
+
+Axis = WindowAxis | CoveringAxis
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window over rows and columns, and how its elements are joined.
+    """A window over rows and columns, and what is computed of the elements under it.
 
-    The taps of each row are joined, then the rows, which fixes the rounding of an average and keeps
-    it small: :func:`sum_taps` says in which order.  Padding counts as minus infinity for "max".
-    For "average" it adds nothing, and the sum is divided by ``divisor``, or by the number of taps
-    inside the padded plane (``count_padding=True``), or by the number inside the plane itself.
+    Its operands are ``under``, of which elements under the window are read, then ``here``, which
+    are read at the output's own position.  ``tap`` is the number that one tap gives, over these
+    operands and, as last argument, the tap's own number (row by row from 0).  Taps outside of the
+    plane give the join's identity.  The taps of each row are joined, then the rows, which fixes the
+    rounding of a sum and keeps it small: :func:`.window_values.join_taps` says in which order.
+    ``finish`` is the result, over the joined number and how many taps count: ``divisor``, or those
+    inside the padded plane (``count_padding=True``), or those inside the plane itself.
     """
 
-    rows: WindowAxis
-    columns: WindowAxis
-    reduce: WindowReduce
+    rows: Axis
+    columns: Axis
+    join: JoinName
+    tap: Expression = ITSELF
+    finish: Expression = ITSELF
+    under: int = 1
+    here: int = 0
     count_padding: bool = True
     divisor: int | None = None
 
     @property
-    def axes(self) -> tuple[WindowAxis, WindowAxis]:
+    def axes(self) -> tuple[Axis, Axis]:
         return (self.rows, self.columns)
+
+    @property
+    def whole(self) -> tuple[WindowAxis, WindowAxis]:
+        """Its axes, of a window that moves by whole steps."""
+        rows, columns = self.axes
+        assert isinstance(rows, WindowAxis) and isinstance(columns, WindowAxis)
+        return rows, columns
 
     @property
     def taps(self) -> int:
         return self.rows.kernel * self.columns.kernel
 
     @property
+    def joins(self) -> Join:
+        """How its taps are joined."""
+        return JOINS[self.join]
+
+    @property
     def is_long(self) -> bool:
-        """Whether the taps of an axis are not simply added one after another."""
-        longest = max(self.rows.kernel, self.columns.kernel)
-        return self.reduce == "average" and longest > LONG
+        """Whether the taps of an axis are not simply joined one after another."""
+        return not self.joins.chooses and max(self.rows.kernel, self.columns.kernel) > LONG
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it joins the elements of one operand as they are, and moves by whole steps: then
+        neighbouring outputs share what they join."""
+        whole = all(isinstance(axis, WindowAxis) for axis in self.axes)
+        return whole and self.under == 1 and not self.here and self.tap.op == "argument"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the joined number is the result."""
+        return self.finish.op == "argument" and self.finish.value == 0
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it gives one of the elements under it."""
+        return self.is_plain and self.is_finished and self.joins.chooses
+
+    @property
+    def averages(self) -> bool:
+        """Whether it gives the sum of the elements under it divided by how many taps count."""
+        return self.is_plain and self.join == "sum" and self.finish == MEAN
 
     @property
     def separable(self) -> bool:
-        """Whether rows after columns give the same bits: true for max, not for rounded sums."""
-        return self.reduce == "max" and self.rows.kernel > 1 and self.columns.kernel > 1
+        """Whether rows after columns give the same bits: not of rounded sums."""
+        return self.chooses and self.rows.kernel > 1 and self.columns.kernel > 1
 
     @property
-    def identity(self) -> float:
-        return -np.inf if self.reduce == "max" else 0.0
+    def operations(self) -> int:
+        """Scalar operations for one output."""
+        return self.taps * (1 + scalar.operations(self.tap))
+
+    def numbered(self, row: Any, column: Any) -> Any:
+        """The number of a tap, of its numbers along rows and columns."""
+        return row * self.columns.numbers + column
 
     def divisors(self, extent: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Taps counted per output row and per output column; their product divides the sum."""
+        """Taps counted per output row and per output column; their product is what ``finish``
+        is given."""
         if self.divisor is not None:
             sizes = [a.output_size(s) for a, s in zip(self.axes, extent, strict=True)]
             return np.full(sizes[0], self.divisor), np.ones(sizes[1], int)
@@ -103,85 +263,21 @@ class Window:
 
     def _counted(self, axis: int, size: int) -> Any:
         window = self.axes[axis]
-        start = np.arange(window.output_size(size)) * window.stride - window.padding[0]
-        taps = start[:, None] + np.arange(window.kernel) * window.dilation
+        taps, numbers = window.taps(np.arange(window.output_size(size)))
         before, after = window.padding if self.count_padding else (0, 0)
-        return ((taps >= -before) & (taps < size + after)).sum(axis=1)
+        return ((taps >= -before) & (taps < size + after) & (numbers >= 0)).sum(axis=1)
+
+    def reads_nothing(self, extent: tuple[int, int]) -> bool:
+        """Whether some output has only padding under it."""
+        for window, size in zip(self.axes, extent, strict=True):
+            taps, numbers = window.taps(np.arange(window.output_size(size)))
+            if not ((taps >= 0) & (taps < size) & (numbers >= 0)).any(axis=1).all():
+                return True
+        return False
 
 
-def pool(window: Window, x: np.ndarray) -> np.ndarray:
-    """The window over ``x`` of shape (N, C, H, W), in its dtype (float16 sums in float32)."""
-    rows, columns = window.axes
-    extent = (x.shape[2], x.shape[3])
-    size = (rows.output_size(extent[0]), columns.output_size(extent[1]))
-    padded = _pad(window, x, size).astype(np.result_type(x.dtype, np.float32), copy=False)
-    with np.errstate(all="ignore"):
-        across = join_taps(window, _taps(columns, padded, 3, size[1]))
-        out = join_taps(window, _taps(rows, across, 2, size[0]))
-        if window.reduce == "average":
-            by_row, by_column = window.divisors(extent)
-            out = out / np.multiply.outer(by_row, by_column).astype(out.dtype)
-    return out.astype(x.dtype, copy=False)
-
-
-def join_taps(window: Window, taps: np.ndarray) -> np.ndarray:
-    """The maxima or sums along the last axis."""
-    if window.reduce == "average":
-        return sum_taps(taps)
-    most = taps[..., 0].copy()
-    for tap in range(1, taps.shape[-1]):
-        np.maximum(most, taps[..., tap], out=most)
-    return most
-
-
-def sum_taps(taps: np.ndarray) -> np.ndarray:
-    """The sums along the last axis, in the order in which a window adds its taps.
-
-    Up to 16 are added from left to right.  Of more, each block of 256 is added in 16 sums of every
-    sixteenth tap, of which the second half is added to the first until one is left.  The blocks'
-    sums are added from left to right, 16 at a time, and those sums again.  So errors stay small
-    however long an axis is, and registers of 4, 8 or 16 numbers add the same bits.
-    """
-    count = taps.shape[-1]
-    if count > LONG:
-        steps = min(LONG, -(-count // LONG))
-        lanes = _padded_to(taps, steps * LONG).reshape(*taps.shape[:-1], -1, steps, LONG)
-        sums = _one_by_one(np.swapaxes(lanes, -1, -2))
-        while sums.shape[-1] > 1:
-            half = sums.shape[-1] // 2
-            sums = sums[..., :half] + sums[..., half:]
-        taps = sums[..., 0]
-    while taps.shape[-1] > LONG:
-        grouped = _padded_to(taps, LONG).reshape(*taps.shape[:-1], -1, LONG)
-        taps = _one_by_one(grouped)
-    return _one_by_one(taps)
-
-
-def _one_by_one(taps: np.ndarray) -> np.ndarray:
-    total = np.zeros(taps.shape[:-1], taps.dtype)
-    for tap in range(taps.shape[-1]):
-        total += taps[..., tap]
-    return total
-
-
-def _padded_to(taps: np.ndarray, multiple: int) -> np.ndarray:
-    """With zeros at the end of the last axis."""
-    missing = -taps.shape[-1] % multiple
-    return np.pad(taps, [(0, 0)] * (taps.ndim - 1) + [(0, missing)]) if missing else taps
-
-
-def _taps(axis: WindowAxis, padded: np.ndarray, along: int, outputs: int) -> np.ndarray:
-    """The taps of each output along an axis, as a last axis."""
-    windows = np.lib.stride_tricks.sliding_window_view(padded, axis.reach, along)
-    chosen = [slice(None)] * padded.ndim
-    chosen[along] = slice(0, (outputs - 1) * axis.stride + 1, axis.stride)
-    return windows[(*chosen, slice(None, None, axis.dilation))]
-
-
-def _pad(window: Window, x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """``x`` with the padding that ``size`` outputs reach into, filled with the identity."""
-    widths = [(0, 0), (0, 0)]
-    for axis, extent, outputs in zip(window.axes, x.shape[2:], size, strict=True):
-        end = axis.tap(outputs - 1, axis.kernel - 1) + 1
-        widths.append((axis.padding[0], max(0, end - extent)))
-    return np.pad(x, widths, constant_values=window.identity)
+def average_window(
+    rows: WindowAxis, columns: WindowAxis, count_padding: bool = True, divisor: int | None = None
+) -> Window:
+    """The window of an average."""
+    return Window(rows, columns, "sum", finish=MEAN, count_padding=count_padding, divisor=divisor)

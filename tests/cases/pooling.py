@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.graph import operators as ops
-from minidnn.graph.window import Window, WindowAxis
+from minidnn.graph.window import Window, WindowAxis, average_window
 from minidnn.layers.activations import OperatorLayer
 from tests.cases.record import PLANES, Case, Shape, like_torch
 from tests.cases.reduction import around
@@ -69,19 +69,19 @@ def window_case(name: str, window: Window, *shapes: Shape) -> Case:
     """Any window, walked tap by tap."""
 
     def formula(x: np.ndarray) -> np.ndarray:
-        size = [a.output_size(n) for a, n in zip(window.axes, x.shape[2:], strict=True)]
+        size = [a.output_size(n) for a, n in zip(window.whole, x.shape[2:], strict=True)]
         out = np.empty((*x.shape[:2], *size))
         for r, c in np.ndindex(*size):
             taps, counted = [], 0
             for y, z in np.ndindex(window.rows.kernel, window.columns.kernel):
-                at = (window.rows.tap(r, y), window.columns.tap(c, z))
+                at = (window.whole[0].tap(r, y), window.whole[1].tap(c, z))
                 if all(0 <= p < n for p, n in zip(at, x.shape[2:], strict=True)):
                     taps.append(x[:, :, at[0], at[1]])
                 counted += all(
                     -a.padding[0] <= p < n + a.padding[1]
-                    for a, p, n in zip(window.axes, at, x.shape[2:], strict=True)
+                    for a, p, n in zip(window.whole, at, x.shape[2:], strict=True)
                 )
-            if window.reduce == "max":
+            if window.chooses:
                 out[:, :, r, c] = np.max(taps, 0) if taps else -np.inf
             else:
                 total = np.sum(taps, 0) if taps else np.zeros(x.shape[:2])
@@ -99,8 +99,8 @@ def window_case(name: str, window: Window, *shapes: Shape) -> Case:
         torch=lambda: by_torch,
         formula=formula,
         shapes=tuple((shape,) for shape in shapes),
-        ulps=0 if window.reduce == "max" else 4,
-        sums=window.reduce == "average",
+        ulps=0 if window.chooses else 4,
+        sums=not window.chooses,
         torch_differs="it is the formula rounded",
     )
 
@@ -168,7 +168,7 @@ CASES: tuple[Case, ...] = (
     avg_pool_case("long-divisor", (18, 3), shapes=((1, 2, 36, 6),), divisor_override=7),
     window_case("max-uneven", Window(*_UNEVEN, "max"), (2, 3, 5, 7)),
     window_case("max-beside", Window(*_BESIDE, "max"), (1, 2, 3, 4)),
-    window_case("average-uneven", Window(*_UNEVEN, "average"), (2, 3, 5, 7)),
-    window_case("average-uneven-exclude", Window(*_UNEVEN, "average", False), (2, 3, 5, 7)),
-    window_case("average-beside", Window(*_BESIDE, "average"), (1, 2, 3, 4)),
+    window_case("average-uneven", average_window(*_UNEVEN), (2, 3, 5, 7)),
+    window_case("average-uneven-exclude", average_window(*_UNEVEN, False), (2, 3, 5, 7)),
+    window_case("average-beside", average_window(*_BESIDE), (1, 2, 3, 4)),
 )

@@ -8,11 +8,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from minidnn.graph import operators as ops
+from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Constant, Graph, Value
 from minidnn.graph.operator import Windowed
 from minidnn.graph.trace import Trace, apply, tracing
 from minidnn.graph.types import TensorType
-from minidnn.graph.window import Window, WindowAxis
+from minidnn.graph.window import JOINS, Axis, Window, WindowAxis, average_window
 
 Draw = Any
 
@@ -53,12 +54,14 @@ def _node(draw: Draw, trace: Trace, values: list[Value], convolutions: bool) -> 
     # Recent values are preferred, so that graphs become deep as well as wide.
     recent = values[-4:] if draw(st.booleans()) else values
     x = draw(st.sampled_from(recent))
-    kinds = ["window", "window", "activation", "scale", "join", "two", "constant"]
+    kinds = ["window", "window", "described", "activation", "scale", "join", "two", "constant"]
     kinds += [draw(st.sampled_from(("move", "adaptive")))]
     kind = draw(st.sampled_from([*kinds, "conv"] if convolutions else kinds))
     if kind == "window":
         window = _window(draw, x)
         return apply(window, x) if window is not None else apply(ops.ReLU(), x)
+    if kind == "described":
+        return _described(draw, x, values)
     if kind == "scale":
         return apply(ops.ScaleShift(), x, *(_vector(draw, trace, x) for _ in range(2)))
     if kind == "join":
@@ -130,14 +133,47 @@ def _window(draw: Draw, x: Value) -> Windowed | None:
     elif kind == "any":
         padded = [pair(0, k - 1) for k in kernel]
         axes = [WindowAxis(*each) for each in zip(kernel, stride, padded, strict=True)]
-        reduce = draw(st.sampled_from(("max", "average")))
-        op = ops.Pool2d(Window(axes[0], axes[1], reduce, draw(st.booleans())))
+        average = average_window(axes[0], axes[1], draw(st.booleans()))
+        op = ops.Pool2d(draw(st.sampled_from((Window(axes[0], axes[1], "max"), average))))
     else:
         divisor = draw(st.sampled_from((None, None, 3)))
         op = ops.AvgPool2d(kernel, stride, padding, ceil_mode, draw(st.booleans()), divisor)
     window = op.window()
     sizes = [a.output_size(s) for a, s in zip(window.axes, x.shape[2:], strict=True)]
     return op if min(sizes) >= 1 else None
+
+
+def _described(draw: Draw, x: Value, values: list[Value]) -> Value:
+    """A window that is no pooling: of several operands and computed taps, or over the windows that
+    cover a position."""
+    axes: list[Axis] = []
+    covers = draw(st.booleans())
+    for size in x.shape[2:]:
+        kernel, dilation = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+        padding = draw(st.integers(0, kernel // 2))
+        axis = WindowAxis(kernel, draw(st.integers(1, 3)), (padding, padding), dilation)
+        wide = (size - 1) * axis.stride - 2 * padding + axis.reach + draw(st.integers(0, 1))
+        covered = covers and 1 <= wide <= 40 and axis.output_size(wide) == size
+        axes.append(axis.covering(wide) if covered else axis)
+    shape = (*x.shape[:2], *(a.output_size(n) for a, n in zip(axes, x.shape[2:], strict=True)))
+    if min(shape) < 1:
+        return apply(ops.ReLU(), x)
+    same = [v for v in values if v.shape == x.shape]
+    under = [x, *draw(st.lists(st.sampled_from(same), max_size=1))]
+    given = [v for v in values if v.shape == shape]
+    here = draw(st.lists(st.sampled_from(given), max_size=1)) if given else []
+    operands = [*under, *here]
+    each = [argument(i) for i in range(len(operands))]
+    number = argument(len(each))
+    last = each[-1]
+    tap = where(last > number - 2.0, each[0] * last, number) if draw(st.booleans()) else each[0]
+    whole = all(isinstance(axis, WindowAxis) for axis in axes)
+    finish = (
+        argument(0) * 0.5 / (argument(1) + 1.0) if whole and draw(st.booleans()) else argument(0)
+    )
+    join = draw(st.sampled_from(tuple(JOINS)))
+    window = Window(axes[0], axes[1], join, tap, finish, len(under), len(here), draw(st.booleans()))
+    return apply(ops.Pool2d(window, "Described"), *operands)
 
 
 def _vector(draw: Draw, trace: Trace, x: Value) -> Constant:

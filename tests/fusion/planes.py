@@ -79,7 +79,7 @@ def needed(
                     continue
                 taps = at
                 if operation.window is not None:
-                    window = operation.window.axes[axis]
+                    window = operation.window.whole[axis]
                     taps = {window.tap(o, i) for o in at for i in range(window.kernel)}
                 size = value.type.plane[2 + axis]
                 inside = {p for p in taps if 0 <= p < size or not clip}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from minidnn import layers as L
 from minidnn.errors import GraphError
 from minidnn.graph import operators as ops
 from minidnn.graph.types import TensorType
-from minidnn.graph.window import Window, WindowAxis
+from minidnn.graph.window import Window, WindowAxis, average_window
 
 ARGUMENTS: list[tuple[Callable[[], Any], str]] = [
     (lambda: L.Conv2d(0, 1, 1), "Conv2d: in_channels=0; valid is an int of at least 1"),
@@ -223,10 +224,10 @@ OPERATORS: list[tuple[Callable[[], Any], str]] = [
     (lambda: ops.Pool2d(3), "Pool2d(shape=3): shape=3; valid is a Window"),  # type: ignore[arg-type]
     *(
         (
-            lambda axes=axes, reduce=reduce: ops.Pool2d(Window(axes[0], axes[1], reduce)),  # type: ignore[misc]
+            lambda axes=axes, pool=pool: ops.Pool2d(pool(*axes)),  # type: ignore[misc]
             f"{told} positions of the window, so that no window lies in the padding alone",
         )
-        for reduce in ("max", "average")
+        for pool in (partial(Window, join="max"), average_window)
         for told, axes in (
             (
                 "padding=(2, 0) of kernel=2, dilation=1; valid is less than the 2",

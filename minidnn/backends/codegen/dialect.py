@@ -93,6 +93,20 @@ class Dialect:
             assign(number, f"{names[-1]} ? {one} : {zero}")
         return lines, names[-1]
 
+    def inline(self, code: Sequence[Instruction], arguments: Sequence[str]) -> str:
+        """Straight-line code over named arguments as one expression."""
+        texts: list[str] = []
+        for line in code:
+            if line.op == "argument":
+                texts.append(arguments[int(line.value or 0)])
+            elif line.op == "constant":
+                texts.append(literal(_value(line)))
+            else:
+                inner = [f"({texts[i]})" if code[i].operands else texts[i] for i in line.operands]
+                known = [_is_number(code[i]) for i in line.operands]
+                texts.append(self._float(line.op, inner, known))
+        return texts[-1]
+
     def _float(self, op: str, operands: list[str], known: list[bool]) -> str:
         """One operation; ``known`` tells which operands are constants and not NaN."""
         if op in _CHOSEN and self.chooses and any(known):

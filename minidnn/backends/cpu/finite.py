@@ -18,6 +18,7 @@ from ...fusion.plan import Binding, KernelPlan, PlanOperation
 from ...graph.expression import Instruction
 from ...graph.ir import Constant
 from ...graph.window import Window
+from ..codegen.taps import is_looped
 
 BOUNDS = (2.0**64, 2.0**32, 2.0**16, 2.0**8)
 """Bounds that are tried: few, so that networks of one shape share kernels."""
@@ -74,7 +75,10 @@ def _holds(plan: KernelPlan, binding: Binding, segment: int, bound: float) -> bo
                 known[operation.result] = _run(operation, known, vectors)
                 continue
             source = known[operation.operands[0]]
-            if operation.window.reduce == "max" and source.nan:
+            if is_looped(operation.window):
+                known[operation.result] = _ANYTHING
+                continue
+            if operation.window.join == "max" and source.nan:
                 return False
             extent = plan.planes[operation.operands[0]].extent
             known[operation.result] = _window(operation.window, source, extent)
@@ -88,13 +92,11 @@ def _of(data: np.ndarray) -> Interval:
 
 
 def _window(window: Window, source: Interval, extent: tuple[int, int]) -> Interval:
-    if window.reduce == "max":
-        empty = False
-        for axis, size in zip(window.axes, extent, strict=True):
-            first = np.arange(axis.output_size(size)) * axis.stride - axis.padding[0]
-            taps = first[:, None] + np.arange(axis.kernel) * axis.dilation
-            empty |= bool((((taps >= 0) & (taps < size)).sum(axis=1) == 0).any())
+    if window.join == "max" and window.chooses:
+        empty = window.reads_nothing(extent)
         return Interval(-_INFINITY, source.high) if empty else source
+    if not window.averages:
+        return _ANYTHING
     most = max(-source.low, source.high) * window.taps  # divisors may be negative
     return _bounded(-most, most, source.nan or source.infinite)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...fusion.plan import KernelPlan
-from ...graph.window import WindowReduce
+from ...graph.window import JoinName
+from ..codegen.taps import is_looped
 from .window import overhang
 
 
@@ -17,10 +18,10 @@ class Storage:
     rows: int
     columns: int
     members: list[int] = field(default_factory=list)
-    #: Columns before and after each row; they hold the identity of "max" or "average" windows.
+    #: Columns before and after each row; they hold the identity of a join.
     before: int = 0
     after: int = 0
-    reduce: WindowReduce | None = None
+    join: JoinName | None = None
 
     @property
     def pitch(self) -> int:
@@ -44,15 +45,15 @@ def storages_of(plan: KernelPlan, lanes: int) -> list[Storage]:
             storage.members.append(number)
     for step in plan.steps:
         for operation in step.operations:
-            if operation.window is None:
+            if operation.window is None or is_looped(operation.window):
                 continue
             source = plan.planes[operation.operands[0]]
             assert source.buffer is not None
             storage = found[source.buffer.storage]
-            before, after = overhang(operation.window.columns, source.extent[1])
+            before, after = overhang(operation.window.whole[1], source.extent[1])
             storage.before = max(storage.before, before)
             storage.after = max(storage.after, after)
-            storage.reduce = storage.reduce or operation.window.reduce
+            storage.join = storage.join or operation.window.join
     return [found[i] for i in sorted(found)]
 
 
@@ -64,7 +65,7 @@ def identity_columns(plan: KernelPlan) -> int:
             end - begin for begin, end in map(lambda p: step.columns.interval(*p), plan.patches(1))
         )
         for operation in step.operations:
-            if operation.window is not None:
-                axis = operation.window.columns
+            if operation.window is not None and not is_looped(operation.window):
+                _, axis = operation.window.whole
                 most = max(most, (outputs - 1) * axis.stride + axis.reach)
     return most

@@ -22,10 +22,11 @@ from ...fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from ...fusion.region import FusedSequence
 from ...fusion.sequence import Schedule
 from ...graph.operator import Windowed
-from ...graph.window import WindowReduce
+from ...graph.window import JOINS
 from ..codegen.code import Code
 from ..codegen.dialect import literal
 from ..codegen.kernel import KernelSource
+from ..codegen.taps import is_looped
 from .finite import input_bound
 from .isa import Isa
 from .packing import PackedVectors
@@ -34,13 +35,10 @@ from .step import WORDS, StepPrinter
 from .tensor import Access, Tensor
 from .transpose import print_load, print_store
 from .view import CallerTensor, PlaneView, Ring
-from .window import print_exact_max, print_identity, print_max
+from .window import print_identity
 
 STREAMED_BYTES = 8 << 20
 """Outputs at least that large are written past the caches: no line of them is read first."""
-
-_IDENTITY_ROWS: tuple[WindowReduce, ...] = ("max", "average")
-"""Kinds of windows, in the order in which rows of their identities lie in scratch memory."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,8 @@ def print_sequence(
     Its pointers are the inputs, the outputs, then all vectors, packed.
     GraphError if a window reads an input that the plan does not stage.
     """
-    windows = (o for o in plan.operations if o.window is not None)
-    if any(plan.planes[o.operands[0]].buffer is None for o in windows):
+    reads = (read for o in plan.operations for read in o.reads)
+    if any(plan.planes[number].buffer is None for number, window in reads if window is not None):
         raise GraphError(_reads_memory(plan.schedule))
     return _Printer(plan, binding, tuple(inputs), tuple(outputs), isa).print()
 
@@ -81,7 +79,8 @@ def why_unsupported(region: FusedSequence) -> str | None:
     """
     given = set(region.body.inputs)
     windows = (node for node in region.body.nodes if isinstance(node.op, Windowed))
-    if region.schedule.stage or not any(given & set(node.inputs) for node in windows):
+    under = (node.inputs[: node.op.window().under] for node in windows)  # type: ignore[attr-defined]
+    if region.schedule.stage or not any(map(given.intersection, under)):
         return None
     return _reads_memory(region.schedule)
 
@@ -148,7 +147,7 @@ class _Printer:
 
     @property
     def _buffers_offset(self) -> int:
-        return self.lanes + len(_IDENTITY_ROWS) * self._identity_floats
+        return self.lanes + len(JOINS) * self._identity_floats
 
     @property
     def _rows_offset(self) -> int:
@@ -165,9 +164,9 @@ class _Printer:
                 code.line("uniform float * uniform rows = (uniform float * uniform)md_scratch;")
                 size = self._identity_floats
                 with code.block(f"for (uniform int i = 0; i < {size}; i += {self.lanes})"):
-                    for k, reduce in enumerate(_IDENTITY_ROWS):
+                    for k, join in enumerate(JOINS):
                         at = self.lanes + k * size
-                        code.line(f"rows[{at} + i + programIndex] = {print_identity(reduce)};")
+                        code.line(f"rows[{at} + i + programIndex] = {print_identity(join)};")
             with code.block("for (uniform int item = md_begin; item < md_end; item++)"):
                 code.line(f"const uniform int patch = item % {self.tasks};")
                 code.line(f"const uniform int block = item / {self.tasks} % {total};")
@@ -208,8 +207,7 @@ class _Printer:
             code.line("uniform float * uniform md_floats = (uniform float * uniform)md_scratch;")
             size = self._identity_floats
             for name, at in (
-                ("lowest", lanes),
-                ("zero", lanes + size),
+                *((f"identity_{join}", lanes + k * size) for k, join in enumerate(JOINS)),
                 ("rows", self._rows_offset),
             ):
                 code.line(f"uniform float * uniform md_{name} = md_floats + {at};")
@@ -344,9 +342,9 @@ class _Printer:
                 declared = "" if k else "uniform int "
                 code.line(f"{declared}{begin} = {f'min({begin}, {low})' if k else low};")
                 code.line(f"{declared}{end} = {f'max({end}, {high})' if k else high};")
-        if storage.reduce is None or storage.before + storage.after == 0:
+        if storage.join is None or storage.before + storage.after == 0:
             return
-        value = print_identity(storage.reduce)
+        value = print_identity(storage.join)
         with code.block(f"for (uniform int r = 0; r < {storage.rows}; r++)"):
             code.line(f"uniform float * uniform row = md_b{i} + r * {storage.pitch};")
             for k in range(storage.before):
@@ -392,7 +390,7 @@ class _Printer:
             (end - begin) % self.lanes == 0,
             columns,
             max(1, *(past - first for first, past in spans)),
-            print_max if variant == "fast" else print_exact_max,
+            variant == "fast",
             frozenset(local[n] for n in numbers if variant == "fast" and n in self.checked),
         )
         function = printer.print()
@@ -413,8 +411,8 @@ class _Printer:
                 plane.buffer.shift,
                 f"{storage.before} - {self._origin(plane.buffer.storage)}",
             )
-            windows = [o.window for o in operations if number in o.operands]
-            padded = all(w is None or w.reduce == storage.reduce for w in windows)
+            windows = [w for o in operations for n, w in o.reads if n == number]
+            padded = all(w is None or w.join == storage.join for w in windows)
         source = self._outside(number, segment) if plane.input is not None else None
         # A step that only reads an output, from its ring, must not write it again.
         is_made = plane.output is not None and any(o.result == number for o in operations)
@@ -470,7 +468,8 @@ def _seen_by_maxima(plan: KernelPlan) -> frozenset[int]:
     """The inputs on which operands of max windows depend."""
     seen: set[int] = set()
     for operation in reversed(plan.operations):
-        is_max = operation.window is not None and operation.window.reduce == "max"
+        window = operation.window
+        is_max = window is not None and window.join == "max" and not is_looped(window)
         if is_max or operation.result in seen:
             seen.update(operation.operands)
     return frozenset(n for n in seen if plan.planes[n].input is not None)

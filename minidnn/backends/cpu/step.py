@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...fusion.plan import PlanOperation
+from ...graph.expression import linearize
 from ...graph.window import Window
 from ..codegen.code import Code
 from ..codegen.dialect import ISPC
-from ..codegen.tap_sum import TapSum
+from ..codegen.taps import TapLoop, TapPrinter, is_looped
 from .view import CallerTensor, PlaneView, Ring
-from .window import Join, WindowPrinter, is_looped, print_divisor, print_identity
+from .window import WindowPrinter, print_divisor, print_identity
 
 WORDS = "uniform unsigned int * uniform"
 
@@ -44,7 +45,8 @@ class StepPrinter:
     full: bool
     columns: tuple[str, str]
     most_columns: int
-    join: Join
+    #: Whether maxima may lose a NaN.
+    fast: bool
     checked: frozenset[int]
     code: Code = field(default_factory=Code)
     formals: list[str] = field(default_factory=list)
@@ -226,7 +228,7 @@ class StepPrinter:
         assert self.window is not None
         if is_looped(self.window):
             return None
-        return WindowPrinter(self.code, self.window, rows, self._load_tap, self.join)
+        return WindowPrinter(self.code, self.window, rows, self._load_tap, self.fast)
 
     def _source(self) -> int:
         return next(o.operands[0] for o in self.operations if o.window is not None)
@@ -242,8 +244,7 @@ class StepPrinter:
                     f"const uniform float * uniform w{offset} = "
                     f"{self._window_row(f'{first} + {offset}')};"
                 )
-        points = [o.operands for o in self.operations if o.window is None]
-        at_position = (n for numbers in points for n in numbers)
+        at_position = (n for o in self.operations for n, window in o.reads if window is None)
         for number in dict.fromkeys((*at_position, *(o.result for o in self.operations))):
             view = self.planes[number]
             for row in range(rows):
@@ -305,7 +306,7 @@ class StepPrinter:
     @staticmethod
     def _identity_row(window: Window) -> str:
         """The row that is read where a window's row is padding."""
-        return "md_lowest" if window.reduce == "max" else "md_zero"
+        return f"md_identity_{window.join}"
 
     def _load_tap(self, row: int, column: int) -> str:
         assert self.window is not None
@@ -321,7 +322,7 @@ class StepPrinter:
         assert self.window is not None
         axis = self.window.columns
         column = f"(({self.xb} + j) * {axis.stride} - {axis.padding[0]} + {tap})"
-        identity = print_identity(self.window.reduce)
+        identity = print_identity(self.window.join)
         return f"(({column} >= 0 && {column} < {view.extent[1]}) ? {element} : {identity})"
 
     # Elements
@@ -331,7 +332,7 @@ class StepPrinter:
         if window is not None:
             found = window.outputs(columns)
         elif self.window is not None:
-            found = [[self._looped_window()]]
+            found = [[""]]
         for row in range(rows):
             for column in range(columns):
                 self._element(row, column, found[row][column] if found else "")
@@ -341,15 +342,8 @@ class StepPrinter:
         names: dict[int, str] = {}
         for operation in self.operations:
             if operation.window is not None:
-                value = windowed
-                if operation.window.reduce == "average":
-                    extent = self.planes[operation.operands[0]].extent
-                    divisor = print_divisor(
-                        operation.window, extent, f"(y + {row})", f"({self.xb} + j + {column})"
-                    )
-                    value = f"{windowed} / {divisor}"
-                result = code.fresh()
-                code.line(f"float {result} = {value};")
+                value = windowed or self._looped_window(operation, operation.window, names)
+                result = self._finished(operation, operation.window, value, row, column)
             else:
                 arguments = [self._operand(n, names, row, column) for n in operation.operands]
                 arguments += [
@@ -438,49 +432,50 @@ class StepPrinter:
         value = f"(programIndex < {channels} ? {result} : 0.0f)"
         code.line(f"{test}{{ if (programIndex < {fill}) {base} + {lanes}] = {value}; }}")
 
-    def _looped_window(self) -> str:
-        """A window with so many taps that they are a loop."""
-        window = self.window
-        assert window is not None
-        if window.reduce == "average":
-            adds = TapSum(self.code, "uniform int", self._declared, self._assigned, str)
-            adds.print("total", window.rows.kernel, lambda ky: self._looped_row(adds, ky))
-            return "total"
-        code, identity = self.code, print_identity(window.reduce)
-        down, across = window.axes
-        code.line(f"float total = {identity};")
-        with code.block(f"for (uniform int ky = 0; ky < {down.kernel}; ky++)"):
-            self._looped_row_begin("ky")
-            code.line(f"float part = {identity};")
-            with code.block(f"for (uniform int kx = 0; kx < {across.kernel}; kx++)"):
-                code.line(f"part = {self.join('part', self._looped_tap('kx'))};")
-            code.line(f"total = {self.join('total', 'part')};")
-        return "total"
+    def _finished(
+        self, operation: PlanOperation, window: Window, joined: str, row: int, column: int
+    ) -> str:
+        """What becomes of joined taps; its name."""
+        code = self.code
+        if window.is_finished:
+            name = code.fresh()
+            code.line(f"float {name} = {joined};")
+            return name
+        extent = self.planes[operation.operands[0]].extent
+        count = print_divisor(window, extent, f"(y + {row})", f"({self.xb} + j + {column})")
+        lines, name = ISPC.print_code(linearize(window.finish), [joined, count], code.fresh)
+        code.lines(lines)
+        return name
 
-    def _declared(self, name: str, text: str) -> None:
-        self.code.line(f"float {name} = {text};")
+    def _looped_window(
+        self, operation: PlanOperation, window: Window, names: dict[int, str]
+    ) -> str:
+        """Joins the taps of one output, each by itself; the result's name."""
+        code = self.code
+        under, here = operation.operands[: window.under], operation.operands[window.under :]
+        own = [self._operand(number, names, 0, 0) for number in here]
+        tap = linearize(window.tap)
 
-    def _assigned(self, name: str, text: str) -> None:
-        self.code.line(f"{name} = {text};")
+        def declare(name: str, text: str) -> None:
+            code.line(f"float {name} = {text};")
 
-    def _looped_row(self, adds: TapSum, row: str) -> str:
-        """Adds a row of taps; the name of the sum."""
-        assert self.window is not None
-        self._looped_row_begin(row)
-        adds.print("part", self.window.columns.kernel, self._looped_tap)
-        return "part"
+        def assign(name: str, text: str) -> None:
+            code.line(f"{name} = {text};")
 
-    def _looped_row_begin(self, row: str) -> None:
-        assert self.window is not None
-        down = self.window.rows
-        place = f"(y * {down.stride} - {down.padding[0]} + {row} * {down.dilation})"
-        self.code.line(f"const uniform float * uniform w = {self._window_row(place)};")
+        def begin() -> None:
+            for k, number in enumerate(under):
+                ring = self.planes[number].ring
+                assert ring is not None
+                at = self._ring_row(number, ring, "sy", f"({ring.origin})")
+                code.line(f"const uniform float * uniform w{k} = {at};")
 
-    def _looped_tap(self, column: str) -> str:
-        """Reads a tap of a row; its name."""
-        assert self.window is not None
-        across = self.window.columns
-        tap = f"{column} * {across.dilation}"
-        at = f"w[(j * {across.stride} + {tap}) * {self.lanes} + programIndex]"
-        self.code.line(f"float tap = {self._guarded(at, tap)};")
-        return "tap"
+        def one(number: str) -> str:
+            read = [f"w{k}[sx * {self.lanes} + programIndex]" for k in range(len(under))]
+            given = [*read, *own, f"((float)({number}))"]
+            lines, name = ISPC.print_code(tap, given, code.fresh)
+            code.lines(lines)
+            return name
+
+        loop = TapLoop(code, "uniform int", declare, assign, str, ISPC, window.joins)
+        extent = self.planes[under[0]].extent
+        return TapPrinter(loop, window, extent, begin, one).print("y", f"{self.xb} + j")

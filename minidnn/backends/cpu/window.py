@@ -13,39 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...graph.window import Window, WindowAxis, WindowReduce
+from ...graph.window import JOINS, JoinName, Window, WindowAxis
 from ..codegen.code import Code
+from ..codegen.dialect import ISPC, literal
+from ..codegen.taps import join_text
 
 CARRIED = 8
 CARRIED_SUMS = 4
 """Windows at most that wide keep what the next output reads again (fusion.sequence overwrites
 what such windows read)."""
 
-UNROLLED_TAPS = 64
-"""Windows with more taps are loops."""
 
-
-def is_looped(window: Window) -> bool:
-    """Whether a window is printed as loops: it has many taps, or many along an axis."""
-    return window.taps > UNROLLED_TAPS or window.is_long
-
-
-Join = Callable[[str, str], str]
-
-
-def print_max(a: str, b: str) -> str:
-    """A maximum that loses a NaN in ``a``."""
-    return f"({a} > {b} ? {a} : {b})"
-
-
-def print_exact_max(a: str, b: str) -> str:
-    """A maximum that is NaN if one of both is."""
-    return f"md_max({a}, {b})"
-
-
-def print_identity(reduce: WindowReduce) -> str:
-    """What padding counts as, so that it changes no window: minus infinity, or nothing."""
-    return "floatbits(0xff800000)" if reduce == "max" else "0.0f"
+def print_identity(join: JoinName) -> str:
+    """What padding counts as, so that it changes no window."""
+    return literal(JOINS[join].identity)
 
 
 @dataclass
@@ -60,24 +41,25 @@ class WindowPrinter:
     window: Window
     rows: int
     load: Callable[[int, int], str]
-    join: Join
+    #: Whether a maximum may lose a NaN.
+    fast: bool
 
     @staticmethod
     def rows_at_once(window: Window) -> int:
         """Two where windows of neighbouring rows have rows in common."""
-        axis = window.rows
+        axis = window.whole[0]
         return 2 if axis.dilation == 1 and axis.stride < axis.kernel <= CARRIED else 1
 
     @property
     def taken_rows(self) -> list[int]:
         """Rows that are read, counted from the first tap of the first output."""
-        return sorted({o for r in range(self.rows) for o in _taps(self.window.rows, r)})
+        return sorted({o for r in range(self.rows) for o in _taps(self.window.whole[0], r)})
 
     @property
     def _carried(self) -> int:
         """How many columns one output and the next have in common, if they are kept."""
-        axis = self.window.columns
-        most = CARRIED if self.window.reduce == "max" else CARRIED_SUMS
+        axis = self.window.whole[1]
+        most = CARRIED if self.window.joins.chooses else CARRIED_SUMS
         if axis.dilation > 1 or axis.kernel > most:
             return 0
         return max(0, axis.kernel - axis.stride)
@@ -89,13 +71,13 @@ class WindowPrinter:
 
     def outputs(self, count: int) -> list[list[str]]:
         """Computes ``count`` columns of outputs; the names of the results, row by row."""
-        across = self.window.columns
+        across = self.window.whole[1]
         carried = self._carried
         columns = sorted({o for c in range(count) for o in _taps(across, c)})
         for column in columns:
             if column >= carried:
                 self._take(column)
-        if self.window.reduce == "max":
+        if self.window.joins.chooses:
             found = [self._maxima(row, count) for row in range(self.rows)]
         else:
             found = self._sums(count)
@@ -108,13 +90,13 @@ class WindowPrinter:
         return found
 
     def _names(self, column: int) -> list[str]:
-        if self.window.reduce == "max":
+        if self.window.joins.chooses:
             return [f"m{row}_{column}" for row in range(self.rows)]
         return [f"e{row}_{column}" for row in self.taken_rows]
 
     def _take(self, column: int) -> None:
         """Loads a column of elements; for a maximum, joins it for each row of outputs."""
-        if self.window.reduce != "max":
+        if not self.window.joins.chooses:
             for row, name in zip(self.taken_rows, self._names(column), strict=True):
                 self.code.line(f"float {name} = {self.load(row, column)};")
             return
@@ -122,12 +104,12 @@ class WindowPrinter:
         for row in self.taken_rows:
             elements[row] = self.code.fresh()
             self.code.line(f"float {elements[row]} = {self.load(row, column)};")
-        ranges = [[elements[o] for o in _taps(self.window.rows, r)] for r in range(self.rows)]
+        ranges = [[elements[o] for o in _taps(self.window.whole[0], r)] for r in range(self.rows)]
         for name, value in zip(self._names(column), self._joined(ranges), strict=True):
             self.code.line(f"float {name} = {value};")
 
     def _maxima(self, row: int, count: int) -> list[str]:
-        across = self.window.columns
+        across = self.window.whole[1]
         ranges = [[f"m{row}_{o}" for o in _taps(across, c)] for c in range(count)]
         return self._joined(ranges)
 
@@ -147,33 +129,31 @@ class WindowPrinter:
         total = names[0]
         for name in names[1:]:
             fresh = self.code.fresh()
-            self.code.line(f"float {fresh} = {self.join(total, name)};")
+            self.code.line(f"float {fresh} = {self._join(total, name)};")
             total = fresh
         return total
 
+    def _join(self, a: str, b: str) -> str:
+        if self.fast and self.window.join == "max":
+            return f"({a} > {b} ? {a} : {b})"
+        return join_text(ISPC, self.window.joins, a, b)
+
     def _sums(self, count: int) -> list[list[str]]:
         """Sums of rows, each used by every output that it belongs to, then of those."""
-        across, down = self.window.columns, self.window.rows
+        down, across = self.window.whole
+        identity = print_identity(self.window.join)
         sums: dict[tuple[int, int], str] = {}
         for row in self.taken_rows:
             for c in range(count):
-                sums[row, c] = self._added([f"e{row}_{o}" for o in _taps(across, c)])
+                sums[row, c] = self._chain([f"e{row}_{o}" for o in _taps(across, c)])
         return [
             [
-                # Zero plus the first tap, as the sum begins: only minus zero is not the same.
-                f"({self._added([sums[o, c] for o in _taps(down, r)])} + 0.0f)"
+                # As the sum begins, with its identity: only minus zero is not the same.
+                f"({self._join(self._chain([sums[o, c] for o in _taps(down, r)]), identity)})"
                 for c in range(count)
             ]
             for r in range(self.rows)
         ]
-
-    def _added(self, names: list[str]) -> str:
-        total = names[0]
-        for name in names[1:]:
-            fresh = self.code.fresh()
-            self.code.line(f"float {fresh} = {total} + {name};")
-            total = fresh
-        return total
 
 
 def _taps(axis: WindowAxis, output: int) -> list[int]:
@@ -192,7 +172,7 @@ def print_divisor(window: Window, extent: tuple[int, int], row: str, column: str
     if all(len(set(table.tolist())) == 1 for table in counts):
         return f"({int(counts[0][0]) * int(counts[1][0])}.0f)"
     parts = []
-    for name, axis, size, table in zip((row, column), window.axes, extent, counts, strict=True):
+    for name, axis, size, table in zip((row, column), window.whole, extent, counts, strict=True):
         if len(set(table.tolist())) == 1:
             parts.append(str(int(table[0])))
             continue

@@ -9,8 +9,9 @@ from math import gcd
 
 from ...graph.window import LONG
 from ..codegen.code import Code
+from ..codegen.dialect import CUDA
 from ..codegen.kernel import KernelSource
-from ..codegen.tap_sum import TapSum
+from ..codegen.taps import TapLoop
 from .kernels import Launch
 from .machine import Machine
 from .prelude import TYPES
@@ -245,7 +246,7 @@ def _add_packs(code: Code, x: Tensor, lanes: int) -> None:
         code.line("#pragma unroll")
         code.line(f"for (int j = 0; j < {lanes}; j++) {name}[j] = {text};")
 
-    TapSum(code, "int", declare, assign, "{}[j]".format).print("sum", x.columns, one)
+    TapLoop(code, "int", declare, assign, "{}[j]".format, CUDA).print("sum", x.columns, one)
 
 
 def _add_sums(code: Code, count: int, place: str) -> None:
@@ -266,7 +267,7 @@ def _add_sums(code: Code, count: int, place: str) -> None:
     def assign(name: str, text: str) -> None:
         code.line(f"{name} = {text};")
 
-    TapSum(code, "int", declare, assign, str).print("total", count, one)
+    TapLoop(code, "int", declare, assign, str, CUDA).print("total", count, one)
 
 
 def _average(code: Code, blocks: tuple[int, int, int], threads: int, sums: int) -> Launch:

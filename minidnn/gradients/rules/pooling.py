@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidnn.errors import UnsupportedError
 from minidnn.gradients.places import summed_at
 from minidnn.gradients.table import Backward, rule
 from minidnn.graph import operators as ops
@@ -26,11 +27,16 @@ Readers = list[list[int]]
 @rule(Windowed)
 def window(call: Backward) -> Sequence[Value | None]:
     shape = call.op.window()
-    if shape.reduce == "max":
-        return [_by_maximum(call, shape.axes)]
+    if shape.chooses and shape.join == "max":
+        return [_by_maximum(call, shape.whole)]
+    if not shape.averages:
+        raise UnsupportedError(
+            f"node {call.node.name!r} ({call.op}) has no gradient: valid are windows of maxima and "
+            "averages"
+        )
     size = call.inputs[0].shape[2:]
     by_row, by_column = shape.divisors((size[0], size[1]))
-    readers = [_windows_over(axis, n) for axis, n in zip(shape.axes, size, strict=True)]
+    readers = [_windows_over(axis, n) for axis, n in zip(shape.whole, size, strict=True)]
     return [_by_average(call.gradient, np.multiply.outer(by_row, by_column), readers)]
 
 

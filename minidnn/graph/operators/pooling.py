@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minidnn.graph import expression as scalar
 from minidnn.graph.operator import Reduction, Windowed
 from minidnn.graph.types import TensorType
-from minidnn.graph.window import LONG, Window, WindowAxis, sum_taps
+from minidnn.graph.window import JOINS, LONG, CoveringAxis, Window, WindowAxis, average_window
+from minidnn.graph.window_values import sum_taps
 
 __all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "MaxPool2d", "Pool2d"]
 
@@ -43,7 +45,7 @@ class MaxPool2d(Windowed):
         axes = _window_axes(
             self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
         )
-        return Window(*axes, reduce="max")
+        return Window(*axes, "max")
 
     def along(self, axis: int) -> MaxPool2d:
         """The window along rows (0) or columns (1) only; one after the other does the same."""
@@ -81,7 +83,7 @@ class AvgPool2d(Windowed):
 
     def window(self) -> Window:
         axes = _window_axes(self.kernel_size, self.stride, self.padding, (1, 1), self.ceil_mode)
-        return Window(*axes, "average", self.count_include_pad, self.divisor_override)
+        return average_window(*axes, self.count_include_pad, self.divisor_override)
 
     def adaptive(self, x: TensorType) -> AdaptiveAvgPool2d | None:
         """The same as an adaptive average, where windows are long, side by side, and all of the
@@ -98,37 +100,69 @@ class AvgPool2d(Windowed):
 
 @dataclass(frozen=True)
 class Pool2d(Windowed):
-    """Any window: padding that differs from side to side, averages with dilation.
+    """Any window: of several operands, with padding that differs from side to side, with dilation,
+    or over the windows that cover a position.
 
     Padding is less than the window, so that no window lies in the padding alone.  Where a window
-    with dilation has taps on both sides of the plane only, the maximum is minus infinity, and the
-    average 0, or NaN if the padding does not count.
+    with dilation has taps on both sides of the plane only, what is joined is the join's identity:
+    the maximum is minus infinity, and the average 0, or NaN if the padding does not count.
     """
 
     shape: Window
+    title: str = "Pool2d"
 
     def __post_init__(self) -> None:
         self.require(isinstance(self.shape, Window), f"shape={self.shape!r:.80}; valid is a Window")
         for axis in self.shape.axes:
-            numbers = (axis.kernel, axis.stride, axis.dilation)
-            self.require(
-                all(type(v) is int and v >= 1 for v in numbers)
-                and len(axis.padding) == 2
-                and all(type(v) is int and v >= 0 for v in axis.padding),
-                f"{axis}; valid are a kernel, a stride and a dilation of at least 1 and two "
-                "paddings of at least 0",
-            )
-            self.require(
-                max(axis.padding) < axis.reach,
-                f"padding={axis.padding} of kernel={axis.kernel}, dilation={axis.dilation}; valid "
-                f"is less than the {axis.reach} positions of the window, so that no window lies in "
-                "the padding alone",
-            )
-        divisor = self.shape.divisor
+            self._check_axis(axis.of if isinstance(axis, CoveringAxis) else axis)
+        divisor, operands = self.shape.divisor, len(self.operand_names)
         self.require(
             divisor is None or (type(divisor) is int and divisor != 0),
             f"divisor={divisor!r}; valid is a non-zero int or None",
         )
+        self.require(
+            self.shape.join in JOINS,
+            f"join={self.shape.join!r}; valid is one of {', '.join(JOINS)}",
+        )
+        for name, formula, most in (
+            ("tap", self.shape.tap, operands + 1),
+            ("finish", self.shape.finish, 2),
+        ):
+            self.require(
+                scalar.arguments(formula) <= most,
+                f"{name}={formula} takes {scalar.arguments(formula)} arguments; valid are {most}",
+            )
+
+        whole = all(isinstance(axis, WindowAxis) for axis in self.shape.axes)
+        self.require(
+            whole or self.shape.is_finished,
+            f"finish={self.shape.finish} of windows that cover a position; valid is x0",
+        )
+
+    def _check_axis(self, axis: WindowAxis) -> None:
+        numbers = (axis.kernel, axis.stride, axis.dilation)
+        self.require(
+            all(type(v) is int and v >= 1 for v in numbers)
+            and len(axis.padding) == 2
+            and all(type(v) is int and v >= 0 for v in axis.padding),
+            f"{axis}; valid are a kernel, a stride and a dilation of at least 1 and two "
+            "paddings of at least 0",
+        )
+        self.require(
+            max(axis.padding) < axis.reach,
+            f"padding={axis.padding} of kernel={axis.kernel}, dilation={axis.dilation}; valid "
+            f"is less than the {axis.reach} positions of the window, so that no window lies in "
+            "the padding alone",
+        )
+
+    @property
+    def name(self) -> str:
+        return self.title
+
+    @property
+    def operand_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        others = (f"operand {i}" for i in range(1, self.shape.under + self.shape.here))
+        return ("input", *others)
 
     def window(self) -> Window:
         return self.shape

@@ -15,6 +15,6 @@ def barrier_of(plan: KernelPlan, threads: int) -> str:
     if threads > WARP:
         return "__syncthreads();"
     operations = plan.operations
-    averages = any(o.window is not None and o.window.reduce == "average" for o in operations)
-    parts = averages or any(may_part(o.code) for o in operations)
+    finishes = any(o.window is not None and not o.window.is_finished for o in operations)
+    parts = finishes or any(may_part(o.code) for o in operations)
     return "md_sync_warp();" if parts else "__syncwarp();"

@@ -172,7 +172,7 @@ def _sums_of_float32(plan: KernelPlan, tensors: Sequence[Tensor]) -> int:
     windows = [o.window for o in plan.operations if o.window is not None]
     if len(windows) == 1 and all(t.itemsize == 2 for t in tensors):
         return 0
-    return sum(window.reduce != "max" for window in windows)
+    return sum(not window.joins.chooses for window in windows)
 
 
 def _channel_groups(plan: KernelPlan, binding: Binding, tensors: Sequence[Tensor]) -> list[int]:
@@ -229,6 +229,8 @@ def _suits(plan: KernelPlan, tensors: Sequence[Tensor]) -> bool:
 
 def _stays(window: Window) -> bool:
     """Whether a window's plane has the size of what it reads, and edges alone are exchanged."""
+    if not window.is_plain:
+        return False
     for axis in window.axes:
         before, after = axis.padding[0], axis.reach - 1 - axis.padding[0]
         if axis.stride != 1 or axis.kernel > MOST_TAPS or before < 0 or after < 0:
@@ -245,7 +247,7 @@ def reach_of(window: Window) -> tuple[tuple[int, int], tuple[int, int]]:
 def phases_of(window: Window) -> list[int]:
     """The axes along which a window joins, in order: of a sum along columns first, as sums are
     defined."""
-    order = (0, 1) if window.reduce == "max" else (1, 0)
+    order = (0, 1) if window.joins.chooses else (1, 0)
     return [axis for axis in order if window.axes[axis].kernel > 1]
 
 

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from math import ceil, gcd
 
-from minidnn.graph.window import Window, WindowAxis
+from minidnn.graph.window import Axis, Window
 
 from ....fusion.plan import Binding, KernelPlan, PlanStep
+from ...codegen.taps import is_looped
 from ..machine import Machine
 from ..tensor import Tensor
 from .grid import SMALL_PLANE
 from .places import SharedBuffers, place_buffers
-from .window import is_looped
 
 WARP = 32
 SECTOR_BYTES = 32
@@ -168,7 +169,8 @@ def skips(plan: KernelPlan) -> bool:
 def _adds_overlapping(step: PlanStep) -> bool:
     """Whether a step has sums of which neighbours share taps along both axes."""
     windows = [o.window for s in step.segments for o in s if o.window is not None]
-    return any(w.reduce != "max" and all(map(moves_by_one, w.axes)) for w in windows)
+    sums = (w for w in windows if w.is_plain and not w.joins.chooses)
+    return any(all(map(moves_by_one, w.axes)) for w in sums)
 
 
 def _sums_what_it_copies(plan: KernelPlan) -> bool:
@@ -301,7 +303,7 @@ def _tile_of_packs(window: Window, rows: int, columns: int, pack: int) -> Thread
     return ThreadTile(min(2, rows), min(2 if pack <= 4 else 1, columns))
 
 
-def moves_by_one(axis: WindowAxis) -> bool:
+def moves_by_one(axis: Axis) -> bool:
     """Whether neighbouring outputs have most of their taps along an axis in common."""
     return axis.stride == 1 < axis.kernel
 
@@ -327,7 +329,7 @@ def _best_tile(window: Window, rows: int, columns: int) -> ThreadTile:
 
 def _cost(window: Window, rows: int, columns: int, down: int, across: int) -> float:
     """Accesses of shared memory for a position, and what threads without work waste."""
-    vertical, horizontal = window.axes
+    vertical, horizontal = window.whole
     loads = _taken(vertical.kernel, vertical.stride, vertical.dilation, down)
     loads *= _taken(horizontal.kernel, horizontal.stride, horizontal.dilation, across)
     if loads > 96:
@@ -341,7 +343,7 @@ def _cost(window: Window, rows: int, columns: int, down: int, across: int) -> fl
     return (loads * read / (down * across) + write + 1.5) * waste
 
 
-def _taken(kernel: int, stride: int, dilation: int, outputs: int) -> int:
+def _taken(kernel: int, stride: Fraction | int, dilation: int, outputs: int) -> int:
     return len({o * stride + t * dilation for o in range(outputs) for t in range(kernel)})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....fusion.plan import KernelPlan, PlanStep
-from .window import is_looped
+from ...codegen.taps import is_looped
 
 
 def absorb_prologues(plan: KernelPlan) -> KernelPlan:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from minidnn.graph.window import Window
+from minidnn.graph.window import JOINS, Window
 
 from ....fusion.plan import KernelPlan, PlanOperation
 from ..prelude import TYPES
 from .functions import Function
 from .grid import Grid, phases_of, reach_of
 from .pack import Pack
-from .window import average_text, identity_text, join, shares
+from .window import Finish, identity_text, join, shares
 
 Cells = dict[tuple[int, int], str]
 
@@ -112,17 +112,11 @@ class RectanglePrinter:
     def _windowed(
         self, operation: PlanOperation, window: Window, total: str, row: int, column: int
     ) -> str:
-        if window.reduce == "max":
-            return total
         source = self.plan.planes[operation.operands[0]]
-        at = f"y + {row}", f"x + {column}"
-        text = average_text(window, source.extent, total, *at, source.dtype, branch=True)
-        dtype = self.dtypes[operation.result]
-        if dtype != "float32":
-            text = f"md_round<{TYPES[dtype]}>({text})"
+        finish = Finish(self.pack, window, source.extent, source.dtype, branch=True)
         name = f"p{self.local[operation.result]}_{row}_{column}"
-        self.pack.declare(name, text)
-        return name
+        at = f"y + {row}", f"x + {column}"
+        return finish.print(name, total, *at, self.dtypes[operation.result])
 
     def _element(self, number: int, row: int, column: int) -> str:
         return f"x{self.local[number]}[{row * self.grid.columns + column}]"
@@ -215,7 +209,7 @@ class RectanglePrinter:
     def _neighbours(self, axis: int, window: Window) -> tuple[str, str]:
         """The threads with the rectangles before and after; for the plane's ends, identities."""
         grid = self.grid
-        nobody = grid.threads + (0 if window.reduce == "max" else 1)
+        nobody = grid.threads + list(JOINS).index(window.join)
         place, count, step = ("ty", grid.down, grid.across) if axis == 0 else ("tx", grid.across, 1)
         low, high = self.code.fresh(), self.code.fresh()
         self.code.line(f"const int {low} = {place} > 0 ? thread - {step} : {nobody};")

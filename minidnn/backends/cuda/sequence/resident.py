@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from math import gcd
 
 from minidnn.graph.types import ITEMSIZE
+from minidnn.graph.window import JOINS
 
 from ....fusion.plan import Binding, KernelPlan, PlanStep
 from ...codegen.code import Code
+from ...codegen.dialect import literal
 from ..machine import Machine
 from ..prelude import TYPES
 from ..tensor import Tensor
@@ -91,7 +93,7 @@ class _Printer:
                     edges = sum(reach_of(operation.window)[axis])
                     length = (grid.columns, grid.rows)[axis]
                     counts[phase] = max(counts[phase], edges * length)
-        self.pitch = grid.threads + 2
+        self.pitch = grid.threads + len(JOINS)
         # A window's second exchange writes elsewhere than its first, so that one barrier in each
         # is enough: what a phase writes, all threads have read before the other phase's barrier.
         self.halves = (0, counts[0] * self.pitch)
@@ -209,7 +211,8 @@ class _Printer:
             code.line(self.barrier)
         threads = self.grid.threads
         with code.block(f"for (int i = thread; i < {self.slots}; i += {threads})"):
-            for k, value in enumerate(("floatbits(0xff800000)", "0.0f")):
+            for k, join in enumerate(JOINS.values()):
+                value = literal(join.identity)
                 code.line(f"edges[i * {self.pitch} + {threads + k}] = {value};")
 
     def _tensor(self, code: Code, number: int) -> None:

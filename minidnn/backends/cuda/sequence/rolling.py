@@ -97,7 +97,7 @@ def _window_of(plan: KernelPlan) -> Window | None:
         return None
     first, *others = plan.steps[0].segments[0]
     window = first.window
-    if window is None or window.reduce == "max":
+    if window is None or not window.averages:
         return None
     if any(o.window is not None or may_part(o.code) for o in others):
         return None
@@ -109,14 +109,14 @@ def _window_of(plan: KernelPlan) -> Window | None:
         return None
     if any(len(set(table.tolist())) > 1 for table in window.divisors(source.extent)):
         return None
-    is_dense = window.rows.dilation == 1 and all(map(moves_by_one, window.axes))
+    is_dense = window.whole[0].dilation == 1 and all(map(moves_by_one, window.whole))
     most = 3 if others else MOST_TAPS
-    return window if is_dense and all(a.kernel <= most for a in window.axes) else None
+    return window if is_dense and all(a.kernel <= most for a in window.whole) else None
 
 
 def _is_bare(plan: KernelPlan, window: Window) -> bool:
     """Whether ``REGISTERS`` are enough: windows of up to 3x3 taps, and nothing behind them."""
-    return len(plan.steps[0].segments[0]) == 1 and all(a.kernel <= 3 for a in window.axes)
+    return len(plan.steps[0].segments[0]) == 1 and all(a.kernel <= 3 for a in window.whole)
 
 
 def _offsets(axis: WindowAxis, columns: int) -> list[int]:
@@ -221,7 +221,7 @@ class _Printer:
 
     def _rows(self, code: Code, printer: StepPrinter) -> None:
         """The loop over a strip's rows: loads the next one, sums the last."""
-        down, sums = self.window.rows, Pack(code, self.rolling.pack)
+        down, sums = self.window.whole[0], Pack(code, self.rolling.pack)
         columns = range(self.rolling.columns)
         self._columns(code)
         before = -down.padding[0]
@@ -249,7 +249,7 @@ class _Printer:
     def _columns(self, code: Code) -> None:
         """Declares a pointer to the first tap's column, and which of the columns lie inside."""
         tensor = self.source
-        axis, (_, width) = self.window.columns, self.plan.anchor
+        axis, (_, width) = self.window.whole[1], self.plan.anchor
         self.offsets = _offsets(axis, self.rolling.columns)
         self.inside: dict[int, str] = {}
         last = (ceil(width / self.rolling.columns) - 1) * self.rolling.columns
@@ -283,7 +283,7 @@ class _Printer:
         for offset in self.offsets:
             numbers[offset] = code.fresh()
             pack.declare(numbers[offset], pairs.element(f"{name}_{offset}", "v"))
-        taps = [taps_of(self.window.columns, column) for column in range(self.rolling.columns)]
+        taps = [taps_of(self.window.whole[1], column) for column in range(self.rolling.columns)]
         return join(pack, self.window, [[numbers[o] for o in each] for each in taps], False)
 
     def _pairs(self, code: Code) -> Pairs:

@@ -29,8 +29,8 @@ def roundings(operations: Sequence[PlanOperation], planes: Sequence[Plane]) -> d
     unrounded: set[int] = set()
     for operation in operations:
         number = operation.result
-        is_maximum = operation.window is not None and operation.window.reduce == "max"
-        exact = is_maximum or (
+        window = operation.window
+        exact = (window is not None and window.chooses) or (
             _chooses(operation, planes) and unrounded.isdisjoint(operation.operands)
         )
         found[number] = "float32"

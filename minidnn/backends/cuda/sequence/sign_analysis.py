@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from minidnn.graph.expression import Instruction
-from minidnn.graph.window import Window
 
 from ....fusion.plan import KernelPlan, PlanOperation
 
@@ -35,9 +32,9 @@ def _is_positive(plan: KernelPlan, operation: PlanOperation, known: Mapping[int,
         return _code_is_positive(operation.code, operands)
     source = plan.planes[operation.operands[0]]
     window = operation.window
-    if window.reduce != "max":
+    if not window.chooses:
         return False
-    return operands[0] and not _reads_nothing(window, source.extent)
+    return operands[0] and not window.reads_nothing(source.extent)
 
 
 def _code_is_positive(code: Sequence[Instruction], operands: Sequence[bool]) -> bool:
@@ -61,13 +58,3 @@ def _code_is_positive(code: Sequence[Instruction], operands: Sequence[bool]) -> 
                 own = False
         known.append(own)
     return known[-1]
-
-
-def _reads_nothing(window: Window, extent: tuple[int, int]) -> bool:
-    """Whether some output of a window has only padding under it."""
-    for axis, size in zip(window.axes, extent, strict=True):
-        first = np.arange(axis.output_size(size)) * axis.stride - axis.padding[0]
-        taps = first[:, None] + np.arange(axis.kernel) * axis.dilation
-        if bool((((taps >= 0) & (taps < size)).sum(axis=1) == 0).any()):
-            return True
-    return False

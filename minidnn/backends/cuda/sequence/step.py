@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, gcd
 
+from minidnn.graph.expression import linearize
 from minidnn.graph.window import Window
 
 from ....fusion.plan import Plane, PlanOperation
 from ...codegen.code import Code
-from ..prelude import TYPES
+from ...codegen.dialect import CUDA
+from ...codegen.taps import TapLoop, TapPrinter, is_looped
 from .lanes import Lanes
 from .mapping import ThreadTile
 from .pack import Pack, Pairs, unit_pack
 from .rounding import roundings
 from .taps import Taps
 from .view import PlaneView, Span, minus, plus, times
-from .window import WindowPrinter, average_text, identity_text, is_looped
+from .window import Finish, WindowPrinter, identity_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +137,15 @@ class StepPrinter:
         self.operations = self.operations[at:]
         assert windowed.window is not None
         window, source = windowed.window, windowed.operands[0]
+        if is_looped(window):
+            self.row(0, [self._looped(windowed, window)])
+            return
         own = {o.result for o in self.prologue}
         read = [n for o in self.prologue for n in o.operands if n not in own] or [source]
         pack = self._pack_of(window, source)
         taps = {n: self._taps(n, pack, window, len(read) > 1) for n in dict.fromkeys(read)}
         for each in taps.values():
             each.begin()
-        if is_looped(window):
-            self.row(0, [self._as_floats(pack, taps[source].looped())])
-            return
         printer = WindowPrinter(
             pack,
             window,
@@ -156,13 +158,33 @@ class StepPrinter:
         for row, totals in printer.results():
             self.row(row, [self._as_floats(pack, total) for total in totals])
 
+    def _looped(self, operation: PlanOperation, window: Window) -> str:
+        """Joins the taps of one output, each by itself; the result's name."""
+        pack, under = self.pack, operation.operands[: window.under]
+        own = [pack.at(self._operand(n, 0, 0)) for n in operation.operands[window.under :]]
+        names = [f"e{k}" for k in range(len(under))]
+
+        def assign(name: str, text: str) -> None:
+            pack.each(f"{pack.at(name)} = {text};")
+
+        def one(number: str) -> str:
+            for name, plane in zip(names, under, strict=True):
+                pack.load(name, self.sources[plane].address("sy", "sx", self.lanes))
+            arguments = [*map(pack.at, names), *own, f"(float)({number})"]
+            pack.compute("tap", linearize(window.tap), arguments, "float32")
+            return "tap"
+
+        loop = TapLoop(self.code, "int", pack.declare, assign, pack.at, CUDA, window.joins)
+        extent = self.planes[under[0]].extent
+        return TapPrinter(loop, window, extent, lambda: None, one).print("y", "x")
+
     def _pack_of(self, window: Window, source: int) -> Pack:
         """How the elements under a window are held: as they lie, if they are halves of which the
         largest is wanted, else as floats."""
         view = self.sources.get(source)
         size = self.lanes.pack
         halves = view is not None and view.dtype in ("float16", "bfloat16")
-        if window.reduce != "max" or not halves or self.prologue or size % 2:
+        if window.join != "max" or not halves or self.prologue or size % 2:
             return self.pack
         assert view is not None
         return self.pack if view.one_channel else Pairs(self.code, size, view.dtype)
@@ -224,17 +246,10 @@ class StepPrinter:
     def _windowed(self, operation: PlanOperation, total: str, row: int, column: int) -> str:
         window = operation.window
         assert window is not None
-        if window.reduce == "max":
-            return total
-        source = self.planes[operation.operands[0]]
+        source, name = self.planes[operation.operands[0]], f"p{operation.result}_{row}_{column}"
+        finish = Finish(self.pack, window, source.extent, source.dtype)
         at = plus("y", row), plus("x", column)
-        text = average_text(window, source.extent, self.pack.at(total), *at, source.dtype)
-        dtype = self.dtypes[operation.result]
-        if dtype != "float32":
-            text = f"md_round<{TYPES[dtype]}>({text})"
-        name = f"p{operation.result}_{row}_{column}"
-        self.pack.declare(name, text)
-        return name
+        return finish.print(name, total, *at, self.dtypes[operation.result])
 
     def _computed(self, operation: PlanOperation, row: int, column: int) -> str:
         operands = [self.pack.at(self._operand(n, row, column)) for n in operation.operands]

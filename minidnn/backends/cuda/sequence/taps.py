@@ -13,15 +13,12 @@ from math import ceil, gcd
 from minidnn.graph.window import Window, WindowAxis
 
 from ...codegen.code import Code
-from ...codegen.tap_sum import TapSum
 from ..prelude import TYPES
 from .lanes import Lanes
 from .mapping import ThreadTile
 from .pack import Pack, unit_pack
 from .view import PlaneView, Span, minus, plus, times
-from .window import average_text, identity_text, join_text, taps_of
-
-__all__ = ["Taps", "average_text"]
+from .window import identity_text, taps_of
 
 
 @dataclass
@@ -47,7 +44,7 @@ class Taps:
     def begin(self) -> None:
         """Declares where the first tap lies: ``s`` and ``u``, from the first row and column that
         the patch has of the plane (of the plane itself, if rows are kept)."""
-        down, across = self.window.axes
+        down, across = self.window.whole
         origin = 0 if self.view.ring else self.view.rows.begin
         self.code.line(f"const int s{self.tag} = {minus(_begin('y', down), origin)};")
         column = minus(_begin("x", across), self.view.columns.begin)
@@ -92,7 +89,7 @@ class Taps:
     def _phase(self) -> tuple[int, int]:
         """How many neighbours are loaded at once, 1 if it is not known where they begin; and which
         of its unit the first tap of each tile is."""
-        begin, axis = self.columns.begin, self.window.columns
+        begin, axis = self.columns.begin, self.window.whole[1]
         if self.pack.size > 1 or not isinstance(begin, int):
             return 1, 0
         columns = self.tile.columns
@@ -107,7 +104,7 @@ class Taps:
     @cached_property
     def _wanted(self) -> frozenset[int]:
         """The columns of the tile's taps, from the first."""
-        axis = self.window.columns
+        axis = self.window.whole[1]
         return frozenset(tap for o in range(self.tile.columns) for tap in taps_of(axis, o))
 
     def _load_unit(self, row: int, first: int, size: int) -> str:
@@ -117,7 +114,7 @@ class Taps:
             number = f"{first}".replace("-", "before")
             name, place = f"d{self.tag}{row}_{number}", plus(f"u{self.tag}", first)
             pack = unit_pack(self.code, size, self.view.dtype)
-            outside = pack.least if self.window.reduce == "max" else pack.zero
+            outside = identity_text(pack, self.window) if self.window.join == "max" else pack.zero
             if size > self._least:
                 pack.load(name, f"w{self.tag}{row} + {place}", test, outside)
             else:
@@ -131,7 +128,7 @@ class Taps:
         test, at = "", plus(f"s{self.tag}", row)
         if self.view.ring:
             test = f"(unsigned int)({at}) < {self.view.extent[0]}u"
-        elif not _is_inside(self.view.rows, self.rows, self.tile.rows, self.window.rows, row):
+        elif not _is_inside(self.view.rows, self.rows, self.tile.rows, self.window.whole[0], row):
             test = _within(at, self.view.rows)
         self.row_tests[row] = self._test(test, f"k{self.tag}{row}")
         type = TYPES[self.view.dtype]
@@ -139,7 +136,7 @@ class Taps:
 
     def _column(self, column: int) -> None:
         test = ""
-        span, axis = self.view.columns, self.window.columns
+        span, axis = self.view.columns, self.window.whole[1]
         if not _is_inside(span, self.columns, self.tile.columns, axis, column):
             test = _within(plus(f"u{self.tag}", column), span)
         number = f"{column}".replace("-", "before")
@@ -157,53 +154,6 @@ class Taps:
         if view.has_channel(self.lanes):
             terms.append(view.times("c", view.channel))
         return " + ".join(terms)
-
-    def looped(self) -> str:
-        """The window of one output as loops, where it has very many taps; the result's name."""
-        code, pack, window = self.code, self.pack, self.window
-        if window.reduce == "average":
-            adds = TapSum(code, "int", pack.declare, self._assign, pack.at)
-            adds.print("total", window.rows.kernel, lambda ky: self._looped_row(adds, ky))
-            return "total"
-        identity = identity_text(pack, window)
-        pack.declare("total", identity)
-        with code.block(f"for (int ky = 0; ky < {window.rows.kernel}; ky++)"):
-            self._looped_row_begin("ky")
-            pack.declare("part", identity)
-            with code.block(f"for (int kx = 0; kx < {window.columns.kernel}; kx++)"):
-                self._join("part", self._looped_tap("kx"))
-            self._join("total", "part")
-        return "total"
-
-    def _assign(self, name: str, text: str) -> None:
-        self.pack.each(f"{self.pack.at(name)} = {text};")
-
-    def _join(self, name: str, other: str) -> None:
-        a, b = self.pack.at(name), self.pack.at(other)
-        self._assign(name, join_text(self.pack, self.window, a, b, False))
-
-    def _looped_row(self, adds: TapSum, row: str) -> str:
-        """Adds a row of taps; the name of the sum."""
-        self._looped_row_begin(row)
-        adds.print("part", self.window.columns.kernel, self._looped_tap)
-        return "part"
-
-    def _looped_row_begin(self, row: str) -> None:
-        code, view = self.code, self.view
-        code.line(f"const int sy = s + {times(row, self.window.rows.dilation)};")
-        inside = _within("sy", view.rows)
-        if view.ring:
-            inside = f"(unsigned int)sy < {view.extent[0]}u"
-        code.line(f"const bool ok = {inside};")
-        code.line(f"const {TYPES[view.dtype]} *w = {self._pointer('sy')};")
-
-    def _looped_tap(self, column: str) -> str:
-        """Reads a tap of a row; its name."""
-        view, identity = self.view, identity_text(self.pack, self.window)
-        self.code.line(f"const int sx = u + {times(column, self.window.columns.dilation)};")
-        inside = f"ok && {_within('sx', view.columns)}"
-        self.pack.load("tap", f"w + {view.times('sx', view.column)}", inside, identity)
-        return "tap"
 
 
 def _begin(name: str, axis: WindowAxis) -> str:

@@ -17,18 +17,13 @@ from functools import cache
 
 import numpy as np
 
+from minidnn.graph.expression import linearize
 from minidnn.graph.window import Window, WindowAxis
 
-from ...codegen.dialect import literal
+from ...codegen import taps
+from ...codegen.dialect import CUDA, literal
+from ..prelude import TYPES
 from .pack import Loader, Pack
-
-UNROLLED_TAPS = 64
-"""Windows with more taps are loops, one output at a time."""
-
-
-def is_looped(window: Window) -> bool:
-    """Whether a window is printed as loops: it has many taps, or many along an axis."""
-    return window.taps > UNROLLED_TAPS or window.is_long
 
 
 @dataclass
@@ -51,7 +46,7 @@ class WindowPrinter:
         step = 1 if self._is_single else 2
         for first in range(0, self.rows, step):
             rows = range(first, min(first + step, self.rows))
-            taps = [taps_of(self.window.rows, row) for row in rows]
+            taps = [taps_of(self.window.whole[0], row) for row in rows]
             for offset in sorted({o for row in taps for o in row}):
                 if offset not in self.joined:
                     self.joined[offset] = self._row(offset)
@@ -68,7 +63,7 @@ class WindowPrinter:
 
     def _row(self, offset: int) -> list[str]:
         """The elements of one row of taps, joined for each column of outputs."""
-        ranges = [taps_of(self.window.columns, column) for column in range(self.columns)]
+        ranges = [taps_of(self.window.whole[1], column) for column in range(self.columns)]
         elements = {o: self.load(offset, o) for o in sorted({o for r in ranges for o in r})}
         found = []
         step = 1 if self._is_single else 2
@@ -84,12 +79,12 @@ class WindowPrinter:
 def shares(window: Window, positive: bool, triples: bool) -> bool:
     """Whether neighbouring outputs are joined together: not sums, nor maxima of which three are
     one instruction."""
-    return window.reduce == "max" and not (positive and triples)
+    return window.joins.chooses and not (window.join == "max" and positive and triples)
 
 
 def join(pack: Pack, window: Window, ranges: list[list[str]], positive: bool) -> list[str]:
     """The maximum or the sum of each list; of two maxima, what they share is joined once."""
-    if len(ranges) == 2 and window.reduce == "max":
+    if len(ranges) == 2 and window.joins.chooses:
         first, second = ranges
         shared = [name for name in first if name in second]
         if len(shared) > 1:
@@ -114,12 +109,14 @@ def _chain(pack: Pack, window: Window, names: list[str], positive: bool) -> str:
 
 def join_text(pack: Pack, window: Window, a: str, b: str, positive: bool) -> str:
     """Two elements joined."""
-    return pack.maximum(a, b, positive) if window.reduce == "max" else f"{a} + {b}"
+    if window.join == "max":
+        return pack.maximum(a, b, positive)
+    return taps.join_text(CUDA, window.joins, a, b)
 
 
 def identity_text(pack: Pack, window: Window) -> str:
     """What stands for positions outside of the plane."""
-    return pack.least if window.reduce == "max" else "0.0f"
+    return pack.least if window.join == "max" else literal(window.joins.identity)
 
 
 def taps_of(axis: WindowAxis, output: int) -> list[int]:
@@ -127,20 +124,54 @@ def taps_of(axis: WindowAxis, output: int) -> list[int]:
     return [output * axis.stride + tap * axis.dilation for tap in range(axis.kernel)]
 
 
-def average_text(
-    window: Window,
-    extent: tuple[int, int],
-    total: str,
-    row: str,
-    column: str,
-    dtype: str,
-    branch: bool = False,
-) -> str:
-    """A sum of numbers of ``dtype`` divided by how many taps count at this position; ``branch``:
-    with one for tiny float32, which is a little faster unless it stands between loads.
+@dataclass(frozen=True)
+class Finish:
+    """Prints what becomes of the joined taps of a window over planes of ``extent`` and ``dtype``.
 
-    Zero is added because the reference's sums begin with it: of negative zeros they are positive.
+    ``branch``: with one for tiny float32, which is a little faster unless it stands between loads.
     """
+
+    pack: Pack
+    window: Window
+    extent: tuple[int, int]
+    dtype: str
+    branch: bool = False
+
+    def print(self, name: str, total: str, row: str, column: str, rounded: str) -> str:
+        """The result at a position, rounded to a dtype; its name, a new one unless it is the total.
+
+        The identity is joined because the reference's sums begin with it: of negative zeros they
+        are positive.
+        """
+        pack, window = self.pack, self.window
+        if window.is_finished and window.joins.chooses:
+            return total
+        if window.averages:
+            text = average_text(self, pack.at(total), row, column)
+            if rounded != "float32":
+                text = f"md_round<{TYPES[rounded]}>({text})"
+            pack.declare(name, text)
+            return name
+        joined = join_text(pack, window, pack.at(total), identity_text(pack, window), False)
+        constant, parts = count_parts(window, self.extent, row, column)
+        count = f"(float)({' * '.join([str(constant), *parts])})"
+        pack.compute(name, linearize(window.finish), [f"({joined})", count], rounded)
+        return name
+
+
+def average_text(finish: Finish, total: str, row: str, column: str) -> str:
+    """A sum divided by how many taps count at this position."""
+    constant, parts = count_parts(finish.window, finish.extent, row, column)
+    if not parts:
+        return quotient_text(total, constant, finish.dtype, finish.branch)
+    product = " * ".join([*([str(constant)] if constant != 1 else []), *parts])
+    return f"({total} + 0.0f) / (float)({product})"
+
+
+def count_parts(
+    window: Window, extent: tuple[int, int], row: str, column: str
+) -> tuple[int, list[str]]:
+    """How many taps count at a position: a constant, and further factors."""
     counts = window.divisors(extent)
     parts: list[str] = []
     constant = 1
@@ -157,14 +188,11 @@ def average_text(
             parts.append(f"({inside})")
         else:
             parts.append(f"(min({start} + {axis.kernel}, {past}) - max({start}, {low}))")
-    if not parts:
-        return quotient_text(total, constant, dtype, branch)
-    product = " * ".join([*([str(constant)] if constant != 1 else []), *parts])
-    return f"({total} + 0.0f) / (float)({product})"
+    return constant, parts
 
 
 def quotient_text(total: str, divisor: int, dtype: str, branch: bool = False) -> str:
-    """A sum of numbers of ``dtype`` divided by a whole number, as :func:`average_text` says."""
+    """A sum of numbers of ``dtype`` divided by a whole number, as :class:`Finish` says."""
     if divisor > 0 and divisor & (divisor - 1) == 0:
         return f"({total} + 0.0f) * {1.0 / divisor!r}f"
     if not 3 <= divisor <= 64:

@@ -60,15 +60,17 @@ def _window(writer: Writer, node: Node, inputs: list[str]) -> str:
     it counts, was read differently by ONNX over the years."""
     assert isinstance(node.op, Windowed)
     window, x = node.op.window(), node.inputs[0].type
+    if not (window.averages or (window.chooses and window.join == "max")):
+        raise writer.refuse(node, "ONNX has no such window")
     extent = (x.shape[2], x.shape[3])
-    pads = [_padding(axis, size) for axis, size in zip(window.axes, extent, strict=True)]
+    pads = [_padding(axis, size) for axis, size in zip(window.whole, extent, strict=True)]
     (found,) = inputs
     if any(max(pad) >= axis.kernel for axis, pad in zip(window.axes, pads, strict=True)):
         # Engines refuse windows that lie in the padding alone.
         operands = [
             found,
             writer.integers(_around(pads, 4)),
-            writer.number(window.identity, x.dtype),
+            writer.number(window.joins.identity, x.dtype),
         ]
         found, pads = writer.add("Pad", operands, mode="constant"), [(0, 0), (0, 0)]
     given: dict[str, Any] = {
@@ -77,7 +79,7 @@ def _window(writer: Writer, node: Node, inputs: list[str]) -> str:
         "dilations": [axis.dilation for axis in window.axes],
         "pads": _around(pads, 2),
     }
-    if window.reduce == "max":
+    if window.chooses:
         return writer.add("MaxPool", [found], node.name, **given)
     mean = writer.add("AveragePool", [found], node.name, count_include_pad=1, **given)
     counted = np.multiply.outer(*window.divisors(extent))

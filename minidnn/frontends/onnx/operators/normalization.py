@@ -14,7 +14,7 @@ from minidnn.frontends.onnx.operators.registry import Family
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import apply, fma, sqrt
 from minidnn.graph.ir import Constant, Value
-from minidnn.graph.window import Window, WindowAxis
+from minidnn.graph.window import WindowAxis, average_window
 
 _family = Family("normalization")
 CONVERTERS = _family.converters
@@ -153,7 +153,7 @@ def _lrn(call: OnnxCall) -> Value:
     squares = build.pointwise("Square", lambda a: a * a, x)
     channels = build.view(squares, (x.shape[0], 1, x.shape[1], prod(x.shape[2:])))
     along = WindowAxis(size, 1, ((size - 1) // 2, size - 1 - (size - 1) // 2))
-    window = Window(along, WindowAxis(1), "average", True, size)
+    window = average_window(along, WindowAxis(1), True, size)
     mean = build.view(build.apply(ops.Pool2d(window), channels), x.shape)
     return build.pointwise("LRN", lambda a, m: a / apply("pow", bias + alpha * m, beta), x, mean)
 

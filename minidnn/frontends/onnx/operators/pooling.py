@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import inf, prod
 
 import numpy as np
@@ -14,7 +16,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import maximum
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import Operator
-from minidnn.graph.window import Window, WindowAxis, WindowReduce
+from minidnn.graph.window import Window, WindowAxis, average_window
 
 _family = Family("pooling")
 CONVERTERS = _family.converters
@@ -50,15 +52,14 @@ def _pooled(
     call: OnnxCall,
     x: Value,
     axes: list[WindowAxis],
-    reduce: WindowReduce,
-    count_padding: bool = True,
+    pool: Callable[[WindowAxis, WindowAxis], Window],
 ) -> Value:
     """Windows over one, two or three axes: the first of three after the other two."""
     build = call.build
     batch, channels, *sizes = x.shape
 
     def window(value: Value, rows: WindowAxis, columns: WindowAxis) -> Value:
-        return build.apply(_operator(Window(rows, columns, reduce, count_padding)), value)
+        return build.apply(_operator(pool(rows, columns)), value)
 
     if len(axes) == 1:
         out = window(build.view(x, (batch, channels, 1, *sizes)), _WHOLE, axes[0])
@@ -75,12 +76,12 @@ def _pooled(
 
 def _operator(window: Window) -> Operator:
     """The operator that PyTorch has, too, where it does; else any window."""
-    axes = window.axes
+    axes = window.whole
     kernel, stride = _pair(axes, "kernel"), _pair(axes, "stride")
     even = all(a.padding[0] == a.padding[1] and 2 * a.padding[0] <= a.kernel for a in axes)
     same_ceil = axes[0].ceil_mode == axes[1].ceil_mode
     padding, dilation = (axes[0].padding[0], axes[1].padding[0]), _pair(axes, "dilation")
-    if even and same_ceil and window.reduce == "max":
+    if even and same_ceil and window.join == "max":
         return ops.MaxPool2d(kernel, stride, padding, dilation, axes[0].ceil_mode)
     if even and same_ceil and dilation == (1, 1):
         counted = window.count_padding
@@ -98,7 +99,7 @@ def _max_pool(call: OnnxCall) -> tuple[Value, ...]:
     x = call.operand(0)
     axes = _axes(call, x)
     by_columns = call.flag("storage_order")
-    out = _pooled(call, x, axes, "max")
+    out = _pooled(call, x, axes, partial(Window, join="max"))
     return (out, _places(call, x, axes, by_columns)) if call.wants(1) else (out,)
 
 
@@ -152,7 +153,8 @@ def _places(call: OnnxCall, x: Value, axes: list[WindowAxis], by_columns: bool) 
 def _average_pool(call: OnnxCall) -> Value:
     """Of one to three dimensions."""
     x = call.operand(0)
-    return _pooled(call, x, _axes(call, x), "average", call.flag("count_include_pad"))
+    pool = partial(average_window, count_padding=call.flag("count_include_pad"))
+    return _pooled(call, x, _axes(call, x), pool)
 
 
 @_family("GlobalAveragePool")

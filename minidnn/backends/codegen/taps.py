@@ -1,0 +1,167 @@
+"""Prints windows tap by tap, as ISPC or CUDA C++: any that can be described.
+
+The order is that of ``graph.window_values.join_taps``.  The sixteen sums of a block are made one
+after another, as they are needed when halves are added to halves, so that four numbers are all
+that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ...graph.expression import linearize
+from ...graph.window import JOINS, LONG, Axis, Join, Window, WindowAxis
+from .code import Code
+from .dialect import Dialect, literal
+
+_BLOCK = LONG * LONG
+
+UNROLLED_TAPS = 64
+"""Windows with more taps are loops."""
+
+
+def is_looped(window: Window) -> bool:
+    """Whether a window is printed tap by tap: it has many taps, or many along an axis, or
+    neighbouring outputs share nothing that is joined."""
+    return not window.is_plain or window.taps > UNROLLED_TAPS or window.is_long
+
+
+def join_text(dialect: Dialect, join: Join, a: str, b: str) -> str:
+    """Two numbers joined."""
+    return dialect.inline(linearize(join.expression), (a, b))
+
+
+@dataclass(frozen=True)
+class TapLoop:
+    """How taps along an axis are joined: ``index`` is the type of counters, ``declare`` makes a
+    variable and ``assign`` sets one, both of an expression in which ``at`` names variables."""
+
+    code: Code
+    index: str
+    declare: Callable[[str, str], None]
+    assign: Callable[[str, str], None]
+    at: Callable[[str], str]
+    dialect: Dialect
+    join: Join = JOINS["sum"]
+
+    @property
+    def _identity(self) -> str:
+        return literal(self.join.identity)
+
+    def print(self, name: str, count: int, tap: Callable[[str], str]) -> None:
+        """Declares ``name`` and joins ``count`` taps to it; ``tap`` prints how the one of an index
+        is read, and names it, or goes on with the next where there is none."""
+        self.declare(name, self._identity)
+        if count <= LONG or self.join.chooses:
+            self._added(name, name, "0", str(count), 1, tap)
+            return
+        blocks = -(-count // _BLOCK)
+        levels = [name]
+        while LONG ** len(levels) < blocks:
+            levels.append(f"{name}_{len(levels)}")
+            self.declare(levels[-1], self._identity)
+        code, begin, end = self.code, f"{name}_b", f"{name}_e"
+        if len(levels) > 1:
+            code.line(f"{self.index} {name}_n = 0;")
+        with code.block(f"for ({self.index} {begin} = 0; {begin} < {count}; {begin} += {_BLOCK})"):
+            past = f"{begin} + {_BLOCK} < {count} ? {begin} + {_BLOCK} : {count}"
+            code.line(f"const {self.index} {end} = {past};")
+            self._block(name, begin, end, tap)
+            self._add(name, f"{name}_s")
+            if len(levels) > 1:
+                code.line(f"{name}_n++;")
+            for level, (low, high) in enumerate(pairwise(levels), 1):
+                with code.block(f"if ({name}_n % {LONG**level} == 0)"):
+                    self._add(high, low)
+                    self.assign(low, self._identity)
+        for low, high in pairwise(levels):
+            self._add(high, low)
+        if len(levels) > 1:
+            self.assign(name, self.at(levels[-1]))
+
+    def _block(self, name: str, begin: str, end: str, tap: Callable[[str], str]) -> None:
+        code, turn = self.code, f"{name}_i"
+        waiting = [f"{name}_w{bit}" for bit in range(4)]
+        total = f"{name}_s"
+        for each in (*waiting, total):
+            self.declare(each, self._identity)
+        with code.block(f"for ({self.index} {turn} = 0; {turn} < {LONG}; {turn}++)"):
+            moved = (("1", "<< 3"), ("2", "<< 1"), ("4", ">> 1"), ("8", ">> 3"))
+            first = " | ".join(f"(({turn} & {bit}) {by})" for bit, by in moved)
+            code.line(f"const {self.index} {name}_j = {first};")
+            self.assign(total, self._identity)
+            self._added(name, total, f"{begin} + {name}_j", end, LONG, tap)
+            for bit, half in enumerate(waiting):
+                with code.block(f"if (({turn} & {1 << bit}) == 0)"):
+                    self.assign(half, self.at(total))
+                    code.line("continue;")
+                self.assign(total, self._joined(half, total))
+
+    def _added(
+        self, name: str, total: str, begin: str, end: str, step: int, tap: Callable[[str], str]
+    ) -> None:
+        k = f"{name}_k"
+        with self.code.block(f"for ({self.index} {k} = {begin}; {k} < {end}; {k} += {step})"):
+            self._add(total, tap(k))
+
+    def _add(self, total: str, other: str) -> None:
+        self.assign(total, self._joined(total, other))
+
+    def _joined(self, a: str, b: str) -> str:
+        return join_text(self.dialect, self.join, self.at(a), self.at(b))
+
+
+@dataclass(frozen=True)
+class TapPrinter:
+    """Prints a window of one output, with ``loop``, over planes of ``extent``.
+
+    ``begin`` prints what each row of taps begins with, and ``tap`` computes a tap, of its number,
+    where ``sy`` and ``sx`` are its position; it gives the result's name.
+    """
+
+    loop: TapLoop
+    window: Window
+    extent: tuple[int, int]
+    begin: Callable[[], None]
+    tap: Callable[[str], str]
+
+    def print(self, row: str, column: str) -> str:
+        """Joins the taps of the output at a position; the result's name."""
+        self.loop.print("total", self.window.rows.kernel, lambda k: self._row(row, column, k))
+        return "total"
+
+    def _row(self, row: str, column: str, k: str) -> str:
+        down, across = self.window.axes
+        number = self._place("y", down, row, k, self.extent[0])
+        self.begin()
+
+        def tap(k: str) -> str:
+            along = self._place("x", across, column, k, self.extent[1])
+            return self.tap(f"({number}) * {across.numbers} + {along}")
+
+        self.loop.print("part", across.kernel, tap)
+        return "part"
+
+    def _place(self, name: str, axis: Axis, output: str, k: str, size: int) -> str:
+        """Declares the position of a tap along an axis, and goes on with the next if there is
+        none; its number."""
+        code, const = self.loop.code, f"const {self.loop.index}"
+        at, number = f"s{name}", f"t{name}"
+        if isinstance(axis, WindowAxis):
+            place = f"({output}) * {axis.stride} - {axis.padding[0]} + {k} * {axis.dilation}"
+            code.line(f"{const} {at} = {place};")
+            last = axis.tap(axis.output_size(size) - 1, axis.kernel - 1)
+            if axis.first(0) < 0 or last >= size:
+                code.line(f"if ({at} < 0 || {at} >= {size}) continue;")
+            return k
+        of, before = axis.of, axis.of.padding[0]
+        # So many windows further on, numbers that are divided are not negative.
+        first = axis.first(0) - 1
+        shift = before - of.reach + of.stride - first * of.stride
+        code.line(f"{const} {at} = (({output}) + {shift}) / {of.stride} - {-first} + {k};")
+        code.line(f"{const} {number} = ({output}) + {before} - {at} * {of.stride};")
+        known = f" || {number} % {of.dilation} != 0" if of.dilation > 1 else ""
+        code.line(f"if ({at} < 0 || {at} >= {size} || {number} < 0{known}) continue;")
+        return f"{number} / {of.dilation}" if of.dilation > 1 else number
