@@ -44,7 +44,7 @@ from .tuning import Build, tuned_tasks
 #: What computes in float32 alone, and what takes every dtype of which values may be.
 _FLOAT: tuple[type, ...] = (
     *(FusedRegion, Contraction, Windowed, ops.Softmax, ops.LogSoftmax, ops.AdaptiveAvgPool2d),
-    *(ops.GroupNorm, ops.LayerNorm, ops.MatMul, ops.Reorder),
+    *(ops.Conv2dWeightGradient, ops.GroupNorm, ops.LayerNorm, ops.MatMul, ops.Reorder),
 )
 _ANY = (
     *(Elementwise, Reshaping, Indexed),

@@ -17,6 +17,7 @@ from ...graph.operators import (
     AdaptiveAvgPool2d,
     ArgMax,
     Concat,
+    Conv2dWeightGradient,
     Gather,
     GroupNorm,
     LayerNorm,
@@ -45,6 +46,7 @@ from .contraction import (
     print_choice,
     question_of,
 )
+from .contraction.weight_gradient import print_weight_gradient
 from .flat import is_flat, print_flat
 from .indexing import print_gather, print_move, print_take_channels
 from .isa import Isa
@@ -162,6 +164,11 @@ class _Lowering:
         if isinstance(op, AdaptiveAvgPool2d):
             x, y = node.inputs[0], node.output
             staged = print_adaptive(op, x.type, self.tensor(x), self.tensor(y), self.isa)
+            return _tasks(node, staged)
+        if isinstance(op, Conv2dWeightGradient):
+            given, gradient = node.inputs
+            tensors = self.tensor(given), self.tensor(gradient)
+            staged = print_weight_gradient(op, given.shape[0], *tensors, self.isa)
             return _tasks(node, staged)
         if isinstance(op, Reshaping):
             source, tasks = print_join(node.output.type, node.output.type, 0, 0)
@@ -324,7 +331,8 @@ def _tasks(node: Node, staged: Staged) -> list[Task]:
             tuple(values[p] if isinstance(p, int) else p for p in stage.pointers),
             stage.tasks,
             stage.grain,
-            workspace_bytes=staged.workspace_bytes,
+            stage.scratch_bytes,
+            staged.workspace_bytes,
         )
         for stage in staged.stages
     ]

@@ -12,9 +12,17 @@ from ...fusion.target import Target
 from ...graph.ir import Constant, Node, Value
 from ...graph.layout import PLANAR, Layout, blocked
 from ...graph.operator import Contraction, Reshaping, Windowed
-from ...graph.operators import AdaptiveAvgPool2d, Concat, Conv2d, Linear, Reorder
+from ...graph.operators import (
+    AdaptiveAvgPool2d,
+    Concat,
+    Conv2d,
+    Conv2dWeightGradient,
+    Linear,
+    Reorder,
+)
 from .contraction import NominalWork, work_of
 from .contraction.price import nominal_speed
+from .contraction.weight_gradient import why_not as why_no_weight_gradient
 from .isa import ISAS, Isa
 from .tensor import tensor_of
 
@@ -51,6 +59,9 @@ class CpuTarget(Target):
         return isinstance(node.op, FusedSequence) or _averages_long(node)
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
+        if isinstance(node.op, Conv2dWeightGradient):
+            few = value.shape[1] <= FEW_CHANNELS and value is not node.inputs[1]
+            return PLANAR if few else blocked(self.lanes)
         if self._is_stem(node) and value is node.inputs[0]:
             return PLANAR
         return PLANAR if value is _weight(node) else layout
@@ -62,6 +73,8 @@ class CpuTarget(Target):
         return inner.inputs[0].shape[1] <= FEW_CHANNELS
 
     def refuse_convolution_gradient(self, node: Node) -> str | None:
+        if isinstance(node.op, Conv2dWeightGradient):
+            return why_no_weight_gradient(node, self.lanes)
         return "there is no kernel for it"
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:

@@ -1,0 +1,56 @@
+"""The gradient of a convolution for its weight: beside float64, with what is not finite, and the
+same bits on any number of threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn.backends.cpu.isa import Isa
+from minidnn.graph import operators as ops
+from minidnn.graph.types import TensorType
+from minidnn.layers.activations import OperatorLayer
+
+Shape = tuple[int, int, int, int]
+
+#: Input, weight, convolution.
+CASES: list[tuple[Shape, Shape, dict[str, Any]]] = [
+    ((2, 3, 23, 20), (24, 3, 7, 7), {"stride": (2, 2), "padding": ((3, 3), (3, 3))}),
+    ((9, 21, 4, 4), (37, 21, 3, 3), {"padding": ((1, 1), (1, 1))}),
+    ((3, 16, 15, 14), (24, 16, 1, 1), {}),
+    ((4, 40, 7, 6), (150, 40, 1, 1), {"stride": (2, 2)}),
+    (
+        (2, 64, 9, 8),
+        (32, 32, 3, 3),
+        {"groups": 2, "stride": (2, 1), "dilation": (1, 2), "padding": ((0, 1), (2, 1))},
+    ),
+    ((1, 5, 3, 3), (7, 5, 5, 5), {"dilation": (2, 2), "padding": ((4, 4), (4, 4))}),
+]
+
+
+@pytest.mark.parametrize(("x", "weight", "options"), CASES, ids=str)
+def test_as_float64_for_any_number_of_threads(
+    x: Shape, weight: Shape, options: dict[str, Any], isa: Isa
+) -> None:
+    op = ops.Conv2d(**options)
+    (output,) = op.infer(TensorType(x), TensorType(weight))
+    layer = OperatorLayer(ops.Conv2dWeightGradient(op, weight[2:]))
+    shapes = (x, output.shape)
+    random = np.random.default_rng(0)
+    given = [random.standard_normal(shape, np.float32) for shape in shapes]
+    right = md.compile(layer, shapes, device="reference", precision="float64")
+    exes = [md.compile(layer, shapes, threads=n, isa=isa.name, device="cpu") for n in (1, 2, 3)]
+    assert [node.op for node in exes[0].graph.nodes if node.op == layer.op]
+    found, *others = (exe(*given) for exe in exes)
+    for other in others:
+        np.testing.assert_array_equal(other, found)
+    expected = right(*given)
+    np.testing.assert_allclose(found, expected, 0, 1e-6 * np.abs(expected).max())
+    given[0][0, 0, -1, 0] = np.nan
+    given[1][0, 1, 0, 0], given[1][-1, 2, -1, -1] = np.inf, -np.inf
+    found, expected = exes[1](*given), right(*given)
+    for test in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(test(found), test(expected))
