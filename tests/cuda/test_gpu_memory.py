@@ -93,7 +93,7 @@ def _most_workspace_first(monkeypatch: pytest.MonkeyPatch) -> None:
         return sorted(raced(problem, found, tuning), key=lambda one: -one.workspace)
 
     monkeypatch.setattr(tune, "forms_of", lambda problem, machine: [Form(FIXED, 0)])
-    monkeypatch.setattr(tune, "_most", lambda form, tuned: None)
+    monkeypatch.setattr(tune, "_most", lambda problem, form, tuned: None)
     monkeypatch.setattr(tune, "_raced", by_workspace)
     monkeypatch.setattr(tune, "_store", Remembering())
 

@@ -27,7 +27,7 @@ class FakeInstance:
     """Keeps of its launches whether all that is given is copied."""
 
     def __init__(self, *given: Any) -> None:
-        self.lock, self.last, self.done = threading.Lock(), None, SimpleNamespace(ptr=0)
+        self.lock, self.done = threading.Lock(), SimpleNamespace(ptr=0)
         self.launches: list[bool] = []
         self.idle = False
 

@@ -42,7 +42,6 @@ class Instance:
         self.places = ValueAddresses(plan, begin, self.inputs, self.outputs, states)
         self._runtime = cuda.runtime
         self.lock = threading.Lock()
-        self.last: object = None
         self.done = cuda.Event(disable_timing=True)
         self.stream = cuda.Stream(non_blocking=True)
         self.runs = [work.bind(self.places) for work in works]

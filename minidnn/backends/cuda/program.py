@@ -164,19 +164,17 @@ class CudaProgram:
     def _enqueue(
         self, given: Sequence[Given], results: Sequence[Given], stream: int, apart: bool
     ) -> Instance:
-        key = _key(stream)
-        instance = self._take(key)
+        instance = self._take(_key(stream))
         if self._states is None:
-            self._start(instance, key, given, results, stream, apart)
+            self._start(instance, given, results, stream, apart)
         else:
-            with self._states.turn(stream, key):
-                self._start(instance, key, given, results, stream, apart)
+            with self._states.turn(stream):
+                self._start(instance, given, results, stream, apart)
         return instance
 
     def _start(
         self,
         instance: Instance,
-        key: object,
         given: Sequence[Given],
         results: Sequence[Given],
         stream: int,
@@ -184,11 +182,10 @@ class CudaProgram:
     ) -> None:
         runtime = self._runtime
         with instance.lock:
-            if instance.last is not None and instance.last != key:
-                runtime.streamWaitEvent(stream, instance.done.ptr)
+            # Also on the stream of the last run, by its handle, which another may have by now.
+            runtime.streamWaitEvent(stream, instance.done.ptr)
             instance.launch(given, results, stream, apart)
             runtime.eventRecord(instance.done.ptr, stream)
-            instance.last = key
 
     def bind(self, inputs: Sequence[Any], out: Any) -> Bound:
         """What computes from these very arrays, and into ``out``, without a copy.
@@ -366,7 +363,7 @@ class Bound:
         stream = self._library.stream(device)
         if self._states is None:
             return self._launch(self._executable, stream)
-        with self._states.turn(stream, _key(stream)):
+        with self._states.turn(stream):
             self._launch(self._executable, stream)
 
 

@@ -34,7 +34,8 @@ class DeviceMemory(StateMemory):
     """A GPU's memory, for one store.
 
     Runs are started on any streams and not waited for, and each works on what the one before it
-    left: a stream waits for the one before, unless that is itself.
+    left: a stream waits for the one before.  That may be itself, but handles do not tell, as a new
+    stream may have that of one that is gone and whose work still runs.
     """
 
     def __init__(self, device: int) -> None:
@@ -42,19 +43,16 @@ class DeviceMemory(StateMemory):
         self._device = device
         with cupy().cuda.Device(device):
             self._done = cupy().cuda.Event(disable_timing=True)
-        self._last: object = None
 
     @contextmanager
-    def turn(self, stream: int, key: object) -> Iterator[None]:
+    def turn(self, stream: int) -> Iterator[None]:
         """See :meth:`StatesInTurn.turn`; the caller holds the store's lock."""
         runtime = cupy().cuda.runtime
-        if self._last is not None and self._last != key:
-            runtime.streamWaitEvent(stream, self._done.ptr)
+        runtime.streamWaitEvent(stream, self._done.ptr)
         try:
             yield
         finally:
             runtime.eventRecord(self._done.ptr, stream)
-            self._last = key
 
     def keep(self, array: np.ndarray, dtype: str) -> DeviceArray:
         bits = to_bits(array, dtype)
@@ -99,13 +97,10 @@ class StatesInTurn:
         self._kept = held
 
     @contextmanager
-    def turn(self, stream: int, key: object) -> Iterator[None]:
+    def turn(self, stream: int) -> Iterator[None]:
         """What is enqueued on a stream of the current device meanwhile comes behind all earlier
-        runs on the store's states, and in front of all later ones.
-
-        key: tells the stream from all others.
-        """
-        with self._store.lock, self._memory.turn(stream, key):
+        runs on the store's states, and in front of all later ones."""
+        with self._store.lock, self._memory.turn(stream):
             yield
 
     def unchanged(self) -> AbstractContextManager[None]:
