@@ -22,6 +22,9 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -W error -m pytest -W error --timeout 900 --du
 
 export PYTHON
 
+# Hundreds of processes import the same files; each would compile them anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Exit status 2: ISPC could not be installed, and standard error says why and what to do.  What else
 # the doctor finds does not matter here.
 INSTALL_ISPC = $(PY) -m minidnn doctor --install-ispc >/dev/null || test $$? -ne 2 || \
@@ -58,11 +61,12 @@ quick-tests: $(VENV)/.test
 docs: $(VENV)/.docs
 	$(PY) -m sphinx -q -W -b dirhtml docs build/site
 
-# What need not wait for mypy, which keeps one core busy: ISPC, and a first import of the largest
-# packages, which compiles them (see tools/setup_venv.sh); each worker would.
+# What need not wait for mypy, which keeps one core busy: ISPC, and a first import of all tests and of
+# what they import, which compiles it (see tools/setup_venv.sh); each worker would.
 ready: $(VENV)/.test
 	@$(INSTALL_ISPC)
-	@$(PY) -W ignore -c "import hypothesis, onnxruntime, scipy.signal, sklearn.datasets, torch._dynamo"
+	@OMP_NUM_THREADS=1 $(PY) -m pytest --collect-only -q >/dev/null || true
+	@$(PY) -W ignore -c "import onnxruntime, scipy.signal, sklearn.datasets, torch._dynamo"
 
 check: $(VENV)/.test
 	$(PY) -m ruff check $(SOURCES)

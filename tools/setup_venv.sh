@@ -32,11 +32,9 @@ find_python() {
 }
 
 # Compiling every file of every package takes pip half of the time; Python compiles the third of
-# them that is ever imported when it first is, unless it is told to write nothing.
-compile=${PYTHONDONTWRITEBYTECODE:+--compile}
-
+# them that is ever imported when it first is.
 pip_install() {
-    "$VENV/bin/python" -m pip install "${compile:---no-compile}" --quiet --disable-pip-version-check "$@"
+    "$VENV/bin/python" -m pip install --no-compile --quiet --disable-pip-version-check "$@"
 }
 
 # PyTorch for Linux on PyPI pulls several GB of CUDA packages.  Where a CPU-only build of the same
