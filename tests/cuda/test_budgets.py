@@ -75,14 +75,16 @@ def check(launches: list[Launch], machine: Machine) -> None:
 def test_kernels_of_the_zoo_keep_to_the_budget(
     precision: str, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but contractions', of all networks at one batch; networks have most in common."""
+    """A part of all but contractions', of all networks at one batch, as networks have most in
+    common."""
     monkeypatch.setenv("MINIDNN_CACHE", str(tmp_path))
     found: dict[tuple[str, tuple[int, ...], int], Launch] = {}
     for name in models.list_models():
         for one in launches_of(name, precision, machine, contractions=False):
             found[one.source.name, one.block, one.shared_bytes] = one
     assert sum(name.startswith("seq_") for name, _, _ in found) > 20
-    check(list(found.values()), machine)
+    step = 1 if precision == "float32" else 3  # those of other precisions are the same but for types
+    check([found[key] for key in sorted(found)[::step]], machine)
 
 
 #: What the zoo has after a contraction, or before it.
@@ -127,7 +129,8 @@ def test_contractions_keep_to_the_budget(
     make, shape = EPILOGUES[name]
     dtype = ("float16", "bfloat16")[list(EPILOGUES).index(name) % 2]
     problem = problems_of(make(), shape, dtype)[0]
-    check(tiles_of(problem, H200, every=name == "residual") + passing(problem), H200)
+    tiles = tiles_of(problem, H200, every=name == "residual")
+    check(tiles[:: 3 if name == "residual" else 1] + passing(problem), H200)
     check(tiles_of(problem, A100), A100)
 
 
