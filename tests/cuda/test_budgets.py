@@ -83,7 +83,9 @@ def test_kernels_of_the_zoo_keep_to_the_budget(
         for one in launches_of(name, precision, machine, contractions=False):
             found[one.source.name, one.block, one.shared_bytes] = one
     assert sum(name.startswith("seq_") for name, _, _ in found) > 20
-    step = 1 if precision == "float32" else 3  # those of other precisions are the same but for types
+    step = (
+        1 if precision == "float32" else 3
+    )  # those of other precisions are the same but for types
     check([found[key] for key in sorted(found)[::step]], machine)
 
 
@@ -132,6 +134,12 @@ def test_contractions_keep_to_the_budget(
     tiles = tiles_of(problem, H200, every=name == "residual")
     check(tiles[:: 3 if name == "residual" else 1] + passing(problem), H200)
     check(tiles_of(problem, A100), A100)
+
+
+@pytest.mark.full
+def test_all_tiles_keep_to_the_budget() -> None:
+    make, shape = EPILOGUES["residual"]
+    check(tiles_of(problems_of(make(), shape, "bfloat16")[0], H200, every=True), H200)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])

@@ -61,6 +61,15 @@ def _forget() -> None:
     gc.collect()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> Iterator[None]:
+    """What was there before a file's tests is not looked at by each of their collections."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SimpleNamespace]:
     """The binding on a fake CuPy and cuDNN: ``fake.cupy``, ``fake.dll``."""

@@ -93,7 +93,15 @@ def test_state_dict_is_torchvisions(name: str) -> None:
     assert [(k, p.type.shape, p.type.dtype) for k, p in net.named_parameters()] == expected
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+#: Deeper variants of others, whose numbers only the full run compares.
+DEEP = ("vgg13", "vgg16", "vgg19", "vgg13_bn", "vgg16_bn", "vgg19_bn", "resnet101", "resnet152",
+        "densenet161", "densenet169", "densenet201")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.full] if name in DEEP else []) for name in NETWORKS],
+)
 def test_numbers_are_torchvisions(name: str) -> None:
     compare(name, SMALL.get(name, 64))
 
