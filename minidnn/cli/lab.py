@@ -6,7 +6,9 @@ import argparse
 import difflib
 import json
 import re
+import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +26,15 @@ one idea beyond the one before.
     minidnn lab list                         the ladders, their steps, and the metrics
     minidnn lab show conv tiled              a step: idea, source, difference, resources, prediction
     minidnn lab model conv --block 8x8,32x8  what each step should cost with each block
+    minidnn lab run conv                     each step on this machine's GPU, beside cuDNN
+    minidnn lab sweep conv --step tiled      one step with several blocks
 
-Nothing is run: registers come from CUDA's compiler, which needs no GPU, and the rest is
-calculated for the GPU that --gpu names."""
+For list, show and model nothing is run: registers come from CUDA's compiler, which needs no GPU,
+and the rest is calculated for the GPU that --gpu names."""
 
 _WIDTH = 100
 _BLOCK = "16x16"
+_BLOCKS = "8x8,16x8,16x16,32x4,32x8,32x16"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,24 +44,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("ladder", help="conv, product")
     show.add_argument("step", help="a step's name")
     model = commands.add_parser("model", help="what each step should cost")
-    model.add_argument("ladder", help="conv, product")
-    model.add_argument("--step", help="these steps only, with commas between them")
+    run = commands.add_parser("run", help="what each step costs on this machine's GPU")
+    sweep = commands.add_parser("sweep", help="what a step costs there with several blocks")
+    for one in (model, run, sweep):
+        one.add_argument("ladder", help="conv, product")
+        one.add_argument(
+            "--step", required=one is sweep, help="these steps only, with commas between them"
+        )
     for one in (show, model):
         one.add_argument(
             "--gpu", default="H100", help="A100, RTX3090, RTX4090, H100 (default), H200"
         )
+    for one in (run, sweep):
+        one.add_argument(
+            "--limit", type=float, default=60.0, help="seconds that one measurement may take (60)"
+        )
+    for one in (show, model, run, sweep):
+        blocks = _BLOCKS if one is sweep else _BLOCK
         one.add_argument(
             "--block",
-            default=_BLOCK,
+            default=blocks,
             type=_blocks,
-            help=f"threads of a block, across and down, with commas between several ({_BLOCK})",
+            help=f"threads of a block, across and down, with commas between several ({blocks})",
         )
         one.add_argument(
             "--shape",
-            default={},
-            type=_numbers,
-            metavar="NAME=N,...",
-            help="sizes other than the ladder's own, such as batch=1,channels=3",
+            action="append",
+            metavar="SHAPE",
+            help="sizes other than the ladder's own, such as batch=1,channels=3; the name of one "
+            "of its shapes; or all, for all of these; may be given several times",
         )
         one.add_argument(
             "--parameters",
@@ -65,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="NAME=N,...",
             help="numbers that steps are compiled with, such as GROUP=4,POSITIONS=2",
         )
-    for one in (listing, show, model):
+    for one in (listing, show, model, run, sweep):
         one.add_argument("--json", action="store_true", help="print JSON")
         # The command's own, which may stand behind the action, too.
         off = argparse.SUPPRESS
@@ -74,7 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    document, text = {"list": _list, "show": _show, "model": _model}[options.action](options)
+    actions = {"list": _list, "show": _show, "model": _model, "run": _run, "sweep": _run}
+    document, text = actions[options.action](options)
     print(json.dumps(document, indent=1) if options.json else text)
     return 0
 
@@ -114,18 +131,18 @@ def _about(step: LadderStep) -> dict[str, Any]:
 
 def _show(options: argparse.Namespace) -> tuple[Any, str]:
     from minidnn.lab.study import study
+    from minidnn.lab.table import table
 
-    ladder, shape, machine = _asked(options)
+    ladder, shapes, machine = _asked(options)
     step = ladder.step(options.step)
     before = ladder.before(step)
     difference = _difference(before, step) if before else []
-    written = study(ladder, [step], options.block, shape, machine, options.parameters)
+    written = study(ladder, [step], options.block, shapes, machine(), options.parameters)
     document = {**written, "step": _about(step), "source": step.text, "difference": difference}
     lines = [step.text.rstrip(), ""]
     if before:
         lines += [f"difference to {before.name}", *difference, ""]
-    lines += [f"on {machine.name}, {_sizes(shape)}"]
-    lines += _table(written["cells"])
+    lines += [f"on {written['machine']['name']}", *table(written)]
     return document, "\n".join(lines)
 
 
@@ -136,87 +153,86 @@ def _difference(before: LadderStep, step: LadderStep) -> list[str]:
 
 def _model(options: argparse.Namespace) -> tuple[Any, str]:
     from minidnn.lab.study import study
+    from minidnn.lab.table import table
 
-    ladder, shape, machine = _asked(options)
-    steps = ladder.steps
-    if options.step:
-        steps = tuple(ladder.step(name) for name in options.step.split(","))
-    written = study(ladder, steps, options.block, shape, machine, options.parameters)
-    lines = [f"{ladder.title}, on {machine.name}", *_wrapped(_sizes(shape)), ""]
-    return written, "\n".join([*lines, *_table(written["cells"])])
-
-
-_TITLES = (
-    "step",
-    "block",
-    "regs",
-    "shared",
-    "occupancy",
-    "waves",
-    "coalesced",
-    "conflicts",
-    "L2 MB",
-    "ms",
-    "TFLOP/s",
-    "limit",
-)
+    ladder, shapes, machine = _asked(options)
+    steps = _steps(ladder, options)
+    written = study(ladder, steps, options.block, shapes, machine(), options.parameters)
+    lines = [f"{ladder.title}, on {written['machine']['name']}", "", *table(written)]
+    return written, "\n".join(lines)
 
 
-def _table(cells: list[dict[str, Any]]) -> list[str]:
-    """Cells as lines; the reason stands where there is nothing to say of one."""
-    rows = [_TITLES, *(_row(cell) for cell in cells)]
-    full = [row for row in rows if len(row) == len(_TITLES)]
-    widths = [max(len(row[i]) for row in full) for i in range(len(_TITLES))]
-    names = max(len(row[0]) for row in rows)
-    lines = []
-    for row in rows:
-        first = f"{row[0]:<{names}}  {row[1]:<6}"
-        if len(row) == len(_TITLES):
-            rest = "  ".join(part.rjust(w) for part, w in zip(row[2:-1], widths[2:-1], strict=True))
-            lines.append(f"  {first}  {rest}  {row[-1]}")
-        else:
-            lines.append(f"  {first}  {row[2]}")
-    return lines
+def _run(options: argparse.Namespace) -> tuple[Any, str]:
+    from minidnn.lab.measured import measured_study
+    from minidnn.lab.table import table
 
-
-def _row(cell: dict[str, Any]) -> tuple[str, ...]:
-    head = (cell["step"], "x".join(map(str, cell["block"])))
-    if "why_not" in cell:
-        return (*head, f"no: {cell['why_not']}")
-    seconds = cell["predicted_seconds"]
-    return (
-        *head,
-        str(cell["registers"]),
-        str(cell["shared_bytes"]),
-        f"{100 * cell['occupancy']:.0f}% {cell['occupancy_limit']}",
-        f"{cell['waves']:.1f}",
-        f"{cell['coalescing']:.2f}",
-        f"{cell['bank_conflicts']:.2f}",
-        f"{cell['bytes']['L2'] / 1e6:.0f}",
-        f"{1e3 * seconds:.3f}",
-        f"{cell['operations'] / seconds / 1e12:.1f}",
-        cell["predicted_limit"],
+    ladder, shapes, _ = _asked(options)
+    if options.limit <= 0:
+        raise UnsupportedError(f"--limit: {options.limit:g}; valid are seconds above 0")
+    written = measured_study(
+        ladder,
+        _steps(ladder, options),
+        options.block,
+        shapes,
+        options.parameters,
+        limit=options.limit,
+        tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
+    lines = [f"{ladder.title}, on {written['machine']['name']}", "", *table(written)]
+    return written, "\n".join(lines)
 
 
-def _asked(options: argparse.Namespace) -> tuple[Ladder, Any, Machine]:
-    """The ladder, the shape and the GPU that the options name."""
-    from minidnn.lab.cards import CARDS
+def _steps(ladder: Ladder, options: argparse.Namespace) -> tuple[LadderStep, ...]:
+    if not options.step:
+        return ladder.steps
+    return tuple(ladder.step(name) for name in options.step.split(","))
+
+
+def _asked(options: argparse.Namespace) -> tuple[Ladder, list[Any], Callable[[], Machine]]:
+    """The ladder, the shapes and, of a command that runs nothing, the GPU that the options name."""
     from minidnn.lab.ladders import ladder_of
 
     ladder = ladder_of(options.ladder)
-    names = [field.name for field in fields(ladder.shape)]
-    for name in options.shape:
-        if name not in names:
-            raise UnsupportedError(f"--shape: {name!r} is no size; valid are {', '.join(names)}")
     own = sorted({name for step in ladder.steps for name in step.parameters})
     for name, number in options.parameters.items():
         if name not in own or number < 1:
             told = f"--parameters: {name}={number}; valid are numbers from 1 on of {', '.join(own)}"
             raise UnsupportedError(told)
-    if options.gpu not in CARDS:
-        raise UnsupportedError(f"--gpu: {options.gpu!r} is not described; {', '.join(CARDS)} are")
-    return ladder, replace(ladder.shape, **options.shape), CARDS[options.gpu]
+    return ladder, _shapes(ladder, options.shape or [""]), lambda: _machine(options.gpu)
+
+
+def _machine(name: str) -> Machine:
+    from minidnn.lab.cards import CARDS
+
+    if name not in CARDS:
+        raise UnsupportedError(f"--gpu: {name!r} is not described; {', '.join(CARDS)} are")
+    return CARDS[name]
+
+
+def _shapes(ladder: Ladder, texts: list[str]) -> list[Any]:
+    """The shapes that were asked for, each once."""
+    found: list[Any] = []
+    for text in texts:
+        if text == "all":
+            found += ladder.shapes.values() or [ladder.shape]
+        elif text in ladder.shapes:
+            found.append(ladder.shapes[text])
+        else:
+            found.append(replace(ladder.shape, **_given_sizes(ladder, text)))
+    return list(dict.fromkeys(found))
+
+
+def _given_sizes(ladder: Ladder, text: str) -> dict[str, int]:
+    names = [field.name for field in fields(ladder.shape)]
+    try:
+        sizes = _numbers(text) if text else {}
+    except argparse.ArgumentTypeError as error:
+        known = f"; shapes of {ladder.name} are {', '.join(ladder.shapes)}" * bool(ladder.shapes)
+        raise UnsupportedError(f"--shape: {error}{known}") from None
+    for name in sizes:
+        if name not in names:
+            raise UnsupportedError(f"--shape: {name!r} is no size; valid are {', '.join(names)}")
+    return sizes
 
 
 def _sizes(shape: Any) -> str:

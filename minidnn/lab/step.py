@@ -29,6 +29,10 @@ _MOST_GRID = (2**31 - 1, 65535, 65535)
 _MOST_ELEMENTS = 2**31 - 1  # what an int can count
 
 
+def _takes_all(shape: Any, block: Block, parameters: Parameters) -> None:
+    """Refuses nothing."""
+
+
 @dataclass(frozen=True)
 class LadderStep:
     """One kernel and its idea.
@@ -50,7 +54,7 @@ class LadderStep:
     sizes: Callable[[Any, Block, Parameters], Sizes]
     work: Callable[[Any, Block, Parameters], Work]
     parameters: Parameters = field(default_factory=dict)
-    refusal: Callable[[Any, Block, Parameters], str | None] = lambda *_: None
+    refusal: Callable[[Any, Block, Parameters], str | None] = _takes_all
     constants: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -156,6 +160,7 @@ class Ladder:
         shape: a default, whose fields are the numbers that make a shape.
         steps: from the first to the last.
         reference: the result in float64, of a shape and its operands by name.
+        shapes: others by their names, on which the ladder is measured.
     """
 
     name: str
@@ -163,6 +168,7 @@ class Ladder:
     shape: Any
     steps: tuple[LadderStep, ...]
     reference: Callable[[Any, Mapping[str, np.ndarray]], np.ndarray]
+    shapes: Mapping[str, Any] = field(default_factory=dict)
 
     def step(self, name: str) -> LadderStep:
         """The step of that name; UnsupportedError, which names all, if there is none."""

@@ -62,22 +62,24 @@ def study(
     ladder: Ladder,
     steps: Sequence[LadderStep],
     blocks: Sequence[Block],
-    shape: Any,
+    shapes: Sequence[Any],
     machine: Machine,
     parameters: Parameters | None = None,
 ) -> dict[str, Any]:
-    """What :func:`predict` finds, with all that it was asked for."""
+    """What :func:`predict` finds for each shape, with all that it was asked for."""
     cells = []
-    predictions = predict(ladder, steps, blocks, shape, machine, parameters)
-    for (name, block), found in predictions.items():
-        told = {"why_not": found} if isinstance(found, str) else found.record()
-        used = ladder.step(name).with_own(parameters)
-        cells.append({"step": name, "block": list(block), "parameters": used, **told})
+    for number, shape in enumerate(shapes):
+        predictions = predict(ladder, steps, blocks, shape, machine, parameters)
+        for (name, block), found in predictions.items():
+            told = {"why_not": found} if isinstance(found, str) else found.record()
+            used = ladder.step(name).with_own(parameters)
+            head = {"step": name, "shape": number, "block": list(block), "parameters": used}
+            cells.append({**head, **told})
     return {
         "format": FORMAT,
         "version": VERSION,
         "ladder": ladder.name,
         "machine": asdict(machine),
-        "shape": asdict(shape),
+        "shapes": [asdict(shape) for shape in shapes],
         "cells": cells,
     }

@@ -63,6 +63,26 @@ def _whole_vectors(shape: ConvolutionShape, block: Block, parameters: Parameters
 _step = partial(LadderStep, folder=Path(__file__).parent)
 _POSITIONS = {"GROUP": 8, "POSITIONS": 4}
 
+
+def _layer(channels: int, filters: int, size: int, window: int, stride: int) -> ConvolutionShape:
+    """A layer of a network, padded by half its window, on 32 images."""
+    square = {"height": size, "width": size, "window_height": window, "window_width": window}
+    padding = window // 2
+    return ConvolutionShape(32, channels, filters=filters, stride=stride, padding=padding, **square)
+
+
+_LAYERS = (
+    (3, 64, 224, 7, 2),
+    (64, 64, 56, 3, 1),
+    (128, 128, 28, 3, 1),
+    (256, 256, 14, 3, 1),
+    (512, 512, 7, 3, 1),
+    (64, 256, 56, 1, 1),
+    (256, 512, 56, 1, 2),
+    (48, 192, 35, 5, 1),
+)
+"""Channels, filters, size of the image, window, stride."""
+
 CONVOLUTION = Ladder(
     "conv",
     "convolution, forward, float32, NCHW",
@@ -103,4 +123,10 @@ CONVOLUTION = Ladder(
         ),
     ),
     convolve,
+    {
+        f"{channels}-{filters}@{size},{window}/{stride}": _layer(
+            channels, filters, size, window, stride
+        )
+        for channels, filters, size, window, stride in _LAYERS
+    },
 )

@@ -88,7 +88,7 @@ def convolve(shape: ConvolutionShape, operands: Mapping[str, np.ndarray]) -> np.
     for i, j in np.ndindex(*window):
         top, left = i * shape.dilation, j * shape.dilation
         seen = x[:, :, top : top + past[0] : step, left : left + past[1] : step]
-        y += np.einsum("nchw,oc->nohw", seen, w[:, :, i, j])
+        y += (w[:, :, i, j] @ seen.reshape(*seen.shape[:2], -1)).reshape(y.shape)
     if "bias" in operands:
         y = np.maximum(y + operands["bias"].reshape(-1, 1, 1), 0.0)
     return y

@@ -85,4 +85,5 @@ PRODUCT = Ladder(
         ),
     ),
     multiply,
+    {str(size): ProductShape(size, size, size) for size in (256, 1024, 2048, 4096)},
 )

@@ -1,0 +1,106 @@
+"""What NVIDIA's libraries need for a shape: each algorithm of cuDNN, and cuBLAS's product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..cudnn import convolution
+from ..cudnn._cupy import cupy
+from ..cudnn.accuracy import is_coarse_winograd
+from ..cudnn.convolution.choose import ADDS_IN_ANY_ORDER
+from ..cudnn.enums import ConvolutionFwdAlgo, MathType
+from ..errors import MiniDNNError
+from .convolution.shape import ConvolutionShape
+from .measure import WrongResultError, arrays, times
+from .operands import Operands
+from .product.shape import ProductShape
+
+_PREFIX = "CUDNN_CONVOLUTION_FWD_ALGO_"
+_MATHS = {"float32": MathType.CUDNN_FMA_MATH, "TF32": MathType.CUDNN_TENSOR_OP_MATH}
+_PLAIN = ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "DIRECT")
+_WORKSPACE_LIMIT = 4 << 30
+
+
+@dataclass(frozen=True)
+class CeilingJob:
+    """A shape, and operands for it."""
+
+    shape: Any
+    operands: Operands
+
+
+def ceilings(job: CeilingJob) -> list[dict[str, Any]]:
+    """Each way in which a library computes this: name, precision, time, workspace, whether its
+    bits are the same each time, and how far its result is off; or why there is no time."""
+    if isinstance(job.shape, ConvolutionShape):
+        return _convolutions(job.shape, job.operands)
+    if isinstance(job.shape, ProductShape):
+        return [_product(job.shape, job.operands)]
+    return []
+
+
+def _convolutions(shape: ConvolutionShape, operands: Operands) -> list[dict[str, Any]]:
+    given, expected = arrays(operands)
+    x = given["x"].reshape(shape.batch, shape.channels, shape.height, shape.width)
+    w = given["w"].reshape(shape.filters, shape.channels, shape.window_height, shape.window_width)
+    y = cupy().empty(expected.shape, np.float32)
+    rows = []
+    for kind in ConvolutionFwdAlgo:
+        for precision, math in _MATHS.items():
+            name = kind.name.removeprefix(_PREFIX)
+            row: dict[str, Any] = {
+                "name": name,
+                "precision": precision,
+                "family": "plain" if name in _PLAIN else "other",
+                "deterministic": kind.name not in ADDS_IN_ANY_ORDER,
+                "exact": precision == "float32" and not is_coarse_winograd(name, w.shape[2:]),
+            }
+            try:
+                plan = convolution.plan(
+                    "forward",
+                    *(x, w, y),
+                    padding=shape.padding,
+                    stride=shape.stride,
+                    dilation=shape.dilation,
+                    algorithm=int(kind),
+                    math=math,
+                    workspace_limit=_WORKSPACE_LIMIT,
+                )
+                row["workspace"] = plan.choice.workspace
+                addresses = (x.data.ptr, w.data.ptr, y.data.ptr)
+                plan.run(*addresses)
+                row["error"] = _error(y, expected)
+                row |= times(lambda plan=plan, at=addresses: plan.run(*at))
+            except (MiniDNNError, WrongResultError) as error:
+                row["why_not"] = str(error).partition("\n")[0]
+            rows.append(row)
+    return rows
+
+
+def _product(shape: ProductShape, operands: Operands) -> dict[str, Any]:
+    given, expected = arrays(operands)
+    a, b = given["a"].reshape(shape.rows, -1), given["b"].reshape(-1, shape.columns)
+    y = cupy().empty(expected.shape, np.float32)
+
+    def run() -> None:
+        cupy().matmul(a, b, out=y)
+
+    run()
+    row = {"name": "cuBLAS", "precision": "float32", "family": "plain", "exact": True}
+    return row | {"deterministic": True, "error": _error(y, expected)} | times(run)
+
+
+def _error(found: Any, expected: Any) -> float:
+    """The largest difference, beside the largest element."""
+    return float(abs(found - expected).max() / abs(expected).max())
+
+
+def fastest(rows: list[dict[str, Any]], plain: bool = False) -> dict[str, Any] | None:
+    """The fastest exact one; of those that multiply directly or as an implicit matrix product if
+    ``plain``; None if there is none."""
+    timed = [row for row in rows if row["exact"] and "measured_seconds" in row]
+    fitting = [row for row in timed if not plain or row["family"] == "plain"]
+    return min(fitting, key=lambda row: row["measured_seconds"], default=None)

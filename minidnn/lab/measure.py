@@ -1,0 +1,129 @@
+"""A step on a GPU: compiled, checked beside the reference, and only then timed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..backends.cuda.build import compile_kernels
+from ..backends.cuda.kernels import Launch
+from ..backends.cuda.machine import machine_of
+from ..cudnn._cupy import cupy
+from ..cudnn.graph.timing import Contestant, sample, timing_stream
+from ..measure.statistics import median
+from .apart import FaultError
+from .operands import RESULT, Operands, first_wrong
+from .step import Block, LadderStep
+
+_GUARD = 1024
+"""Floats on both sides of a result that nobody may write."""
+_MOST_SHARED, _PLENTY = 8, 48 << 10  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_BETWEEN = 3  # cudaMemcpyDeviceToDevice
+
+
+class WrongResultError(Exception):
+    """A kernel computes something else; it is not timed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step to be measured on a shape, with a block and all of its parameters."""
+
+    step: LadderStep
+    shape: Any
+    block: Block
+    parameters: dict[str, int]
+    operands: Operands
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """What is measured of a step, as a part of a cell of a study.
+
+    Raises:
+        WrongResultError: the result is wrong, or something beside it was written.
+        FaultError: the GPU reports a fault, after which this process can do nothing more with it.
+    """
+    launch = job.step.launch(job.shape, job.block, job.parameters)
+    given, expected = arrays(job.operands)
+    size = job.shape.operands[RESULT]
+    whole = cupy().full(size + 2 * _GUARD, np.nan, np.float32)
+    y = whole[_GUARD : _GUARD + size]
+    run = _bound(job.step, launch, job.shape, {**given, RESULT: y})
+    errors = (cupy().cuda.runtime.CUDARuntimeError, cupy().cuda.driver.CUDADriverError)
+    try:
+        with timing_stream() as stream:
+            run()
+            stream.synchronize()
+        if (wrong := first_wrong(y, expected)) is not None:
+            raise WrongResultError(f"the result is wrong: {wrong}")
+        y[:] = np.nan
+        if not bool(cupy().isnan(whole).all()):
+            raise WrongResultError("memory beside the result was written")
+        return times(run)
+    except errors as error:
+        raise FaultError(f"the kernel failed: {error}") from error
+
+
+def times(run: Callable[[], object]) -> dict[str, Any]:
+    """The times of what starts work on CuPy's current stream: their median with an interval, and
+    how they vary."""
+    seconds = [one * 1e-3 for one in sample(Contestant(run))]
+    if not seconds:
+        raise WrongResultError("it failed when it was timed")
+    found = median(seconds)
+    return {
+        "measured_seconds": found.value,
+        "measured_interval": [found.low, found.high],
+        "variability": statistics.stdev(seconds) / statistics.fmean(seconds),
+        "samples": len(seconds),
+    }
+
+
+@cache
+def _uploaded(path: Path) -> Any:
+    return cupy().asarray(np.load(path))
+
+
+_kept: list[Operands] = []
+
+
+def arrays(operands: Operands) -> tuple[dict[str, Any], Any]:
+    """The operands, and what should come of them, on the GPU; those of the last call stay."""
+    if _kept != [operands]:
+        _uploaded.cache_clear()
+        _kept[:] = [operands]
+    given = {name: _uploaded(path) for name, path in operands.files.items()}
+    return given, _uploaded(operands.expected)
+
+
+def _bound(
+    step: LadderStep, launch: Launch, shape: Any, given: dict[str, Any]
+) -> Callable[[], object]:
+    """The kernel on these arrays, its arrays of constant memory filled."""
+    (kernel,) = compile_kernels([launch.source], machine_of(cupy().cuda.runtime.getDevice()).arch)
+    module = cupy().cuda.function.Module()
+    module.load(kernel.cubin)
+    function = module.get_function(kernel.name)
+    if launch.shared_bytes > _PLENTY:
+        cupy().cuda.driver.funcSetAttribute(function.ptr, _MOST_SHARED, launch.shared_bytes)
+    for symbol, operand in step.symbols(launch).items():
+        source = given[operand]
+        address = module.get_global_var(symbol)
+        cupy().cuda.runtime.memcpy(int(address), source.data.ptr, source.nbytes, _BETWEEN)
+    arguments = tuple(
+        given[one].data.ptr if isinstance(one, str) else one for one in step.arguments(shape)
+    )
+    cupy().cuda.Device().synchronize()
+
+    def run() -> None:
+        # The module stays as long as this function does.
+        assert module is not None
+        function(launch.grid, launch.block, arguments, shared_mem=launch.shared_bytes)
+
+    return run

@@ -1,0 +1,89 @@
+"""Numbers that a kernel is given, what should come of them, and where a result is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from .step import Ladder
+
+RESULT = "y"
+"""The operand that kernels write."""
+TOLERANCE = 2e-6
+"""Of a sum in float32, beside the largest element of the result."""
+
+
+def draw(names: Sequence[str], shape: Any) -> dict[str, np.ndarray]:
+    """Operands of a shape; the result is left out."""
+    random = np.random.default_rng(0)
+    return {
+        name: random.standard_normal(shape.operands[name], np.float32)
+        for name in names
+        if name != RESULT
+    }
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Files of operands and of what should come of them."""
+
+    files: dict[str, Path]
+    expected: Path
+
+
+class OperandFolder:
+    """Operands and results in files, which processes share; each is made once, when it is asked
+    for, and gone with this."""
+
+    def __init__(self, ladder: Ladder) -> None:
+        self._ladder = ladder
+        self._folder = TemporaryDirectory(prefix="minidnn-lab-")
+        self._made: dict[tuple[Any, tuple[str, ...]], Operands] = {}
+
+    def of(self, names: Sequence[str], shape: Any) -> Operands:
+        """What a step with these operands is given for a shape."""
+        key = (shape, tuple(sorted(name for name in names if name != RESULT)))
+        if key not in self._made:
+            operands = draw(key[1], shape)
+            expected = self._ladder.reference(shape, operands).astype(np.float32)
+            files = {name: self._save(name, array) for name, array in operands.items()}
+            self._made[key] = Operands(files, self._save(RESULT, expected))
+        return self._made[key]
+
+    def _save(self, name: str, array: np.ndarray) -> Path:
+        path = Path(self._folder.name) / f"{len(self._made)}-{name}.npy"
+        np.save(path, array)
+        return path
+
+    def close(self) -> None:
+        """Removes the files.  May be called again."""
+        self._folder.cleanup()
+
+    def __enter__(self) -> OperandFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def first_wrong(found: Any, expected: Any, tolerance: float = TOLERANCE) -> str | None:
+    """Where a result is wrong first, and in how many places; None if it is right.
+
+    ``found`` is flat; both are arrays of NumPy, or both of CuPy.
+    """
+    atol = tolerance * max(1.0, float(abs(expected).max()))
+    wrong = ~(abs(found.astype(expected.dtype) - expected.ravel()) <= atol)  # NaN is wrong, too
+    count = int(wrong.sum())
+    if not count:
+        return None
+    first = int(wrong.argmax())
+    at = ", ".join(str(int(index)) for index in np.unravel_index(first, expected.shape))
+    return (
+        f"y[{at}] is {float(found[first]):.7g} and should be {float(expected.ravel()[first]):.7g}; "
+        f"{count} of {found.size} elements are wrong"
+    )

@@ -1,0 +1,122 @@
+"""Studies as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .ceilings import fastest
+
+Cell = Mapping[str, Any]
+_Column = tuple[str, Callable[[Cell], str]]
+
+_MODEL: tuple[_Column, ...] = (
+    ("regs", lambda cell: str(cell["registers"])),
+    ("shared", lambda cell: str(cell["shared_bytes"])),
+    ("occupancy", lambda cell: f"{100 * cell['occupancy']:.0f}% {cell['occupancy_limit']}"),
+    ("waves", lambda cell: f"{cell['waves']:.1f}"),
+    ("coalesced", lambda cell: f"{cell['coalescing']:.2f}"),
+    ("conflicts", lambda cell: f"{cell['bank_conflicts']:.2f}"),
+    ("L2 MB", lambda cell: f"{cell['bytes']['L2'] / 1e6:.0f}"),
+    ("ms", lambda cell: f"{1e3 * cell['predicted_seconds']:.3f}"),
+    ("TFLOP/s", lambda cell: f"{cell['operations'] / cell['predicted_seconds'] / 1e12:.1f}"),
+    ("limit", lambda cell: str(cell["predicted_limit"])),
+)
+_MEASURED: tuple[_Column, ...] = (
+    ("regs", lambda cell: str(cell["registers"])),
+    ("spills", lambda cell: str(cell["spill_bytes"])),
+    ("shared", lambda cell: str(cell["shared_bytes"])),
+    ("occupancy", lambda cell: f"{100 * cell['occupancy']:.0f}%"),
+    ("ms", lambda cell: f"{1e3 * cell['measured_seconds']:.4f}"),
+    ("+-%", lambda cell: f"{100 * cell['variability']:.1f}"),
+    ("TFLOP/s", lambda cell: f"{cell['operations'] / cell['measured_seconds'] / 1e12:.2f}"),
+    ("GB/s", lambda cell: f"{cell['bytes']['memory'] / cell['measured_seconds'] / 1e9:.0f}"),
+    ("model ms", lambda cell: f"{1e3 * cell['predicted_seconds']:.4f}"),
+    ("error", lambda cell: f"{model_error(cell):.2f}"),
+    ("limit", lambda cell: str(cell["predicted_limit"])),
+)
+
+
+def model_error(cell: Cell) -> float:
+    """The metric of that name."""
+    times = (cell["predicted_seconds"], cell["measured_seconds"])
+    return float(max(times) / min(times))
+
+
+def table(document: Mapping[str, Any]) -> list[str]:
+    """A study's cells as lines, shape by shape; where a cell has no figures, the reason stands."""
+    lines = []
+    for number, shape in enumerate(document["shapes"]):
+        cells = [cell for cell in document["cells"] if cell["shape"] == number]
+        lines += ["", ", ".join(f"{name} {size}" for name, size in shape.items())]
+        if "libraries" not in document:
+            lines += _lines(cells, _MODEL)
+            continue
+        found = document["libraries"][number]
+        rows = found.get("algorithms", [])
+        lines += _lines(cells, (*_MEASURED, *_ceiling(rows)))
+        lines += _libraries(rows, cells) if rows else [f"  libraries: {found.get('failed')}"]
+    return lines[1:]
+
+
+def _ceiling(rows: list[dict[str, Any]]) -> tuple[_Column, ...]:
+    if (best := fastest(rows)) is None:
+        return ()
+    seconds = best["measured_seconds"]
+    return (("of library", lambda cell: f"{100 * seconds / cell['measured_seconds']:.1f}%"),)
+
+
+def _lines(cells: Sequence[Cell], columns: Sequence[_Column]) -> list[str]:
+    heads = [
+        (cell["step"], "x".join(map(str, cell["block"])) + _own(cell["parameters"]))
+        for cell in cells
+    ]
+    bodies = [_reason(cell) or [tell(cell) for _, tell in columns] for cell in cells]
+    return _laid_out([("step", "block"), *heads], [[name for name, _ in columns], *bodies])
+
+
+def _own(parameters: Mapping[str, int]) -> str:
+    return "".join(f" {name}={number}" for name, number in parameters.items())
+
+
+def _reason(cell: Cell) -> list[str] | None:
+    if "why_not" in cell:
+        return [f"no: {cell['why_not']}"]
+    return [f"failed: {cell['failed']}"] if "failed" in cell else None
+
+
+def _laid_out(heads: Sequence[Sequence[str]], bodies: Sequence[list[str]]) -> list[str]:
+    """Heads to the left, numbers to the right, the last column as it is; a body of one part is a
+    sentence."""
+    left = [max(len(head[i]) for head in heads) for i in range(len(heads[0]))]
+    full = [body for body in bodies if len(body) > 1]
+    widths = [max(len(body[i]) for body in full) for i in range(len(full[0]))] if full else []
+    lines = []
+    for head, body in zip(heads, bodies, strict=True):
+        parts = [part.ljust(width) for part, width in zip(head, left, strict=True)]
+        if len(body) > 1:
+            parts += [part.rjust(w) for part, w in zip(body[:-1], widths[:-1], strict=True)]
+        lines.append("  " + "  ".join([*parts, body[-1]]).rstrip())
+    return lines
+
+
+def _libraries(rows: list[dict[str, Any]], cells: Sequence[Cell]) -> list[str]:
+    """Each algorithm of a library."""
+    operations = next((cell["operations"] for cell in cells if "operations" in cell), 0)
+    heads = [("library", "precision"), *((row["name"], row["precision"]) for row in rows)]
+    bodies = [["ms", "TFLOP/s", "MB", "error", "deterministic"]]
+    for row in rows:
+        if "why_not" in row:
+            bodies.append([f"no: {row['why_not']}"])
+            continue
+        seconds = row["measured_seconds"]
+        bodies.append(
+            [
+                f"{1e3 * seconds:.4f}",
+                f"{operations / seconds / 1e12:.2f}",
+                f"{row.get('workspace', 0) / 1e6:.1f}",
+                f"{row['error']:.1e}",
+                "yes" if row["deterministic"] else "no",
+            ]
+        )
+    return _laid_out(heads, bodies)
