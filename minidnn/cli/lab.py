@@ -28,6 +28,8 @@ one idea beyond the one before.
     minidnn lab model conv --block 8x8,32x8  what each step should cost with each block
     minidnn lab run conv                     each step on this machine's GPU, beside cuDNN
     minidnn lab sweep conv --step tiled      one step with several blocks
+    minidnn lab replay FILE                  a study that was written by --save; needs no GPU
+    minidnn lab demo                         the same of an H100, recorded
 
 For list, show and model nothing is run: registers come from CUDA's compiler, which needs no GPU,
 and the rest is calculated for the GPU that --gpu names."""
@@ -81,7 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="NAME=N,...",
             help="numbers that steps are compiled with, such as GROUP=4,POSITIONS=2",
         )
-    for one in (listing, show, model, run, sweep):
+    for one in (model, run, sweep):
+        one.add_argument("--save", metavar="FILE", help="write the study to a file, too")
+    replay = commands.add_parser("replay", help="a study in a file")
+    replay.add_argument("file", help="what --save wrote")
+    demo = commands.add_parser("demo", help="a recorded study of convolutions on an H100")
+    for one in (listing, show, model, run, sweep, replay, demo):
         one.add_argument("--json", action="store_true", help="print JSON")
         # The command's own, which may stand behind the action, too.
         off = argparse.SUPPRESS
@@ -91,7 +98,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     actions = {"list": _list, "show": _show, "model": _model, "run": _run, "sweep": _run}
+    actions |= {"replay": _replay, "demo": _replay}
     document, text = actions[options.action](options)
+    if getattr(options, "save", None):
+        from minidnn.lab.recorded import save_study
+
+        save_study(options.save, document)
     print(json.dumps(document, indent=1) if options.json else text)
     return 0
 
@@ -179,6 +191,18 @@ def _run(options: argparse.Namespace) -> tuple[Any, str]:
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
     lines = [f"{ladder.title}, on {written['machine']['name']}", "", *table(written)]
+    return written, "\n".join(lines)
+
+
+def _replay(options: argparse.Namespace) -> tuple[Any, str]:
+    from minidnn.lab.ladders import ladder_of
+    from minidnn.lab.recorded import load_study, recorded_studies
+    from minidnn.lab.table import table
+
+    demo = options.action == "demo"
+    written = load_study(recorded_studies()["conv"] if demo else options.file)
+    title = ladder_of(written["ladder"]).title
+    lines = [f"{title}, on {written['machine']['name']}", "", *table(written)]
     return written, "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def _convolutions(shape: ConvolutionShape, operands: Operands) -> list[dict[str,
                 addresses = (x.data.ptr, w.data.ptr, y.data.ptr)
                 plan.run(*addresses)
                 row["error"] = _error(y, expected)
-                row |= times(lambda plan=plan, at=addresses: plan.run(*at))
+                row |= times(partial(plan.run, *addresses))
             except (MiniDNNError, WrongResultError) as error:
                 row["why_not"] = str(error).partition("\n")[0]
             rows.append(row)

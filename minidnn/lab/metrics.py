@@ -86,6 +86,12 @@ METRICS = (
         "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct / 100",
     ),
     Metric(
+        "sectors a request",
+        "pieces of 32 bytes that a load of a warp touches; 4 is least for 32 floats",
+        "",
+        "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+    ),
+    Metric(
         "shared memory efficiency",
         "bytes of shared memory a wavefront / most bytes of one",
         "",

@@ -93,6 +93,21 @@ class Prediction:
         least = sum(one.least_wavefronts for one in shared)
         return sum(one.wavefronts for one in shared) / least if least else 1.0
 
+    @cached_property
+    def sectors_a_request(self) -> float:
+        """The metric of that name, over all loads."""
+        reads = [one for one in self._global if not one.store]
+        return sum(one.sectors for one in reads) / sum(one.requests for one in reads)
+
+    @cached_property
+    def load_turns(self) -> dict[str, float]:
+        """Turns of the load units, by the space that they go to."""
+        spaces = ("global", "shared")
+        return {
+            space: sum(one.wavefronts for one in self.work.accesses if one.space == space)
+            for space in spaces
+        }
+
     @property
     def _global(self) -> list[Access]:
         return [one for one in self.work.accesses if one.space == "global"]
@@ -105,7 +120,7 @@ class Prediction:
         share = ceil(self.blocks / machine.multiprocessors) / self.blocks
         cycle = 1 / machine.hertz
         lanes = machine.peak_operations / (2 * machine.multiprocessors * machine.hertz) / 32
-        turns = sum(one.wavefronts for one in work.accesses)
+        turns = sum(self.load_turns.values())
         moved = self.bytes_moved
         return {
             "arithmetic": work.multiply_adds / lanes * share * cycle,
@@ -149,7 +164,9 @@ class Prediction:
             "operational_intensity": self.intensity,
             "attainable_performance": roofline_of(self.machine).attainable(self.intensity),
             "coalescing": self.coalescing,
+            "sectors_a_request": self.sectors_a_request,
             "bank_conflicts": self.bank_conflicts,
+            "load_turns": self.load_turns,
             "seconds_by_part": self.limits,
             "predicted_limit": self.limit,
             "predicted_seconds": self.seconds,

@@ -47,6 +47,7 @@ class LadderStep:
         parameters: numbers that stand in the text under these names, and their defaults.
         refusal: why a shape cannot be computed so by a block; None if it can.
         constants: arrays of constant memory in the text, and the operands that they hold.
+        helps: the limits, as :data:`.explain.ADVICE` names them, that its idea is about.
     """
 
     name: str
@@ -56,6 +57,7 @@ class LadderStep:
     parameters: Parameters = field(default_factory=dict)
     refusal: Callable[[Any, Block, Parameters], str | None] = _takes_all
     constants: Mapping[str, str] = field(default_factory=dict)
+    helps: tuple[str, ...] = ()
 
     @cached_property
     def text(self) -> str:

@@ -27,7 +27,7 @@ def test_show_explains_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, "show", "product", "coalesced", "--gpu", "A100")
     assert "// Expect: Several times faster" in text
     assert "-  const int row = blockIdx.x * blockDim.x + threadIdx.x;" in text
-    assert "on NVIDIA A100, rows 4096, columns 4096, depth 4096" in text
+    assert "on NVIDIA A100\nrows 4096, columns 4096, depth 4096" in text
     document = json.loads(told(capsys, "show", "conv", "naive", "--json"))
     assert document["difference"] == [] and document["step"]["name"] == "naive"
     assert document["source"].startswith("// One thread an output")
@@ -62,6 +62,8 @@ def test_parameters_go_to_the_steps_that_have_them(capsys: pytest.CaptureFixture
         (["show", "conv", "fast"], "conv has no step 'fast'; it has naive, general, coalesced"),
         (["model", "fft"], "no ladder is called 'fft'; there are conv, product"),
         (["model", "conv", "--gpu", "H300"], "'H300' is not described; A100, RTX3090, RTX4090"),
+        (["model", "conv", "--shape", "batch"], "'batch' is no list of sizes such as batch=1"),
+        (["model", "conv", "--shape", "n=-1"], "shapes of conv are 3-64@224,7/2, 64-64@56,3/1"),
         (["model", "conv", "--shape", "depth=3"], "'depth' is no size; valid are batch, channels"),
         (
             ["model", "conv", "--parameters", "TILE=3"],
@@ -76,7 +78,7 @@ def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixt
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("wrong", ["--block=8", "--block=8x8x8", "--shape=batch", "--shape=n=-1"])
+@pytest.mark.parametrize("wrong", ["--block=8", "--block=8x8x8", "--parameters=GROUP"])
 def test_wrong_values_end_in_usage(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["lab", "model", "conv", wrong])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.backends.cuda.kernels import Launch
+from minidnn.lab.operands import TOLERANCE, draw
 from minidnn.lab.step import Block, Ladder, LadderStep, Parameters
 from tests.cuda.emulator.run import Emulated, guarded
 
@@ -26,23 +27,16 @@ class Case:
     parameters: Parameters | None = None
 
 
-def draw(step: LadderStep, shape: Any) -> dict[str, np.ndarray]:
-    """Operands for a step, its output left out."""
-    random = np.random.default_rng(0)
-    names = [name for name in step.operands(shape) if name != "y"]
-    return {name: random.standard_normal(shape.operands[name], np.float32) for name in names}
-
-
 def check(ladder: Ladder, step: LadderStep, cases: Sequence[Case], folder: Path) -> None:
     """Every case beside the reference, and the same bits when threads take turns backwards; they
     are compiled together."""
     launches = [plain(step.launch(case.shape, case.block, case.parameters)) for case in cases]
     kernels = Emulated([launch.source for launch in launches], folder)
     for case, launch in zip(cases, launches, strict=True):
-        operands = draw(step, case.shape)
+        operands = draw(step.operands(case.shape), case.shape)
         y = run(kernels, step, launch, case.shape, operands, False)
         expected = ladder.reference(case.shape, operands)
-        atol = 2e-6 * max(1.0, float(np.abs(expected).max()))
+        atol = TOLERANCE * max(1.0, float(np.abs(expected).max()))
         np.testing.assert_allclose(y, expected.ravel(), rtol=0, atol=atol, err_msg=f"{case}")
         again = run(kernels, step, launch, case.shape, operands, True)
         np.testing.assert_array_equal(y, again, f"{case}")

@@ -186,7 +186,7 @@ def test_ladders_climb_in_the_model() -> None:
 @pytest.mark.parametrize("machine", [A100, H100, RTX_4090], ids=lambda machine: machine.arch)
 def test_a_study_of_every_ladder(machine: Any) -> None:
     for ladder in LADDERS.values():
-        written = study(ladder, ladder.steps, [(16, 16)], ladder.shape, machine)
+        written = study(ladder, ladder.steps, [(16, 16)], [ladder.shape], machine)
         assert [cell["step"] for cell in written["cells"]] == [s.name for s in ladder.steps]
         for cell in written["cells"]:
             assert 0 < cell["coalescing"] <= 1 and 0 < cell["occupancy"] <= 1

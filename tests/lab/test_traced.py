@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from minidnn.lab.convolution.ladder import CONVOLUTION
+from minidnn.lab.operands import draw
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
 from minidnn.lab.step import Ladder, LadderStep
 from tests.cuda.emulator.run import Emulated
 
-from .emulated import Case, draw, plain
+from .emulated import Case, plain
 from .test_convolution import generated
 
 #: A pointer that counts what is read and written through it.
@@ -60,7 +61,8 @@ def test_reads_and_writes(ladder: Ladder, step: LadderStep, tmp_path: Path) -> N
         launches[at] = replace(launch, source=replace(launch.source, text=TRACED + text))
     kernels = Emulated([launch.source for launch in launches], tmp_path)
     for case, launch in zip(cases, launches, strict=True):
-        arrays = draw(step, case.shape) | {"y": np.empty(case.shape.operands["y"], np.float32)}
+        operands = draw(step.operands(case.shape), case.shape)
+        arrays = operands | {"y": np.empty(case.shape.operands["y"], np.float32)}
         counts = {name: np.zeros(1, np.int64) for name in arrays}
         given = [
             np.array([arrays[one].ctypes.data, counts[one].ctypes.data])

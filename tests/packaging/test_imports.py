@@ -61,8 +61,9 @@ ALLOWED: dict[str, set[str]] = {
     "frontends": {"graph", "third_parties", "storage", "layers", "models", "weights"},
     "cudnn": {"cache"},
     "measure": set(),
-    # It calculates for GPUs as the engine describes them, and compiles with its compiler.
-    "lab": {"backends.codegen", "backends.cuda"},
+    # It calculates for GPUs as the engine describes them, compiles with its compiler, and measures
+    # beside cuDNN.
+    "lab": {"backends.codegen", "backends.cuda", "cudnn", "measure"},
     "weights": {"cache", "compiled_file"},
     "pictures": set(),
     "data": {"graph", "pictures"},

@@ -60,14 +60,17 @@ PRODUCT = Ladder(
     ProductShape(),
     (
         _step("naive", sizes=_by_rows, work=partial(direct, down=True)),
-        _step("coalesced", sizes=_by_columns, work=direct),
-        _step("tiled", sizes=_by_columns, work=tiles, refusal=_square_only),
+        _step("coalesced", sizes=_by_columns, work=direct, helps=("uncoalesced accesses",)),
+        _step(
+            "tiled", sizes=_by_columns, work=tiles, refusal=_square_only, helps=("load units", "L2")
+        ),
         _step(
             "column_tile",
             sizes=_by_columns,
             work=partial(tiles, padded=1),
             parameters={"THREAD_ROWS": 8, "TILE_DEPTH": 8},
             refusal=_fits(padded=1, whole_vectors=False),
+            helps=("shared memory", "L2", "bank conflicts"),
         ),
         _step(
             "register_tile",
@@ -75,6 +78,7 @@ PRODUCT = Ladder(
             work=partial(tiles, apart=True, padded=1),
             parameters=_SQUARE,
             refusal=_fits(padded=1, whole_vectors=False),
+            helps=("shared memory", "L2", "latency"),
         ),
         _step(
             "vectors",
@@ -82,6 +86,7 @@ PRODUCT = Ladder(
             work=partial(tiles, apart=True, padded=4, width=4),
             parameters=_SQUARE,
             refusal=_fits(padded=4, whole_vectors=True),
+            helps=("shared memory", "issue"),
         ),
     ),
     multiply,

@@ -1,0 +1,199 @@
+"""What limits a step, which number says so, and what would help: rules over a cell's figures.
+
+Each rule reads figures of a cell as a study has it, counters where there are any, and says what it
+sees.  The first that sees something names the limit: faults of a launch, which make all other
+figures misleading, come before the parts of the machine, and what is left is waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+from .step import Ladder, LadderStep
+
+BUSY = 0.6
+"""A part that works for this share of the time is what one waits for."""
+_FEW_WARPS = 0.35
+_TAIL = 0.7
+_CONFLICTS = 1.5
+_SCATTERED = 8.0
+_SCHEDULERS = 4
+
+ADVICE = {
+    "too few blocks": "give each thread less to do, or use smaller blocks",
+    "spills": "use fewer registers: smaller register tiles, or a smaller block by launch bounds",
+    "tail": "choose a block or a tile with which blocks come out even, or much smaller ones",
+    "bank conflicts": "change the block's width, or pad rows of shared memory",
+    "uncoalesced accesses": "let neighbouring lanes read neighbouring addresses",
+    "shared memory": "read less of it for each product: register tiles, vectors",
+    "load units": "read less for each product: tiles in shared memory and in registers, vectors",
+    "L2": "use larger tiles",
+    "memory": "move fewer bytes: fusion, smaller types; the step is near the roofline's slope",
+    "issue": "spend fewer instructions beside multiply-adds: unrolling, vectors",
+    "arithmetic": "nothing but a better algorithm, or tensor cores",
+    "occupancy": "let more warps run at once: fewer registers, less shared memory, other blocks",
+    "latency": "give each thread more independent work, or let more warps run",
+}
+"""What helps against each limit."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a step is not faster.
+
+    Attributes:
+        limit: a key of :data:`ADVICE`.
+        evidence: the number that says so, in words.
+        source: whether the number is counted ("ncu"), or calculated ("model").
+        next_step: the name of the next step that is about it; None if the ladder has none.
+    """
+
+    limit: str
+    evidence: str
+    source: str
+    next_step: str | None = None
+
+    @property
+    def advice(self) -> str:
+        return ADVICE[self.limit]
+
+    def __str__(self) -> str:
+        next_step = f"; next: {self.next_step}" if self.next_step else ""
+        return (
+            f"{self.limit}: {self.evidence} ({self.source}). It helps to {self.advice}{next_step}"
+        )
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """A cell, and the machine that it is of."""
+
+    cell: Mapping[str, Any]
+    machine: Mapping[str, Any]
+
+    def counted(self, metric: str) -> float | None:
+        """What was counted of a metric; None where there are no counters."""
+        value = self.cell.get("counters", {}).get(metric)
+        return None if value is None else float(value)
+
+    def best(self, metric: str, calculated: str) -> tuple[float, str]:
+        """A figure and its source: counted if it was, else calculated."""
+        counted = self.counted(metric)
+        return (float(self.cell[calculated]), "model") if counted is None else (counted, "ncu")
+
+    def busy(self) -> dict[str, tuple[float, str]]:
+        """The share of the time that each part of the machine works, and who says so."""
+        seconds = self.cell.get("measured_seconds", self.cell["predicted_seconds"])
+        parts = {
+            part: (time / seconds, "model")
+            for part, time in self.cell["seconds_by_part"].items()
+            if part != "latency"
+        }
+        memory = self.counted("memory bandwidth utilization")
+        instructions = self.counted("instructions per cycle")
+        if memory is not None:
+            parts["memory"] = (memory, "ncu")
+        if instructions is not None:
+            parts["issue"] = (instructions / _SCHEDULERS, "ncu")
+        return parts
+
+
+_Rule = Callable[[_Figures], Explanation | None]
+
+
+def _too_few_blocks(figures: _Figures) -> Explanation | None:
+    blocks, multiprocessors = prod(figures.cell["grid"]), figures.machine["multiprocessors"]
+    if blocks >= multiprocessors:
+        return None
+    evidence = f"{blocks} blocks for {multiprocessors} multiprocessors"
+    return Explanation("too few blocks", evidence, "model")
+
+
+def _spills(figures: _Figures) -> Explanation | None:
+    if not (spilled := figures.cell["spill_bytes"]):
+        return None
+    evidence = f"{spilled} bytes of registers are kept in memory"
+    return Explanation("spills", evidence, "compiler")
+
+
+def _tail(figures: _Figures) -> Explanation | None:
+    waves = figures.cell["waves"]
+    if waves < 1 or waves / ceil(waves) >= _TAIL:
+        return None
+    idle = 100 * (1 - waves / ceil(waves))
+    evidence = f"{waves:.2f} waves of blocks: {idle:.0f} % of the places for them stay empty"
+    return Explanation("tail", evidence, "model")
+
+
+def _busiest(figures: _Figures) -> Explanation | None:
+    parts = figures.busy()
+    name = max(parts, key=lambda part: parts[part][0])
+    share, source = parts[name]
+    if share < BUSY:
+        return None
+    evidence = f"busy for {min(100.0, 100 * share):.0f} % of the time"
+    if name in ("load units", "L2", "memory"):
+        return _accesses(figures, name) or Explanation(_units(figures, name), evidence, source)
+    return Explanation(name, evidence, source)
+
+
+def _accesses(figures: _Figures, name: str) -> Explanation | None:
+    """Why a part that moves data has more to do than it should."""
+    turns = figures.cell["load_turns"]
+    conflicts, source = figures.best("bank conflicts", "bank_conflicts")
+    if name == "load units" and turns["shared"] > turns["global"] and conflicts >= _CONFLICTS:
+        evidence = f"shared memory takes {conflicts:.1f} times the turns that its words need"
+        return Explanation("bank conflicts", evidence, source)
+    sectors, source = figures.best("sectors a request", "sectors_a_request")
+    if sectors >= _SCATTERED and not turns["shared"] > turns["global"]:
+        evidence = f"a load of a warp touches {sectors:.1f} sectors; 4 would do"
+        return Explanation("uncoalesced accesses", evidence, source)
+    return None
+
+
+def _units(figures: _Figures, name: str) -> str:
+    turns = figures.cell["load_turns"]
+    return "shared memory" if name == "load units" and turns["shared"] > turns["global"] else name
+
+
+def _few_warps(figures: _Figures) -> Explanation | None:
+    share, source = figures.best("occupancy", "occupancy")
+    if share >= _FEW_WARPS:
+        return None
+    why = figures.cell["occupancy_limit"]
+    evidence = f"{100 * share:.0f} % of the warps that could run; {why} limits them"
+    return Explanation("occupancy", evidence, source)
+
+
+def _waiting(figures: _Figures) -> Explanation:
+    parts = figures.busy()
+    name = max(parts, key=lambda part: parts[part][0])
+    share, source = parts[name]
+    evidence = f"no part is busy, {name} most of all with {100 * share:.0f} % of the time"
+    return Explanation("latency", evidence, source)
+
+
+RULES: tuple[_Rule, ...] = (_too_few_blocks, _spills, _tail, _busiest, _few_warps, _waiting)
+
+
+def explain(
+    cell: Mapping[str, Any], machine: Mapping[str, Any], ladder: Ladder | None = None
+) -> Explanation:
+    """What limits a cell of a study; with its ladder, which later step is about that, too.
+
+    The cell must have been launched, or predicted: one with ``why_not`` has no figures.
+    """
+    figures = _Figures(cell, machine)
+    found = next(one for rule in RULES if (one := rule(figures)) is not None)
+    if ladder is None:
+        return found
+    step = next((one for one in _after(ladder, cell["step"]) if found.limit in one.helps), None)
+    return Explanation(found.limit, found.evidence, found.source, step.name if step else None)
+
+
+def _after(ladder: Ladder, name: str) -> Iterator[LadderStep]:
+    at = [step.name for step in ladder.steps].index(name)
+    yield from ladder.steps[at + 1 :]
