@@ -118,7 +118,18 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files_below(folder: Path) -> list[str]:
     """Return the packaged kinds of files below a folder, relative to it, sorted."""
-    suffixes = {".py", ".typed", ".safetensors", ".cu", ".cuh", ".c", ".h", ".ispc", ".isph"}
+    suffixes = {
+        ".py",
+        ".typed",
+        ".safetensors",
+        ".cu",
+        ".cuh",
+        ".c",
+        ".h",
+        ".ispc",
+        ".isph",
+        ".json",
+    }
     files = (path for path in folder.rglob("*") if path.suffix in suffixes)
     return sorted(str(path.relative_to(folder)) for path in files)
 
