@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 
 import numpy as np
 import pytest
 
 from minidnn.lab.apart import Apart, Failure, FaultError
+from minidnn.lab.ladders import LADDERS
 from minidnn.lab.operands import OperandFolder, first_wrong
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
@@ -24,6 +26,12 @@ def act(job: str) -> tuple[str, int]:
     if job == "fault":
         raise FaultError("an illegal address")
     return job, os.getpid()
+
+
+@pytest.mark.parametrize("name", LADDERS)
+def test_steps_reach_another_process(name: str) -> None:
+    for step in LADDERS[name].steps:
+        assert pickle.loads(pickle.dumps(step)).name == step.name
 
 
 def test_the_study_goes_on() -> None:

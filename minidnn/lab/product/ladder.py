@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -35,20 +34,18 @@ def _square_only(shape: ProductShape, block: Block, parameters: Parameters) -> s
     return f"a block of {block[0]} x {block[1]} threads; this step wants square ones"
 
 
-def _fits(*, padded: int, whole_vectors: bool) -> Callable[..., str | None]:
+def _unfit(
+    shape: ProductShape, block: Block, parameters: Parameters, padded: int, whole_vectors: bool
+) -> str | None:
     """Why tiles do not fit shared memory; ``padded`` numbers are added to each row of one."""
-
-    def why_not(shape: ProductShape, block: Block, parameters: Parameters) -> str | None:
-        if whole_vectors and (shape.columns % 4 or shape.depth % 4):
-            return f"{shape.columns} columns, depth {shape.depth}; this step wants multiples of 4"
-        rows, columns = tile_of(block, parameters)
-        deep = parameters["TILE_DEPTH"]
-        pads = deep if whole_vectors else rows
-        if (asked := 4 * (deep * (rows + columns) + padded * pads)) > _MOST_STATIC:
-            return f"{asked} bytes of static shared memory; there may be {_MOST_STATIC}"
-        return None
-
-    return why_not
+    if whole_vectors and (shape.columns % 4 or shape.depth % 4):
+        return f"{shape.columns} columns, depth {shape.depth}; this step wants multiples of 4"
+    rows, columns = tile_of(block, parameters)
+    deep = parameters["TILE_DEPTH"]
+    pads = deep if whole_vectors else rows
+    if (asked := 4 * (deep * (rows + columns) + padded * pads)) > _MOST_STATIC:
+        return f"{asked} bytes of static shared memory; there may be {_MOST_STATIC}"
+    return None
 
 
 _step = partial(LadderStep, folder=Path(__file__).parent)
@@ -69,7 +66,7 @@ PRODUCT = Ladder(
             sizes=_by_columns,
             work=partial(tiles, padded=1),
             parameters={"THREAD_ROWS": 8, "TILE_DEPTH": 8},
-            refusal=_fits(padded=1, whole_vectors=False),
+            refusal=partial(_unfit, padded=1, whole_vectors=False),
             helps=("shared memory", "L2", "bank conflicts"),
         ),
         _step(
@@ -77,7 +74,7 @@ PRODUCT = Ladder(
             sizes=_by_columns,
             work=partial(tiles, apart=True, padded=1),
             parameters=_SQUARE,
-            refusal=_fits(padded=1, whole_vectors=False),
+            refusal=partial(_unfit, padded=1, whole_vectors=False),
             helps=("shared memory", "L2", "latency"),
         ),
         _step(
@@ -85,7 +82,7 @@ PRODUCT = Ladder(
             sizes=_by_columns,
             work=partial(tiles, apart=True, padded=4, width=4),
             parameters=_SQUARE,
-            refusal=_fits(padded=4, whole_vectors=True),
+            refusal=partial(_unfit, padded=4, whole_vectors=True),
             helps=("shared memory", "issue"),
         ),
     ),
