@@ -70,10 +70,12 @@ def measure(job: Job) -> dict[str, Any]:
         raise FaultError(f"the kernel failed: {error}") from error
 
 
-def times(run: Callable[[], object]) -> dict[str, Any]:
+def times(
+    run: Callable[[], object], repeat: Callable[[int], Callable[[], object]] | None = None
+) -> dict[str, Any]:
     """The times of what starts work on CuPy's current stream: their median with an interval, and
-    how they vary."""
-    seconds = [one * 1e-3 for one in sample(Contestant(run))]
+    how they vary.  ``repeat`` is as of a :class:`Contestant`."""
+    seconds = [one * 1e-3 for one in sample(Contestant(run, repeat))]
     if not seconds:
         raise WrongResultError("it failed when it was timed")
     found = median(seconds)
