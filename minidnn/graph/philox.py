@@ -29,7 +29,8 @@ def philox(counter: Sequence[np.ndarray], key: tuple[int, int]) -> tuple[np.ndar
 
 def random_words(count: int, seed: int, step: int, stream: int) -> np.ndarray:
     """``count`` words of 32 bits: word ``i`` is word ``i % 4`` of the counter
-    ``(i // 4, stream, step)`` under the key ``seed``; the two last are numbers of 64 bits."""
+    ``(i // 4, stream, step)`` under the key ``seed``; ``stream`` has 32 bits, ``step`` and ``seed``
+    64."""
     blocks = np.arange(-(-count // 4), dtype=np.uint64)
     counter = (blocks, stream, *_halves(step))
     words = philox([np.asarray(word, np.uint64) for word in counter], _halves(seed))

@@ -34,7 +34,8 @@ class RandomDrop(Reduction):
     def __post_init__(self) -> None:
         self.require_number("p", self.p)
         self.require(0 <= self.p <= 1, f"p={self.p!r}; valid is a number from 0 to 1")
-        self.require_int("stream", self.stream)
+        valid = type(self.stream) is int and 0 <= self.stream < 1 << 32
+        self.require(valid, f"stream={self.stream!r}; valid is an int from 0 to 2**32 - 1")
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, *numbers = self.operands(inputs)
