@@ -173,7 +173,7 @@ def test_plans_say_where_everything_lies() -> None:
     text = str(region_of(Schedule(2, 2)).kernel[0])
     assert text.startswith("kernel over 5x4 in patches of 2x2")
     assert "(input 0)" in text and "(output 1)" in text and "step 3" in text
-    assert "max window of" in text and "average window of" in text
+    assert "max window of" in text and "sum window of" in text
 
 
 @pytest.mark.parametrize(
