@@ -109,10 +109,10 @@ class FusedSequence(Region):
 
 def window_alone(node: Node) -> FusedSequence:
     """The region of one window, whose patch is the whole plane."""
-    source = Value(node.inputs[0].type, "source")
-    inner = Node(node.op, [source], node.name)
+    operands = [Value(value.type, value.name) for value in node.inputs]
+    inner = Node(node.op, operands, node.name)
     _, _, rows, columns = node.output.type.plane
-    body = Graph([source], inner.outputs, [inner], node.name)
+    body = Graph(operands, inner.outputs, [inner], node.name)
     return FusedSequence(body, Schedule(rows, columns, stage=True))
 
 

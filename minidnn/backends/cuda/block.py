@@ -14,8 +14,7 @@ from ...graph.ir import Node, Stored, Value
 from ...graph.types import FLOATS
 from ...memory.liveness import Lifetime, lifetimes
 from ...runtime.plan import Plan
-
-_ALIGNMENT = 256
+from .memory import aligned
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def spare(plan: Plan, nodes: Iterable[Node]) -> dict[Node, int]:
         for offset, size, first, last in placed:
             if first <= now <= last and size:
                 largest = max(largest, offset - end)
-                end = max(end, _aligned(offset + size))
+                end = max(end, aligned(offset + size))
         found[node] = max(largest, plan.arena.bytes - end)
     return found
 
@@ -122,9 +121,5 @@ def _free(placed: list[tuple[int, Lifetime]], life: Lifetime) -> int:
         gap = offset - end
         if gap >= life.bytes and (tightest < 0 or gap < tightest):
             best, tightest = end, gap
-        end = max(end, _aligned(offset + size))
+        end = max(end, aligned(offset + size))
     return end if best < 0 else best
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // _ALIGNMENT) * _ALIGNMENT

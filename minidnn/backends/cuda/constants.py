@@ -11,9 +11,7 @@ import numpy as np
 from ...cudnn._cupy import cupy
 from .bits import to_bits
 from .lower import Data
-from .memory import allocated
-
-_ALIGNMENT = 256
+from .memory import aligned, allocated
 
 
 class Constants:
@@ -38,7 +36,7 @@ class Constants:
         for key, made in self._making.items():
             if key not in self._offsets:
                 self._offsets[key] = self._bytes
-                self._bytes += -(-made.result().nbytes // _ALIGNMENT) * _ALIGNMENT
+                self._bytes += aligned(made.result().nbytes)
         return self._bytes
 
     def lay_down(self) -> None:

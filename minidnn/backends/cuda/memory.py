@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 LEFT_FREE = 16 << 20
 """Bytes of what is free that nobody plans to take: allocations are rounded up, by 2 MiB each, and
 CUDA itself needs some for kernels and graphs."""
+ALIGNMENT = 256
+"""Bytes that places in an allocation are multiples of, as CUDA's own allocations are."""
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
 _CUDNN_FULL = (
     Status.CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED,
@@ -44,6 +46,16 @@ class Limit:
     bytes: int
     said: str
     short: bool = False
+
+
+def aligned(size: int) -> int:
+    """The multiple of :data:`ALIGNMENT` that many bytes are rounded up to.
+
+    Example:
+        >>> aligned(0), aligned(1), aligned(256)
+        (0, 256, 256)
+    """
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def make_within(limit: Limit | None, make: Callable[[Limit | None], T]) -> T:

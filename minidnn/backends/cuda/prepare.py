@@ -21,13 +21,12 @@ from .functions import LaunchLoader, Loaded, Run
 from .kernels import Launch
 from .lower import Data, InWorkspace, Pointer, Task, data_of
 from .machine import Machine
-from .memory import Limit, release_unused
+from .memory import Limit, aligned, release_unused
 from .places import ValueAddresses
 
 MOST_WORKSPACE = 1 << 30
 """Bytes that algorithms may take beside their tensors, unless ``memory_limit`` leaves less, or more
 lies free among the values meanwhile."""
-_ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def prepare(
             loaded = load([fastest(task)])[0]
             work: Any = KernelWork(loaded, task.pointers, constants, measured, room)
         else:
-            left = _aligned(task.workspace_bytes)
+            left = aligned(task.workspace_bytes)
             work = ContractionWork(built[task.work], task.pointers, constants, room, left)
         done.append(Done(task.node, work))
     return PreparedPlan(tuple(done), block, constants, outputs)
@@ -193,7 +192,7 @@ def _workspaces(
     for task in tasks:
         size = task.workspace_bytes
         if isinstance(task.work, ContractionProblem):
-            size = _aligned(size) + built[task.work].workspace
+            size = aligned(size) + built[task.work].workspace
         found[task.node] = max(found.get(task.node, 0), size)
     return found
 
@@ -216,7 +215,3 @@ def _address(pointer: Pointer, places: ValueAddresses, constants: Constants, wor
     if isinstance(pointer, Address):
         return places.address(pointer.value) + pointer.bytes
     return places.address(pointer)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -7,7 +7,7 @@ import logging
 import threading
 import warnings
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from minidnn.cudnn import library
 from minidnn.cudnn.convolution.descriptor import ConvolutionDescriptor
@@ -28,6 +28,7 @@ from minidnn.cudnn.workspace import acquire
 from minidnn.errors import MiniDNNWarning, OutOfMemoryError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Functions(NamedTuple):
@@ -104,22 +105,22 @@ class Problem:
         parts = (k.padding, k.stride, k.dilation, k.groups, k.compute, math, k.mode)
         return ConvolutionDescriptor.of(*parts)
 
+    def in_order(self, x: T, w: T, y: T) -> tuple[T, T, T]:
+        """Return what belongs to first input, second input and output of the operation."""
+        if self.key.operation == "forward":
+            return x, w, y
+        if self.key.operation == "backward_data":
+            return w, y, x
+        return x, y, w
+
     def operands(self) -> tuple[int, int, int]:
         """Return the descriptors of first input, second input and output."""
-        if self.key.operation == "forward":
-            return self.x.value, self.w.value, self.y.value
-        if self.key.operation == "backward_data":
-            return self.w.value, self.y.value, self.x.value
-        return self.x.value, self.y.value, self.w.value
+        return self.in_order(self.x.value, self.w.value, self.y.value)
 
     def output_bytes(self) -> int:
         """Return the bytes that the operation writes to."""
-        made: dict[str, Any] = {
-            "forward": self.y,
-            "backward_data": self.x,
-            "backward_filter": self.w,
-        }
-        return int(made[self.key.operation].size_in_bytes)
+        made: tuple[Any, ...] = self.in_order(self.x, self.w, self.y)
+        return int(made[2].size_in_bytes)
 
     def workspace(self, algorithm: int, conv: ConvolutionDescriptor | None = None) -> int:
         """Ask cuDNN how much workspace an algorithm takes; CuDNNError if it cannot do this."""

@@ -57,11 +57,7 @@ class FixedConvolution:
         parts = self.descriptors
         first, second, out = parts.operands()
         room = (workspace or None, self.workspace)
-        given, by, result = {
-            "forward": (x, w, y),
-            "backward_data": (w, y, x),
-            "backward_filter": (x, y, w),
-        }[parts.key.operation]
+        given, by, result = parts.in_order(x, w, y)
         common = (first, given, second, by, parts.conv.value, self.algorithm, *room)
         if self.bias is None or self.activation is None:
             name = parts.functions.run

@@ -11,6 +11,7 @@ from ....graph.types import ITEMSIZE
 from ..functions import LibraryRun, Loaded, Run, in_turn
 from ..kernels import Launch
 from ..machine import Machine
+from ..memory import aligned
 from ..pointwise import Argument, PointStep, print_pointwise
 from ..tensor import Tensor
 from .fixed import FixedConvolution, algorithms_of, fixed_convolution
@@ -21,7 +22,6 @@ from .kernel_registry import KERNELS, Load, LoadedContraction, load_contraction
 from .problem import IMAGE_GRADIENT, Addresses, ContractionProblem, spec_of
 
 FIXED = "fixed"
-_ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class Built:
     def bind(self, at: Addresses, workspace: int) -> Run:
         """Runs on those addresses, on CuPy's current stream."""
         problem, form = self.problem, self.recipe.form
-        packed = workspace + _up(self.core.workspace)
-        prepared = packed + _up(_packed_bytes(problem, form))
+        packed = workspace + aligned(self.core.workspace)
+        prepared = packed + aligned(_packed_bytes(problem, form))
         y = packed if form.packed else at.y + problem.y.offset * problem.y.itemsize
         x = at.x + problem.x.offset * problem.x.itemsize if self.prepare is None else prepared
         runs: list[Run] = [self._core(at, x, y, workspace)]
@@ -247,17 +247,13 @@ def room(problem: ContractionProblem, form: Form, workspace: int) -> int:
     prepared = 0
     if problem.gather is not None or (problem.before and form.kernel is None):
         prepared = problem.batch * problem.input.strides[0] * problem.x.itemsize
-    return sum(map(_up, (workspace, _packed_bytes(problem, form), prepared)))
+    return sum(map(aligned, (workspace, _packed_bytes(problem, form), prepared)))
 
 
 def _packed_bytes(problem: ContractionProblem, form: Form) -> int:
     y = problem.packed
     size = problem.batch * y.channels * y.rows * y.columns * ITEMSIZE[y.dtype]
     return size if form.packed else 0
-
-
-def _up(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 __all__ = [
