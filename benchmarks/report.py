@@ -110,6 +110,8 @@ def head_of(section: Section, found: Any) -> list[str]:
     for kind, text in facts(found):
         if not text.startswith("minidnn "):
             told[kind][text] = None
+    if not told["Versions"]:
+        told["Versions"]["minidnn's is the commit, and no others were recorded"] = None
     lines = [f"- {kind}: {', '.join(texts)}" for kind, texts in told.items() if texts]
     file = f"../../benchmarks/results/{section.file}"
     return [*lines, f"- Command: `{section.command}`", f"- Figures: [{section.file}]({file})"]

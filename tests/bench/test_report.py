@@ -16,6 +16,18 @@ def test_pages_of_results_are_as_generated(root: Path) -> None:
     assert changed == [], "run python -m benchmarks.report"
 
 
+def test_tables_say_where_their_figures_are_from(root: Path) -> None:
+    """Each section with a table does, in its head, and a plot comes before the table."""
+    for page in sorted((root / "docs" / "results").glob("*.md")):
+        for section in page.read_text(encoding="utf-8").split("\n## ")[1:]:
+            head, found, rest = section.partition("\n|")
+            title = f"{page.name}, {head.splitlines()[0]}"
+            assert found, f"{title}: no table"
+            for fact in ("Machine", "Versions", "Commit", "Command", "Figures"):
+                assert f"\n- {fact}: " in head, f"{title}: no {fact}"
+            assert "![" not in rest, f"{title}: a plot after its table"
+
+
 def test_the_page_beside_the_paper_has_its_figures_from_there(root: Path) -> None:
     page = (root / "docs/explanation/beside-the-brainslug-paper.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith(("| VGG ", "| DenseNet "))]

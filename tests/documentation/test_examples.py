@@ -14,15 +14,15 @@ from minidnn.backends.backend import default_device
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("tutorials", "how-to", "reference", "explanation")
-#: Their blocks are parts of files, have an output, or need a GPU: other tests run them.
-ELSEWHERE = (
-    "explanation/cuda-engine.md",
-    "explanation/depth-first-fusion.md",
-    "how-to/add-a-backend-or-front-end.md",
-    "how-to/add-a-contraction-kernel.md",
-    "how-to/add-an-operator.md",
-    "reference/cudnn.md",
-)
+#: Pages whose blocks are parts of files, have an output, or need a GPU, and what runs them.
+ELSEWHERE = {
+    "explanation/cuda-engine.md": "cuda/test_gpu_documentation.py",
+    "explanation/depth-first-fusion.md": "fusion/test_documentation.py",
+    "how-to/add-a-backend-or-front-end.md": "extending/test_extending.py",
+    "how-to/add-a-contraction-kernel.md": "cuda/test_kernel_recipe.py",
+    "how-to/add-an-operator.md": "operators/test_recipe.py",
+    "reference/cudnn.md": "cuda/test_gpu_documentation.py",
+}
 
 
 def blocks_of(page: Path) -> list[str]:
@@ -55,3 +55,8 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 Image.new("RGB", (32, 40)).save(tmp_path / folder / name / f"{i}.png")
     for block in blocks_of(page):
         exec(compile(block, page.name, "exec"), module.__dict__)
+
+
+@pytest.mark.parametrize("page", ELSEWHERE)
+def test_what_runs_other_pages_names_them(page: str) -> None:
+    assert page in (ROOT / "tests" / ELSEWHERE[page]).read_text(encoding="utf-8")
