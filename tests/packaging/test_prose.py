@@ -57,6 +57,14 @@ def is_of_figures(rows: list[str]) -> bool:
     return 2 * sum(cell[:1].isdigit() for cell in cells) > len(cells)
 
 
+def printed_tables(text: str) -> list[list[str]]:
+    """Runs of lines in blocks without a language that are a name and at least three figures."""
+    blocks = re.findall(r"^```\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    row = re.compile(r"\S+(?: +[\d.,]+%?){3}")
+    groups = (groupby(block.splitlines(), lambda line: bool(row.match(line))) for block in blocks)
+    return [list(lines) for found in groups for is_row, lines in found if is_row]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_short(page: str) -> None:
     text = text_of(page)
@@ -75,6 +83,8 @@ def test_figures_and_commits_are_among_results(page: str) -> None:
     assert COMMIT.findall(text) == [], f"{page} names a commit"
     for rows in tables(text):
         assert len(rows) <= 12 or not is_of_figures(rows), f"{page}: a long table, {rows[0]}"
+    for rows in printed_tables(text):
+        assert len(rows) <= 12, f"{page}: a long table is printed, {rows[0]}"
 
 
 def test_all_pages_together_are_short() -> None:
@@ -98,5 +108,8 @@ def test_what_is_counted() -> None:
     text += "| a | b |\n|---|---|\n| c | 7 |\n"
     assert [words(part) for part in paragraphs(text) if part.strip()] == [1, 3, 1, 1]
     assert tables(text) == [["| c | 7 |"]]
+    assert printed_tables("```\nnet ms\na 1 2.5 3\nb 4  5 6%\n```\n") == [
+        ["a 1 2.5 3", "b 4  5 6%"]
+    ]
     assert is_of_figures(tables(text)[0]) and not is_of_figures(["| 1 | one |"])
     assert COMMIT.findall("at 939b596, 1234567 bytes, a defaced effaced face") == ["939b596"]
