@@ -60,7 +60,7 @@ def measure(job: Job) -> dict[str, Any]:
         with timing_stream() as stream:
             run()
             stream.synchronize()
-        if (wrong := first_wrong(y, expected)) is not None:
+        if (wrong := first_wrong(y, expected, job.operands.tolerance)) is not None:
             raise WrongResultError(f"the result is wrong: {wrong}")
         y[:] = np.nan
         if not bool(cupy().isnan(whole).all()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,8 +15,13 @@ from .step import Ladder
 
 RESULT = "y"
 """The operand that kernels write."""
-TOLERANCE = 4e-6
-"""Of a sum in float32, beside the largest element of the result."""
+_EPSILON = float(np.finfo(np.float32).eps)
+
+
+def tolerance(shape: Any) -> float:
+    """How far a result may be off, beside its largest element: two roundings, and those of the
+    sum, which add up like steps of a random walk."""
+    return _EPSILON * (2 + sqrt(shape.terms) / 2)
 
 
 def draw(names: Sequence[str], shape: Any) -> dict[str, np.ndarray]:
@@ -30,10 +36,11 @@ def draw(names: Sequence[str], shape: Any) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class Operands:
-    """Files of operands and of what should come of them."""
+    """Files of operands and of what should come of them, and how far a result may be off."""
 
     files: dict[str, Path]
     expected: Path
+    tolerance: float
 
 
 class OperandFolder:
@@ -52,7 +59,7 @@ class OperandFolder:
             operands = draw(key[1], shape)
             expected = self._ladder.reference(shape, operands).astype(np.float32)
             files = {name: self._save(name, array) for name, array in operands.items()}
-            self._made[key] = Operands(files, self._save(RESULT, expected))
+            self._made[key] = Operands(files, self._save(RESULT, expected), tolerance(shape))
         return self._made[key]
 
     def _save(self, name: str, array: np.ndarray) -> Path:
@@ -71,10 +78,11 @@ class OperandFolder:
         self.close()
 
 
-def first_wrong(found: Any, expected: Any, tolerance: float = TOLERANCE) -> str | None:
+def first_wrong(found: Any, expected: Any, tolerance: float) -> str | None:
     """Where a result is wrong first, and in how many places; None if it is right.
 
-    ``found`` is flat; both are arrays of NumPy, or both of CuPy.
+    ``found`` is flat; both are arrays of NumPy, or both of CuPy; ``tolerance`` is that of
+    :func:`tolerance`.
     """
     atol = tolerance * max(1.0, float(abs(expected).max()))
     wrong = ~(abs(found.astype(expected.dtype) - expected.ravel()) <= atol)  # NaN is wrong, too

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.lab.operands import TOLERANCE, draw
+from minidnn.lab.operands import draw, tolerance
 from minidnn.lab.step import Block, Ladder, LadderStep, Parameters
 from tests.cuda.emulator.run import Emulated, guarded
 
@@ -36,7 +36,7 @@ def check(ladder: Ladder, step: LadderStep, cases: Sequence[Case], folder: Path)
         operands = draw(step.operands(case.shape), case.shape)
         y = run(kernels, step, launch, case.shape, operands, False)
         expected = ladder.reference(case.shape, operands)
-        atol = TOLERANCE * max(1.0, float(np.abs(expected).max()))
+        atol = tolerance(case.shape) * max(1.0, float(np.abs(expected).max()))
         np.testing.assert_allclose(y, expected.ravel(), rtol=0, atol=atol, err_msg=f"{case}")
         again = run(kernels, step, launch, case.shape, operands, True)
         np.testing.assert_array_equal(y, again, f"{case}")

@@ -35,8 +35,8 @@ def test_steps_reach_another_process(name: str) -> None:
 
 
 def test_the_study_goes_on() -> None:
-    jobs = ["one", "raise", "two", "fault", "hang", "die", "three"]
-    one, raised, two, fault, hung, died, three = Apart(act, 1.0).run(jobs)
+    jobs = ["one", "raise", "two", "hang", "fault", "die", "three"]
+    one, raised, two, hung, fault, died, three = Apart(act, 1.0).run(jobs)
     assert isinstance(one, tuple) and isinstance(two, tuple) and isinstance(three, tuple)
     assert one[0] == "one" and one[1] == two[1] != os.getpid()
     assert raised == Failure("error", "ValueError: no such thing")
@@ -59,7 +59,7 @@ def test_the_first_wrong_element(changes: dict[int, float], reason: str | None) 
     found = np.arange(6, dtype=np.float32)
     for at, number in changes.items():
         found[at] = number
-    assert first_wrong(found, np.arange(6, dtype=np.float32).reshape(2, 3)) == reason
+    assert first_wrong(found, np.arange(6, dtype=np.float32).reshape(2, 3), 1e-6) == reason
 
 
 def test_operands_are_made_once_and_removed() -> None:

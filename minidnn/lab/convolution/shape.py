@@ -50,6 +50,11 @@ class ConvolutionShape:
         return self.window_height * self.window_width
 
     @property
+    def terms(self) -> int:
+        """Products that are summed for an element of the result."""
+        return self.channels * self.taps
+
+    @property
     def operands(self) -> dict[str, int]:
         """The elements of all that a step may read or write."""
         return {
@@ -62,7 +67,7 @@ class ConvolutionShape:
     @property
     def operations(self) -> int:
         """A multiply-add counted as two; products with padding are counted, too."""
-        return 2 * self.operands["y"] * self.channels * self.taps
+        return 2 * self.operands["y"] * self.terms
 
     def tiles(self, block: Block) -> tuple[int, int]:
         """Blocks across and down that cover the plane of the result."""

@@ -30,6 +30,11 @@ class ProductShape:
         return {"a": rows * depth, "b": depth * columns, "y": rows * columns}
 
     @property
+    def terms(self) -> int:
+        """Products that are summed for an element of the result."""
+        return self.depth
+
+    @property
     def operations(self) -> int:
         """A multiply-add counted as two."""
         return 2 * self.rows * self.columns * self.depth
