@@ -8,14 +8,13 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from minidnn.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from minidnn.backends.cuda.machine import Machine
     from minidnn.lab.step import Block, Ladder, LadderStep
 
 HELP = "kernels of one idea each: what changes from step to step, and what it should cost"
@@ -79,9 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument(
             "--parameters",
             default={},
-            type=_numbers,
+            type=_choices,
             metavar="NAME=N,...",
-            help="numbers that steps are compiled with, such as GROUP=4,POSITIONS=2",
+            help="numbers that steps are compiled with, such as GROUP=4,POSITIONS=2; several are "
+            "tried with colons between them: GROUP=4:8",
         )
     for one in (model, run, sweep):
         one.add_argument("--save", metavar="FILE", help="write the study to a file, too")
@@ -142,19 +142,18 @@ def _about(step: LadderStep) -> dict[str, Any]:
 
 
 def _show(options: argparse.Namespace) -> tuple[Any, str]:
-    from minidnn.lab.study import study
-    from minidnn.lab.table import table
+    from minidnn import lab
 
-    ladder, shapes, machine = _asked(options)
+    ladder = lab.ladder_of(options.ladder)
     step = ladder.step(options.step)
     before = ladder.before(step)
     difference = _difference(before, step) if before else []
-    written = study(ladder, [step], options.block, shapes, machine(), options.parameters)
+    written = _modelled(options, ladder, [step.name])
     document = {**written, "step": _about(step), "source": step.text, "difference": difference}
     lines = [step.text.rstrip(), ""]
     if before:
         lines += [f"difference to {before.name}", *difference, ""]
-    lines += [f"on {written['machine']['name']}", *table(written)]
+    lines += [f"on {written['machine']['name']}", *lab.table(written)]
     return document, "\n".join(lines)
 
 
@@ -164,95 +163,83 @@ def _difference(before: LadderStep, step: LadderStep) -> list[str]:
 
 
 def _model(options: argparse.Namespace) -> tuple[Any, str]:
-    from minidnn.lab.study import study
-    from minidnn.lab.table import table
+    from minidnn import lab
 
-    ladder, shapes, machine = _asked(options)
-    steps = _steps(ladder, options)
-    written = study(ladder, steps, options.block, shapes, machine(), options.parameters)
-    lines = [f"{ladder.title}, on {written['machine']['name']}", "", *table(written)]
-    return written, "\n".join(lines)
+    ladder = lab.ladder_of(options.ladder)
+    return _told(_modelled(options, ladder, _steps(options)))
+
+
+def _modelled(options: argparse.Namespace, ladder: Ladder, steps: Sequence[str]) -> dict[str, Any]:
+    from minidnn import lab
+
+    return lab.model(
+        ladder,
+        steps,
+        blocks=options.block,
+        shapes=_shapes(ladder, options.shape),
+        parameters=options.parameters,
+        gpu=options.gpu,
+    )
 
 
 def _run(options: argparse.Namespace) -> tuple[Any, str]:
-    from minidnn.lab.measured import measured_study
-    from minidnn.lab.table import table
+    from minidnn import lab
 
-    ladder, shapes, _ = _asked(options)
-    if options.limit <= 0:
-        raise UnsupportedError(f"--limit: {options.limit:g}; valid are seconds above 0")
-    written = measured_study(
+    ladder = lab.ladder_of(options.ladder)
+    written = lab.run(
         ladder,
-        _steps(ladder, options),
-        options.block,
-        shapes,
-        options.parameters,
+        _steps(options),
+        blocks=options.block,
+        shapes=_shapes(ladder, options.shape),
+        parameters=options.parameters,
         limit=options.limit,
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    lines = [f"{ladder.title}, on {written['machine']['name']}", "", *table(written)]
-    return written, "\n".join(lines)
+    return _told(written)
 
 
 def _replay(options: argparse.Namespace) -> tuple[Any, str]:
-    from minidnn.lab.ladders import ladder_of
-    from minidnn.lab.recorded import load_study, recorded_studies
-    from minidnn.lab.table import table
+    from minidnn import lab
 
     demo = options.action == "demo"
-    written = load_study(recorded_studies()["conv"] if demo else options.file)
-    title = ladder_of(written["ladder"]).title
-    lines = [f"{title}, on {written['machine']['name']}", "", *table(written)]
+    return _told(lab.load_study(lab.recorded_studies()["conv"] if demo else options.file))
+
+
+def _told(written: dict[str, Any]) -> tuple[Any, str]:
+    """A study, and what is printed of it."""
+    from minidnn import lab
+
+    ladder = lab.ladder_of(written["ladder"])
+    lines = [f"{ladder.title}, on {written['machine']['name']}", "", *lab.table(written, ladder)]
     return written, "\n".join(lines)
 
 
-def _steps(ladder: Ladder, options: argparse.Namespace) -> tuple[LadderStep, ...]:
-    if not options.step:
-        return ladder.steps
-    return tuple(ladder.step(name) for name in options.step.split(","))
+def _steps(options: argparse.Namespace) -> Sequence[str]:
+    return options.step.split(",") if options.step else ()
 
 
-def _asked(options: argparse.Namespace) -> tuple[Ladder, list[Any], Callable[[], Machine]]:
-    """The ladder, the shapes and, of a command that runs nothing, the GPU that the options name."""
-    from minidnn.lab.ladders import ladder_of
-
-    ladder = ladder_of(options.ladder)
-    own = sorted({name for step in ladder.steps for name in step.parameters})
-    for name, number in options.parameters.items():
-        if name not in own or number < 1:
-            told = f"--parameters: {name}={number}; valid are numbers from 1 on of {', '.join(own)}"
-            raise UnsupportedError(told)
-    return ladder, _shapes(ladder, options.shape or [""]), lambda: _machine(options.gpu)
-
-
-def _machine(name: str) -> Machine:
-    from minidnn.lab.cards import CARDS
-
-    if name not in CARDS:
-        raise UnsupportedError(f"--gpu: {name!r} is not described; {', '.join(CARDS)} are")
-    return CARDS[name]
-
-
-def _shapes(ladder: Ladder, texts: list[str]) -> list[Any]:
-    """The shapes that were asked for, each once."""
+def _shapes(ladder: Ladder, texts: Sequence[str] | None) -> list[Any]:
+    """The shapes that were asked for, as :func:`minidnn.lab.model` takes them."""
     found: list[Any] = []
-    for text in texts:
+    for text in texts or ():
         if text == "all":
-            found += ladder.shapes.values() or [ladder.shape]
+            found += ladder.shapes or [ladder.shape]
         elif text in ladder.shapes:
-            found.append(ladder.shapes[text])
+            found.append(text)
         else:
-            found.append(replace(ladder.shape, **_given_sizes(ladder, text)))
-    return list(dict.fromkeys(found))
+            found.append(_given_sizes(ladder, text))
+    return found
 
 
 def _given_sizes(ladder: Ladder, text: str) -> dict[str, int]:
     names = [field.name for field in fields(ladder.shape)]
-    try:
-        sizes = _numbers(text) if text else {}
-    except argparse.ArgumentTypeError as error:
+    if not re.fullmatch(r"\w+=\d{1,9}(,\w+=\d{1,9})*", text, re.ASCII):
         known = f"; shapes of {ladder.name} are {', '.join(ladder.shapes)}" * bool(ladder.shapes)
-        raise UnsupportedError(f"--shape: {error}{known}") from None
+        raise UnsupportedError(
+            f"--shape: {text!r} is no list of sizes such as batch=1,channels=3{known}"
+        )
+    pairs = (part.split("=") for part in text.split(","))
+    sizes = {name: int(number) for name, number in pairs}
     for name in sizes:
         if name not in names:
             raise UnsupportedError(f"--shape: {name!r} is no size; valid are {', '.join(names)}")
@@ -271,11 +258,12 @@ def _blocks(text: str) -> list[Block]:
     return list(dict.fromkeys(blocks))
 
 
-def _numbers(text: str) -> dict[str, int]:
-    if not re.fullmatch(r"\w+=\d{1,9}(,\w+=\d{1,9})*", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of sizes such as batch=1,channels=3")
+def _choices(text: str) -> dict[str, list[int]]:
+    numbers = r"\d{1,9}(:\d{1,9})*"
+    if not re.fullmatch(rf"\w+={numbers}(,\w+={numbers})*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as GROUP=4:8")
     pairs = (part.split("=") for part in text.split(","))
-    return {name: int(number) for name, number in pairs}
+    return {name: [int(number) for number in several.split(":")] for name, several in pairs}
 
 
 def _wrapped(text: str) -> list[str]:

@@ -1,1 +1,34 @@
-"""The laboratory: small kernels, one idea each, with what they should cost and why."""
+"""The laboratory: small kernels, one idea each, with what they should cost and why.
+
+    from minidnn import lab
+
+    study = lab.model("conv", blocks=[(16, 16), (32, 8)], gpu="H100")
+    print("\n".join(lab.table(study)))
+
+A *ladder* is a row of kernels that compute the same; each is a *step* with one idea more.  A
+*study* is what is known of steps with some blocks on some shapes, as plain data.
+"""
+
+from .api import model, run
+from .cuda_step import CudaStep
+from .explain import ADVICE, Explanation, explain
+from .ladders import ladder_of
+from .recorded import StudyError, load_study, recorded_studies, save_study
+from .step import Ladder
+from .table import table
+
+__all__ = [
+    "ADVICE",
+    "CudaStep",
+    "Explanation",
+    "Ladder",
+    "StudyError",
+    "explain",
+    "ladder_of",
+    "load_study",
+    "model",
+    "recorded_studies",
+    "run",
+    "save_study",
+    "table",
+]

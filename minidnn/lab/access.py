@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,6 +90,17 @@ class Work:
     instructions: float
     alone: float
     streams: tuple[str, ...] = ()
+
+
+def least_work(sizes: Mapping[str, int], operations: int) -> Work:
+    """What any kernel must do: read and write each operand once, a warp 32 floats side by side, and
+    compute by multiply-adds alone.  The operand "y" is written."""
+    at = np.arange(WARP).reshape(1, 1, WARP)
+    accesses = tuple(
+        Access(name, "global", at, count / WARP, store=name == "y") for name, count in sizes.items()
+    )
+    products = operations / 2 / WARP
+    return Work(accesses, products, products, L2_CYCLES)
 
 
 def lanes(threads: int) -> np.ndarray:

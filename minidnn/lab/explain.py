@@ -7,12 +7,12 @@ figures misleading, come before the parts of the machine, and what is left is wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from .step import Ladder, LadderStep
+from .step import Ladder
 
 BUSY = 0.6
 """A part that works for this share of the time is what one waits for."""
@@ -49,6 +49,10 @@ class Explanation:
         evidence: the number that says so, in words.
         source: whether the number is counted ("ncu"), or calculated ("model").
         next_step: the name of the next step that is about it; None if the ladder has none.
+
+    >>> from minidnn import lab
+    >>> str(lab.Explanation("issue", "busy for 80 % of the time", "ncu")).partition(".")[0]
+    'issue: busy for 80 % of the time (ncu)'
     """
 
     limit: str
@@ -182,18 +186,21 @@ RULES: tuple[_Rule, ...] = (_too_few_blocks, _spills, _tail, _busiest, _few_warp
 def explain(
     cell: Mapping[str, Any], machine: Mapping[str, Any], ladder: Ladder | None = None
 ) -> Explanation:
-    """What limits a cell of a study; with its ladder, which later step is about that, too.
+    """What limits a step, which number says so, and which later step is about that.
 
-    The cell must have been launched, or predicted: one with ``why_not`` has no figures.
+    >>> from minidnn import lab
+    >>> study = lab.load_study(lab.recorded_studies()["conv"])
+    >>> cell = next(cell for cell in study["cells"] if "measured_seconds" in cell)
+    >>> print(lab.explain(cell, study["machine"], lab.ladder_of("conv")))
+
+    Args:
+        cell: of a study, measured or predicted: one with ``why_not`` has no figures.
+        machine: of the study.
+        ladder: whose later steps are asked; None for none.
     """
     figures = _Figures(cell, machine)
     found = next(one for rule in RULES if (one := rule(figures)) is not None)
     if ladder is None:
         return found
-    step = next((one for one in _after(ladder, cell["step"]) if found.limit in one.helps), None)
+    step = next((one for one in ladder.after(cell["step"]) if found.limit in one.helps), None)
     return Explanation(found.limit, found.evidence, found.source, step.name if step else None)
-
-
-def _after(ladder: Ladder, name: str) -> Iterator[LadderStep]:
-    at = [step.name for step in ladder.steps].index(name)
-    yield from ladder.steps[at + 1 :]

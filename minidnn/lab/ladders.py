@@ -11,7 +11,18 @@ LADDERS = {ladder.name: ladder for ladder in (CONVOLUTION, PRODUCT)}
 
 
 def ladder_of(name: str) -> Ladder:
-    """The ladder of that name; UnsupportedError, which names all, if there is none."""
+    """The ladder of that name.
+
+    >>> from minidnn import lab
+    >>> [step.name for step in lab.ladder_of("product").steps][:3]
+    ['naive', 'coalesced', 'tiled']
+
+    Args:
+        name: "conv" or "product".
+
+    Raises:
+        UnsupportedError: there is none; all names are told.
+    """
     if name not in LADDERS:
         raise UnsupportedError(f"no ladder is called {name!r}; there are {', '.join(LADDERS)}")
     return LADDERS[name]

@@ -19,7 +19,6 @@ from ..cudnn.graph.timing import Contestant, sample, timing_stream
 from ..measure.statistics import median
 from .apart import FaultError
 from .operands import RESULT, Operands, first_wrong
-from .step import Block, LadderStep
 
 _GUARD = 1024
 """Floats on both sides of a result that nobody may write."""
@@ -33,12 +32,20 @@ class WrongResultError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """A step to be measured on a shape, with a block and all of its parameters."""
+    """A launch to be measured: plain data, whatever a step is made of.
 
-    step: LadderStep
-    shape: Any
-    block: Block
-    parameters: dict[str, int]
+    Attributes:
+        launch: the kernel, and how it is launched.
+        arguments: what it is given: operands by name, and numbers.
+        symbols: of arrays of constant memory, and the operands that they hold.
+        size: elements of the result.
+        operands: for it.
+    """
+
+    launch: Launch
+    arguments: tuple[str | int, ...]
+    symbols: dict[str, str]
+    size: int
     operands: Operands
 
 
@@ -49,12 +56,10 @@ def measure(job: Job) -> dict[str, Any]:
         WrongResultError: the result is wrong, or something beside it was written.
         FaultError: the GPU reports a fault, after which this process can do nothing more with it.
     """
-    launch = job.step.launch(job.shape, job.block, job.parameters)
     given, expected = arrays(job.operands)
-    size = job.shape.operands[RESULT]
-    whole = cupy().full(size + 2 * _GUARD, np.nan, np.float32)
-    y = whole[_GUARD : _GUARD + size]
-    run = _bound(job.step, launch, job.shape, {**given, RESULT: y})
+    whole = cupy().full(job.size + 2 * _GUARD, np.nan, np.float32)
+    y = whole[_GUARD : _GUARD + job.size]
+    run = _bound(job, {**given, RESULT: y})
     errors = (cupy().cuda.runtime.CUDARuntimeError, cupy().cuda.driver.CUDADriverError)
     try:
         with timing_stream() as stream:
@@ -104,23 +109,20 @@ def arrays(operands: Operands) -> tuple[dict[str, Any], Any]:
     return given, _uploaded(operands.expected)
 
 
-def _bound(
-    step: LadderStep, launch: Launch, shape: Any, given: dict[str, Any]
-) -> Callable[[], object]:
+def _bound(job: Job, given: dict[str, Any]) -> Callable[[], object]:
     """The kernel on these arrays, its arrays of constant memory filled."""
+    launch = job.launch
     (kernel,) = compile_kernels([launch.source], machine_of(cupy().cuda.runtime.getDevice()).arch)
     module = cupy().cuda.function.Module()
     module.load(kernel.cubin)
     function = module.get_function(kernel.name)
     if launch.shared_bytes > _PLENTY:
         cupy().cuda.driver.funcSetAttribute(function.ptr, _MOST_SHARED, launch.shared_bytes)
-    for symbol, operand in step.symbols(launch).items():
+    for symbol, operand in job.symbols.items():
         source = given[operand]
         address = module.get_global_var(symbol)
         cupy().cuda.runtime.memcpy(int(address), source.data.ptr, source.nbytes, _BETWEEN)
-    arguments = tuple(
-        given[one].data.ptr if isinstance(one, str) else one for one in step.arguments(shape)
-    )
+    arguments = tuple(given[one].data.ptr if isinstance(one, str) else one for one in job.arguments)
     cupy().cuda.Device().synchronize()
 
     def run() -> None:

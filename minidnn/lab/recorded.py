@@ -24,20 +24,35 @@ class StudyError(MiniDNNError, ValueError):
     """A file is no study that can be read."""
 
 
-def save_study(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
+def save_study(path: str | os.PathLike[str], study: dict[str, Any]) -> None:
     """Writes a study to a file, whole or not at all.
+
+    >>> from minidnn import lab
+    >>> lab.save_study("product.json", lab.model("product", ["tiled"]))
+
+    Args:
+        path: of the file, which is JSON.
+        study: what :func:`model` or :func:`run` gave.
 
     Raises:
         StudyError: the file cannot be written.
     """
     try:
-        write_figures(Path(path), document)
+        write_figures(Path(path), study)
     except OSError as error:
         raise StudyError(f"{os.fspath(path)} cannot be written: {error.strerror}") from error
 
 
 def load_study(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The study in a file.
+
+    >>> from minidnn import lab
+    >>> study = lab.load_study(lab.recorded_studies()["conv"])
+    >>> study["machine"]["multiprocessors"]
+    132
+
+    Args:
+        path: of a file that :func:`save_study` wrote.
 
     Raises:
         StudyError: there is no such file, it is damaged, no study, or of a later version.
@@ -60,7 +75,11 @@ def load_study(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def recorded_studies() -> dict[str, Path]:
-    """The studies that come with minidnn, by ladder."""
+    """The files of the studies that come with minidnn, by ladder.
+
+    >>> from minidnn import lab
+    >>> sorted(lab.recorded_studies())
+    """
     return {path.stem.partition("-")[0]: path for path in sorted(_FOLDER.glob("*.json"))}
 
 

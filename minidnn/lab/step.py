@@ -1,68 +1,57 @@
-"""A ladder, and its steps: one kernel in a file each, what it is about, and how it is launched."""
+"""A step of a ladder: a text of one idea, what it is about, and its parameters."""
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ..backends.codegen.kernel import KernelSource
-from ..backends.cuda.kernels import Launch
-from ..backends.cuda.machine import Machine
 from ..errors import UnsupportedError
-from .access import Work
-from .occupancy import MOST_THREADS
 
 Block = tuple[int, int]
 """Threads of a block, across and down."""
 Parameters = Mapping[str, int]
-Sizes = tuple[tuple[int, int, int], tuple[int, int, int], int]
-"""Blocks of the grid, threads of a block, and bytes of dynamic shared memory."""
-
-_MOST_GRID = (2**31 - 1, 65535, 65535)
-_MOST_ELEMENTS = 2**31 - 1  # what an int can count
+Choices = Mapping[str, int | Sequence[int]]
+"""Numbers for parameters, or several of them to be tried."""
 
 
-def _takes_all(shape: Any, block: Block, parameters: Parameters) -> None:
-    """Refuses nothing."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LadderStep:
-    """One kernel and its idea.
+    """A kernel and its idea.
 
-    The file begins with a comment: what the step is called, its idea, and what to expect of it.
+    The text begins with a comment of three paragraphs: what the step is called, its idea, and what
+    to expect of it.
 
     Attributes:
-        name: of the step, of its file, and of the kernel in it.
-        folder: where its file lies.
-        sizes: the launch for a shape, a block and parameters.
-        work: what such a launch reads, writes and computes.
+        name: of the step, and of the kernel in its text.
+        source: the text itself, or its file.
         parameters: numbers that stand in the text under these names, and their defaults.
-        refusal: why a shape cannot be computed so by a block; None if it can.
-        constants: arrays of constant memory in the text, and the operands that they hold.
         helps: the limits, as :data:`.explain.ADVICE` names them, that its idea is about.
     """
 
+    device: ClassVar[str]
+
     name: str
-    folder: Path
-    sizes: Callable[[Any, Block, Parameters], Sizes]
-    work: Callable[[Any, Block, Parameters], Work]
+    source: Path | str
     parameters: Parameters = field(default_factory=dict)
-    refusal: Callable[[Any, Block, Parameters], str | None] = _takes_all
-    constants: Mapping[str, str] = field(default_factory=dict)
     helps: tuple[str, ...] = ()
 
     @cached_property
     def text(self) -> str:
-        """The file as it is."""
-        return (self.folder / f"{self.name}.cu").read_text(encoding="utf-8")
+        """The text as it is."""
+        if isinstance(self.source, str):
+            return self.source
+        try:
+            return self.source.read_text(encoding="utf-8")
+        except OSError as error:
+            raise UnsupportedError(
+                f"step {self.name}: {self.source} cannot be read: {error.strerror}"
+            ) from error
 
     @property
     def title(self) -> str:
@@ -81,75 +70,59 @@ class LadderStep:
 
     @cached_property
     def _paragraphs(self) -> list[str]:
-        lines = itertools.takewhile(lambda line: line.startswith("//"), self.text.splitlines())
+        lines = itertools.takewhile(
+            lambda line: line.startswith("//"), self.text.strip().splitlines()
+        )
         whole = "\n".join(line.removeprefix("//").strip() for line in lines)
-        return [" ".join(part.split()) for part in whole.split("\n\n")]
+        found = [" ".join(part.split()) for part in whole.split("\n\n")]
+        if len(found) != 3:
+            raise UnsupportedError(
+                f"step {self.name}: its text begins with {len(found)} paragraphs of comment; valid "
+                "are three, between lines of //: title, idea, and what to expect"
+            )
+        return found
 
     def with_own(self, parameters: Parameters | None) -> dict[str, int]:
         """Its parameters, those that are given in place of its own; others are not its."""
         given = parameters or {}
         return {name: given.get(name, number) for name, number in self.parameters.items()}
 
-    def launch(self, shape: Any, block: Block, parameters: Parameters | None = None) -> Launch:
-        """The kernel for a shape, and its launch."""
-        parameters = self.with_own(parameters)
-        grid, threads, shared_bytes = self.sizes(shape, block, parameters)
-        return Launch(self._source(shape, block, parameters), grid, threads, shared_bytes)
-
-    def _source(self, shape: Any, block: Block, parameters: Parameters) -> KernelSource:
-        """The text behind the numbers that it is compiled for, in a namespace of its own."""
-        numbers = {"BLOCK_X": block[0], "BLOCK_Y": block[1], **parameters}
-        numbers |= {name.upper(): number for name, number in asdict(shape).items()}
-        used = [name for name in numbers if re.search(rf"\b{name}\b", self.text)]
-        lines = ["namespace in_@ {", *(f"constexpr int {name} = {numbers[name]};" for name in used)]
-        body = re.sub(rf"\b{self.name}\(", "@(", self.text)
-        return KernelSource.named(self.name, "\n".join([*lines, body + "}", ""]))
-
-    def arguments(self, shape: Any) -> list[str | int]:
-        """What the kernel is given, as its text names it: operands by name, and numbers."""
-        match = re.search(rf"\b{self.name}\((.*?)\)\s*{{", self.text, re.DOTALL)
-        assert match is not None, f"{self.name}.cu has no kernel of that name"
-        parts = [part.strip() for part in match[1].split(",")]
+    def variants(self, choices: Choices | None) -> list[dict[str, int]]:
+        """Its parameters with each combination of the numbers that are given for them."""
+        given = choices or {}
+        several = {
+            name: (one,) if isinstance(one := given.get(name, number), int) else tuple(one)
+            for name, number in self.parameters.items()
+        }
         return [
-            part.rpartition("*")[2] if "*" in part else int(getattr(shape, part.split()[-1]))
-            for part in parts
+            dict(zip(several, numbers, strict=True))
+            for numbers in itertools.product(*several.values())
         ]
 
-    def operands(self, shape: Any) -> list[str]:
-        """Those that it reads and writes, in constant memory, too."""
-        given = [one for one in self.arguments(shape) if isinstance(one, str)]
-        return [*given, *self.constants.values()]
 
-    def symbols(self, launch: Launch) -> dict[str, str]:
-        """The symbols of its arrays of constant memory, and the operands that they hold."""
-        space = f"in_{launch.source.name}"
-        return {
-            f"_ZN{len(space)}{space}{len(array)}{array}E": operand
-            for array, operand in self.constants.items()
-        }
+@dataclass(frozen=True)
+class Point:
+    """A step, a block and all parameters of the step."""
 
-    def why_not(
-        self, shape: Any, block: Block, machine: Machine, parameters: Parameters | None = None
-    ) -> str | None:
+    step: Any
+    block: Block
+    parameters: dict[str, int]
+
+    def why_not(self, shape: Any, machine: Any) -> str | None:
         """Why this cannot be launched; None if it can."""
-        parameters = self.with_own(parameters)
-        if (reason := self.refusal(shape, block, parameters)) is not None:
-            return reason
-        if not 1 <= block[0] * block[1] <= MOST_THREADS:
-            return f"a block of {block[0] * block[1]} threads; valid are 1 to {MOST_THREADS}"
-        for name, count in shape.operands.items():
-            if count > _MOST_ELEMENTS:
-                return f"{name} has {count} elements; there may be {_MOST_ELEMENTS}"
-        grid, _, shared_bytes = self.sizes(shape, block, parameters)
-        for axis, blocks, most in zip("xyz", grid, _MOST_GRID, strict=True):
-            if blocks > most:
-                return f"{blocks} blocks along {axis}; there may be {most}"
-        if shared_bytes > machine.shared_bytes:
-            return (
-                f"{shared_bytes} bytes of shared memory a block; "
-                f"{machine.name} has {machine.shared_bytes}"
-            )
-        return None
+        reason: str | None = self.step.why_not(shape, self.block, machine, self.parameters)
+        return reason
+
+
+def points_of(
+    steps: Sequence[Any], blocks: Sequence[Block], parameters: Choices | None
+) -> list[Point]:
+    """Each step with each block and each combination of what is given for its parameters."""
+    return [
+        Point(step, block, own)
+        for step, block in itertools.product(steps, blocks)
+        for own in step.variants(parameters)
+    ]
 
 
 @dataclass(frozen=True)
@@ -160,27 +133,59 @@ class Ladder:
         name: by which the command line knows it.
         title: what is computed.
         shape: a default, whose fields are the numbers that make a shape.
-        steps: from the first to the last.
+        steps: from the first to the last, all of one kind.
         reference: the result in float64, of a shape and its operands by name.
         shapes: others by their names, on which the ladder is measured.
+
+    >>> from minidnn import lab
+    >>> ladder = lab.ladder_of("conv")
+    >>> ladder.step("tiled").title, ladder.before(ladder.step("tiled")).name
+    ('A tile of the input in shared memory', 'constant')
     """
 
     name: str
     title: str
     shape: Any
-    steps: tuple[LadderStep, ...]
+    steps: tuple[Any, ...]
     reference: Callable[[Any, Mapping[str, np.ndarray]], np.ndarray]
     shapes: Mapping[str, Any] = field(default_factory=dict)
 
-    def step(self, name: str) -> LadderStep:
-        """The step of that name; UnsupportedError, which names all, if there is none."""
+    @property
+    def device(self) -> str:
+        """What its steps run on: "cuda" or "cpu"."""
+        return str(self.steps[0].device)
+
+    def step(self, name: str) -> Any:
+        """The step called ``name``; UnsupportedError, which names all, if there is none."""
         for step in self.steps:
             if step.name == name:
                 return step
         names = ", ".join(step.name for step in self.steps)
         raise UnsupportedError(f"{self.name} has no step {name!r}; it has {names}")
 
-    def before(self, step: LadderStep) -> LadderStep | None:
-        """The step before another; None before the first."""
+    def before(self, step: LadderStep) -> Any:
+        """The step before ``step``; None before the first."""
         at = self.steps.index(step)
         return self.steps[at - 1] if at else None
+
+    def after(self, name: str) -> Iterator[Any]:
+        """The steps behind the one called ``name``."""
+        at = [step.name for step in self.steps].index(name)
+        yield from self.steps[at + 1 :]
+
+    def with_step(self, step: LadderStep, after: str = "") -> Ladder:
+        """This ladder and ``step``, at its end or behind the step called ``after``.
+
+        Raises:
+            UnsupportedError: there is a step of its name, none called ``after``, or it runs on
+                another device.
+        """
+        if step.name in (names := [one.name for one in self.steps]):
+            raise UnsupportedError(f"{self.name} has a step {step.name!r}: choose another name")
+        if step.device != self.device:
+            raise UnsupportedError(
+                f"step {step.name} is for device {step.device!r}; {self.name} is for "
+                f"{self.device!r}"
+            )
+        at = names.index(self.step(after).name) + 1 if after else len(names)
+        return replace(self, steps=(*self.steps[:at], step, *self.steps[at:]))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from .ceilings import fastest
+from .explain import explain
+from .step import Ladder
 
 Cell = Mapping[str, Any]
+_WIDTH = 100
 _Column = tuple[str, Callable[[Cell], str]]
 
 _MODEL: tuple[_Column, ...] = (
@@ -43,9 +47,21 @@ def model_error(cell: Cell) -> float:
     return float(max(times) / min(times))
 
 
-def table(document: Mapping[str, Any]) -> list[str]:
-    """A study's cells as lines, shape by shape; where a cell has no figures, the reason stands."""
+def table(study: Mapping[str, Any], ladder: Ladder | None = None) -> list[str]:
+    """A study as lines of text.
+
+    >>> from minidnn import lab
+    >>> lines = lab.table(lab.load_study(lab.recorded_studies()["conv"]))
+
+    Args:
+        study: what :func:`model`, :func:`run` or :func:`load_study` gave.
+        ladder: that it is of; with it, what limits each step stands under what was measured.
+
+    Returns:
+        The lines, shape by shape; where a cell has no figures, the reason stands.
+    """
     lines = []
+    document = study
     for number, shape in enumerate(document["shapes"]):
         cells = [cell for cell in document["cells"] if cell["shape"] == number]
         lines += ["", ", ".join(f"{name} {size}" for name, size in shape.items())]
@@ -56,7 +72,30 @@ def table(document: Mapping[str, Any]) -> list[str]:
         rows = found.get("algorithms", [])
         lines += _lines(cells, (*_MEASURED, *_ceiling(rows)))
         lines += _libraries(rows, cells) if rows else [f"  libraries: {found.get('failed')}"]
+        if ladder is not None:
+            lines += _explanations(cells, document["machine"], ladder)
     return lines[1:]
+
+
+def best_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """The fastest cell of each step that was measured."""
+    best: dict[str, Cell] = {}
+    for cell in cells:
+        if "measured_seconds" in cell:
+            other = best.setdefault(cell["step"], cell)
+            if cell["measured_seconds"] < other["measured_seconds"]:
+                best[cell["step"]] = cell
+    return list(best.values())
+
+
+def _explanations(
+    cells: Sequence[Cell], machine: Mapping[str, Any], ladder: Ladder
+) -> Iterator[str]:
+    """What limits each step where it is fastest."""
+    for cell in best_cells(cells):
+        told = f"{cell['step']} {_configuration(cell)}".rstrip()
+        text = f"{told}: {explain(cell, machine, ladder)}"
+        yield from wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _ceiling(rows: list[dict[str, Any]]) -> tuple[_Column, ...]:
@@ -67,16 +106,15 @@ def _ceiling(rows: list[dict[str, Any]]) -> tuple[_Column, ...]:
 
 
 def _lines(cells: Sequence[Cell], columns: Sequence[_Column]) -> list[str]:
-    heads = [
-        (cell["step"], "x".join(map(str, cell["block"])) + _own(cell["parameters"]))
-        for cell in cells
-    ]
+    heads = [(cell["step"], _configuration(cell)) for cell in cells]
     bodies = [_reason(cell) or [tell(cell) for _, tell in columns] for cell in cells]
     return _laid_out([("step", "block"), *heads], [[name for name, _ in columns], *bodies])
 
 
-def _own(parameters: Mapping[str, int]) -> str:
-    return "".join(f" {name}={number}" for name, number in parameters.items())
+def _configuration(cell: Cell) -> str:
+    """Block and parameters."""
+    own = [f"{name}={number}" for name, number in cell["parameters"].items()]
+    return " ".join(["x".join(map(str, cell["block"])), *own])
 
 
 def _reason(cell: Cell) -> list[str] | None:

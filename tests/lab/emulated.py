@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from minidnn.backends.cuda.kernels import Launch
+from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.operands import draw, tolerance
-from minidnn.lab.step import Block, Ladder, LadderStep, Parameters
+from minidnn.lab.step import Block, Ladder, Parameters
 from tests.cuda.emulator.run import Emulated, guarded
 
 _DYNAMIC = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
@@ -27,7 +28,7 @@ class Case:
     parameters: Parameters | None = None
 
 
-def check(ladder: Ladder, step: LadderStep, cases: Sequence[Case], folder: Path) -> None:
+def check(ladder: Ladder, step: CudaStep, cases: Sequence[Case], folder: Path) -> None:
     """Every case beside the reference, and the same bits when threads take turns backwards; they
     are compiled together."""
     launches = [plain(step.launch(case.shape, case.block, case.parameters)) for case in cases]
@@ -44,7 +45,7 @@ def check(ladder: Ladder, step: LadderStep, cases: Sequence[Case], folder: Path)
 
 def run(
     kernels: Emulated,
-    step: LadderStep,
+    step: CudaStep,
     launch: Launch,
     shape: Any,
     operands: Mapping[str, np.ndarray],

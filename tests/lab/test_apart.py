@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from minidnn.lab.apart import Apart, Failure, FaultError
-from minidnn.lab.ladders import LADDERS
-from minidnn.lab.operands import OperandFolder, first_wrong
+from minidnn.lab.cards import H100
+from minidnn.lab.cuda_step import CudaStep
+from minidnn.lab.devices import DEVICES
+from minidnn.lab.operands import OperandFolder, Operands, first_wrong
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
+from minidnn.lab.step import Point
 
 
 def act(job: str) -> tuple[str, int]:
@@ -28,10 +32,17 @@ def act(job: str) -> tuple[str, int]:
     return job, os.getpid()
 
 
-@pytest.mark.parametrize("name", LADDERS)
-def test_steps_reach_another_process(name: str) -> None:
-    for step in LADDERS[name].steps:
-        assert pickle.loads(pickle.dumps(step)).name == step.name
+def test_jobs_reach_another_process_whatever_a_step_is_made_of() -> None:
+    step = CudaStep(
+        name="mine",
+        source="// A\n//\n// B\n//\n// C\n__global__ void mine(float *y, int rows) {}",
+        sizes=lambda shape, block, parameters: ((1, 1, 1), (32, 1, 1), 0),
+    )
+    operands = Operands({}, Path("y.npy"), 1e-6)
+    point = Point(step, (32, 1), {})
+    job = DEVICES["cuda"].job(point, ProductShape(3, 4, 5), H100, operands)
+    again = pickle.loads(pickle.dumps(job))
+    assert again == job and again.arguments == ("y", 3) and again.size == 12
 
 
 def test_the_study_goes_on() -> None:

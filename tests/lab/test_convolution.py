@@ -16,8 +16,8 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.lab.cards import H100
 from minidnn.lab.convolution.ladder import CONVOLUTION
 from minidnn.lab.convolution.shape import ConvolutionShape, convolve
+from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.operands import draw
-from minidnn.lab.step import LadderStep
 from minidnn.layers.build import to_graph
 
 from .emulated import Case, check
@@ -27,7 +27,7 @@ on_each_step = pytest.mark.parametrize("step", CONVOLUTION.steps, ids=lambda ste
 BLOCKS = ((8, 8), (16, 4), (32, 1), (5, 3), (1, 1))
 
 
-def generated(step: LadderStep, count: int) -> list[Case]:
+def generated(step: CudaStep, count: int) -> list[Case]:
     """Odd sizes, windows, strides, paddings and dilations that a step does not refuse."""
     random = np.random.default_rng([ord(letter) for letter in step.name])
     cases: list[Case] = []
@@ -50,7 +50,7 @@ def generated(step: LadderStep, count: int) -> list[Case]:
 
 
 @on_each_step
-def test_generated_shapes(step: LadderStep, tmp_path: Path) -> None:
+def test_generated_shapes(step: CudaStep, tmp_path: Path) -> None:
     check(CONVOLUTION, step, generated(step, 25), tmp_path)
 
 

@@ -12,12 +12,13 @@ from minidnn.lab.access import Access, Work
 from minidnn.lab.cards import A100, H100, RTX_4090
 from minidnn.lab.convolution.ladder import CONVOLUTION
 from minidnn.lab.convolution.shape import ConvolutionShape
+from minidnn.lab.cuda_device import predict
 from minidnn.lab.ladders import LADDERS
 from minidnn.lab.model import Prediction
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
-from minidnn.lab.step import Block
-from minidnn.lab.study import predict, study
+from minidnn.lab.step import Block, points_of
+from minidnn.lab.study import study
 
 LANES = np.arange(32)
 
@@ -151,7 +152,7 @@ def test_products_counted_by_hand(step: Any) -> None:
 
 def found(name: str, block: Block, shape: ConvolutionShape) -> Prediction:
     step = CONVOLUTION.step(name)
-    (prediction,) = predict(CONVOLUTION, [step], [block], shape, H100).values()
+    (prediction,) = predict(points_of([step], [block], None), shape, H100)
     assert isinstance(prediction, Prediction)
     return prediction
 

@@ -10,16 +10,17 @@ import pytest
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.errors import UnsupportedError
 from minidnn.lab.cards import H100
+from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
-from minidnn.lab.step import Block, LadderStep
+from minidnn.lab.step import Block
 
 from .emulated import Case, check
 
 BLOCKS: tuple[Block, ...] = ((16, 16), (8, 8), (32, 4), (4, 4), (5, 5), (7, 3))
 
 
-def generated(step: LadderStep, count: int) -> list[Case]:
+def generated(step: CudaStep, count: int) -> list[Case]:
     """Sizes that a step does not refuse, with blocks and tiles of all kinds."""
     random = np.random.default_rng([ord(letter) for letter in step.name])
     cases: list[Case] = []
@@ -35,7 +36,7 @@ def generated(step: LadderStep, count: int) -> list[Case]:
 
 
 @pytest.mark.parametrize("step", PRODUCT.steps, ids=lambda step: step.name)
-def test_generated_shapes(step: LadderStep, tmp_path: Path) -> None:
+def test_generated_shapes(step: CudaStep, tmp_path: Path) -> None:
     check(PRODUCT, step, generated(step, 12), tmp_path)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from minidnn.lab.convolution.ladder import CONVOLUTION
+from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.operands import draw
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
-from minidnn.lab.step import Ladder, LadderStep
+from minidnn.lab.step import Ladder
 from tests.cuda.emulator.run import Emulated
 
 from .emulated import Case, plain
@@ -36,7 +37,7 @@ STEPS = [(CONVOLUTION, step) for step in CONVOLUTION.steps]
 STEPS += [(PRODUCT, step) for step in PRODUCT.steps if step.name != "vectors"]
 
 
-def cases_of(ladder: Ladder, step: LadderStep) -> list[Case]:
+def cases_of(ladder: Ladder, step: CudaStep) -> list[Case]:
     """So small that the model looks at every tile and plane."""
     if ladder is PRODUCT:
         blocks = ((8, 8), (4, 4))
@@ -52,7 +53,7 @@ def cases_of(ladder: Ladder, step: LadderStep) -> list[Case]:
 
 
 @pytest.mark.parametrize(("ladder", "step"), STEPS, ids=lambda one: one.name)
-def test_reads_and_writes(ladder: Ladder, step: LadderStep, tmp_path: Path) -> None:
+def test_reads_and_writes(ladder: Ladder, step: CudaStep, tmp_path: Path) -> None:
     cases = cases_of(ladder, step)
     launches = [plain(step.launch(one.shape, one.block, one.parameters)) for one in cases]
     for at, launch in enumerate(launches):
@@ -74,7 +75,7 @@ def test_reads_and_writes(ladder: Ladder, step: LadderStep, tmp_path: Path) -> N
             kernels.fill(symbol, arrays[operand])
         kernels.launch(launch, given)
         parameters = {**step.parameters, **(case.parameters or {})}
-        accesses = step.work(case.shape, case.block, parameters).accesses
+        accesses = step.work_of(case.shape, case.block, parameters).accesses
         for access in accesses:
             if access.space == "global":
                 lanes = access.times * (access.at >= 0).sum()

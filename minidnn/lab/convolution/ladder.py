@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from ..step import Block, Ladder, LadderStep, Parameters, Sizes
+from ..cuda_step import CudaStep, Sizes
+from ..step import Block, Ladder, Parameters
 from .shape import ConvolutionShape, convolve
 from .work import direct, halo
 
@@ -60,7 +62,10 @@ def _whole_vectors(shape: ConvolutionShape, block: Block, parameters: Parameters
     return f"GROUP={parameters['GROUP']}; this step wants a multiple of 4"
 
 
-_step = partial(LadderStep, folder=Path(__file__).parent)
+def _step(name: str, **given: Any) -> CudaStep:
+    return CudaStep(name=name, source=Path(__file__).parent / f"{name}.cu", **given)
+
+
 _POSITIONS = {"GROUP": 8, "POSITIONS": 4}
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from ..step import Block, Ladder, LadderStep, Parameters, Sizes
+from ..cuda_step import CudaStep, Sizes
+from ..step import Block, Ladder, Parameters
 from .shape import ProductShape, multiply
 from .work import direct, tiles
 
@@ -48,7 +50,10 @@ def _unfit(
     return None
 
 
-_step = partial(LadderStep, folder=Path(__file__).parent)
+def _step(name: str, **given: Any) -> CudaStep:
+    return CudaStep(name=name, source=Path(__file__).parent / f"{name}.cu", **given)
+
+
 _SQUARE = {"THREAD_ROWS": 8, "THREAD_COLUMNS": 8, "TILE_DEPTH": 8}
 
 PRODUCT = Ladder(

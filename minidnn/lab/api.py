@@ -1,0 +1,140 @@
+"""Studies as Python makes them: what the command line does, as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import UnsupportedError
+from .apart import LIMIT_SECONDS
+from .cards import card_of
+from .ladders import ladder_of
+from .measured import measured_study
+from .step import Block, Choices, Ladder
+from .study import study
+
+BLOCKS = ((16, 16),)
+
+
+def model(
+    ladder: str | Ladder,
+    steps: Sequence[str] = (),
+    *,
+    blocks: Sequence[Block] = BLOCKS,
+    shapes: Sequence[Any] = (),
+    parameters: Choices | None = None,
+    gpu: str = "H100",
+) -> dict[str, Any]:
+    """What each step of a ladder should cost; nothing is run, and no GPU is needed.
+
+    >>> from minidnn import lab
+    >>> study = lab.model("conv", ["tiled"], blocks=[(8, 8), (32, 8)], shapes=["64-64@56,3/1"])
+    >>> study["cells"][0]["predicted_limit"]
+    'issue'
+
+    Args:
+        ladder: its name, or one of your own (:meth:`Ladder.with_step`).
+        steps: names of those that are asked for; all by default.
+        blocks: threads of a block, across and down.
+        shapes: names of the ladder's shapes, shapes, or mappings with sizes that differ from its
+            default one; the default by default.
+        parameters: numbers for the parameters of steps, or several of them to be tried.
+        gpu: "A100", "RTX3090", "RTX4090", "H100" or "H200".
+
+    Returns:
+        A study: see ``docs/explanation/laboratory.md``.
+
+    Raises:
+        UnsupportedError: there is no such ladder, step, shape, parameter or GPU.
+        DeviceError: there is no NVRTC.
+    """
+    ladder = _ladder(ladder)
+    chosen, sizes = _steps(ladder, steps), shapes_of(ladder, shapes)
+    check_parameters(ladder, parameters)
+    return study(ladder, chosen, blocks, sizes, card_of(gpu), parameters)
+
+
+def run(
+    ladder: str | Ladder,
+    steps: Sequence[str] = (),
+    *,
+    blocks: Sequence[Block] = BLOCKS,
+    shapes: Sequence[Any] = (),
+    parameters: Choices | None = None,
+    limit: float = LIMIT_SECONDS,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """What each step of a ladder costs on this machine: predicted, checked, and measured.
+
+    A step is checked beside the ladder's reference before it is timed, in a process of its own: a
+    script that calls this needs ``if __name__ == "__main__":``.
+
+    On a machine with a GPU::
+
+        study = lab.run("conv", ["naive", "tiled"], blocks=[(8, 8), (32, 8)])
+        lab.save_study("tiled.json", study)
+
+    Args:
+        ladder: its name, or one of your own (:meth:`Ladder.with_step`).
+        steps: names of those that are asked for; all by default.
+        blocks: threads of a block, across and down.  One step with several is a sweep.
+        shapes: as of :func:`model`.
+        parameters: numbers for the parameters of steps, or several of them to be tried.
+        limit: seconds that one measurement may take.
+        tell: called with a line about what is going on.
+
+    Returns:
+        A study, with times in its cells or the reason why there are none.
+
+    Raises:
+        UnsupportedError: there is no such ladder, step, shape or parameter.
+        DeviceError: this machine has no such device, or no compiler for it.
+    """
+    ladder = _ladder(ladder)
+    chosen, sizes = _steps(ladder, steps), shapes_of(ladder, shapes)
+    check_parameters(ladder, parameters)
+    if not limit > 0:
+        raise UnsupportedError(f"limit={limit:g}; valid are seconds above 0")
+    return measured_study(ladder, chosen, blocks, sizes, parameters, limit=limit, tell=tell)
+
+
+def shapes_of(ladder: Ladder, shapes: Sequence[Any]) -> list[Any]:
+    """The shapes that are asked for, each once; see :func:`model`."""
+    found = []
+    for one in shapes or ({},):
+        if isinstance(one, str):
+            if one not in ladder.shapes:
+                known = f"shapes of {ladder.name} are {', '.join(ladder.shapes)}"
+                raise UnsupportedError(f"shapes: {one!r} is none; {known}")
+            found.append(ladder.shapes[one])
+        elif isinstance(one, type(ladder.shape)):
+            found.append(one)
+        else:
+            names = list(vars(ladder.shape))
+            for name in one:
+                if name not in names:
+                    raise UnsupportedError(f"shapes: {name!r} is no size; valid are {names}")
+            found.append(replace(ladder.shape, **one))
+    return list(dict.fromkeys(found))
+
+
+def check_parameters(ladder: Ladder, parameters: Choices | None) -> None:
+    """UnsupportedError if a step has no such parameter, or a number is not valid."""
+    own = sorted({name for step in ladder.steps for name in step.parameters})
+    for name, numbers in (parameters or {}).items():
+        several = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+        if name not in own or not several or min(several) < 1:
+            valid = ", ".join(own) or "none"
+            told = ":".join(map(str, several))
+            raise UnsupportedError(
+                f"parameters: {name}={told}; valid are numbers from 1 on of {valid}"
+            )
+
+
+def _ladder(ladder: str | Ladder) -> Ladder:
+    return ladder_of(ladder) if isinstance(ladder, str) else ladder
+
+
+def _steps(ladder: Ladder, names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(ladder.step(name) for name in names) if names else ladder.steps

@@ -1,0 +1,39 @@
+"""What studies need of a device: its description, the model, and measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import cuda_device
+
+
+@dataclass(frozen=True)
+class LabDevice:
+    """A kind of device that steps run on.
+
+    Attributes:
+        machine: describes this computer's.
+        predict: the model's view of points on a shape and a machine, or why they cannot run.
+        job: what is measured of a point on a shape, as plain data for another process.
+        measure: checks and times a job.
+        ceilings: each way in which a library, or the engine, computes a shape.
+    """
+
+    machine: Callable[[], Any]
+    predict: Callable[[Sequence[Any], Any, Any], list[Any]]
+    job: Callable[..., Any]
+    measure: Callable[[Any], dict[str, Any]]
+    ceilings: Callable[[Any], list[dict[str, Any]]]
+
+
+DEVICES = {
+    "cuda": LabDevice(
+        cuda_device.machine,
+        cuda_device.predict,
+        cuda_device.job,
+        cuda_device.measure,
+        cuda_device.ceilings,
+    ),
+}
