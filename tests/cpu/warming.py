@@ -18,10 +18,12 @@ from minidnn.passes.pipeline import optimize
 from minidnn.runtime.plan import make_plan
 
 
-def kernels_of(graph: Graph, isa: Isa, strategy: str = "model") -> list[KernelSource]:
-    """What ``md.compile`` would compile for a graph on two threads."""
+def kernels_of(
+    graph: Graph, isa: Isa, strategy: str = "model", stored: bool = False
+) -> list[KernelSource]:
+    """What ``md.compile`` would compile for a graph on two threads, perhaps with a store."""
     target = CpuBackend().target("float32", {"isa": isa.name, "threads": 2})
-    context = Context(target, check_strategy(strategy), None)
+    context = Context(target, check_strategy(strategy), None, stored=stored)
     plan = make_plan(optimize(graph, context), context)
     return texts_of(lower_plan(plan, isa, 2))
 
@@ -31,12 +33,12 @@ def texts_of(tasks: Iterable[Task]) -> list[KernelSource]:
     return [task.source for task in tasks if isinstance(task.source, KernelSource)]
 
 
-def warm(graphs: Iterable[tuple[Graph, str]], isa: Isa) -> None:
+def warm(graphs: Iterable[tuple[Graph, str]], isa: Isa, stored: bool = False) -> None:
     """Compiles the kernels of graphs, each under a strategy, in one go.
 
     That the kernels of all of them go together is a test too: equal names mean equal texts.
     """
-    sources = [source for graph, strategy in graphs for source in kernels_of(graph, isa, strategy)]
+    sources = [each for graph, how in graphs for each in kernels_of(graph, isa, how, stored)]
     with pytest.MonkeyPatch.context() as patch:
         # ISPC starts less often, for a quarter less of the processor's time.
         patch.setattr(kernels, "MOST_PER_FILE", 64)
