@@ -38,6 +38,10 @@ class Executable:
     in the order of the network's inputs or by their names; outputs are of the kind of the first
     input: one, a tuple, or a dict, as the network defines them. On a GPU, arrays lie there (NumPy's
     are copied), and work runs on the current stream of their library.
+
+    >>> exe = md.compile(net, (2, 3, 32, 32))
+    >>> y = exe(x)
+    >>> print(exe.explain())
     """
 
     def __init__(

@@ -23,9 +23,6 @@ def load(
     Nothing is compiled, and weights are mapped, not read: processes that load one file share them.
     The file is trusted, as its code runs ([trust](trust.md)).
 
-        md.compile(net, (1, 3, 224, 224), device="cpu").save("net.mdx")
-        exe = md.load("net.mdx")
-
     Args:
         path: of the file.  It may be replaced by another one, but must not be overwritten, while
             the network is in use.
@@ -34,11 +31,17 @@ def load(
         check: whether the weights are read and compared with their checksum, too, as the code
             always is.
 
+    Returns:
+        An executable for the CPU, without graph and profile.
+
     Raises:
         WeightsError: there is no such file, it is none of a compiled network, or it is damaged.
         UnsupportedError: it is for another device, processor, system or version of minidnn.
         DeviceError: its code cannot be loaded here.
         GraphError: an argument is not valid.
+
+    >>> md.compile(net, (2, 3, 32, 32), device="cpu").save("net.mdx")
+    >>> exe = md.load("net.mdx")
     """
     if not isinstance(path, (str, os.PathLike)):
         raise GraphError(f"load: path={path!r:.80} is a {type(path).__name__}; valid is a path")

@@ -35,6 +35,9 @@ def save_graph(network: Any, path: str | os.PathLike[str], shape: Shapes | None 
             arrays of an executable's network are gone.
         WeightsError: the graph's description is longer than a safetensors header may be.
         OSError: the file cannot be written.
+
+    >>> md.save_graph(net, "again.safetensors", (2, 3, 32, 32))
+    >>> exe = md.compile("again.safetensors")
     """
     _check_path("save_graph", path)
     if os.fsdecode(path).lower().endswith(".onnx"):
@@ -67,6 +70,8 @@ def save_onnx(
         UnsupportedError: an operator or a dtype has no counterpart in that opset.
         DeviceError: the package ``onnx`` is not installed.
         OSError: the file cannot be written.
+
+    >>> md.save_onnx(net, "again.onnx", (2, 3, 32, 32))
     """
     _check_path("save_onnx", path)
     if not os.fsdecode(path).lower().endswith(".onnx"):

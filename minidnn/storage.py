@@ -58,6 +58,9 @@ def load_graph(path: str | os.PathLike[str]) -> Graph:
     Args:
         path: of the file.
 
+    Returns:
+        The graph, unfused or fused as it was saved.
+
     Raises:
         WeightsError: the file cannot be read or is no valid safetensors file.
         GraphError: it holds no graph, or one that is not legal; names the file, the node and what

@@ -47,18 +47,34 @@ __all__ = ["get_model", "list_models", *_NETWORKS]
 
 
 def list_models() -> list[str]:
-    """The names that :func:`get_model` takes."""
+    """The names that :func:`get_model` takes.
+
+    Returns:
+        Their names, in order.
+
+    >>> "resnet18" in models.list_models()
+    """
     return list(_NETWORKS)
 
 
 def get_model(name: str, **options: Any) -> Any:
-    """Make the network called ``name``; ``options`` go to the function of that name.
+    """The network of that name.
 
-    torchvision's networks take ``weights`` (None for random ones, a path, or a name as
-    ``load_weights`` takes it: ``"DEFAULT"`` and ``"IMAGENET1K_V1"`` are those of the network),
-    ``num_classes`` (1000) and ``seed`` (0), from which random weights are drawn.
+    Args:
+        name: one of :func:`list_models`.
+        options: of the function of that name.  torchvision's networks take ``weights`` (None for
+            random ones, a path, or a name as :func:`minidnn.load_weights` takes it: "DEFAULT" and
+            "IMAGENET1K_V1" are those of the network), ``num_classes`` (1000) and ``seed`` (0), from
+            which random weights are drawn.
 
-    Raises GraphError, naming what there is, when there is no such network.
+    Returns:
+        A layer; its ``input_shape`` is that of one image.
+
+    Raises:
+        GraphError: there is no such network; it names what there is.
+
+    >>> net = models.get_model("digits", weights="DEFAULT")
+    >>> print(net.input_shape)
     """
     return _builder(name)(**options)
 

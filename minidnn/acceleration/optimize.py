@@ -45,6 +45,9 @@ def optimize(
         strict: whether anything left to PyTorch is an error.
         sizes: for so many sizes of arguments programs are kept.
 
+    Returns:
+        A ``torch.nn.Module`` that is called like ``module``.
+
     Raises:
         GraphError: an argument is not legal.
         UnsupportedError: the module is TorchScript's, or with ``strict`` not all of it is taken.

@@ -45,6 +45,9 @@ def compare(
         seed: of random inputs.
         options: ``device``, ``precision`` and others, as ``compile`` takes them.
 
+    Returns:
+        What differs; printed, the first layer beyond the tolerance and its neighbours.
+
     Raises:
         GraphError: an argument is not valid.
         UnsupportedError: minidnn cannot run all of the model.

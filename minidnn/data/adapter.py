@@ -25,6 +25,13 @@ class Batches(Epochs):
         source: an iterable of batches, or a function of the epoch that returns one.
         convert: makes (x, target), in that order, of what the source gives, if it is no such pair.
         finite: whether NaN and infinities in x are refused.
+
+    Raises:
+        DataError: the source can be read only once, or gives what is no batch.
+
+    >>> train = md.data.Batches(batches)
+    >>> for x, target in train:
+    ...     print(x.shape, x.dtype)
     """
 
     def __init__(

@@ -22,7 +22,14 @@ __all__ = ["Affine", "ColorJitter", "Cutout", "Flip", "Normalize", "RandomCrop",
 
 @dataclass(frozen=True)
 class Normalize:
-    """Subtracts ``mean`` from each channel and divides by ``std``: by default ImageNet's."""
+    """Subtracts a mean from each channel and divides by a deviation.
+
+    Args:
+        mean, std: a number for each channel; by default ImageNet's.
+
+    >>> steps = [md.data.Normalize()]
+    >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
+    """
 
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
@@ -41,7 +48,14 @@ class Normalize:
 
 @dataclass(frozen=True)
 class Flip:
-    """Exchanges left and right with the given probability."""
+    """Exchanges left and right.
+
+    Args:
+        probability: with which it does so.
+
+    >>> steps = [md.data.Flip()]
+    >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
+    """
 
     probability: float = 0.5
 
@@ -54,7 +68,15 @@ class Flip:
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Cuts out ``size`` rows and columns anywhere, after a border of ``padding`` zeros."""
+    """Cuts out a square anywhere.
+
+    Args:
+        size: its rows and columns.
+        padding: rows and columns of zeros that are added on every side first.
+
+    >>> steps = [md.data.RandomCrop(32, 4)]
+    >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
+    """
 
     size: int
     padding: int = 0
@@ -84,6 +106,9 @@ class Affine:
         shift: the most that it is moved by, as a share of its width and of its height.
         scale: the most that width and height, each for itself, grow or shrink by.
         shear: the most columns that a row moves by for each row from the middle.
+
+    >>> steps = [md.data.Affine(degrees=15)]
+    >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
 
     degrees: float = 0.0
@@ -137,6 +162,9 @@ class ResizedCrop:
         size: rows and columns of the result.
         scale: least and largest share of the picture's area.
         ratio: least and largest width over height.
+
+    >>> steps = [md.data.ResizedCrop(24)]
+    >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
 
     size: int
@@ -177,8 +205,12 @@ class ResizedCrop:
 class ColorJitter:
     """Changes brightness, contrast, saturation and hue at random, in this order.
 
-    The first three are multiplied by up to ``1 - amount`` to ``1 + amount``; hue is turned by up to
-    ``hue`` (at most 0.5) of the circle in either direction.
+    Args:
+        brightness, contrast, saturation: each is multiplied by ``1 - amount`` to ``1 + amount``.
+        hue: the most of the circle by which hue is turned in either direction, at most 0.5.
+
+    >>> steps = [md.data.ColorJitter(hue=0.1)]
+    >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
 
     brightness: float = 0.0
@@ -219,6 +251,9 @@ class Cutout:
         probability: with which a picture is changed.
 
     Source: DeVries and Taylor, arXiv:1708.04552.
+
+    >>> steps = [md.data.Cutout(8)]
+    >>> train = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8), steps)
     """
 
     size: int

@@ -35,10 +35,16 @@ def digits(train: bool, augment: Sequence[Step] = ()) -> Arrays:
         train: the first 1,437 to train on, or else the last 360.
         augment: as of a :class:`Dataset`.
 
+    Returns:
+        The samples, with ten classes.
+
     Raises:
         UnsupportedError: scikit-learn is not installed.
 
     Source: Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI.
+
+    >>> held_out = md.data.digits(train=False)
+    >>> print(len(held_out), held_out.x.shape)
     """
     try:
         from sklearn.datasets import load_digits
@@ -63,10 +69,15 @@ def fashion_mnist(
         train: the 60,000 to train on, or else the other 10,000.
         augment: as of a :class:`Dataset`.
 
+    Returns:
+        The samples, with the names of the ten classes.
+
     Raises:
         DataError: a file is missing or damaged.
 
     Source: Xiao, Rasul and Vollgraf, arXiv:1708.07747.
+
+    >>> train = md.data.fashion_mnist("fashion", train=True)
     """
     kind = "train" if train else "t10k"
     x = read_idx(_find(folder, f"{kind}-images-idx3-ubyte"))
@@ -85,9 +96,14 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
     Args:
         path: of the file.
 
+    Returns:
+        The numbers, with as many axes as the file says, in its dtype.
+
     Raises:
         DataError: the file cannot be read, is no such file, or has more or less than its header
             says.
+
+    >>> labels = md.data.read_idx("fashion/train-labels-idx1-ubyte")
     """
     name = os.fspath(path)
     try:

@@ -26,6 +26,11 @@ class Dataset(ABC):
     Args:
         augment: functions (x, draws) -> x, see :mod:`minidnn.data.augment`.
         classes: the number of classes, or their names; 0 if targets are no classes.
+
+    Raises:
+        DataError: a step is no function.
+
+    >>> isinstance(md.data.Arrays(x, np.arange(2)), md.data.Dataset)
     """
 
     def __init__(self, augment: Sequence[Step] = (), classes: int | Sequence[str] = 0) -> None:
@@ -75,6 +80,12 @@ class Arrays(Dataset):
         x: (N, ...), for pictures (N, C, H, W).  uint8 is divided by 255; else float32 is made.
         y: (N,) classes or (N, ...) floating-point numbers.
         augment, classes: as of a :class:`Dataset`; by default as many classes as targets name.
+
+    Raises:
+        DataError: an array has no samples or no numbers, or the two differ in length.
+
+    >>> pictures = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8))
+    >>> print(len(pictures), pictures.classes)
     """
 
     def __init__(
@@ -111,6 +122,12 @@ class Samples(Dataset):
     Args:
         source: what gives the samples.
         augment, classes: as of a :class:`Dataset`.
+
+    Raises:
+        DataError: the source has no samples.
+
+    >>> pairs = [(np.zeros((3, 32, 32)), 0), (np.ones((3, 32, 32)), 1)]
+    >>> samples = md.data.Samples(pairs, classes=2)
     """
 
     def __init__(
@@ -138,6 +155,9 @@ class Subset(Dataset):
     Args:
         whole: the other dataset.
         samples: their numbers there.
+
+    Raises:
+        DataError: a number is none of a sample of the other dataset.
 
     >>> held_out = md.data.Subset(md.data.Arrays(x, np.zeros(2)), np.arange(1))
     """

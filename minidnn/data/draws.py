@@ -26,6 +26,9 @@ class Draws:
     Args:
         seed: from 0 to 2**64 - 1.
         epoch, samples: the epoch, and the numbers of the batch's samples, from 0 to 2**32 - 1.
+
+    >>> draws = md.data.Draws(seed=0, epoch=0, samples=np.arange(4))
+    >>> print(draws.uniform(2).shape)
     """
 
     def __init__(self, seed: int, epoch: int, samples: np.ndarray) -> None:

@@ -38,6 +38,12 @@ class Folder(Dataset):
 
     Attributes:
         files: the paths; ``labels`` has the class of each.
+
+    Raises:
+        DataError: an argument is not valid, or the folder has no classes or no pictures.
+        UnsupportedError: Pillow is not installed.
+
+    >>> pictures = md.data.Folder("pictures", 32, [md.data.Flip(), md.data.Normalize()])
     """
 
     def __init__(

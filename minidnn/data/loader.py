@@ -147,6 +147,14 @@ class Loader(Epochs):
         mixup: each batch is mixed with itself, turned by one sample, by a share from
             Beta(mixup, mixup), and targets become probabilities; 0 mixes nothing.
         finite: whether NaN and infinities are refused.
+
+    Raises:
+        DataError: an argument is not valid, or, in a loop, a sample cannot be read.
+
+    >>> pictures = md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(8))
+    >>> train = md.data.Loader(pictures, 4, shuffle=True)
+    >>> for x, target in train:
+    ...     print(x.shape, target)
     """
 
     def __init__(

@@ -14,11 +14,11 @@ from typing import TypeVar
 
 from minidnn._cached_property import cached_property
 from minidnn.fusion.stacks import channel_frame, is_tensor_operand
-from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Instruction, argument, linearize
 from minidnn.graph.ir import Node, Value
 from minidnn.graph.operator import Elementwise, Windowed
 from minidnn.graph.operators import Concat
+from minidnn.graph.scalar_ops import SCALAR_OPS
 from minidnn.graph.window import Window
 
 MOST_SHARED = 8
@@ -61,7 +61,7 @@ class Operation:
         """Scalar operations for one element."""
         if self.window is not None:
             return self.window.operations
-        ops = scalar.SCALAR_OPS
+        ops = SCALAR_OPS
         return sum(ops[i.op].operations for i in self.code if i.op in ops)
 
     @property

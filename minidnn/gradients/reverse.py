@@ -38,12 +38,12 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
             unknown; the loss does not depend on a value, which is named.
         UnsupportedError: An operator between them has no rule; it names the node.
 
-    Example::
-
-        net = L.Sequential(L.Linear(4, 1), L.Elementwise(lambda y: y * y))
-        graph = to_graph(net, (1, 4), states=True)
-        graph = md.gradient(graph, graph.outputs[0], of=graph.states)
-        loss, by_weight, by_bias = md.compile(graph, device="reference")(x)
+    >>> from minidnn.layers.build import to_graph
+    >>> square = L.Sequential(L.Linear(4, 1), L.Elementwise(lambda y: y * y))
+    >>> graph = to_graph(square, (1, 4), states=True)
+    >>> graph = md.gradient(graph, graph.outputs[0], of=graph.states)
+    >>> exe = md.compile(graph, device="reference")
+    >>> loss, by_weight, by_bias = exe(np.ones((1, 4), np.float32))
     """
     check_is_graph(graph)
     find = _Finder(graph)

@@ -12,14 +12,40 @@ in a compiler's mood.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from minidnn.errors import GraphError
+from minidnn.graph.scalar_ops import COMPARISONS, SCALAR_OPS
+
+#: What :data:`minidnn.scalar` offers for formulas of one's own.
+__all__ = [
+    "Expression",
+    "argument",
+    "atan",
+    "clip",
+    "constant",
+    "cos",
+    "erf",
+    "evaluate",
+    "exp",
+    "expm1",
+    "floor",
+    "fma",
+    "log",
+    "log1p",
+    "maximum",
+    "minimum",
+    "rint",
+    "sigmoid",
+    "sin",
+    "sqrt",
+    "tanh",
+    "where",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,9 +56,12 @@ class Expression:
     subexpressions.
 
     Args:
-        op: a key of :data:`SCALAR_OPS`, or "argument" or "constant".
+        op: a key of :data:`.scalar_ops.SCALAR_OPS`, or "argument" or "constant".
         operands: what it works on.
         value: the index of an argument, or the number of a constant.
+
+    >>> x = scalar.argument(0)
+    >>> str(scalar.where(x > 0, x, 0.1 * x))
     """
 
     op: str
@@ -118,121 +147,16 @@ class Expression:
 
 
 Operand = Expression | float | int
-_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_SYMBOLS |= _COMPARISONS
+_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", **COMPARISONS}
 #: Expressions that would take more nodes than this as a tree are not written out.
 _MOST_SHOWN = 500
 
 
-def _fma(a: Any, b: Any, c: Any) -> Any:
-    """``a * b + c`` rounded once, for float16 and float32.
-
-    The product is exact in float64.  The sum is rounded to odd there, so that rounding it
-    again to float32 gives what one rounding would have given (Boldo and Melquiond, "Emulation
-    of a FMA and correctly rounded sums", IEEE Trans. Computers 57(4), 2008).  float64 operands
-    are rounded twice: the oracle does not need more.
-    """
-    dtype = np.result_type(a, b, c)
-    if dtype == np.float64:
-        return a * b + c
-    product = np.multiply(a, b, dtype=np.float64)
-    addend = np.asarray(c, dtype=np.float64)
-    total = product + addend
-    rounded = np.array(total)
-    virtual = total - product
-    error = (product - (total - virtual)) + (addend - virtual)
-    bits = rounded.view(np.int64)
-    inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
-    away = (error > 0) == (total > 0)
-    bits += np.where(inexact, np.where(away, 1, -1), 0)
-    return rounded.astype(dtype)
-
-
-def _divide(a: Any, b: Any) -> Any:
-    """``a / b``; of whole numbers the quotient rounded towards zero, and 0 for divisor 0."""
-    dtype = np.result_type(a, b)
-    if dtype.kind != "i":
-        return np.divide(a, b)
-    quotient = np.floor_divide(a, b)
-    inexact = (quotient * b != a) & (b != 0)
-    return np.asarray(quotient + (inexact & ((a < 0) != (b < 0))), dtype)
-
-
-def _power(a: Any, b: Any) -> Any:
-    """``a ** b``; of whole numbers rounded towards zero, and 0 for 0 to a negative power."""
-    dtype = np.result_type(a, b)
-    if dtype.kind != "i":
-        return np.power(a, b)
-    a, b = np.broadcast_arrays(a, b)
-    inverse = np.where(a == 1, 1, np.where(a == -1, np.where(b % 2 == 0, 1, -1), 0))
-    return np.where(b >= 0, np.power(a, np.maximum(b, 0)), inverse).astype(dtype)
-
-
-_erf = np.frompyfunc(math.erf, 1, 1)
-
-
-def _numpy_erf(x: Any) -> Any:
-    return np.asarray(_erf(x), np.asarray(x).dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class ScalarOp:
-    """What the system knows about one scalar operation.
-
-    Args:
-        arity: how many operands it takes.
-        evaluate: it as a function of NumPy's arrays.
-        operations: how many additions one evaluation takes as long as.
-    """
-
-    arity: int
-    evaluate: Callable[..., Any]
-    #: Operations it counts as in the cost model (a transcendental is a short polynomial).
-    operations: int = 1
-
-
-SCALAR_OPS: dict[str, ScalarOp] = {
-    "add": ScalarOp(2, np.add),
-    "sub": ScalarOp(2, np.subtract),
-    "mul": ScalarOp(2, np.multiply),
-    "div": ScalarOp(2, _divide, 4),
-    "fma": ScalarOp(3, _fma, 1),
-    "neg": ScalarOp(1, np.negative),
-    "abs": ScalarOp(1, np.abs),
-    # NaN in either operand gives NaN, as in IEEE 754-2019 maximum/minimum.
-    "maximum": ScalarOp(2, np.maximum),
-    "minimum": ScalarOp(2, np.minimum),
-    "floor": ScalarOp(1, np.floor),
-    # Halves to even.
-    "round": ScalarOp(1, np.rint),
-    "sqrt": ScalarOp(1, np.sqrt, 4),
-    "exp": ScalarOp(1, np.exp, 10),
-    "expm1": ScalarOp(1, np.expm1, 12),
-    "log": ScalarOp(1, np.log, 12),
-    "log1p": ScalarOp(1, np.log1p, 14),
-    "tanh": ScalarOp(1, np.tanh, 14),
-    "erf": ScalarOp(1, _numpy_erf, 16),
-    "pow": ScalarOp(2, _power, 24),
-    "sin": ScalarOp(1, np.sin, 50),
-    "cos": ScalarOp(1, np.cos, 50),
-    "atan": ScalarOp(1, np.arctan, 24),
-    "lt": ScalarOp(2, np.less),
-    "le": ScalarOp(2, np.less_equal),
-    "gt": ScalarOp(2, np.greater),
-    "ge": ScalarOp(2, np.greater_equal),
-    "where": ScalarOp(3, np.where),
-}
-
-
-#: Operations that whole numbers have, too.
-INTEGER_OPS = frozenset(
-    ("add", "sub", "mul", "div", "pow", "neg", "abs", "maximum", "minimum", *_COMPARISONS, "where")
-)
-
-
 def argument(index: int) -> Expression:
-    """The ``index``-th operand of the operator."""
+    """The ``index``-th operand of the operator.
+
+    >>> scalar.where(scalar.argument(0) > 0, scalar.argument(0), 0.0)
+    """
     return Expression("argument", value=index)
 
 
@@ -241,6 +165,8 @@ def constant(value: float) -> Expression:
 
     Args:
         value: the number; float32 kernels round it once.
+
+    >>> scalar.constant(0.5) * scalar.argument(0)
     """
     return Expression("constant", value=float(value))
 
@@ -255,7 +181,7 @@ def apply(op: str, *operands: Operand) -> Expression:
     if op != "where":
         return Expression(op, tuple(map(number, lifted)))
     condition, *choices = lifted
-    if condition.op not in _COMPARISONS:
+    if condition.op not in COMPARISONS:
         raise GraphError(
             f"the condition of where is {condition}; valid is a comparison by <, <=, > or >="
         )
@@ -276,98 +202,152 @@ def _lift(op: str, operand: Operand) -> Expression:
 
 def number(expression: Expression) -> Expression:
     """The expression itself, or 1 and 0 for a comparison that holds or not."""
-    if expression.op not in _COMPARISONS:
+    if expression.op not in COMPARISONS:
         return expression
     return Expression("where", (expression, constant(1.0), constant(0.0)))
 
 
 def maximum(a: Operand, b: Operand) -> Expression:
-    """The larger one of ``a`` and ``b``; NaN if one of them is."""
+    """The larger one of ``a`` and ``b``; NaN if one of them is.
+
+    >>> layer = Elementwise(lambda a, b: scalar.maximum(a, b))
+    """
     return apply("maximum", a, b)
 
 
 def minimum(a: Operand, b: Operand) -> Expression:
-    """The smaller one of ``a`` and ``b``; NaN if one of them is."""
+    """The smaller one of ``a`` and ``b``; NaN if one of them is.
+
+    >>> layer = Elementwise(lambda a, b: scalar.minimum(a, b))
+    """
     return apply("minimum", a, b)
 
 
 def clip(x: Operand, low: float, high: float) -> Expression:
-    """``x`` within ``low`` and ``high``."""
+    """``x`` within ``low`` and ``high``.
+
+    >>> layer = Elementwise(lambda x: scalar.clip(x, -1.0, 1.0))
+    """
     return minimum(maximum(x, low), high)
 
 
 def fma(a: Operand, b: Operand, c: Operand) -> Expression:
-    """``a * b + c``, rounded once."""
+    """``a * b + c``, rounded once.
+
+    >>> layer = Elementwise(lambda a, b: scalar.fma(a, b, 1.0))
+    """
     return apply("fma", a, b, c)
 
 
 def where(condition: Expression, a: Operand, b: Operand) -> Expression:
-    """``a`` where ``condition`` (a comparison) holds, else ``b``."""
+    """``a`` where ``condition`` (a comparison) holds, else ``b``.
+
+    >>> layer = Elementwise(lambda x: scalar.where(x > 0, x, 0.1 * x))
+    """
     return apply("where", condition, a, b)
 
 
 def floor(x: Operand) -> Expression:
-    """The largest whole number that is at most ``x``."""
+    """The largest whole number that is at most ``x``.
+
+    >>> layer = Elementwise(lambda x: x - scalar.floor(x))
+    """
     return apply("floor", x)
 
 
 def rint(x: Operand) -> Expression:
-    """The whole number nearest to ``x``, of two the even one."""
+    """The whole number nearest to ``x``, of two the even one.
+
+    >>> layer = Elementwise(lambda x: scalar.rint(8 * x) / 8)
+    """
     return apply("round", x)
 
 
 def sqrt(x: Operand) -> Expression:
-    """The square root of ``x``."""
+    """The square root of ``x``.
+
+    >>> layer = Elementwise(lambda x: scalar.sqrt(abs(x)))
+    """
     return apply("sqrt", x)
 
 
 def exp(x: Operand) -> Expression:
-    """``e`` to the power of ``x``."""
+    """``e`` to the power of ``x``.
+
+    >>> layer = Elementwise(lambda x: scalar.exp(-x * x))
+    """
     return apply("exp", x)
 
 
 def expm1(x: Operand) -> Expression:
-    """``exp(x) - 1``, exact near 0."""
+    """``exp(x) - 1``, exact near 0.
+
+    >>> layer = Elementwise(lambda x: scalar.expm1(-x * x))
+    """
     return apply("expm1", x)
 
 
 def log(x: Operand) -> Expression:
-    """The natural logarithm of ``x``."""
+    """The natural logarithm of ``x``.
+
+    >>> layer = Elementwise(lambda x: scalar.log(1.0 + x * x))
+    """
     return apply("log", x)
 
 
 def log1p(x: Operand) -> Expression:
-    """``log(1 + x)``, exact near 0."""
+    """``log(1 + x)``, exact near 0.
+
+    >>> layer = Elementwise(lambda x: scalar.log1p(abs(x)))
+    """
     return apply("log1p", x)
 
 
 def tanh(x: Operand) -> Expression:
-    """The hyperbolic tangent of ``x``."""
+    """The hyperbolic tangent of ``x``.
+
+    >>> layer = Elementwise(lambda x: x * scalar.tanh(x))
+    """
     return apply("tanh", x)
 
 
 def erf(x: Operand) -> Expression:
-    """The error function of ``x``."""
+    """The error function of ``x``.
+
+    >>> layer = Elementwise(lambda x: 0.5 * (1.0 + scalar.erf(x)))
+    """
     return apply("erf", x)
 
 
 def sin(x: Operand) -> Expression:
-    """The sine of ``x``, in radians."""
+    """The sine of ``x``, in radians.
+
+    >>> layer = Elementwise(lambda x: x + scalar.sin(x) ** 2)
+    """
     return apply("sin", x)
 
 
 def cos(x: Operand) -> Expression:
-    """The cosine of ``x``, in radians."""
+    """The cosine of ``x``, in radians.
+
+    >>> layer = Elementwise(lambda x: scalar.cos(x))
+    """
     return apply("cos", x)
 
 
 def atan(x: Operand) -> Expression:
-    """The arc tangent of ``x``, in radians."""
+    """The arc tangent of ``x``, in radians.
+
+    >>> layer = Elementwise(lambda x: scalar.atan(x))
+    """
     return apply("atan", x)
 
 
 def sigmoid(x: Operand) -> Expression:
-    """``1 / (1 + exp(-x))``"""
+    """``1 / (1 + exp(-x))``
+
+    >>> layer = Elementwise(lambda x: x * scalar.sigmoid(1.702 * x))
+    """
     return 1.0 / (1.0 + exp(-x))
 
 
@@ -438,6 +418,11 @@ def evaluate(
         expression: what is evaluated.
         operands: arrays that broadcast.
         dtype: in which it is evaluated; None is that of the operands.
+
+    Returns:
+        An array of the operands' common shape, of ``dtype``.
+
+    >>> scalar.evaluate(scalar.exp(-scalar.argument(0)), [np.arange(4.0)])
     """
     return run(linearize(expression), operands, dtype)
 

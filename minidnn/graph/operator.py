@@ -27,6 +27,7 @@ from minidnn.errors import GraphError
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, argument
 from minidnn.graph.plain import plain
+from minidnn.graph.scalar_ops import INTEGER_OPS
 from minidnn.graph.types import FLOATS, INTEGERS, NUMBERS, TensorType
 from minidnn.graph.window import Window
 from minidnn.graph.window_values import pool
@@ -179,7 +180,7 @@ class Elementwise(Operator):
         if dtype not in INTEGERS:
             return
         used = {line.op for line in scalar.linearize(self.expression())}
-        unknown = sorted(used - scalar.INTEGER_OPS - {"argument", "constant"})
+        unknown = sorted(used - INTEGER_OPS - {"argument", "constant"})
         self.require(
             not unknown,
             f"operands have dtype {dtype}; valid is one of {', '.join(FLOATS)}, for its "

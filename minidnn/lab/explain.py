@@ -197,6 +197,9 @@ def explain(
         cell: of a study, measured or predicted: one with ``why_not`` has no figures.
         machine: of the study.
         ladder: whose later steps are asked; None for none.
+
+    Returns:
+        The limit, with its evidence; printed, a sentence.
     """
     figures = _Figures(cell, machine)
     found = next(one for rule in RULES if (one := rule(figures)) is not None)

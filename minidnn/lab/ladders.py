@@ -20,6 +20,9 @@ def ladder_of(name: str) -> Ladder:
     Args:
         name: "conv" or "product".
 
+    Returns:
+        The ladder.
+
     Raises:
         UnsupportedError: there is none; all names are told.
     """

@@ -54,6 +54,9 @@ def load_study(path: str | os.PathLike[str]) -> dict[str, Any]:
     Args:
         path: of a file that :func:`save_study` wrote.
 
+    Returns:
+        A study, as :func:`minidnn.lab.model` gives it.
+
     Raises:
         StudyError: there is no such file, it is damaged, no study, or of a later version.
     """
@@ -76,6 +79,9 @@ def load_study(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def recorded_studies() -> dict[str, Path]:
     """The files of the studies that come with minidnn, by ladder.
+
+    Returns:
+        Paths, by the names of the ladders that they are of.
 
     >>> from minidnn import lab
     >>> sorted(lab.recorded_studies())

@@ -47,7 +47,10 @@ class OperatorLayer(Layer):
 
 
 class Identity(OperatorLayer):
-    """Gives its input.  Takes and ignores any arguments."""
+    """Gives its input.  Takes and ignores any arguments.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), Identity())
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(ops.Identity())
@@ -58,6 +61,8 @@ class ReLU(OperatorLayer):
 
     Args:
         inplace: ignored, as memory is planned for the whole graph.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), ReLU())
     """
 
     def __init__(self, inplace: bool = False) -> None:
@@ -69,6 +74,8 @@ class ReLU6(OperatorLayer):
 
     Args:
         inplace: ignored, as memory is planned for the whole graph.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), ReLU6())
     """
 
     def __init__(self, inplace: bool = False) -> None:
@@ -81,6 +88,8 @@ class LeakyReLU(OperatorLayer):
     Args:
         negative_slope: the slope below 0.
         inplace: ignored, as memory is planned for the whole graph.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), LeakyReLU(0.1))
     """
 
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
@@ -90,8 +99,18 @@ class LeakyReLU(OperatorLayer):
 class PReLU(Layer):
     """``x`` where ``x > 0``, else ``weight * x``.
 
-    The parameter ``weight`` (num_parameters,) begins as ``init``; it has one number for all
-    channels, or one for each.
+    The parameter is ``weight`` (num_parameters,).
+
+    Args:
+        num_parameters: 1, or the number of channels, each of which then has a slope of its own.
+        init: what ``weight`` is at first.
+
+    Raises:
+        GraphError: ``num_parameters`` is no count.
+
+    Source: He et al., arXiv:1502.01852.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), PReLU(8))
     """
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
@@ -119,6 +138,8 @@ class ELU(OperatorLayer):
         inplace: ignored, as memory is planned for the whole graph.
 
     Source: Clevert, Unterthiner and Hochreiter, arXiv:1511.07289.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), ELU(alpha=0.5))
     """
 
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
@@ -126,21 +147,38 @@ class ELU(OperatorLayer):
 
 
 class Sigmoid(OperatorLayer):
-    """``1 / (1 + exp(-x))``"""
+    """``1 / (1 + exp(-x))``
+
+    >>> net = Sequential(Conv2d(3, 8, 3), Sigmoid())
+    """
 
     def __init__(self) -> None:
         super().__init__(ops.Sigmoid())
 
 
 class Tanh(OperatorLayer):
-    """``tanh(x)``"""
+    """``tanh(x)``
+
+    >>> net = Sequential(Conv2d(3, 8, 3), Tanh())
+    """
 
     def __init__(self) -> None:
         super().__init__(ops.Tanh())
 
 
 class GELU(OperatorLayer):
-    """``x * Phi(x)``; ``approximate="tanh"`` takes the tanh approximation."""
+    """``x * Phi(x)``, where ``Phi`` is the distribution of normal numbers.
+
+    Args:
+        approximate: "none", or "tanh" for the approximation by that function.
+
+    Raises:
+        GraphError: ``approximate`` is neither.
+
+    Source: Hendrycks and Gimpel, arXiv:1606.08415.
+
+    >>> net = Sequential(Linear(8, 16), GELU())
+    """
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__(ops.GELU(approximate))
@@ -151,6 +189,8 @@ class SiLU(OperatorLayer):
 
     Args:
         inplace: ignored, as memory is planned for the whole graph.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), SiLU())
     """
 
     def __init__(self, inplace: bool = False) -> None:
@@ -162,6 +202,8 @@ class Hardswish(OperatorLayer):
 
     Args:
         inplace: ignored, as memory is planned for the whole graph.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), Hardswish())
     """
 
     def __init__(self, inplace: bool = False) -> None:
@@ -173,6 +215,8 @@ class Hardsigmoid(OperatorLayer):
 
     Args:
         inplace: ignored, as memory is planned for the whole graph.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), Hardsigmoid())
     """
 
     def __init__(self, inplace: bool = False) -> None:

@@ -51,6 +51,9 @@ def calibrate(network: Layer, *inputs: np.ndarray) -> Layer:
     Raises:
         GraphError: the data does not fit the network, a layer gets one value per channel only,
             or what reaches it is not finite.
+
+    >>> noise = np.random.default_rng(0).standard_normal((2, 3, 32, 32), np.float32)
+    >>> net = md.calibrate(net, noise)
     """
     for index, array in enumerate(inputs):
         if not isinstance(array, np.ndarray):

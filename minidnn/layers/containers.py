@@ -27,6 +27,14 @@ class LayerList(Layer):
 
     Args:
         layers: any layers.
+
+    >>> class Branches(Layer):
+    ...     def __init__(self, *bodies):
+    ...         self.bodies = LayerList(*bodies)
+    ...     def forward(self, x):
+    ...         for body in self.bodies:
+    ...             x = x + body(x)
+    ...         return x
     """
 
     def __init__(self, *layers: Layer) -> None:
@@ -59,7 +67,14 @@ class LayerList(Layer):
 class Sequential(LayerList):
     """Calls its layers one after another.
 
-    Takes layers, or one dict of named layers, as ``torch.nn.Sequential`` does.
+    Args:
+        layers: layers, or one dict of named layers, as ``torch.nn.Sequential`` takes them.
+
+    Raises:
+        GraphError: an argument is no layer.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), ReLU())
+    >>> named = Sequential({"conv": Conv2d(3, 8, 3), "relu": ReLU()})
     """
 
     def __init__(self, *layers: Layer | Mapping[str, Layer]) -> None:

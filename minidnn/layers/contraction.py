@@ -130,6 +130,8 @@ class Conv1d(_Conv):
 
     Raises:
         GraphError: an argument is not valid.
+
+    >>> net = Sequential(Conv1d(4, 8, 3, padding="same"), ReLU())
     """
 
     axes = 1

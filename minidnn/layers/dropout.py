@@ -35,6 +35,8 @@ class Dropout(Layer):
         GraphError: ``p`` is not valid.
 
     Source: Srivastava et al., JMLR 15 (2014). Random numbers: Salmon et al., Philox, SC 2011.
+
+    >>> net = Sequential(Flatten(), Dropout(0.2), Linear(64, 10))
     """
 
     _channels = False

@@ -29,6 +29,15 @@ class Elementwise(Layer):
     Python arithmetic, comparisons and the functions of ``minidnn.scalar``.  The layer fuses
     like the built-in ones.
 
+    Args:
+        function: of scalar expressions, which gives one.
+        name: what reports call it; by default the function's name.
+        parameters: arrays (C,) of the layer's own, by the function's names of them.
+
+    Raises:
+        GraphError: the function takes other arguments, decides by ``if``, or gives no
+            expression; or a parameter is no array of one axis.
+
     >>> from minidnn import scalar
     >>> mish = Elementwise(lambda x: x * scalar.tanh(scalar.log1p(scalar.exp(x))))
     >>> prelu = Elementwise(lambda x, slope: scalar.where(x > 0, x, slope * x),

@@ -22,9 +22,20 @@ __all__ = ["Model"]
 class Model(Layer):
     """The layers between symbols, as one layer.
 
-    ``inputs`` and ``outputs`` are a symbol, a sequence or a dict of them; a dict's names
-    become the names of the executable's inputs or outputs.  Layers are attributes named by
-    :meth:`Layer.named`, or numbered by their class: ``conv2d``, ``conv2d_1``, ...
+    Layers are attributes named by :meth:`Layer.named`, or numbered by their class: ``conv2d``,
+    ``conv2d_1``, ...
+
+    Args:
+        inputs: a symbol, a sequence or a dict of them; a dict's names become those of the
+            executable's inputs.
+        outputs: the same of what it gives.
+
+    Raises:
+        GraphError: an output does not follow from the inputs, or an argument is no symbol.
+
+    >>> x = Input((3, 32, 32))
+    >>> y = Conv2d(3, 8, 3, padding=1)(x)
+    >>> net = Model(x, {"features": y, "sum": y + Conv2d(3, 8, 1)(x)})
     """
 
     def __init__(self, inputs: Any, outputs: Any) -> None:

@@ -33,6 +33,9 @@ class Layer:
     """What a user composes. A subclass defines ``forward`` on symbolic values, and takes in
     ``__init__`` whatever arguments and ``options`` it likes.
 
+    Raises:
+        TypeError: an option has a name that ``__init__`` does not take; it names what was meant.
+
     >>> class Residual(Layer):
     ...     def __init__(self, body):
     ...         self.body = body

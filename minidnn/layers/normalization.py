@@ -299,6 +299,8 @@ class InstanceNorm2d(_InstanceNorm):
         GraphError: an argument is not valid.
 
     Source: Ulyanov, Vedaldi and Lempitsky, arXiv:1607.08022.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), InstanceNorm2d(8, affine=True), ReLU())
     """
 
     rank = 4

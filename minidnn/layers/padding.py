@@ -97,6 +97,8 @@ class ConstantPad1d(_ConstantPadding):
     Args:
         padding: how many at both ends, or (left, right); negative ones are taken off.
         value: what is added.
+
+    >>> net = Sequential(ConstantPad1d((2, 0), 1.0), Conv1d(4, 8, 3))
     """
 
     axes = 1
@@ -108,6 +110,8 @@ class ConstantPad2d(_ConstantPadding):
     Args:
         padding: how many at all sides, or (left, right, top, bottom); negative ones are taken off.
         value: what is added.
+
+    >>> net = Sequential(ConstantPad2d(1, 0.5), Conv2d(3, 8, 3))
     """
 
     axes = 2
@@ -118,6 +122,8 @@ class ZeroPad1d(_Padding):
 
     Args:
         padding: how many at both ends, or (left, right); negative ones are taken off.
+
+    >>> net = Sequential(ZeroPad1d((2, 0)), Conv1d(4, 8, 3))
     """
 
     axes, mode = 1, "zeros"

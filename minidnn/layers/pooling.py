@@ -28,6 +28,8 @@ class MaxPool2d(OperatorLayer):
 
     Raises:
         GraphError: an argument is not valid.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), ReLU(), MaxPool2d(2))
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class AvgPool2d(OperatorLayer):
 
     Raises:
         GraphError: an argument is not valid.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), AvgPool2d(3, stride=2, padding=1))
     """
 
     def __init__(
@@ -92,7 +96,10 @@ class AvgPool2d(OperatorLayer):
 
 
 class AdaptiveAvgPool2d(OperatorLayer):
-    """Average over windows chosen for an output of ``output_size``; None keeps a size."""
+    """Average over windows chosen for an output of ``output_size``; None keeps a size.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), AdaptiveAvgPool2d(1), Flatten(), Linear(8, 10))
+    """
 
     def __init__(self, output_size: int | tuple[int | None, int | None] | None) -> None:
         size = plain(output_size)

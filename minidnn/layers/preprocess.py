@@ -30,16 +30,20 @@ class Preprocess(Layer):
     of rows of pixels in uint8.  The numbers are, to the last bit, those of torchvision's
     ``to_tensor`` and ``normalize``.
 
-    mean, std: one number, or one for each channel, of pixels that were divided by ``scale``.
-    scale: what pixels are divided by.
-    layout: "NHWC", channels last, or "NCHW".
-    dtype: of the pictures: "uint8" or "float32".
+    Args:
+        mean, std: one number, or one for each channel, of pixels that were divided by ``scale``.
+        scale: what pixels are divided by.
+        layout: "NHWC", channels last, or "NCHW".
+        dtype: of the pictures: "uint8" or "float32".
 
-    GraphError if an argument is none of these.  Source: torchvision.transforms.
+    Raises:
+        GraphError: an argument is none of these.
+
+    Source: torchvision.transforms.
 
     >>> net = Sequential(
-    ...     Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), models.resnet18())
-    >>> minidnn.compile(net, (1, 224, 224, 3))
+    ...     Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)), Conv2d(3, 8, 3))
+    >>> exe = minidnn.compile(net, (1, 224, 224, 3))
     """
 
     def __init__(

@@ -14,37 +14,64 @@ __all__ = ["Add", "Concat", "Flatten", "LogSoftmax", "Mul", "Reshape", "Softmax"
 
 
 class Add(OperatorLayer):
-    """``a + b``, broadcasting as NumPy does."""
+    """``a + b``, broadcasting as NumPy does.
+
+    >>> class Residual(Layer):
+    ...     def __init__(self, body):
+    ...         self.body, self.add = body, Add()
+    ...     def forward(self, x):
+    ...         return self.add(x, self.body(x))
+    """
 
     def __init__(self) -> None:
         super().__init__(ops.Add())
 
 
 class Mul(OperatorLayer):
-    """``a * b``, broadcasting as NumPy does."""
+    """``a * b``, broadcasting as NumPy does.
+
+    >>> class Gated(Layer):
+    ...     def __init__(self, body, gate):
+    ...         self.body, self.gate, self.mul = body, gate, Mul()
+    ...     def forward(self, x):
+    ...         return self.mul(self.body(x), self.gate(x))
+    """
 
     def __init__(self) -> None:
         super().__init__(ops.Mul())
 
 
 class Concat(OperatorLayer):
-    """Joins its inputs along ``dim``: ``Concat()(a, b, c)``."""
+    """Joins its inputs along ``dim``: ``Concat()(a, b, c)``.
+
+    >>> x = Input((3, 32, 32))
+    >>> net = Model(x, Concat()(Conv2d(3, 8, 1)(x), Conv2d(3, 8, 3, padding=1)(x)))
+    """
 
     def __init__(self, dim: int = 1) -> None:
         super().__init__(ops.Concat(plain(dim)))
 
 
 class Flatten(OperatorLayer):
-    """Joins the axes from ``start_dim`` to ``end_dim``, both included, into one."""
+    """Joins the axes from ``start_dim`` to ``end_dim``, both included, into one.
+
+    >>> net = Sequential(Conv2d(3, 8, 3), Flatten(), Linear(8 * 30 * 30, 10))
+    """
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__(ops.Flatten(plain(start_dim), plain(end_dim)))
 
 
 class Reshape(OperatorLayer):
-    """Gives each sample the shape ``shape``, in which one size may be -1.
+    """Gives each sample another shape. The batch stays as it is.
 
-    The batch stays as it is: ``Reshape(64, -1)`` makes (N, 64, F) of (N, C, H, W).
+    Args:
+        shape: the sizes, one by one or as a sequence; one of them may be -1, which is what is left.
+
+    Raises:
+        GraphError: a size is no whole number, or more than one is -1.
+
+    >>> net = Sequential(Conv2d(3, 64, 3), Reshape(64, -1))
     """
 
     def __init__(self, *shape: int | Sequence[int]) -> None:
@@ -56,14 +83,17 @@ class Reshape(OperatorLayer):
 
 
 class Softmax(OperatorLayer):
-    """``exp(x - max) / sum(exp(x - max))`` along ``dim``."""
+    """``exp(x - max) / sum(exp(x - max))`` along ``dim``.
+
+    >>> net = Sequential(Linear(8, 10), Softmax(1))
+    """
 
     def __init__(self, dim: int = -1) -> None:
         super().__init__(ops.Softmax(plain(dim)))
 
 
 class LogSoftmax(OperatorLayer):
-    """The logarithm of :class:`Softmax`; the arguments are those of that."""
+    """The logarithm of :class:`Softmax`; the arguments are those of :class:`Softmax`."""
 
     def __init__(self, dim: int = -1) -> None:
         super().__init__(ops.LogSoftmax(plain(dim)))

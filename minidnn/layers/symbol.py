@@ -42,6 +42,10 @@ class Symbol(Arithmetic):
         dtype: of its numbers.
         name: what messages and pictures call it.
         call: what gave it; None for an input.
+
+    >>> x = Input((3, 32, 32))
+    >>> y = Conv2d(3, 8, 3)(x)
+    >>> print(y.shape)
     """
 
     __slots__ = ("_dtype", "_shape", "call", "name")
@@ -97,6 +101,9 @@ def Input(shape: Sequence[int], dtype: str = "float32", name: str = "input") -> 
         shape: that of one sample, without the batch: (C, H, W) for images.
         dtype: of its numbers.
         name: what it is called by name in calls, messages and pictures.
+
+    Returns:
+        A symbol, to call layers on.
 
     Raises:
         GraphError: an argument is not valid.

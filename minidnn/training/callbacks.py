@@ -20,7 +20,12 @@ Direction = Literal["least", "most"] | None
 
 
 class Callback:
-    """What :meth:`Trainer.fit` calls; a subclass defines what it needs."""
+    """What :meth:`Trainer.fit` calls; a subclass defines what it needs.
+
+    >>> class Rates(md.callbacks.Callback):
+    ...     def after_epoch(self, trainer, record):
+    ...         print(record["rate"])
+    """
 
     def begin(self, trainer: Any, epochs: int) -> None:
         """Before the first step."""
@@ -44,6 +49,9 @@ class ProgressBar(Callback):
     Args:
         file: where to; None is standard error.
         every: the least seconds from one line to the next.
+
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1))
+    >>> history = trainer.fit(batches, epochs=1, callbacks=[md.callbacks.ProgressBar()])
     """
 
     def __init__(self, file: TextIO | None = None, every: float = 0.2) -> None:
@@ -90,6 +98,9 @@ class JSONLines(Callback):
 
     Args:
         path: of the file.
+
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1))
+    >>> history = trainer.fit(batches, epochs=1, callbacks=[md.callbacks.JSONLines("log.jsonl")])
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -105,6 +116,9 @@ class CSV(Callback):
 
     Args:
         path: of the file.
+
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1))
+    >>> history = trainer.fit(batches, epochs=1, callbacks=[md.callbacks.CSV("log.csv")])
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -155,6 +169,10 @@ class EarlyStopping(Callback):
         patience: after so many epochs without a better one.
         best: "least" or "most"; None is the least loss, and the most of all else.
         change: what counts as better must be so by that much.
+
+    >>> stop = md.callbacks.EarlyStopping("accuracy", patience=3)
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1))
+    >>> history = trainer.fit(batches, epochs=1, callbacks=[stop])
     """
 
     def __init__(
@@ -194,6 +212,10 @@ class Checkpoint(Callback):
             than all before are saved, and after Ctrl-C to the same path with ``.interrupted``
             behind it.
         best: "least" or "most"; None is the least loss, and the most of all else.
+
+    >>> keep = md.callbacks.Checkpoint("run.checkpoint")
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1))
+    >>> history = trainer.fit(batches, epochs=1, callbacks=[keep])
     """
 
     def __init__(

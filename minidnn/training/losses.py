@@ -29,7 +29,12 @@ Function = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of one output.  A subclass defines ``__call__`` on symbols."""
+    """A loss of one output.  A subclass defines ``__call__`` on symbols.
+
+    >>> class Relative(md.losses.Loss):
+    ...     def __call__(self, output, target):
+    ...         return (abs(output - target) / (1.0 + abs(target))).mean()
+    """
 
     #: What a trainer measures besides, by name, where nothing else is asked for.
     metrics: ClassVar[Mapping[str, Function]] = {}
@@ -47,7 +52,10 @@ class Loss:
 
 @dataclass(frozen=True)
 class MSE(Loss):
-    """The mean of ``(output - target)**2``."""
+    """The mean of ``(output - target)**2``.
+
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.MSE(), md.optim.SGD(0.1))
+    """
 
     def __call__(self, output: Any, target: Any) -> Any:
         return pointwise("SquaredError", lambda x, t: (x - t) * (x - t), output, target).mean()
@@ -55,7 +63,10 @@ class MSE(Loss):
 
 @dataclass(frozen=True)
 class L1(Loss):
-    """The mean of ``|output - target|``."""
+    """The mean of ``|output - target|``.
+
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.L1(), md.optim.SGD(0.1))
+    """
 
     def __call__(self, output: Any, target: Any) -> Any:
         return pointwise("AbsoluteError", lambda x, t: abs(x - t), output, target).mean()
@@ -64,7 +75,15 @@ class L1(Loss):
 @dataclass(frozen=True)
 class Huber(Loss):
     """The mean of ``d**2 / 2`` where ``d = |output - target|`` is at most ``delta``, and of
-    ``delta * (d - delta / 2)`` elsewhere."""
+    ``delta * (d - delta / 2)`` elsewhere.
+
+    Args:
+        delta: the distance from which on a difference counts linearly.
+
+    Source: Huber, Annals of Mathematical Statistics 35 (1964).
+
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.Huber(0.5), md.optim.SGD(0.1))
+    """
 
     delta: float = 1.0
 
@@ -121,10 +140,20 @@ def accuracy(output: Any, target: Any) -> Any:
 class CrossEntropy(Loss):
     """``-log(p)`` of the target's class, where ``p`` is the softmax of the output along axis 1.
 
-    Targets are indices of classes (int64, without axis 1), or, as ``probabilities``, a probability
-    for each class.  With ``label_smoothing`` that part of each target is spread over all classes
-    evenly.  ``weight`` has a number for each class; the mean is taken by these weights.  Targets
-    of ``ignore_index`` do not count.  All is as in PyTorch.
+    Targets are indices of classes, int64, in the output's shape without axis 1. All is as in
+    PyTorch.
+
+    Args:
+        label_smoothing: this part of each target is spread over all classes evenly.
+        weight: a number for each class; the mean is taken by these weights.
+        ignore_index: targets of this class do not count.
+        probabilities: whether targets are a probability for each class, of the output's shape.
+
+    Raises:
+        GraphError: an argument is not valid.
+
+    >>> loss = md.losses.CrossEntropy(label_smoothing=0.1)
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), loss, md.optim.SGD(0.1))
     """
 
     label_smoothing: float = 0.0

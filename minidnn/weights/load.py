@@ -55,6 +55,9 @@ def load_weights(
         WeightsError: neither a path nor a known name; a file that is missing, damaged, hostile
             or of another kind.
         DownloadError: the file could not be fetched, or is not what was announced.
+
+    >>> md.save_weights(net.state_dict(), "weights.safetensors")
+    >>> net.load_state_dict(md.load_weights("weights.safetensors"))
     """
     if not isinstance(source, (str, os.PathLike)):
         raise WeightsError(

@@ -204,6 +204,8 @@ def save_weights(
         WeightsError: an argument of another type; a name, a dtype or the metadata that cannot be
             written.
         OSError: the file cannot be written.
+
+    >>> md.save_weights(net.state_dict(), "weights.safetensors")
     """
     if not isinstance(tensors, Mapping) or not isinstance(path, (str, os.PathLike)):
         raise WeightsError(

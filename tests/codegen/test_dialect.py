@@ -13,7 +13,6 @@ import pytest
 from minidnn.backends.codegen.dialect import CUDA, ISPC, C, Dialect, literal
 from minidnn.backends.codegen.functions import BOUNDS, FUNCTIONS, WHOLE_FUNCTIONS
 from minidnn.graph.expression import (
-    SCALAR_OPS,
     Instruction,
     argument,
     clip,
@@ -21,6 +20,7 @@ from minidnn.graph.expression import (
     maximum,
     minimum,
 )
+from minidnn.graph.scalar_ops import SCALAR_OPS
 from tests.cpu.accuracy import errors, in_float64
 
 #: What a prelude defines for the functions.

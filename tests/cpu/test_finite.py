@@ -10,7 +10,7 @@ from minidnn.backends.cpu.finite import _RULES, BOUNDS, Interval, input_bound
 from minidnn.backends.cpu.isa import AVX512
 from minidnn.backends.cpu.target import CpuTarget, device_for
 from minidnn.fusion.region import FusedSequence
-from minidnn.graph.expression import SCALAR_OPS
+from minidnn.graph.scalar_ops import SCALAR_OPS
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize

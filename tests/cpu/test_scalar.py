@@ -22,7 +22,6 @@ from minidnn.backends.cpu.library import SharedObject
 from minidnn.backends.cpu.prelude import prelude
 from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
 from minidnn.graph.expression import (
-    SCALAR_OPS,
     Expression,
     Instruction,
     apply,
@@ -35,6 +34,7 @@ from minidnn.graph.expression import (
     run,
     where,
 )
+from minidnn.graph.scalar_ops import SCALAR_OPS
 
 from .accuracy import Array, errors, in_float64, same
 from .conftest import Build

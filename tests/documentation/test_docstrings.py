@@ -1,9 +1,16 @@
-"""Docstrings of public names say what their arguments are, and their examples run."""
+"""Docstrings of public names have all their parts, and their examples run.
+
+The parts are a summary, arguments, what is returned, what is raised, and an example.  Names whose
+arguments are those of another one say so, and are as complete as that one is.
+"""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +19,7 @@ import pytest
 import torch
 
 import minidnn as md
-from minidnn import layers, models
+from minidnn import layers, models, scalar
 from tools.api_page import MODULES, module_of, page, public_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,20 +28,32 @@ NAMES = {
     for module in MODULES
     for name, value in public_names(module_of(module)).items()
 }
+ERRORS = {name for name, value in NAMES.items() if isinstance(value, type(Exception))}
 #: What :func:`minidnn.compile` makes takes no arguments of a user's.
 MADE = {"minidnn.executable.Executable"}
-ELSEWHERE = re.compile(r"arguments\s+are\s+those\s+of")
+ELSEWHERE = re.compile(r"arguments\s+are\s+those\s+of\s+:\w+:`([\w.]+)`")
+#: What these need is not there when tests run: a GPU, and files of others.
+NOT_RUN = {"minidnn.lab.run", "minidnn.data.fashion_mnist", "minidnn.data.read_idx"}
 
 
 def docstring(value: Any) -> str:
     return inspect.getdoc(value) or ""
 
 
+def is_told_elsewhere(name: str) -> bool:
+    found = ELSEWHERE.search(docstring(NAMES[name]))
+    if found is None:
+        return False
+    other = found[1] if "." in found[1] else f"{name.rpartition('.')[0]}.{found[1]}"
+    assert examples(docstring(NAMES[other])), f"{name} refers to {other}, which has no example"
+    return True
+
+
 @pytest.mark.parametrize("name", sorted(NAMES.keys() - MADE))
 def test_arguments_are_described(name: str) -> None:
     text = docstring(NAMES[name])
     assert text.split("\n\n")[0].strip().endswith((".", "``", ":")), f"{name}: no summary"
-    if ELSEWHERE.search(text) or issubclass(type(NAMES[name]), type(Exception)):
+    if name in ERRORS or is_told_elsewhere(name):
         return
     unnamed = ("self", "args", "kwargs", "operands")
     missing = [
@@ -45,6 +64,39 @@ def test_arguments_are_described(name: str) -> None:
     assert missing == [], f"{name} does not say what these are"
 
 
+def returns_something(value: Any) -> bool:
+    """Whether a function does; the summary of one that makes a scalar expression says which."""
+    given = str(inspect.signature(value).return_annotation)
+    return given not in ("None", "Expression")
+
+
+def raised_by(value: Any) -> Iterator[str]:
+    """What a function raises itself, or a class when it is made."""
+    makers = [vars(value)[n] for n in ("__new__", "__init__", "__post_init__") if n in vars(value)]
+    for function in makers if isinstance(value, type) else [value]:
+        try:
+            source = inspect.getsource(inspect.unwrap(getattr(function, "__func__", function)))
+        except (OSError, TypeError):
+            continue  # what dataclasses write
+        for node in ast.walk(ast.parse(textwrap.dedent(source))):
+            error = node.exc if isinstance(node, ast.Raise) else None
+            if isinstance(error, ast.Call) and isinstance(error.func, ast.Name):
+                yield error.func.id
+
+
+@pytest.mark.parametrize("name", sorted(NAMES.keys() - ERRORS))
+def test_parts_are_there(name: str) -> None:
+    value, text = NAMES[name], docstring(NAMES[name])
+    if is_told_elsewhere(name):
+        return
+    assert examples(text) or name in NOT_RUN, f"{name} has no example"
+    if inspect.isfunction(value) and returns_something(value):
+        assert "\nReturns:\n" in text, f"{name} does not say what it returns"
+    for error in raised_by(value):
+        section = text.partition("\nRaises:\n")[2]
+        assert re.search(rf"^    {error}:", section, re.MULTILINE), f"{name} raises {error}"
+
+
 def examples(text: str) -> str:
     lines = (line.strip() for line in text.splitlines())
     return "\n".join(line[4:] for line in lines if line.startswith((">>> ", "... ")))
@@ -53,9 +105,13 @@ def examples(text: str) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What examples read."""
+    from PIL import Image
+
     path = tmp_path_factory.mktemp("files")
     md.save_onnx(network(), path / "model.onnx", (2, 3, 32, 32))
     md.save_graph(network(), path / "net.safetensors", (2, 3, 32, 32))
+    (path / "pictures" / "cat").mkdir(parents=True)
+    Image.new("RGB", (32, 40)).save(path / "pictures" / "cat" / "0.png")
     return path
 
 
@@ -64,13 +120,15 @@ def network() -> md.Sequential:
     return md.Sequential(*parts, layers.Flatten(), layers.Linear(4 * 32 * 32, 10))
 
 
-@pytest.mark.parametrize("name", sorted(n for n in NAMES if examples(docstring(NAMES[n]))))
+@pytest.mark.parametrize(
+    "name", sorted(n for n in NAMES.keys() - NOT_RUN if examples(docstring(NAMES[n])))
+)
 def test_examples_run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     given: dict[str, Any] = {
         **{name: getattr(layers, name) for name in vars(layers) if name[0].isupper()},
         **{"md": md, "minidnn": md, "np": np, "torch": torch, "L": layers, "models": models},
-        **{"net": network(), "x": np.zeros((2, 3, 32, 32), np.float32)},
+        **{"net": network(), "x": np.zeros((2, 3, 32, 32), np.float32), "scalar": scalar},
         "batches": [(np.ones((2, 3, 32, 32), np.float32), np.array([3, 7]))],
         "module": torch.nn.Conv2d(3, 4, 3).eval(),
     }

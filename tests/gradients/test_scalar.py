@@ -10,7 +10,6 @@ import pytest
 from minidnn.gradients.scalar import TERMS, arguments_of, derivative, renumbered, with_result
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import (
-    SCALAR_OPS,
     Expression,
     apply,
     argument,
@@ -25,6 +24,7 @@ from minidnn.graph.expression import (
     tanh,
     where,
 )
+from minidnn.graph.scalar_ops import SCALAR_OPS
 
 X, Y, SEED = argument(0), argument(1), argument(2)
 INF, NAN = math.inf, math.nan

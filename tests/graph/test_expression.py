@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from minidnn import scalar
 from minidnn.errors import GraphError
 from minidnn.graph.expression import (
-    SCALAR_OPS,
     Expression,
     Instruction,
     apply,
@@ -29,6 +28,7 @@ from minidnn.graph.expression import (
     operations,
     to_json,
 )
+from minidnn.graph.scalar_ops import SCALAR_OPS
 
 x, y, z = argument(0), argument(1), argument(2)
 POINTS = np.array([-3.0, -0.5, 0.0, 0.25, 1.0, 2.5])

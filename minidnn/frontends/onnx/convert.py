@@ -29,14 +29,17 @@ class OpenInputsError(UnsupportedError):
 
 
 def load_onnx(model: Any, shape: Any = None, constants: Mapping[str, Any] | None = None) -> Graph:
-    """The graph of an ONNX model: a path, its bytes, or a ``ModelProto``.
+    """The graph of an ONNX model.
 
-    shape: for inputs whose sizes the model leaves open: one shape, a sequence of shapes or a dict
-        of them by input name; open sizes of one name are equal everywhere.
-    constants: values for inputs by name, which are then no inputs of the graph; inputs that decide
-        the shape of something must be given so.
+    Args:
+        model: a path, the model's bytes, or a ``ModelProto``.
+        shape: for inputs whose sizes the model leaves open: one shape, a sequence of shapes or a
+            dict of them by input name; open sizes of one name are equal everywhere.
+        constants: values for inputs by name, which are then no inputs of the graph; inputs that
+            decide the shape of something must be given so.
 
-    The graph's outputs are returned in order, several of them as a dict by their names.
+    Returns:
+        A graph, whose outputs are in the model's order; several of them have the model's names.
 
     Raises:
         GraphError: the model is malformed, hostile, or the shapes do not fit it.
@@ -44,6 +47,9 @@ def load_onnx(model: Any, shape: Any = None, constants: Mapping[str, Any] | None
             nodes are listed at once.
         DeviceError: the package ``onnx`` is not installed.
         OSError: the file cannot be read.
+
+    >>> graph = md.load_onnx("model.onnx")
+    >>> exe = md.compile(graph)
     """
     graph, _ = load_model(read_model(model), shape, constants)
     return graph

@@ -138,6 +138,8 @@ class RMSprop(Optimizer):
 
     Raises:
         GraphError: an argument is not valid.
+
+    >>> optimizer = md.optim.RMSprop(0.01, momentum=0.9)
     """
 
     alpha: float = 0.99

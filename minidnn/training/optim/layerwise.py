@@ -31,6 +31,8 @@ class LARS(Optimizer):
         GraphError: an argument is not valid.
 
     Source: You, Gitman and Ginsburg, arXiv:1708.03888.
+
+    >>> optimizer = md.optim.LARS(1.0, weight_decay=1e-4, decay="weights")
     """
 
     momentum: float = 0.9
@@ -80,6 +82,8 @@ class LAMB(Moments):
         GraphError: an argument is not valid.
 
     Source: You et al., arXiv:1904.00962.
+
+    >>> optimizer = md.optim.LAMB(0.002, weight_decay=0.01, decay="weights")
     """
 
     eps: float = 1e-6

@@ -34,6 +34,13 @@ class Update:
         slots: the states that are kept for it, by the optimizer's names of them.
         numbers: the step's numbers, as :meth:`Optimizer.numbers` names them.
         loss: nothing changes in steps where it is not finite.
+
+    >>> class Signs(md.optim.Optimizer):
+    ...     def apply(self, update):
+    ...         p, g = update.parameter, update.gradient
+    ...         lr = update.numbers["lr"]
+    ...         step = lambda p, g, lr: p - lr * where(g > 0, 1.0, -1.0)
+    ...         update.become(p, step, p, g, lr)
     """
 
     def __init__(

@@ -21,6 +21,12 @@ class RateSchedule:
 
     Raises:
         GraphError: an argument is not valid.
+
+    >>> from dataclasses import dataclass
+    ... @dataclass(frozen=True)
+    >>> class Root(md.optim.RateSchedule):
+    ...     def after(self, steps):
+    ...         return self.lr / (1 + steps) ** 0.5
     """
 
     lr: float
@@ -49,6 +55,8 @@ class ConstantRate(RateSchedule):
     Args:
         lr: the rate.
         warmup: so many steps lead up to ``lr`` from near 0.
+
+    >>> optimizer = md.optim.SGD(md.optim.ConstantRate(0.1, warmup=100))
     """
 
     def after(self, step: int) -> float:
@@ -109,6 +117,8 @@ class LinearDecay(_Ending):
         steps: in all, the warm-up included.
         end: the rate at the end.
         warmup: so many steps lead up to ``lr`` from near 0.
+
+    >>> optimizer = md.optim.SGD(md.optim.LinearDecay(0.1, steps=1000, warmup=100))
     """
 
     def at(self, part: float) -> float:
@@ -151,6 +161,8 @@ class OneCycle(RateSchedule):
         GraphError: an argument is not valid.
 
     Source: Smith and Topin, arXiv:1708.07120.
+
+    >>> optimizer = md.optim.AdamW(md.optim.OneCycle(0.01, steps=1000))
     """
 
     steps: int

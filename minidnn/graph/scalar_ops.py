@@ -1,0 +1,118 @@
+"""The operations that scalar expressions are made of: what each is in NumPy, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def _fma(a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c`` rounded once, for float16 and float32.
+
+    The product is exact in float64.  The sum is rounded to odd there, so that rounding it
+    again to float32 gives what one rounding would have given (Boldo and Melquiond, "Emulation
+    of a FMA and correctly rounded sums", IEEE Trans. Computers 57(4), 2008).  float64 operands
+    are rounded twice: the oracle does not need more.
+    """
+    dtype = np.result_type(a, b, c)
+    if dtype == np.float64:
+        return a * b + c
+    product = np.multiply(a, b, dtype=np.float64)
+    addend = np.asarray(c, dtype=np.float64)
+    total = product + addend
+    rounded = np.array(total)
+    virtual = total - product
+    error = (product - (total - virtual)) + (addend - virtual)
+    bits = rounded.view(np.int64)
+    inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
+    away = (error > 0) == (total > 0)
+    bits += np.where(inexact, np.where(away, 1, -1), 0)
+    return rounded.astype(dtype)
+
+
+def _divide(a: Any, b: Any) -> Any:
+    """``a / b``; of whole numbers the quotient rounded towards zero, and 0 for divisor 0."""
+    dtype = np.result_type(a, b)
+    if dtype.kind != "i":
+        return np.divide(a, b)
+    quotient = np.floor_divide(a, b)
+    inexact = (quotient * b != a) & (b != 0)
+    return np.asarray(quotient + (inexact & ((a < 0) != (b < 0))), dtype)
+
+
+def _power(a: Any, b: Any) -> Any:
+    """``a ** b``; of whole numbers rounded towards zero, and 0 for 0 to a negative power."""
+    dtype = np.result_type(a, b)
+    if dtype.kind != "i":
+        return np.power(a, b)
+    a, b = np.broadcast_arrays(a, b)
+    inverse = np.where(a == 1, 1, np.where(a == -1, np.where(b % 2 == 0, 1, -1), 0))
+    return np.where(b >= 0, np.power(a, np.maximum(b, 0)), inverse).astype(dtype)
+
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _numpy_erf(x: Any) -> Any:
+    return np.asarray(_erf(x), np.asarray(x).dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarOp:
+    """What the system knows about one scalar operation.
+
+    Args:
+        arity: how many operands it takes.
+        evaluate: it as a function of NumPy's arrays.
+        operations: how many additions one evaluation takes as long as.
+    """
+
+    arity: int
+    evaluate: Callable[..., Any]
+    #: Operations it counts as in the cost model (a transcendental is a short polynomial).
+    operations: int = 1
+
+
+SCALAR_OPS: dict[str, ScalarOp] = {
+    "add": ScalarOp(2, np.add),
+    "sub": ScalarOp(2, np.subtract),
+    "mul": ScalarOp(2, np.multiply),
+    "div": ScalarOp(2, _divide, 4),
+    "fma": ScalarOp(3, _fma, 1),
+    "neg": ScalarOp(1, np.negative),
+    "abs": ScalarOp(1, np.abs),
+    # NaN in either operand gives NaN, as in IEEE 754-2019 maximum/minimum.
+    "maximum": ScalarOp(2, np.maximum),
+    "minimum": ScalarOp(2, np.minimum),
+    "floor": ScalarOp(1, np.floor),
+    # Halves to even.
+    "round": ScalarOp(1, np.rint),
+    "sqrt": ScalarOp(1, np.sqrt, 4),
+    "exp": ScalarOp(1, np.exp, 10),
+    "expm1": ScalarOp(1, np.expm1, 12),
+    "log": ScalarOp(1, np.log, 12),
+    "log1p": ScalarOp(1, np.log1p, 14),
+    "tanh": ScalarOp(1, np.tanh, 14),
+    "erf": ScalarOp(1, _numpy_erf, 16),
+    "pow": ScalarOp(2, _power, 24),
+    "sin": ScalarOp(1, np.sin, 50),
+    "cos": ScalarOp(1, np.cos, 50),
+    "atan": ScalarOp(1, np.arctan, 24),
+    "lt": ScalarOp(2, np.less),
+    "le": ScalarOp(2, np.less_equal),
+    "gt": ScalarOp(2, np.greater),
+    "ge": ScalarOp(2, np.greater_equal),
+    "where": ScalarOp(3, np.where),
+}
+
+
+#: Operations that whole numbers have, too.
+INTEGER_OPS = frozenset(
+    ("add", "sub", "mul", "div", "pow", "neg", "abs", "maximum", "minimum", *COMPARISONS, "where")
+)
