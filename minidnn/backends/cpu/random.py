@@ -16,9 +16,9 @@ from .broadcast import CHUNK, WORTH, Shaped
 
 # ``graph.philox``: four words of the counter (block, stream, step) under the key ``seed``.
 _PHILOX = """\
-static inline void md_philox(unsigned int32 block, uniform unsigned int32 stream,
-                             uniform unsigned int64 step, uniform unsigned int64 seed,
-                             unsigned int32 words[4]) {
+static inline void @_philox(unsigned int32 block, uniform unsigned int32 stream,
+                            uniform unsigned int64 step, uniform unsigned int64 seed,
+                            unsigned int32 words[4]) {
   unsigned int32 a = block, b = stream;
   unsigned int32 c = (unsigned int32)step, d = (unsigned int32)(step >> 32);
   uniform unsigned int32 first = (uniform unsigned int32)seed;
@@ -57,7 +57,7 @@ _ELEMENTS = f"""\
     const uniform float * uniform x = MD_IN(float, 0) + first;
     uniform float * uniform y = MD_OUT(float, 3) + first;
     foreach (block = 0 ... (count + 3) / 4) {{
-      md_philox((unsigned int32)(first / 4 + block), stream, step, seed, words);
+      @_philox((unsigned int32)(first / 4 + block), stream, step, seed, words);
       for (uniform int j = 0; j < 4; j++) {{
         const int i = 4 * block + j;
         if (i < count)
@@ -66,7 +66,7 @@ _ELEMENTS = f"""\
     }}
 """
 _CHANNELS = """\
-    md_philox((unsigned int32)(t / 4), stream, step, seed, words);
+    @_philox((uniform unsigned int32)(t / 4), stream, step, seed, words);
     const uniform bool dropped = extract(words[t % 4], 0) < least;
     const uniform float * uniform x = MD_IN(float, 0) + t * n[3];
     uniform float * uniform y = MD_OUT(float, 3) + t * n[3];

@@ -72,14 +72,15 @@ class Conv2dInputGradient(_Conv2dGradient):
         batch, outputs, *sizes = gradient.shape
         _, per_group, *kernel = weight.shape
         groups, pads = self.convolution.groups, self.convolution.padding
-        each = gradient.astype(compute, copy=False).reshape(batch, groups, outputs // groups, -1)
+        # In one order, since how a product of matrices is rounded depends on how they lie.
+        each = np.ascontiguousarray(gradient, compute).reshape(batch, groups, outputs // groups, -1)
         turned = weight.astype(compute, copy=False).reshape(groups, -1, per_group, *kernel)
-        turned = turned.swapaxes(1, 2)
+        turned = np.ascontiguousarray(turned.transpose(3, 4, 0, 2, 1))
         extent = [n + sum(pad) for n, pad in zip(self.size, pads, strict=True)]
         found = np.zeros((batch, groups * per_group, *extent), compute)
         with np.errstate(all="ignore"):
             for (y, z), places in self._taps((kernel[0], kernel[1]), (sizes[0], sizes[1])):
-                part = np.matmul(turned[..., y, z], each)
+                part = np.matmul(turned[y, z], each)
                 found[places] += part.reshape(batch, groups * per_group, *sizes)
         (top, _), (left, _) = pads
         inside = found[:, :, top : top + self.size[0], left : left + self.size[1]]
