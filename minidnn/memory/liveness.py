@@ -122,7 +122,8 @@ def _positions(graph: Graph, group: tuple[Node, ...]) -> range:
 
 def touched(graph: Graph, annotations: Annotations) -> dict[Value, tuple[int, int]]:
     """For each storage but those of inputs, outputs and states the first and the last node that
-    uses it.  What a state becomes, but not in place, is in use beyond the last node."""
+    uses it.  What a state becomes, but not in place, is in use until the state was read for the
+    last time, for then it is copied."""
     roots = storage_roots(graph, annotations)
     outside = {roots.get(value) for value in (*graph.inputs, *graph.states, *graph.outputs)}
     found: dict[Value, tuple[int, int]] = {}
@@ -131,10 +132,12 @@ def touched(graph: Graph, annotations: Annotations) -> dict[Value, tuple[int, in
             root = roots[value]
             if root not in outside:
                 found[root] = (found.get(root, (i, i))[0], i)
-    for kept in dict.fromkeys(graph.updates.values()):
+    last = {roots[v]: i for i, node in enumerate(graph.nodes) for v in node.tensors}
+    for state, kept in graph.updates.items():
         root = roots.get(kept, kept)
         if root in found:
-            found[root] = (found[root][0], len(graph.nodes))
+            begin, end = found[root]
+            found[root] = (begin, max(end, last.get(state, begin)))
     return found
 
 

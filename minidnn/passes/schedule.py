@@ -1,10 +1,15 @@
 """schedule: orders the nodes so that little memory is in use at once.
 
-Handles: of the given order and a greedy one (among the nodes that can run, the one after which
-the least storage is in use), takes the one with the smaller peak.  Only the order changes.
+Handles: of the given order and two greedy ones, takes the one with the smallest peak.  One begins
+with the first node (among those that can run, the one after which the least storage is in use), the
+other with the last (among those that nobody waits for, the one before which the least is): it
+computes as late as it can what is only read late, such as weights of a backward pass in another
+order.  Only the order changes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.memory.annotations import Annotations
@@ -14,30 +19,35 @@ from minidnn.passes.infrastructure import Context, Pass
 
 def schedule(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    rewriter = Rewriter(graph)
-    for node in _greedy(graph, context.annotations):
-        rewriter.keep(node)
-    result = rewriter.finish()
-    before, after = (peak_bytes(lifetimes(g, context.annotations)) for g in (graph, result))
+    found = [graph, *(_ordered(graph, _greedy(graph, context.annotations, b)) for b in (0, 1))]
+    peaks = [peak_bytes(lifetimes(each, context.annotations)) for each in found]
+    before, after = peaks[0], min(peaks)
     if after >= before or not context.allow(f"reorder nodes: {before} to {after} bytes at once"):
         return graph
-    return result
+    return found[peaks.index(after)]
 
 
-def _greedy(graph: Graph, annotations: Annotations) -> list[Node]:
+def _ordered(graph: Graph, nodes: Sequence[Node]) -> Graph:
+    rewriter = Rewriter(graph)
+    for node in nodes:
+        rewriter.keep(node)
+    return rewriter.finish()
+
+
+def _greedy(graph: Graph, annotations: Annotations, backwards: bool) -> list[Node]:
+    """An order of the nodes, found from the first to the last or from the last to the first."""
     roots = storage_roots(graph, annotations)
     outside = {roots.get(value) for value in (*graph.inputs, *graph.states, *graph.outputs)}
     readers_left: dict[Value, int] = {}
     waiting: dict[Node, int] = {}
     for node in graph.nodes:
-        operands = set(node.tensors)
-        waiting[node] = sum(1 for value in operands if value.producer is not None)
+        waiting[node] = len(_behind(graph, node) if backwards else _before(node))
         for root in _touched(node, roots):
             readers_left[root] = readers_left.get(root, 0) + 1
     live: set[Value] = set()
 
     def growth(node: Node) -> int:
-        """By how many bytes storage in use grows once the node has run."""
+        """By how many bytes storage in use grows past the node."""
         grown = 0
         for root in _touched(node, roots):
             if root in outside:
@@ -50,19 +60,30 @@ def _greedy(graph: Graph, annotations: Annotations) -> list[Node]:
 
     ready = [node for node in graph.nodes if waiting[node] == 0]
     order = []
+    sign = -1 if backwards else 1
     while ready:
-        node = min(ready, key=lambda n: (growth(n), graph.position[n]))
+        node = min(ready, key=lambda n: (growth(n), sign * graph.position[n]))
         ready.remove(node)
         order.append(node)
         for root in _touched(node, roots):
             readers_left[root] -= 1
             live.add(root)
-        for value in node.outputs:
-            for reader in graph.readers[value]:
-                waiting[reader] -= 1
-                if waiting[reader] == 0:
-                    ready.append(reader)
-    return order
+        for other in _before(node) if backwards else _behind(graph, node):
+            waiting[other] -= 1
+            if waiting[other] == 0:
+                ready.append(other)
+    return order[::sign]
+
+
+def _before(node: Node) -> list[Node]:
+    """The nodes whose results a node reads."""
+    found = (value.producer for value in node.tensors)
+    return [each for each in dict.fromkeys(found) if each is not None]
+
+
+def _behind(graph: Graph, node: Node) -> list[Node]:
+    """The nodes that read a node's results."""
+    return list(dict.fromkeys(r for value in node.outputs for r in graph.readers[value]))
 
 
 def _touched(node: Node, roots: dict[Value, Value]) -> list[Value]:
