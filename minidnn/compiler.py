@@ -17,6 +17,7 @@ from minidnn.backends.backend import (
     get_backend,
     why_no_states,
 )
+from minidnn.backends.options import memory_limit_option
 from minidnn.compiled_file import ALREADY, is_compiled
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.executable import Executable
@@ -101,7 +102,13 @@ def compile(
     if store is not None and not graph.states:
         raise GraphError(f"store={store!r}, but graph {graph.name!r} has no states to keep there")
     chosen = _precision(backend, precision, graph)
-    context = Context(backend.target(chosen, options), method, limit, stored=store is not None)
+    context = Context(
+        backend.target(chosen, options),
+        method,
+        limit,
+        stored=store is not None,
+        memory_limit=memory_limit_option(options),
+    )
     computed = _computed(backend, graph, chosen, told=precision is not None)
     plan = make_plan(optimize(computed, context, observe), context)
     _check_supported(backend, plan, chosen, graph)

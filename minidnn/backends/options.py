@@ -24,6 +24,14 @@ def check_options(device: str, options: Mapping[str, Any], valid: Sequence[str])
         )
 
 
+def memory_limit_option(options: Mapping[str, Any]) -> int | None:
+    """The option ``memory_limit``; GraphError if it is no number of bytes."""
+    limit = options.get("memory_limit")
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise GraphError(f"memory_limit={limit!r}; valid is a number of bytes, or None")
+    return limit
+
+
 def accuracy_option(options: Mapping[str, Any]) -> str:
     """The option ``accuracy``; GraphError if it is none of :data:`ACCURACIES`."""
     accuracy = options.get("accuracy", "normal")

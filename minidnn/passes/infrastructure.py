@@ -47,6 +47,8 @@ class Context:
     rewrites: list[Rewrite] = field(default_factory=list)
     #: Why something that could have been done was not, for explain().
     notes: dict[str, str] = field(default_factory=dict)
+    #: How many bytes weights, states and values may take; None for any.
+    memory_limit: int | None = None
     #: Whether a store holds the graph's states, so that none of them may become a constant.
     stored: bool = False
     #: How the values of the graph lie in memory, once passes have chosen it.

@@ -15,6 +15,7 @@ from minidnn.passes.place_concat import PLACE_CONCAT
 from minidnn.passes.place_updates import PLACE_UPDATES
 from minidnn.passes.pool_first import POOL_FIRST
 from minidnn.passes.pool_last import POOL_LAST
+from minidnn.passes.recompute import RECOMPUTE
 from minidnn.passes.reduce_precision import REDUCE_PRECISION
 from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.share_joins import SHARE_JOINS
@@ -38,6 +39,7 @@ PIPELINE: tuple[Pass, ...] = (
     LAYOUT,
     PLACE_CONCAT,
     SCHEDULE,
+    RECOMPUTE,
     BY_IMAGE,
     PLACE_UPDATES,
 )

@@ -14,6 +14,7 @@ from minidnn.memory.annotations import Annotations
 from minidnn.memory.arena import Arena, plan_groups, plan_memory
 from minidnn.memory.liveness import storage_roots
 from minidnn.passes.infrastructure import Context, Rewrite
+from minidnn.passes.recompute import stored_bytes
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,16 @@ class Plan:
             raise OutOfMemoryError(
                 f"{largest!r} takes {largest.type.bytes} bytes, and values that are needed at "
                 f"once {needed}; {where} has {memory}"
+            )
+
+    def check_limit(self, limit: int | None) -> None:
+        """OutOfMemoryError if weights, states and values take more than ``limit`` bytes."""
+        values = self.arena.bytes + self.group_arena.bytes * self.target.device.workers
+        stored = stored_bytes(self.graph)
+        if limit is not None and stored + values > limit:
+            raise OutOfMemoryError(
+                f"memory_limit={limit} bytes; weights and states take {stored} and values, as few "
+                f"as were found, {values}: {stored + values} are needed; a smaller batch needs less"
             )
 
 

@@ -22,7 +22,7 @@ from ...runtime.plan import Plan
 from ...runtime.program import StoredProgram
 from ...runtime.store import Store
 from ..codegen.kernel import KernelSource
-from ..options import accuracy_option, check_options, tune_option
+from ..options import accuracy_option, check_options, memory_limit_option, tune_option
 from . import sequence
 from .bind import bind
 from .buffers import AlignedMemory, Array, Guard
@@ -90,13 +90,15 @@ class CpuBackend:
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CpuProgram:
-        check_options("cpu", options, ("threads", "isa", "accuracy", "guarded", "tune"))
+        valid = ("threads", "isa", "accuracy", "guarded", "memory_limit", "tune")
+        check_options("cpu", options, valid)
         guarded = options.get("guarded", False)
         if type(guarded) is not bool:
             raise GraphError(f"guarded={guarded!r}; valid are True (the debug mode) and False")
         accuracy = accuracy_option(options)
         isa, threads = _isa(options, usable_isa), _threads(options)
         tune = tune_option(options, "heuristic")
+        plan.check_limit(memory_limit_option(options))
         plan.check_fits(memory_bytes(), "this machine")
 
         if tune == "heuristic":

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.backends.options import check_options
+from minidnn.backends.options import check_options, memory_limit_option
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Constant, Node, State, Value
@@ -48,7 +48,8 @@ class ReferenceBackend:
         return None
 
     def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> ReferenceProgram:
-        check_options("reference", options, ("interpret",))
+        check_options("reference", options, ("interpret", "memory_limit"))
+        plan.check_limit(memory_limit_option(options))
         return ReferenceProgram(plan, precision == "float64", bool(options.get("interpret")))
 
 

@@ -1,0 +1,278 @@
+"""recompute: values that are read again much later are computed again instead of being kept.
+
+In training these are values of the forward pass that the backward pass reads: gradient
+checkpointing, for graphs of any kind.  A node is copied as it is, region and layouts included, to
+where its results are read next, so that it gives the same bits.
+
+Handles: graphs under a ``memory_limit``, as long as their values take more than it leaves.  Of
+the values that lie unused in memory when most is in use, the one is chosen that frees the most
+bytes for each second that computing it again is predicted to take: element-wise regions and
+normalizations come before convolutions.  What the node reads is kept for it, or, where that is
+gone by then, computed again, too.
+Refuses: graph inputs and results, values that lie in others (joins), whatever would not make the
+most bytes in use less.  Values may take more than the limit in the end; the device then says what
+would be needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from minidnn.fusion.region import Region, constants
+from minidnn.graph.ir import Graph, Node, State, Value
+from minidnn.graph.operator import Contraction
+from minidnn.memory.annotations import Annotations, Placement
+from minidnn.memory.arena import plan_memory
+from minidnn.memory.liveness import storage_roots, touched
+from minidnn.passes.infrastructure import Context, Pass
+from minidnn.passes.place_updates import place_updates
+
+MOST_NODES = 40
+"""A value that needs more nodes than that to be computed again is kept."""
+
+
+def recompute(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    if context.memory_limit is None:
+        return graph
+    use = _Use(graph, context.annotations)
+    while not _fits(use, context, context.memory_limit):
+        found = next(_better(use, context), None)
+        if found is None or not context.allow(found.description):
+            break
+        use = found.use
+        context.annotations = use.annotations
+    return use.graph
+
+
+def stored_bytes(graph: Graph) -> int:
+    """Bytes of weights and states, which lie in memory all the time."""
+    return sum(value.type.bytes for value in (*constants(graph), *graph.states))
+
+
+def _fits(use: _Use, context: Context, limit: int) -> bool:
+    if stored_bytes(use.graph) + use.peak > limit:
+        return False
+    placed = place_updates(use.graph, context)
+    return stored_bytes(placed) + plan_memory(placed, context.annotations).bytes <= limit
+
+
+class _Use:
+    """How much memory a graph has in use when."""
+
+    def __init__(self, graph: Graph, annotations: Annotations) -> None:
+        self.graph, self.annotations = graph, annotations
+        self.roots = storage_roots(graph, annotations)
+        self.touched = touched(graph, annotations)
+        changes = np.zeros(len(graph.nodes) + 1, np.int64)
+        for root, (first, last) in self.touched.items():
+            changes[first] += self.bytes(root)
+            changes[last + 1] -= self.bytes(root)
+        bytes = changes.cumsum()
+        #: The most bytes, and the first node that runs when they are in use.
+        self.peak, self.at = int(bytes.max()), int(bytes.argmax())
+        #: What must become less: the most bytes, and for how many nodes they are in use.
+        self.score = self.peak, int((bytes == self.peak).sum())
+
+    def bytes(self, root: Value) -> int:
+        return self.annotations.storage_bytes(root)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """Nodes to be copied to before the node at a position, and what that is worth."""
+
+    nodes: tuple[Node, ...]
+    before: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Found:
+    use: _Use
+    description: str
+
+
+def _better(use: _Use, context: Context) -> Iterator[_Found]:
+    """Graphs with less in use, by candidates in the order of their price."""
+    candidates = sorted(_candidates(use, context), key=lambda c: -c.bytes / c.seconds)
+    for each in candidates:
+        found = _Use(*_with_copies(use, each))
+        if found.score < use.score:
+            names = ", ".join(node.name for node in each.nodes)
+            operations = sum(_operations(node) for node in each.nodes)
+            freed = f"frees {each.bytes} bytes for {operations} operations"
+            yield _Found(found, f"compute {names} again: {freed}")
+
+
+def _candidates(use: _Use, context: Context) -> Iterator[_Candidate]:
+    """For each node with results that lie unused while the most is in use: it alone, or with what
+    it needs."""
+    graph = use.graph
+    fixed = {use.roots.get(value) for value in (*graph.results, *context.annotations.placements)}
+    kept: dict[Node, list[Value]] = {}
+    for root, (first, last) in use.touched.items():
+        node = root.producer
+        if first < use.at < last and node is not None and root not in fixed:
+            kept.setdefault(node, []).append(root)
+    for node, roots in kept.items():
+        if fixed.intersection(use.roots[value] for value in node.outputs):
+            continue
+        begins = [_next(use, root) for root in roots]
+        freed = [root for root, begin in zip(roots, begins, strict=True) if begin is not None]
+        before = min((begin for begin in begins if begin is not None), default=None)
+        if before is None:
+            continue
+        gained = sum(map(use.bytes, freed))
+        alone = _views(use, node)
+        extended = sum(map(use.bytes, _gone(use, node, use.at)))
+        if gained > extended:
+            yield _candidate(alone, before, gained - extended, context)
+        if _gone(use, node, before):
+            nodes = _with_needed(use, node, before, fixed)
+            if nodes is not None:
+                yield _candidate(nodes, before, gained, context)
+
+
+def _candidate(nodes: Sequence[Node], before: int, bytes: int, context: Context) -> _Candidate:
+    seconds = 0.0
+    for node in nodes:
+        if not context.annotations.is_view(node):
+            moved = sum(value.type.bytes for value in (*node.tensors, *node.outputs))
+            seconds += context.target.seconds(_operations(node), moved, _contracts(node))
+    return _Candidate(tuple(nodes), before, bytes, seconds)
+
+
+def _contracts(node: Node) -> bool:
+    inner = node.op.body.nodes if isinstance(node.op, Region) else (node,)
+    return any(isinstance(each.op, Contraction) for each in inner)
+
+
+def _operations(node: Node) -> int:
+    inputs, outputs = (tuple(v.type for v in values) for values in (node.inputs, node.outputs))
+    return node.op.cost(inputs, outputs).operations
+
+
+def _next(use: _Use, root: Value) -> int | None:
+    """The first node behind the peak that reads a storage; None if it is used at the peak."""
+    graph = use.graph
+    readers = (reader for value in _inside(use, root) for reader in graph.readers[value])
+    places = [graph.position[reader] for reader in readers]
+    behind = [place for place in places if place > use.at]
+    return min(behind) if behind and use.at not in places else None
+
+
+def _inside(use: _Use, root: Value) -> list[Value]:
+    """A value, and those that are views of it."""
+    found = [root]
+    for value in found:
+        for reader in use.graph.readers[value]:
+            if use.annotations.is_view(reader):
+                found += reader.outputs
+    return found
+
+
+def _views(use: _Use, node: Node) -> list[Node]:
+    """A node, and the views of what it computes that were taken by the time of the peak."""
+    graph = use.graph
+    found = {node: None}
+    for output in node.outputs:
+        for value in _inside(use, output)[1:]:
+            assert value.producer is not None
+            if graph.position[value.producer] <= use.at:
+                found[value.producer] = None
+    return sorted(found, key=graph.position.__getitem__)
+
+
+def _gone(use: _Use, node: Node, position: int) -> list[Value]:
+    """The storages that a node reads and that are no longer in use at a position."""
+    roots = dict.fromkeys(use.roots[value] for value in node.tensors)
+    return [root for root in roots if root in use.touched and use.touched[root][1] < position]
+
+
+def _with_needed(
+    use: _Use, node: Node, position: int, fixed: set[Value | None]
+) -> list[Node] | None:
+    """A node, its views, and all that must be computed again for it at a position; None if that
+    is too much, or cannot be done."""
+    found: dict[Node, None] = dict.fromkeys(_views(use, node))
+    pending = [node]
+    while pending:
+        for root in _gone(use, pending.pop(), position):
+            made = root.producer
+            if made is None or root in fixed or isinstance(root, State):
+                return None
+            if made not in found:
+                found |= dict.fromkeys(_views(use, made))
+                pending.append(made)
+        if len(found) > MOST_NODES:
+            return None
+    return sorted(found, key=use.graph.position.__getitem__)
+
+
+def _with_copies(use: _Use, candidate: _Candidate) -> tuple[Graph, Annotations]:
+    """The graph with copies of nodes, whose results all later nodes read."""
+    graph, annotations = use.graph, use.annotations
+    now: dict[Value, Value] = {}
+    twins: dict[Value, list[Value]] = {}
+    names = {node.name for node in graph.nodes}
+    nodes: list[Node] = []
+
+    def put(node: Node, name: str) -> None:
+        inputs = tuple(now.get(value, value) for value in node.inputs)
+        if name == node.name and inputs == node.inputs:
+            new = node
+        else:
+            new = Node(node.op, inputs, name, node.source)
+        nodes.append(new)
+        for old, value in zip(node.outputs, new.outputs, strict=True):
+            twins.setdefault(old, []).append(value)
+            if value is not old:
+                now[old] = value
+
+    for i, node in enumerate(graph.nodes):
+        if i == candidate.before:
+            for each in candidate.nodes:
+                name = _fresh(f"{each.name}.again", names)
+                put(each, name)
+        put(node, node.name)
+    rebuilt = Graph(
+        graph.inputs,
+        [now.get(value, value) for value in graph.outputs],
+        nodes,
+        graph.name,
+        graph.output_names,
+        updates={state: now.get(value, value) for state, value in graph.updates.items()},
+    )
+    return rebuilt, _moved(annotations, twins)
+
+
+def _fresh(name: str, names: set[str]) -> str:
+    found, count = name, 0
+    while found in names:
+        count += 1
+        found = f"{name}.{count}"
+    names.add(found)
+    return found
+
+
+def _moved(annotations: Annotations, twins: dict[Value, list[Value]]) -> Annotations:
+    """The annotations of values as those of what stands for them."""
+    layouts = {
+        twin: layout
+        for value, layout in annotations.layouts.items()
+        for twin in twins.get(value, [value])
+    }
+    placements = {
+        twin: Placement(twins.get(place.buffer, [place.buffer])[0], place.channel)
+        for value, place in annotations.placements.items()
+        for twin in twins.get(value, [value])
+    }
+    return replace(annotations, layouts=layouts, placements=placements)
+
+
+RECOMPUTE = Pass("recompute", recompute, requires=("schedule",))
