@@ -19,7 +19,10 @@ from minidnn.passes.infrastructure import Context, Pass
 
 def schedule(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    found = [graph, *(_ordered(graph, _greedy(graph, context.annotations, b)) for b in (0, 1))]
+    found = [
+        graph,
+        *(_ordered(graph, _greedy(graph, context.annotations, b)) for b in (False, True)),
+    ]
     peaks = [peak_bytes(lifetimes(each, context.annotations)) for each in found]
     before, after = peaks[0], min(peaks)
     if after >= before or not context.allow(f"reorder nodes: {before} to {after} bytes at once"):

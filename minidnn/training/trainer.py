@@ -73,9 +73,12 @@ class Trainer:
         accumulate: of how many batches gradients are added up for one update.
         average: by what a moving average of the parameters decays, which is evaluated instead of
             them; None for none.
-        device, precision, options: as for :func:`minidnn.compile`.
+        device, precision, options: as for :func:`minidnn.compile`.  Under ``memory_limit``, a
+            number of bytes for states and all values of a step, the backward pass computes again
+            what would not fit, with the same bits.
 
     Raises:
+        OutOfMemoryError: a step takes more than ``memory_limit``; it says how much.
         GraphError: what cannot be trained, or an argument, with what would be valid.
         UnsupportedError: the device cannot run the step.
     """
@@ -141,6 +144,18 @@ class Trainer:
     def step_program(self) -> Executable:
         """The compiled step."""
         return self._program("step", self._shapes)[1]
+
+    def explain(self, measure: bool = False) -> str:
+        """What a step keeps for its backward pass and what it computes again, by value and in all,
+        and what each region is predicted to cost.
+
+        ``measure`` times regions instead, on random inputs, and leaves what is trained as it is.
+        UnsupportedError if the device does not time regions.
+        """
+        from minidnn.report.training import explain_memory
+
+        program = self.step_program
+        return f"{program.explain(measure)}\n\n{explain_memory(program.plan)}"
 
     # One batch
 
