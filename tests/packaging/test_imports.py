@@ -84,11 +84,15 @@ ALLOWED: dict[str, set[str]] = {
         "passes",
         "runtime",
         "backends.backend",
+        "backends.options",
         "executable",
         "compiled_file",
     },
-    # A step is a graph, which is compiled like any other.
-    "training": {"graph", "gradients", "layers", "runtime", "executable", "compiler", "weights"},
+    # A step is a graph, which is compiled, and explained, like any other.
+    "training": {
+        *("graph", "gradients", "layers", "runtime", "executable", "compiler", "weights"),
+        "report",
+    },
     # It saves whatever can be compiled.
     "saving": {"graph", "layers", "frontends", "executable", "compiler", "storage"},
     # What joins front ends and the compiler: it runs parts of networks that others run.
