@@ -28,7 +28,7 @@ from minidnn.backends.cpu.isa import Isa, usable_isa, usable_isas
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.library import NativeFunction
 from minidnn.backends.cpu.machine import describe_machine
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.rates import fma_kernel, measured_rates
 from minidnn.backends.cpu.tensor import tensor_of
 from minidnn.fusion.contraction import Parts
@@ -40,6 +40,7 @@ from minidnn.graph.types import TensorType
 from minidnn.measure import load
 from minidnn.measure.figures import write_figures
 from minidnn.measure.statistics import median, ratio
+from minidnn.runtime.operand import Operand
 
 PEAK_STEPS = 400_000
 MANY_OPERATIONS = 10**9

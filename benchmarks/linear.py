@@ -22,7 +22,7 @@ from minidnn.backends.cpu.contraction import print_contraction
 from minidnn.backends.cpu.isa import Isa, usable_isa, usable_isas
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.machine import describe_machine
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
 from minidnn.backends.cpu.rates import STREAM_FLOATS, read_kernel
 from minidnn.backends.cpu.tensor import tensor_of
 from minidnn.fusion.contraction import Parts
@@ -32,6 +32,7 @@ from minidnn.graph.operators import Linear
 from minidnn.graph.types import TensorType
 from minidnn.measure.figures import write_figures
 from minidnn.measure.statistics import median, ratio
+from minidnn.runtime.operand import Operand
 
 LAYERS = ((25088, 4096), (9216, 4096), (4096, 4096), (4096, 1000), (2048, 1000))
 """Inputs and outputs of VGG's, AlexNet's and ResNet-50's linear layers."""

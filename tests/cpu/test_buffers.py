@@ -19,7 +19,8 @@ STRAY = """
     from minidnn.backends.cpu.compiler import Unit, compile_units
     from minidnn.backends.cpu.prelude import prelude
     from minidnn.backends.cpu.isa import AVX2
-    from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
+    from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
+    from minidnn.runtime.operand import Operand
     text = prelude(AVX2) + '''
     MD_KERNEL(touch) {{ MD_OUT(float, 0)[*MD_IN(int32, 1)] = 1; }}
     '''

@@ -16,9 +16,10 @@ import pytest
 from minidnn.backends.cpu.compiler import Unit, compile_units
 from minidnn.backends.cpu.isa import AVX2, Isa
 from minidnn.backends.cpu.prelude import prelude
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
 from minidnn.cache import clear, forbid_builds, one_at_a_time
 from minidnn.errors import CompileError, DeviceError, MiniDNNWarning
+from minidnn.runtime.operand import Operand
 
 from .conftest import Build, MakeFake, processes_with, run_python, wait_until
 

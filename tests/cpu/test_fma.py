@@ -12,7 +12,8 @@ import pytest
 from minidnn.backends.cpu.compiler import FLAGS
 from minidnn.backends.cpu.isa import Isa
 from minidnn.backends.cpu.prelude import prelude
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
+from minidnn.runtime.operand import Operand
 
 from .conftest import Build
 

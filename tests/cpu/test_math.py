@@ -17,7 +17,8 @@ from minidnn.backends.cpu.compiler import FLAGS, Unit, compile_units
 from minidnn.backends.cpu.isa import Isa, usable_isas
 from minidnn.backends.cpu.library import SharedObject
 from minidnn.backends.cpu.prelude import prelude
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
+from minidnn.runtime.operand import Operand
 
 from .accuracy import EXACT, Array, errors, in_float64, same
 

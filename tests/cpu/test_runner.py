@@ -21,10 +21,10 @@ from minidnn.backends.cpu.program import (
     BoundKernel,
     Group,
     NativeProgram,
-    Operand,
     Pool,
     shared_pool,
 )
+from minidnn.runtime.operand import Operand
 
 from .conftest import run_python
 
@@ -321,7 +321,8 @@ def test_fork_after_use(flags: str) -> None:
         from minidnn.backends.cpu.compiler import Unit, compile_units
         from minidnn.backends.cpu.prelude import prelude
         from minidnn.backends.cpu.isa import AVX2
-        from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
+        from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
+        from minidnn.runtime.operand import Operand
         library = compile_units([Unit("runner_test", prelude(AVX2) + {COUNT!r}, AVX2)])[0]
         pool = Pool(3, build_flags={flags})
         slow = NativeProgram([BoundKernel(library.kernel("slow"), (Operand(0),), 64)], 1, pool=pool)
@@ -365,7 +366,8 @@ def test_exit_while_threads_exist_is_clean_and_quick() -> None:
         from minidnn.backends.cpu.compiler import Unit, compile_units
         from minidnn.backends.cpu.prelude import prelude
         from minidnn.backends.cpu.isa import AVX2
-        from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
+        from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
+        from minidnn.runtime.operand import Operand
         library = compile_units([Unit("runner_test", prelude(AVX2) + {COUNT!r}, AVX2)])[0]
         counts = np.zeros(64, np.int32)
         count = BoundKernel(library.kernel("count"), (Operand(0),), 64)

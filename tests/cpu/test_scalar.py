@@ -20,7 +20,7 @@ from minidnn.backends.cpu.compiler import Unit, compile_units
 from minidnn.backends.cpu.isa import Isa, usable_isas
 from minidnn.backends.cpu.library import SharedObject
 from minidnn.backends.cpu.prelude import prelude
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Pool
 from minidnn.graph.expression import (
     Expression,
     Instruction,
@@ -35,6 +35,7 @@ from minidnn.graph.expression import (
     where,
 )
 from minidnn.graph.scalar_ops import SCALAR_OPS
+from minidnn.runtime.operand import Operand
 
 from .accuracy import Array, errors, in_float64, same
 from .conftest import Build

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
-from ...graph.ir import Node, Value
+from ...graph.ir import Constant, Node, Value
 from ...graph.types import ITEMSIZE
+from ...runtime.operand import Operand
 from ...runtime.plan import Plan
+from ...runtime.slots import Slots
 from .buffers import Array
 from .constants import PackedConstants
 from .contraction import Workspace
 from .library import NativeFunction
 from .lower import Pointer, Task
-from .program import BoundKernel, Group, Operand
+from .program import BoundKernel, Group
 from .table import Table
 
 
@@ -33,11 +36,11 @@ def bind(
     thread has its part of it), slot 2 the workspace.  When ``guarded`` each value's storage has a
     slot of its own instead of the arenas.  Constants are addressed from 0 on.
     """
-    slots = _Slots(plan, max((task.workspace_bytes for task in tasks), default=0), guarded)
+    operands = _Operands(plan, max((task.workspace_bytes for task in tasks), default=0), guarded)
     rows = [
         BoundKernel(
             kernel,
-            tuple(slots.operand(pointer, task.group, constants) for pointer in task.pointers),
+            tuple(operands.operand(pointer, task.group, constants) for pointer in task.pointers),
             task.tasks,
             task.grain,
             task.node.name,
@@ -46,15 +49,15 @@ def bind(
     ]
     table = Table(
         tuple(_grouped(rows, [task.group for task in tasks])),
-        tuple(slots.memory),
+        tuple(operands.memory),
         len(plan.graph.inputs),
         len(plan.graph.outputs),
         len(plan.graph.states),
-        tuple(slots.source(i) for i in range(len(plan.graph.outputs))),
+        tuple(operands.source(i) for i in range(len(plan.graph.outputs))),
         max((task.scratch_bytes for task in tasks), default=0),
     )
-    assert table.constants == slots.constants
-    return table, slots.names
+    assert table.constants == operands.slots.constants
+    return table, operands.names
 
 
 def _grouped(
@@ -72,71 +75,54 @@ def _grouped(
     return found
 
 
-class _Slots:
-    """Which slot each storage lies in."""
+class _Operands:
+    """What kernels' pointers are, in slots."""
 
     def __init__(self, plan: Plan, workspace_bytes: int, guarded: bool) -> None:
         graph = plan.graph
         self._plan = plan
-        #: Slot and offset of each storage, and bytes from one thread's to the next's (0 if all
-        #: images of a batch lie there).
-        self._places: dict[Value, tuple[int, int, int]] = {}
-        #: Bytes of each slot for all threads, and for each of them.
+        #: Bytes of each slot of a run's own, for all threads and for each of them.
         self.memory: list[tuple[int, int]] = []
         self.names: list[str] = []
+        own: dict[Value, Operand] = {}
+
+        def apart(value: Value, whole: int, each: int) -> None:
+            """Gives a value a slot of its own."""
+            own[value] = Operand(len(self.memory), thread_stride=each)
+            self.memory.append((whole, each))
+            self.names.append(f"the value {value.name!r}")
+
         if guarded:
             for value in plan.arena.offsets:
-                self._add(value, plan.layout(value).bytes(value.type), 0)
+                apart(value, plan.layout(value).bytes(value.type), 0)
             for value in plan.group_arena.offsets:
-                self._add(value, 0, plan.annotations.storage_bytes(value, 1))
+                apart(value, 0, plan.annotations.storage_bytes(value, 1))
         else:
-            own = plan.group_arena.bytes
-            self._places |= {value: (0, o, 0) for value, o in plan.arena.offsets.items()}
-            self._places |= {v: (1, o, own) for v, o in plan.group_arena.offsets.items()}
-            self.memory = [(plan.arena.bytes, 0), (0, own)]
+            each = plan.group_arena.bytes
+            own |= {value: Operand(0, offset) for value, offset in plan.arena.offsets.items()}
+            own |= {
+                value: Operand(1, offset, thread_stride=each)
+                for value, offset in plan.group_arena.offsets.items()
+            }
+            self.memory = [(plan.arena.bytes, 0), (0, each)]
             self.names = ["the arena", "the groups' arena"]
         #: Nodes use it in turn, or those of a group, on all threads at once.
         self._workspace = len(self.memory)
         self._workspace_bytes = workspace_bytes
         together = bool(plan.annotations.groups)
         self.memory.append((0, workspace_bytes) if together else (workspace_bytes, 0))
+        self.slots = Slots(plan, own, len(self.memory))
         self.names.append("the workspace")
         self.names += [f"the input {value.name!r}" for value in graph.inputs]
         self.names += [f"the output {value.name!r}" for value in graph.outputs]
         self.names += [f"the state {value.name!r}" for value in graph.states]
-        first = len(self.memory)
-        for i, value in enumerate(graph.inputs):
-            self._places[value] = (first + i, 0, 0)
-        first += len(graph.inputs)
-        #: The output array in which each storage outside of the arena is written.
-        self._written: dict[Value, int] = {}
-        for i, value in enumerate(graph.states):
-            self._places[value] = (first + len(graph.outputs) + i, 0, 0)
-        for i, value in enumerate(graph.outputs):
-            root = plan.roots.get(value)
-            if root is not None and root not in self._places:
-                self._places[root] = (first + i, 0, 0)
-                self._written[root] = i
-        self.constants = first + len(graph.outputs) + len(graph.states)
-
-    def _add(self, value: Value, whole: int, own: int) -> None:
-        """Gives a value a slot of its own."""
-        self._places[value] = (len(self.memory), 0, own)
-        self.memory.append((whole, own))
-        self.names.append(f"the value {value.name!r}")
 
     def source(self, number: int) -> int | Array | None:
         """What an output is a copy of, see :class:`Table`."""
-        graph = self._plan.graph
-        value = graph.outputs[number]
-        root = self._plan.roots.get(value, value)
-        home = self._written.get(root)
-        if home is not None:
-            return None if home == number else len(graph.inputs) + home
-        given = (*graph.inputs, *([None] * len(graph.outputs)), *graph.states)
-        if root in given:
-            return given.index(root)
-        return np.asarray(value.data)  # type: ignore[attr-defined]
+        found = self.slots.source(number)
+        if isinstance(found, Constant):
+            return np.asarray(found.data)
+        return None if found is None else found.slot - self.slots.inputs
 
     def operand(
         self, pointer: Pointer, group: tuple[Node, ...] | None, constants: PackedConstants
@@ -145,15 +131,15 @@ class _Slots:
             own = 0 if group is None else self._workspace_bytes
             return Operand(self._workspace, pointer.offset, thread_stride=own)
         if not isinstance(pointer, Value):
-            return Operand(self.constants, constants.add(pointer).address)
-        root = self._plan.roots.get(pointer, pointer)
-        slot, offset, stride = self._places[root]
+            return Operand(self.slots.constants, constants.add(pointer).address)
         channel = self._plan.annotations.place(pointer).channel
-        offset += channel * prod(pointer.shape[2:]) * ITEMSIZE[pointer.dtype]
+        found = self.slots.operand(pointer)
+        found += channel * prod(pointer.shape[2:]) * ITEMSIZE[pointer.dtype]
         if group is None:
-            return Operand(slot, offset)
-        if stride:
-            return Operand(slot, offset, thread_stride=stride)
+            return replace(found, thread_stride=0)
+        if found.thread_stride:
+            return found
         # A view may have other images than what it is a view of.
+        root = self._plan.roots.get(pointer, pointer)
         image = self._plan.layout(root).bytes(root.type) // pointer.shape[0]
-        return Operand(slot, offset, item_stride=image)
+        return replace(found, item_stride=image)

@@ -12,10 +12,11 @@ from itertools import pairwise
 import numpy as np
 
 from ...graph.ir import Constant, Value
+from ...runtime.operand import Operand
 from .buffers import Array
 from .library import NativeFunction
 from .native import runner_kernel
-from .program import BoundKernel, NativeProgram, Operand, shared_pool
+from .program import BoundKernel, NativeProgram, shared_pool
 
 
 class Packed:

@@ -14,6 +14,7 @@ import numpy as np
 from ..._forks import ForkLock
 from ...errors import OutOfMemoryError
 from ...runtime.cores import usable_cores
+from ...runtime.operand import Operand
 from .library import NativeFunction
 from .native import MAX_OPERANDS, OperandStruct, ProgramStruct, RegionStruct, runner
 
@@ -93,19 +94,6 @@ def stop_all() -> None:
     """Ends the threads of every pool."""
     for pool in list(_pools):
         pool.stop()
-
-
-@dataclass(frozen=True)
-class Operand:
-    """An address that a kernel receives: ``bases[slot] + offset`` bytes.
-
-    Inside a :class:`Group`, ``item * item_stride + thread * thread_stride`` is added.
-    """
-
-    slot: int
-    offset: int = 0
-    item_stride: int = 0
-    thread_stride: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 from ...cache import CacheStore, digest
 from ...errors import DeviceError
 from ...measure.load import timed
+from ...runtime.operand import Operand
 from ..codegen.kernel import KernelSource
 from .buffers import AlignedMemory
 from .identity import ispc_banners
@@ -24,7 +25,7 @@ from .isa import ISAS, Isa
 from .kernels import compile_kernels
 from .library import NativeFunction
 from .machine import Machine, Rates, describe_machine
-from .program import BoundKernel, NativeProgram, Operand, Pool
+from .program import BoundKernel, NativeProgram, Pool
 
 log = logging.getLogger("minidnn.cpu")
 

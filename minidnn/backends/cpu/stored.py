@@ -10,12 +10,13 @@ import numpy as np
 
 from ...errors import CompileError, DeviceError, GraphError
 from ...runtime.cores import usable_cores
+from ...runtime.operand import Operand
 from ...runtime.program import StoredProgram, offsets_of
 from .buffers import Array
 from .isa import isa_named, processor_flags
 from .library import SharedObject, load_bytes, loaded_from
 from .native import runner_library, use_runner
-from .program import BoundKernel, Group, Operand
+from .program import BoundKernel, Group
 from .runner_sources import sources_digest
 from .table import Table, TableProgram
 

@@ -14,7 +14,7 @@ from minidnn.backends.cpu.contraction.algorithms import ALGORITHMS
 from minidnn.backends.cpu.isa import Isa
 from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.library import NativeFunction
-from minidnn.backends.cpu.program import BoundKernel, NativeProgram, Operand, shared_pool
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, shared_pool
 from minidnn.backends.cpu.tensor import Tensor, tensor_of
 from minidnn.fusion.contraction import Parts
 from minidnn.fusion.operations import operation_of
@@ -23,6 +23,7 @@ from minidnn.graph.layout import PLANAR, blocked
 from minidnn.graph.operator import Elementwise, Operator
 from minidnn.graph.operators import Conv2d, Linear
 from minidnn.graph.types import TensorType
+from minidnn.runtime.operand import Operand
 
 Shape = tuple[int, ...]
 
