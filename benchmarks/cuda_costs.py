@@ -139,7 +139,7 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
 
     import minidnn as md
     from minidnn import compiler
-    from minidnn.backends.cuda import backend, build, constants, functions, program
+    from minidnn.backends.cuda import backend, build, captured, constants, functions, program
     from minidnn.backends.cuda.contraction import choice, tune
     from minidnn.cudnn import handle
     from minidnn.cudnn.graph import engines, plan, planner
@@ -177,7 +177,7 @@ def child_compile(options: argparse.Namespace) -> dict[str, Any]:
     watch.wrap(engines, "_default_proposals", "default proposals")
     watch.wrap(tune, "scratch_addresses", "scratch memory")
     watch.wrap(tune, "race", "measuring")
-    watch.wrap(program, "Instance", "capture")
+    watch.wrap(captured, "Instance", "capture")
     problems = record_problems(tune)
     begin = time.perf_counter()
     exe = md.compile(net, shape, device="cuda", precision=options.precision, tune=options.tune)

@@ -46,7 +46,12 @@ class Greedy:
         fitting = [size for size in sizes if size <= limit]
         if not fitting:
             raise UnsupportedError(f"no way within {limit} bytes")
-        return SimpleNamespace(workspace=max(fitting), recipe=None)
+        return taken_by(max(fitting), problem)
+
+
+def taken_by(workspace: int, problem: ContractionProblem) -> Any:
+    """What stands for a recipe that can run: it starts nothing."""
+    return SimpleNamespace(workspace=workspace, problem=problem, rows=lambda at, workspace: [])
 
 
 def be_greedy(monkeypatch: pytest.MonkeyPatch) -> None:

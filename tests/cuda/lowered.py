@@ -16,15 +16,16 @@ from minidnn.backends.cuda.contraction.problem import Address, ContractionProble
 from minidnn.backends.cuda.contraction.recipe import Form, prepare_of, room
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Data, InWorkspace, Pointer, Task, lower_plan
-from minidnn.backends.cuda.places import ValueAddresses
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.evaluate import evaluate
-from minidnn.graph.ir import Constant, Graph, Node, State, Value
+from minidnn.graph.ir import Constant, Graph, Node, State
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
+from minidnn.runtime.operand import Operand, resolved
 from minidnn.runtime.plan import Plan, make_plan
+from minidnn.runtime.slots import Slots
 
 from .arrays import STORED
 from .cards import H200
@@ -111,6 +112,8 @@ class EmulatedProgram:
                 self.kernels[task.work] = own, before
                 launches += [one for one in (own[1], before) if one is not None]
         self.block = lay_out(self.plan, workspaces)
+        lies = {value: Operand(0, offset) for value, offset in self.plan.arena.offsets.items()}
+        self.slots = Slots(self.plan, lies, 1)
         self._emulated = Emulated([launch.source for launch in launches], folder)
         self._constants: dict[tuple[object, ...], np.ndarray] = {}
 
@@ -122,25 +125,24 @@ class EmulatedProgram:
         (source,), (result,) = block.inputs, block.outputs
         bits = np.frombuffer(to_bits(x, given.dtype).tobytes(), np.uint8)
         memory[source : source + bits.size] = bits
-        states: dict[Value, int] = {s: array.ctypes.data for s, array in self.states.items()}
-        places = ValueAddresses(plan, begin, [begin + source], [begin + result], states)
+        bases = [begin, begin + source, begin + result]
         for task in self.tasks:
             workspace = memory[block.workspaces.get(task.node, 0) :]
-            self._run(task, places, memory, workspace, backwards)
-        assert not places.copies
+            self._run(task, bases, memory, workspace, backwards)
+        assert self.slots.source(0) is None
         values = memory[result : result + out.type.bytes].view(STORED[out.dtype])
         return from_bits(values.reshape(out.shape), out.dtype).copy()
 
     def _run(
         self,
         task: Task,
-        places: ValueAddresses,
+        bases: list[int],
         memory: np.ndarray,
         workspace: np.ndarray,
         backwards: bool,
     ) -> None:
         pointers = [
-            workspace if isinstance(p, InWorkspace) else self._array(p, places, memory)
+            workspace if isinstance(p, InWorkspace) else self._array(p, bases, memory)
             for p in task.pointers
         ]
         if isinstance(task.work, Launch):
@@ -155,7 +157,7 @@ class EmulatedProgram:
         numbers = [np.array([size]) for size in sizes]
         self._emulated.launch(launch, [x, w, *rest, y, *numbers], backwards)
 
-    def _array(self, pointer: Pointer, places: ValueAddresses, memory: np.ndarray) -> np.ndarray:
+    def _array(self, pointer: Pointer, bases: list[int], memory: np.ndarray) -> np.ndarray:
         """What lies behind a pointer: memory from there on, or the data."""
         if isinstance(pointer, Data):
             if pointer.key not in self._constants:
@@ -167,7 +169,8 @@ class EmulatedProgram:
         assert not isinstance(root, Constant)
         if isinstance(root, State):
             return self.states[root]
-        return memory[places.address(place.value) + place.bytes - memory.ctypes.data :]
+        (address,) = resolved([self.slots.operand(place.value) + place.bytes], bases)
+        return memory[address - memory.ctypes.data :]
 
 
 def _memory(size: int) -> np.ndarray:

@@ -123,7 +123,8 @@ def emulated(
         tuple(pointers[vectors:]),
         room.ctypes.data,
     )
-    computed.bind(at)()
+    for row in computed.rows(at):
+        row.bind(())()
     margins = whole_room.size - room.size
     assert np.isnan(whole_room).sum() - np.isnan(room).sum() == margins
     result = made.reshape(problem.batch, channels, y.rows, y.columns)

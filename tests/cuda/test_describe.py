@@ -67,7 +67,7 @@ def work_of(problem: ContractionProblem, form: Form, core: Any, engine: int) -> 
         for launch, registers in zip(around, (20, 30), strict=True)
     )
     built = Built(problem, Recipe(form, engine), core, first, last)
-    return ContractionWork(built, (), SimpleNamespace(), 0)  # type: ignore[arg-type]
+    return ContractionWork(built)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
@@ -117,5 +117,5 @@ def test_kernels_around_the_core_tell_too() -> None:
 def test_other_kernels_say_the_same() -> None:
     (problem,) = problems_of(PLAIN, (8, 64, 56, 56), "float16")
     launch = TILE.launches(problem, TILE.choices(problem, H200)[0], H200)[0]
-    work = KernelWork(loaded(launch, 64), (), SimpleNamespace())  # type: ignore[arg-type]
+    work = KernelWork(loaded(launch, 64))
     assert work.describe() == said(launch, 64)

@@ -111,7 +111,7 @@ def test_a_limit_that_can_be_kept_is_kept(
     """Each workspace is within the limit, but may lie where the input or output would."""
     plan, tasks, needed = least(network, shape, precision)
     made = prepare.prepare(plan, tasks, H200, "quick", limit(needed + extra))
-    assert made.constants.bytes + made.block.own_bytes <= needed + extra
+    assert made.constants.bytes + made.table.block.own_bytes <= needed + extra
 
 
 @pytest.mark.parametrize("precision", ["tf32", "float16"])
@@ -124,4 +124,4 @@ def test_a_limit_that_leaves_no_room_to_gather_is_told(precision: str) -> None:
     with pytest.raises(OutOfMemoryError, match=rf"memory_limit={needed} .* \d+ are needed"):
         prepare.prepare(plan, tasks, H200, "quick", limit(needed))
     made = prepare.prepare(plan, tasks, H200, "quick", limit(needed + gathered))
-    assert made.block.own_bytes <= needed + gathered
+    assert made.table.block.own_bytes <= needed + gathered

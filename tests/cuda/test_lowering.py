@@ -15,7 +15,7 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn import models
 from minidnn.backends.backend import get_backend
-from minidnn.backends.cuda import backend, program
+from minidnn.backends.cuda import backend, captured
 from minidnn.backends.cuda.arrays import ArraySlot, read
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.bits import from_bits, to_bits
@@ -30,7 +30,6 @@ from minidnn.backends.cuda.contraction.tile_choice import DIVISIONS, TILES
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import Task, lower_plan
 from minidnn.backends.cuda.machine import Machine
-from minidnn.backends.cuda.places import ValueAddresses
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.errors import DeviceError, GraphError, OutOfMemoryError, UnsupportedError
 from minidnn.layers.build import to_graph
@@ -263,19 +262,6 @@ def test_one_kernel_serves_all_shapes() -> None:
     assert len({TILE.launches(problem, 0, H200)[0].source for problem in shapes}) == 1
 
 
-def test_outputs_that_no_kernel_writes_are_copied() -> None:
-    x = md.Input((3, 4, 4))
-    y = L.ReLU()(x)
-    plan = planned(md.Model(x, (y, x, y)), (2, 3, 4, 4), "float32")
-    places = ValueAddresses(plan, 1000, [3000], [4000, 5000, 6000])
-    first, given, _ = plan.graph.outputs
-    assert places.address(first) == 4000 and places.address(given) == 3000
-    assert [(to, value, size) for to, value, size in places.copies] == [
-        (5000, given, 384),
-        (6000, plan.roots.get(first, first), 384),
-    ]
-
-
 def test_options_are_checked() -> None:
     plan = planned(L.ReLU(), (1, 2, 3, 3), "float32")
     cuda = CudaBackend()
@@ -299,7 +285,7 @@ def test_images_that_no_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch
     plan = planned(L.ReLU(), (1, 3, 1 << 40, 8), "float32")
     memory = SimpleNamespace(getDevice=lambda: 0, memGetInfo=lambda: (100 << 30, 140 << 30))
     cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=memory))
-    for module in (backend, program):
+    for module in (backend, captured):
         monkeypatch.setattr(module, "cupy", lambda: cupy)
     monkeypatch.setattr(backend, "machine_of", lambda index: H200)
     with pytest.raises(

@@ -13,21 +13,21 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda import backend, memory, prepare, program
+from minidnn.backends.cuda import backend, captured, memory, prepare
 from minidnn.backends.cuda.arrays import CUPY, Given
-from minidnn.backends.cuda.block import Block
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.backends.cuda.memory import LEFT_FREE, Shortage, allocated, told, with_room
 from minidnn.backends.cuda.program import CudaProgram
+from minidnn.backends.cuda.table import CudaTable
 from minidnn.cudnn.enums import Status
 from minidnn.cudnn.errors import CuDNNError
 from minidnn.errors import CompileError, MiniDNNWarning, OutOfMemoryError
 from tests.cuda.cards import H200
 
-from .greedy import Greedy, be_greedy, least
+from .greedy import Greedy, be_greedy, least, taken_by
 from .lowered import problems_of
 
 SHAPE = (8, 64, 56, 56)
@@ -99,15 +99,15 @@ class Card:
 class Held:
     """The memory of an instance."""
 
-    def __init__(self, plan: Any, block: Block, *rest: Any) -> None:
-        self.piece = allocated(block.own_bytes, "activations and workspace")
+    def __init__(self, table: CudaTable, *rest: Any) -> None:
+        self.piece = allocated(table.block.own_bytes, "activations and workspace")
 
 
 class Hungry(Greedy):
     """Takes all the workspace that it may, as some of cuDNN's engines do."""
 
     def _most(self, problem: ContractionProblem) -> Any:
-        return SimpleNamespace(workspace=self.tuning.limit(problem), recipe=None)
+        return taken_by(self.tuning.limit(problem), problem)
 
 
 @pytest.fixture
@@ -122,8 +122,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
         self._making.clear()
 
     monkeypatch.setattr(Constants, "lay_down", lay_down)
-    monkeypatch.setattr(program, "Instance", Held)
-    for module in (memory, program):
+    monkeypatch.setattr(captured, "Instance", Held)
+    for module in (memory, captured):
         monkeypatch.setattr(module, "cupy", lambda: made.cupy)
     return made
 
@@ -271,12 +271,12 @@ def test_where_cuda_finds_no_room_for_another_graph(
     def without_room(*given: Any) -> None:
         raise CudaError(2)
 
-    monkeypatch.setattr(program, "Instance", without_room)
+    monkeypatch.setattr(captured, "Instance", without_room)
     assert made._another() is first
-    monkeypatch.setattr(program, "read", lambda slot, array, device: array)
+    monkeypatch.setattr(captured, "read", lambda slot, array, device: array)
     monkeypatch.setattr(made, "_results", lambda library, out: [])
     for name in ("as_it_is", "check_aligned", "check_apart", "outputs_of"):
-        monkeypatch.setattr(program, name, lambda *given: True)
+        monkeypatch.setattr(captured, name, lambda *given: True)
     given = Given(0, CUPY, None)
     monkeypatch.setattr(made, "_outputs", [])
     with pytest.raises(OutOfMemoryError, match="no room for what CUDA needs itself: error 2"):
@@ -307,7 +307,7 @@ def test_no_room_for_a_context_is_told(card: Card, monkeypatch: pytest.MonkeyPat
 
     module.cuda.runtime.memGetInfo = without_room
     monkeypatch.setattr(memory, "cupy", lambda: module)
-    monkeypatch.setattr(program, "cupy", lambda: module)
+    monkeypatch.setattr(captured, "cupy", lambda: module)
     monkeypatch.setattr(backend, "cupy", lambda: module)
     monkeypatch.setattr(backend, "machine_of", lambda index: H200)
     plan, _, _ = least(THREE, SHAPE, "float32")

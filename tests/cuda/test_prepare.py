@@ -101,10 +101,10 @@ def test_constants_are_made_side_by_side_and_lie_apart(
     sizes = []
     for i, one in enumerate(data):
         expected = to_bits(numbers(i), dtypes[i % 3])
-        assert memory.read(laid.address(one), expected.nbytes) == expected.tobytes()
-        assert (laid.address(one) - memory.ptr) % 256 == 0
+        assert memory.read(laid.address + laid.offset(one), expected.nbytes) == expected.tobytes()
+        assert laid.address == memory.ptr and laid.offset(one) % 256 == 0
         sizes.append(-(-expected.nbytes // 256) * 256)
-    assert laid.bytes == sum(sizes) and laid.address(again) == laid.address(data[8])
+    assert laid.bytes == sum(sizes) and laid.offset(again) == laid.offset(data[8])
 
 
 def test_an_error_in_a_constant_is_the_callers(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minidnn import layers as L
-from minidnn.backends.cuda import memory, prepare, program, timing
+from minidnn.backends.cuda import captured, memory, prepare, timing
 from minidnn.backends.cuda.arrays import ArrayLibrary, Given
 from minidnn.backends.cuda.constants import Constants
 from minidnn.backends.cuda.program import CudaProgram
@@ -41,8 +41,9 @@ class FakeInstance:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> CudaProgram:
     be_greedy(monkeypatch)
-    monkeypatch.setattr(Constants, "lay_down", lambda self: None)
-    monkeypatch.setattr(program, "Instance", FakeInstance)
+    monkeypatch.setattr(Constants, "lay_down", lambda self: self.bytes)
+    monkeypatch.setattr(Constants, "address", 0)
+    monkeypatch.setattr(captured, "Instance", FakeInstance)
     nothing: Callable[..., None] = lambda *given: None  # noqa: E731
     runtime = SimpleNamespace(
         getDevice=lambda: 0,
@@ -52,9 +53,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> CudaProgram:
         CUDARuntimeError=RuntimeError,
     )
     cuda = SimpleNamespace(runtime=runtime, driver=SimpleNamespace(CUDADriverError=RuntimeError))
-    for module in (memory, program, prepare):
+    for module in (memory, captured, prepare):
         monkeypatch.setattr(module, "cupy", lambda: SimpleNamespace(cuda=cuda), raising=False)
-    monkeypatch.setattr(program, "_stream_of", lambda given, device: 0)
+    monkeypatch.setattr(captured, "_stream_of", lambda given, device: 0)
     plan, tasks, _ = least(NETWORK, SHAPE, "float32")
     return CudaProgram(plan, tasks, 0, H200, "quick", None)
 
@@ -69,7 +70,7 @@ def test_the_instance_that_was_given_the_inputs_is_timed(
         timed.append(instance)
         return [0.5] * len(made.prepared.tasks)
 
-    monkeypatch.setattr(timing, "seconds_of_runs", seconds)
+    monkeypatch.setattr(timing, "seconds_of_tasks", seconds)
     for stream in (5, 6):
         made.run_on(stream, [0x1000], [0x2000])
     idle: Any = made._instances[6]
@@ -111,7 +112,7 @@ def test_streams_of_several_libraries_wait_for_each_other(
     done: list[str] = []
     recorded: dict[int, int] = {}
     events = iter(range(100, 200))
-    runtime = program.cupy().cuda.runtime
+    runtime = captured.cupy().cuda.runtime
 
     def record(event: int, stream: int) -> None:
         recorded[event] = stream
@@ -125,10 +126,10 @@ def test_streams_of_several_libraries_wait_for_each_other(
         ),
         Event=lambda **given: SimpleNamespace(ptr=next(events)),
     )
-    monkeypatch.setattr(program, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(captured, "cupy", lambda: SimpleNamespace(cuda=cuda))
     given = [Given(0x1000 * i, FakeLibrary(stream), None) for i, stream in enumerate(streams)]
-    monkeypatch.setattr(program, "read", lambda slot, array, device: array)
-    monkeypatch.setattr(program, "_stream_of", lambda given, device: streams[0])
+    monkeypatch.setattr(captured, "read", lambda slot, array, device: array)
+    monkeypatch.setattr(captured, "_stream_of", lambda given, device: streams[0])
     monkeypatch.setattr(made, "_inputs", [None] * len(given))
     monkeypatch.setattr(made, "_outputs", [])
     monkeypatch.setattr(made, "_enqueue", lambda *given: done.append(f"launch {given[2]}"))

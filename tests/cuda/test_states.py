@@ -82,7 +82,8 @@ def by_first(problem: ContractionProblem) -> Kernel:
             launches = form.kernel.launches(problem, choice, FEW)
             if len(launches) == 1:
                 (arguments,) = form.kernel.arguments(problem, choice, nowhere, FEW)
-                return form.core, launches[0], arguments[3 + sum(counts) :]
+                numbers = [one for one in arguments[3 + sum(counts) :] if isinstance(one, int)]
+                return form.core, launches[0], numbers
     raise AssertionError(problem.describe())
 
 

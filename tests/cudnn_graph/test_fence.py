@@ -12,7 +12,7 @@ import pytest
 from minidnn.cudnn import driver as cuda_driver
 from minidnn.cudnn.graph import Graph, fence
 from minidnn.errors import DeviceError
-from tests.cudnn_graph.fake import FakeEngine, FakeLibrary, FakeMemory
+from tests.cudnn_graph.fake import FakeEngine, FakeLibrary
 
 Install = Callable[..., FakeLibrary]
 IMAGE, FILTER, BIAS = (2, 8, 6, 6), (8, 8, 3, 3), (1, 8, 1, 1)
@@ -68,7 +68,7 @@ def test_what_is_joined_is_fenced(
     """Unless nothing in flight writes it."""
     g, pointers = graph(bias, residual)
     plan = g.build(choose="heuristic")
-    plan.bind_pointers(pointers, FakeMemory(0x9000, 0), None, settled)()
+    plan.bind_pointers(pointers, 0x9000, None, settled)()
     assert events == expected
 
 
@@ -77,7 +77,7 @@ def test_nothing_is_fenced_where_no_kernel_begins_early(
 ) -> None:
     monkeypatch.setattr(fence, "begin_early", lambda device: False)
     g, pointers = graph(True, True)
-    g.build(choose="heuristic").bind_pointers(pointers, None, None)()
+    g.build(choose="heuristic").bind_pointers(pointers, 0, None)()
     assert events == ["execute"]
 
 
@@ -85,7 +85,7 @@ def test_a_point_wise_graph_is_not_fenced(events: list[str]) -> None:
     g = Graph()
     a, b = (g.tensor(IMAGE, "float16") for _ in range(2))
     g.output(g.add(a, b))
-    g.build(choose="heuristic").bind_pointers([X, TENSOR, Y], None, None)()
+    g.build(choose="heuristic").bind_pointers([X, TENSOR, Y], 0, None)()
     assert events == ["execute"]
 
 

@@ -16,12 +16,13 @@ from ...graph.ir import Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...runtime.plan import Plan
 from ..options import accuracy_option, check_options, tune_option
+from .captured import on_device
 from .lower import lower_plan
 from .machine import machine_of
 from .memory import told
 from .nvrtc import why_unusable
 from .prelude import TYPES
-from .program import CudaProgram, on_device
+from .program import CudaProgram
 from .target import STORAGE, CudaTarget
 from .whole import STORED
 

@@ -51,8 +51,14 @@ class Constants:
         cupy().cuda.Stream.null.synchronize()
         self._making.clear()
 
-    def address(self, data: Data) -> int:
-        return int(self._memory.ptr) + self._offsets[data.key]
+    @property
+    def address(self) -> int:
+        """Where they begin, once they are laid down."""
+        return int(self._memory.ptr)
+
+    def offset(self, data: Data) -> int:
+        """Where one begins, behind that."""
+        return self._offsets[data.key]
 
 
 def _bits(data: Data) -> np.ndarray:

@@ -99,7 +99,7 @@ class Fastest:
     def _scratch(self, task: Task, pointer: Pointer, constants: Constants, kept: list[Any]) -> int:
         """Where numbers lie on which a kernel is timed: random ones, since timings on zeros lie."""
         if isinstance(pointer, Data):
-            return constants.address(pointer)
+            return constants.address + constants.offset(pointer)
         if isinstance(pointer, InWorkspace):
             spec = TensorSpec((task.workspace_bytes // 4,), (1,), "float32")
         else:

@@ -68,40 +68,6 @@ class KernelRun:
         )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class LibraryRun:
-    """What a library starts on these addresses."""
-
-    run: Run
-    addresses: tuple[int, ...]
-
-    def __call__(self) -> None:
-        self.run()
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class InTurn:
-    """Several runs, one after the other."""
-
-    runs: tuple[Run, ...]
-
-    def __call__(self) -> None:
-        for run in self.runs:
-            run()
-
-
-def in_turn(runs: Sequence[Run]) -> Run:
-    """The runs as one."""
-    return runs[0] if len(runs) == 1 else InTurn(tuple(runs))
-
-
-def parts_of(run: Run) -> list[Run]:
-    """What a run starts, one by one."""
-    if isinstance(run, InTurn):
-        return [part for each in run.runs for part in parts_of(each)]
-    return [run]
-
-
 class LaunchLoader:
     """Gives loaded launches, those that are asked for at once compiled together."""
 

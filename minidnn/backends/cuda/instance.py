@@ -3,66 +3,68 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from itertools import chain
 
 from ...cudnn import driver
 from ...cudnn._cupy import cupy
-from ...graph.ir import Constant, Value
-from ...runtime.plan import Plan
+from ...runtime.operand import resolved
 from .arrays import DEVICE_TO_DEVICE, Given
-from .block import Block
-from .functions import KernelRun, parts_of
+from .functions import KernelRun
 from .memory import allocated
-from .places import TaskWork, ValueAddresses
 from .replay import Aim, End, KernelNode, Replay
-from .sites import Site, sites_of_ends
+from .table import CudaTable, Site
 
 
 class Instance:
-    """One set of buffers, on which the whole plan is captured as a CUDA graph.  It is run once
-    here, on zeros, which changes the states that the plan updates."""
+    """One set of buffers, on which a whole table is captured as a CUDA graph.  It is run once here,
+    on zeros, which changes the states that are updated.
+
+    Args:
+        states: where each lies.
+        constants: where they begin.
+        inputs, outputs: the caller's, at these addresses; by default memory of the instance's.
+    """
 
     def __init__(
         self,
-        plan: Plan,
-        block: Block,
-        works: Sequence[TaskWork],
-        constant: Callable[[Constant], int],
-        states: Mapping[Value, int],
+        table: CudaTable,
+        states: Sequence[int],
+        constants: int,
         inputs: Sequence[int] | None = None,
         outputs: Sequence[int] | None = None,
     ) -> None:
         cuda = cupy().cuda
+        block = table.block
         own = inputs is None or outputs is None
         size = block.own_bytes if own else block.bytes
         self._memory = allocated(size, "activations and workspace")
         begin = int(self._memory.ptr)
         self.inputs = tuple(inputs or (begin + offset for offset in block.inputs))
         self.outputs = tuple(outputs or (begin + offset for offset in block.outputs))
-        self.places = ValueAddresses(plan, begin, self.inputs, self.outputs, states)
+        bases = (begin, *self.inputs, *self.outputs, *states, constants)
         self._runtime = cuda.runtime
         self.lock = threading.Lock()
         self.done = cuda.Event(disable_timing=True)
         self.stream = cuda.Stream(non_blocking=True)
-        self.runs = [work.bind(self.places) for work in works]
-        self._copies = [
-            (to, constant(root) if isinstance(root, Constant) else self.places.address(root), size)
-            for to, root, size in self.places.copies
-        ]
+        #: Of each task, in order.
+        self.runs = [[row.bind(bases) for row in rows] for rows in table.tasks]
+        self._copies = [(*resolved((to, source), bases), size) for to, source, size in table.copies]
         #: What reaches callers' arrays; a bound instance, which has them, has none.
         self.takes: list[End] = []
         self.gives: list[End] = []
         self._sites: list[tuple[Site, ...]] = []
         if own:
-            inner = zip(self.inputs, plan.graph.inputs, strict=True)
-            outer = zip(self.outputs, plan.graph.outputs, strict=True)
-            self.takes = [End(at, value.type.bytes, takes=True) for at, value in inner]
-            self.gives = [End(at, value.type.bytes, takes=False) for at, value in outer]
-            self._sites = sites_of_ends(plan, works, self.runs, self.places)
+            inner = zip(self.inputs, table.inputs, strict=True)
+            outer = zip(self.outputs, table.outputs, strict=True)
+            self.takes = [End(at, size, takes=True) for at, size in inner]
+            self.gives = [End(at, size, takes=False) for at, size in outer]
+            ends = len(table.inputs) + len(table.outputs)
+            self._sites = [table.sites(slot) for slot in range(1, 1 + ends)]
         with self.stream:
             if inputs is None:  # what nobody has written yet is zeros
-                for address, value in zip(self.inputs, plan.graph.inputs, strict=True):
-                    cuda.runtime.memsetAsync(address, 0, value.type.bytes, self.stream.ptr)
+                for address, size in zip(self.inputs, table.inputs, strict=True):
+                    cuda.runtime.memsetAsync(address, 0, size, self.stream.ptr)
             self._enqueue()  # loads what is loaded late, and shows failures
             self.stream.synchronize()
             self._replay = Replay(self.stream, self._captured, self.takes, self.gives)
@@ -92,24 +94,24 @@ class Instance:
             runtime.memcpyAsync(one.pointer, end.address, end.bytes, one.kind, stream)
 
     def _enqueue(self) -> None:
-        for run in self.runs:
+        for run in chain.from_iterable(self.runs):
             run()
         self.copy_outputs()
 
     def _captured(self) -> None:
         """Enqueues all, and has the ends know the nodes of the kernels that work on them."""
         nodes: dict[int, KernelNode] = {}
-        wanted = {site.part for sites in self._sites for site in sites}
-        for number, part in enumerate(part for run in self.runs for part in parts_of(run)):
-            part()
+        wanted = {site.row for sites in self._sites for site in sites}
+        for number, run in enumerate(chain.from_iterable(self.runs)):
+            run()
             if number in wanted and (now := driver.captured(self.stream.ptr)) is not None:
-                assert isinstance(part, KernelRun)
+                assert isinstance(run, KernelRun)
                 (node,) = now[1]
-                nodes[number] = KernelNode(node, part.arguments)
+                nodes[number] = KernelNode(node, run.arguments)
         self.copy_outputs()
         for end, sites in zip((*self.takes, *self.gives), self._sites, strict=True):
             if nodes:
-                end.aims = [Aim(nodes[one.part], one.argument, one.offset) for one in sites]
+                end.aims = [Aim(nodes[one.row], one.argument, one.offset) for one in sites]
 
     def copy_outputs(self) -> None:
         """Copies outputs that no kernel writes: inputs, constants, and values given twice."""

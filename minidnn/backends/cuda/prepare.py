@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...errors import OutOfMemoryError, UnsupportedError
 from ...graph.ir import Constant, Node, Value
+from ...runtime.operand import Operand
 from ...runtime.plan import Plan
+from ...runtime.slots import Slots
 from .block import Block, lay_out, spare
 from .constants import Constants
 from .contraction.choice import Choice, threads
@@ -17,12 +18,12 @@ from .contraction.problem import Address, ContractionProblem
 from .contraction.recipe import Addresses, Built
 from .contraction.tune import Tuning
 from .fastest import Fastest
-from .functions import LaunchLoader, Loaded, Run
+from .functions import LaunchLoader, Loaded
 from .kernels import Launch
 from .lower import Data, InWorkspace, Pointer, Task, data_of
 from .machine import Machine
 from .memory import Limit, aligned, release_unused
-from .places import ValueAddresses
+from .table import CudaTable, KernelRow, Row
 
 MOST_WORKSPACE = 1 << 30
 """Bytes that algorithms may take beside their tensors, unless ``memory_limit`` leaves less, or more
@@ -30,19 +31,34 @@ lies free among the values meanwhile."""
 
 
 @dataclass(frozen=True)
+class Operands:
+    """What the pointers of a node are: its workspace is so many bytes behind where the memory of an
+    instance begins."""
+
+    slots: Slots
+    constants: Constants
+    workspace: int
+
+    def __call__(self, pointer: Pointer) -> Operand:
+        if isinstance(pointer, Data):
+            return Operand(self.slots.constants, self.constants.offset(pointer))
+        if isinstance(pointer, InWorkspace):
+            return Operand(0, self.workspace + pointer.offset)
+        if isinstance(pointer, Address):
+            return self.slots.operand(pointer.value) + pointer.bytes
+        return self.slots.operand(pointer)
+
+
+@dataclass(frozen=True)
 class KernelWork:
-    """A kernel of ours on its operands, the fastest of so many that were measured, if any, its
-    workspace so many bytes behind where the instance's memory begins."""
+    """A kernel of ours, the fastest of so many that were measured, if any."""
 
     loaded: Loaded
-    pointers: tuple[Pointer, ...]
-    constants: Constants
     measured: int = 0
-    workspace: int = 0
 
-    def bind(self, places: ValueAddresses) -> Run:
-        given = (places, self.constants, self.workspace)
-        return self.loaded.bind([_address(pointer, *given) for pointer in self.pointers])
+    def rows(self, pointers: Sequence[Pointer], operands: Operands) -> list[Row]:
+        """What it starts on its operands."""
+        return [KernelRow(self.loaded, tuple(map(operands, pointers)))]
 
     def describe(self) -> str:
         text = self.loaded.describe()
@@ -51,27 +67,23 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class ContractionWork:
-    """A contraction by its recipe, on its operands, its node's workspace so many bytes behind where
-    the instance's memory begins, its own behind what others have ``left`` there."""
+    """A contraction by its recipe, its workspace behind what others have ``left`` in the node's."""
 
     built: Built
-    pointers: tuple[Pointer, ...]
-    constants: Constants
-    workspace: int
     left: int = 0
 
-    def bind(self, places: ValueAddresses) -> Run:
-        given = (places, self.constants, self.workspace)
-        x, w, y, *rest = (_address(pointer, *given) for pointer in self.pointers)
+    def rows(self, pointers: Sequence[Pointer], operands: Operands) -> list[Row]:
+        """What it starts on its operands."""
+        x, w, y, *rest = map(operands, pointers)
         problem = self.built.problem
         first = len(problem.others)
         second = first + len(problem.vectors)
-        read = (self.pointers[1], *self.pointers[3 + first :])
+        read = (pointers[1], *pointers[3 + first :])
         at = Addresses(
             *(x, w, y, tuple(rest[:first]), tuple(rest[first:second]), tuple(rest[second:])),
             are_settled=all(isinstance(pointer, Data) for pointer in read),
         )
-        return self.built.bind(at, places.block + self.workspace + self.left)
+        return self.built.rows(at, operands(InWorkspace(self.left)))
 
     def describe(self) -> str:
         recipe, problem = self.built.recipe, self.built.problem
@@ -95,13 +107,12 @@ class Done:
 
 @dataclass(frozen=True)
 class PreparedPlan:
-    """The tasks in order, the memory of an instance, the numbers on the device, and those of them
-    that are outputs."""
+    """The tasks in order, the table that they become, and the numbers on the device."""
 
     tasks: tuple[Done, ...]
-    block: Block
+    table: CudaTable
+    slots: Slots
     constants: Constants
-    outputs: dict[Value, Data]
 
 
 def prepare(
@@ -153,18 +164,32 @@ def prepare(
             release_unused()
             constants.lay_down()
         fastest.measure(load, constants)
-    done = []
+    slots = Slots(plan, {value: Operand(0, at) for value, at in plan.arena.offsets.items()}, 1)
+    done, rows = [], []
     for task in tasks:
-        room = block.workspaces.get(task.node, 0)
+        work: KernelWork | ContractionWork
         if isinstance(task.work, Launch):
             measured = 1 + len(task.others) if task.others else 0
-            loaded = load([fastest(task)])[0]
-            work: Any = KernelWork(loaded, task.pointers, constants, measured, room)
+            work = KernelWork(load([fastest(task)])[0], measured)
         else:
-            left = aligned(task.workspace_bytes)
-            work = ContractionWork(built[task.work], task.pointers, constants, room, left)
+            work = ContractionWork(built[task.work], aligned(task.workspace_bytes))
+        operands = Operands(slots, constants, block.workspaces.get(task.node, 0))
+        rows.append(tuple(work.rows(task.pointers, operands)))
         done.append(Done(task.node, work))
-    return PreparedPlan(tuple(done), block, constants, outputs)
+    copies = []
+    for i, value in enumerate(plan.graph.outputs):
+        if (source := slots.source(i)) is not None:
+            if isinstance(source, Constant):
+                source = Operand(slots.constants, constants.offset(outputs[source]))
+            copies.append((Operand(slots.outputs + i), source, value.type.bytes))
+    table = CudaTable(
+        tuple(rows),
+        block,
+        tuple(value.type.bytes for value in plan.graph.inputs),
+        tuple(value.type.bytes for value in plan.graph.outputs),
+        tuple(copies),
+    )
+    return PreparedPlan(tuple(done), table, slots, constants)
 
 
 def _left(limit: Limit, block: Block, constants: Constants) -> int:
@@ -205,13 +230,3 @@ def _spare(plan: Plan, tasks: Sequence[Task]) -> dict[ContractionProblem, int]:
             nodes.setdefault(task.work, []).append(task.node)
     room = spare(plan, {node for some in nodes.values() for node in some})
     return {problem: min(room[node] for node in some) for problem, some in nodes.items()}
-
-
-def _address(pointer: Pointer, places: ValueAddresses, constants: Constants, workspace: int) -> int:
-    if isinstance(pointer, Data):
-        return constants.address(pointer)
-    if isinstance(pointer, InWorkspace):
-        return places.block + workspace + pointer.offset
-    if isinstance(pointer, Address):
-        return places.address(pointer.value) + pointer.bytes
-    return places.address(pointer)

@@ -1,31 +1,17 @@
-"""A plan on a GPU: kernels and algorithms chosen, weights laid down, captured as CUDA graphs."""
+"""A plan on a GPU: kernels and algorithms chosen, weights laid down, and what is known of it."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from ...cudnn._cupy import cupy
-from ...errors import GraphError, OutOfMemoryError
-from ...graph.ir import Constant, Node
+from ...graph.ir import Node
 from ...runtime.plan import Plan
 from ...runtime.store import Store
-from .arrays import (
-    CUPY,
-    NUMPY,
-    ArrayLibrary,
-    ArraySlot,
-    Given,
-    as_it_is,
-    check_aligned,
-    check_apart,
-    outputs_of,
-    overlap,
-    read,
-)
+from .arrays import ArraySlot
+from .captured import CapturedProgram, on_device
 from .contraction.kernel_registry import refusals
 from .instance import Instance
 from .lower import Task
@@ -35,32 +21,10 @@ from .prepare import ContractionWork, PreparedPlan, prepare
 from .states import StatesInTurn
 from .target import CudaTarget
 
-_PER_THREAD_STREAM = 2
-_MOST_INSTANCES = 4
-"""So many calls run at once on streams of their own, each in memory of its own; others wait."""
 
-
-@contextmanager
-def on_device(index: int) -> Iterator[None]:
-    """Makes a device current meanwhile."""
-    runtime = cupy().cuda.runtime
-    before = runtime.getDevice()
-    if before == index:
-        yield
-        return
-    runtime.setDevice(index)
-    try:
-        yield
-    finally:
-        runtime.setDevice(before)
-
-
-class CudaProgram:
-    """A compiled plan.  Several threads may call it at once, on any streams.
-
-    One with states is ready once they were found, which lie in memory of the store's; its runs,
-    and those of all programs of that store, follow each other, on whatever streams.
-    """
+class CudaProgram(CapturedProgram):
+    """A compiled plan; one with states is ready once they were found, which lie in memory of the
+    store's."""
 
     def __init__(
         self,
@@ -72,16 +36,12 @@ class CudaProgram:
         memory_limit: int | None,
     ) -> None:
         self.plan = plan
-        self.device = device
         graph = plan.graph
-        self._inputs = [ArraySlot.of(f"input {v.name!r}", v) for v in graph.inputs]
-        self._outputs = [ArraySlot.of(f"out[{i}]", v) for i, v in enumerate(graph.outputs)]
-        self._lock = threading.Lock()
-        self._runtime = cupy().cuda.runtime
-        self._instances: dict[object, Instance] = {}
+        inputs = [ArraySlot.of(f"input {v.name!r}", v) for v in graph.inputs]
+        outputs = [ArraySlot.of(f"out[{i}]", v) for i, v in enumerate(graph.outputs)]
+        super().__init__(device, inputs, outputs)
         self._prepare = partial(prepare, plan, tasks, machine, tune)
         self._memory_limit = memory_limit
-        self._states: StatesInTurn | None = None
         if not graph.states:
             self._make()
 
@@ -102,198 +62,12 @@ class CudaProgram:
 
         def make(limit: Limit | None) -> tuple[Limit | None, PreparedPlan, Instance]:
             prepared = self._prepare(limit)
-            return limit, prepared, self._instance(prepared)
+            return limit, prepared, self.instance(prepared.table, prepared.constants.address)
 
         with on_device(self.device):
-            self._limit, self.prepared, self._instances[None] = make_within(limit, make)
-        self._block = self.prepared.block
-
-    # Calls
-
-    def run(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Computes the outputs; those of NumPy inputs into the given NumPy arrays."""
-        for array, result in zip(outputs, self.call(inputs, None), strict=False):
-            array[...] = result
-
-    def call(self, inputs: Sequence[Any], out: Any) -> Sequence[Any]:
-        """Computes the outputs on the current stream of the first input's library.  The streams of
-        others' libraries wait for it, as it waits for them.
-
-        GraphError or DeviceError if an array does not fit.
-        """
-        return self._computed(inputs, out, in_place=True)[1]
-
-    def _computed(
-        self, inputs: Sequence[Any], out: Any, in_place: bool
-    ) -> tuple[Instance, Sequence[Any]]:
-        """The instance that computed, and the outputs.
-
-        in_place: whether kernels may work where arrays lie; else all are copied, so that the
-            inputs lie in the instance's own memory afterwards, too.
-        """
-        device = self.device
-        if self._runtime.getDevice() != device:
-            with on_device(device):
-                return self._computed(inputs, out, in_place)
-        given = [read(s, a, device) for s, a in zip(self._inputs, inputs, strict=True)]
-        library = given[0].library if given else NUMPY
-        stream = _stream_of(given, device)
-        results = self._results(library, out)
-        in_place = in_place and (out is None or self._are_apart(given, results))
-        several = len(given) > 1 or out is not None
-        others = _others_of((*given, *results), stream, device) if several else ()
-        for other in others:  # what another library has enqueued for its arrays comes first
-            _follow(stream, other)
-        instance = self._enqueue(given, results, stream, in_place)
-        for other in others:
-            _follow(other, stream)
-        for one in results:
-            if one.library.is_host:
-                self._runtime.streamSynchronize(stream)
-                break
-        return instance, () if out is not None else self._finished(results)
-
-    def run_on(self, stream: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Computes the outputs on a stream; all are addresses on the device of contiguous arrays
-        of the right types, no output overlapping any other, which nobody checks."""
-        if self._runtime.getDevice() != self.device:
-            with on_device(self.device):
-                return self.run_on(stream, inputs, outputs)
-        self._enqueue(list(map(_lying_at, inputs)), list(map(_lying_at, outputs)), stream, True)
-
-    def _enqueue(
-        self, given: Sequence[Given], results: Sequence[Given], stream: int, apart: bool
-    ) -> Instance:
-        instance = self._take(_key(stream))
-        if self._states is None:
-            self._start(instance, given, results, stream, apart)
-        else:
-            with self._states.turn(stream):
-                self._start(instance, given, results, stream, apart)
-        return instance
-
-    def _start(
-        self,
-        instance: Instance,
-        given: Sequence[Given],
-        results: Sequence[Given],
-        stream: int,
-        apart: bool,
-    ) -> None:
-        runtime = self._runtime
-        with instance.lock:
-            # Also on the stream of the last run, by its handle, which another may have by now.
-            runtime.streamWaitEvent(stream, instance.done.ptr)
-            instance.launch(given, results, stream, apart)
-            runtime.eventRecord(instance.done.ptr, stream)
-
-    def bind(self, inputs: Sequence[Any], out: Any) -> Bound:
-        """What computes from these very arrays, and into ``out``, without a copy.
-
-        GraphError unless they lie on the device, contiguous and aligned, in the compiled dtypes.
-        """
-        with on_device(self.device):
-            given = [read(s, a, self.device) for s, a in zip(self._inputs, inputs, strict=True)]
-            for slot, array, one in zip(self._inputs, inputs, given, strict=True):
-                if one.library.is_host or not as_it_is(array, one):
-                    raise GraphError(
-                        f"{slot.what} cannot be bound: valid is a contiguous array on "
-                        f"cuda:{self.device}, {slot.described()}"
-                    )
-            library = given[0].library if given else CUPY
-            results = self._results(library, out)
-            if any(one.library.is_host for one in results):
-                raise GraphError("out is a NumPy array; valid is an array on the GPU")
-            for slot, one in zip(self._inputs, given, strict=True):
-                check_aligned(slot, one)
-                for other, two in zip(self._outputs, results, strict=True):
-                    check_apart(slot, one, other, two)
-            for slot, one in zip(self._outputs, results, strict=True):
-                check_aligned(slot, one)
-            ends = [[one.pointer for one in some] for some in (given, results)]
-            with told(), self._states.unchanged() if self._states else nullcontext():
-                instance = self._instance(self.prepared, *ends)
-        outputs = tuple(self._finished(results))
-        kept = (given, results, self)
-        return Bound(instance, self.device, library, kept, outputs, self._states)
-
-    def _are_apart(self, given: Sequence[Given], results: Sequence[Given]) -> bool:
-        """Whether no result overlaps anything that is given."""
-        return not any(
-            overlap(slot, one, other, two)
-            for slot, one in zip(self._inputs, given, strict=True)
-            for other, two in zip(self._outputs, results, strict=True)
-        )
-
-    def _finished(self, results: Sequence[Given]) -> list[Any]:
-        return [
-            one.library.finished(one.kept, slot)
-            for one, slot in zip(results, self._outputs, strict=True)
-        ]
-
-    def _results(self, library: ArrayLibrary, out: Any) -> list[Given]:
-        if out is not None:
-            return outputs_of(out, self._outputs, self.device)
-        found = []
-        for slot in self._outputs:
-            array = library.empty(slot, self.device)
-            found.append(Given(library.pointer(array), library, array, library.written))
-        return found
-
-    # Instances
-
-    def _instance(
-        self,
-        prepared: PreparedPlan,
-        inputs: Sequence[int] | None = None,
-        outputs: Sequence[int] | None = None,
-    ) -> Instance:
-        """Memory of its own for the plan, or on the caller's inputs and outputs."""
-
-        def constant(value: Constant) -> int:
-            return prepared.constants.address(prepared.outputs[value])
-
-        works = [done.work for done in prepared.tasks]
-        states = self._states.addresses if self._states else {}
-        return Instance(self.plan, prepared.block, works, constant, states, inputs, outputs)
-
-    def _take(self, key: object) -> Instance:
-        """The instance of a stream, an idle one, a new one, or the one that was made first; with
-        states, whose runs take turns, the only one."""
-        if self._states is not None:
-            return self._instances[None]
-        found = self._instances.get(key)
-        if found is not None:
-            return found
-        with self._lock:
-            found = self._instances.pop(None, None)
-            if found is None:
-                found = self._another()
-            self._instances[key] = found
-            return found
-
-    def _another(self) -> Instance:
-        for key, instance in self._instances.items():
-            if instance.is_idle():
-                del self._instances[key]
-                return instance
-        within = self._limit is None or self._limit.bytes >= self.bytes + self._block.own_bytes
-        if len(self._instances) < _MOST_INSTANCES and within:
-            try:
-                with told():
-                    return self._instance(self.prepared)
-            except OutOfMemoryError:
-                pass  # the streams then take turns, in the memory that there is
-        return self._instances.pop(next(iter(self._instances)))
-
-    @property
-    def bytes(self) -> int:
-        """Device memory that the program holds now."""
-        distinct = {id(instance) for instance in self._instances.values()}
-        states = self._states.bytes if self._states else 0
-        return states + self.prepared.constants.bytes + len(distinct) * self._block.own_bytes
-
-    # Reports
+            self._limit, self.prepared, instance = make_within(limit, make)
+        constants = self.prepared.constants
+        self.use(self.prepared.table, constants.address, constants.bytes, instance)
 
     def details(self, node: Node) -> str:
         """How a node is computed."""
@@ -310,12 +84,12 @@ class CudaProgram:
     def seconds_of_nodes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[Node, float]:
         """Computes the outputs; the seconds of each node, by events around its kernels, which run
         once more for that and leave states as they are."""
-        from .timing import seconds_of_runs
+        from .timing import seconds_of_tasks
 
         instance, _ = self._computed(inputs, None, in_place=False)
         unchanged = self._states.unchanged() if self._states else nullcontext()
         with unchanged, on_device(self.device), instance.lock:
-            times = seconds_of_runs(instance)
+            times = seconds_of_tasks(instance)
         total: dict[Node, float] = {}
         for done, seconds in zip(self.prepared.tasks, times, strict=True):
             total[done.node] = total.get(done.node, 0.0) + seconds
@@ -328,70 +102,3 @@ class CudaProgram:
         device = target.device
         peak = device.contraction_operations if contraction else device.operations
         return max(operations / peak, bytes / device.bandwidth)
-
-
-class Bound:
-    """A program on fixed arrays: calling it computes ``outputs`` on the current stream of the
-    arrays' library.  Calls must not overlap: they work in the same memory."""
-
-    def __init__(
-        self,
-        instance: Instance,
-        device: int,
-        library: ArrayLibrary,
-        kept: object,
-        outputs: tuple[Any, ...],
-        states: StatesInTurn | None,
-    ) -> None:
-        self.outputs = outputs
-        self._states = states
-        self._instance = instance
-        self._device = device
-        self._library = library
-        self._kept = kept
-        runtime = cupy().cuda.runtime
-        self._current: Callable[[], int] = runtime.getDevice
-        self._launch: Callable[[int, int], None] = runtime.graphLaunch
-        self._executable = instance.executable
-
-    def __call__(self) -> None:
-        """Computes."""
-        device = self._device
-        if self._current() != device:
-            with on_device(device):  # a context takes as long as half a launch
-                return self()
-        stream = self._library.stream(device)
-        if self._states is None:
-            return self._launch(self._executable, stream)
-        with self._states.turn(stream):
-            self._launch(self._executable, stream)
-
-
-def _lying_at(address: int) -> Given:
-    return Given(address, CUPY, None)
-
-
-def _key(stream: int) -> object:
-    """A stream; the per-thread default stream is another one in each thread."""
-    return (stream, threading.get_ident()) if stream == _PER_THREAD_STREAM else stream
-
-
-def _stream_of(given: Sequence[Given], device: int) -> int:
-    for one in given:
-        if not one.library.is_host:
-            return one.library.stream(device)
-    return CUPY.stream(device)
-
-
-def _others_of(arrays: Sequence[Given], stream: int, device: int) -> Sequence[int]:
-    """The other streams on which the arrays' libraries work."""
-    libraries = {one.library for one in arrays if not one.library.is_host}
-    return sorted({library.stream(device) for library in libraries} - {stream})
-
-
-def _follow(later: int, earlier: int) -> None:
-    """What is enqueued on a stream from now on waits for all that is on another one."""
-    cuda = cupy().cuda
-    event = cuda.Event(block=False, disable_timing=True)
-    cuda.runtime.eventRecord(event.ptr, earlier)
-    cuda.runtime.streamWaitEvent(later, event.ptr)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...cudnn._cupy import cupy
-from ...graph.ir import Graph, State, Value
+from ...graph.ir import Graph, State
 from ...runtime.store import StateMemory, Store
 from .bits import from_bits, to_bits
 from .memory import allocated
@@ -91,8 +91,8 @@ class StatesInTurn:
             assert isinstance(store.memory, DeviceMemory)
             self._memory = store.memory
         self._updated = [state.name for state in graph.updates]
-        #: Where each state lies.
-        self.addresses: dict[Value, int] = {state: one.address for state, one in held.items()}
+        #: Where each lies, in the graph's order.
+        self.addresses = [held[state].address for state in graph.states]
         self.bytes = sum(one.bytes for one in held.values())
         self._kept = held
 

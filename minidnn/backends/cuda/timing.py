@@ -12,8 +12,8 @@ _CYCLES_PER_LAUNCH = 60_000
 """Of the GPU's clock, about 30 us: longer than Python takes to launch a task with its events."""
 
 
-def seconds_of_runs(instance: Instance) -> list[float]:
-    """The seconds of each run, started while the GPU is kept busy, so that it waits for nothing.
+def seconds_of_tasks(instance: Instance) -> list[float]:
+    """The seconds of each task, started while the GPU is kept busy, so that it waits for nothing.
 
     What lies between two events includes about a microsecond of theirs.
     """
@@ -24,8 +24,9 @@ def seconds_of_runs(instance: Instance) -> list[float]:
         instance.stream.wait_event(instance.done)
         keep_busy(_CYCLES_PER_LAUNCH * (count + 4))
         events[0].record()
-        for run, event in zip(instance.runs, events[1:], strict=True):
-            run()
+        for runs, event in zip(instance.runs, events[1:], strict=True):
+            for run in runs:
+                run()
             event.record()
         instance.copy_outputs()
         instance.stream.synchronize()

@@ -116,14 +116,14 @@ class Plan:
         return Bound(self, pack, outputs, (inputs, memory), self._reads_early(()))
 
     def bind_pointers(
-        self, pointers: list[int], workspace: Any, keep: object, settled: Sequence[int] = ()
+        self, pointers: list[int], workspace: int, keep: object, settled: Sequence[int] = ()
     ) -> Bound:
         """Like :meth:`bind` with addresses of inputs, then outputs, which nobody checks.
 
-        ``workspace`` is CuPy memory or None, ``keep`` is what the result keeps alive; ``settled``
-        are the places of inputs that no work in flight writes, such as weights.
+        ``workspace`` is an address, ``keep`` is what the result keeps alive; ``settled`` are the
+        places of inputs that no work in flight writes, such as weights.
         """
-        pack = self._pack(pointers, workspace.ptr if workspace is not None else 0, keep=False)
+        pack = self._pack(pointers, workspace, keep=False)
         return Bound(self, pack, (), keep, self._reads_early(settled))
 
     def _reads_early(self, settled: Sequence[int]) -> bool:

@@ -244,8 +244,9 @@ def measure(plans: Sequence[Plan]) -> list[float | None]:
     pointers = [buffer.ptr for buffer in buffers]
     most = max(plan.workspace for plan in plans)
     workspace = arrays.allocate(most) if most else None
+    room = workspace.ptr if workspace is not None else 0
     runs = [
-        timing.Contestant(plan.bind_pointers(pointers, workspace, keep=(buffers, workspace)))
+        timing.Contestant(plan.bind_pointers(pointers, room, keep=(buffers, workspace)))
         for plan in plans
     ]
     return timing.race(runs)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from ....runtime.operand import KernelArgument
 from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
@@ -127,7 +128,7 @@ class DirectKernel(ContractionKernel):
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
-    ) -> list[list[int]]:
+    ) -> list[list[KernelArgument]]:
         first, second = _sizes_of(problem, choice)
         after = (*at.others, *at.vectors, *at.before, at.y)
         if not second:

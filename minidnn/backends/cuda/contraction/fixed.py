@@ -6,7 +6,7 @@ Sources: cuDNN, ``cudnnConvolutionForward``, ``cudnnConvolutionBiasActivationFor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,6 @@ from ....cudnn.scalars import ONE, ZERO
 from ....cudnn.tensor import TensorDescriptor
 from .problem import FILTER_GRADIENT, IMAGE_GRADIENT, ContractionProblem, Direction, spec_of
 
-Address = int
-
 _OPERATIONS: dict[Direction, Operation] = {
     "forward": "forward",
     IMAGE_GRADIENT: "backward_data",
@@ -50,10 +48,13 @@ class FixedConvolution:
     bias: TensorDescriptor | None = None
     activation: ActivationDescriptor | None = None
 
-    def bind(
-        self, x: Address, w: Address, y: Address, bias: Address, z: Address, workspace: Address
-    ) -> Callable[[], None]:
-        """Runs on those addresses, on CuPy's current stream; ``z`` 0 is no residual."""
+    def bind(self, addresses: Sequence[int]) -> Callable[[], None]:
+        """Runs on CuPy's current stream.
+
+        Args:
+            addresses: of image, filter, result, bias, residual (0: none) and workspace.
+        """
+        x, w, y, bias, z, workspace = addresses
         parts = self.descriptors
         first, second, out = parts.operands()
         room = (workspace or None, self.workspace)

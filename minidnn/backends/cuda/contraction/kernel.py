@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from ....runtime.operand import KernelArgument
 from ...options import ACCURACIES
 from ..kernels import Launch
 from ..machine import Machine
@@ -61,7 +62,7 @@ class ContractionKernel(ABC):
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
-    ) -> list[list[int]]:
+    ) -> list[list[KernelArgument]]:
         """What each kernel takes: by default one takes all pointers in the order of
         :func:`.text.parameters_of`, then its numbers."""
         reads = (at.x, at.w, *at.others, *at.vectors, *at.before)

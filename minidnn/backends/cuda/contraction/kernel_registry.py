@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..functions import Loaded, Run, in_turn
+from ..functions import Loaded
 from ..kernels import Launch
 from ..machine import Machine
+from ..table import KernelRow, Row
 from .depthwise import DepthwiseKernel
 from .direct import DirectKernel
 from .halo import HaloKernel
@@ -50,10 +51,10 @@ class LoadedContraction:
         """Bytes for what one launch leaves to the next."""
         return self.kernel.workspace(self.problem, self.choice)
 
-    def bind(self, at: Addresses) -> Run:
-        """Runs on those addresses, on CuPy's current stream; ``at.x`` is where the image begins."""
+    def rows(self, at: Addresses) -> list[Row]:
+        """What is launched on those addresses; ``at.x`` is where the image begins."""
         every = self.kernel.arguments(self.problem, self.choice, at, self.machine)
-        return in_turn([one.bind(some) for one, some in zip(self.loaded, every, strict=True)])
+        return [KernelRow(one, tuple(some)) for one, some in zip(self.loaded, every, strict=True)]
 
 
 def load_contraction(

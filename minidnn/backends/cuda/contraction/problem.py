@@ -17,6 +17,7 @@ from ....graph.expression import argument, linearize
 from ....graph.ir import Node, Value
 from ....graph.operator import Operator
 from ....graph.operators import Conv2d, Conv2dInputGradient, Conv2dWeightGradient, Linear
+from ....runtime.operand import KernelArgument
 from ..pointwise import CHAIN, Argument, PointStep
 from ..tensor import Tensor
 from .gather import FEW_CHANNELS, Gathering, gather_of
@@ -167,13 +168,13 @@ class PlacedContraction:
 class Addresses:
     """Where a contraction's tensors begin, before the offsets that stand in the problem."""
 
-    x: int
-    w: int
-    y: int
-    others: tuple[int, ...] = ()
-    vectors: tuple[int, ...] = ()
-    before: tuple[int, ...] = ()
-    workspace: int = 0
+    x: KernelArgument
+    w: KernelArgument
+    y: KernelArgument
+    others: tuple[KernelArgument, ...] = ()
+    vectors: tuple[KernelArgument, ...] = ()
+    before: tuple[KernelArgument, ...] = ()
+    workspace: KernelArgument = 0
     #: Whether nothing in flight writes the filter or a vector, as they are constants.
     are_settled: bool = True
 

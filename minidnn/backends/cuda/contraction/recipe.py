@@ -8,17 +8,20 @@ from ....cudnn.graph import EngineConfig
 from ....cudnn.graph.plan import Plan
 from ....cudnn.graph.spec import TensorSpec
 from ....graph.types import ITEMSIZE
-from ..functions import LibraryRun, Loaded, Run, in_turn
+from ....runtime.operand import KernelArgument
+from ..functions import Loaded, Run
 from ..kernels import Launch
 from ..machine import Machine
 from ..memory import aligned
 from ..pointwise import Argument, PointStep, print_pointwise
+from ..table import KernelRow, LibraryRow, Row
 from ..tensor import Tensor
 from .fixed import FixedConvolution, algorithms_of, fixed_convolution
 from .gather import print_gather
 from .graphs import CONVOLUTION, PRODUCT, constraints_of, graph_of
 from .kernel import ContractionKernel
 from .kernel_registry import KERNELS, Load, LoadedContraction, load_contraction
+from .plan_call import PlanCall
 from .problem import IMAGE_GRADIENT, Addresses, ContractionProblem, spec_of
 
 FIXED = "fixed"
@@ -94,31 +97,47 @@ class Built:
         return said
 
     def bind(self, at: Addresses, workspace: int) -> Run:
-        """Runs on those addresses, on CuPy's current stream."""
+        """Runs on those addresses, which are numbers, on CuPy's current stream."""
+        runs = [row.bind(()) for row in self.rows(at, workspace)]
+
+        def run() -> None:
+            for one in runs:
+                one()
+
+        return run
+
+    def rows(self, at: Addresses, workspace: KernelArgument) -> list[Row]:
+        """What is started on those addresses, in order."""
         problem, form = self.problem, self.recipe.form
         packed = workspace + aligned(self.core.workspace)
         prepared = packed + aligned(_packed_bytes(problem, form))
         y = packed if form.packed else at.y + problem.y.offset * problem.y.itemsize
         x = at.x + problem.x.offset * problem.x.itemsize if self.prepare is None else prepared
-        runs: list[Run] = [self._core(at, x, y, workspace)]
+        rows: list[Row] = []
         if self.prepare is not None:
-            runs.insert(0, self.prepare.bind([at.x, *at.before, prepared]))
+            rows.append(KernelRow(self.prepare, (at.x, *at.before, prepared)))
+        rows += self._core(at, x, y, workspace)
         if self.finish is not None:
             tensors, vectors, _ = used(problem, form.stages)
-            pointers = [packed if form.packed else at.y]
-            pointers += [at.others[i] for i in tensors] + [at.vectors[i] for i in vectors]
-            runs.append(self.finish.bind([*pointers, at.y]))
-        return in_turn(runs)
+            others = (*(at.others[i] for i in tensors), *(at.vectors[i] for i in vectors))
+            rows.append(KernelRow(self.finish, (packed if form.packed else at.y, *others, at.y)))
+        return rows
 
-    def _core(self, at: Addresses, x: int, y: int, workspace: int) -> Run:
-        problem = self.problem
-        if isinstance(self.core, LoadedContraction):
-            return self.core.bind(replace(at, x=x, workspace=workspace))
+    def _core(
+        self, at: Addresses, x: KernelArgument, y: KernelArgument, workspace: KernelArgument
+    ) -> list[Row]:
+        problem, core = self.problem, self.core
+        if isinstance(core, LoadedContraction):
+            return core.rows(replace(at, x=x, workspace=workspace))
         if problem.direction != "forward":
-            return self._gradient(self.core, at, x, y, workspace)
+            if isinstance(core, FixedConvolution):
+                return [LibraryRow(core, (x, at.w, y, 0, 0, workspace))]
+            by_image = problem.direction == IMAGE_GRADIENT
+            tensors = (y, at.w, x) if by_image else (y, x, at.w)
+            return [LibraryRow(PlanCall(core), (*tensors, workspace))]
         reads = [x, at.w]
         settled = [1]  # the filter; nothing writes it any more, nor vectors, if they are constants
-        residual = 0
+        residual: KernelArgument = 0
         for stage in problem.stages[: self.recipe.form.stages]:
             if stage.mode == "bias":
                 settled.append(len(reads))
@@ -127,29 +146,11 @@ class Built:
                 other = problem.others[stage.index]
                 residual = at.others[stage.index] + other.offset * other.itemsize
                 reads.append(residual)
-        if isinstance(self.core, FixedConvolution):
-            bias = at.vectors[0] if at.vectors else 0
-            run = self.core.bind(x, at.w, y, bias, residual, workspace)
-            return LibraryRun(run, (x, at.w, y, bias, residual))
-        still = settled if at.are_settled else ()
-        run = self.core.bind_pointers([*reads, y], _Room(workspace), self.core, still)
-        return LibraryRun(run, (*reads, y))
-
-    def _gradient(
-        self, core: Plan | FixedConvolution, at: Addresses, x: int, y: int, workspace: int
-    ) -> Run:
         if isinstance(core, FixedConvolution):
-            return LibraryRun(core.bind(x, at.w, y, 0, 0, workspace), (x, at.w, y))
-        by_image = self.problem.direction == IMAGE_GRADIENT
-        pointers = (y, at.w, x) if by_image else (y, x, at.w)
-        return LibraryRun(core.bind_pointers([*pointers], _Room(workspace), core), pointers)
-
-
-@dataclass(frozen=True)
-class _Room:
-    """What a plan takes for CuPy memory."""
-
-    ptr: int
+            bias = at.vectors[0] if at.vectors else 0
+            return [LibraryRow(core, (x, at.w, y, bias, residual, workspace))]
+        call = PlanCall(core, tuple(settled) if at.are_settled else ())
+        return [LibraryRow(call, (*reads, y, workspace))]
 
 
 def build(problem: ContractionProblem, recipe: Recipe, core: Core, load: Load) -> Built:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import ceil, prod
 
 from ....graph.expression import argument, linearize
+from ....runtime.operand import KernelArgument
 from ..kernels import Launch
 from ..machine import Machine
 from ..pointwise import CHAIN, Argument, PointStep, print_pointwise
@@ -71,7 +72,7 @@ class RowsKernel(ContractionKernel):
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
-    ) -> list[list[int]]:
+    ) -> list[list[KernelArgument]]:
         every = [at.workspace + i * _part_bytes(problem) for i in range(choice)]
         return [[at.x, at.w, at.workspace], [*every, *at.others, *at.vectors, at.y]]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ....runtime.operand import KernelArgument
 from ...codegen.code import Code
 from ..kernels import Launch
 from ..machine import Machine
@@ -107,7 +108,7 @@ class WinogradKernel(ContractionKernel):
 
     def arguments(
         self, problem: ContractionProblem, choice: int, at: Addresses, machine: Machine
-    ) -> list[list[int]]:
+    ) -> list[list[KernelArgument]]:
         shape, parts = DIVISIONS[choice]
         first, second, *third = _sizes_of(problem, choice)
         filters, behind = [at.w, at.workspace, *first], [*at.others, *at.vectors, at.y]

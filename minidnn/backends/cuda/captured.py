@@ -1,0 +1,328 @@
+"""A table on a GPU, captured as CUDA graphs, and running it on arrays and streams."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from ...cudnn._cupy import cupy
+from ...errors import GraphError, OutOfMemoryError
+from .arrays import (
+    CUPY,
+    NUMPY,
+    ArrayLibrary,
+    ArraySlot,
+    Given,
+    as_it_is,
+    check_aligned,
+    check_apart,
+    outputs_of,
+    overlap,
+    read,
+)
+from .instance import Instance
+from .memory import Limit, told
+from .states import StatesInTurn
+from .table import CudaTable
+
+_PER_THREAD_STREAM = 2
+_MOST_INSTANCES = 4
+"""So many calls run at once on streams of their own, each in memory of its own; others wait."""
+
+
+@contextmanager
+def on_device(index: int) -> Iterator[None]:
+    """Makes a device current meanwhile."""
+    runtime = cupy().cuda.runtime
+    before = runtime.getDevice()
+    if before == index:
+        yield
+        return
+    runtime.setDevice(index)
+    try:
+        yield
+    finally:
+        runtime.setDevice(before)
+
+
+class CapturedProgram:
+    """A table that is run.  Several threads may call it at once, on any streams.
+
+    Runs of one with states, and those of all programs of their store, follow each other, on
+    whatever streams.
+    """
+
+    def __init__(
+        self, device: int, inputs: Sequence[ArraySlot], outputs: Sequence[ArraySlot]
+    ) -> None:
+        self.device = device
+        self._inputs = inputs
+        self._outputs = outputs
+        self._lock = threading.Lock()
+        self._runtime = cupy().cuda.runtime
+        self._instances: dict[object, Instance] = {}
+        self._states: StatesInTurn | None = None
+        self._limit: Limit | None = None
+
+    def use(
+        self, table: CudaTable, constants: int, constant_bytes: int, instance: Instance
+    ) -> None:
+        """From now on runs a table, first on an instance of it.
+
+        Args:
+            constants: where they begin.
+        """
+        self.table = table
+        self.constant_bytes = constant_bytes
+        self._constants = constants
+        self._instances[None] = instance
+
+    # Calls
+
+    def run(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Computes the outputs; those of NumPy inputs into the given NumPy arrays."""
+        for array, result in zip(outputs, self.call(inputs, None), strict=False):
+            array[...] = result
+
+    def call(self, inputs: Sequence[Any], out: Any) -> Sequence[Any]:
+        """Computes the outputs on the current stream of the first input's library.  The streams of
+        others' libraries wait for it, as it waits for them.
+
+        GraphError or DeviceError if an array does not fit.
+        """
+        return self._computed(inputs, out, in_place=True)[1]
+
+    def _computed(
+        self, inputs: Sequence[Any], out: Any, in_place: bool
+    ) -> tuple[Instance, Sequence[Any]]:
+        """The instance that computed, and the outputs.
+
+        in_place: whether kernels may work where arrays lie; else all are copied, so that the
+            inputs lie in the instance's own memory afterwards, too.
+        """
+        device = self.device
+        if self._runtime.getDevice() != device:
+            with on_device(device):
+                return self._computed(inputs, out, in_place)
+        given = [read(s, a, device) for s, a in zip(self._inputs, inputs, strict=True)]
+        library = given[0].library if given else NUMPY
+        stream = _stream_of(given, device)
+        results = self._results(library, out)
+        in_place = in_place and (out is None or self._are_apart(given, results))
+        several = len(given) > 1 or out is not None
+        others = _others_of((*given, *results), stream, device) if several else ()
+        for other in others:  # what another library has enqueued for its arrays comes first
+            _follow(stream, other)
+        instance = self._enqueue(given, results, stream, in_place)
+        for other in others:
+            _follow(other, stream)
+        for one in results:
+            if one.library.is_host:
+                self._runtime.streamSynchronize(stream)
+                break
+        return instance, () if out is not None else self._finished(results)
+
+    def run_on(self, stream: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Computes the outputs on a stream; all are addresses on the device of contiguous arrays
+        of the right types, no output overlapping any other, which nobody checks."""
+        if self._runtime.getDevice() != self.device:
+            with on_device(self.device):
+                return self.run_on(stream, inputs, outputs)
+        self._enqueue(list(map(_lying_at, inputs)), list(map(_lying_at, outputs)), stream, True)
+
+    def _enqueue(
+        self, given: Sequence[Given], results: Sequence[Given], stream: int, apart: bool
+    ) -> Instance:
+        instance = self._take(_key(stream))
+        if self._states is None:
+            self._start(instance, given, results, stream, apart)
+        else:
+            with self._states.turn(stream):
+                self._start(instance, given, results, stream, apart)
+        return instance
+
+    def _start(
+        self,
+        instance: Instance,
+        given: Sequence[Given],
+        results: Sequence[Given],
+        stream: int,
+        apart: bool,
+    ) -> None:
+        runtime = self._runtime
+        with instance.lock:
+            # Also on the stream of the last run, by its handle, which another may have by now.
+            runtime.streamWaitEvent(stream, instance.done.ptr)
+            instance.launch(given, results, stream, apart)
+            runtime.eventRecord(instance.done.ptr, stream)
+
+    def bind(self, inputs: Sequence[Any], out: Any) -> Bound:
+        """What computes from these very arrays, and into ``out``, without a copy.
+
+        GraphError unless they lie on the device, contiguous and aligned, in the compiled dtypes.
+        """
+        with on_device(self.device):
+            given = [read(s, a, self.device) for s, a in zip(self._inputs, inputs, strict=True)]
+            for slot, array, one in zip(self._inputs, inputs, given, strict=True):
+                if one.library.is_host or not as_it_is(array, one):
+                    raise GraphError(
+                        f"{slot.what} cannot be bound: valid is a contiguous array on "
+                        f"cuda:{self.device}, {slot.described()}"
+                    )
+            library = given[0].library if given else CUPY
+            results = self._results(library, out)
+            if any(one.library.is_host for one in results):
+                raise GraphError("out is a NumPy array; valid is an array on the GPU")
+            for slot, one in zip(self._inputs, given, strict=True):
+                check_aligned(slot, one)
+                for other, two in zip(self._outputs, results, strict=True):
+                    check_apart(slot, one, other, two)
+            for slot, one in zip(self._outputs, results, strict=True):
+                check_aligned(slot, one)
+            ends = [[one.pointer for one in some] for some in (given, results)]
+            with told(), self._states.unchanged() if self._states else nullcontext():
+                instance = self.instance(self.table, self._constants, *ends)
+        outputs = tuple(self._finished(results))
+        kept = (given, results, self)
+        return Bound(instance, self.device, library, kept, outputs, self._states)
+
+    def _are_apart(self, given: Sequence[Given], results: Sequence[Given]) -> bool:
+        """Whether no result overlaps anything that is given."""
+        return not any(
+            overlap(slot, one, other, two)
+            for slot, one in zip(self._inputs, given, strict=True)
+            for other, two in zip(self._outputs, results, strict=True)
+        )
+
+    def _finished(self, results: Sequence[Given]) -> list[Any]:
+        return [
+            one.library.finished(one.kept, slot)
+            for one, slot in zip(results, self._outputs, strict=True)
+        ]
+
+    def _results(self, library: ArrayLibrary, out: Any) -> list[Given]:
+        if out is not None:
+            return outputs_of(out, self._outputs, self.device)
+        found = []
+        for slot in self._outputs:
+            array = library.empty(slot, self.device)
+            found.append(Given(library.pointer(array), library, array, library.written))
+        return found
+
+    # Instances
+
+    def instance(
+        self,
+        table: CudaTable,
+        constants: int,
+        inputs: Sequence[int] | None = None,
+        outputs: Sequence[int] | None = None,
+    ) -> Instance:
+        """Memory of its own for a table, or on the caller's inputs and outputs."""
+        states = self._states.addresses if self._states else ()
+        return Instance(table, states, constants, inputs, outputs)
+
+    def _take(self, key: object) -> Instance:
+        """The instance of a stream, an idle one, a new one, or the one that was made first; with
+        states, whose runs take turns, the only one."""
+        if self._states is not None:
+            return self._instances[None]
+        found = self._instances.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._instances.pop(None, None)
+            if found is None:
+                found = self._another()
+            self._instances[key] = found
+            return found
+
+    def _another(self) -> Instance:
+        for key, instance in self._instances.items():
+            if instance.is_idle():
+                del self._instances[key]
+                return instance
+        within = self._limit is None or self._limit.bytes >= self.bytes + self.table.block.own_bytes
+        if len(self._instances) < _MOST_INSTANCES and within:
+            try:
+                with told():
+                    return self.instance(self.table, self._constants)
+            except OutOfMemoryError:
+                pass  # the streams then take turns, in the memory that there is
+        return self._instances.pop(next(iter(self._instances)))
+
+    @property
+    def bytes(self) -> int:
+        """Device memory that the program holds now."""
+        distinct = {id(instance) for instance in self._instances.values()}
+        states = self._states.bytes if self._states else 0
+        return states + self.constant_bytes + len(distinct) * self.table.block.own_bytes
+
+
+class Bound:
+    """A program on fixed arrays: calling it computes ``outputs`` on the current stream of the
+    arrays' library.  Calls must not overlap: they work in the same memory."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        device: int,
+        library: ArrayLibrary,
+        kept: object,
+        outputs: tuple[Any, ...],
+        states: StatesInTurn | None,
+    ) -> None:
+        self.outputs = outputs
+        self._states = states
+        self._instance = instance
+        self._device = device
+        self._library = library
+        self._kept = kept
+        runtime = cupy().cuda.runtime
+        self._current: Callable[[], int] = runtime.getDevice
+        self._launch: Callable[[int, int], None] = runtime.graphLaunch
+        self._executable = instance.executable
+
+    def __call__(self) -> None:
+        """Computes."""
+        device = self._device
+        if self._current() != device:
+            with on_device(device):  # a context takes as long as half a launch
+                return self()
+        stream = self._library.stream(device)
+        if self._states is None:
+            return self._launch(self._executable, stream)
+        with self._states.turn(stream):
+            self._launch(self._executable, stream)
+
+
+def _lying_at(address: int) -> Given:
+    return Given(address, CUPY, None)
+
+
+def _key(stream: int) -> object:
+    """A stream; the per-thread default stream is another one in each thread."""
+    return (stream, threading.get_ident()) if stream == _PER_THREAD_STREAM else stream
+
+
+def _stream_of(given: Sequence[Given], device: int) -> int:
+    for one in given:
+        if not one.library.is_host:
+            return one.library.stream(device)
+    return CUPY.stream(device)
+
+
+def _others_of(arrays: Sequence[Given], stream: int, device: int) -> Sequence[int]:
+    """The other streams on which the arrays' libraries work."""
+    libraries = {one.library for one in arrays if not one.library.is_host}
+    return sorted({library.stream(device) for library in libraries} - {stream})
+
+
+def _follow(later: int, earlier: int) -> None:
+    """What is enqueued on a stream from now on waits for all that is on another one."""
+    cuda = cupy().cuda
+    event = cuda.Event(block=False, disable_timing=True)
+    cuda.runtime.eventRecord(event.ptr, earlier)
+    cuda.runtime.streamWaitEvent(later, event.ptr)

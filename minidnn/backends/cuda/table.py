@@ -1,0 +1,93 @@
+"""The table of launches that a network becomes on a GPU; it knows no graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...runtime.operand import KernelArgument, Operand, resolved
+from .block import Block
+from .functions import Loaded, Run
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class KernelRow:
+    """A kernel of ours and what it is given: 64 bits each."""
+
+    loaded: Loaded
+    arguments: tuple[KernelArgument, ...]
+
+    def bind(self, bases: Sequence[int]) -> Run:
+        """Launches it on CuPy's current stream, where slots begin at these addresses."""
+        return self.loaded.bind(resolved(self.arguments, bases))
+
+
+class LibraryCall(Protocol):
+    """What a library computes, wherever its tensors lie."""
+
+    def bind(self, addresses: Sequence[int]) -> Run:
+        """Starts it on CuPy's current stream."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LibraryRow:
+    """A library's call and the addresses that it takes; what is not there has 0."""
+
+    call: LibraryCall
+    arguments: tuple[KernelArgument, ...]
+
+    def bind(self, bases: Sequence[int]) -> Run:
+        """Starts it on CuPy's current stream, where slots begin at these addresses."""
+        return self.call.bind(resolved(self.arguments, bases))
+
+
+Row = KernelRow | LibraryRow
+
+
+@dataclass(frozen=True)
+class Site:
+    """An argument that is an address in a slot: of which row, counted over all tasks, which one,
+    and how many bytes behind where the slot begins."""
+
+    row: int
+    argument: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class CudaTable:
+    """Rows whose slots are the memory of an instance, then inputs, outputs, states and constants.
+
+    Attributes:
+        tasks: what each task starts, in order.
+        block: how the memory of an instance is laid out.
+        inputs, outputs: bytes of each.
+        copies: outputs that no row writes: to, from, bytes.
+    """
+
+    tasks: tuple[tuple[Row, ...], ...]
+    block: Block
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    copies: tuple[tuple[Operand, Operand, int], ...]
+
+    def sites(self, slot: int) -> tuple[Site, ...]:
+        """Every argument that is an address in a slot.
+
+        None where a library takes one, which may keep it where nobody sees it, and where what lies
+        there is also copied to an output.
+        """
+        if any(source.slot == slot for _, source, _ in self.copies):
+            return ()
+        found: list[Site] = []
+        for number, row in enumerate(row for task in self.tasks for row in task):
+            here = [
+                Site(number, place, one.offset)
+                for place, one in enumerate(row.arguments)
+                if isinstance(one, Operand) and one.slot == slot
+            ]
+            if here and isinstance(row, LibraryRow):
+                return ()
+            found += here
+        return tuple(found)
