@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minidnn.cudnn import library
-from minidnn.cudnn.graph import arrays, device, memory, plan, planner
+from minidnn.cudnn.graph import arrays, device, execution, memory, plan, planner
 from minidnn.cudnn.graph.device import Target
 from tests.cudnn_graph.fake import FakeEngine, FakeLibrary, FakeMemory
 
@@ -28,8 +28,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., FakeL
         monkeypatch.setattr(library, "load", lambda: made)
         monkeypatch.setattr(library, "loaded", lambda: made)
         monkeypatch.setattr(device, "current", lambda: Target("fake", 1, 0))
-        monkeypatch.setattr(plan, "current_handle", lambda: 1)
-        for module in (plan, planner):
+        monkeypatch.setattr(execution, "current_handle", lambda: 1)
+        for module in (execution, planner):
             monkeypatch.setattr(module, "cupy", lambda: SimpleNamespace(cuda=cuda))
         monkeypatch.setattr(arrays, "allocate", lambda size: FakeMemory(0x900000, size))
         monkeypatch.setattr(

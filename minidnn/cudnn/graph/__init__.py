@@ -14,7 +14,8 @@
 from minidnn.cudnn.graph.builder import Graph
 from minidnn.cudnn.graph.device import described, properties_json
 from minidnn.cudnn.graph.engines import EngineConfig, Proposal
-from minidnn.cudnn.graph.plan import Bound, Plan
+from minidnn.cudnn.graph.execution import Bound
+from minidnn.cudnn.graph.plan import Plan
 from minidnn.cudnn.graph.spec import Constraints
 from minidnn.cudnn.graph.tensor import Tensor
 

@@ -1,32 +1,21 @@
-"""Plans that can be executed: checked arrays, variant packs, and the one C call."""
+"""Plans of graphs, which take arrays and check them."""
 
 from __future__ import annotations
 
-import ctypes
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from minidnn.cudnn import errors, library
 from minidnn.cudnn import workspace as shared_workspace
-from minidnn.cudnn._cupy import cupy
-from minidnn.cudnn.graph import arrays, fence, lower
-from minidnn.cudnn.graph.attributes import Attribute as A
+from minidnn.cudnn.graph import arrays, lower
 from minidnn.cudnn.graph.descriptor import BackendDescriptor
 from minidnn.cudnn.graph.device import Target
-from minidnn.cudnn.graph.dtypes import HOST_TYPES
 from minidnn.cudnn.graph.engines import EngineConfig, Proposal, execution_plan
-from minidnn.cudnn.graph.enums import AttributeType as T
-from minidnn.cudnn.graph.enums import DescriptorType as D
+from minidnn.cudnn.graph.execution import Bound, Execution
 from minidnn.cudnn.graph.spec import GraphSpec
-from minidnn.cudnn.handle import current_handle
 from minidnn.errors import DeviceError, GraphError, OutOfMemoryError
 
-_REMEMBERED_PACKS = 16
 
-
-class Plan:
+class Plan(Execution):
     """An engine with its settings, ready to compute a graph.
 
     Attributes: ``spec`` (what it computes), ``config`` (engine and knobs), ``proposal`` (cuDNN's
@@ -46,23 +35,18 @@ class Plan:
         scalars: Sequence[float] = (),
         names: Sequence[str] = (),
     ) -> None:
+        super().__init__(
+            execution_plan(graph, target, config),
+            target.index,
+            [lower.uid(i) for i in (*spec.inputs, *spec.outputs, *spec.scalars)],
+            [(spec.tensors[i].dtype, v) for i, v in zip(spec.scalars, scalars, strict=True)],
+            [spec.inputs.index(i) for i in spec.joined],
+        )
         self.spec = spec
         self.config = config
         self.proposal = proposal
         self.milliseconds = milliseconds
-        self.device = target.index
         self._names = tuple(names) or tuple(f"t{i}" for i in (*spec.inputs, *spec.outputs))
-        self._descriptor = execution_plan(graph, target, config)
-        self.workspace = int(
-            self._descriptor.get(A.CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, T.CUDNN_TYPE_INT64)[0]
-        )
-        self._scalars = [
-            HOST_TYPES[spec.tensors[index].dtype](value)
-            for index, value in zip(spec.scalars, scalars, strict=True)
-        ]
-        self._ids = [lower.uid(i) for i in (*spec.inputs, *spec.outputs, *spec.scalars)]
-        self._lock = threading.Lock()
-        self._packs: OrderedDict[tuple[int, ...], BackendDescriptor] = OrderedDict()
 
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
         """Computes the graph on CuPy's current stream.
@@ -115,24 +99,6 @@ class Plan:
         pack = self._pack(pointers, address, keep_pack)
         return Bound(self, pack, outputs, (inputs, memory), self._reads_early(()))
 
-    def bind_pointers(
-        self, pointers: list[int], workspace: int, keep: object, settled: Sequence[int] = ()
-    ) -> Bound:
-        """Like :meth:`bind` with addresses of inputs, then outputs, which nobody checks.
-
-        ``workspace`` is an address, ``keep`` is what the result keeps alive; ``settled`` are the
-        places of inputs that no work in flight writes, such as weights.
-        """
-        pack = self._pack(pointers, workspace, keep=False)
-        return Bound(self, pack, (), keep, self._reads_early(settled))
-
-    def _reads_early(self, settled: Sequence[int]) -> bool:
-        """Whether its kernel may read an input before the kernel in front has written it."""
-        joined = {self.spec.inputs.index(i) for i in self.spec.joined}
-        if not joined.difference(settled) or self.device is None:
-            return False
-        return fence.begin_early(self.device)
-
     def _workspace_for(self, given: Any, shared: bool) -> tuple[Any, int]:
         if given is not None:
             pointer, size, place = arrays.room(given, "workspace")
@@ -168,111 +134,10 @@ class Plan:
                 "build with a smaller workspace_limit"
             ) from error
 
-    def _pack(self, pointers: list[int], workspace: int, keep: bool) -> BackendDescriptor:
-        key = (*pointers, workspace)
-        with self._lock:
-            found = self._packs.get(key)
-            if found is not None:
-                self._packs.move_to_end(key)
-                return found
-        pack = BackendDescriptor(D.CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)
-        hosts = [ctypes.addressof(scalar) for scalar in self._scalars]
-        pack.set(A.CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, T.CUDNN_TYPE_INT64, *self._ids)
-        pack.set(A.CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, T.CUDNN_TYPE_VOID_PTR, *pointers, *hosts)
-        pack.set(A.CUDNN_ATTR_VARIANT_PACK_WORKSPACE, T.CUDNN_TYPE_VOID_PTR, workspace)
-        pack.finalize()
-        if keep:
-            with self._lock:
-                self._packs[key] = pack
-                if len(self._packs) > _REMEMBERED_PACKS:
-                    self._packs.popitem(last=False)
-        return pack
-
-    def close(self) -> None:
-        """Frees the plan now; bound arrays can then no longer be run."""
-        self._packs.clear()
-        self._descriptor.close()
-
-    def __enter__(self) -> Plan:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def describe(self) -> str:
+        """The graph, in one line."""
+        return self.spec.describe()
 
     def __repr__(self) -> str:
         time = "" if self.milliseconds is None else f", {self.milliseconds:.4f} ms"
         return f"<Plan {self.config}, workspace {self.workspace} bytes{time}>"
-
-
-class Bound:
-    """A plan with its arrays: call it to compute on CuPy's current stream.
-
-    ``outputs`` are the arrays that it writes.  Nothing is checked or allocated when it runs.
-    """
-
-    __slots__ = (
-        "_descriptor",
-        "_execute",
-        "_fenced",
-        "_handle",
-        "_keep",
-        "_pack",
-        "_pack_pointer",
-        "outputs",
-        "plan",
-    )
-
-    def __init__(
-        self,
-        plan: Plan,
-        pack: BackendDescriptor,
-        outputs: tuple[Any, ...],
-        keep: object,
-        fenced: bool,
-    ) -> None:
-        self.plan = plan
-        self.outputs = outputs
-        self._keep = keep
-        self._pack = pack
-        self._pack_pointer = pack._address()
-        self._descriptor = plan._descriptor
-        self._execute = library.load().cudnnBackendExecute
-        self._handle = 0
-        self._fenced = fenced
-
-    def __call__(self) -> None:
-        """Computes.
-
-        Raises:
-            DeviceError: the current device is not the plan's.
-            CuDNNError: cuDNN failed.
-        """
-        handle = current_handle()
-        if handle != self._handle:
-            self._check_device(handle)
-        plan = self._descriptor.pointer
-        if plan is None:
-            self._descriptor._address()  # says that the plan is closed
-        if self._fenced:
-            status = fence.fenced(lambda: self._execute(handle, plan, self._pack_pointer))
-        else:
-            status = self._execute(handle, plan, self._pack_pointer)
-        if status:
-            self._fail(status)
-
-    def _check_device(self, handle: int) -> None:
-        """Runs when thread or device changed, since a handle belongs to one of each."""
-        if self.plan.device is not None:
-            current = cupy().cuda.runtime.getDevice()
-            if current != self.plan.device:
-                raise DeviceError(
-                    f"the current device is {current}; {self.plan} was built on {self.plan.device}"
-                )
-        self._handle = handle
-
-    def _fail(self, status: int) -> None:
-        errors.check(
-            status,
-            "cudnnBackendExecute",
-            lambda: {"graph": self.plan.spec.describe(), "plan": repr(self.plan)},
-        )

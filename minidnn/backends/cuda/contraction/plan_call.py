@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ....cudnn.graph.plan import Plan
+from ....cudnn.graph.execution import Execution
 
 
 @dataclass(frozen=True)
 class PlanCall:
     """A plan; no work in flight writes the inputs in the places ``settled``, such as weights."""
 
-    plan: Plan
+    plan: Execution
     settled: tuple[int, ...] = ()
 
     def bind(self, addresses: Sequence[int]) -> Callable[[], None]:

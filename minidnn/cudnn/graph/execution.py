@@ -1,0 +1,217 @@
+"""What executes a plan: its descriptor, variant packs of addresses, and the one C call."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from minidnn.cudnn import errors, library
+from minidnn.cudnn._cupy import cupy
+from minidnn.cudnn.graph import fence
+from minidnn.cudnn.graph.attributes import Attribute as A
+from minidnn.cudnn.graph.descriptor import BackendDescriptor
+from minidnn.cudnn.graph.dtypes import HOST_TYPES
+from minidnn.cudnn.graph.enums import AttributeType as T
+from minidnn.cudnn.graph.enums import DescriptorType as D
+from minidnn.cudnn.handle import current_handle
+from minidnn.errors import DeviceError
+
+_REMEMBERED_PACKS = 16
+
+
+@dataclass(frozen=True)
+class StoredExecution:
+    """A plan as a file has it.
+
+    Attributes:
+        text: cuDNN's own, which holds code: whoever executes it trusts who made it.
+        ids: of the inputs, the outputs and the constants.
+        scalars: the constants, with their dtypes.
+        joined: places among the inputs of those that point-wise operations take.
+    """
+
+    text: str
+    ids: Sequence[int]
+    scalars: Sequence[tuple[str, float]]
+    joined: Sequence[int]
+
+
+class Execution:
+    """A finalized plan, which computes on addresses.
+
+    Attributes: ``device`` (its index; None where the plan was built for one that is not there) and
+    ``workspace`` (bytes needed beside the tensors).
+
+    Args:
+        ids: of the inputs, the outputs and the constants.
+        scalars: the constants, with their dtypes.
+        joined: places among the inputs of those that point-wise operations take.
+    """
+
+    def __init__(
+        self,
+        descriptor: BackendDescriptor,
+        device: int | None,
+        ids: Sequence[int],
+        scalars: Sequence[tuple[str, float]],
+        joined: Sequence[int],
+    ) -> None:
+        self.device = device
+        self.workspace = int(
+            descriptor.get(A.CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, T.CUDNN_TYPE_INT64)[0]
+        )
+        self._descriptor = descriptor
+        self._ids = ids
+        self._given = scalars
+        self._scalars = [HOST_TYPES[dtype](value) for dtype, value in scalars]
+        self._joined = joined
+        self._lock = threading.Lock()
+        self._packs: OrderedDict[tuple[int, ...], BackendDescriptor] = OrderedDict()
+
+    @classmethod
+    def restored(cls, stored: StoredExecution, device: int) -> Execution:
+        """What was stored, on the current device, which has that index.
+
+        Raises:
+            CuDNNError: this cuDNN does not take the text, or not for this device.
+        """
+        made = BackendDescriptor(D.CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
+        made.set(A.CUDNN_ATTR_EXECUTION_PLAN_HANDLE, T.CUDNN_TYPE_HANDLE, current_handle())
+        made.set_text(A.CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, stored.text)
+        made.finalize()
+        return Execution(made, device, stored.ids, stored.scalars, stored.joined)
+
+    def stored(self) -> StoredExecution:
+        """It as a file has it."""
+        text = self._descriptor.get_text(A.CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION)
+        return StoredExecution(text, self._ids, self._given, self._joined)
+
+    def describe(self) -> str:
+        """What it computes, in one line, as far as that is known."""
+        return "a stored plan"
+
+    def bind_pointers(
+        self, pointers: list[int], workspace: int, keep: object, settled: Sequence[int] = ()
+    ) -> Bound:
+        """Fixes addresses of inputs, then outputs, which nobody checks.
+
+        ``workspace`` is an address, ``keep`` is what the result keeps alive; ``settled`` are the
+        places of inputs that no work in flight writes, such as weights.
+        """
+        pack = self._pack(pointers, workspace, keep=False)
+        return Bound(self, pack, (), keep, self._reads_early(settled))
+
+    def _reads_early(self, settled: Sequence[int]) -> bool:
+        """Whether its kernel may read an input before the kernel in front has written it."""
+        if not set(self._joined).difference(settled) or self.device is None:
+            return False
+        return fence.begin_early(self.device)
+
+    def _pack(self, pointers: list[int], workspace: int, keep: bool) -> BackendDescriptor:
+        key = (*pointers, workspace)
+        with self._lock:
+            found = self._packs.get(key)
+            if found is not None:
+                self._packs.move_to_end(key)
+                return found
+        pack = BackendDescriptor(D.CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)
+        hosts = [ctypes.addressof(scalar) for scalar in self._scalars]
+        pack.set(A.CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, T.CUDNN_TYPE_INT64, *self._ids)
+        pack.set(A.CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, T.CUDNN_TYPE_VOID_PTR, *pointers, *hosts)
+        pack.set(A.CUDNN_ATTR_VARIANT_PACK_WORKSPACE, T.CUDNN_TYPE_VOID_PTR, workspace)
+        pack.finalize()
+        if keep:
+            with self._lock:
+                self._packs[key] = pack
+                if len(self._packs) > _REMEMBERED_PACKS:
+                    self._packs.popitem(last=False)
+        return pack
+
+    def close(self) -> None:
+        """Frees the plan now; bound arrays can then no longer be run."""
+        self._packs.clear()
+        self._descriptor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Bound:
+    """A plan with its arrays: call it to compute on CuPy's current stream.
+
+    ``outputs`` are the arrays that it writes.  Nothing is checked or allocated when it runs.
+    """
+
+    __slots__ = (
+        "_descriptor",
+        "_execute",
+        "_fenced",
+        "_handle",
+        "_keep",
+        "_pack",
+        "_pack_pointer",
+        "outputs",
+        "plan",
+    )
+
+    def __init__(
+        self,
+        plan: Execution,
+        pack: BackendDescriptor,
+        outputs: tuple[Any, ...],
+        keep: object,
+        fenced: bool,
+    ) -> None:
+        self.plan = plan
+        self.outputs = outputs
+        self._keep = keep
+        self._pack = pack
+        self._pack_pointer = pack._address()
+        self._descriptor = plan._descriptor
+        self._execute = library.load().cudnnBackendExecute
+        self._handle = 0
+        self._fenced = fenced
+
+    def __call__(self) -> None:
+        """Computes.
+
+        Raises:
+            DeviceError: the current device is not the plan's.
+            CuDNNError: cuDNN failed.
+        """
+        handle = current_handle()
+        if handle != self._handle:
+            self._check_device(handle)
+        plan = self._descriptor.pointer
+        if plan is None:
+            self._descriptor._address()  # says that the plan is closed
+        if self._fenced:
+            status = fence.fenced(lambda: self._execute(handle, plan, self._pack_pointer))
+        else:
+            status = self._execute(handle, plan, self._pack_pointer)
+        if status:
+            self._fail(status)
+
+    def _check_device(self, handle: int) -> None:
+        """Runs when thread or device changed, since a handle belongs to one of each."""
+        if self.plan.device is not None:
+            current = cupy().cuda.runtime.getDevice()
+            if current != self.plan.device:
+                raise DeviceError(
+                    f"the current device is {current}; {self.plan} was built on {self.plan.device}"
+                )
+        self._handle = handle
+
+    def _fail(self, status: int) -> None:
+        errors.check(
+            status,
+            "cudnnBackendExecute",
+            lambda: {"graph": self.plan.describe(), "plan": repr(self.plan)},
+        )
