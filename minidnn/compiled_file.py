@@ -128,8 +128,8 @@ class CompiledFile:
         self.header = self._header()
         self._check_version()
         parts = self.header["parts"]
-        offset, size, _ = max(parts.values())
-        if (end := self._base + offset + size) > self._bytes.size:
+        ends = (self._base + offset + size for offset, size, _ in parts.values() if size)
+        if (end := max(ends, default=0)) > self._bytes.size:
             raise self.damaged(f"it has {self._bytes.size} bytes of {end}: it is truncated")
         for name in parts:
             if name != CONSTANTS:

@@ -139,9 +139,10 @@ class Executable:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the compiled network to a file that :func:`minidnn.load` takes, with its weights.
 
-        To load it needs NumPy and neither ISPC nor a C compiler, but the same version of minidnn
-        and a processor with the instruction set that it was compiled for.  The file appears
-        complete or not at all.  It holds native code: whoever loads it trusts it.
+        To load it needs no compiler, but the same version of minidnn; on the CPU NumPy alone and a
+        processor with the instruction set that it was compiled for, on a GPU CuPy, the same version
+        of cuDNN and a GPU of the same model.  The file appears complete or not at all.  It holds
+        native code: whoever loads it trusts it.
 
         Args:
             path: usually with the ending .mdx; is replaced when it exists.
@@ -155,9 +156,9 @@ class Executable:
             raise GraphError(f"save: path={path!r:.80} is a {type(path).__name__}; valid is a path")
         if not isinstance(self.program, StorableProgram):
             raise UnsupportedError(
-                f"{self!r} cannot be saved compiled: device 'cpu' can, when it has compiled the "
-                "network itself; minidnn.save_graph(network, path, shape) saves what every device "
-                "compiles, and a file that was loaded can be copied"
+                f"{self!r} cannot be saved compiled: devices 'cpu' and 'cuda' can, when they have "
+                "compiled the network themselves; minidnn.save_graph(network, path, shape) saves "
+                "what every device compiles, and a file that was loaded can be copied"
             )
         from minidnn.compiled_file import write_compiled
 

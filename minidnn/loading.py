@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from minidnn.backends.cpu.stored import restore, why_not_here
 from minidnn.compiled_file import CONSTANTS, CompiledFile
 from minidnn.errors import GraphError, UnsupportedError
 from minidnn.executable import Executable
 from minidnn.graph.types import TensorType
 from minidnn.runtime.interface import Endpoint, Interface
+from minidnn.runtime.program import Program
 
 __all__ = ["load"]
 
 
 def load(
-    path: str | os.PathLike[str], *, threads: int | None = None, check: bool = False
+    path: str | os.PathLike[str],
+    *,
+    device: str | None = None,
+    threads: int | None = None,
+    check: bool = False,
 ) -> Executable:
     """The compiled network in a file that :meth:`Executable.save` wrote, ready to be called.
 
-    Nothing is compiled, and weights are mapped, not read: processes that load one file share them.
-    The file is trusted, as its code runs ([trust](trust.md)).
+    Nothing is compiled.  On the CPU weights are mapped, not read: processes that load one file
+    share them.  The file is trusted, as its code runs ([trust](trust.md)).
 
     Args:
         path: of the file.  It may be replaced by another one, but must not be overwritten, while
             the network is in use.
-        threads: that run it; by default those that it was compiled for, or all usable cores if
-            that is less.  Results have the same bits on any number.
+        device: "cuda:1" is the second GPU, for a network that was compiled for one; by default
+            the first, or the CPU for what was compiled for it.
+        threads: that run it on the CPU; by default those that it was compiled for, or all usable
+            cores if that is less.  Results have the same bits on any number.
         check: whether the weights are read and compared with their checksum, too, as the code
             always is.
 
@@ -36,7 +44,8 @@ def load(
 
     Raises:
         WeightsError: there is no such file, it is none of a compiled network, or it is damaged.
-        UnsupportedError: it is for another device, processor, system or version of minidnn.
+        UnsupportedError: it is for another device, processor, GPU, version of cuDNN, system or
+            version of minidnn.
         DeviceError: its code cannot be loaded here.
         GraphError: an argument is not valid.
 
@@ -47,31 +56,28 @@ def load(
         raise GraphError(f"load: path={path!r:.80} is a {type(path).__name__}; valid is a path")
     file = CompiledFile(path)
     try:
-        return _executable(file, threads, check)
+        return _executable(file, device, threads, check)
     except (KeyError, TypeError, IndexError) as error:
         raise file.damaged(
             f"its header makes no sense ({type(error).__name__}: {error})"
         ) from error
 
 
-def _executable(file: CompiledFile, threads: int | None, check: bool) -> Executable:
+def _executable(
+    file: CompiledFile, device: str | None, threads: int | None, check: bool
+) -> Executable:
     header = file.header
-    device, document, network = header["device"], header["program"], header["network"]
-    if device != "cpu":
+    kind, network = header["device"].partition(":")[0], header["network"]
+    if kind not in _RESTORE:
         raise UnsupportedError(
-            f"{file} is for device {device!r}; what this version of minidnn loads is for 'cpu'"
+            f"{file} is for device {kind!r}; what this version of minidnn loads is for "
+            f"{' or '.join(map(repr, _RESTORE))}"
         )
-    if (reason := why_not_here(header["architecture"], document)) is not None:
-        raise file.unsupported(reason)
+    device = kind if device is None else device
+    if not isinstance(device, str) or device.partition(":")[0] != kind:
+        raise GraphError(f"load: device={device!r}; {file} is for {kind!r}")
     if check:
         file.check_constants()
-    program = restore(
-        document,
-        lambda name: (file.part(name).data, file.digest(name)),
-        file.part(CONSTANTS),
-        file.path,
-        threads,
-    )
     names = network["output_names"]
     interface = Interface(
         network["name"],
@@ -79,6 +85,7 @@ def _executable(file: CompiledFile, threads: int | None, check: bool) -> Executa
         tuple(map(_endpoint, network["outputs"])),
         None if names is None else tuple(names),
     )
+    program = _RESTORE[kind](file, interface, device, threads)
     return Executable(
         interface,
         program,
@@ -87,6 +94,48 @@ def _executable(file: CompiledFile, threads: int | None, check: bool) -> Executa
         network["results"],
         explained=network["explained"],
     )
+
+
+def _on_cpu(file: CompiledFile, interface: Interface, device: str, threads: int | None) -> Program:
+    from minidnn.backends.cpu.stored import restore, why_not_here
+
+    document = file.header["program"]
+    if device != "cpu":
+        raise GraphError(f"load: device={device!r}; valid is 'cpu'")
+    if (reason := why_not_here(file.header["architecture"], document)) is not None:
+        raise file.unsupported(reason)
+    return restore(
+        document,
+        lambda name: (file.part(name).data, file.digest(name)),
+        file.part(CONSTANTS),
+        file.path,
+        threads,
+    )
+
+
+def _on_gpu(file: CompiledFile, interface: Interface, device: str, threads: int | None) -> Program:
+    from minidnn.backends.backend import get_backend
+    from minidnn.backends.cuda.stored import restore, why_not_here
+
+    if threads is not None:
+        raise GraphError(f"load: threads={threads!r}; {file} is for a GPU, which takes none")
+    get_backend(device)  # DeviceError where it cannot be used
+    index = int(device.partition(":")[2] or 0)
+    document = file.header["program"]
+    if (reason := why_not_here(document, index)) is not None:
+        raise file.unsupported(reason)
+    code = partial(_code, file)
+    return restore(document, code, file.part(CONSTANTS), interface, index)
+
+
+def _code(file: CompiledFile, name: str) -> memoryview:
+    return file.part(name).data
+
+
+_RESTORE: dict[str, Callable[[CompiledFile, Interface, str, int | None], Program]] = {
+    "cpu": _on_cpu,
+    "cuda": _on_gpu,
+}
 
 
 def _endpoint(stored: list[Any]) -> Endpoint:

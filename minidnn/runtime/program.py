@@ -141,6 +141,12 @@ class StoredProgram:
     constants: Sequence[np.ndarray]
 
 
+WHY_NO_STATES = (
+    "what has states, which live in a store, cannot be saved compiled; compiled without a store, "
+    "weights are constants"
+)
+
+
 @runtime_checkable
 class StorableProgram(Program, Protocol):
     """A program that can be written to a file."""

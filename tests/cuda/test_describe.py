@@ -9,6 +9,7 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda import functions
+from minidnn.backends.cuda.build import CompiledKernel
 from minidnn.backends.cuda.contraction.fixed import FixedConvolution
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.kernel_registry import (
@@ -50,7 +51,9 @@ def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loaded(launch: Launch, registers: int) -> Loaded:
-    return Loaded(launch, Resources(registers, 0, 0, STATIC), SimpleNamespace(ptr=0))
+    return Loaded(
+        launch, CompiledKernel(b"", "k", Resources(registers, 0, 0, STATIC)), SimpleNamespace(ptr=0)
+    )
 
 
 def said(launch: Launch, registers: int) -> str:

@@ -19,7 +19,7 @@ from ...graph.ir import Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...runtime.cores import usable_cores
 from ...runtime.plan import Plan
-from ...runtime.program import StoredProgram
+from ...runtime.program import WHY_NO_STATES, StoredProgram
 from ...runtime.store import Store
 from ..codegen.kernel import KernelSource
 from ..options import accuracy_option, check_options, memory_limit_option, tune_option
@@ -189,10 +189,7 @@ class CpuProgram(TableProgram):
                 "what is compiled to be debugged (guarded=True) cannot be saved compiled"
             )
         if self.table.states:
-            raise UnsupportedError(
-                "what has states, which live in a store, cannot be saved compiled; compiled "
-                "without a store, weights are constants"
-            )
+            raise UnsupportedError(WHY_NO_STATES)
         packed = [(each.address, each.array()) for each in self.constants.all]
         return store(self.table, packed, self.isa.name, self.threads)
 

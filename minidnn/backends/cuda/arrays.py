@@ -20,8 +20,7 @@ from ..._cached_property import cached_property
 from ...cudnn._cupy import cupy
 from ...cudnn.graph.spec import ALIGNMENT
 from ...errors import DeviceError, GraphError
-from ...graph.ir import Value
-from ...graph.types import FLOATS, numpy_dtype
+from ...graph.types import FLOATS, TensorType, numpy_dtype
 from ...runtime.arrays import check_shape
 from .bits import from_bits, to_bits
 
@@ -38,8 +37,8 @@ class ArraySlot:
     bytes: int
 
     @staticmethod
-    def of(what: str, value: Value) -> ArraySlot:
-        return ArraySlot(what, value.shape, value.dtype, value.type.bytes)
+    def of(what: str, type: TensorType) -> ArraySlot:
+        return ArraySlot(what, type.shape, type.dtype, type.bytes)
 
     @cached_property
     def stored(self) -> np.dtype:

@@ -22,6 +22,7 @@ from .arrays import (
     overlap,
     read,
 )
+from .constants import Constants, LaidDown
 from .instance import Instance
 from .memory import Limit, told
 from .states import StatesInTurn
@@ -66,16 +67,9 @@ class CapturedProgram:
         self._states: StatesInTurn | None = None
         self._limit: Limit | None = None
 
-    def use(
-        self, table: CudaTable, constants: int, constant_bytes: int, instance: Instance
-    ) -> None:
-        """From now on runs a table, first on an instance of it.
-
-        Args:
-            constants: where they begin.
-        """
+    def use(self, table: CudaTable, constants: Constants | LaidDown, instance: Instance) -> None:
+        """From now on runs a table, first on an instance of it."""
         self.table = table
-        self.constant_bytes = constant_bytes
         self._constants = constants
         self._instances[None] = instance
 
@@ -183,7 +177,7 @@ class CapturedProgram:
                 check_aligned(slot, one)
             ends = [[one.pointer for one in some] for some in (given, results)]
             with told(), self._states.unchanged() if self._states else nullcontext():
-                instance = self.instance(self.table, self._constants, *ends)
+                instance = self.instance(self.table, self._constants.address, *ends)
         outputs = tuple(self._finished(results))
         kept = (given, results, self)
         return Bound(instance, self.device, library, kept, outputs, self._states)
@@ -248,7 +242,7 @@ class CapturedProgram:
         if len(self._instances) < _MOST_INSTANCES and within:
             try:
                 with told():
-                    return self.instance(self.table, self._constants)
+                    return self.instance(self.table, self._constants.address)
             except OutOfMemoryError:
                 pass  # the streams then take turns, in the memory that there is
         return self._instances.pop(next(iter(self._instances)))
@@ -258,7 +252,7 @@ class CapturedProgram:
         """Device memory that the program holds now."""
         distinct = {id(instance) for instance in self._instances.values()}
         states = self._states.bytes if self._states else 0
-        return states + self.constant_bytes + len(distinct) * self.table.block.own_bytes
+        return states + self._constants.bytes + len(distinct) * self.table.block.own_bytes
 
 
 class Bound:

@@ -60,6 +60,25 @@ class Constants:
         """Where one begins, behind that."""
         return self._offsets[data.key]
 
+    def copied(self) -> np.ndarray:
+        """Their bytes, from the device."""
+        found = np.empty(self._bytes, np.uint8)
+        if found.size:
+            self._memory.copy_to_host(found.ctypes.data, found.nbytes)
+        return found
+
+
+class LaidDown:
+    """Numbers of which all bytes were given at once, on the current device."""
+
+    def __init__(self, given: np.ndarray) -> None:
+        self.bytes = given.nbytes
+        self._memory = allocated(self.bytes, "weights")
+        self.address = int(self._memory.ptr)
+        if self.bytes:
+            self._memory.copy_from_host(given.ctypes.data, self.bytes)
+            cupy().cuda.Stream.null.synchronize()  # it may still be on its way
+
 
 def _bits(data: Data) -> np.ndarray:
     return to_bits(data.make(), data.dtype)

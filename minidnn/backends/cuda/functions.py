@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...cudnn._cupy import cupy
-from .build import compile_kernels
+from .build import CompiledKernel, compile_kernels
 from .kernels import Launch
 from .nvrtc import Resources
 
@@ -24,8 +24,13 @@ class Loaded:
     """A launch whose kernel is on the device."""
 
     launch: Launch
-    resources: Resources
+    kernel: CompiledKernel
     function: Any
+
+    @property
+    def resources(self) -> Resources:
+        """What the kernel takes, as the assembler says."""
+        return self.kernel.resources
 
     def bind(self, pointers: Sequence[int]) -> KernelRun:
         """Launches with these pointers on CuPy's current stream."""
@@ -88,20 +93,24 @@ class LaunchLoader:
 def load_launches(launches: Sequence[Launch], arch: str) -> list[Loaded]:
     """The launches on the current device, their kernels compiled where no cache has them."""
     kernels = compile_kernels([launch.source for launch in launches], arch)
+    return load_compiled(list(zip(launches, kernels, strict=True)))
+
+
+def load_compiled(compiled: Sequence[tuple[Launch, CompiledKernel]]) -> list[Loaded]:
+    """The launches of compiled kernels on the current device."""
     most: dict[str, int] = {}  # the limit is a function's, which several launches may share
-    for launch in launches:
-        name = launch.source.name
-        most[name] = max(most.get(name, 0), launch.shared_bytes)
+    for launch, kernel in compiled:
+        most[kernel.name] = max(most.get(kernel.name, 0), launch.shared_bytes)
     modules: dict[bytes, Any] = {}
     loaded = []
-    for launch, kernel in zip(launches, kernels, strict=True):
+    for launch, kernel in compiled:
         if kernel.cubin not in modules:
             modules[kernel.cubin] = _module(kernel.cubin)
         function = modules[kernel.cubin].get_function(kernel.name)
         shared_bytes = most[kernel.name]
         if shared_bytes > _PLENTY:
             cupy().cuda.driver.funcSetAttribute(function.ptr, _MOST_SHARED, shared_bytes)
-        loaded.append(Loaded(launch, kernel.resources, function))
+        loaded.append(Loaded(launch, kernel, function))
     return loaded
 
 

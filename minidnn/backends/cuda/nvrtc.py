@@ -42,6 +42,10 @@ class Resources:
     shared_bytes: int
 
 
+UNKNOWN = Resources(0, 0, 0, 0)
+"""Of a kernel that was loaded from a file, which does not tell."""
+
+
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """Machine code (a cubin), and what each of its kernels takes."""

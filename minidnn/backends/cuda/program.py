@@ -7,8 +7,10 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+from ...errors import UnsupportedError
 from ...graph.ir import Node
 from ...runtime.plan import Plan
+from ...runtime.program import WHY_NO_STATES, StoredProgram
 from ...runtime.store import Store
 from .arrays import ArraySlot
 from .captured import CapturedProgram, on_device
@@ -37,8 +39,8 @@ class CudaProgram(CapturedProgram):
     ) -> None:
         self.plan = plan
         graph = plan.graph
-        inputs = [ArraySlot.of(f"input {v.name!r}", v) for v in graph.inputs]
-        outputs = [ArraySlot.of(f"out[{i}]", v) for i, v in enumerate(graph.outputs)]
+        inputs = [ArraySlot.of(f"input {v.name!r}", v.type) for v in graph.inputs]
+        outputs = [ArraySlot.of(f"out[{i}]", v.type) for i, v in enumerate(graph.outputs)]
         super().__init__(device, inputs, outputs)
         self._prepare = partial(prepare, plan, tasks, machine, tune)
         self._memory_limit = memory_limit
@@ -66,8 +68,17 @@ class CudaProgram(CapturedProgram):
 
         with on_device(self.device):
             self._limit, self.prepared, instance = make_within(limit, make)
+        self.use(self.prepared.table, self.prepared.constants, instance)
+
+    def stored(self) -> StoredProgram:
+        """It as a file has it; UnsupportedError if it has states."""
+        from .stored import store
+
+        if self._states is not None:
+            raise UnsupportedError(WHY_NO_STATES)
         constants = self.prepared.constants
-        self.use(self.prepared.table, constants.address, constants.bytes, instance)
+        with on_device(self.device):
+            return store(self.table, constants.copied(), machine_of(self.device))
 
     def details(self, node: Node) -> str:
         """How a node is computed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
 from minidnn.cudnn.arrays import (
@@ -70,6 +71,24 @@ class ConvolutionKey:
     aligned: bool
     fused: bool
     device: int
+
+    def stored(self) -> list[Any]:
+        """Return it as JSON can hold it."""
+        return [getattr(self, each.name) for each in fields(self)]
+
+    @classmethod
+    def restored(cls, stored: list[Any]) -> ConvolutionKey:
+        """Return the key of what :meth:`stored` gave, as JSON has it."""
+        given = dict(zip((each.name for each in fields(cls)), stored, strict=True))
+        for name in ("x", "y"):
+            dtype, shape, strides = given[name]
+            given[name] = TensorKey(DataType(dtype), tuple(shape), tuple(strides))
+        dtype, layout, shape = given["w"]
+        given["w"] = FilterKey(DataType(dtype), TensorFormat(layout), tuple(shape))
+        given |= {name: tuple(given[name]) for name in ("padding", "stride", "dilation")}
+        kinds: dict[str, type[IntEnum]]
+        kinds = {"mode": ConvolutionMode, "compute": DataType, "math": MathType}
+        return cls(**given | {name: kind(given[name]) for name, kind in kinds.items()})
 
     def describe(self) -> dict[str, Any]:
         """Return what an error message should tell about it."""

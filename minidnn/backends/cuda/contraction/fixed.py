@@ -48,6 +48,28 @@ class FixedConvolution:
     bias: TensorDescriptor | None = None
     activation: ActivationDescriptor | None = None
 
+    @classmethod
+    def of(cls, descriptors: Problem, algorithm: int, workspace: int) -> FixedConvolution:
+        """With the descriptors of bias and ReLU, where they follow."""
+        if not descriptors.key.fused:
+            return cls(descriptors, algorithm, workspace)
+        channels = descriptors.key.w.shape[0]
+        bias = TensorDescriptor.strided(
+            DataType.CUDNN_DATA_FLOAT, (1, channels, 1, 1), (channels, 1, 1, 1)
+        )
+        activation = ActivationDescriptor.of(ActivationMode.CUDNN_ACTIVATION_RELU)
+        return cls(descriptors, algorithm, workspace, bias, activation)
+
+    @classmethod
+    def restored(cls, stored: Sequence[Any]) -> FixedConvolution:
+        """What :meth:`stored` gave, as JSON has it."""
+        key, algorithm, workspace = stored
+        return cls.of(Problem(ConvolutionKey.restored(key)), algorithm, workspace)
+
+    def stored(self) -> tuple[Any, ...]:
+        """It as a file has it."""
+        return self.descriptors.key.stored(), self.algorithm, self.workspace
+
     def bind(self, addresses: Sequence[int]) -> Callable[[], None]:
         """Runs on CuPy's current stream.
 
@@ -105,14 +127,7 @@ def fixed_convolution(
         if not error.unsupported and error.status != Status.CUDNN_STATUS_BAD_PARAM:
             raise
         return str(error).partition("\n")[0]
-    if not fused:
-        return FixedConvolution(descriptors, algorithm, workspace)
-    channels = problem.w.shape[0]
-    bias = TensorDescriptor.strided(
-        DataType.CUDNN_DATA_FLOAT, (1, channels, 1, 1), (channels, 1, 1, 1)
-    )
-    activation = ActivationDescriptor.of(ActivationMode.CUDNN_ACTIVATION_RELU)
-    return FixedConvolution(descriptors, algorithm, workspace, bias, activation)
+    return FixedConvolution.of(descriptors, algorithm, workspace)
 
 
 def algorithms_of(problem: ContractionProblem) -> Any:

@@ -1,0 +1,150 @@
+"""Programs of GPUs in files: the table, the code of its kernels, and cuDNN's plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...cudnn import machine as cudnn_machine
+from ...cudnn.graph.execution import Execution, StoredExecution
+from ...runtime.interface import Interface
+from ...runtime.operand import KernelArgument, Operand
+from ...runtime.program import StoredProgram
+from ..codegen.kernel import KernelSource
+from .arrays import ArraySlot
+from .block import Block
+from .build import CompiledKernel
+from .captured import CapturedProgram, on_device
+from .constants import LaidDown
+from .contraction.fixed import FixedConvolution
+from .contraction.plan_call import PlanCall
+from .functions import load_compiled
+from .kernels import Launch
+from .machine import Machine, machine_of
+from .memory import told
+from .nvrtc import UNKNOWN
+from .table import CudaTable, KernelRow, LibraryRow, Row
+
+_UNIT = "kernels {}"
+_PLAN = "plan {}"
+
+
+def store(table: CudaTable, constants: np.ndarray, machine: Machine) -> StoredProgram:
+    """What a file has of a table.
+
+    Args:
+        constants: the bytes of all, as they lie on the device.
+    """
+    units: dict[bytes, int] = {}
+    plans: dict[Execution, int] = {}
+
+    def row(each: Row) -> list[Any]:
+        arguments = [
+            one if isinstance(one, int) else [one.slot, one.offset] for one in each.arguments
+        ]
+        if isinstance(each, KernelRow):
+            kernel, launch = each.loaded.kernel, each.loaded.launch
+            unit = units.setdefault(kernel.cubin, len(units))
+            shape = (launch.grid, launch.block, launch.shared_bytes)
+            return ["kernel", arguments, unit, kernel.name, *shape]
+        if isinstance(each.call, PlanCall):
+            number = plans.setdefault(each.call.plan, len(plans))
+            return ["plan", arguments, number, each.call.settled]
+        assert isinstance(each.call, FixedConvolution)
+        return ["fixed", arguments, each.call.stored()]
+
+    block = table.block
+    document: dict[str, Any] = {
+        "card": _card(machine),
+        "library": cudnn_machine.library_name(),
+        "tasks": [[row(each) for each in rows] for rows in table.tasks],
+        "block": [block.bytes, block.own_bytes, block.inputs, block.outputs],
+        "inputs": table.inputs,
+        "outputs": table.outputs,
+        "copies": [[to.slot, source.slot, source.offset, n] for to, source, n in table.copies],
+    }
+    stored = [plan.stored() for plan in plans]
+    document["plans"] = [[plan.ids, plan.scalars, plan.joined] for plan in stored]
+    code: dict[str, bytes | memoryview] = {_UNIT.format(i): unit for unit, i in units.items()}
+    code |= {_PLAN.format(i): plan.text.encode() for i, plan in enumerate(stored)}
+    return StoredProgram(machine.arch, document, code, [constants])
+
+
+def why_not_here(document: dict[str, Any], index: int) -> str | None:
+    """For what a stored program is, if it is not for this GPU and this cuDNN."""
+    card, library = _card(machine_of(index)), cudnn_machine.library_name()
+    if document["card"] != card:
+        return f"is for {document['card']}, and cuda:{index} is {card}"
+    if document["library"] != library:
+        return f"is for {document['library']}, and this is {library}"
+    return None
+
+
+def restore(
+    document: dict[str, Any],
+    code: Callable[[str], memoryview],
+    constants: np.ndarray,
+    interface: Interface,
+    index: int,
+) -> CapturedProgram:
+    """The program of a document, on the GPU of that index.
+
+    Args:
+        constants: the bytes of the file's.
+
+    Raises:
+        DeviceError: its code cannot be loaded here.
+        CuDNNError: cuDNN does not take its plans.
+        OutOfMemoryError: the device has no room for it.
+    """
+    inputs = [ArraySlot.of(f"input {v.name!r}", v.type) for v in interface.inputs]
+    outputs = [ArraySlot.of(f"out[{i}]", v.type) for i, v in enumerate(interface.outputs)]
+    with told(), on_device(index):
+        table = _table(document, code, index)
+        laid = LaidDown(constants)
+        program = CapturedProgram(index, inputs, outputs)
+        program.use(table, laid, program.instance(table, laid.address))
+    return program
+
+
+def _table(document: dict[str, Any], code: Callable[[str], memoryview], index: int) -> CudaTable:
+    rows = [row for task in document["tasks"] for row in task]
+    launched = [row for row in rows if row[0] == "kernel"]
+    cubins = {unit: bytes(code(_UNIT.format(unit))) for unit in {row[2] for row in launched}}
+    launches = []
+    for _, _, unit, name, grid, block, shared in launched:
+        launch = Launch(KernelSource(name, ""), tuple(grid), tuple(block), shared)
+        launches.append((launch, CompiledKernel(cubins[unit], name, UNKNOWN)))
+    loaded = iter(load_compiled(launches))
+    plans = []
+    for i, (ids, scalars, joined) in enumerate(document["plans"]):
+        text = bytes(code(_PLAN.format(i))).decode()
+        plans.append(Execution.restored(StoredExecution(text, ids, scalars, joined), index))
+
+    def row(stored: Sequence[Any]) -> Row:
+        kind, given, *rest = stored
+        arguments: tuple[KernelArgument, ...] = tuple(
+            one if isinstance(one, int) else Operand(*one) for one in given
+        )
+        if kind == "kernel":
+            return KernelRow(next(loaded), arguments)
+        if kind == "plan":
+            return LibraryRow(PlanCall(plans[rest[0]], tuple(rest[1])), arguments)
+        return LibraryRow(FixedConvolution.restored(*rest), arguments)
+
+    tasks = tuple(tuple(map(row, task)) for task in document["tasks"])
+    whole, own, inputs, outputs = document["block"]
+    return CudaTable(
+        tasks,
+        Block(whole, own, tuple(inputs), tuple(outputs), {}),
+        tuple(document["inputs"]),
+        tuple(document["outputs"]),
+        tuple((Operand(to), Operand(slot, at), n) for to, slot, at, n in document["copies"]),
+    )
+
+
+def _card(machine: Machine) -> str:
+    """What code, plans and grids are made for."""
+    return f"{machine.name} ({machine.arch}, {machine.multiprocessors} multiprocessors)"
