@@ -16,7 +16,7 @@ DESCRIPTION = """\
 Writes a network for one size of its inputs, with its weights, to FILE: as ONNX if its name ends in
 .onnx, for other engines, or as what minidnn.save_graph writes if it ends in .safetensors.  Both are
 taken back by minidnn.compile(FILE), and where other commands take NET.  If it ends in .mdx, the
-network is compiled for this machine's CPU; minidnn.load(FILE) runs it without a compiler."""
+network is compiled for this machine; minidnn.load(FILE) runs it without a compiler."""
 
 ONNX, GRAPH, COMPILED = ".onnx", ".safetensors", ".mdx"
 
@@ -29,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
     add("--prefix", default="", help=PREFIX_HELP)
     add("--opset", type=count, help="of an ONNX file (20)")
+    add("--device", help="of a compiled network: cpu, cuda (cpu)")
+    add("--precision", help="of a compiled network: one of the device's (float32)")
     add("--threads", type=count, help="of a compiled network (all usable cores)")
     add("--isa", help="of a compiled network: avx2, avx512 (the best that the processor has)")
 
@@ -44,15 +46,16 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.opset is not None and kind != ONNX:
         raise MiniDNNError(f"--opset {options.opset}: {options.file!r} is no ONNX file")
-    own = {name: getattr(options, name) for name in ("threads", "isa")}
+    names = ("device", "precision", "threads", "isa")
+    own = {name: given for name in names if (given := getattr(options, name)) is not None}
     for name, given in own.items():
-        if given is not None and kind != COMPILED:
+        if kind != COMPILED:
             raise MiniDNNError(f"--{name} {given}: {options.file!r} is no compiled network")
     graph = graph_of(options, _network(options))
     if kind == ONNX:
         minidnn.save_onnx(graph, options.file, opset=options.opset)
     elif kind == COMPILED:
-        minidnn.compile(graph, device="cpu", **own).save(options.file)
+        minidnn.compile(graph, **{"device": "cpu"} | own).save(options.file)
     else:
         minidnn.save_graph(graph, options.file)
     shapes = ", ".join(f"{value.name}: {value.type}" for value in graph.inputs)
