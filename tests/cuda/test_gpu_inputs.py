@@ -83,7 +83,7 @@ def check(result: Any, given: np.ndarray) -> None:
 
 def slot() -> ArraySlot:
     (value,) = compiled().graph.inputs
-    return ArraySlot.of("input 'x'", value)
+    return ArraySlot.of("input 'x'", value.type)
 
 
 @BARE
