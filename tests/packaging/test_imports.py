@@ -75,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
     "storage": {"graph", "fusion", "weights"},
     "compiled_file": {FACE, "runtime"},
     "executable": {"graph", "report", "runtime", "compiled_file"},
-    "loading": {"graph", "runtime", "compiled_file", "executable", "backends.cpu"},
+    "loading": {"graph", "runtime", "compiled_file", "executable", "backends"},
     "compiler": {
         "graph",
         "layers",

@@ -31,7 +31,7 @@ lies free among the values meanwhile."""
 
 
 @dataclass(frozen=True)
-class Operands:
+class NodeOperands:
     """What the pointers of a node are: its workspace is so many bytes behind where the memory of an
     instance begins."""
 
@@ -56,7 +56,7 @@ class KernelWork:
     loaded: Loaded
     measured: int = 0
 
-    def rows(self, pointers: Sequence[Pointer], operands: Operands) -> list[Row]:
+    def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
         """What it starts on its operands."""
         return [KernelRow(self.loaded, tuple(map(operands, pointers)))]
 
@@ -72,7 +72,7 @@ class ContractionWork:
     built: Built
     left: int = 0
 
-    def rows(self, pointers: Sequence[Pointer], operands: Operands) -> list[Row]:
+    def rows(self, pointers: Sequence[Pointer], operands: NodeOperands) -> list[Row]:
         """What it starts on its operands."""
         x, w, y, *rest = map(operands, pointers)
         problem = self.built.problem
@@ -173,7 +173,7 @@ def prepare(
             work = KernelWork(load([fastest(task)])[0], measured)
         else:
             work = ContractionWork(built[task.work], aligned(task.workspace_bytes))
-        operands = Operands(slots, constants, block.workspaces.get(task.node, 0))
+        operands = NodeOperands(slots, constants, block.workspaces.get(task.node, 0))
         rows.append(tuple(work.rows(task.pointers, operands)))
         done.append(Done(task.node, work))
     copies = []
