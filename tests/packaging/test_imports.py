@@ -75,7 +75,10 @@ ALLOWED: dict[str, set[str]] = {
     "storage": {"graph", "fusion", "weights"},
     "compiled_file": {FACE, "runtime"},
     "executable": {"graph", "report", "runtime", "compiled_file"},
-    "loading": {"graph", "runtime", "compiled_file", "executable", "backends"},
+    "loading": {
+        *("graph", "runtime", "compiled_file", "executable"),
+        *("backends.backend", "backends.cpu", "backends.cuda"),
+    },
     "compiler": {
         "graph",
         "layers",
