@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Any
 
 project = "minidnn"
@@ -79,5 +80,13 @@ def read(app: Any, page: str, source: list[str]) -> None:
         source[0] = with_docstrings(source[0])
 
 
+def begin_at_the_list(app: Any, error: Exception | None) -> None:
+    """The folder itself leads to the page that lists all others."""
+    to = f"{root_doc}/"
+    page = f'<!doctype html><meta http-equiv="refresh" content="0; url={to}"><a href="{to}">{to}</a>'
+    Path(app.outdir, "index.html").write_text(page + "\n", encoding="utf-8")
+
+
 def setup(app: Any) -> None:
     app.connect("source-read", read)
+    app.connect("build-finished", begin_at_the_list)
