@@ -83,8 +83,8 @@ def read(app: Any, page: str, source: list[str]) -> None:
 def begin_at_the_list(app: Any, error: Exception | None) -> None:
     """The folder itself leads to the page that lists all others."""
     to = f"{root_doc}/"
-    page = f'<!doctype html><meta http-equiv="refresh" content="0; url={to}"><a href="{to}">{to}</a>'
-    Path(app.outdir, "index.html").write_text(page + "\n", encoding="utf-8")
+    page = f'<meta http-equiv="refresh" content="0; url={to}"><a href="{to}">{to}</a>'
+    Path(app.outdir, "index.html").write_text(f"<!doctype html>{page}\n", encoding="utf-8")
 
 
 def setup(app: Any) -> None:
