@@ -10,6 +10,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 DOCUMENTS = ["README.md", *PAGES]
+#: Of the repository, with a slash before each.
+FILES = [
+    f"/{path.relative_to(ROOT)}"
+    for top in ("benchmarks", "demo", "docs", "minidnn", "models", "tests", "tools")
+    for path in (ROOT / top).rglob("*.*")
+]
 MODULE = re.compile(r"python -m ((?:benchmarks|minidnn|tests)[\w.]*\w)")
 
 
@@ -42,6 +48,16 @@ def test_files_that_are_named_exist(document: str) -> None:
     # NAME stands for any; the tests of CuPy are CuPy's.
     ours = [name for name in named if "NAME" not in name and not name.startswith("tests/cupy")]
     missing = [name for name in ours if not (ROOT / name).exists()]
+    assert missing == [], f"{document} names files that are not there"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_that_are_named_briefly_exist(document: str) -> None:
+    """Pages about one part name its files by the ends of their paths."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.(?:py|cu|cuh|c|h|ispc))`", text))
+    new = {name for name in named if f"write `{name}`" in text or "NAME" in name}
+    missing = [name for name in named - new if not any(f.endswith(f"/{name}") for f in FILES)]
     assert missing == [], f"{document} names files that are not there"
 
 
