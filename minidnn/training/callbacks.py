@@ -7,14 +7,23 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from minidnn.errors import GraphError, did_you_mean
+from minidnn.errors import DeviceError, GraphError, did_you_mean
 from minidnn.training.arguments import check_number, check_whole
 
-__all__ = ["CSV", "Callback", "Checkpoint", "EarlyStopping", "JSONLines", "ProgressBar"]
+__all__ = [
+    "CSV",
+    "Callback",
+    "Checkpoint",
+    "EarlyStopping",
+    "JSONLines",
+    "ProgressBar",
+    "TensorBoard",
+]
 
 Direction = Literal["least", "most"] | None
 
@@ -131,6 +140,58 @@ class CSV(Callback):
             if is_new:
                 writer.writerow(record)
             writer.writerow(record.values())
+
+
+class TensorBoard(Callback):
+    """Writes losses and measures for TensorBoard: after steps by names that begin with ``step/``,
+    and each epoch's record by names that begin with ``epoch/``, all by the number of the step.
+
+    Args:
+        folder: where to; each run writes a file of its own there.
+        every: after so many steps.
+
+    Raises:
+        DeviceError: the package tensorboard is not installed.
+
+    >>> history = trainer.fit(batches, epochs=2, callbacks=[md.callbacks.TensorBoard("runs/first")])
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], every: int = 10) -> None:
+        check_whole(self, "every", every, 1)
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise DeviceError(
+                f"TensorBoard needs the package tensorboard, which cannot be imported ({error}); "
+                "pip install 'minidnn[tensorboard]'"
+            ) from error
+        self.folder, self.every = Path(folder), every
+        self._open, self._event, self._summary = EventFileWriter, event_pb2.Event, summary_pb2
+        self._writer: Any = None
+
+    def begin(self, trainer: Any, epochs: int) -> None:
+        self._writer = self._open(os.fspath(self.folder))
+
+    def after_step(self, trainer: Any) -> None:
+        if trainer.progress.batches % self.every == 0:
+            self._write("step", trainer.last, trainer.progress.steps)
+
+    def after_epoch(self, trainer: Any, record: dict[str, Any]) -> None:
+        numbers = {name: record[name] for name in record if name not in ("epoch", "steps")}
+        self._write("epoch", numbers, record["steps"])
+        self._writer.flush()
+
+    def end(self, trainer: Any) -> None:
+        self._writer.close()
+
+    def _write(self, group: str, numbers: Mapping[str, Any], step: int) -> None:
+        values = [
+            self._summary.Summary.Value(tag=f"{group}/{name}", simple_value=float(number))
+            for name, number in numbers.items()
+        ]
+        summary = self._summary.Summary(value=values)
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
 
 
 class _Best:
