@@ -152,8 +152,6 @@ class TensorBoard(Callback):
 
     Raises:
         DeviceError: the package tensorboard is not installed.
-
-    >>> history = trainer.fit(batches, epochs=2, callbacks=[md.callbacks.TensorBoard("runs/first")])
     """
 
     def __init__(self, folder: str | os.PathLike[str], every: int = 10) -> None:
