@@ -10,6 +10,7 @@ order.  Only the order changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.memory.annotations import Annotations
@@ -41,40 +42,59 @@ def _greedy(graph: Graph, annotations: Annotations, backwards: bool) -> list[Nod
     """An order of the nodes, found from the first to the last or from the last to the first."""
     roots = storage_roots(graph, annotations)
     outside = {roots.get(value) for value in (*graph.inputs, *graph.states, *graph.outputs)}
-    readers_left: dict[Value, int] = {}
-    waiting: dict[Node, int] = {}
-    for node in graph.nodes:
-        waiting[node] = len(_behind(graph, node) if backwards else _before(node))
-        for root in _touched(node, roots):
-            readers_left[root] = readers_left.get(root, 0) + 1
+    touched = {node: _touched(node, roots) for node in graph.nodes}
+    touching: dict[Value, list[Node]] = {}
+    for node, storages in touched.items():
+        for root in storages:
+            touching.setdefault(root, []).append(node)
+    left = {root: len(nodes) for root, nodes in touching.items()}
     live: set[Value] = set()
 
     def growth(node: Node) -> int:
         """By how many bytes storage in use grows past the node."""
         grown = 0
-        for root in _touched(node, roots):
+        for root in touched[node]:
             if root in outside:
                 continue
             if root not in live:
                 grown += annotations.storage_bytes(root)
-            if readers_left[root] == 1:
+            if left[root] == 1:
                 grown -= annotations.storage_bytes(root)
         return grown
 
-    ready = [node for node in graph.nodes if waiting[node] == 0]
-    order = []
+    waiting = {n: len(_behind(graph, n) if backwards else _before(n)) for n in graph.nodes}
     sign = -1 if backwards else 1
-    while ready:
-        node = min(ready, key=lambda n: (growth(n), sign * graph.position[n]))
-        ready.remove(node)
+    #: Nodes that can be next with the growth that each has just now; the heap has old ones, too.
+    ready: dict[Node, int] = {}
+    heap: list[tuple[int, int, int]] = []
+
+    def enter(node: Node) -> None:
+        place = graph.position[node]
+        ready[node] = growth(node)
+        heappush(heap, (ready[node], sign * place, place))
+
+    for node in graph.nodes:
+        if waiting[node] == 0:
+            enter(node)
+    order = []
+    while heap:
+        grown, _, place = heappop(heap)
+        node = graph.nodes[place]
+        if ready.get(node) != grown:
+            continue
+        del ready[node]
         order.append(node)
-        for root in _touched(node, roots):
-            readers_left[root] -= 1
-            live.add(root)
+        for root in touched[node]:
+            left[root] -= 1
+            if root not in live or left[root] == 1:
+                live.add(root)
+                for other in touching[root]:
+                    if other in ready:
+                        enter(other)
         for other in _before(node) if backwards else _behind(graph, node):
             waiting[other] -= 1
             if waiting[other] == 0:
-                ready.append(other)
+                enter(other)
     return order[::sign]
 
 
