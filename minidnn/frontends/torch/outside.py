@@ -19,10 +19,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from minidnn.frontends.torch.caches import Caches
 from minidnn.frontends.torch.opaque import HOOKS, whole_call
 from minidnn.frontends.torch.printed import KEY, Printed
 from minidnn.frontends.torch.reach import (
-    KEEPER,
     Place,
     Reach,
     code_of,
@@ -204,14 +204,11 @@ def nothing_kept(outside: Outside, *replicas: nn.Module) -> Iterator[None]:
     """Afterwards no function that keeps its results (``functools.lru_cache``) keeps any that were
     made within of tensors without data, or for modules of these replicas: such are cleared."""
     own = {id(module) for replica in replicas for module in replica.modules()}
+    before = Caches(outside.caches.values())
     try:
         yield
     finally:
-        # Names in code do not lead to all of them, nor Python's collector to those that were frozen
-        # (``gc.freeze``).  It is not asked for all objects: to hold a tuple that another thread is
-        # making would be an error in that one.
-        found = {id(each): each for each in gc.get_referrers(KEEPER) if type(each) is KEEPER}
-        for each in {**found, **outside.caches}.values():
+        for each in before.changed(outside.caches.values()):
             within = (each.__wrapped__, each.__dict__)
             kept = [o for o in gc.get_referents(each) if not any(o is w for w in within)]
             if holds_fakes(kept, own):
