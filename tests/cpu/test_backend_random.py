@@ -99,7 +99,7 @@ def close(actual: np.ndarray, expected: np.ndarray, precise: np.ndarray, label: 
 
 
 def test_random_graphs(isa: Isa) -> None:
-    drawn = draw(50, most=16)
+    drawn = draw(32, most=16)
     warm(((example.graph, example.strategy) for example in drawn), isa)
     for seed, example in enumerate(drawn):
         check(example, seed, isa)

@@ -10,6 +10,9 @@ from minidnn.lab.cards import A100, H100, H200, RTX_3090, RTX_4090
 __all__ = ["A100", "H100", "H200", "RTX_3090", "RTX_4090", "on_each"]
 
 
-def on_each(*machines: Machine) -> pytest.MarkDecorator:
-    """Gives a test one of these as ``machine``."""
-    return pytest.mark.parametrize("machine", machines, ids=[each.arch for each in machines])
+def on_each(*machines: Machine, full: Machine | None = None) -> pytest.MarkDecorator:
+    """Gives a test one of these as ``machine``; in full also that one."""
+    given = [pytest.param(each, id=each.arch) for each in machines]
+    if full is not None:
+        given.append(pytest.param(full, id=full.arch, marks=pytest.mark.full))
+    return pytest.mark.parametrize("machine", given)

@@ -228,7 +228,7 @@ def test_streams_differ_in_shared_memory_alone() -> None:
     assert len({launch.shared_bytes for launch in launches}) == 3
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_streams_keep_to_the_budget(dtype: str) -> None:
     """They compile without spills, with registers for all threads of a block."""
     problems = [

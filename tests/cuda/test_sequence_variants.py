@@ -95,7 +95,7 @@ def test_they_differ_in_blocks_and_patches() -> None:
     assert len({one.shared_bytes for one in others}) > 2
 
 
-@on_each(A100, H200)
+@on_each(H200, full=A100)
 def test_they_compile_within_what_a_block_can_have(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

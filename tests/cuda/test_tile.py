@@ -44,11 +44,20 @@ NETS = {
 
 WHOLE = [DIVISIONS.number(i, 1) for i in range(len(TILES))]
 DIVIDED = [DIVISIONS.number(*one) for one in ((2, 2), (2, 8), (3, 4), (0, 2), (6, 4))]
+#: Each network by two of three choices in turn, in full by all.
+EVERY = [
+    pytest.param(
+        *(name, choice),
+        id=f"{name}-{DIVISIONS.shown(choice)}",
+        marks=pytest.mark.full if (i + j) % 3 == 0 else (),
+    )
+    for i, name in enumerate(NETS)
+    for j, choice in enumerate([*WHOLE, *DIVIDED])
+]
 
 
 @pytest.mark.race
-@pytest.mark.parametrize("choice", [*WHOLE, *DIVIDED], ids=DIVISIONS.shown)
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(("name", "choice"), EVERY)
 def test_numbers(name: str, choice: int, tmp_path: Path) -> None:
     make, size = NETS[name]
     random = np.random.default_rng(0)

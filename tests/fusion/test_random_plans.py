@@ -117,7 +117,7 @@ def check_graphs(part: int, count: int) -> None:
 @pytest.mark.parametrize("part", range(4), ids="part-{}".format)
 def test_plans_of_random_graphs(part: int) -> None:
     """Each part has its own few small graphs, with which hypothesis begins."""
-    check_graphs(part, 50)
+    check_graphs(part, 30)
 
 
 @pytest.mark.early
