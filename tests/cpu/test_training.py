@@ -128,3 +128,33 @@ def trained_by_torch() -> dict[str, np.ndarray]:
         losses.append(float(loss.detach()))
     arrays = {name: each.detach().numpy() for name, each in net.named_parameters()}
     return {"losses": np.array(losses), **arrays}
+
+
+def dropping() -> L.Sequential:
+    net = L.Sequential(
+        *(L.Conv2d(3, 8, 3, padding=1), L.ReLU(), L.Dropout2d(0.3), L.Conv2d(8, 4, 3)),
+        *(L.Flatten(), L.Dropout(0.5), L.Linear(144, CLASSES)),
+    )
+    net.initialize(4)
+    return net
+
+
+def test_masks_of_dropout_are_those_of_the_reference_in_each_step() -> None:
+    random = np.random.default_rng(2)
+    x = random.standard_normal((BATCH, 3, 8, 8), np.float32)
+    target = random.integers(0, CLASSES, BATCH)
+    losses, stores = [], []
+    for options in ({"device": "cpu", "threads": 2}, {"device": "reference"}):
+        trainer = md.Trainer(
+            dropping(),
+            x.shape,
+            md.losses.CrossEntropy(),
+            md.optim.SGD(0.0),  # losses differ by masks alone
+            seed=7,
+            **options,
+        )
+        losses.append([float(trainer.step(x, target)) for _ in range(5)])
+        stores.append(trainer.store)
+    assert len(set(losses[0])) == 5
+    np.testing.assert_allclose(losses[0], losses[1], 1e-5)
+    assert stores[0]["random.step"] == stores[1]["random.step"] == 5

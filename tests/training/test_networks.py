@@ -20,24 +20,31 @@ SIZES = {"inception_v3": 139, "squeezenet1_0": 32, "squeezenet1_1": 32} | dict.f
 STEPS, BATCH, CLASSES, RATE = 20, 2, 5, 1e-3
 
 
-def compare(name: str, steps: int) -> None:
-    size = SIZES.get(name, 64)
-    random = np.random.default_rng(0)
-    batches = random.standard_normal((4, BATCH, 3, size, size))
-    targets = random.integers(0, CLASSES, (4, BATCH))
+def both(name: str, seed: int = 0) -> tuple[L.Layer, torch.nn.Module]:
+    """A network of ours and PyTorch's, with the same weights and without dropout."""
     net = models.get_model(name, num_classes=CLASSES)
+    net.initialize(seed)
     for _, layer in net.named_layers():
         if isinstance(layer, L.Dropout):
             layer.p = 0.0
     options = {"aux_logits": False, "init_weights": False} if name == "inception_v3" else {}
     theirs = getattr(torchvision_models, name)(weights=None, num_classes=CLASSES, **options)
     theirs.load_state_dict({k: torch.from_numpy(v) for k, v in net.state_dict().items()})
-    theirs = theirs.double().train()
     for module in theirs.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         if hasattr(module, "drop_rate"):
             module.drop_rate = 0.0
+    return net, theirs
+
+
+def compare(name: str, steps: int) -> None:
+    size = SIZES.get(name, 64)
+    random = np.random.default_rng(0)
+    batches = random.standard_normal((4, BATCH, 3, size, size))
+    targets = random.integers(0, CLASSES, (4, BATCH))
+    net, theirs = both(name)
+    theirs = theirs.double().train()
     trainer = md.Trainer(
         net,
         (BATCH, 3, size, size),
