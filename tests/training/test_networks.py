@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ SIZES = {"inception_v3": 139, "squeezenet1_0": 32, "squeezenet1_1": 32} | dict.f
 STEPS, BATCH, CLASSES, RATE = 20, 2, 5, 1e-3
 
 
-def both(name: str, seed: int = 0) -> tuple[L.Layer, torch.nn.Module]:
+def both(name: str, seed: int = 0) -> tuple[L.Layer, Any]:
     """A network of ours and PyTorch's, with the same weights and without dropout."""
     net = models.get_model(name, num_classes=CLASSES)
     net.initialize(seed)
