@@ -13,43 +13,104 @@ import collections.abc
 
 
 class MiniDNNError(Exception):
-    """Base class of all errors that minidnn raises on purpose."""
+    """Base class of all errors that minidnn raises on purpose.
+
+    >>> try:
+    ...     md.compile(net, (2, 3, 32, 32), device="abacus")
+    >>> except md.MiniDNNError as error:
+    ...     print(error)
+    """
 
 
 class GraphError(MiniDNNError, ValueError):
-    """A model or graph is malformed: wrong shapes, dtypes, arguments, names or cycles."""
+    """A model or graph is malformed: wrong shapes, dtypes, arguments, names or cycles.
+
+    >>> try:
+    ...     md.compile(net, (2, 5, 32, 32))
+    >>> except md.GraphError as error:
+    ...     print(error)
+    """
 
 
 class UnsupportedError(MiniDNNError, NotImplementedError):
-    """What was asked for is legal, but the chosen backend or front end cannot do it."""
+    """What was asked for is legal, but the chosen backend or front end cannot do it.
+
+    >>> try:
+    ...     md.compile(net, (2, 3, 32, 32), device="reference", precision="float8")
+    >>> except md.UnsupportedError as error:
+    ...     print(error)
+    """
 
 
 class CompileError(MiniDNNError, RuntimeError):
-    """Generating, compiling or loading a kernel failed."""
+    """Generating, compiling or loading a kernel failed.
+
+    >>> try:
+    ...     exe = md.compile(net, (2, 3, 32, 32))
+    >>> except md.CompileError as error:
+    ...     print(error)
+    """
 
 
 class DeviceError(MiniDNNError, RuntimeError):
-    """A device, driver or library is missing, too old or failed."""
+    """A device, driver or library is missing, too old or failed.
+
+    >>> try:
+    ...     exe = md.compile(net, (2, 3, 32, 32), device="cuda")
+    >>> except md.DeviceError as error:
+    ...     print(error)
+    """
 
 
 class OutOfMemoryError(MiniDNNError, MemoryError):
-    """A buffer or workspace does not fit into the memory that may be used."""
+    """A buffer or workspace does not fit into the memory that may be used.
+
+    >>> try:
+    ...     md.compile(net, (2, 3, 32, 32), device="reference", memory_limit=1000)
+    >>> except md.OutOfMemoryError as error:
+    ...     print(error)
+    """
 
 
 class WeightsError(MiniDNNError, ValueError):
-    """A weight file is damaged, hostile, or does not match the network."""
+    """A weight file is damaged, hostile, or does not match the network.
+
+    >>> try:
+    ...     net.load_state_dict({"0.weight": np.zeros((4, 3, 3, 3), np.float32)})
+    >>> except md.WeightsError as error:
+    ...     print(error)
+    """
 
 
 class TrainingError(MiniDNNError, ArithmeticError):
-    """Training cannot go on: its loss is not finite."""
+    """Training cannot go on: its loss is not finite.
+
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1))
+    >>> try:
+    ...     trainer.fit([(np.full((2, 3, 32, 32), np.nan, np.float32), np.array([3, 7]))], 1)
+    >>> except md.TrainingError as error:
+    ...     print(error)
+    """
 
 
 class DownloadError(MiniDNNError, OSError):
-    """A file could not be fetched, or what came is not what was announced."""
+    """A file could not be fetched, or what came is not what was announced.
+
+    >>> try:
+    ...     weights = md.load_weights("net.safetensors")
+    >>> except md.DownloadError as error:
+    ...     print(error)
+    """
 
 
 class MiniDNNWarning(UserWarning):
-    """Something works, but not as well or not in the way that was asked for."""
+    """Something works, but not as well or not in the way that was asked for.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", md.MiniDNNWarning)
+    ...     exe = md.compile(net, (2, 3, 32, 32), device="reference")
+    """
 
 
 def did_you_mean(name: object, valid: collections.abc.Iterable[str], most: int = 1) -> str:

@@ -54,9 +54,8 @@ def page() -> str:
         "# The Python API",
         "",
         "Every public name has a docstring with its arguments, what it returns and raises, and an",
-        "example, or with the name whose arguments are its own. An exception's says what it means.",
-        "Tests hold that, and run the examples. `help(md.compile)` shows one, and the site shows",
-        "all of them on this page.",
+        "example, or with the name whose arguments are its own. Tests hold that, and run the",
+        "examples. `help(md.compile)` shows one, and the site shows all of them on this page.",
         "[`minidnn.cudnn`](cudnn.md) has a page of its own.",
     ]
     for name, purpose in MODULES.items():

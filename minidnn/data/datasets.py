@@ -17,7 +17,13 @@ Step = Callable[[np.ndarray, Draws], np.ndarray]
 
 
 class DataError(MiniDNNError, ValueError):
-    """Data for training cannot be read, or does not fit together."""
+    """Data for training cannot be read, or does not fit together.
+
+    >>> try:
+    ...     md.data.Arrays(np.zeros((8, 3, 32, 32)), np.arange(7))
+    >>> except md.data.DataError as error:
+    ...     print(error)
+    """
 
 
 class Dataset(ABC):

@@ -21,7 +21,14 @@ _FIGURES = (
 
 
 class StudyError(MiniDNNError, ValueError):
-    """A file is no study that can be read."""
+    """A file is no study that can be read.
+
+    >>> from minidnn import lab
+    >>> try:
+    ...     lab.load_study("net.safetensors")
+    >>> except lab.StudyError as error:
+    ...     print(error)
+    """
 
 
 def save_study(path: str | os.PathLike[str], study: dict[str, Any]) -> None:

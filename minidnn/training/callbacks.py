@@ -152,6 +152,9 @@ class TensorBoard(Callback):
 
     Raises:
         DeviceError: the package tensorboard is not installed.
+
+    >>> trainer = md.Trainer(net, (2, 3, 32, 32), md.losses.CrossEntropy(), md.optim.SGD(0.1))
+    >>> history = trainer.fit(batches, epochs=1, callbacks=[md.callbacks.TensorBoard("runs")])
     """
 
     def __init__(self, folder: str | os.PathLike[str], every: int = 10) -> None:
