@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 HELP = "kernels of one idea each: what changes from step to step, and what it should cost"
 DESCRIPTION = """\
-The laboratory. A ladder is a row of small CUDA kernels that compute the same, each a step with
-one idea beyond the one before.
+The laboratory. A ladder is a row of small kernels that compute the same, each a step with one idea
+beyond the one before: in CUDA, or in ISPC for a CPU.
 
     minidnn lab list                         the ladders, their steps, and the metrics
     minidnn lab show conv tiled              a step: idea, source, difference, resources, prediction
     minidnn lab model conv --block 8x8,32x8  what each step should cost with each block
     minidnn lab run conv                     each step on this machine's GPU, beside cuDNN
+    minidnn lab run conv-cpu                 the same on its CPU, beside the engine's algorithms
     minidnn lab sweep conv --step tiled      one step with several blocks
     minidnn lab replay FILE                  a study that was written by --save; needs no GPU
     minidnn lab demo                         the same of an H100, recorded
@@ -42,20 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
     listing = commands.add_parser("list", help="ladders, steps and metrics")
     show = commands.add_parser("show", help="a step of a ladder")
-    show.add_argument("ladder", help="conv, product")
+    show.add_argument("ladder", help="conv, product, conv-cpu, memory-cpu")
     show.add_argument("step", help="a step's name")
     model = commands.add_parser("model", help="what each step should cost")
     run = commands.add_parser("run", help="what each step costs on this machine's GPU")
     sweep = commands.add_parser("sweep", help="what a step costs there with several blocks")
     for one in (model, run, sweep):
-        one.add_argument("ladder", help="conv, product")
+        one.add_argument("ladder", help="conv, product, conv-cpu, memory-cpu")
         one.add_argument(
             "--step", required=one is sweep, help="these steps only, with commas between them"
         )
     for one in (show, model):
-        one.add_argument(
-            "--gpu", default="H100", help="A100, RTX3090, RTX4090, H100 (default), H200"
-        )
+        one.add_argument("--gpu", help="A100, RTX3090, RTX4090, H100 (default), H200")
     for one in (run, sweep):
         one.add_argument(
             "--limit", type=float, default=60.0, help="seconds that one measurement may take (60)"
@@ -64,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         blocks = _BLOCKS if one is sweep else _BLOCK
         one.add_argument(
             "--block",
-            default=blocks,
+            default=(),
             type=_blocks,
             help=f"threads of a block, across and down, with commas between several ({blocks})",
         )
@@ -88,8 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     replay = commands.add_parser("replay", help="a study in a file")
     replay.add_argument("file", help="what --save wrote")
     demo = commands.add_parser("demo", help="a recorded study of convolutions on an H100")
+    demo.add_argument(
+        "ladder", nargs="?", default="conv", help="conv (default), or conv-cpu on a CPU"
+    )
     for one in (listing, show, model, run, sweep, replay, demo):
         one.add_argument("--json", action="store_true", help="print JSON")
+        if one not in (listing, show):
+            one.add_argument("--html", metavar="FILE", help="write the study as a page, too")
         # The command's own, which may stand behind the action, too.
         off = argparse.SUPPRESS
         one.add_argument("--debug", action="store_true", default=off, help=off)
@@ -104,6 +108,11 @@ def run(options: argparse.Namespace) -> int:
         from minidnn.lab.recorded import save_study
 
         save_study(options.save, document)
+    if getattr(options, "html", None):
+        from minidnn import lab
+        from minidnn.pages.page import save_page
+
+        save_page(options.html, lab.study_page(document, lab.ladder_of(document["ladder"])))
     print(json.dumps(document, indent=1) if options.json else text)
     return 0
 
@@ -189,7 +198,7 @@ def _run(options: argparse.Namespace) -> tuple[Any, str]:
     written = lab.run(
         ladder,
         _steps(options),
-        blocks=options.block,
+        blocks=_chosen_blocks(options, ladder),
         shapes=_shapes(ladder, options.shape),
         parameters=options.parameters,
         limit=options.limit,
@@ -201,8 +210,12 @@ def _run(options: argparse.Namespace) -> tuple[Any, str]:
 def _replay(options: argparse.Namespace) -> tuple[Any, str]:
     from minidnn import lab
 
-    demo = options.action == "demo"
-    return _told(lab.load_study(lab.recorded_studies()["conv"] if demo else options.file))
+    if options.action == "replay":
+        return _told(lab.load_study(options.file))
+    recorded = lab.recorded_studies()
+    if options.ladder not in recorded:
+        raise UnsupportedError(f"no study of {options.ladder!r} is recorded; {list(recorded)} are")
+    return _told(lab.load_study(recorded[options.ladder]))
 
 
 def _told(written: dict[str, Any]) -> tuple[Any, str]:
@@ -212,6 +225,12 @@ def _told(written: dict[str, Any]) -> tuple[Any, str]:
     ladder = lab.ladder_of(written["ladder"])
     lines = [f"{ladder.title}, on {written['machine']['name']}", "", *lab.table(written, ladder)]
     return written, "\n".join(lines)
+
+
+def _chosen_blocks(options: argparse.Namespace, ladder: Ladder) -> Sequence[Block]:
+    if options.action == "sweep" and ladder.device == "cuda":
+        return options.block or _blocks(_BLOCKS)
+    return tuple(options.block)
 
 
 def _steps(options: argparse.Namespace) -> Sequence[str]:

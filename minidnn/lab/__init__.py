@@ -10,9 +10,11 @@ A *ladder* is a row of kernels that compute the same; each is a *step* with one 
 """
 
 from .api import model, run
+from .cpu.step import IspcStep
 from .cuda_step import CudaStep
 from .explain import ADVICE, Explanation, explain
 from .ladders import ladder_of
+from .page import study_page
 from .recorded import StudyError, load_study, recorded_studies, save_study
 from .step import Ladder
 from .table import table
@@ -21,6 +23,7 @@ __all__ = [
     "ADVICE",
     "CudaStep",
     "Explanation",
+    "IspcStep",
     "Ladder",
     "StudyError",
     "explain",
@@ -30,5 +33,6 @@ __all__ = [
     "recorded_studies",
     "run",
     "save_study",
+    "study_page",
     "table",
 ]

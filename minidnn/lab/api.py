@@ -9,22 +9,23 @@ from typing import Any
 from ..errors import UnsupportedError
 from .apart import LIMIT_SECONDS
 from .cards import card_of
+from .devices import DEVICES
 from .ladders import ladder_of
 from .measured import measured_study
 from .step import Block, Choices, Ladder
 from .study import study
 
-BLOCKS = ((16, 16),)
+_BLOCKS: Sequence[Block] = ((16, 16),)
 
 
 def model(
     ladder: str | Ladder,
     steps: Sequence[str] = (),
     *,
-    blocks: Sequence[Block] = BLOCKS,
+    blocks: Sequence[Block] = (),
     shapes: Sequence[Any] = (),
     parameters: Choices | None = None,
-    gpu: str = "H100",
+    gpu: str | None = None,
 ) -> dict[str, Any]:
     """What each step of a ladder should cost; nothing is run, and no GPU is needed.
 
@@ -36,11 +37,13 @@ def model(
     Args:
         ladder: its name, or one of your own (:meth:`Ladder.with_step`).
         steps: names of those that are asked for; all by default.
-        blocks: threads of a block, across and down.
+        blocks: threads of a block, across and down; (16, 16) by default.  Steps on a CPU have
+            none.
         shapes: names of the ladder's shapes, shapes, or mappings with sizes that differ from its
             default one; the default by default.
         parameters: numbers for the parameters of steps, or several of them to be tried.
-        gpu: "A100", "RTX3090", "RTX4090", "H100" or "H200".
+        gpu: "A100", "RTX3090", "RTX4090", "H100" (default) or "H200"; ladders of a CPU are
+            calculated for this computer's.
 
     Returns:
         A study: see ``docs/explanation/laboratory.md``.
@@ -52,14 +55,15 @@ def model(
     ladder = _ladder(ladder)
     chosen, sizes = _steps(ladder, steps), shapes_of(ladder, shapes)
     check_parameters(ladder, parameters)
-    return study(ladder, chosen, blocks, sizes, card_of(gpu), parameters)
+    all_blocks = _blocks(ladder, blocks)
+    return study(ladder, chosen, all_blocks, sizes, _described(ladder, gpu), parameters)
 
 
 def run(
     ladder: str | Ladder,
     steps: Sequence[str] = (),
     *,
-    blocks: Sequence[Block] = BLOCKS,
+    blocks: Sequence[Block] = (),
     shapes: Sequence[Any] = (),
     parameters: Choices | None = None,
     limit: float = LIMIT_SECONDS,
@@ -70,15 +74,15 @@ def run(
     A step is checked beside the ladder's reference before it is timed, in a process of its own: a
     script that calls this needs ``if __name__ == "__main__":``.
 
-    On a machine with a GPU::
-
-        study = lab.run("conv", ["naive", "tiled"], blocks=[(8, 8), (32, 8)])
-        lab.save_study("tiled.json", study)
+    >>> from minidnn import lab
+    >>> study = lab.run("memory-cpu", ["vectors"], shapes=["L2"])
+    >>> lab.save_study("vectors.json", study)
 
     Args:
         ladder: its name, or one of your own (:meth:`Ladder.with_step`).
         steps: names of those that are asked for; all by default.
-        blocks: threads of a block, across and down.  One step with several is a sweep.
+        blocks: as of :func:`model`.  One step with several, or with several numbers for its
+            parameters, is a sweep.
         shapes: as of :func:`model`.
         parameters: numbers for the parameters of steps, or several of them to be tried.
         limit: seconds that one measurement may take.
@@ -96,7 +100,9 @@ def run(
     check_parameters(ladder, parameters)
     if not limit > 0:
         raise UnsupportedError(f"limit={limit:g}; valid are seconds above 0")
-    return measured_study(ladder, chosen, blocks, sizes, parameters, limit=limit, tell=tell)
+    return measured_study(
+        ladder, chosen, _blocks(ladder, blocks), sizes, parameters, limit=limit, tell=tell
+    )
 
 
 def shapes_of(ladder: Ladder, shapes: Sequence[Any]) -> list[Any]:
@@ -130,6 +136,25 @@ def check_parameters(ladder: Ladder, parameters: Choices | None) -> None:
             raise UnsupportedError(
                 f"parameters: {name}={told}; valid are numbers from 1 on of {valid}"
             )
+
+
+def _described(ladder: Ladder, gpu: str | None) -> Any:
+    if ladder.device == "cuda":
+        return card_of(gpu or "H100")
+    if gpu is not None:
+        raise UnsupportedError(f"gpu={gpu!r}; {ladder.name} is for this computer's CPU")
+    return DEVICES[ladder.device].machine()
+
+
+def _blocks(ladder: Ladder, blocks: Sequence[Block]) -> Sequence[Any]:
+    if ladder.device == "cuda":
+        return blocks or _BLOCKS
+    if blocks:
+        told = ", ".join("x".join(map(str, block)) for block in blocks)
+        raise UnsupportedError(
+            f"blocks: {told}; steps of {ladder.name} have none, their sizes are parameters"
+        )
+    return ((),)
 
 
 def _ladder(ladder: str | Ladder) -> Ladder:

@@ -16,8 +16,8 @@ from ..cudnn.convolution.choose import ADDS_IN_ANY_ORDER
 from ..cudnn.enums import ConvolutionFwdAlgo, MathType
 from ..errors import MiniDNNError
 from .convolution.shape import ConvolutionShape
-from .measure import WrongResultError, arrays, times
-from .operands import Operands
+from .measure import arrays, times
+from .operands import Operands, WrongResultError
 from .product.shape import ProductShape
 
 _PREFIX = "CUDNN_CONVOLUTION_FWD_ALGO_"

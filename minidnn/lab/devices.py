@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import cuda_device
+from .cpu import device as cpu_device
 
 
 @dataclass(frozen=True)
@@ -35,5 +36,12 @@ DEVICES = {
         cuda_device.job,
         cuda_device.measure,
         cuda_device.ceilings,
+    ),
+    "cpu": LabDevice(
+        cpu_device.machine,
+        cpu_device.predict,
+        cpu_device.job,
+        cpu_device.measure,
+        cpu_device.ceilings,
     ),
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
+from .cpu.model import CHAINS
 from .step import Ladder
 
 BUSY = 0.6
@@ -21,6 +22,8 @@ _TAIL = 0.7
 _CONFLICTS = 1.5
 _SCATTERED = 8.0
 _SCHEDULERS = 4
+_GATHERED = 0.5
+_NO_TURNS = {"shared": 0.0, "global": 0.0}
 
 ADVICE = {
     "too few blocks": "give each thread less to do, or use smaller blocks",
@@ -33,7 +36,9 @@ ADVICE = {
     "L2": "use larger tiles",
     "memory": "move fewer bytes: fusion, smaller types; the step is near the roofline's slope",
     "issue": "spend fewer instructions beside multiply-adds: unrolling, vectors",
-    "arithmetic": "nothing but a better algorithm, or tensor cores",
+    "arithmetic": "choose a better algorithm, or tensor cores; nothing else does",
+    "empty lanes": "compute several outputs at once, one in each lane of a vector",
+    "gathers": "let lanes read neighbouring numbers: pack weights, or let lanes be something else",
     "occupancy": "let more warps run at once: fewer registers, less shared memory, other blocks",
     "latency": "give each thread more independent work, or let more warps run",
 }
@@ -132,6 +137,29 @@ def _tail(figures: _Figures) -> Explanation | None:
     return Explanation("tail", evidence, "model")
 
 
+def _empty_lanes(figures: _Figures) -> Explanation | None:
+    if (lanes := figures.cell["lanes"]) > 1:
+        return None
+    evidence = f"a multiply-add computes {lanes} number; a vector of {figures.machine['isa']} more"
+    return Explanation("empty lanes", evidence, "model")
+
+
+def _gathers(figures: _Figures) -> Explanation | None:
+    if (share := figures.cell["gathered"]) < _GATHERED:
+        return None
+    evidence = f"{100 * share:.0f} % of the reads are lanes of gathers"
+    return Explanation("gathers", evidence, "model")
+
+
+def _few_sums(figures: _Figures) -> Explanation | None:
+    parts = figures.cell["seconds_by_part"]
+    if max(parts, key=lambda name: float(parts[name])) != "latency" or not parts["latency"]:
+        return None
+    count = figures.cell["chains"]
+    evidence = f"{count} sum{'s' * (count != 1)} a thread at once; {CHAINS} keep the units busy"
+    return Explanation("latency", evidence, "model")
+
+
 def _busiest(figures: _Figures) -> Explanation | None:
     parts = figures.busy()
     name = max(parts, key=lambda part: parts[part][0])
@@ -146,7 +174,8 @@ def _busiest(figures: _Figures) -> Explanation | None:
 
 def _accesses(figures: _Figures, name: str) -> Explanation | None:
     """Why a part that moves data has more to do than it should."""
-    turns = figures.cell["load_turns"]
+    if (turns := figures.cell.get("load_turns")) is None:
+        return None
     conflicts, source = figures.best("bank conflicts", "bank_conflicts")
     if name == "load units" and turns["shared"] > turns["global"] and conflicts >= _CONFLICTS:
         evidence = f"shared memory takes {conflicts:.1f} times the turns that its words need"
@@ -159,7 +188,7 @@ def _accesses(figures: _Figures, name: str) -> Explanation | None:
 
 
 def _units(figures: _Figures, name: str) -> str:
-    turns = figures.cell["load_turns"]
+    turns = figures.cell.get("load_turns", _NO_TURNS)
     return "shared memory" if name == "load units" and turns["shared"] > turns["global"] else name
 
 
@@ -182,6 +211,10 @@ def _waiting(figures: _Figures) -> Explanation:
 
 RULES: tuple[_Rule, ...] = (_too_few_blocks, _spills, _tail, _busiest, _few_warps, _waiting)
 
+"""Of launches on a GPU."""
+CPU_RULES: tuple[_Rule, ...] = (_empty_lanes, _gathers, _few_sums, _busiest, _waiting)
+"""Of kernels on a CPU."""
+
 
 def explain(
     cell: Mapping[str, Any], machine: Mapping[str, Any], ladder: Ladder | None = None
@@ -202,7 +235,8 @@ def explain(
         The limit, with its evidence; printed, a sentence.
     """
     figures = _Figures(cell, machine)
-    found = next(one for rule in RULES if (one := rule(figures)) is not None)
+    rules = CPU_RULES if "isa" in machine else RULES
+    found = next(one for rule in rules if (one := rule(figures)) is not None)
     if ladder is None:
         return found
     step = next((one for one in ladder.after(cell["step"]) if found.limit in one.helps), None)

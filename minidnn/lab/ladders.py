@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from ..errors import UnsupportedError
 from .convolution.ladder import CONVOLUTION
+from .convolution_cpu.ladder import CONVOLUTION_CPU
+from .memory_cpu.ladder import MEMORY_CPU
 from .product.ladder import PRODUCT
 from .step import Ladder
 
-LADDERS = {ladder.name: ladder for ladder in (CONVOLUTION, PRODUCT)}
+LADDERS = {ladder.name: ladder for ladder in (CONVOLUTION, PRODUCT, CONVOLUTION_CPU, MEMORY_CPU)}
 
 
 def ladder_of(name: str) -> Ladder:
@@ -18,7 +20,7 @@ def ladder_of(name: str) -> Ladder:
     ['naive', 'coalesced', 'tiled']
 
     Args:
-        name: "conv" or "product".
+        name: "conv", "product", "conv-cpu" or "memory-cpu".
 
     Returns:
         The ladder.

@@ -18,16 +18,12 @@ from ..cudnn._cupy import cupy
 from ..cudnn.graph.timing import Contestant, sample, timing_stream
 from ..measure.statistics import median
 from .apart import FaultError
-from .operands import RESULT, Operands, first_wrong
+from .operands import RESULT, Operands, WrongResultError, first_wrong
 
 _GUARD = 1024
 """Floats on both sides of a result that nobody may write."""
 _MOST_SHARED, _PLENTY = 8, 48 << 10  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _BETWEEN = 3  # cudaMemcpyDeviceToDevice
-
-
-class WrongResultError(Exception):
-    """A kernel computes something else; it is not timed."""
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,10 @@ class OperandFolder:
         self.close()
 
 
+class WrongResultError(Exception):
+    """A kernel computes something else; it is not timed."""
+
+
 def first_wrong(found: Any, expected: Any, tolerance: float) -> str | None:
     """Where a result is wrong first, and in how many places; None if it is right.
 

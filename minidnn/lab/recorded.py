@@ -14,10 +14,12 @@ from .study import FORMAT, VERSION
 _FOLDER = Path(__file__).parent / "recorded"
 _PARTS: dict[str, type] = {"ladder": str, "machine": dict, "shapes": list, "cells": list}
 _CELL: dict[str, type] = {"step": str, "shape": int, "block": list, "parameters": dict}
-_FIGURES = (
-    *("registers", "spill_bytes", "shared_bytes", "occupancy", "waves", "operations"),
-    *("coalescing", "bank_conflicts", "operational_intensity", "predicted_seconds"),
+_FIGURES = ("operations", "operational_intensity", "predicted_seconds")
+_CUDA = (
+    *("registers", "spill_bytes", "shared_bytes", "occupancy", "waves"),
+    *("coalescing", "bank_conflicts"),
 )
+_CPU = ("tasks", "chains", "gathered", "lanes")
 
 
 class StudyError(MiniDNNError, ValueError):
@@ -93,7 +95,7 @@ def recorded_studies() -> dict[str, Path]:
     >>> from minidnn import lab
     >>> sorted(lab.recorded_studies())
     """
-    return {path.stem.partition("-")[0]: path for path in sorted(_FOLDER.glob("*.json"))}
+    return {path.stem.rpartition("-")[0]: path for path in sorted(_FOLDER.glob("*.json"))}
 
 
 def _damage(document: dict[str, Any]) -> str | None:
@@ -115,7 +117,8 @@ def _damage(document: dict[str, Any]) -> str | None:
             return f"cell {number} is of shape {cell['shape']}; there are {count}"
         if "why_not" in cell:
             continue
-        wanted = _FIGURES + (() if "failed" in cell else ("measured_seconds",) * _runs(document))
+        wanted = _FIGURES + (_CPU if "isa" in document["machine"] else _CUDA)
+        wanted += () if "failed" in cell else ("measured_seconds",) * _runs(document)
         for name in wanted:
             if not isinstance(cell.get(name), int | float):
                 return f"cell {number} has no {name!r}"

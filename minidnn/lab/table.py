@@ -39,6 +39,23 @@ _MEASURED: tuple[_Column, ...] = (
     ("error", lambda cell: f"{model_error(cell):.2f}"),
     ("limit", lambda cell: str(cell["predicted_limit"])),
 )
+_CPU: tuple[_Column, ...] = (
+    ("tasks", lambda cell: str(cell["tasks"])),
+    ("sums", lambda cell: str(cell["chains"])),
+    ("lanes", lambda cell: str(cell["lanes"])),
+    ("ms", lambda cell: f"{1e3 * cell['predicted_seconds']:.4f}"),
+    ("GFLOP/s", lambda cell: f"{cell['operations'] / cell['predicted_seconds'] / 1e9:.1f}"),
+    ("limit", lambda cell: str(cell["predicted_limit"])),
+)
+_CPU_MEASURED: tuple[_Column, ...] = (
+    ("ms", lambda cell: f"{1e3 * cell['measured_seconds']:.4f}"),
+    ("+-%", lambda cell: f"{100 * cell['variability']:.1f}" + "*" * cell["disturbed"]),
+    ("GFLOP/s", lambda cell: f"{cell['operations'] / cell['measured_seconds'] / 1e9:.1f}"),
+    ("GB/s", lambda cell: f"{cell['bytes']['memory'] / cell['measured_seconds'] / 1e9:.1f}"),
+    ("model ms", lambda cell: f"{1e3 * cell['predicted_seconds']:.4f}"),
+    ("error", lambda cell: f"{model_error(cell):.2f}"),
+    ("limit", lambda cell: str(cell["predicted_limit"])),
+)
 
 
 def model_error(cell: Cell) -> float:
@@ -61,19 +78,23 @@ def table(study: Mapping[str, Any], ladder: Ladder | None = None) -> list[str]:
         The lines, shape by shape; where a cell has no figures, the reason stands.
     """
     lines = []
-    document = study
+    document, machine = study, study["machine"]
+    cpu = "isa" in machine
     for number, shape in enumerate(document["shapes"]):
         cells = [cell for cell in document["cells"] if cell["shape"] == number]
         lines += ["", ", ".join(f"{name} {size}" for name, size in shape.items())]
         if "libraries" not in document:
-            lines += _lines(cells, _MODEL)
+            lines += _lines(cells, _CPU if cpu else _MODEL)
             continue
         found = document["libraries"][number]
         rows = found.get("algorithms", [])
-        lines += _lines(cells, (*_MEASURED, *_ceiling(rows)))
-        lines += _libraries(rows, cells) if rows else [f"  libraries: {found.get('failed')}"]
+        columns = (*_CPU_MEASURED, *_of_peak(machine)) if cpu else _MEASURED
+        lines += _lines(cells, (*columns, *_ceiling(rows)))
+        lines += _libraries(rows, cells, 1e9 if cpu else 1e12)
+        if "failed" in found:
+            lines += [f"  libraries: {found['failed']}"]
         if ladder is not None:
-            lines += _explanations(cells, document["machine"], ladder)
+            lines += _explanations(cells, machine, ladder)
     return lines[1:]
 
 
@@ -98,6 +119,18 @@ def _explanations(
         yield from wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
+def _of_peak(machine: Mapping[str, Any]) -> tuple[_Column, ...]:
+    """The part of the measured peak: of operations, or of bytes where there are none."""
+
+    def share(cell: Cell) -> str:
+        seconds = cell["measured_seconds"]
+        if not cell["operations"]:
+            return f"{100 * cell['bytes']['memory'] / seconds / machine['bandwidth']:.0f}% copy"
+        return f"{100 * cell['operations'] / seconds / machine['peak_operations']:.0f}%"
+
+    return (("of peak", share),)
+
+
 def _ceiling(rows: list[dict[str, Any]]) -> tuple[_Column, ...]:
     if (best := fastest(rows)) is None:
         return ()
@@ -114,13 +147,14 @@ def _lines(cells: Sequence[Cell], columns: Sequence[_Column]) -> list[str]:
 def _configuration(cell: Cell) -> str:
     """Block and parameters."""
     own = [f"{name}={number}" for name, number in cell["parameters"].items()]
-    return " ".join(["x".join(map(str, cell["block"])), *own])
+    block = ["x".join(map(str, cell["block"]))] if cell["block"] else []
+    return " ".join([*block, *own])
 
 
 def _reason(cell: Cell) -> list[str] | None:
     if "why_not" in cell:
         return [f"no: {cell['why_not']}"]
-    return [f"failed: {cell['failed']}"] if "failed" in cell else None
+    return [f"failed: {cell['failed'].partition(chr(10))[0]}"] if "failed" in cell else None
 
 
 def _laid_out(heads: Sequence[Sequence[str]], bodies: Sequence[list[str]]) -> list[str]:
@@ -138,11 +172,13 @@ def _laid_out(heads: Sequence[Sequence[str]], bodies: Sequence[list[str]]) -> li
     return lines
 
 
-def _libraries(rows: list[dict[str, Any]], cells: Sequence[Cell]) -> list[str]:
-    """Each algorithm of a library."""
+def _libraries(rows: list[dict[str, Any]], cells: Sequence[Cell], unit: float) -> list[str]:
+    """Each algorithm of a library, its operations a second in such units."""
+    if not rows:
+        return []
     operations = next((cell["operations"] for cell in cells if "operations" in cell), 0)
     heads = [("library", "precision"), *((row["name"], row["precision"]) for row in rows)]
-    bodies = [["ms", "TFLOP/s", "MB", "error", "deterministic"]]
+    bodies = [["ms", "GFLOP/s" if unit < 1e12 else "TFLOP/s", "MB", "error", "deterministic"]]
     for row in rows:
         if "why_not" in row:
             bodies.append([f"no: {row['why_not']}"])
@@ -151,7 +187,7 @@ def _libraries(rows: list[dict[str, Any]], cells: Sequence[Cell]) -> list[str]:
         bodies.append(
             [
                 f"{1e3 * seconds:.4f}",
-                f"{operations / seconds / 1e12:.2f}",
+                f"{operations / seconds / unit:.2f}",
                 f"{row.get('workspace', 0) / 1e6:.1f}",
                 f"{row['error']:.1e}",
                 "yes" if row["deterministic"] else "no",

@@ -61,11 +61,15 @@ ALLOWED: dict[str, set[str]] = {
     "frontends": {"graph", "third_parties", "storage", "layers", "models", "weights"},
     "cudnn": {"cache"},
     "measure": set(),
-    # It calculates for GPUs as the engine describes them, compiles with its compiler, and measures
-    # beside cuDNN.
-    "lab": {"backends.codegen", "backends.cuda", "cudnn", "measure"},
+    # It calculates for devices as the engine describes them, compiles with its compilers, and
+    # measures beside cuDNN and the engine's own kernels.
+    "lab": {
+        *("backends.codegen", "backends.cpu", "backends.cuda", "cudnn", "measure"),
+        *("graph", "fusion", "pages"),
+    },
     "weights": {"cache", "compiled_file"},
     "pictures": set(),
+    "pages": set(),
     "data": {"graph", "pictures"},
     # ONNX files are measured, too; it asks what machine it is on, and takes turns at the GPU.
     "bench": {

@@ -1,0 +1,160 @@
+"""A step on a CPU: compiled, checked beside the reference, and only then timed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...backends.codegen.kernel import KernelSource
+from ...backends.cpu.buffers import AlignedMemory, Guard
+from ...backends.cpu.isa import usable_isa
+from ...backends.cpu.kernels import compile_kernels
+from ...backends.cpu.program import BoundKernel, NativeProgram, Operand, Pool
+from ...measure.load import timed
+from ...measure.statistics import median
+from ..operands import RESULT, Operands, WrongResultError, first_wrong
+from ..step import Point
+from .machine import CpuMachine
+
+_SAMPLES, _LEAST_QUIET = 30, 8
+_SAMPLE_SECONDS = 3e-4
+"""Short, so that others seldom strike one."""
+_BUDGET_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class CpuJob:
+    """A kernel to be measured: plain data, whatever a step is made of.
+
+    Attributes:
+        kernel: its text.
+        isa: what it is compiled for.
+        tasks: how many there are.
+        threads: that share them.
+        names: of its operands, in their order.
+        operands: as they lie, and what should come of them.
+    """
+
+    kernel: KernelSource
+    isa: str
+    tasks: int
+    threads: int
+    names: tuple[str, ...]
+    operands: Operands
+
+
+def job(point: Point, shape: Any, machine: CpuMachine, operands: Operands) -> CpuJob:
+    """What is to be measured of a point; its packed operands lie beside those that they are of."""
+    step, lanes = point.step, machine.lanes
+
+    def packed(name: str, path: Path) -> Path:
+        if name not in step.packs:
+            return path
+        kept = path.with_name(f"{step.name}-{path.name}")
+        if not kept.exists():
+            np.save(kept, step.packed(name, shape, np.load(path), lanes))
+        return kept
+
+    files = {name: packed(name, path) for name, path in operands.files.items()}
+    return CpuJob(
+        step.kernel(shape, point.parameters, lanes),
+        machine.isa,
+        step.tasks(shape, point.parameters, lanes),
+        machine.threads,
+        tuple(step.operands(shape)),
+        Operands(files, packed(RESULT, operands.expected), operands.tolerance),
+    )
+
+
+def measure(job: CpuJob) -> dict[str, Any]:
+    """What is measured of a kernel, as a part of a cell of a study.
+
+    Raises:
+        WrongResultError: the result is wrong, or something beside it was written.
+    """
+    pool = Pool(job.threads)
+    try:
+        run = checked(job, pool)
+        return times(run, pool.threads)
+    finally:
+        pool.stop()
+
+
+def checked(job: CpuJob, pool: Pool) -> Callable[[], None]:
+    """What runs a kernel, whose result is right; WrongResultError if it is not."""
+    (kernel,) = compile_kernels([job.kernel], usable_isa(job.isa))
+    expected = np.load(job.operands.expected)
+    buffers = {
+        name: filled(np.load(job.operands.files[name])) for name in job.names if name != RESULT
+    }
+
+    def bound(result: AlignedMemory) -> Callable[[], None]:
+        places = tuple(Operand(slot) for slot in range(len(job.names)))
+        program = NativeProgram([BoundKernel(kernel, places, job.tasks)], len(places), pool=pool)
+        given = {**buffers, RESULT: result}
+        addresses = [given[name].address for name in job.names]
+
+        def run() -> None:
+            assert given  # the buffers stay as long as this function does
+            program.run(addresses)
+
+        return run
+
+    guarded = AlignedMemory(expected.nbytes, Guard.END)
+    bound(guarded)()
+    found = guarded.array("f4", (expected.size,))
+    if (wrong := first_wrong(found, expected, job.operands.tolerance)) is not None:
+        raise WrongResultError(f"the result is wrong: {wrong}")
+    if guarded.stray_write() is not None:
+        raise WrongResultError("memory beside the result was written")
+    return bound(AlignedMemory(expected.nbytes))
+
+
+def filled(array: np.ndarray) -> AlignedMemory:
+    """Memory with these numbers."""
+    buffer = AlignedMemory(array.nbytes)
+    buffer.array("f4", array.shape)[:] = array
+    return buffer
+
+
+def times(run: Callable[[], object], threads: int) -> dict[str, Any]:
+    """The times of ``run`` on so many threads: their median with an interval, how they vary, and
+    whether they were disturbed: where others held the cores most of the time, the fastest
+    eighth of all counts, since they make none faster."""
+    start = time.perf_counter()
+    run()
+    run()
+    once = (time.perf_counter() - start) / 2
+    count = max(1, round(_SAMPLE_SECONDS / once))
+
+    def several() -> None:
+        for _ in range(count):
+            run()
+
+    taken: list[tuple[float, bool]] = []
+    end = time.perf_counter() + _BUDGET_SECONDS
+    while len(taken) < 3 or (time.perf_counter() < end and _quiet(taken) < _SAMPLES):
+        seconds, quiet = timed(several, threads)
+        taken.append((seconds / count, quiet))
+    enough = _quiet(taken) >= _LEAST_QUIET
+    used = [seconds for seconds, quiet in taken if quiet]
+    if not enough:
+        used = sorted(seconds for seconds, _ in taken)[: max(2, len(taken) // 8)]
+    found = median(used)
+    return {
+        "measured_seconds": found.value,
+        "measured_interval": [found.low, found.high],
+        "variability": statistics.stdev(used) / statistics.fmean(used),
+        "samples": len(used),
+        "disturbed": not enough,
+    }
+
+
+def _quiet(taken: list[tuple[float, bool]]) -> int:
+    return sum(quiet for _, quiet in taken)

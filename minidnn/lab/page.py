@@ -1,0 +1,222 @@
+"""A study as one HTML page."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..pages.charts import Bar, Dot, Scale, bars, figure, points
+from ..pages.page import code, details, difference, page, paragraph, table
+from .ceilings import fastest
+from .explain import explain
+from .graphs import GRAPHS, configuration, draw_graph
+from .metrics import METRICS
+from .roofline import Roofline
+from .step import Ladder
+from .table import best_cells, model_error
+
+Cell = Mapping[str, Any]
+
+
+def study_page(study: Mapping[str, Any], ladder: Ladder) -> str:
+    """A study as one HTML page, which needs no network, no script and no other file.
+
+    >>> from minidnn import lab
+    >>> study = lab.load_study(lab.recorded_studies()["conv"])
+    >>> text = lab.study_page(study, lab.ladder_of("conv"))
+    >>> text[:15]
+    '<!DOCTYPE html>'
+
+    Args:
+        study: what :func:`model`, :func:`run` or :func:`load_study` gave.
+        ladder: that it is of.
+
+    Returns:
+        The text of the page: for each shape the ladder beside its ceilings, what limits each step,
+        predictions beside measurements, and metrics over blocks; the roofline; the steps' sources.
+    """
+    title = f"{ladder.title[0].upper()}{ladder.title[1:]}, on {study['machine']['name']}"
+    return page(title, _parts(study, ladder))
+
+
+def _parts(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
+    machine = study["machine"]
+    measured = [cell for cell in study["cells"] if "measured_seconds" in cell]
+    yield paragraph(
+        f"{len(ladder.steps)} steps, {len(study['shapes'])} shapes, {len(measured)} measured "
+        f"cells of {len(study['cells'])}. Each step is a kernel with one idea more than the one "
+        "before; open its entry below for its text."
+    )
+    for number, shape in enumerate(study["shapes"]):
+        cells = [cell for cell in study["cells"] if cell["shape"] == number]
+        told = ", ".join(f"{name} {size}" for name, size in shape.items())
+        found = study["libraries"][number] if "libraries" in study else {}
+        rows = found.get("algorithms", [])
+        yield details(f"Shape: {told}", _shape(cells, rows, machine, ladder), number == 0)
+    yield "<h2>Roofline</h2>"
+    yield _roofline([cell for cell in study["cells"] if "predicted_seconds" in cell], machine)
+    yield "<h2>Steps</h2>"
+    yield from _steps(study, ladder)
+    yield "<h2>Metrics</h2>"
+    rows = [[one.name, one.unit or "-", one.formula, one.counter or "-"] for one in METRICS]
+    text = ("formula", "counter")
+    yield details("Formulas, units and counters", [table(["metric", "unit", *text], rows, text)])
+
+
+def _seconds(cell: Cell) -> float:
+    return float(cell.get("measured_seconds", cell["predicted_seconds"]))
+
+
+def _shape(
+    cells: Sequence[Cell], rows: list[dict[str, Any]], machine: Mapping[str, Any], ladder: Ladder
+) -> Iterator[str]:
+    known = [cell for cell in cells if "predicted_seconds" in cell and "failed" not in cell]
+    best = best_cells(cells) or _fastest_predicted(known)
+    if best:
+        yield "<h3>The ladder</h3>"
+        yield _ladder_bars(best, rows, machine)
+        yield "<h3>What limits each step</h3>"
+        yield table(
+            ["step", "block", "ms", "model ms", "error", "limit"],
+            [_row(cell, machine, ladder) for cell in best],
+            ("limit",),
+        )
+    reasons = {cell["step"]: cell.get("why_not", cell.get("failed")) for cell in cells}
+    for step in {cell["step"] for cell in best}:
+        reasons.pop(step, None)
+    for step, reason in reasons.items():
+        yield paragraph(f"{step} has no time: {reason}", "soft")
+    if rows:
+        yield details("Libraries", [_libraries(rows)])
+    measured = [cell for cell in cells if "measured_seconds" in cell]
+    if measured:
+        yield "<h3>Prediction beside measurement, and metrics over blocks and parameters</h3>"
+        drawn = [_prediction(measured)]
+        drawn += [draw_graph(graph, measured, machine) for graph in GRAPHS]
+        yield '<div class="charts">' + "\n".join(drawn) + "</div>"
+
+
+def _fastest_predicted(cells: Sequence[Cell]) -> list[Cell]:
+    best: dict[str, Cell] = {}
+    for cell in cells:
+        other = best.setdefault(cell["step"], cell)
+        if cell["predicted_seconds"] < other["predicted_seconds"]:
+            best[cell["step"]] = cell
+    return list(best.values())
+
+
+def _ladder_bars(
+    best: Sequence[Cell], rows: list[dict[str, Any]], machine: Mapping[str, Any]
+) -> str:
+    """Operations a second, or bytes where there are none."""
+    computes = bool(best[0]["operations"])
+    work = float(best[0]["operations"] or best[0]["bytes"]["memory"])
+    unit = "GFLOP/s" if computes else "GB/s"
+    found = []
+    for cell in best:
+        rate = work / _seconds(cell) / 1e9
+        found.append(Bar(cell["step"], rate, f"{rate:,.0f} {unit}, {1e3 * _seconds(cell):.4g} ms"))
+    marks = {}
+    if (ceiling := fastest(rows)) is not None:
+        marks[f"{ceiling['name']}, the fastest exact one"] = (
+            work / ceiling["measured_seconds"] / 1e9
+        )
+    if (plain := fastest(rows, plain=True)) is not None and plain is not ceiling:
+        marks[f"{plain['name']}, the fastest direct one"] = work / plain["measured_seconds"] / 1e9
+    if computes:
+        marks["the roofline"] = best[0]["attainable_performance"] / 1e9
+    else:
+        marks["the rate of a copy"] = machine["bandwidth"] / 1e9
+    return bars(found, dict(sorted(marks.items(), key=lambda mark: mark[1])))
+
+
+def _row(cell: Cell, machine: Mapping[str, Any], ladder: Ladder) -> list[str]:
+    measured = "measured_seconds" in cell
+    names = [step.name for step in ladder.steps]
+    known = ladder if cell["step"] in names else None
+    return [
+        cell["step"],
+        configuration(cell),
+        f"{1e3 * cell['measured_seconds']:.4f}" if measured else "-",
+        f"{1e3 * cell['predicted_seconds']:.4f}",
+        f"{model_error(cell):.2f}" if measured else "-",
+        str(explain(cell, machine, known)),
+    ]
+
+
+def _libraries(rows: list[dict[str, Any]]) -> str:
+    told = []
+    for row in rows:
+        seconds = row.get("measured_seconds")
+        told.append(
+            [
+                row["name"],
+                row["precision"],
+                f"{1e3 * seconds:.4f}" if seconds else "-",
+                f"{row.get('workspace', 0) / 1e6:.1f}",
+                "yes" if row["deterministic"] else "no",
+                row.get("why_not", ""),
+            ]
+        )
+    head = ["algorithm", "precision", "ms", "workspace MB", "deterministic", "why not"]
+    return table(head, told, ("why not",))
+
+
+def _prediction(cells: Sequence[Cell]) -> str:
+    series: dict[str, list[Dot]] = {}
+    for cell in cells:
+        dot = Dot(
+            1e3 * cell["measured_seconds"], 1e3 * cell["predicted_seconds"], configuration(cell)
+        )
+        series.setdefault(cell["step"], []).append(dot)
+    times = [number for dots in series.values() for dot in dots for number in (dot.x, dot.y)]
+    numbers = [float(number) for number in times]
+    ends = (min(numbers), max(numbers))
+    within = sum(model_error(cell) <= 1.5 for cell in cells)
+    title = f"Predicted over measured time: {within} of {len(cells)} within a factor of 1.5"
+    axes = (Scale("measured, ms", log=True), Scale("predicted, ms", log=True))
+    return figure(title, points(series, *axes, {"equal": [(end, end) for end in ends]}))
+
+
+def _roofline(cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:
+    """All steps, and shapes, under the roof."""
+    series: dict[str, list[Dot]] = {}
+    roofs: list[tuple[float, float]] = []
+    for cell in cells:
+        if not cell["operations"]:
+            continue
+        at, reached = cell["operational_intensity"], cell["operations"] / _seconds(cell) / 1e9
+        told = f"shape {cell['shape']}, {configuration(cell)}: {reached:.4g} GFLOP/s"
+        series.setdefault(cell["step"], []).append(Dot(at, reached, told))
+        roofs.append((at, cell["attainable_performance"]))
+    if not series:
+        return paragraph("Nothing is computed, so there is no roofline: bytes alone count.")
+    peak = machine.get("peak_operations") or max(height for _, height in roofs)
+    roof = Roofline(peak, machine["bandwidth"])
+    low, high = min(at for at, _ in roofs) / 2, max(at for at, _ in roofs) * 2
+    places = sorted({low, high, min(max(roof.ridge, low), high)})
+    line = [(at, roof.attainable(at) / 1e9) for at in places]
+    axes = (Scale("FLOP a byte of memory", log=True), Scale("GFLOP/s", log=True))
+    return '<div class="charts">' + points(series, *axes, {"roofline": line}) + "</div>"
+
+
+def _steps(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
+    compiled = {cell["step"]: cell for cell in study["cells"] if "registers" in cell}
+    for step in ladder.steps:
+        parts = [paragraph(step.idea), paragraph(f"Expect: {step.expectation}")]
+        if (cell := compiled.get(step.name)) is not None:
+            parts.append(
+                paragraph(
+                    f"With {configuration(cell)}: {cell['registers']} registers, "
+                    f"{cell['spill_bytes']} bytes spilled, {cell['shared_bytes']} bytes of shared "
+                    "memory. The study has no summary of its machine code.",
+                    "soft",
+                )
+            )
+        if (before := ladder.before(step)) is not None:
+            lines = (before.text.splitlines(), step.text.splitlines())
+            found = difflib.unified_diff(*lines, before.name, step.name, lineterm="", n=1)
+            parts.append(details(f"Difference to {before.name}", [difference(found)]))
+        parts.append(code(step.text))
+        yield details(f"{step.name}: {step.title}", parts)

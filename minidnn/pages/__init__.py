@@ -1,0 +1,1 @@
+"""Self-contained HTML pages: their frame, their style, and charts without any script."""

@@ -1,0 +1,80 @@
+"""The page of a study: it parses, asks for nothing, and has every step."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from minidnn import lab
+from minidnn.cli import main
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Checker(HTMLParser):
+    """Every element that begins ends, in its order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: dict[str, int] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        names = [name for name, _ in attrs]
+        assert not {"src", "href", "onload", "onclick"} & set(names), (tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, (tag, self.getpos())
+
+
+def checked(text: str) -> dict[str, int]:
+    checker = Checker()
+    checker.feed(text)
+    checker.close()
+    assert checker.open == []
+    assert not re.search(r"https?:|url\(|@import|<script|NaN|inf\b", text.partition("<h2>Steps")[0])
+    return checker.seen
+
+
+@pytest.mark.parametrize("name", sorted(lab.recorded_studies()))
+def test_recorded_studies(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "study.html"
+    assert main(["lab", "demo", name, "--html", str(path)]) == 0
+    text = path.read_text(encoding="utf-8")
+    assert len(text.encode()) < 3_000_000
+    seen = checked(text)
+    study, ladder = lab.load_study(lab.recorded_studies()[name]), lab.ladder_of(name)
+    measured = {cell["shape"] for cell in study["cells"] if "measured_seconds" in cell}
+    assert seen["figure"] == 16 * len(measured)  # the fifteen, and predictions
+    for step in ladder.steps:
+        assert f"<summary>{step.name}: " in text
+    for number in range(1, 16):
+        assert f"<figcaption>{number}. " in text
+    assert "the roofline" in text and "prefers-color-scheme: dark" in text
+    capsys.readouterr()
+
+
+def test_predictions_and_failures_have_a_page_too() -> None:
+    ladder = lab.ladder_of("conv")
+    study = lab.model(ladder, blocks=[(8, 8)], shapes=[{"padding": 1}, {"dilation": 2}])
+    text = lab.study_page(study, ladder)
+    checked(text)
+    assert "naive has no time: stride 1, padding 1, dilation 1; this step knows" in text
+    copies = lab.ladder_of("memory-cpu")
+    text = lab.study_page(lab.model(copies), copies)
+    checked(text)
+    assert "Nothing is computed" in text and "the rate of a copy" in text
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", "demo", "--html", str(tmp_path / "no" / "study.html")]) == 2
+    assert "study.html cannot be written: No such file" in capsys.readouterr().err
