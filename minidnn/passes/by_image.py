@@ -9,7 +9,8 @@ share them among less: groups are chosen by predicted time.
 Handles: graphs with batches of at least as many images as the device has workers.  Groups are the
 disjoint runs of the graph's order with the largest sum of savings, found by dynamic programming.
 Refuses: what the target refuses; values of other batch sizes or ranks than 4; runs whose weights
-and images do not fit the shared cache; everything under strategies that compute layer by layer.
+and images do not fit the shared cache; everything under strategies that compute layer by layer,
+and where the memory of each thread would be more than a limit leaves.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from minidnn.graph.operators import Concat
 from minidnn.memory.annotations import Annotations
 from minidnn.memory.liveness import storage_roots, touched
 from minidnn.passes.infrastructure import Context, Pass
+from minidnn.passes.recompute import needed_bytes
 
 HIDDEN = 0.7
 """Part of the smaller of computing and moving that the larger one hides, in a contraction."""
@@ -48,7 +50,12 @@ def by_image(graph: Graph, context: Context) -> Graph:
         if not context.allow(f"compute {group[0].name} to {group[-1].name} image after image"):
             break
         groups.append(group)
-    context.annotations = replace(context.annotations, groups=tuple(groups))
+    apart = context.annotations
+    context.annotations = replace(apart, groups=tuple(groups))
+    if groups and context.memory_limit is not None:
+        whole = needed_bytes(graph, replace(context, annotations=apart))
+        if needed_bytes(graph, context) > max(context.memory_limit, whole):
+            context.annotations = apart
     return graph
 
 

@@ -25,7 +25,7 @@ from minidnn.fusion.region import Region, constants
 from minidnn.graph.ir import Graph, Node, State, Value
 from minidnn.graph.operator import Contraction
 from minidnn.memory.annotations import Annotations, Placement
-from minidnn.memory.arena import plan_memory
+from minidnn.memory.arena import plan_groups, plan_memory
 from minidnn.memory.liveness import storage_roots, touched
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.place_updates import place_updates
@@ -39,7 +39,7 @@ def recompute(graph: Graph, context: Context) -> Graph:
     if context.memory_limit is None:
         return graph
     use = _Use(graph, context.annotations)
-    while not _fits(use, context, context.memory_limit):
+    while not _fits(use, context):
         found = next(_better(use, context), None)
         if found is None or not context.allow(found.description):
             break
@@ -53,11 +53,18 @@ def stored_bytes(graph: Graph) -> int:
     return sum(value.type.bytes for value in (*constants(graph), *graph.states))
 
 
-def _fits(use: _Use, context: Context, limit: int) -> bool:
-    if stored_bytes(use.graph) + use.peak > limit:
-        return False
-    placed = place_updates(use.graph, context)
-    return stored_bytes(placed) + plan_memory(placed, context.annotations).bytes <= limit
+def needed_bytes(graph: Graph, context: Context) -> int:
+    """Bytes of weights, states and values of the graph as its values lie."""
+    placed, annotations = place_updates(graph, context), context.annotations
+    each = plan_groups(placed, annotations).bytes * context.target.device.workers
+    return stored_bytes(placed) + plan_memory(placed, annotations).bytes + each
+
+
+def _fits(use: _Use, context: Context) -> bool:
+    assert context.memory_limit is not None
+    if stored_bytes(use.graph) + use.peak > context.memory_limit:
+        return False  # no arena is smaller than the most bytes in use
+    return needed_bytes(use.graph, context) <= context.memory_limit
 
 
 class _Use:
