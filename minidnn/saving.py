@@ -21,9 +21,6 @@ def save_graph(network: Any, path: str | os.PathLike[str], shape: Shapes | None 
     file, which appears complete or not at all and holds nothing that could be executed; the same
     network gives the same bytes in every process.
 
-        md.save_graph(net, "net.safetensors", (1, 3, 224, 224))
-        exe = md.compile("net.safetensors")
-
     Args:
         network: a layer, a graph, an executable, or anything else that ``compile`` takes.  Of an
             executable it is the graph that was compiled, before passes changed it.

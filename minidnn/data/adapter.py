@@ -17,7 +17,7 @@ class Batches(Epochs):
     """Batches of any iterable, as a :class:`~minidnn.data.loader.Loader` gives them.
 
     Restoring a state reads the batches before it and drops them.  They are the same only if the
-    source gives the same in the same epoch, so what shuffles is best made for each epoch:
+    source gives the same in the same epoch, so what shuffles is best made for each epoch::
 
         Batches(lambda epoch: DataLoader(data, 64, shuffle=True, generator=seeded(epoch)))
 

@@ -318,6 +318,8 @@ class Layer:
     ) -> LoadedState:
         """Sets all parameters by name from arrays (NumPy, or anything NumPy can view).
 
+        For example::
+
             net.load_state_dict(md.load_weights("checkpoint.pth", key="state_dict"),
                                 prefix="module.", without=["fc"])
 

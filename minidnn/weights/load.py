@@ -26,6 +26,8 @@ def load_weights(
 ) -> dict[str, Array]:
     """Reads weights from a file, or torchvision's from the cache or the network.
 
+    For example::
+
         net.load_state_dict(md.load_weights("resnet50"))
         net.load_state_dict(md.load_weights("checkpoint.pth", key="state_dict"))
 

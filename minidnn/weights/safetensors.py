@@ -191,9 +191,6 @@ def save_weights(
 ) -> None:
     """Writes arrays to a safetensors file, which appears complete or not at all.
 
-        md.save_weights(net.state_dict(), "net.safetensors")
-        net.load_state_dict(md.load_weights("net.safetensors"))
-
     Args:
         tensors: arrays of any layout and byte order, dtypes float64, float32, float16, int64,
             int32, int16, int8, uint8, bool.  Their order is kept.

@@ -104,6 +104,13 @@ def test_parts_are_there(name: str) -> None:
         assert re.search(rf"^    {error}:", section, re.MULTILINE), f"{name} raises {error}"
 
 
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_indented_code_is_announced(name: str) -> None:
+    """Without two colons before it, the site shows it as a quotation."""
+    quoted = re.search(r"^\S.*[^:]:?\n\n {4}\S.*$", docstring(NAMES[name]), re.MULTILINE)
+    assert quoted is None, f"{name}: {quoted and quoted[0]}"
+
+
 def examples(text: str) -> str:
     lines = (line.strip() for line in text.splitlines())
     return "\n".join(line[4:] for line in lines if line.startswith((">>> ", "... ")))
