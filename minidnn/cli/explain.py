@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minidnn.cli.arguments import (
     add_device,
@@ -15,12 +14,11 @@ from minidnn.cli.arguments import (
     count_from_0,
     tune_of,
 )
+from minidnn.cli.explained import Trail, add_times, document_of
 from minidnn.errors import MiniDNNError
 
 if TYPE_CHECKING:
-    from minidnn.executable import Executable
     from minidnn.graph.ir import Graph, Node
-    from minidnn.passes.infrastructure import Pass
     from minidnn.report.profile import Profile
     from minidnn.runtime.plan import Plan
 
@@ -51,21 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-@dataclass
-class Trail:
-    """What passes did, written down while they run."""
-
-    steps: list[tuple[str, Graph, Graph]] = field(default_factory=list)
-    stacks: list[list[Node]] = field(default_factory=list)
-
-    def observe(self, step: Pass, before: Graph, after: Graph) -> None:
-        from minidnn.fusion.stacks import find_stacks
-
-        self.steps.append((step.name, before, after))
-        if step.name == "depth_first":
-            self.stacks = find_stacks(before)
-
-
 def run(options: argparse.Namespace) -> int:
     import minidnn
     from minidnn.cli.networks import graph_of
@@ -86,9 +69,9 @@ def run(options: argparse.Namespace) -> int:
     if options.svg is not None:
         _draw(executable.graph, options.svg, profile)
     if options.json:
-        document = _document(executable, trail, options.passes)
+        document = document_of(executable, trail, options.passes)
         if profile is not None:
-            _add_times(document, profile)
+            add_times(document, profile)
         print(json.dumps(document, indent=1, allow_nan=False))
         return 0
     if options.passes:
@@ -148,64 +131,3 @@ def _stacks(stacks: list[list[Node]]) -> str:
         names = ", ".join(f"{node.name} ({node.op.name})" for node in nodes)
         lines.append(f"  {number}. {names}")
     return "\n".join(lines)
-
-
-def _document(executable: Executable, trail: Trail, passes: bool) -> dict[str, Any]:
-    from minidnn.report.explain import kind_of, predicted_seconds, work
-
-    plan = executable.plan
-    found = plan.annotations
-    regions = []
-    for node in plan.graph.nodes:
-        kind = kind_of(plan, node)
-        free = kind in ("view", "in place")
-        operations, moved = (0, 0) if free else work(node)
-        body = getattr(node.op, "body", None)
-        regions.append(
-            {
-                "name": node.name,
-                "kind": kind,
-                "outputs": [str(value.type) for value in node.outputs],
-                "layers": node.source.split(", "),
-                "operators": [n.op.name for n in (body.nodes if body is not None else (node,))],
-                "operations": operations,
-                "bytes": moved,
-                "predicted_seconds": 0.0 if free else predicted_seconds(plan, node),
-            }
-        )
-    document = {
-        "graph": plan.graph.name,
-        "device": executable.device,
-        "precision": executable.precision,
-        "priced_for": plan.target.device.name,
-        "regions": regions,
-        "arena": {"bytes": plan.arena.bytes, "lower_bound": plan.arena.lower_bound},
-        "by_image": [[node.name for node in group] for group in found.groups],
-        "notes": plan.notes,
-        "stacks": [[node.name for node in nodes] for nodes in trail.stacks],
-        "rewrites": [
-            {"number": r.number, "pass": r.pass_name, "description": r.description}
-            for r in plan.rewrites
-        ],
-    }
-    if passes:
-        document["passes"] = [
-            {"name": name, "before": str(before), "after": str(after)}
-            for name, before, after in trail.steps
-        ]
-        document["layouts"] = {value.name: str(layout) for value, layout in found.layouts.items()}
-        document["placements"] = {
-            value.name: {"buffer": place.buffer.name, "channel": place.channel}
-            for value, place in found.placements.items()
-        }
-    return document
-
-
-def _add_times(document: dict[str, Any], profile: Profile) -> None:
-    """Adds what was measured to each region that takes a kernel."""
-    times = {region.name: region for region in profile.regions}
-    for region in document["regions"]:
-        if region["name"] in times:
-            measured = times[region["name"]]
-            region["seconds"] = measured.seconds
-            region["roofline"] = measured.roofline

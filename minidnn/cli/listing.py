@@ -20,6 +20,7 @@ _TAKES = {
     "classify": "pictures; --network a network's name, an ONNX file or a graph file, --weights "
     "a file or a name",
     "explain": "NET: a network's name, an ONNX file, a graph file, a file of a front end",
+    "report": "NET as explain does, and the page: --html FILE",
     "export": "NET as explain does, and the file to be written: .onnx or .safetensors",
     "bench": "networks' names that torchvision has, ONNX files",
     "bisect": "NET as explain does",

@@ -29,6 +29,7 @@ from minidnn.cli import (
     export,
     lab,
     listing,
+    report,
     train,
 )
 from minidnn.errors import MiniDNNError, MiniDNNWarning
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         classify,
         train,
         explain,
+        report,
         export,
         bench,
         bisect,

@@ -56,6 +56,7 @@ ALLOWED: dict[str, set[str]] = {
         "cache",
         "cudnn",
         "third_parties",
+        "pages",
     },
     # Graphs in files are taken like those of other formats.
     "frontends": {"graph", "third_parties", "storage", "layers", "models", "weights"},

@@ -1,0 +1,98 @@
+"""What is known of a compiled network, as plain data: for ``explain --json`` and ``report``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minidnn.executable import Executable
+    from minidnn.graph.ir import Graph, Node
+    from minidnn.passes.infrastructure import Pass
+    from minidnn.report.profile import Profile
+
+
+@dataclass
+class Trail:
+    """What passes did, written down while they run."""
+
+    steps: list[tuple[str, Graph, Graph]] = field(default_factory=list)
+    stacks: list[list[Node]] = field(default_factory=list)
+
+    def observe(self, step: Pass, before: Graph, after: Graph) -> None:
+        from minidnn.fusion.stacks import find_stacks
+
+        self.steps.append((step.name, before, after))
+        if step.name == "depth_first":
+            self.stacks = find_stacks(before)
+
+
+def document_of(executable: Executable, trail: Trail, passes: bool) -> dict[str, Any]:
+    """Regions, memory, stacks, rewrites and notes; with ``passes`` all graphs, too."""
+    from minidnn.memory.liveness import lifetimes
+    from minidnn.report.explain import kind_of, predicted_seconds, work
+
+    plan = executable.plan
+    found = plan.annotations
+    regions = []
+    for node in plan.graph.nodes:
+        kind = kind_of(plan, node)
+        free = kind in ("view", "in place")
+        operations, moved = (0, 0) if free else work(node)
+        body = getattr(node.op, "body", None)
+        regions.append(
+            {
+                "name": node.name,
+                "kind": kind,
+                "outputs": [str(value.type) for value in node.outputs],
+                "layers": node.source.split(", "),
+                "operators": [n.op.name for n in (body.nodes if body is not None else (node,))],
+                "operations": operations,
+                "bytes": moved,
+                "predicted_seconds": 0.0 if free else predicted_seconds(plan, node),
+            }
+        )
+    storage = lifetimes(plan.graph, found)
+    document = {
+        "graph": plan.graph.name,
+        "device": executable.device,
+        "precision": executable.precision,
+        "priced_for": plan.target.device.name,
+        "regions": regions,
+        "arena": {"bytes": plan.arena.bytes, "lower_bound": plan.arena.lower_bound},
+        "memory": [
+            sum(one.bytes for one in storage if one.first <= at <= one.last)
+            for at in range(len(plan.graph.nodes))
+        ],
+        "by_image": [[node.name for node in group] for group in found.groups],
+        "notes": plan.notes,
+        "stacks": [[node.name for node in nodes] for nodes in trail.stacks],
+        "rewrites": [
+            {"number": r.number, "pass": r.pass_name, "description": r.description}
+            for r in plan.rewrites
+        ],
+    }
+    if passes:
+        document["passes"] = [
+            {"name": name, "before": str(before), "after": str(after)}
+            for name, before, after in trail.steps
+        ]
+        document["layouts"] = {value.name: str(layout) for value, layout in found.layouts.items()}
+        document["placements"] = {
+            value.name: {"buffer": place.buffer.name, "channel": place.channel}
+            for value, place in found.placements.items()
+        }
+    return document
+
+
+def add_times(document: dict[str, Any], profile: Profile) -> None:
+    """Adds what was measured to each region that takes a kernel."""
+    times = {region.name: region for region in profile.regions}
+    said = dict(zip(times, profile.descriptions, strict=True))
+    for region in document["regions"]:
+        if region["name"] in times:
+            measured = times[region["name"]]
+            region["seconds"] = measured.seconds
+            region["roofline"] = measured.roofline
+            region["description"] = said[region["name"]]
+    document["refusals"] = {name: dict(found) for name, found in profile.refusals.items()}
