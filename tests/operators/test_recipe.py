@@ -16,6 +16,8 @@ STEP = re.compile(
     r"^In `(?P<file>[^`]+\.py)`, add (?P<what>[^\n]+):\n\n```python\n(?P<code>.*?)```", re.M | re.S
 )
 
+PARTS = ("cases", "gradients", "layers", "oracles", "operators")
+
 FUSES = """
 import sys
 import numpy as np
@@ -48,8 +50,12 @@ def follow(recipe: str, copy: Path) -> list[str]:
         name = re.match(r'`"(\w+)"` to `__all__` and the', step["what"])
         if name:
             text, changes = re.subn(
-                r"^__all__ = \[\n", rf'\g<0>    "{name[1]}",\n', text, flags=re.M
+                r"^__all__ = \[(\n?)", rf'\g<0>"{name[1]}",\g<1>', text, flags=re.M
             )
+            text += f"\n\n{step['code']}"
+        elif step["what"].startswith("`Window` to what is imported beside"):
+            changes = text.count("import WindowAxis\n")
+            text = text.replace("import WindowAxis\n", "import Window, WindowAxis\n")
             text += f"\n\n{step['code']}"
         else:
             assert step["what"].startswith("to `CASES`"), step["what"]
@@ -62,11 +68,20 @@ def follow(recipe: str, copy: Path) -> list[str]:
     return touched
 
 
-@pytest.fixture(scope="module")
-def copy(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    there = tmp_path_factory.mktemp("recipe")
+def recipes(root: Path) -> list[str]:
+    """The page's two: of an element-wise operator, and of a window."""
+    found = re.split(
+        "^## A window$", (root / "docs/how-to/add-an-operator.md").read_text(), flags=re.M
+    )
+    assert len(found) == 2
+    return found
+
+
+@pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    there = tmp_path / "recipe"
     ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.safetensors")
-    for name in ("minidnn", "tests/cases", "tests/layers", "tests/oracles", "tests/operators"):
+    for name in ("minidnn", *(f"tests/{part}" for part in PARTS)):
         shutil.copytree(root / name, there / name, ignore=ignore)
     for name in (
         "setup.cfg",
@@ -95,7 +110,7 @@ def python(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_recipe(root: Path, copy: Path) -> None:
     tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/operators/test_cases.py",
              "tests/operators/test_compiled.py", "-k", "softsign or every")  # fmt: skip
-    recipe = (root / "docs/how-to/add-an-operator.md").read_text()
+    recipe, _ = recipes(root)
     touched = follow(recipe, copy)
     assert touched == [
         "minidnn/graph/operators/activations.py",
@@ -124,3 +139,26 @@ def test_the_recipe(root: Path, copy: Path) -> None:
     ran = python(copy, *tests)
     assert "FAILED tests/operators/test_cases.py::test_every_layer_has_a_case" in ran.stdout
     assert "FAILED tests/operators/test_cases.py::test_every_operator_has_a_case" in ran.stdout
+
+
+def test_the_recipe_of_a_window(root: Path, copy: Path) -> None:
+    _, recipe = recipes(root)
+    touched = follow(recipe, copy)
+    assert touched == [
+        "minidnn/graph/operators/pooling.py",
+        "minidnn/layers/pooling.py",
+        "tests/cases/pooling.py",
+        "minidnn/gradients/rules/pooling.py",
+    ]
+    tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/operators/test_cases.py",
+             "tests/operators/test_compiled.py", "tests/gradients/test_cases.py",
+             "-k", "lp_pool or every")  # fmt: skip
+    ran = python(copy, *tests)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    # Two dtypes, memory layout, alone and among others, the gradient; and that all are covered.
+    assert re.search(r"^9 passed", ran.stdout, re.M), ran.stdout
+
+    rules = copy / touched[3]
+    rules.write_text(rules.read_text().replace("call.gradient / call.output", "call.gradient"))
+    ran = python(copy, *tests[:5], "tests/gradients/test_cases.py", "-k", "lp_pool")
+    assert re.search(r"^FAILED .*test_case\[lp_pool2d\]", ran.stdout, re.M), ran.stdout
