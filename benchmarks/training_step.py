@@ -1,6 +1,9 @@
-"""Seconds of a training step on a GPU, beside PyTorch's eager mode and torch.compile.
+"""Seconds of a training step, beside PyTorch's eager mode and torch.compile.
 
 python -m benchmarks.training_step resnet18 resnet50 --batch 32 --precision float32 tf32
+python -m benchmarks.training_step resnet18 --device cpu --batch 8 --size 64 --threads 2
+
+Steps are taken in turn, round after round; the median over the rounds counts.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,28 +19,42 @@ import numpy as np
 
 import minidnn as md
 from minidnn import models
+from minidnn.measure.turns import in_turn
 
 
-def of_torch(name: str, batch: int, precision: str, compiled: bool) -> Any:
+def batch_of(given: argparse.Namespace) -> tuple[Any, Any]:
+    """Images and targets, on the device."""
+    import torch
+
+    shape = (given.batch, 3, given.size, given.size)
+    target = torch.randint(0, 1000, (given.batch,), device=given.device)
+    return torch.randn(shape, device=given.device), target
+
+
+def of_torch(name: str, precision: str, compiled: bool, given: argparse.Namespace) -> Any:
     """A function that makes a step of PyTorch's."""
     import torch
-    import torchvision
 
+    from minidnn.bench.torchvision_models import models as torchs
+
+    device = given.device
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
     torch.backends.cuda.matmul.allow_tf32 = precision != "float32"
     torch.backends.cudnn.allow_tf32 = precision != "float32"
     torch.backends.cudnn.benchmark = True
     narrow = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
     layout = torch.contiguous_format if precision == "float32" else torch.channels_last
-    net = getattr(torchvision.models, name)().cuda().train().to(memory_format=layout)
+    net = getattr(torchs, name)().to(device).train().to(memory_format=layout)
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=5e-4, fused=True)
     loss_of = torch.nn.CrossEntropyLoss()
-    x = torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=layout)
-    target = torch.randint(0, 1000, (batch,), device="cuda")
+    x, target = batch_of(given)
+    x = x.to(memory_format=layout)
     forward = torch.compile(lambda x: loss_of(net(x), target)) if compiled else None
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", narrow, enabled=narrow is not None):
+        with torch.autocast(device, narrow, enabled=narrow is not None):
             loss = loss_of(net(x), target) if forward is None else forward(x)
         loss.backward()
         optimizer.step()
@@ -44,61 +62,62 @@ def of_torch(name: str, batch: int, precision: str, compiled: bool) -> Any:
     return step
 
 
-def of_minidnn(name: str, batch: int, precision: str) -> Any:
-    """A function that makes a step of ours, and the trainer."""
-    import torch
-
-    net = getattr(models, name)()
-    optimizer = md.optim.SGD(0.1, momentum=0.9, weight_decay=5e-4)
+def of_minidnn(name: str, precision: str, given: argparse.Namespace) -> Any:
+    """A function that makes a step of ours."""
+    options = {} if given.threads is None else {"threads": given.threads}
     trainer = md.Trainer(
-        net,
-        (batch, 3, 224, 224),
+        getattr(models, name)(),
+        (given.batch, 3, given.size, given.size),
         md.losses.CrossEntropy(),
-        optimizer,
-        device="cuda",
+        md.optim.SGD(0.1, momentum=0.9, weight_decay=5e-4),
+        device=given.device,
         precision=precision,
+        **options,
     )
-    x = torch.randn(batch, 3, 224, 224, device="cuda")
-    target = torch.randint(0, 1000, (batch,), device="cuda")
+    x, target = batch_of(given)
     return lambda: trainer.step(x, target)
 
 
-def seconds(step: Any, rounds: int) -> list[float]:
-    """Of each step, the device's work included."""
+def seconds(step: Any, device: str) -> float:
+    """Of a step, the device's work included."""
     import torch
 
-    for _ in range(3):
-        step()
-    found = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        step()
-        torch.cuda.synchronize()
-        found.append(time.perf_counter() - begin)
-    return found
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait()
+    begin = time.perf_counter()
+    step()
+    wait()
+    return time.perf_counter() - begin
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="+")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--threads", type=int, help="on the CPU (all usable cores)")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--size", type=int, default=224, help="rows and columns of images")
     parser.add_argument("--precision", nargs="+", default=["float32"])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--compiled", action="store_true", help="torch.compile, too")
     given = parser.parse_args()
     for name in given.networks:
         for precision in given.precision:
-            row: dict[str, Any] = {"network": name, "batch": given.batch, "precision": precision}
+            row: dict[str, Any] = {"network": name, "batch": given.batch, "size": given.size}
+            row |= {"device": given.device, "precision": precision}
             begin = time.perf_counter()
-            sides = {"minidnn": of_minidnn(name, given.batch, precision)}
+            sides = {"minidnn": of_minidnn(name, precision, given)}
             sides["minidnn"]()
             row["compile_seconds"] = round(time.perf_counter() - begin, 2)
-            sides["eager"] = of_torch(name, given.batch, precision, False)
+            sides["eager"] = of_torch(name, precision, False, given)
             if given.compiled:
-                sides["compiled"] = of_torch(name, given.batch, precision, True)
-            for side, step in sides.items():
-                row[side] = round(1e3 * median(seconds(step, given.rounds)), 3)
+                sides["compiled"] = of_torch(name, precision, True, given)
+            for step in sides.values():
+                for _ in range(3):
+                    step()
+            takes = {side: partial(seconds, step, given.device) for side, step in sides.items()}
+            for side, found in in_turn(takes, given.rounds).items():
+                row[side] = round(1e3 * median(found), 3)
             row["ratio"] = round(
                 min(v for k, v in row.items() if k in ("eager", "compiled")) / row["minidnn"], 3
             )
