@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from minidnn.cli.arguments import count
 from minidnn.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ beyond the one before: in CUDA, or in ISPC for a CPU.
     minidnn lab run conv                     each step on this machine's GPU, beside cuDNN
     minidnn lab run conv-cpu                 the same on its CPU, beside the engine's algorithms
     minidnn lab sweep conv --step tiled      one step with several blocks
+    minidnn lab tune conv-cpu --step tile    the parameters with which a step is fastest
     minidnn lab replay FILE                  a study that was written by --save; needs no GPU
     minidnn lab demo                         the same of an H100, recorded
 
@@ -48,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = commands.add_parser("model", help="what each step should cost")
     run = commands.add_parser("run", help="what each step costs on this machine's GPU")
     sweep = commands.add_parser("sweep", help="what a step costs there with several blocks")
+    tune = commands.add_parser("tune", help="with which block and parameters a step is fastest")
+    tune.add_argument("ladder", help="conv, product, conv-cpu, memory-cpu")
+    tune.add_argument("--step", required=True, help="the step")
+    tune.add_argument(
+        "--method", default="guided", help="guided by the model (default), random, or exhaustive"
+    )
+    tune.add_argument("--most", type=count, default=16, help="points that are measured (16)")
     for one in (model, run, sweep):
         one.add_argument("ladder", help="conv, product, conv-cpu, memory-cpu")
         one.add_argument(
@@ -55,11 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     for one in (show, model):
         one.add_argument("--gpu", help="A100, RTX3090, RTX4090, H100 (default), H200")
-    for one in (run, sweep):
+    for one in (run, sweep, tune):
         one.add_argument(
             "--limit", type=float, default=60.0, help="seconds that one measurement may take (60)"
         )
-    for one in (show, model, run, sweep):
+    for one in (show, model, run, sweep, tune):
         blocks = _BLOCKS if one is sweep else _BLOCK
         one.add_argument(
             "--block",
@@ -90,9 +99,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     demo.add_argument(
         "ladder", nargs="?", default="conv", help="conv (default), or conv-cpu on a CPU"
     )
-    for one in (listing, show, model, run, sweep, replay, demo):
+    for one in (listing, show, model, run, sweep, tune, replay, demo):
         one.add_argument("--json", action="store_true", help="print JSON")
-        if one not in (listing, show):
+        if one not in (listing, show, tune):
             one.add_argument("--html", metavar="FILE", help="write the study as a page, too")
         # The command's own, which may stand behind the action, too.
         off = argparse.SUPPRESS
@@ -102,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     actions = {"list": _list, "show": _show, "model": _model, "run": _run, "sweep": _run}
-    actions |= {"replay": _replay, "demo": _replay}
+    actions |= {"tune": _tune, "replay": _replay, "demo": _replay}
     document, text = actions[options.action](options)
     if getattr(options, "save", None):
         from minidnn.lab.recorded import save_study
@@ -205,6 +214,40 @@ def _run(options: argparse.Namespace) -> tuple[Any, str]:
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
     return _told(written)
+
+
+def _tune(options: argparse.Namespace) -> tuple[Any, str]:
+    from minidnn import lab
+
+    ladder = lab.ladder_of(options.ladder)
+    shapes = _shapes(ladder, options.shape)
+    if len(shapes) > 1:
+        raise UnsupportedError(f"--shape: {len(shapes)} shapes; valid is one")
+    found = lab.tune(
+        ladder,
+        options.step,
+        blocks=options.block,
+        shape=shapes[0] if shapes else None,
+        parameters=options.parameters or None,
+        method=options.method,
+        most=options.most,
+        limit=options.limit,
+    )
+    document = asdict(found) | {"best": found.best, "loss": found.loss}
+    lines = [f"{len(found.tried)} tried, {found.refused} cannot run" + _again(found.remembered)]
+    for cell in sorted(found.tried, key=lambda one: one.get("measured_seconds", 1e9)):
+        block = "x".join(map(str, cell["block"]))
+        own = " ".join(f"{name}={number}" for name, number in cell["parameters"].items())
+        measured = cell.get("measured_seconds")
+        told = f"failed: {cell['failed']}" if measured is None else f"{1e3 * measured:9.4f} ms"
+        lines.append(f"  {block:<6} {own:<34} {told}, model {1e3 * cell['predicted_seconds']:.4f}")
+    choice = f"{found.loss:.2f} times as long" if found.loss else "not right"
+    lines.append(f"the model's own choice is {choice}")
+    return document, "\n".join(lines)
+
+
+def _again(remembered: bool) -> str:
+    return ", as was measured earlier" if remembered else ""
 
 
 def _replay(options: argparse.Namespace) -> tuple[Any, str]:

@@ -9,7 +9,7 @@ A *ladder* is a row of kernels that compute the same; each is a *step* with one 
 *study* is what is known of steps with some blocks on some shapes, as plain data.
 """
 
-from .api import model, run
+from .api import model, run, tune
 from .cpu.step import IspcStep
 from .cuda_step import CudaStep
 from .explain import ADVICE, Explanation, explain
@@ -18,6 +18,7 @@ from .page import study_page
 from .recorded import StudyError, load_study, recorded_studies, save_study
 from .step import Ladder
 from .table import table
+from .tuner import Tuning
 
 __all__ = [
     "ADVICE",
@@ -26,6 +27,7 @@ __all__ = [
     "IspcStep",
     "Ladder",
     "StudyError",
+    "Tuning",
     "explain",
     "ladder_of",
     "load_study",
@@ -35,4 +37,5 @@ __all__ = [
     "save_study",
     "study_page",
     "table",
+    "tune",
 ]

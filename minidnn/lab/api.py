@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import UnsupportedError
-from .apart import LIMIT_SECONDS
+from .apart import LIMIT_SECONDS, Apart
 from .cards import card_of
 from .devices import DEVICES
 from .ladders import ladder_of
 from .measured import measured_study
 from .step import Block, Choices, Ladder
 from .study import study
+from .tuner import Tuning, tune_step
 
 _BLOCKS: Sequence[Block] = ((16, 16),)
+TUNED_BLOCKS: Sequence[Block] = ((8, 8), (16, 8), (16, 16), (32, 4), (32, 8), (32, 16))
 
 
 def model(
@@ -163,3 +165,58 @@ def _ladder(ladder: str | Ladder) -> Ladder:
 
 def _steps(ladder: Ladder, names: Sequence[str]) -> tuple[Any, ...]:
     return tuple(ladder.step(name) for name in names) if names else ladder.steps
+
+
+def tune(
+    ladder: str | Ladder,
+    step: str,
+    *,
+    blocks: Sequence[Block] = (),
+    shape: Any = None,
+    parameters: Choices | None = None,
+    method: str = "guided",
+    most: int = 16,
+    limit: float = LIMIT_SECONDS,
+) -> Tuning:
+    """Searches the block and the parameters with which a step is fastest on this machine.
+
+    What was found is remembered in the cache folder, for this machine, text, and question.
+
+    >>> from minidnn import lab
+    >>> found = lab.tune("memory-cpu", "apart", shape="L2", parameters={"STRIDE": [8, 16]})
+    >>> found.best["parameters"]["STRIDE"] in (8, 16), found.loss >= 1
+    (True, True)
+
+    Args:
+        ladder: its name, or one of your own.
+        step: the step's name.
+        blocks: that are tried on a GPU; six usual ones by default.
+        shape: one shape, as of :func:`model`.
+        parameters: several numbers for each; by default a quarter to four times the step's own.
+        method: "guided" by the model and by what was measured, "random", or "exhaustive".
+        most: points that are measured, unless all are.
+        limit: seconds that one measurement may take.
+
+    Returns:
+        What was tried, the best of it, and how far off the model's own choice is.
+
+    Raises:
+        UnsupportedError: there is no such ladder, step, shape, parameter or method.
+        DeviceError: this machine has no such device, or no compiler for it.
+    """
+    ladder = _ladder(ladder)
+    check_parameters(ladder, parameters)
+    (size,) = shapes_of(ladder, () if shape is None else (shape,))
+    device = DEVICES[ladder.device]
+    tried = blocks or (TUNED_BLOCKS if ladder.device == "cuda" else ())
+    return tune_step(
+        ladder,
+        ladder.step(step),
+        _blocks(ladder, tried),
+        size,
+        parameters,
+        device,
+        lambda jobs: Apart(device.measure, limit).run(jobs),
+        method=method,
+        most=most,
+    )

@@ -66,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     # measures beside cuDNN and the engine's own kernels.
     "lab": {
         *("backends.codegen", "backends.cpu", "backends.cuda", "cudnn", "measure"),
-        *("graph", "fusion", "pages"),
+        *("graph", "fusion", "pages", "cache"),
     },
     "weights": {"cache", "compiled_file"},
     "pictures": set(),

@@ -1,0 +1,161 @@
+"""Which block and parameters of a step are fastest: measured, and remembered."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..cache import CacheStore, digest
+from ..errors import UnsupportedError
+from .apart import Failure
+from .devices import LabDevice
+from .operands import OperandFolder
+from .step import Choices, Ladder, Point, points_of
+
+METHODS = ("guided", "random", "exhaustive")
+_VERSION = 1
+_BYTES = 1 << 20
+_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""By which parameters differ from a step's own, where none are given."""
+
+Runner = Callable[[Sequence[Any]], Iterable[Any]]
+"""What is measured of jobs: a part of a cell of a study, or a failure, for each."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What tuning a step found.
+
+    Attributes:
+        step: its name.
+        tried: cells of what was measured, in their order: block, parameters, predicted and measured
+            seconds, or why there is no time.
+        refused: how many points cannot be launched at all.
+        remembered: whether this was measured earlier.
+
+    >>> from minidnn import lab
+    >>> cell = {"block": [8, 8], "parameters": {}, "predicted_seconds": 1.0}
+    >>> lab.Tuning("tiled", ({**cell, "measured_seconds": 2.0},), 0, False).loss
+    1.0
+    """
+
+    step: str
+    tried: tuple[Mapping[str, Any], ...]
+    refused: int
+    remembered: bool
+
+    @property
+    def best(self) -> Mapping[str, Any]:
+        """The fastest cell; UnsupportedError if nothing that was tried is right."""
+        timed = [cell for cell in self.tried if "measured_seconds" in cell]
+        if not timed:
+            reasons = "; ".join({str(cell.get("failed")) for cell in self.tried}) or "nothing fits"
+            raise UnsupportedError(f"step {self.step}: nothing that was tried is right: {reasons}")
+        return min(timed, key=lambda cell: float(cell["measured_seconds"]))
+
+    @property
+    def model_choice(self) -> Mapping[str, Any]:
+        """The cell that the model would have chosen: it is always tried."""
+        return min(self.tried, key=lambda cell: float(cell["predicted_seconds"]))
+
+    @property
+    def loss(self) -> float | None:
+        """How many times as long as the best the model's choice takes; None if it is wrong."""
+        seconds = self.model_choice.get("measured_seconds")
+        return None if seconds is None else float(seconds) / float(self.best["measured_seconds"])
+
+
+def default_choices(step: Any) -> dict[str, list[int]]:
+    """Numbers from a quarter to four times a step's own, for each of its parameters."""
+    return {
+        name: sorted({max(1, int(number * factor)) for factor in _FACTORS})
+        for name, number in step.parameters.items()
+    }
+
+
+def tune_step(
+    ladder: Ladder,
+    step: Any,
+    blocks: Sequence[Any],
+    shape: Any,
+    choices: Choices | None,
+    device: LabDevice,
+    run: Runner,
+    *,
+    method: str = "guided",
+    most: int = 16,
+    seed: int = 0,
+) -> Tuning:
+    """Measures points of a step by a method, ``most`` of them unless it is "exhaustive".
+
+    "guided" tries those that the model thinks fastest, half of them, and then those that differ
+    least from the fastest so far; "random" draws, with ``seed``.  What is wrong is never kept.
+    """
+    if method not in METHODS:
+        raise UnsupportedError(f"method={method!r}; valid are {', '.join(METHODS)}")
+    if most < 2:
+        raise UnsupportedError(f"most={most}; valid are numbers from 2 on")
+    machine = device.machine()
+    points = points_of([step], blocks, choices or default_choices(step))
+    plan = [(p.block, p.parameters) for p in points]
+    parts = (step.text, asdict(shape), asdict(machine), plan, method, most, seed)
+    key = digest("lab tuning", _VERSION, ladder.name, json.dumps(parts))
+    store = CacheStore("lab_tuning", ".json", _BYTES)
+    if (known := store.read(key)) is not None:
+        found = json.loads(known)
+        return Tuning(step.name, tuple(found["tried"]), found["refused"], True)
+    predicted = device.predict(points, shape, machine)
+    fitting = {
+        at: float(one.seconds) for at, one in enumerate(predicted) if not isinstance(one, str)
+    }
+    tried: dict[int, dict[str, Any]] = {}
+    with OperandFolder(ladder) as folder:
+        operands = folder.of(step.operands(shape), shape)
+        for batch in _batches(points, fitting, tried, method, most, seed):
+            jobs = [device.job(points[at], shape, machine, operands) for at in batch]
+            for at, told in zip(batch, run(jobs), strict=True):
+                cell = {
+                    "block": list(points[at].block),
+                    "parameters": points[at].parameters,
+                    "predicted_seconds": fitting[at],
+                }
+                tried[at] = cell | ({"failed": told.text} if isinstance(told, Failure) else told)
+    tuning = Tuning(step.name, tuple(tried.values()), len(points) - len(fitting), False)
+    if any("measured_seconds" in cell for cell in tuning.tried):
+        kept = {"tried": list(tuning.tried), "refused": tuning.refused}
+        store.put(key, json.dumps(kept).encode(), label=step.name)
+    return tuning
+
+
+def _batches(
+    points: Sequence[Point],
+    fitting: Mapping[int, float],
+    tried: Mapping[int, Mapping[str, Any]],
+    method: str,
+    most: int,
+    seed: int,
+) -> Iterator[list[int]]:
+    """Which points are measured, a batch after the other; ``tried`` grows meanwhile."""
+    order = sorted(fitting, key=lambda at: fitting[at])
+    if not order:
+        return
+    if method == "exhaustive":
+        yield order
+    elif method == "random":
+        others = random.Random(seed).sample(order[1:], min(most, len(order)) - 1)
+        yield [order[0], *others]
+    else:
+        yield order[: most // 2]
+        timed = {at: c["measured_seconds"] for at, c in tried.items() if "measured_seconds" in c}
+        best = min(timed, key=lambda at: float(timed[at]), default=order[0])
+        left = [at for at in order if at not in tried]
+        left.sort(key=lambda at: _differences(points[at], points[best]))
+        yield left[: most - most // 2]
+
+
+def _differences(one: Point, other: Point) -> int:
+    count = sum(one.parameters[name] != number for name, number in other.parameters.items())
+    return count + (one.block != other.block)
