@@ -18,7 +18,7 @@ from .page import study_page
 from .recorded import StudyError, load_study, recorded_studies, save_study
 from .step import Ladder
 from .table import table
-from .tuner import Tuning
+from .tuner import StepTuning
 
 __all__ = [
     "ADVICE",
@@ -26,8 +26,8 @@ __all__ = [
     "Explanation",
     "IspcStep",
     "Ladder",
+    "StepTuning",
     "StudyError",
-    "Tuning",
     "explain",
     "ladder_of",
     "load_study",

@@ -14,7 +14,7 @@ from .ladders import ladder_of
 from .measured import measured_study
 from .step import Block, Choices, Ladder
 from .study import study
-from .tuner import Tuning, tune_step
+from .tuner import StepTuning, tune_step
 
 _BLOCKS: Sequence[Block] = ((16, 16),)
 TUNED_BLOCKS: Sequence[Block] = ((8, 8), (16, 8), (16, 16), (32, 4), (32, 8), (32, 16))
@@ -177,7 +177,7 @@ def tune(
     method: str = "guided",
     most: int = 16,
     limit: float = LIMIT_SECONDS,
-) -> Tuning:
+) -> StepTuning:
     """Searches the block and the parameters with which a step is fastest on this machine.
 
     What was found is remembered in the cache folder, for this machine, text, and question.

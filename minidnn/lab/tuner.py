@@ -26,7 +26,7 @@ Runner = Callable[[Sequence[Any]], Iterable[Any]]
 
 
 @dataclass(frozen=True)
-class Tuning:
+class StepTuning:
     """What tuning a step found.
 
     Attributes:
@@ -38,7 +38,7 @@ class Tuning:
 
     >>> from minidnn import lab
     >>> cell = {"block": [8, 8], "parameters": {}, "predicted_seconds": 1.0}
-    >>> lab.Tuning("tiled", ({**cell, "measured_seconds": 2.0},), 0, False).loss
+    >>> lab.StepTuning("tiled", ({**cell, "measured_seconds": 2.0},), 0, False).loss
     1.0
     """
 
@@ -88,7 +88,7 @@ def tune_step(
     method: str = "guided",
     most: int = 16,
     seed: int = 0,
-) -> Tuning:
+) -> StepTuning:
     """Measures points of a step by a method, ``most`` of them unless it is "exhaustive".
 
     "guided" tries those that the model thinks fastest, half of them, and then those that differ
@@ -106,7 +106,7 @@ def tune_step(
     store = CacheStore("lab_tuning", ".json", _BYTES)
     if (known := store.read(key)) is not None:
         found = json.loads(known)
-        return Tuning(step.name, tuple(found["tried"]), found["refused"], True)
+        return StepTuning(step.name, tuple(found["tried"]), found["refused"], True)
     predicted = device.predict(points, shape, machine)
     fitting = {
         at: float(one.seconds) for at, one in enumerate(predicted) if not isinstance(one, str)
@@ -123,7 +123,7 @@ def tune_step(
                     "predicted_seconds": fitting[at],
                 }
                 tried[at] = cell | ({"failed": told.text} if isinstance(told, Failure) else told)
-    tuning = Tuning(step.name, tuple(tried.values()), len(points) - len(fitting), False)
+    tuning = StepTuning(step.name, tuple(tried.values()), len(points) - len(fitting), False)
     if any("measured_seconds" in cell for cell in tuning.tried):
         kept = {"tried": list(tuning.tried), "refused": tuning.refused}
         store.put(key, json.dumps(kept).encode(), label=step.name)

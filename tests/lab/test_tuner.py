@@ -19,7 +19,7 @@ from minidnn.lab.measure import Job
 from minidnn.lab.operands import first_wrong
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
-from minidnn.lab.tuner import Tuning, default_choices, tune_step
+from minidnn.lab.tuner import StepTuning, default_choices, tune_step
 from tests.cuda.emulator.run import Emulated, guarded
 
 from .emulated import plain
@@ -57,7 +57,7 @@ class Emulator:
             yield Failure("error", wrong) if wrong else {"measured_seconds": seconds}
 
 
-def tuned(run: Any, step: Any = None, **given: Any) -> Tuning:
+def tuned(run: Any, step: Any = None, **given: Any) -> StepTuning:
     step = step or PRODUCT.step("register_tile")
     return tune_step(PRODUCT, step, BLOCKS, SHAPE, CHOICES, CUDA, run, **given)
 
