@@ -8,8 +8,11 @@ from .convolution_cpu.ladder import CONVOLUTION_CPU
 from .memory_cpu.ladder import MEMORY_CPU
 from .product.ladder import PRODUCT
 from .step import Ladder
+from .transpose.ladder import TRANSPOSE
 
-LADDERS = {ladder.name: ladder for ladder in (CONVOLUTION, PRODUCT, CONVOLUTION_CPU, MEMORY_CPU)}
+LADDERS = {
+    ladder.name: ladder for ladder in (CONVOLUTION, PRODUCT, CONVOLUTION_CPU, MEMORY_CPU, TRANSPOSE)
+}
 
 
 def ladder_of(name: str) -> Ladder:

@@ -20,7 +20,7 @@ def test_list_names_ladders_steps_and_metrics(capsys: pytest.CaptureFixture[str]
     assert "L1 hit rate: L1 hits / all accesses" in text
     document = json.loads(told(capsys, "list", "--json"))
     names = [ladder["name"] for ladder in document["ladders"]]
-    assert names == ["conv", "product", "conv-cpu", "memory-cpu"]
+    assert names == ["conv", "product", "conv-cpu", "memory-cpu", "transpose"]
     assert all(metric["formula"] for metric in document["metrics"])
 
 

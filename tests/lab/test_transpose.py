@@ -1,0 +1,49 @@
+"""The ladder of transposed matrices: right in the emulator, compiled, and counted by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidnn.backends.cuda.build import compile_kernels
+from minidnn.lab.cards import H100
+from minidnn.lab.cuda_device import predict
+from minidnn.lab.cuda_step import CudaStep
+from minidnn.lab.step import points_of
+from minidnn.lab.transpose.ladder import TRANSPOSE, TransposeShape
+
+from .emulated import Case, check
+
+
+@pytest.mark.parametrize("step", TRANSPOSE.steps, ids=lambda step: step.name)
+def test_generated_shapes(step: CudaStep, tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    blocks = [(8, 8), (32, 8), (16, 5), (5, 3), (4, 8)]
+    cases = [
+        Case(TransposeShape(*random.integers(1, 70, 2).tolist()), blocks[at % 5])
+        for at in range(15)
+    ]
+    check(TRANSPOSE, step, cases, tmp_path)
+
+
+def test_counted_by_hand() -> None:
+    shape, block = TransposeShape(256, 512), (32, 8)
+    warps = 256 * 512 // 32
+    found = {}
+    for step in TRANSPOSE.steps:
+        (one,) = predict(points_of([step], [block], None), shape, H100)
+        assert not isinstance(one, str)
+        found[step.name] = one
+        written = [a for a in one.work.accesses if a.store and a.space == "global"]
+        assert [a.sectors for a in written] == [warps * (32 if step.name == "rows" else 4)]
+        assert one.coalescing == 1.0 and one.resources.spill_bytes == 0
+    assert found["shared"].bank_conflicts == (1 + 32) / 2
+    assert found["padded"].bank_conflicts == 1
+    assert found["padded"].resources.shared_bytes == 32 * 33 * 4
+
+
+def test_steps_compile() -> None:
+    launches = [step.launch(TRANSPOSE.shape, (32, 8)) for step in TRANSPOSE.steps]
+    assert len(compile_kernels([launch.source for launch in launches], "sm_90")) == 3
