@@ -9,7 +9,7 @@ import pytest
 
 import minidnn as md
 from tests.cases.record import one_thread
-from tests.training.test_networks import BATCH, CLASSES, RATE, SIZES, STEPS, both
+from tests.training.test_networks import CLASSES, RATE, SIZES, STEPS, both
 
 torch = pytest.importorskip("torch")
 
@@ -17,6 +17,8 @@ NETWORKS = (
     *("alexnet", "vgg11_bn", "resnet18", "resnet50", "squeezenet1_1", "densenet121"),
     "inception_v3",
 )
+#: Normalizations over fewer values blow rounding errors up until nothing is left to compare.
+BATCH = 8
 #: Each has other weights and batches; the median of what they give is judged.
 SEEDS = 5
 #: Errors are those of the losses and of all parameters and statistics, as parts of the largest
