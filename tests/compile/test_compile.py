@@ -55,7 +55,7 @@ def test_unknown_precision_strategy_fuel_and_options() -> None:
     for fuel in (-1, 1.5, True, "all"):
         text = f"fuel={fuel!r}; valid is a number of rewrites of at least 0, or None"
         refused(GraphError, text, *args, fuel=fuel)
-    text = "option 'speed' of device 'reference'; valid is 'interpret'"
+    text = "option 'speed' of device 'reference'; valid are 'interpret', 'memory_limit'"
     refused(UnsupportedError, text, *args, speed=11)
 
 

@@ -157,7 +157,7 @@ class Device:
         ]
 
 
-CONSTANTS: Any = SimpleNamespace(address=lambda data: 256)
+CONSTANTS: Any = SimpleNamespace(address=256, offset=lambda data: 0)
 
 
 @pytest.fixture

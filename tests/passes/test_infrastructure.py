@@ -66,6 +66,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "layout",
         "place_concat",
         "schedule",
+        "recompute",
         "by_image",
         "place_updates",
     ]

@@ -28,7 +28,7 @@ MD_KERNEL(@) {{
     const uniform int64 left = n[0] - first, wide = n[3] - chunk;
     const uniform int count = (uniform int)(left < n[1] ? left : n[1]);
     const uniform int columns = (uniform int)(wide < {chunk} ? wide : {chunk});
-    const uniform int beside = columns * 2 <= programCount ? programCount / columns : 1;
+    const uniform int beside = n[3] * 2 <= programCount ? programCount / columns : 1;
     const uniform int64 at = (outer * n[0] + first) * n[3] + chunk;
     const uniform {given} * uniform x = MD_IN({given}, 0) + at;
     uniform {wide} bests[{chunk}];
