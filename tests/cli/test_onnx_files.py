@@ -128,7 +128,13 @@ def test_compare_modules(
     assert "--shape is for PyTorch modules" in err
 
 
-@pytest.mark.parametrize("by", ["torchvision.models:squeezenet1_1", "of_theirs:small"])
+@pytest.mark.parametrize(
+    "by",
+    [
+        pytest.param("torchvision.models:squeezenet1_1", marks=pytest.mark.full),
+        "of_theirs:small",
+    ],
+)
 def test_compare_networks_of_torchvision(by: str, tmp_path: Path, root: Path) -> None:
     """In a process where nobody has imported it, beside whichever PyTorch there is."""
     pytest.importorskip("torch")

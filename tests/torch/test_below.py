@@ -131,7 +131,7 @@ def test_from_an_assertion_of_a_test_code_does_not_reach_all_tests() -> None:
     assert len(reach.places) < 100
 
 
-@pytest.mark.parametrize("prepared", [True, False])
+@pytest.mark.parametrize("prepared", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", NETS)
 def test_what_is_below_is_taken(name: str, prepared: bool) -> None:
     make, count = NETS[name]

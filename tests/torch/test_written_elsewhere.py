@@ -127,7 +127,7 @@ READERS: dict[str, Callable[[], nn.Module]] = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("is_warm", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", READERS)
 def test_it_is_read_at_every_call(name: str, is_warm: bool) -> None:
     def made() -> nn.Module:

@@ -51,7 +51,7 @@ def test_all_candidates_are_right(isa: Isa) -> None:
     for case in CASES:
         built = build(case, isa, 2)
         for accuracy in ACCURACIES:
-            for choice in candidates(question(built, isa, accuracy=accuracy), 5):
+            for choice in candidates(question(built, isa, accuracy=accuracy), 4):
                 kernel = print_choice(built.parts, choice, 2)
                 variants.append((choice, replace(built, kernel=kernel)))
     assert {choice.algorithm.name for choice, _ in variants} == {a.name for a in ALGORITHMS}
