@@ -9,7 +9,7 @@ a :class:`Rewriter`, which keeps every node whose operands stayed the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 from weakref import ref
@@ -242,9 +242,9 @@ class Graph:
         return tuple(found)
 
     @cached_property
-    def results(self) -> tuple[Value, ...]:
+    def results(self) -> Collection[Value]:
         """The values that a run leaves behind, each once: outputs, and what states become."""
-        return tuple(dict.fromkeys((*self.outputs, *self.updates.values())))
+        return dict.fromkeys((*self.outputs, *self.updates.values()))
 
     @property
     def constants(self) -> tuple[Constant, ...]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from minidnn.graph.ir import Graph, Value
 from minidnn.memory.annotations import Annotations
 from minidnn.memory.liveness import Lifetime, group_lifetimes, lifetimes, peak_bytes
@@ -68,18 +70,18 @@ def _smallest(found: Sequence[Lifetime]) -> Arena:
 
 def _place(order: Sequence[Lifetime]) -> dict[Value, int]:
     """Offsets, one after another, each in the tightest gap that is large enough."""
-    offsets: dict[Value, int] = {}
-    placed: list[Lifetime] = []
-    for life in order:
-        neighbours = sorted(
-            (offsets[other.value], other.bytes) for other in placed if other.overlaps(life)
-        )
+    sizes = np.array([life.bytes for life in order], np.int64)
+    first = np.array([life.first for life in order], np.int64)
+    last = np.array([life.last for life in order], np.int64)
+    begins = np.zeros(len(order), np.int64)
+    for i, life in enumerate(order):
+        beside = np.flatnonzero((first[:i] <= life.last) & (last[:i] >= life.first))
+        beside = beside[np.lexsort((sizes[beside], begins[beside]))]
         best, tightest, end = -1, -1, 0
-        for offset, size in neighbours:
-            gap = offset - end
+        for begin, size in zip(begins[beside].tolist(), sizes[beside].tolist(), strict=True):
+            gap = begin - end
             if gap >= life.bytes and (tightest < 0 or gap < tightest):
                 best, tightest = end, gap
-            end = max(end, offset + size)
-        offsets[life.value] = end if best < 0 else best
-        placed.append(life)
-    return offsets
+            end = max(end, begin + size)
+        begins[i] = end if best < 0 else best
+    return dict(zip((life.value for life in order), begins.tolist(), strict=True))

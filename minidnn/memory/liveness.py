@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,7 +45,8 @@ def updates_in_place(
         return {}
     roots = _roots(graph, annotations) if roots is None else roots
     kept = {roots.get(value, value) for value in graph.outputs}
-    becomes = [roots.get(value, value) for value in graph.updates.values()]
+    becomes = Counter(roots.get(value, value) for value in graph.updates.values())
+    buffers = {place.buffer for place in annotations.placements.values()}
     last = {roots[v]: i for i, node in enumerate(graph.nodes) for v in node.tensors}
     grouped = {node for group in annotations.groups for node in group}
     found: dict[Value, State] = {}
@@ -53,11 +55,10 @@ def updates_in_place(
         if node is None or node not in graph.position or node in grouped:
             continue
         own = roots.get(value) is value and value not in annotations.placements
-        shared = any(place.buffer is value for place in annotations.placements.values())
         planar = annotations.layout(value) == PLANAR
-        if not own or shared or not planar or value in kept or state in kept:
+        if not own or value in buffers or not planar or value in kept or state in kept:
             continue
-        if becomes.count(value) > 1 or state in becomes:
+        if becomes[value] > 1 or state in becomes:
             continue
         position = graph.position[node]
         pointwise = node.op.in_place and all(

@@ -101,7 +101,7 @@ def test_a_state_that_only_an_update_names_belongs_to_the_graph() -> None:
     graph = graph_of(build)
     check(graph)
     assert [s.name for s in graph.states] == ["last"]
-    assert graph.results == (graph.inputs[0],)
+    assert list(graph.results) == [graph.inputs[0]]
 
 
 @pytest.mark.parametrize("build", BUILDERS)
