@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from minidnn.compiled_file import CONSTANTS, CompiledFile
@@ -124,12 +123,8 @@ def _on_gpu(file: CompiledFile, interface: Interface, device: str, threads: int 
     document = file.header["program"]
     if (reason := why_not_here(document, index)) is not None:
         raise file.unsupported(reason)
-    code = partial(_code, file)
-    return restore(document, code, file.part(CONSTANTS), interface, index)
-
-
-def _code(file: CompiledFile, name: str) -> memoryview:
-    return file.part(name).data
+    constants = file.part(CONSTANTS)
+    return restore(document, lambda name: file.part(name).data, constants, interface, index)
 
 
 _RESTORE: dict[str, Callable[[CompiledFile, Interface, str, int | None], Program]] = {

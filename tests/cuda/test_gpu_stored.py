@@ -20,6 +20,7 @@ from minidnn.backends.cuda.machine import machine_of
 from minidnn.backends.cuda.stored import _table, store
 from minidnn.backends.cuda.table import CudaTable
 from minidnn.errors import UnsupportedError
+from tests.compile.several import Several
 from tests.cuda.contractions import residual
 from tests.cuda.lowered import problems_of
 from tests.cuda.test_gpu_early import recipes
@@ -27,21 +28,6 @@ from tests.cuda.test_gpu_early import recipes
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = (4, 3, 20, 20)
-
-
-class Several(L.Layer):
-    """Results by name: one that kernels write, one that is an input, one given twice."""
-
-    def __init__(self) -> None:
-        self.body = L.Sequential(
-            *(L.Conv2d(3, 32, 3, padding=1), L.BatchNorm2d(32), L.ReLU(), L.MaxPool2d(2)),
-            *(L.Conv2d(32, 32, 3, padding=1), L.ReLU(), L.AdaptiveAvgPool2d(1), L.Flatten()),
-            L.Linear(32, 5),
-        )
-
-    def forward(self, x):  # type: ignore[no-untyped-def]
-        y = self.body(x)
-        return {"scores": y, "given": x, "again": y}
 
 
 PROGRAM = """

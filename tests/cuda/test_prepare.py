@@ -42,7 +42,7 @@ class _HostMemory:
     """Host memory that takes copies as a device's would."""
 
     def __init__(self, size: int) -> None:
-        self._bytes = np.zeros(size, np.uint8)
+        self._bytes = np.full(size, 0xFF, np.uint8)  # what others have left there
         self.ptr = self._bytes.ctypes.data
 
     def __add__(self, offset: int) -> Any:
@@ -50,7 +50,11 @@ class _HostMemory:
             assert offset + size <= self._bytes.size
             ctypes.memmove(self.ptr + offset, source, size)
 
-        return SimpleNamespace(copy_from_host=copy)
+        def back(target: int, size: int) -> None:
+            assert offset + size <= self._bytes.size
+            ctypes.memmove(target, self.ptr + offset, size)
+
+        return SimpleNamespace(copy_from_host=copy, copy_to_host=back)
 
     def read(self, address: int, size: int) -> bytes:
         return self._bytes[address - self.ptr :][:size].tobytes()
@@ -105,6 +109,11 @@ def test_constants_are_made_side_by_side_and_lie_apart(
         assert laid.address == memory.ptr and laid.offset(one) % 256 == 0
         sizes.append(-(-expected.nbytes // 256) * 256)
     assert laid.bytes == sum(sizes) and laid.offset(again) == laid.offset(data[8])
+    whole = b"".join(
+        to_bits(numbers(i), dtypes[i % 3]).tobytes().ljust(size, b"\0")
+        for i, size in enumerate(sizes)
+    )
+    assert laid.copied().tobytes() == whole, "nothing of others is in it"
 
 
 def test_an_error_in_a_constant_is_the_callers(

@@ -27,6 +27,7 @@ class Constants:
             if one.key not in self._making:
                 self._making[one.key] = pool.submit(_bits, one)
         self._offsets: dict[tuple[object, ...], int] = {}
+        self._sizes: dict[tuple[object, ...], int] = {}
         self._memory: Any = None
         self._bytes = 0
 
@@ -36,7 +37,8 @@ class Constants:
         for key, made in self._making.items():
             if key not in self._offsets:
                 self._offsets[key] = self._bytes
-                self._bytes += aligned(made.result().nbytes)
+                self._sizes[key] = made.result().nbytes
+                self._bytes += aligned(self._sizes[key])
         return self._bytes
 
     def lay_down(self) -> None:
@@ -61,10 +63,11 @@ class Constants:
         return self._offsets[data.key]
 
     def copied(self) -> np.ndarray:
-        """Their bytes, from the device."""
-        found = np.empty(self._bytes, np.uint8)
-        if found.size:
-            self._memory.copy_to_host(found.ctypes.data, found.nbytes)
+        """Their bytes, from the device; what lies between them, which nobody wrote, is zeros."""
+        found = np.zeros(self._bytes, np.uint8)
+        for key, offset in self._offsets.items():
+            place = self._memory + offset
+            place.copy_to_host(found[offset:].ctypes.data, self._sizes[key])
         return found
 
 

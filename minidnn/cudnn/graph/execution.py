@@ -72,8 +72,8 @@ class Execution:
         self._lock = threading.Lock()
         self._packs: OrderedDict[tuple[int, ...], BackendDescriptor] = OrderedDict()
 
-    @classmethod
-    def restored(cls, stored: StoredExecution, device: int) -> Execution:
+    @staticmethod
+    def restored(stored: StoredExecution, device: int) -> Execution:
         """What was stored, on the current device, which has that index.
 
         Raises:
