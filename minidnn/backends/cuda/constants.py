@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...cudnn._cupy import cupy
 from .bits import to_bits
-from .lower import Data
 from .memory import aligned, allocated
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Numbers that are laid down once for a kernel, as elements of ``dtype``."""
+
+    make: Callable[[], np.ndarray]
+    dtype: str
+    #: Equal keys are equal numbers, which are laid down once.
+    key: tuple[object, ...]
 
 
 class Constants:

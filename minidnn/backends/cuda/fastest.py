@@ -18,10 +18,10 @@ from ...cudnn.graph.timing import Contestant, race
 from ...errors import MiniDNNWarning, OutOfMemoryError
 from ...graph.ir import Value
 from ...runtime.plan import Plan
-from .constants import Constants
+from .constants import Constants, Data
 from .functions import Loaded
 from .kernels import Launch
-from .lower import Data, InWorkspace, Pointer, Task
+from .lower import InWorkspace, Pointer, Task
 
 log = logging.getLogger(__name__)
 

@@ -35,6 +35,7 @@ from ...graph.operators import (
 from ...graph.types import ITEMSIZE
 from ...runtime.plan import Plan
 from .channels import print_take_channels
+from .constants import Data
 from .contraction.problem import (
     Address,
     ContractionProblem,
@@ -57,16 +58,6 @@ from .sequence import print_region, print_variants, print_vectors
 from .softmax import print_softmax
 from .strided import print_broadcast, print_join, strided_of
 from .tensor import Tensor, tensor_of
-
-
-@dataclass(frozen=True, eq=False)
-class Data:
-    """Numbers that are laid down once for a kernel, as elements of ``dtype``."""
-
-    make: Callable[[], np.ndarray]
-    dtype: str
-    #: Equal keys are equal numbers, which are laid down once.
-    key: tuple[object, ...]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ...runtime.operand import Operand
 from ...runtime.plan import Plan
 from ...runtime.slots import Slots
 from .block import Block, lay_out, spare
-from .constants import Constants
+from .constants import Constants, Data
 from .contraction.choice import Choice, threads
 from .contraction.problem import Address, ContractionProblem
 from .contraction.recipe import Addresses, Built
@@ -20,7 +20,7 @@ from .contraction.tune import Tuning
 from .fastest import Fastest
 from .functions import LaunchLoader, Loaded
 from .kernels import Launch
-from .lower import Data, InWorkspace, Pointer, Task, data_of
+from .lower import InWorkspace, Pointer, Task, data_of
 from .machine import Machine
 from .memory import Limit, aligned, release_unused
 from .table import CudaTable, KernelRow, Row
