@@ -11,11 +11,12 @@ import numpy as np
 import minidnn as md
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.block import lay_out
+from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction.kernel import ContractionKernel
 from minidnn.backends.cuda.contraction.problem import Address, ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form, prepare_of, room
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import Data, InWorkspace, Pointer, Task, lower_plan
+from minidnn.backends.cuda.lower import InWorkspace, Pointer, Task, lower_plan
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, State

@@ -12,13 +12,14 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
+from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction import tune
 from minidnn.backends.cuda.contraction.kernel_registry import KERNELS, LoadedContraction
 from minidnn.backends.cuda.contraction.problem import Address, Addresses, ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Form
 from minidnn.backends.cuda.functions import Loaded
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import Data, Pointer, lower_plan
+from minidnn.backends.cuda.lower import Pointer, lower_plan
 from minidnn.backends.cuda.machine import Machine
 from minidnn.graph.evaluate import evaluate
 from minidnn.layers.build import to_graph

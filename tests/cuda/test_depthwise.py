@@ -14,10 +14,11 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.build import compile_kernels
+from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction import depthwise
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import Address, ContractionProblem
-from minidnn.backends.cuda.lower import Data, Pointer, lower_plan
+from minidnn.backends.cuda.lower import Pointer, lower_plan
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph

@@ -58,10 +58,8 @@ def of_pytorch(net: Any, batches: list[Any], dtype: Any) -> dict[str, np.ndarray
 def of_ours(net: Any, batches: list[Any], precision: str) -> dict[str, np.ndarray]:
     rate, momentum, decay = OPTIONS
     optimizer = md.optim.SGD(rate, momentum=momentum, weight_decay=decay)
-    trainer = md.Trainer(
-        *(net, SHAPE, md.losses.CrossEntropy(), optimizer),
-        **{"device": "cuda", "precision": precision, "tune": "heuristic"},
-    )
+    given: dict[str, Any] = {"device": "cuda", "precision": precision, "tune": "heuristic"}
+    trainer = md.Trainer(net, SHAPE, md.losses.CrossEntropy(), optimizer, **given)
     losses = np.array([float(trainer.step(*batch)) for batch in batches])
     return {"losses": losses} | trainer.state_dict()
 
@@ -69,7 +67,7 @@ def of_ours(net: Any, batches: list[Any], precision: str) -> dict[str, np.ndarra
 def away(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> tuple[float, float]:
     """Of losses, and of the state: relative errors by norms, of its tensors their mean square."""
     errors = {
-        name: float(np.linalg.norm(found[name] - wanted) / max(np.linalg.norm(wanted), 1e-6))
+        name: float(np.linalg.norm(found[name] - wanted)) / max(float(np.linalg.norm(wanted)), 1e-6)
         for name, wanted in right.items()
     }
     losses = errors.pop("losses")

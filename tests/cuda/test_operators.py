@@ -13,8 +13,9 @@ import pytest
 from minidnn import layers as L
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.bits import to_bits
+from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import Data, InWorkspace, Pointer, Task, lower_plan
+from minidnn.backends.cuda.lower import InWorkspace, Pointer, Task, lower_plan
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.index_map import Indexed
 from minidnn.graph.ir import Constant, Graph, Node, Value

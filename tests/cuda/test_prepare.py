@@ -20,7 +20,7 @@ import pytest
 from minidnn import layers as L
 from minidnn.backends.cuda import constants, memory
 from minidnn.backends.cuda.bits import to_bits
-from minidnn.backends.cuda.constants import Constants
+from minidnn.backends.cuda.constants import Constants, Data
 from minidnn.backends.cuda.contraction import choice, tune
 from minidnn.backends.cuda.contraction.bound import least_milliseconds
 from minidnn.backends.cuda.contraction.choice import Choice
@@ -28,7 +28,6 @@ from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import ContractionProblem
 from minidnn.backends.cuda.contraction.recipe import Built, Form, Recipe
 from minidnn.backends.cuda.contraction.tune import Tuning
-from minidnn.backends.cuda.lower import Data
 from minidnn.graph.ir import Constant
 from minidnn.graph.types import TensorType
 from minidnn.layers.parameter import LazyArray

@@ -12,10 +12,11 @@ import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.backends.cuda.block import lay_out
+from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction.forms import forms_of
 from minidnn.backends.cuda.contraction.problem import Addresses, ContractionProblem
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.backends.cuda.lower import Data, InWorkspace, lower_plan
+from minidnn.backends.cuda.lower import InWorkspace, lower_plan
 from minidnn.backends.cuda.target import CudaTarget
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, State

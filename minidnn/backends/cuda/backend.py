@@ -15,14 +15,13 @@ from ...graph.index_map import Indexed
 from ...graph.ir import Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
 from ...runtime.plan import Plan
+from ...runtime.program import Program
 from ..options import accuracy_option, check_options, tune_option
 from .captured import on_device
-from .lower import lower_plan
 from .machine import machine_of
 from .memory import told
 from .nvrtc import why_unusable
 from .prelude import TYPES
-from .program import CudaProgram
 from .target import STORAGE, CudaTarget
 from .whole import STORED
 
@@ -87,7 +86,11 @@ class CudaBackend:
                 return f"{value!r} is none of {', '.join(valid)}"
         return None
 
-    def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> CudaProgram:
+    def compile(self, plan: Plan, precision: str, options: Mapping[str, Any]) -> Program:
+        # What loads a file has no use for them.
+        from .lower import lower_plan
+        from .program import CudaProgram
+
         check_options("cuda", options, ("accuracy", "deterministic", "memory_limit", "tune"))
         tune, accuracy = tune_option(options, "quick"), accuracy_option(options)
         limit, deterministic = _memory_limit(options), _deterministic(options)
