@@ -1,6 +1,6 @@
 """Seconds of a training step, beside PyTorch's eager mode and torch.compile.
 
-python -m benchmarks.training_step resnet18 resnet50 --batch 32 --precision float32 tf32
+python -m benchmarks.training_step resnet50 --precision bfloat16 --compiled reduce-overhead
 python -m benchmarks.training_step resnet18 --device cpu --batch 8 --size 64 --threads 2
 
 Steps are taken in turn, round after round; the median over the rounds counts.
@@ -31,8 +31,8 @@ def batch_of(given: argparse.Namespace) -> tuple[Any, Any]:
     return torch.randn(shape, device=given.device), target
 
 
-def of_torch(name: str, precision: str, compiled: bool, given: argparse.Namespace) -> Any:
-    """A function that makes a step of PyTorch's."""
+def of_torch(name: str, precision: str, mode: str | None, given: argparse.Namespace) -> Any:
+    """A function that makes a step of PyTorch's, compiled in a mode if one is given."""
     import torch
 
     from minidnn.bench.torchvision_models import models as torchs
@@ -50,14 +50,16 @@ def of_torch(name: str, precision: str, compiled: bool, given: argparse.Namespac
     loss_of = torch.nn.CrossEntropyLoss()
     x, target = batch_of(given)
     x = x.to(memory_format=layout)
-    forward = torch.compile(lambda x: loss_of(net(x), target)) if compiled else None
+    forward = torch.compile(lambda x: loss_of(net(x), target), mode=mode) if mode else None
+    scaler = torch.amp.GradScaler(device, enabled=precision == "float16")
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, narrow, enabled=narrow is not None):
             loss = loss_of(net(x), target) if forward is None else forward(x)
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
     return step
 
@@ -99,7 +101,10 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224, help="rows and columns of images")
     parser.add_argument("--precision", nargs="+", default=["float32"])
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--compiled", action="store_true", help="torch.compile, too")
+    modes = ("default", "reduce-overhead", "max-autotune")
+    parser.add_argument(
+        "--compiled", nargs="*", choices=modes, default=[], help="modes of torch.compile, too"
+    )
     given = parser.parse_args()
     for name in given.networks:
         for precision in given.precision:
@@ -109,9 +114,9 @@ def main() -> None:
             sides = {"minidnn": of_minidnn(name, precision, given)}
             sides["minidnn"]()
             row["compile_seconds"] = round(time.perf_counter() - begin, 2)
-            sides["eager"] = of_torch(name, precision, False, given)
-            if given.compiled:
-                sides["compiled"] = of_torch(name, precision, True, given)
+            sides["eager"] = of_torch(name, precision, None, given)
+            for mode in given.compiled:
+                sides[f"compiled {mode}"] = of_torch(name, precision, mode, given)
             for step in sides.values():
                 for _ in range(3):
                     step()
@@ -119,7 +124,7 @@ def main() -> None:
             for side, found in in_turn(takes, given.rounds).items():
                 row[side] = round(1e3 * median(found), 3)
             row["ratio"] = round(
-                min(v for k, v in row.items() if k in ("eager", "compiled")) / row["minidnn"], 3
+                min(row[side] for side in sides if side != "minidnn") / row["minidnn"], 3
             )
             print(json.dumps(row), flush=True)
 

@@ -12,14 +12,16 @@ from collections.abc import Sequence
 
 from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Elementwise, Windowed
-from minidnn.graph.operators import Concat
+from minidnn.graph.operators import Concat, Formula
 from minidnn.graph.types import FLOATS
+
+_HALVES = {"float16", "bfloat16"}
 
 
 def why_not_fusable(node: Node) -> str | None:
     """Why a node cannot be computed patch by patch; None if it can."""
     op = node.op
-    if (reason := computes_in_several(node)) is not None:
+    if not mixes_floats(node) and (reason := computes_in_several(node)) is not None:
         return reason
     if isinstance(op, Windowed):
         return None
@@ -45,6 +47,14 @@ def computes_in_several(node: Node) -> str | None:
     if len(dtypes) > 1 or next(iter(dtypes)) not in FLOATS:
         return f"it computes with {' and '.join(dtypes)}"
     return None
+
+
+def mixes_floats(node: Node) -> bool:
+    """Whether a node computes in float32 with values of float32 and of one half precision."""
+    if not isinstance(node.op, Formula) or node.op.compute != "float32":
+        return False
+    halves = {value.dtype for value in (*node.inputs, *node.outputs)} - {"float32"}
+    return len(halves) == 1 and halves <= _HALVES
 
 
 def is_tensor_operand(node: Node, index: int) -> bool:
@@ -108,6 +118,8 @@ class _Group:
         self.before = 0
         self.after = 0
         self.dtypes = {value.dtype for value in node.outputs}
+        self.mixes = mixes_floats(node)
+        self.moves = isinstance(node.op, (Concat, Windowed))
         self.batches = {value.shape[:1] for value in node.outputs}
         self.joins = isinstance(node.op, Concat)
         self.values = set(node.outputs)
@@ -123,6 +135,8 @@ class _Group:
         self.before |= other.before
         self.after |= other.after
         self.dtypes |= other.dtypes
+        self.mixes |= other.mixes
+        self.moves |= other.moves
         self.batches |= other.batches
         self.joins |= other.joins
         self.values |= other.values
@@ -255,7 +269,7 @@ def _try_join(groups: Groups, producer: Node, node: Node, value: Value) -> None:
     first, second = groups.of(producer), groups.of(node)
     if first is second:
         return
-    if len(first.dtypes | second.dtypes) > 1 or len(first.batches | second.batches) > 1:
+    if len(first.batches | second.batches) > 1 or not _compute_alike(first, second):
         return
     if first.joins or second.joins:
         both = groups.nodes_of(producer) + groups.nodes_of(node)
@@ -264,6 +278,14 @@ def _try_join(groups: Groups, producer: Node, node: Node, value: Value) -> None:
     if _reads_broadcast(first, second) or not groups.can_merge([producer, node]):
         return
     groups.merge([producer, node])
+
+
+def _compute_alike(first: _Group, second: _Group) -> bool:
+    """Whether dtypes let two groups be one: several of them stand side by side only where nothing
+    but element-wise formulas, of which some mix them, read and make their values."""
+    if not (first.mixes or second.mixes):
+        return len(first.dtypes | second.dtypes) == 1
+    return not (first.moves or second.moves)
 
 
 def _reads_broadcast(first: _Group, second: _Group) -> bool:

@@ -164,6 +164,10 @@ class Elementwise(Operator):
         """How many of the last operands are vectors over channels."""
         return self.channel_operands
 
+    def computed_in(self, dtypes: Sequence[str]) -> str | None:
+        """The dtype in which operands of these are computed; None if they do not fit."""
+        return computed_in(dtypes)
+
     def result_dtype(self, dtypes: Sequence[str]) -> str:
         """The dtype of the result for operands of these, which computing is done in; GraphError
         if they do not fit."""
@@ -316,6 +320,16 @@ class Reduction(Operator):
     """Joins elements of one value over an axis or irregular windows."""
 
     kind = "reduction"
+
+
+def computed_in(dtypes: Sequence[str]) -> str | None:
+    """The dtype that a formula of operands of these is computed in: the one floating-point dtype,
+    else the one of whole numbers, else float32 for bools and uint8.  None if there are several."""
+    for family in (FLOATS, INTEGERS):
+        found = {dtype for dtype in dtypes if dtype in family}
+        if found:
+            return found.pop() if len(found) == 1 else None
+    return "float32"
 
 
 def is_ints(value: object, least: int | None = None) -> TypeGuard[tuple[int, ...]]:

@@ -11,6 +11,7 @@ from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.freeze import FREEZE
 from minidnn.passes.infrastructure import Context, Observer, Pass, run_passes
 from minidnn.passes.layout import LAYOUT
+from minidnn.passes.mix_precision import MIX_PRECISION
 from minidnn.passes.place_concat import PLACE_CONCAT
 from minidnn.passes.place_updates import PLACE_UPDATES
 from minidnn.passes.pool_first import POOL_FIRST
@@ -34,6 +35,7 @@ PIPELINE: tuple[Pass, ...] = (
     POOL_FIRST,
     POOL_LAST,
     REDUCE_PRECISION,
+    MIX_PRECISION,
     ABSORB,
     DEPTH_FIRST,
     LAYOUT,

@@ -30,6 +30,7 @@ def write(trainer: Any, path: str | os.PathLike[str]) -> None:
         "network": type(trainer.network).__name__,
         "optimizer": repr(trainer.optimizer),
         "accumulate": trainer.accumulate,
+        "precision": trainer.step_program.precision,
         "progress": asdict(trainer.progress),
         "history": trainer.history,
         "loader": trainer.place_of_loader(),
@@ -79,6 +80,9 @@ def _check(
             )
     if known["accumulate"] != trainer.accumulate:
         problems.append(f"accumulate={known['accumulate']}, valid is {trainer.accumulate}")
+    precision = trainer.step_program.precision
+    if known.get("precision", precision) != precision:
+        problems.insert(0, f"precision={known['precision']!r}, valid is {precision!r}")
     if problems:
         more = f"\n  and {len(problems) - _FEW} more" if len(problems) > _FEW else ""
         raise WeightsError(

@@ -27,6 +27,7 @@ from minidnn.layers.inputs import Shapes
 from minidnn.layers.layer import Layer
 from minidnn.training.losses import Function, Loss
 from minidnn.training.optim.optimizer import Optimizer, Update, if_finite
+from minidnn.training.optim.scaling import LossScale, if_all_finite, unscaled
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ def step_graph(
     share: int = 1,
     last: bool = True,
     average: float | None = None,
+    scaling: LossScale | None = None,
 ) -> Graph:
     """The graph of a step.
 
@@ -121,6 +123,7 @@ def step_graph(
         share: of how many batches gradients are added up for one update of the parameters.
         last: whether this is the last one of them, after which parameters change.
         average: by what the moving average of each parameter decays; None for no average.
+        scaling: how the loss is scaled before it is differentiated; None for not at all.
 
     Raises:
         GraphError: the loss is no single number; there is nothing to train, or a parameter that
@@ -130,7 +133,10 @@ def step_graph(
     names = _trained(network, graph)
     optimizer.check_groups(names)
     outputs = len(graph.outputs)
-    whole = gradient(graph, "loss", of=names)
+    target = graph.outputs[0]
+    if scaling is not None:
+        graph, target = _scaled(graph, scaling)
+    whole = gradient(graph, target, of=names)
     gradients: Sequence[Value] = whole.outputs[outputs:]
     states = {state.name: state for state in whole.states}
     with _behind(whole) as trace:
@@ -141,13 +147,28 @@ def step_graph(
         }
         _guard(trace, graph, loss)
         parameters = [states[name] for name in names]
+        made = gradients
+        if scaling is not None:
+            gradients = unscaled(trace, gradients, scaling.state(trace))
         if share > 1:
-            gradients = _shared(trace, parameters, gradients, loss, share, last)
+            made = gradients = _shared(trace, parameters, gradients, loss, share, last)
         if last:
-            _optimized(trace, parameters, optimizer.clipped(gradients), optimizer, numbers, loss)
+            good = loss
+            if scaling is not None:
+                good = if_all_finite(trace, loss, made)
+                scaling.settle(trace, good)
+            _optimized(trace, parameters, optimizer.clipped(gradients), optimizer, numbers, good)
             if average is not None:
-                _averaged(trace, parameters, loss, average)
+                _averaged(trace, parameters, good, average)
     return trace.graph(whole.outputs[:outputs], graph.output_names)
+
+
+def _scaled(graph: Graph, scaling: LossScale) -> tuple[Graph, Value]:
+    """The graph with the scaled loss, which is no output of it."""
+    with _behind(graph) as trace, trace.scope("loss_scale", leaf=True):
+        loss: Any = graph.outputs[0]
+        scaled: Value = loss * scaling.state(trace)
+    return trace.graph(graph.outputs, graph.output_names), scaled
 
 
 def _trained(network: Layer, graph: Graph) -> list[str]:

@@ -28,6 +28,7 @@ from minidnn.training.interrupts import interrupts_wait
 from minidnn.training.losses import Function, Loss
 from minidnn.training.not_finite import first_not_finite
 from minidnn.training.optim.optimizer import Optimizer
+from minidnn.training.optim.scaling import LossScale
 from minidnn.training.step import Objective, step_graph
 
 __all__ = ["Trainer"]
@@ -73,6 +74,8 @@ class Trainer:
         accumulate: of how many batches gradients are added up for one update.
         average: by what a moving average of the parameters decays, which is evaluated instead of
             them; None for none.
+        loss_scale: how the loss is scaled, a :class:`minidnn.optim.LossScale`; by default only with
+            ``precision="float16"``, whose gradients would vanish or overflow else.
         device, precision, options: as for :func:`minidnn.compile`.  Under ``memory_limit``, a
             number of bytes for states and all values of a step, the backward pass computes again
             what would not fit, with the same bits.
@@ -95,6 +98,7 @@ class Trainer:
         seed: int = 0,
         accumulate: int = 1,
         average: float | None = None,
+        loss_scale: LossScale | None = None,
         device: str | None = None,
         precision: str | None = None,
         **options: Any,
@@ -109,6 +113,10 @@ class Trainer:
         check_whole(self, "seed", seed, 0)
         if average is not None:
             check_number(self, "average", average, 0, 1)
+        if loss_scale is not None and not isinstance(loss_scale, LossScale):
+            raise GraphError(
+                f"loss_scale={loss_scale!r:.80}; valid is a minidnn.optim.LossScale, or None"
+            )
         types = None if targets is None else [TensorType(tuple(s), d) for s, d in targets]
         suggested = loss.metrics if isinstance(loss, Loss) and targets is None else {}
         self.network = network
@@ -116,6 +124,7 @@ class Trainer:
         self.optimizer = optimizer
         self.accumulate = accumulate
         self.average = average
+        self.scaling = LossScale() if loss_scale is None and precision == "float16" else loss_scale
         self.progress = Progress()
         #: What each epoch measured.
         self.history: list[Record] = []
@@ -144,6 +153,11 @@ class Trainer:
     def step_program(self) -> Executable:
         """The compiled step."""
         return self._program("step", self._shapes)[1]
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the loss is multiplied by just now; None if it is not scaled."""
+        return float(self.store["loss_scale"]) if self.scaling is not None else None
 
     def explain(self, measure: bool = False) -> str:
         """What a step keeps for its backward pass and what it computes again, by value and in all,
@@ -210,6 +224,7 @@ class Trainer:
                     share=self.accumulate,
                     last=is_last,
                     average=self.average,
+                    scaling=self.scaling,
                 )
             store = self.store if graph.states else None
             found = graph, compile(graph, store=store, **self._options)

@@ -15,7 +15,6 @@ import numpy as np
 from ...graph.expression import Expression, Instruction, linearize
 from ...graph.ir import Node
 from ...graph.operator import Elementwise
-from ...graph.operators.arithmetic import computed_in
 from ...graph.types import TensorType
 from ..codegen.code import Code
 from ..codegen.dialect import ISPC
@@ -49,11 +48,12 @@ def print_broadcast(node: Node) -> Shaped:
     """
     assert isinstance(node.op, Elementwise)
     operands = [_aligned(node, i) for i in range(len(node.inputs))]
-    return print_elementwise(node.op.expression(), operands, node.output.type)
+    computed = node.op.computed_in([x.dtype for x in operands])
+    return print_elementwise(node.op.expression(), operands, node.output.type, computed)
 
 
 def print_elementwise(
-    expression: Expression, operands: Sequence[TensorType], out: TensorType
+    expression: Expression, operands: Sequence[TensorType], out: TensorType, computed: str | None
 ) -> Shaped:
     """The kernel of an expression over dense operands that broadcast; see
     :func:`print_broadcast`."""
@@ -61,9 +61,8 @@ def print_elementwise(
     *outer, length = sizes or [1]
     strides = [operand or [0] for operand in strides]
     stored = [STORED[x.dtype] for x in operands]
-    computed = computed_in([x.dtype for x in operands]) or "float32"
     result, inner = STORED[out.dtype], [operand[-1] for operand in strides]
-    text = _print(linearize(expression), stored, result, computed, len(outer), inner)
+    text = _print(linearize(expression), stored, result, computed or "float32", len(outer), inner)
     chunks = -(-length // CHUNK)
     given = [length, chunks, *outer, *(s for operand in strides for s in operand[:-1])]
     tasks = prod(outer) * chunks

@@ -48,7 +48,7 @@ def print_flat(body: Graph) -> tuple[Shaped, list[Value]]:
     out = body.outputs[0]
     types = [_aligned(value.type, vector, out.type.rank) for value, vector in operands]
     values = [value for value, _ in operands]
-    return print_elementwise(found[out], types, out.type), values
+    return print_elementwise(found[out], types, out.type, out.dtype), values
 
 
 def _aligned(type: TensorType, vector: bool, rank: int) -> TensorType:

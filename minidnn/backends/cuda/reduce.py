@@ -48,9 +48,10 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
     whole = is_whole(type.dtype)
     joins, first = (_JOIN_WHOLE, _FIRST_WHOLE) if whole else (_JOIN, _FIRST)
     wide = count > _FEW and not whole
-    element = STORED[type.dtype]
+    result_type = op.dtype or type.dtype
+    head = f"const {STORED[type.dtype]} *x, {STORED[result_type]} *y"
     code = Code()
-    with code.block(f'extern "C" __global__ void @(const {element} *x, {element} *y)'):
+    with code.block(f'extern "C" __global__ void @({head})'):
         if wide:
             code.line("const long long o = blockIdx.x;")
         else:
@@ -67,7 +68,7 @@ def print_reduce(op: Reduce, type: TensorType, x: Strided) -> Launch:
             join_block(code, "value", _JOIN[op.how])
             code.line("if (threadIdx.x) return;")
         result = f"value / {literal(float(count))}" if op.how == "mean" else "value"
-        code.line(f"y[o] = {stored(result, type.dtype)};")
+        code.line(f"y[o] = {stored(result, result_type)};")
     grid = outputs if wide else -(-outputs // BLOCK)
     return Launch.named("reduce", code, grid, BLOCK, BLOCK // 32 * 4 if wide else 0)
 

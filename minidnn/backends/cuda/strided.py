@@ -11,7 +11,6 @@ from math import prod
 from ...graph.expression import Instruction, argument, linearize
 from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
-from ...graph.operators.arithmetic import computed_in
 from ...memory.annotations import Annotations
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA
@@ -54,7 +53,8 @@ def print_broadcast(annotations: Annotations, node: Node) -> Launch:
         missing = (0,) * (len(out) - len(known))
         operands.append(Strided(own.dtype, (*missing, *known), own.offset))
     result = strided_of(annotations, node.output)
-    return _print(out, operands, result, linearize(op.expression()))
+    computed = op.computed_in([operand.dtype for operand in operands])
+    return _print(out, operands, result, linearize(op.expression()), is_whole(computed))
 
 
 def print_join(
@@ -63,7 +63,8 @@ def print_join(
     """The kernel that copies a value into a join, from ``first`` of ``axis`` on."""
     target = strided_of(annotations, whole)
     moved = Strided(target.dtype, target.strides, target.offset + first * target.strides[axis])
-    return _print(part.shape, [strided_of(annotations, part)], moved, linearize(argument(0)))
+    given = [strided_of(annotations, part)]
+    return _print(part.shape, given, moved, linearize(argument(0)), is_whole(part.dtype))
 
 
 def _print(
@@ -71,12 +72,11 @@ def _print(
     operands: Sequence[Strided],
     output: Strided,
     expression: Sequence[Instruction],
+    whole: bool,
 ) -> Launch:
     """A thread computes one element; neighbours are neighbours along the last axis."""
     count = prod(shape)
     code = Code()
-    computed = computed_in([operand.dtype for operand in operands])
-    whole = is_whole(computed)
     pointers = [f"const {STORED[o.dtype]} *x{i}" for i, o in enumerate(operands)]
     pointers.append(f"{STORED[output.dtype]} *y")
     if whole:

@@ -77,7 +77,8 @@ class CudaTarget(Target):
             return (PLANAR,) if exact else (CHANNELS_LAST,)
         if isinstance(op, (Contraction, FusedContraction)) and not exact:
             return (CHANNELS_LAST,)
-        return (PLANAR, CHANNELS_LAST) if exact else _BOTH
+        plain = exact and self.precision not in HALVES
+        return (PLANAR, CHANNELS_LAST) if plain else _BOTH
 
     def reads(self, node: Node, value: Value, layout: Layout) -> Layout:
         """Moving channels last, or back, moves nothing where they lie last on the other side."""

@@ -16,9 +16,8 @@ from minidnn.frontends.onnx.limits import Budget, check_shape
 from minidnn.frontends.onnx.tensors import STORED
 from minidnn.graph.expression import Expression, argument, constant, number
 from minidnn.graph.ir import Constant, Value
-from minidnn.graph.operator import Operator
+from minidnn.graph.operator import Operator, computed_in
 from minidnn.graph.operators import Expand, Formula, Slice, Transpose, View
-from minidnn.graph.operators.arithmetic import computed_in
 from minidnn.graph.trace import Trace
 from minidnn.graph.types import FLOATS, TensorType, numpy_dtype
 

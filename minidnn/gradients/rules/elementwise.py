@@ -26,7 +26,8 @@ def _by_operand(call: Backward, index: int) -> Value | None:
     op, inputs, operand = call.op, call.inputs, call.inputs[index]
     count, split = len(inputs), len(inputs) - op.channel_count
     gradient = call.gradient
-    if gradient.dtype != operand.dtype:
+    compute = getattr(op, "compute", None)
+    if gradient.dtype != operand.dtype and compute is None:
         gradient = apply(ops.Formula(argument(0), title="Cast", dtype=operand.dtype), gradient)
     found = derivative(op.expression(), index, argument(count + 1))
     if found is None:
@@ -39,8 +40,9 @@ def _by_operand(call: Backward, index: int) -> Value | None:
     body = renumbered(found, order + vectors)
     everything = (*inputs, call.output, gradient)
     result = gradient
-    if body.op != "argument":
-        formula = ops.Formula(body, len(order), len(vectors), f"{op.name}Gradient")
+    if body.op != "argument" or result.dtype != operand.dtype:
+        title, dtype = f"{op.name}Gradient", None if compute is None else operand.dtype
+        formula = ops.Formula(body, len(order), len(vectors), title, dtype, compute)
         result = apply(formula, *(everything[i] for i in order + vectors))
     if index < split:
         return summed_to(result, operand.shape)

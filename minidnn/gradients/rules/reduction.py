@@ -22,7 +22,9 @@ def reduce(call: Backward) -> Sequence[Value | None]:
     (x,) = call.inputs
     dims = call.op.dims
     kept = tuple(1 if d in dims else size for d, size in enumerate(x.shape))
-    gradient = viewed(call.gradient, kept)
+    gradient, output = viewed(call.gradient, kept), call.output
+    if call.op.dtype is not None:
+        gradient, output = _cast(gradient, x.dtype), _cast(output, x.dtype)
     match call.op.how:
         case "sum":
             return [apply(ops.Expand(x.shape), gradient)]
@@ -30,7 +32,13 @@ def reduce(call: Backward) -> Sequence[Value | None]:
             return [apply(ops.Expand(x.shape), gradient / float(prod(x.shape[d] for d in dims)))]
         case "prod":
             return [_products_of_others(x, dims) * gradient]
-    return [_shared(x, viewed(call.output, kept), gradient, dims)]
+    return [_shared(x, viewed(output, kept), gradient, dims)]
+
+
+def _cast(x: Value, dtype: str) -> Value:
+    if x.dtype == dtype:
+        return x
+    return apply(ops.Formula(argument(0), title="Cast", dtype=dtype), x)
 
 
 def _shared(x: Value, extreme: Value, gradient: Value, dims: tuple[int, ...]) -> Value:

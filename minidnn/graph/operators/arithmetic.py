@@ -10,8 +10,8 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, argument
-from minidnn.graph.operator import Elementwise
-from minidnn.graph.types import FLOATS, INTEGERS, ITEMSIZE, numpy_dtype
+from minidnn.graph.operator import Elementwise, computed_in
+from minidnn.graph.types import FLOATS, INTEGERS, ITEMSIZE, numpy_dtype, rounded_to
 
 __all__ = ["Add", "Div", "Formula", "Mul", "Sub"]
 
@@ -70,6 +70,9 @@ class Formula(Elementwise):
     dtypes, a bool being 1 or 0 and a uint8 a number, and the result converted to ``dtype``, if one
     is given: whole numbers of fractions are cut off, and bool is whether it is not zero.  So
     comparisons, choices and casts are formulas, too.
+
+    ``compute`` is a floating-point dtype that it is computed in instead: operands may then have
+    several dtypes that are no wider, and without ``dtype`` the result has that one.
     """
 
     body: Expression
@@ -77,6 +80,7 @@ class Formula(Elementwise):
     channel_vectors: int = 0
     title: str = "Formula"
     dtype: str | None = None
+    compute: str | None = None
 
     def __post_init__(self) -> None:
         self.require(
@@ -94,6 +98,10 @@ class Formula(Elementwise):
         self.require(
             self.dtype is None or self.dtype in _RESULTS,
             f"dtype={self.dtype!r}; valid are {', '.join(_RESULTS)} and None",
+        )
+        self.require(
+            self.compute in (None, "float32", "float64"),
+            f"compute={self.compute!r}; valid are 'float32', 'float64' and None",
         )
         self.require(
             self.body is scalar.number(self.body),
@@ -120,7 +128,18 @@ class Formula(Elementwise):
     def expression(self) -> Expression:
         return self.body
 
+    def computed_in(self, dtypes: Sequence[str]) -> str | None:
+        return self.compute or super().computed_in(dtypes)
+
     def result_dtype(self, dtypes: Sequence[str]) -> str:
+        if self.compute is not None:
+            wider = [d for d in dtypes if d in FLOATS and ITEMSIZE[d] > ITEMSIZE[self.compute]]
+            self.require(
+                not wider,
+                f"operands have dtypes {', '.join(dict.fromkeys(dtypes))}; valid are those no "
+                f"wider than {self.compute}, which it is computed in",
+            )
+            return self.dtype or self.compute
         computed = computed_in(dtypes)
         self.require(
             computed is not None,
@@ -131,24 +150,17 @@ class Formula(Elementwise):
         return self.dtype or str(computed)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        # Only evaluation in float64 has operands of several floating-point dtypes.
-        computed = computed_in([str(array.dtype) for array in inputs]) or "float64"
+        # Only evaluation in float64 has operands of several floating-point dtypes, or wider ones.
+        dtypes = [str(array.dtype) for array in inputs]
+        computed = "float64" if "float64" in dtypes else self.computed_in(dtypes) or "float64"
         kept = tuple(array.astype(computed, copy=False) for array in inputs)
         (result,) = super().reference(*kept)
         if self.dtype is None:
             return (result,)
         with np.errstate(all="ignore"):
+            if self.dtype == "bfloat16":
+                return (rounded_to(self.dtype, result),)
             return (result.astype(numpy_dtype(self.dtype)),)
 
     def __str__(self) -> str:
         return f"{self.title}({self.body}{f' as {self.dtype}' if self.dtype else ''})"
-
-
-def computed_in(dtypes: Sequence[str]) -> str | None:
-    """The dtype that a formula of operands of these is computed in: the one floating-point dtype,
-    else the one of whole numbers, else float32 for bools and uint8.  None if there are several."""
-    for family in (FLOATS, INTEGERS):
-        found = {dtype for dtype in dtypes if dtype in family}
-        if found:
-            return found.pop() if len(found) == 1 else None
-    return "float32"

@@ -10,7 +10,7 @@ import numpy as np
 
 from minidnn.graph.expression import argument, fma, linearize, run
 from minidnn.graph.operator import Reduction, is_ints
-from minidnn.graph.types import FLOATS, NUMBERS, TensorType
+from minidnn.graph.types import FLOATS, ITEMSIZE, NUMBERS, TensorType
 
 __all__ = ["ArgMax", "GroupNorm", "LayerNorm", "LogSoftmax", "Reduce", "Softmax"]
 
@@ -37,17 +37,23 @@ def _in_rows(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 @dataclass(frozen=True)
 class Reduce(Reduction):
     """Joins all elements along ``dims`` (from 0 on, in order): their sum, mean, maximum, minimum
-    or product.  NaN wins.  With ``keepdim`` these axes stay, with size 1."""
+    or product.  NaN wins.  With ``keepdim`` these axes stay, with size 1.  ``dtype`` is that of the
+    result, if it is not the input's: sums of half precision can stay as exact as they were made."""
 
     how: Literal["sum", "mean", "max", "min", "prod"]
     dims: tuple[int, ...]
     keepdim: bool = False
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         self.require(self.how in _JOINS, f"how={self.how!r}; valid are {', '.join(_JOINS)}")
         self.require(
             is_ints(self.dims, 0) and list(self.dims) == sorted(set(self.dims)),
             f"dims={self.dims}; valid are different axes from 0 on, in order",
+        )
+        self.require(
+            self.dtype in (None, "float32", "float64"),
+            f"dtype={self.dtype!r}; valid are 'float32', 'float64' and None",
         )
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
@@ -65,9 +71,14 @@ class Reduce(Reduction):
             self.how in ("sum", "prod") or all(x.shape[d] for d in self.dims),
             f"input {x.shape} has no elements along {self.dims}",
         )
+        result = self.dtype or x.dtype
+        self.require(
+            result == x.dtype or (x.dtype in FLOATS and ITEMSIZE[x.dtype] <= ITEMSIZE[result]),
+            f"input is {x}; valid for dtype={self.dtype!r} are floating-point dtypes no wider",
+        )
         sizes = [1 if d in self.dims else size for d, size in enumerate(x.shape)]
         kept = [size for d, size in enumerate(sizes) if self.keepdim or d not in self.dims]
-        return (x.with_shape(tuple(kept)),)
+        return (TensorType(tuple(kept), result),)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         (x,) = inputs
@@ -79,7 +90,7 @@ class Reduce(Reduction):
                 out = out / compute.type(rows.shape[-1])
         if self.keepdim:
             out = np.expand_dims(out, self.dims)
-        return (np.asarray(out, x.dtype),)
+        return (np.asarray(out, np.result_type(x.dtype, self.dtype or x.dtype)),)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return inputs[0].size

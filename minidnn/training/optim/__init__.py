@@ -4,4 +4,5 @@ from minidnn.training.optim.adaptive import *
 from minidnn.training.optim.descent import *
 from minidnn.training.optim.layerwise import *
 from minidnn.training.optim.optimizer import *
+from minidnn.training.optim.scaling import *
 from minidnn.training.optim.schedules import *

@@ -10,7 +10,6 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import linearize
 from minidnn.graph.ir import Constant, Node, Value
 from minidnn.graph.operator import Elementwise
-from minidnn.graph.operators.arithmetic import computed_in
 from minidnn.graph.types import FLOATS, INTEGERS
 
 writers = Writers()
@@ -75,7 +74,7 @@ def write_expression(writer: Writer, node: Node, inputs: list[str]) -> str:
     """Any element-wise operator, operation by operation."""
     op = node.op
     assert isinstance(op, Elementwise)
-    computed = computed_in([value.dtype for value in node.inputs]) or "float32"
+    computed = op.computed_in([value.dtype for value in node.inputs]) or "float32"
     split = len(inputs) - op.channel_count
     operands = [
         _operand(writer, value, name, computed, node.output.type.rank if i >= split else None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from minidnn.frontends.onnx.export.writer import Writer, Writers
+from minidnn.frontends.onnx.export.writer import DATA_TYPES, Writer, Writers
 from minidnn.graph import operators as ops
 from minidnn.graph.ir import Constant, Node
 from minidnn.graph.operator import Windowed
@@ -138,6 +138,9 @@ def _reduce(writer: Writer, node: Node, inputs: list[str]) -> str:
     kind = f"Reduce{node.op.how.capitalize()}"
     axes = writer.integers(node.op.dims)
     given = {"keepdims": int(node.op.keepdim), "noop_with_empty_axes": 1}
+    given_dtype = node.op.dtype
+    if given_dtype is not None and given_dtype != node.inputs[0].dtype:
+        inputs = [writer.add("Cast", inputs, f"{node.name}.cast", to=DATA_TYPES[given_dtype])]
     return writer.add(kind, [*inputs, axes], node.name, **given)
 
 

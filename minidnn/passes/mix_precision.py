@@ -1,0 +1,237 @@
+"""mix_precision: graphs with states compute in half precision, and their states stay float32.
+
+Handles: graphs that keep float32 states, such as parameters, where the target keeps values in half
+precision.  Contractions read and give halves: a state is rounded once a run, however often it is
+read.  So do windows and moves of such values.  Element-wise nodes between contractions compute in
+float32, of halves and float32 values alike; what they give is a half where something else than one
+element-wise node reads it.  All else stays float32: sums and statistics, softmax and normalizations
+by it, losses, what becomes of gradients of parameters, inputs, outputs and states.
+Refuses: graphs without states, which reduce_precision handles, and targets that keep float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from minidnn.fusion.stacks import why_not_fusable
+from minidnn.graph.expression import argument, linearize
+from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.graph.operator import Contraction, Elementwise, Movement, Operator, Windowed
+from minidnn.graph.operators import (
+    AdaptiveAvgPool2d,
+    ArgMax,
+    Concat,
+    Conv2dInputGradient,
+    Conv2dWeightGradient,
+    Formula,
+    Gather,
+    MatMul,
+    RandomDrop,
+    Reduce,
+    TakeChannels,
+)
+from minidnn.graph.types import rounded_to
+from minidnn.passes.infrastructure import Context, Pass
+
+_PRODUCTS = (Contraction, MatMul, Conv2dInputGradient, Conv2dWeightGradient)
+_WINDOWS = (Windowed, AdaptiveAvgPool2d)
+#: What gives the dtype that it is given, and computes nothing that would suffer from it.
+_FOLLOWS = (*_WINDOWS, Movement, RandomDrop)
+_HALVES = ("float16", "bfloat16")
+
+
+def mix_precision(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    dtype = context.target.storage
+    if dtype not in _HALVES or not graph.states:
+        return graph
+    if not any(isinstance(node.op, _PRODUCTS) for node in graph.nodes):
+        return graph
+    if not context.allow(f"compute in {dtype} between states in float32"):
+        return graph
+    return mixed(graph, dtype)
+
+
+def mixed(graph: Graph, dtype: str) -> Graph:
+    """The graph with products, and what lies between them, in ``dtype``."""
+    return _Mixing(graph, dtype).graph()
+
+
+class _Mixing:
+    def __init__(self, graph: Graph, dtype: str) -> None:
+        self.given = graph
+        self.dtype = dtype
+        self.nodes: list[Node] = []
+        #: For values of the graph what stands for them in float32, or any other dtype of theirs,
+        #: and in half precision; of most there is one.
+        self.full: dict[Value, Value] = {v: v for v in graph.values if v.producer is None}
+        self.half: dict[Value, Value] = {}
+        self.between = _between_products(graph)
+        self.names = {value.name for value in graph.values} | {n.name for n in graph.nodes}
+
+    def graph(self) -> Graph:
+        for node in self.given.nodes:
+            self._add(node)
+        given = self.given
+        return Graph(
+            given.inputs,
+            [self._in_full(value, value.name) for value in given.outputs],
+            self.nodes,
+            given.name,
+            given.output_names,
+            updates={s: self._in_full(v, v.name) for s, v in given.updates.items()},
+        )
+
+    def _add(self, node: Node) -> None:
+        op = node.op
+        floats = [v for v in node.inputs if v.dtype == "float32"]
+        if isinstance(op, _PRODUCTS) and len(floats) == len(node.inputs):
+            self._keep(node, op, [self._in_half(value) for value in node.inputs], self.half)
+        elif isinstance(op, Elementwise):
+            self._elementwise(node, op)
+        elif isinstance(op, Reduce) and self._is_half(node.inputs[0]):
+            self._keep(node, replace(op, dtype="float32"), [self.half[node.inputs[0]]], self.full)
+        elif isinstance(op, ArgMax) and self._is_half(node.inputs[0]):
+            self._keep(node, op, [self.half[node.inputs[0]]], self.full)
+        elif isinstance(op, _FOLLOWS) and self._follows(op, floats):
+            operands = [
+                self._in_half(v) if v.dtype == "float32" else self.full[v] for v in node.inputs
+            ]
+            self._keep(node, op, operands, self.half)
+        else:
+            operands = [self._in_full(value, node.name) for value in node.inputs]
+            self._keep(node, op, operands, self.full)
+
+    def _follows(self, op: Operator, floats: Sequence[Value]) -> bool:
+        if isinstance(op, Gather):
+            floats = floats[:1]
+        halves = sum(map(self._is_half, floats))
+        joins = isinstance(op, (Concat, TakeChannels))
+        return halves > 0 if joins else 0 < halves == len(floats)
+
+    def _is_half(self, value: Value) -> bool:
+        """Whether a value is there in half precision alone."""
+        return value in self.half and value not in self.full
+
+    def _elementwise(self, node: Node, op: Elementwise) -> None:
+        floats = [v for v in node.inputs if v.dtype == "float32"]
+        halves = [value for value in floats if self._is_half(value)]
+        gives_half = node.output in self.between and self._is_stored(node)
+        if not halves and not gives_half:
+            operands = [self.full[value] for value in node.inputs]
+            self._keep(node, op, operands, self.full)
+            return
+        known = all(value in halves or self._is_exact(value) for value in floats)
+        if gives_half and known and self._is_exact_in_half(op):
+            if isinstance(op, Formula) and op.dtype is not None:
+                op = replace(op, dtype=self.dtype)
+            operands = [
+                self._in_half(v) if v.dtype == "float32" else self.full[v] for v in node.inputs
+            ]
+            self._keep(node, op, operands, self.half)
+            return
+        result = self.dtype if gives_half else node.output.dtype
+        operands = [self.half[v] if v in halves else self.full[v] for v in node.inputs]
+        self._keep(
+            node,
+            _computing_in_float32(op, result),
+            operands,
+            self.half if gives_half else self.full,
+        )
+
+    def _is_stored(self, node: Node) -> bool:
+        """Whether a value is likely to be written to memory: more than one element-wise node reads
+        it, or the one that does cannot be computed with it."""
+        readers = self.given.readers[node.output]
+        if len(readers) != 1 or node.output in self.given.results:
+            return True
+        return not isinstance(readers[0].op, Elementwise) or (
+            why_not_fusable(readers[0]) is not None
+        )
+
+    def _is_exact(self, value: Value) -> bool:
+        """Whether a value is a constant whose numbers are the same in half precision."""
+        if not isinstance(value, Constant):
+            return False
+        data = value.data
+        return bool((rounded_to(self.dtype, data).astype(np.float32) == data).all())
+
+    def _is_exact_in_half(self, op: Elementwise) -> bool:
+        """Whether a formula's numbers are the same in half precision."""
+        numbers = [line.value for line in linearize(op.expression()) if line.op == "constant"]
+        held = np.array([float(number or 0.0) for number in numbers])
+        return rounded_to(self.dtype, held).astype(np.float64).tolist() == held.tolist()
+
+    def _in_half(self, value: Value) -> Value:
+        found = self.half.get(value)
+        if found is None:
+            found = self.half[value] = self._rounded(value)
+        return found
+
+    def _rounded(self, value: Value) -> Value:
+        source, dtype = self.full[value], self.dtype
+        if isinstance(source, Constant):
+            type = replace(source.type, dtype=dtype)
+            return Constant(type, source.name, lambda: rounded_to(dtype, source.data))
+        op = Formula(argument(0), title="Cast", dtype=dtype, compute="float32")
+        return self._new(op, [source], f"{value.name}.{dtype}", value.name)
+
+    def _in_full(self, value: Value, source: str) -> Value:
+        """A value in float32; one in half precision is converted for each reader by itself, which
+        costs nothing where it is read."""
+        if value in self.full:
+            return self.full[value]
+        op = Formula(argument(0), title="Cast", compute="float32")
+        return self._new(op, [self.half[value]], f"{value.name}.float32", source)
+
+    def _new(self, op: Operator, operands: Sequence[Value], name: str, source: str) -> Value:
+        unique, count = name, 0
+        while unique in self.names:
+            unique, count = f"{name}.{count + 1}", count + 1
+        self.names.add(unique)
+        node = Node(op, operands, unique, source)
+        self.nodes.append(node)
+        return node.output
+
+    def _keep(
+        self, node: Node, op: Operator, operands: Sequence[Value], known: dict[Value, Value]
+    ) -> None:
+        new = Node(op, operands, node.name, node.source)
+        self.nodes.append(new)
+        known.update(zip(node.outputs, new.outputs, strict=True))
+
+
+def _computing_in_float32(op: Elementwise, dtype: str) -> Formula:
+    """An element-wise operator that computes in float32, whatever it reads, and gives ``dtype``."""
+    if isinstance(op, Formula):
+        return replace(op, dtype=dtype, compute="float32")
+    tensors = op.arity - op.channel_count
+    return Formula(op.expression(), tensors, op.channel_count, op.name, dtype, "float32")
+
+
+def _between_products(graph: Graph) -> set[Value]:
+    """The float32 values that are computed of results of products and that products or windows
+    read, with nothing but element-wise nodes, windows and moves in between: activations and their
+    gradients."""
+    made: set[Value] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, _PRODUCTS):
+            made.update(node.outputs)
+        elif isinstance(node.op, (Elementwise, *_FOLLOWS)):
+            count = node.op.channel_count if isinstance(node.op, Elementwise) else 0
+            if any(value in made for value in node.inputs[: len(node.inputs) - count]):
+                made.update(node.outputs)
+    read: set[Value] = set()
+    for node in reversed(graph.nodes):
+        passes = isinstance(node.op, (*_PRODUCTS, *_WINDOWS))
+        if isinstance(node.op, (Elementwise, *_FOLLOWS)):
+            passes |= any(value in read for value in node.outputs)
+        if passes:
+            read.update(value for value in node.inputs if value.dtype == "float32")
+    return made & read
+
+
+MIX_PRECISION = Pass("mix_precision", mix_precision, requires=("simplify", "fold_batch_norm"))
