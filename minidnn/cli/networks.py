@@ -88,16 +88,17 @@ def is_onnx(name: str) -> bool:
     return name.lower().endswith(".onnx") and is_path(name)
 
 
-def onnx_graph(name: str, batch: int | None = None, size: tuple[int, int] | None = None) -> Graph:
-    """The graph of an ONNX file; what it leaves open is ``batch`` (1) along the first axis of its
-    inputs and ``size`` along rows and columns of those of rank 4.
+def onnx_graph(name: Any, batch: int | None = None, size: tuple[int, int] | None = None) -> Graph:
+    """The graph of an ONNX file, or of a model that was read from one; what it leaves open is
+    ``batch`` (1) along the first axis of its inputs and ``size`` along rows and columns of those of
+    rank 4.
 
     GraphError if the file's own sizes are others, or if more is open.
     """
     from minidnn.frontends.onnx.convert import load_model
-    from minidnn.frontends.onnx.model import read_model
+    from minidnn.frontends.onnx.model import OnnxModel, read_model
 
-    model = read_model(name)
+    model = name if isinstance(name, OnnxModel) else read_model(name)
     shapes = {}
     for declared in model.inputs:
         if declared.sizes is None:

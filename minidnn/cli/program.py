@@ -30,6 +30,7 @@ from minidnn.cli import (
     lab,
     listing,
     report,
+    serve,
     train,
 )
 from minidnn.errors import MiniDNNError, MiniDNNWarning
@@ -104,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         explain,
         report,
         export,
+        serve,
         bench,
         bisect,
         compare,

@@ -109,6 +109,8 @@ ALLOWED: dict[str, set[str]] = {
         *("graph", "frontends", "executable", "compiler", "cache"),
         *("backends.backend", "backends.cpu", "backends.cuda"),
     },
+    # It is given executables, and knows no files.
+    "serving": {FACE, "runtime", "executable", "pages"},
     # The zoo stands above: its scripts use the face, as a user does.
     "models": {FACE, "graph", "layers", "fusion", "passes", "weights", "pictures"},
 }

@@ -1,0 +1,102 @@
+"""What ``minidnn serve`` is told to serve: MODEL as a name, a version and where it comes from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from minidnn.errors import GraphError, MiniDNNError
+
+if TYPE_CHECKING:
+    from minidnn.serving.model import Opened, Source
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+
+
+def sources_of(options: argparse.Namespace) -> list[Source]:
+    """The sources of all models; MiniDNNError if a text makes no sense, or two mean the same."""
+    found: dict[tuple[str, int], Source] = {}
+    for text in options.models:
+        source = _source(text, options)
+        if (key := (source.name, source.version)) in found:
+            raise MiniDNNError(
+                f"MODEL {text!r}: version {source.version} of {source.name!r} is given twice; "
+                "valid is name:version=path with another version"
+            )
+        found[key] = source
+    return list(found.values())
+
+
+def _source(text: str, options: argparse.Namespace) -> Source:
+    from minidnn.frontends.zoo import is_path
+    from minidnn.serving.model import Source
+
+    head, equals, path = text.partition("=")
+    if not equals:
+        head, path = "", text
+    name, colon, version = head.partition(":")
+    if not equals:
+        name = os.path.splitext(os.path.basename(path))[0] if is_path(path) else path
+    valid_version = re.fullmatch(r"[1-9]\d{0,8}", version, re.ASCII) if colon else True
+    if not path or not _NAME.fullmatch(name) or not valid_version:
+        raise MiniDNNError(
+            f"MODEL {text!r}: valid are PATH, name=PATH and name:version=PATH, with a name of "
+            "letters, digits, '.', '_' and '-', and a version from 1 on"
+        )
+    number = int(version) if colon else 1
+    return Source(name, number, _platform(path), lambda: _open(path, options))
+
+
+def _platform(path: str) -> str:
+    ending = os.path.splitext(path)[1].lower()
+    return {".onnx": "minidnn_onnx", ".mdx": "minidnn_compiled"}.get(ending, "minidnn")
+
+
+def _open(path: str, options: argparse.Namespace) -> Opened:
+    """Reads a network: a compiled file, an ONNX file, a name of the zoo, or a saved graph."""
+    import minidnn
+    from minidnn.cli.networks import is_onnx
+    from minidnn.compiled_file import is_compiled
+    from minidnn.frontends.zoo import is_path, network_of
+    from minidnn.serving.model import Opened
+
+    if is_compiled(path):
+        given = {"device": options.device, "threads": options.threads}
+        own = {name: value for name, value in given.items() if value is not None}
+        return Opened(lambda rows: minidnn.load(path, **own), any_batch=False)
+    own = {
+        name: value
+        for name in ("device", "precision", "threads")
+        if (value := getattr(options, name)) is not None
+    }
+    if is_onnx(path):
+        return _onnx(path, options, own)
+    if is_path(path):
+        graph = minidnn.load_graph(path)
+        return Opened(lambda rows: minidnn.compile(graph, **own), any_batch=False)
+    network = network_of(path)
+    channels, *size = network.input_shape
+    size = options.size or size
+    return Opened(
+        lambda rows: minidnn.compile(network, (rows or 1, channels, *size), **own), any_batch=True
+    )
+
+
+def _onnx(path: str, options: argparse.Namespace, own: dict[str, Any]) -> Opened:
+    """An ONNX file, which is read once for all sizes of a batch."""
+    import minidnn
+    from minidnn.cli.networks import onnx_graph
+    from minidnn.frontends.onnx.model import read_model
+    from minidnn.serving.model import Opened
+
+    model = read_model(path)
+    sizes = [each.sizes for each in model.inputs if each.sizes is not None]
+    is_open = bool(sizes) and all(each and not isinstance(each[0], int) for each in sizes)
+    if not is_open and options.size is not None:
+        raise GraphError(f"--size {options.size}: {path!r} says its sizes")
+    return Opened(
+        lambda rows: minidnn.compile(onnx_graph(model, rows, options.size), **own),
+        any_batch=is_open,
+    )

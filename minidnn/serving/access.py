@@ -1,0 +1,80 @@
+"""Who may ask: a token, and on a loopback address no page of another site."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from minidnn.serving.faults import Fault, Refusal
+from minidnn.serving.settings import Settings
+
+#: What an orchestrator asks, which has no token.
+OPEN = ("/v2/health/live", "/v2/health/ready")
+
+
+def check_token(settings: Settings, authorization: str | None) -> None:
+    """Fault unless the value of an Authorization header has the token, if there is one: as a
+    bearer's, or as the password with which a browser asks for the page."""
+    if settings.token is None:
+        return
+    scheme, _, given = (authorization or "").partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            given = ""
+    elif scheme.lower() != "bearer":
+        given = ""
+    if not hmac.compare_digest(given.encode(), settings.token.encode()):
+        raise Fault(
+            Refusal.UNAUTHORIZED,
+            "the token is missing or wrong; valid is the header 'Authorization: Bearer TOKEN'",
+        )
+
+
+def check_site(settings: Settings, headers: Headers) -> None:
+    """Fault for what a page of another site makes a browser send: without a token, nothing else
+    keeps it from a server on this machine."""
+    if settings.token is not None:
+        return
+    host, origin = headers.get("host", ""), headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != host:
+        raise Fault(Refusal.FORBIDDEN, f"origin {origin!r:.100} is another site")
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    valid = name in ("localhost", "[::1]", "") or name.startswith("127.")
+    if settings.is_local and not valid:
+        raise Fault(
+            Refusal.FORBIDDEN,
+            f"host {name!r:.100} is no name of this machine's loopback; valid is localhost, or a "
+            "token",
+        )
+
+
+class Gate:
+    """Lets requests through to an application that may ask; ``refuse`` answers the others."""
+
+    def __init__(
+        self,
+        app: Callable[..., Awaitable[None]],
+        settings: Settings,
+        refuse: Callable[[Fault], Any],
+    ) -> None:
+        self._app, self._settings, self._refuse = app, settings, refuse
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            try:
+                check_site(self._settings, headers)
+                if scope["path"] not in OPEN:
+                    check_token(self._settings, headers.get("authorization"))
+            except Fault as fault:
+                await self._refuse(fault)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

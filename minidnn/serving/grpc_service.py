@@ -1,0 +1,222 @@
+"""The protocol over gRPC."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from minidnn.errors import DeviceError
+from minidnn.serving import protocol
+from minidnn.serving.access import check_token
+from minidnn.serving.faults import Fault, Refusal, invalid
+from minidnn.serving.messages import PACKAGE, message
+from minidnn.serving.repository import Repository
+from minidnn.serving.settings import Settings
+from minidnn.serving.tensors import GivenTensor
+
+log = logging.getLogger(__name__)
+
+SERVICE = f"{PACKAGE}.GRPCInferenceService"
+#: What an orchestrator asks, which has no token.
+_OPEN = ("ServerLive", "ServerReady")
+#: Where an input lies that is not raw.
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "UINT8": "uint_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
+
+
+class RpcServer:
+    """A server that listens at ``address``."""
+
+    def __init__(self, server: Any, address: str, settings: Settings) -> None:
+        self.address = address
+        self._server, self._settings = server, settings
+
+    async def stop(self) -> None:
+        """Takes no more calls, and ends when those that were taken are answered."""
+        await self._server.stop(self._settings.stop_seconds)
+
+
+async def started_server(repository: Repository) -> RpcServer:
+    """A server that listens; DeviceError if its address or its files are not to be had."""
+    settings = repository.settings
+    server = grpc.aio.server(
+        interceptors=[_Gate(settings)],
+        maximum_concurrent_rpcs=settings.max_requests,
+        options=[
+            ("grpc.max_receive_message_length", settings.max_request_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+        ],
+    )
+    service = _Service(repository)
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            _method(name, answer), response_serializer=lambda answer: answer.SerializeToString()
+        )
+        for name, answer in service.methods.items()
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"{host}:{settings.grpc_port}"
+    try:
+        if settings.certificate is None or settings.key is None:
+            port = server.add_insecure_port(address)
+        else:
+            pair = Path(settings.key).read_bytes(), Path(settings.certificate).read_bytes()
+            port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+    except (OSError, RuntimeError) as error:
+        raise DeviceError(f"{address} cannot be listened on: {error}") from error
+    await server.start()
+    return RpcServer(server, f"{host}:{port}", settings)
+
+
+def _method(name: str, answer: Callable[[Any], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Makes a message of what came, and a status of a fault."""
+    request_class = message(f"{name}Request")
+
+    async def call(data: bytes, context: Any) -> Any:
+        try:
+            try:
+                request = request_class.FromString(data)
+            except DecodeError as error:
+                raise invalid(f"the message is no {name}Request: {error}") from error
+            return await answer(request)
+        except Fault as fault:
+            await _abort(context, fault)
+        except Exception as error:
+            log.exception("%s fails", name)
+            await _abort(context, Fault(Refusal.FAILED, f"internal error: {type(error).__name__}"))
+
+    return call
+
+
+async def _abort(context: Any, fault: Fault) -> None:
+    await context.abort(getattr(grpc.StatusCode, fault.kind.code), str(fault))
+
+
+class _Gate(grpc.aio.ServerInterceptor):
+    """Refuses calls without the token."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        try:
+            if details.method.rpartition("/")[2] not in _OPEN:
+                check_token(self._settings, dict(details.invocation_metadata).get("authorization"))
+        except Fault as fault:
+            refused = fault
+
+            async def refuse(data: bytes, context: Any) -> None:
+                await _abort(context, refused)
+
+            return grpc.unary_unary_rpc_method_handler(refuse)
+        return await continuation(details)
+
+
+class _Service:
+    """The protocol's methods, each from message to message."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self.methods: Mapping[str, Callable[[Any], Awaitable[Any]]] = {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ServerMetadata": self._server,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model,
+            "ModelInfer": self._infer,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+        }
+
+    async def _live(self, request: Any) -> Any:
+        return message("ServerLiveResponse")(live=True)
+
+    async def _ready(self, request: Any) -> Any:
+        return message("ServerReadyResponse")(ready=self._repository.is_ready)
+
+    async def _server(self, request: Any) -> Any:
+        return message("ServerMetadataResponse")(**protocol.server_metadata())
+
+    async def _model_ready(self, request: Any) -> Any:
+        entry = self._repository.entry(request.name, request.version)
+        return message("ModelReadyResponse")(ready=entry.batcher is not None)
+
+    async def _model(self, request: Any) -> Any:
+        found = protocol.model_metadata(self._repository, request.name, request.version)
+        return message("ModelMetadataResponse")(**found)
+
+    async def _index(self, request: Any) -> Any:
+        found = protocol.index(self._repository, request.ready)
+        return message("RepositoryIndexResponse")(models=found)
+
+    async def _load(self, request: Any) -> Any:
+        protocol.check_change(request.parameters)
+        await self._repository.load(request.model_name)
+        return message("RepositoryModelLoadResponse")()
+
+    async def _unload(self, request: Any) -> Any:
+        protocol.check_change(request.parameters)
+        await self._repository.unload(request.model_name)
+        return message("RepositoryModelUnloadResponse")()
+
+    async def _infer(self, request: Any) -> Any:
+        answer = await protocol.infer(
+            self._repository,
+            "grpc",
+            request.model_name,
+            request.model_version,
+            lambda: _request_of(request),
+        )
+        source = answer.model.source
+        response = message("ModelInferResponse")(
+            model_name=source.name, model_version=str(source.version), id=request.id
+        )
+        for spec, array in answer.outputs:
+            response.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
+            response.raw_output_contents.append(np.ascontiguousarray(array).tobytes())
+        return response
+
+
+def _request_of(request: Any) -> protocol.Request:
+    """What a message asks for; Fault if it contradicts itself."""
+    protocol.check_parameters("the request", list(request.parameters))
+    for each in (*request.inputs, *request.outputs):
+        protocol.check_parameters(f"{each.name!r:.100}", list(each.parameters))
+    raw: Sequence[bytes] = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise invalid(
+            f"raw_input_contents has {len(raw)} parts; valid are {len(request.inputs)}, one for "
+            "each input, or none"
+        )
+    inputs = [
+        GivenTensor(each.name, each.datatype, tuple(each.shape), raw[i] if raw else _contents(each))
+        for i, each in enumerate(request.inputs)
+    ]
+    if raw and any(each.HasField("contents") for each in request.inputs):
+        raise invalid("inputs have contents beside raw_input_contents; valid is one of both")
+    return protocol.Request(inputs, [each.name for each in request.outputs], request.id)
+
+
+def _contents(given: Any) -> Sequence[Any]:
+    field = _CONTENTS.get(given.datatype)
+    if field is None:
+        raise invalid(
+            f"input {given.name!r:.100} has datatype {given.datatype!r:.40} in contents; valid are "
+            f"{', '.join(_CONTENTS)}, and others in raw_input_contents"
+        )
+    return list(getattr(given.contents, field))

@@ -1,0 +1,137 @@
+"""The protocol's messages for gRPC, from a table.
+
+The fields are those of the Open Inference Protocol's .proto file and of Triton's extension for
+repositories, in their order, which their numbers follow.  They are made here rather than by
+``protoc``: generated files demand one range of protobuf's versions, and put their names into a pool
+that all of a process share, where a client's generated files have them, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+PACKAGE = "inference"
+
+_TENSOR = ("string name", "string datatype", "repeated int64 shape")
+_PARAMETERS = "map InferParameter parameters"
+_REPOSITORY = (
+    "string repository_name",
+    "string model_name",
+    "map ModelRepositoryParameter parameters",
+)
+_MODEL = ("string name", "string version")
+_RESULT = ("string model_name", "string model_version", "string id", _PARAMETERS)
+_CONTENTS = "InferTensorContents contents"
+
+#: A name with a dot is that of a message within another; a "map" has texts as keys.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "ServerLiveRequest": (),
+    "ServerLiveResponse": ("bool live",),
+    "ServerReadyRequest": (),
+    "ServerReadyResponse": ("bool ready",),
+    "ModelReadyRequest": _MODEL,
+    "ModelReadyResponse": ("bool ready",),
+    "ServerMetadataRequest": (),
+    "ServerMetadataResponse": ("string name", "string version", "repeated string extensions"),
+    "ModelMetadataRequest": _MODEL,
+    "ModelMetadataResponse": (
+        "string name",
+        "repeated string versions",
+        "string platform",
+        "repeated ModelMetadataResponse.TensorMetadata inputs",
+        "repeated ModelMetadataResponse.TensorMetadata outputs",
+    ),
+    "ModelMetadataResponse.TensorMetadata": _TENSOR,
+    "InferParameter": (
+        "oneof bool bool_param",
+        "oneof int64 int64_param",
+        "oneof string string_param",
+        "oneof double double_param",
+        "oneof uint64 uint64_param",
+    ),
+    "InferTensorContents": (
+        "repeated bool bool_contents",
+        "repeated int32 int_contents",
+        "repeated int64 int64_contents",
+        "repeated uint32 uint_contents",
+        "repeated uint64 uint64_contents",
+        "repeated float fp32_contents",
+        "repeated double fp64_contents",
+        "repeated bytes bytes_contents",
+    ),
+    "ModelInferRequest": (
+        *_RESULT,
+        "repeated ModelInferRequest.InferInputTensor inputs",
+        "repeated ModelInferRequest.InferRequestedOutputTensor outputs",
+        "repeated bytes raw_input_contents",
+    ),
+    "ModelInferRequest.InferInputTensor": (*_TENSOR, _PARAMETERS, _CONTENTS),
+    "ModelInferRequest.InferRequestedOutputTensor": ("string name", _PARAMETERS),
+    "ModelInferResponse": (
+        *_RESULT,
+        "repeated ModelInferResponse.InferOutputTensor outputs",
+        "repeated bytes raw_output_contents",
+    ),
+    "ModelInferResponse.InferOutputTensor": (*_TENSOR, _PARAMETERS, _CONTENTS),
+    "ModelRepositoryParameter": (
+        "oneof bool bool_param",
+        "oneof int64 int64_param",
+        "oneof string string_param",
+        "oneof bytes bytes_param",
+    ),
+    "RepositoryIndexRequest": ("string repository_name", "bool ready"),
+    "RepositoryIndexResponse": ("repeated RepositoryIndexResponse.ModelIndex models",),
+    "RepositoryIndexResponse.ModelIndex": (*_MODEL, "string state", "string reason"),
+    "RepositoryModelLoadRequest": _REPOSITORY,
+    "RepositoryModelLoadResponse": (),
+    "RepositoryModelUnloadRequest": _REPOSITORY,
+    "RepositoryModelUnloadResponse": (),
+}
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_SCALARS = ("bool", "int32", "int64", "uint32", "uint64", "float", "double", "string", "bytes")
+
+
+def _file() -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="minidnn/open_inference.proto", package=PACKAGE, syntax="proto3"
+    )
+    made: dict[str, Any] = {}
+    for name, fields in FIELDS.items():
+        within, _, own = name.rpartition(".")
+        made[name] = (made[within].nested_type if within else file.message_type).add(name=own)
+        for number, text in enumerate(fields, 1):
+            _add(made[name], name, number, text.split())
+    return file
+
+
+def _add(message: Any, path: str, number: int, words: list[str]) -> None:
+    *rule, kind, name = words
+    field = message.field.add(name=name, number=number, label=_FIELD.LABEL_OPTIONAL)
+    if "map" in rule:
+        entry = message.nested_type.add(name="ParametersEntry")
+        entry.options.map_entry = True
+        _add(entry, path, 1, ["string", "key"])
+        _add(entry, path, 2, [kind, "value"])
+        kind = f"{path}.ParametersEntry"
+    if "repeated" in rule or "map" in rule:
+        field.label = _FIELD.LABEL_REPEATED
+    if "oneof" in rule:
+        if not message.oneof_decl:
+            message.oneof_decl.add(name="parameter_choice")
+        field.oneof_index = 0
+    if kind in _SCALARS:
+        field.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
+    else:
+        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".{PACKAGE}.{kind}"
+
+
+_pool = descriptor_pool.DescriptorPool()
+_pool.Add(_file())
+
+
+def message(name: str) -> Any:
+    """The class of a message."""
+    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))

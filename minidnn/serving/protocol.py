@@ -1,0 +1,136 @@
+"""What both protocols tell of the server and its models, and how a request is carried out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import minidnn
+from minidnn.serving.batching import Batcher
+from minidnn.serving.faults import Fault, Refusal, invalid
+from minidnn.serving.model import ServedModel
+from minidnn.serving.repository import Repository
+from minidnn.serving.tensors import GivenTensor, Spec, arrays_of
+
+EXTENSIONS = ("binary_tensor_data", "model_repository")
+#: Parameters that change what a result means, and are not known here.
+_REFUSED = ("classification", "shared_memory_region", "sequence_id", "sequence_start")
+
+
+@dataclass(frozen=True)
+class Request:
+    """An inference request of either protocol.
+
+    Attributes:
+        outputs: names of what is asked for; all if empty.
+    """
+
+    inputs: Sequence[GivenTensor]
+    outputs: Sequence[str] = ()
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outputs that were asked for, and the model that gave them."""
+
+    model: ServedModel
+    outputs: list[tuple[Spec, np.ndarray]] = field(default_factory=list)
+
+
+def server_metadata() -> dict[str, Any]:
+    return {
+        "name": "minidnn",
+        "version": minidnn.__version__,
+        "extensions": list(EXTENSIONS),
+    }
+
+
+def model_metadata(repository: Repository, name: str, version: str) -> dict[str, Any]:
+    """A model's inputs and outputs; Fault if it is not ready."""
+    model = repository.batcher(name, version).model
+
+    def tensors(specs: Sequence[Spec]) -> list[dict[str, Any]]:
+        return [
+            {"name": spec.name, "datatype": spec.datatype, "shape": spec.declared} for spec in specs
+        ]
+
+    return {
+        "name": name,
+        "versions": [str(entry.source.version) for entry in repository.versions(name)],
+        "platform": model.source.platform,
+        "inputs": tensors(model.inputs),
+        "outputs": tensors(model.outputs),
+    }
+
+
+def index(repository: Repository, ready_only: bool) -> list[dict[str, str]]:
+    """All versions of all models with their states."""
+    return [
+        {
+            "name": entry.source.name,
+            "version": str(entry.source.version),
+            "state": entry.state,
+            "reason": entry.reason,
+        }
+        for entry in repository
+        if entry.state == "READY" or not ready_only
+    ]
+
+
+def check_parameters(where: str, names: Sequence[str]) -> None:
+    """Fault for a parameter that would change the meaning of a request."""
+    for name in names:
+        if name in _REFUSED:
+            raise invalid(f"{where} has the parameter {name!r}, which is not supported here")
+
+
+async def infer(
+    repository: Repository,
+    protocol: str,
+    name: str,
+    version: str,
+    read: Callable[[], Request],
+) -> Answer:
+    """Carries out a request, which ``read`` makes of what came, and counts it."""
+    batcher = repository.batcher(name, version)
+    begun, status = time.monotonic(), "cancelled"
+    try:
+        answer = await _answer(batcher, read())
+        status = "ok"
+        return answer
+    except Fault as fault:
+        status = fault.kind.name.lower()
+        raise
+    except MemoryError as error:
+        status = "failed"
+        raise Fault(Refusal.FAILED, "not enough memory for this request") from error
+    finally:
+        batcher.meter.request(protocol, status, time.monotonic() - begun)
+
+
+async def _answer(batcher: Batcher, request: Request) -> Answer:
+    model = batcher.model
+    specs = {spec.name: index for index, spec in enumerate(model.outputs)}
+    asked = list(request.outputs) or list(specs)
+    unknown = [name for name in asked if name not in specs]
+    if unknown or len(set(asked)) < len(asked):
+        raise invalid(f"outputs {asked!r:.300} are asked for; valid are {list(specs)}, each once")
+    arrays, rows = arrays_of(model.inputs, request.inputs, model.max_rows)
+    results = await batcher.infer(arrays, rows)
+    return Answer(model, [(model.outputs[specs[each]], results[specs[each]]) for each in asked])
+
+
+def check_change(parameters: Any) -> None:
+    """Fault if a model is to be loaded with parameters: what it is was said at the start."""
+    if not isinstance(parameters, Mapping):
+        raise invalid(f"parameters is {parameters!r:.100}; valid is a JSON object")
+    if given := [name for name in parameters if name != "unload_dependents"]:
+        raise invalid(
+            f"parameters {given!r:.200} are given; valid is none: models are loaded from where the "
+            "server was told to"
+        )

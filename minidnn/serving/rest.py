@@ -1,0 +1,210 @@
+"""The protocol over REST: an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from minidnn.serving import protocol
+from minidnn.serving.access import Gate
+from minidnn.serving.bodies import ClientDisconnect, read_body
+from minidnn.serving.faults import Fault, Refusal
+from minidnn.serving.page import page_of
+from minidnn.serving.repository import Repository
+from minidnn.serving.rest_infer import LENGTH, RestRequest, parsed, written
+
+log = logging.getLogger(__name__)
+
+#: Seconds after which the page is loaded again.
+REFRESH = 5
+
+
+def application(repository: Repository) -> Starlette:
+    """The application of a server."""
+    return _Rest(repository).application()
+
+
+class _Rest:
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._settings = repository.settings
+        self._in_flight = 0
+
+    def application(self) -> Starlette:
+        model = "/v2/models/{name}"
+        version = f"{model}/versions/{{version}}"
+        found = [
+            Route("/", self._page),
+            Route("/metrics", self._metrics),
+            Route("/v2", self._server),
+            Route("/v2/health/live", self._live),
+            Route("/v2/health/ready", self._ready),
+            Route("/v2/repository/index", self._index, methods=["POST"]),
+            Route("/v2/repository/models/{name}/load", self._load, methods=["POST"]),
+            Route("/v2/repository/models/{name}/unload", self._unload, methods=["POST"]),
+        ]
+        for path in (model, version):
+            found += [
+                Route(path, self._model),
+                Route(f"{path}/ready", self._model_ready),
+                Route(f"{path}/infer", self._infer, methods=["POST"]),
+            ]
+        return Starlette(
+            routes=found,
+            middleware=[Middleware(Gate, settings=self._settings, refuse=refusal)],
+            exception_handlers={
+                Fault: _on_fault,
+                HTTPException: _on_http_exception,
+                ClientDisconnect: _on_disconnect,
+                Exception: _on_error,
+            },
+        )
+
+    async def _page(self, request: Request) -> Response:
+        return HTMLResponse(page_of(self._repository), headers={"Refresh": str(REFRESH)})
+
+    async def _metrics(self, request: Request) -> Response:
+        metrics = self._repository.metrics
+        return Response(metrics.text(), headers={"Content-Type": metrics.content_type})
+
+    async def _server(self, request: Request) -> Response:
+        return JSONResponse(protocol.server_metadata())
+
+    async def _live(self, request: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def _ready(self, request: Request) -> Response:
+        ready = self._repository.is_ready
+        return JSONResponse({"ready": ready}, 200 if ready else Refusal.UNAVAILABLE.status)
+
+    async def _model(self, request: Request) -> Response:
+        return JSONResponse(protocol.model_metadata(self._repository, *_model_of(request)))
+
+    async def _model_ready(self, request: Request) -> Response:
+        name, version = _model_of(request)
+        ready = self._repository.entry(name, version).batcher is not None
+        document = {"name": name, "ready": ready}
+        return JSONResponse(document, 200 if ready else Refusal.UNAVAILABLE.status)
+
+    async def _index(self, request: Request) -> Response:
+        async with self._one_more():
+            document = await self._document(request)
+        ready = document.get("ready", False)
+        if not isinstance(ready, bool):
+            raise Fault(Refusal.INVALID, f"ready is {ready!r:.40}; valid are true and false")
+        return JSONResponse(protocol.index(self._repository, ready))
+
+    async def _load(self, request: Request) -> Response:
+        return await self._change(request, self._repository.load)
+
+    async def _unload(self, request: Request) -> Response:
+        return await self._change(request, self._repository.unload)
+
+    async def _change(self, request: Request, change: Callable[[str], Awaitable[None]]) -> Response:
+        async with self._one_more():
+            document = await self._document(request)
+            protocol.check_change(document.get("parameters", {}))
+            await change(request.path_params["name"])
+        return JSONResponse({})
+
+    async def _document(self, request: Request) -> dict[str, Any]:
+        body = await read_body(request, self._settings)
+        return parsed(body) if body else {}
+
+    async def _infer(self, request: Request) -> Response:
+        async with self._one_more():
+            body = await read_body(request, self._settings)
+            return await _unless_gone(request, self._answer(request, body))
+
+    async def _answer(self, request: Request, body: bytes) -> Response:
+        asked: list[RestRequest] = []
+
+        def read() -> protocol.Request:
+            asked.append(RestRequest(body, request.headers.get(LENGTH)))
+            return asked[0].request
+
+        name, version = _model_of(request)
+        answer = await protocol.infer(self._repository, "rest", name, version, read)
+        content, length = written(asked[0], answer)
+        if length is None:
+            return Response(content, media_type="application/json")
+        return Response(
+            content, media_type="application/octet-stream", headers={LENGTH: str(length)}
+        )
+
+    @asynccontextmanager
+    async def _one_more(self) -> Any:
+        """Counts a request that has a body, so that memory is bounded."""
+        most = self._settings.max_requests
+        if self._in_flight >= most:
+            raise Fault(
+                Refusal.FULL, f"{most} requests are in work; valid are these: try again later"
+            )
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+
+
+async def _unless_gone(request: Request, answer: Any) -> Response:
+    """The response, or none if the client goes away before it: then its work is cancelled."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.create_task(answer), asyncio.create_task(gone())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            return tasks[0].result()
+        raise ClientDisconnect
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def _model_of(request: Request) -> tuple[str, str]:
+    return request.path_params["name"], request.path_params.get("version", "")
+
+
+def refusal(fault: Fault) -> Response:
+    """The response that says why a request is refused."""
+    headers = {}
+    if fault.kind is Refusal.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = 'Basic realm="minidnn: the password is the token"'
+    if fault.kind in (Refusal.FULL, Refusal.UNAVAILABLE):
+        headers["Retry-After"] = "1"
+    if fault.kind in (Refusal.TOO_LARGE, Refusal.SLOW, Refusal.FULL, Refusal.ENCODED):
+        headers["Connection"] = "close"  # the rest of the body is not read
+    return JSONResponse({"error": str(fault)}, fault.kind.status, headers)
+
+
+async def _on_fault(request: Request, error: Any) -> Response:
+    return refusal(error)
+
+
+async def _on_http_exception(request: Request, error: Any) -> Response:
+    document = {"error": f"{request.method} {request.url.path!r:.200}: {error.detail}"}
+    return JSONResponse(document, error.status_code, dict(error.headers or {}))
+
+
+async def _on_disconnect(request: Request, error: Any) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+async def _on_error(request: Request, error: Any) -> Response:
+    log.error("a request fails", exc_info=error)
+    return refusal(Fault(Refusal.FAILED, f"internal error: {type(error).__name__}"))

@@ -1,0 +1,164 @@
+"""REST's inference requests and answers: JSON, and tensors in binary behind it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from minidnn.serving.faults import invalid
+from minidnn.serving.protocol import Answer, Request, check_parameters
+from minidnn.serving.tensors import GivenTensor
+
+LENGTH = "Inference-Header-Content-Length"
+_MOST_SIZES = 16
+
+
+class RestRequest:
+    """What a body asks for.
+
+    Args:
+        body: JSON, of which the first ``length`` bytes are, if there are binary tensors behind it.
+    """
+
+    def __init__(self, body: bytes, length: str | None) -> None:
+        size = len(body)
+        if length is not None:
+            if not (length.isascii() and length.isdecimal()) or len(length) > 12:
+                raise invalid(f"header {LENGTH} is {length!r:.40}; valid is a number of bytes")
+            size = int(length)
+            if size > len(body):
+                raise invalid(f"header {LENGTH} is {size}, and the body has {len(body)} bytes")
+        self._binary = memoryview(body)[size:]
+        self._has_binary = length is not None
+        document = parsed(body[:size])
+        parameters = _parameters(document, "the request")
+        self._all_binary = _flag(parameters, "binary_data_output", "the request")
+        self._outputs: dict[str, bool] = {}
+        for each in _objects(document, "outputs", 0):
+            name = _text(each, "name", "an output")
+            given = _parameters(each, f"output {name!r:.100}")
+            if name in self._outputs:
+                raise invalid(f"output {name!r:.100} is asked for twice; valid is once")
+            self._outputs[name] = (
+                _flag(given, "binary_data", f"output {name!r:.100}")
+                if "binary_data" in given
+                else self._all_binary
+            )
+        given_inputs = [self._input(each) for each in _objects(document, "inputs", 1)]
+        if len(self._binary):
+            raise invalid(
+                f"{len(self._binary)} bytes are left behind the last input; valid are as many as "
+                "the inputs' binary_data_size say"
+            )
+        given_id = document.get("id", "")
+        if not isinstance(given_id, str):
+            raise invalid(f"id is {given_id!r:.40}; valid is a text")
+        self.request = Request(given_inputs, list(self._outputs), given_id)
+
+    def is_binary(self, output: str) -> bool:
+        return self._outputs.get(output, self._all_binary)
+
+    def _input(self, each: dict[str, Any]) -> GivenTensor:
+        name = _text(each, "name", "an input")
+        where = f"input {name!r:.100}"
+        datatype = _text(each, "datatype", where)
+        shape = each.get("shape")
+        if (
+            not isinstance(shape, list)
+            or len(shape) > _MOST_SIZES
+            or any(type(size) is not int or not 0 <= size < 1 << 40 for size in shape)
+        ):
+            raise invalid(
+                f"{where} has shape {shape!r:.100}; valid is a list of at most {_MOST_SIZES} whole "
+                "numbers"
+            )
+        size = _parameters(each, where).get("binary_data_size")
+        if size is None:
+            if not isinstance(each.get("data"), list):
+                raise invalid(f"{where} has no data; valid is a list, or binary_data_size")
+            return GivenTensor(name, datatype, tuple(shape), each["data"])
+        if "data" in each or not self._has_binary:
+            raise invalid(
+                f"{where} has binary_data_size; valid is that without data, and with the header "
+                f"{LENGTH}"
+            )
+        if type(size) is not int or not 0 <= size <= len(self._binary):
+            raise invalid(
+                f"{where} has binary_data_size {size!r:.40}; {len(self._binary)} bytes are there"
+            )
+        data, self._binary = self._binary[:size], self._binary[size:]
+        return GivenTensor(name, datatype, tuple(shape), data)
+
+
+def written(asked: RestRequest, answer: Answer) -> tuple[bytes, int | None]:
+    """The body of an answer, and how many bytes of it are JSON if there are others."""
+    outputs, parts = [], []
+    for spec, array in answer.outputs:
+        told: dict[str, Any] = {
+            "name": spec.name,
+            "datatype": spec.datatype,
+            "shape": list(array.shape),
+        }
+        if asked.is_binary(spec.name):
+            part = np.ascontiguousarray(array).tobytes()
+            told["parameters"] = {"binary_data_size": len(part)}
+            parts.append(part)
+        else:
+            told["data"] = array.reshape(-1).tolist()
+        outputs.append(told)
+    source = answer.model.source
+    document = {
+        "model_name": source.name,
+        "model_version": str(source.version),
+        **({"id": asked.request.id} if asked.request.id else {}),
+        "outputs": outputs,
+    }
+    head = json.dumps(document).encode()
+    return (b"".join([head, *parts]), len(head)) if parts else (head, None)
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body is; Fault if it is none."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"the body is no JSON: {str(error) or type(error).__name__:.200}") from error
+    if not isinstance(document, dict):
+        raise invalid(f"the body is a {type(document).__name__}; valid is a JSON object")
+    return document
+
+
+def _objects(document: dict[str, Any], name: str, least: int) -> list[dict[str, Any]]:
+    given = document.get(name, [])
+    if (
+        not isinstance(given, list)
+        or len(given) < least
+        or not all(isinstance(each, dict) for each in given)
+    ):
+        few = f" of at least {least}" if least else ""
+        raise invalid(f"{name} is {given!r:.100}; valid is a list{few} of JSON objects")
+    return given
+
+
+def _text(document: dict[str, Any], name: str, where: str) -> str:
+    given = document.get(name)
+    if not isinstance(given, str) or not given:
+        raise invalid(f"{where} has {name} {given!r:.40}; valid is a text")
+    return given
+
+
+def _parameters(document: dict[str, Any], where: str) -> dict[str, Any]:
+    given = document.get("parameters", {})
+    if not isinstance(given, dict):
+        raise invalid(f"{where} has parameters {given!r:.100}; valid is a JSON object")
+    check_parameters(where, list(given))
+    return given
+
+
+def _flag(parameters: dict[str, Any], name: str, where: str) -> bool:
+    given = parameters.get(name, False)
+    if not isinstance(given, bool):
+        raise invalid(f"{where} has {name} {given!r:.40}; valid are true and false")
+    return given

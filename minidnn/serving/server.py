@@ -1,0 +1,134 @@
+"""The server: it listens, loads, serves until it is told to stop, and finishes what it took."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+
+import uvicorn
+
+from minidnn.errors import DeviceError
+from minidnn.serving.connections import Connection
+from minidnn.serving.grpc_service import started_server
+from minidnn.serving.model import Source
+from minidnn.serving.repository import Repository
+from minidnn.serving.rest import application
+from minidnn.serving.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_MOST_CONNECTIONS = 1000
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn's, whose signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """Serves models from their sources.
+
+    Args:
+        started: is called with the addresses that are listened on, and once all models are ready.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        settings: Settings,
+        started: Callable[[str], None] = lambda told: None,
+    ) -> None:
+        self._sources = sources
+        self._settings = settings
+        self._started = started
+        self._stop = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self) -> None:
+        """Serves until SIGTERM, SIGINT or :meth:`stop`.
+
+        DeviceError if an address cannot be listened on; what loading a model raises, if one that
+        it starts with cannot be loaded.
+        """
+        asyncio.run(self.serve())
+
+    def stop(self) -> None:
+        """Ends :meth:`run`, from any thread, once what was taken is answered."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def serve(self) -> None:
+        """:meth:`run`, within a loop."""
+        loop = self._loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
+                loop.add_signal_handler(each, self._stop.set)
+        settings, repository = self._settings, Repository(self._sources, self._settings)
+        rest = self._rest(repository)
+        listener = listen(settings.host, settings.port)
+        serving = loop.create_task(rest.serve(sockets=[listener]))
+        scheme = "https" if settings.certificate else "http"
+        self._started(f"REST on {scheme}://{_address(listener)}")
+        rpc = None
+        if settings.grpc_port is not None:
+            rpc = await started_server(repository)
+            self._started(f"gRPC on {rpc.address}")
+        loading = loop.create_task(repository.load_all())
+        stopping = loop.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((loading, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+                self._started("ready")
+                await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            loading.cancel()
+            rest.should_exit = True
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(settings.stop_seconds):
+                    await repository.close()
+            if rpc is not None:
+                await rpc.stop()
+            await serving
+
+    def _rest(self, repository: Repository) -> uvicorn.Server:
+        settings = self._settings
+        return _Uvicorn(
+            uvicorn.Config(
+                application(repository),
+                http=Connection,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=_MOST_CONNECTIONS,
+                timeout_keep_alive=max(1, round(settings.read_seconds)),
+                timeout_graceful_shutdown=max(1, round(settings.stop_seconds)),
+                ssl_certfile=settings.certificate,
+                ssl_keyfile=settings.key,
+            )
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; DeviceError if the address is not to be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise DeviceError(f"{host}:{port} cannot be listened on: {error.strerror}") from error
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

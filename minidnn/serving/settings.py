@@ -1,0 +1,45 @@
+"""What a server is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits, addresses and secrets.
+
+    Attributes:
+        host: the address that is listened on.
+        port, grpc_port: 0 is any free one; without ``grpc_port`` there is no gRPC.
+        max_batch: rows of a batch.
+        max_delay: seconds for which the first row of a batch waits for others.
+        max_queue: rows that wait for each model.
+        max_requests: requests that are read, wait or are answered at once, of each protocol.
+        max_request_bytes: of one request's body or message.
+        read_seconds: for which a request may take to arrive.
+        stop_seconds: for which requests that were taken may take when the server stops.
+        certificate, key: files of TLS, both or neither.
+        token: what callers must show, if anything.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int | None = 8001
+    max_batch: int = 8
+    max_delay: float = 0.005
+    max_queue: int = 64
+    max_requests: int = 64
+    max_request_bytes: int = 32 * MEBIBYTE
+    read_seconds: float = 30.0
+    stop_seconds: float = 30.0
+    certificate: str | None = None
+    key: str | None = None
+    token: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")

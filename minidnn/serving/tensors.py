@@ -1,0 +1,153 @@
+"""Tensors of the protocol: their datatypes, and arrays of what a request holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from minidnn.serving.faults import Fault, invalid
+
+#: NumPy's dtype -> the protocol's name.
+DATATYPES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An input or an output of a model.
+
+    Attributes:
+        shape: of one row, without the batch; of all, for a model that takes no batches.
+        batched: whether an axis of rows comes before ``shape``.
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    batched: bool
+
+    @property
+    def datatype(self) -> str:
+        return DATATYPES[str(self.dtype)]
+
+    @property
+    def declared(self) -> list[int]:
+        """The shape as metadata tell it: -1 for any number of rows."""
+        return [-1, *self.shape] if self.batched else list(self.shape)
+
+
+@dataclass(frozen=True)
+class GivenTensor:
+    """An input as a request has it: ``data`` are raw bytes, or a list of numbers."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview | Sequence[Any]
+
+
+def arrays_of(
+    specs: Sequence[Spec], given: Sequence[GivenTensor], most: int
+) -> tuple[list[np.ndarray], int]:
+    """A request's inputs in the model's order, and how many rows they have (at most ``most``).
+
+    Fault if one is missing, unknown or given twice, or has another dtype or shape than is valid.
+    """
+    by_name = {each.name: each for each in given}
+    names = [spec.name for spec in specs]
+    if sorted(each.name for each in given) != sorted(names):
+        raise invalid(f"inputs {[each.name for each in given]!r:.300} are given; valid are {names}")
+    rows = _rows(specs, by_name, most)
+    return [_array(spec, by_name[spec.name], rows) for spec in specs], rows
+
+
+def _rows(specs: Sequence[Spec], given: dict[str, GivenTensor], most: int) -> int:
+    """How many rows a request has: the same in all inputs, whose shapes are valid."""
+    first = given[specs[0].name].shape[:1]
+    rows = first[0] if specs[0].batched and first else 1
+    for spec in specs:
+        shape = given[spec.name].shape
+        expected = (rows, *spec.shape) if spec.batched else spec.shape
+        if shape == expected and 1 <= rows <= most:
+            continue
+        valid = f"{list(spec.shape)}"
+        if spec.batched:
+            sizes = ", ".join(map(str, ("N", *spec.shape)))
+            valid = f"[{sizes}] with N from 1 to {most}, the same for all inputs"
+        raise invalid(f"input {spec.name!r} has shape {list(shape)!r:.200}; valid is {valid}")
+    return rows
+
+
+def _array(spec: Spec, given: GivenTensor, rows: int) -> np.ndarray:
+    if given.datatype != spec.datatype:
+        raise invalid(
+            f"input {spec.name!r} has datatype {given.datatype!r:.40}; valid is {spec.datatype}"
+        )
+    shape, data = given.shape, given.data
+    if isinstance(data, (bytes, memoryview)):
+        return _of_bytes(spec, shape, data)
+    return _of_list(spec, shape, data)
+
+
+def _of_bytes(spec: Spec, shape: tuple[int, ...], data: bytes | memoryview) -> np.ndarray:
+    needed = prod(shape) * spec.dtype.itemsize
+    if len(data) != needed:
+        raise invalid(
+            f"input {spec.name!r} has {len(data)} bytes; valid are {needed} for {spec.datatype} "
+            f"{list(shape)}"
+        )
+    if spec.dtype.kind == "b" and (np.frombuffer(data, np.uint8) > 1).any():
+        raise invalid(f"input {spec.name!r} has bytes other than 0 and 1; valid are these")
+    return np.frombuffer(data, spec.dtype.newbyteorder("<")).reshape(shape)
+
+
+def _of_list(spec: Spec, shape: tuple[int, ...], data: Sequence[Any]) -> np.ndarray:
+    numbers = _flat(spec, shape, data)
+    valid: tuple[type, ...] = {"b": (bool,), "f": (int, float)}.get(spec.dtype.kind, (int,))
+    if others := set(map(type, numbers)) - set(valid):
+        names = ", ".join(sorted(each.__name__ for each in others))
+        raise invalid(
+            f"input {spec.name!r} has data of type {names}; valid for {spec.datatype} is "
+            f"{' or '.join(each.__name__ for each in valid)}"
+        )
+    try:
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+            return np.array(numbers, spec.dtype).reshape(shape)
+    except OverflowError as error:
+        raise invalid(
+            f"input {spec.name!r} has a number that {spec.datatype} cannot hold ({error}); valid "
+            "are numbers in its range"
+        ) from error
+
+
+def _flat(spec: Spec, shape: tuple[int, ...], data: Sequence[Any]) -> Sequence[Any]:
+    """The elements of data that are flat already, or nested as the shape is."""
+    if data and isinstance(data[0], list):
+        level: Sequence[Any] = [data]
+        for size in shape:
+            if any(type(each) is not list or len(each) != size for each in level):
+                raise _wrong_count(spec, shape, "is nested in another way")
+            level = list(chain.from_iterable(level))
+        return level
+    if len(data) != prod(shape):
+        raise _wrong_count(spec, shape, f"has {len(data)} elements")
+    return data
+
+
+def _wrong_count(spec: Spec, shape: tuple[int, ...], what: str) -> Fault:
+    return invalid(
+        f"data of input {spec.name!r} {what}; valid are {prod(shape)} elements for shape "
+        f"{list(shape)}, flat or nested so"
+    )
