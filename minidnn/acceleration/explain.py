@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from minidnn.acceleration.below import Below
 from minidnn.acceleration.part import TakenPart
 from minidnn.acceleration.programs import Kept
+from minidnn.acceleration.step import TrainedPart
+from minidnn.acceleration.trained import TrainedProgram
 
 
 def explain_program(program: Kept) -> str:
@@ -14,15 +18,17 @@ def explain_program(program: Kept) -> str:
     count = len(program.captured.operations)
     taken = count - len(program.left)
     parts = f"{len(program.parts)} part" + ("" if len(program.parts) == 1 else "s")
+    trained = ", trained" if isinstance(program, TrainedProgram) else ""
     lines = [
-        f"{program.name} for {program.sizes} on device {program.engine.device!r}: "
+        f"{program.name} for {program.sizes}{trained} on device {program.engine.device!r}: "
         f"{taken} of {count} operations taken, in {parts}"
     ]
     lines += [f"note: {note}" for note in program.captured.notes]
     if program.left:
         lines += ["left to PyTorch:", program.rest()]
-    for number, part in enumerate(program.parts, 1):
-        lines += ["", f"part {number}: {_described(part)}", _indented(part.executable.explain())]
+    compiled: Sequence[TakenPart | TrainedPart] = program.parts
+    for number, part in enumerate(compiled, 1):
+        lines += ["", f"part {number}: {_described(part)}", *_compiled(part)]
     return "\n".join(lines)
 
 
@@ -38,7 +44,21 @@ def _explain_below(program: Below) -> str:
     return "\n".join(lines)
 
 
-def _described(part: TakenPart) -> str:
+def _compiled(part: TakenPart | TrainedPart) -> Iterator[str]:
+    """What was compiled of a part; of one that is trained forwards and backwards."""
+    if isinstance(part, TakenPart):
+        yield _indented(part.executable.explain())
+        return
+    for pair in part.pairs.values():
+        count, kept = len(pair.halves.backward.differentiated), pair.halves.kept_bytes / 1e6
+        yield f"  forwards; {kept:.2f} MB are kept to compute {count} gradients:"
+        yield _indented(_indented(pair.forward.executable.explain()))
+        for backward, program in pair.backwards.values():
+            yield f"  backwards, {len(backward.differentiated)} gradients:"
+            yield _indented(_indented(program.executable.explain()))
+
+
+def _described(part: TakenPart | TrainedPart) -> str:
     given = ", ".join(map(repr, part.part.graph.inputs))
     results = ", ".join(map(repr, part.part.graph.outputs))
     return f"{len(part.part.graph.nodes)} nodes, of {given} makes {results}"

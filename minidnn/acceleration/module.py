@@ -20,10 +20,11 @@ from minidnn.acceleration.part import computes_its_own_way
 from minidnn.acceleration.program import GAINS_LESS, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Kept, Programs, arrangement, describe, foreign
 from minidnn.acceleration.recorded import how_transformed, is_recorded
+from minidnn.acceleration.trained import TrainedProgram
 from minidnn.acceleration.watch import StandsFor
 from minidnn.errors import MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.capture import Captured, NotCapturable, capture
-from minidnn.frontends.torch.hooks import has_hooks, with_hooks, without_hooks
+from minidnn.frontends.torch.hooks import BACKWARD_HOOKS, has_hooks, with_hooks, without_hooks
 from minidnn.frontends.torch.unseen import NOTHING, Changing, changing
 
 log = logging.getLogger(__name__)
@@ -60,8 +61,7 @@ class OptimizedModule(StandsFor):
     """What :func:`minidnn.optimize` gives.
 
     It shares the parameters, buffers and children of the module that it was made of: state dict,
-    ``to``, ``apply``, hooks of the module's own and attributes are the original's.  In training
-    mode the original is called.
+    ``to``, ``apply``, hooks of the module's own and attributes are the original's.
 
     Attributes:
         original: the module that it was made of.
@@ -87,6 +87,7 @@ class OptimizedModule(StandsFor):
             own[shared] = original.__dict__[shared]
         own["_settings"] = (device, precision, strict, sizes, dict(options))
         own["_programs"] = Programs(type(original).__name__, sizes, warns=not within)
+        own["_trained"] = Programs(type(original).__name__, sizes, warns=not within)
         own["_within"] = within
         own["_changing"] = changing
         own["_warned"] = set()  # of what
@@ -121,7 +122,7 @@ class OptimizedModule(StandsFor):
         return not (any(map(own.get, _ASIDE)) or any(_GLOBAL_HOOKS) or _are_hooked(own["original"]))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the original gives, without gradients.
+        """What the original gives, without gradients unless it is in training mode.
 
         UnsupportedError under autocast, or when not all is taken and ``strict`` was asked for.
         Where operations of PyTorch's are recorded, the original is.
@@ -149,7 +150,9 @@ class OptimizedModule(StandsFor):
         if any(isinstance(leaf, torch.fx.Proxy) for leaf in leaves):  # a symbolic trace
             return self.original.forward(*args, **kwargs)  # of the children, which are found there
         if self.training:
-            return self.original(*args, **kwargs)
+            if is_hooked:
+                return with_hooks(self.original, self._train_within_hooks, args, kwargs)
+            return self._train(leaves, arranged, args, kwargs)
         if torch.is_grad_enabled() and any(
             isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves
         ):
@@ -161,6 +164,10 @@ class OptimizedModule(StandsFor):
     def _within_hooks(self, *args: Any, **kwargs: Any) -> Any:
         """What the original gives without its own hooks."""
         return self._run(*arrangement(args, kwargs), args, kwargs, without_hooks(self.original))
+
+    def _train_within_hooks(self, *args: Any, **kwargs: Any) -> Any:
+        """The same in training mode."""
+        return self._train(*arrangement(args, kwargs), args, kwargs, without_hooks(self.original))
 
     @torch.compiler.disable(reason="minidnn runs it")
     def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
@@ -198,16 +205,18 @@ class OptimizedModule(StandsFor):
         kind = foreign(leaves)
         autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         if self._within and (kind is not None or self.training or autocast):
-            return  # such a call will be PyTorch's
+            return  # such a call will be PyTorch's, or is compiled when it comes
         if kind is not None:
             raise UnsupportedError(
                 f"{type(self.original).__name__} cannot be compiled for a {kind}; calls with one "
                 "run in PyTorch: leave example away"
             )
         memory = self._memory(leaves)
-        self._refuse_autocast(memory)
-        with torch.no_grad():
-            program = self._programs.program_for(
+        if not self.training:
+            self._refuse_autocast(memory)
+        programs = self._trained if self.training else self._programs
+        with nullcontext() if self.training else torch.no_grad():
+            program = programs.program_for(
                 leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
             )
             if isinstance(program, Below):
@@ -216,7 +225,7 @@ class OptimizedModule(StandsFor):
 
     def explain(self) -> str:
         """What was taken, what was left to PyTorch and why, for every size compiled so far."""
-        programs = list(self._programs)
+        programs = self.kept
         if not programs:
             return f"{type(self.original).__name__}: not called yet"
         return "\n\n".join(map(explain_program, programs))
@@ -233,14 +242,15 @@ class OptimizedModule(StandsFor):
 
     @property
     def kept(self) -> list[Kept]:
-        """What there is for each size that it was called with, the one used last at the end."""
-        return list(self._programs)
+        """What there is for each size that it was called with, the one used last at the end: for
+        training, then for evaluation."""
+        return [*self._trained, *self._programs]
 
     def refresh(self) -> None:
         """Lets the next call of each size capture and compile anew, for changes that are not
         noticed: of ``parameter.data`` or a NumPy view, or of what code reads beyond the attributes
         of modules."""
-        for program in self._programs:
+        for program in self.kept:
             program.watch.doubt()
 
     def _run(
@@ -268,13 +278,47 @@ class OptimizedModule(StandsFor):
             why = "where writes are made in their order"
             return self._left(str(error), args, kwargs, why, original)
 
+    def _train(
+        self,
+        leaves: Any,
+        arranged: Any,
+        args: Any,
+        kwargs: Any,
+        original: Callable[..., Any] | None = None,
+    ) -> Any:
+        """What the program for these arguments gives in training mode, on PyTorch's tape."""
+        if (how := self._not_trained(leaves)) is not None:
+            return self._left(how, args, kwargs, "as minidnn does not train so", original)
+        memory = self._memory(leaves)
+        result = self._trained.run(
+            leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
+        )
+        return result(*args, **kwargs) if isinstance(result, Below) else result
+
+    def _not_trained(self, leaves: Any) -> str | None:
+        """How a call in training mode is made for which there is no program; None if there is."""
+        if (kind := foreign(leaves)) is not None:
+            return f"in training mode with a {kind}"
+        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            return "in training mode under autocast"
+        if self._settings[1] not in (None, "float32", "float64", "tf32"):
+            return f"in training mode with precision={self._settings[1]!r}"
+        if any(map(self.original.__dict__.get, BACKWARD_HOOKS)):
+            return "in training mode with hooks on the way back"
+        return None
+
     def _compile(self, memory: str, leaves: Any, args: Any, kwargs: Any) -> Kept:
         device, precision, strict, _, options = self._settings
         engine = engine_for(memory, device, precision, options)
-        name = type(self.original).__name__
+        name, trained = type(self.original).__name__, self.training
         try:
             captured = capture(
-                self.original, args, kwargs, runs_hooks=True, changing=self._changing
+                self.original,
+                args,
+                kwargs,
+                runs_hooks=True,
+                changing=self._changing,
+                trained=trained,
             )
             self._check_weights(captured)
         except UnsupportedError as error:
@@ -286,7 +330,10 @@ class OptimizedModule(StandsFor):
             below = partial(self._for_below, found)
             return Below(self.original, describe(leaves), reason, below)
         given = describe(leaves)
-        program = SizedProgram(captured, engine, name, given, strict, self.original, self._within)
+        kind = TrainedProgram if trained else SizedProgram
+        program = kind(captured, engine, name, given, strict, self.original, self._within)
+        if isinstance(program, TrainedProgram):
+            program.prepare(leaves)
         self._warn_of_nothing(program)
         return program
 

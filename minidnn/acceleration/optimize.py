@@ -32,11 +32,12 @@ def optimize(
     What is not known runs in PyTorch, in its place, on the same memory; ``explain()`` of the result
     says what that is and why. If the module itself cannot be captured (it looks at values, or keeps
     state), its own code runs in PyTorch and the modules that it calls are taken. Parameters are
-    shared with ``module``; when they change, the result compiles again. It is for inference: in
-    training mode it calls ``module``.
+    shared with ``module``; when they change, the result compiles again for inference. In training
+    mode what is known runs forwards and backwards, weights are read where they lie, and gradients
+    arrive in ``.grad``; random numbers follow from PyTorch's generator, and are not its own.
 
     Args:
-        module: a ``torch.nn.Module`` in evaluation mode.
+        module: a ``torch.nn.Module``; it is compiled for the mode that it is in.
         example: a tensor, or a tuple of arguments, of the size to compile for now; None leaves that
             to the first call.
         kwargs: arguments of the example that are given by name.
@@ -50,7 +51,8 @@ def optimize(
 
     Raises:
         GraphError: an argument is not legal.
-        UnsupportedError: the module is TorchScript's, or with ``strict`` not all of it is taken.
+        UnsupportedError: the module is TorchScript's, or with ``strict`` not all of it is taken;
+            of the result, the gradient of a gradient is asked for.
         DeviceError: PyTorch is missing or its version is not accepted, or the device cannot be
             used.
 
@@ -87,7 +89,7 @@ def optimize(
     if device is not None:  # before the first call, which may be far away
         get_backend(device)
         Engine(device, precision, options).check()
-    check_mode(module, "optimize: ")
+    check_mode(module, "optimize: ", trains=True)
     check_scripted(module)
     optimized = OptimizedModule(module, device, precision, strict, sizes, options)
     if example is not None or kwargs:

@@ -68,15 +68,12 @@ class SizedProgram:
         self.sizes = sizes
         self._within = within
         prices = engine.is_priced and not strict
-        self.levels, self.left = _divide(captured, engine, prices, within)
+        self.levels, self.left = self._divided(prices)
         if strict and self.left:
             raise UnsupportedError(f"strict=True, and not all of {name} is taken:\n{self.rest()}")
         graph = captured.module.graph
         self._results: Any = next(n for n in graph.nodes if n.op == "output").args[0]
-        held = (h for node, h in captured.held.items() if node.users)
-        opaque = (call.module for call in captured.opaque)
-        statistics = _statistics(captured) if root is None else ()
-        self.watch = Watch(held, root, opaque, statistics)
+        self.watch = self._watching(root)
         if self.watch.uncounted:
             log.warning(
                 "%s: %d weights are tensors of inference mode, whose writes PyTorch does not "
@@ -85,6 +82,17 @@ class SizedProgram:
                 self.watch.uncounted,
             )
         self.compile()
+
+    def _divided(self, prices: bool) -> tuple[list[Level], dict[fx.Node, str]]:
+        """What is taken and what is left, and why."""
+        return _divide(self.captured, self.engine, prices, self._within)
+
+    def _watching(self, root: nn.Module | None) -> Watch:
+        """What says whether the program is still that of the network."""
+        captured = self.captured
+        held = (h for node, h in captured.held.items() if node.users)
+        opaque = (call.module for call in captured.opaque)
+        return Watch(held, root, opaque, _statistics(captured) if root is None else ())
 
     def compile(self) -> None:
         """Compiles the parts with the weights as they are now."""
@@ -320,8 +328,8 @@ def _divide(
     ``prices`` are known and PyTorch runs what is around it, one that gains less than it costs.
     Views that only say where a result lies are left without a word."""
     operations = captured.operations
-    elsewhere = {node: _elsewhere(node, engine.memory) for node in operations}
-    left = {node: reason for node, reason in elsewhere.items() if reason is not None}
+    reasons = {node: elsewhere(node, engine.memory) for node in operations}
+    left = {node: reason for node, reason in reasons.items() if reason is not None}
     left.update((node, _SHARES) for node in operations if SHARED in node.meta)
     judge_operations(operations, captured.constants, captured.tensor, engine.why_not, left)
     while True:
@@ -338,7 +346,7 @@ def _divide(
         left.update(dropped)
 
 
-def _elsewhere(node: fx.Node, memory: str) -> str | None:
+def elsewhere(node: fx.Node, memory: str) -> str | None:
     """Why an operation is not for the engine's device."""
     if is_opaque(node):
         return "it cannot be captured"
@@ -352,12 +360,18 @@ def _elsewhere(node: fx.Node, memory: str) -> str | None:
 
 def _not_worth(part: Part, among_others: bool) -> str | None:
     """Why a part is not taken; None if it is."""
-    idle = (Identity, Dropout)
-    if all(n.op.kind == "movement" or isinstance(n.op, idle) for n in part.graph.nodes):
-        return _MOVES
+    if (why := moves_alone(part)) is not None:
+        return why
     if among_others and gain(part, _lies_in_order) <= 0:
         return GAINS_LESS
     return None
+
+
+def moves_alone(part: Part) -> str | None:
+    """Why a part that computes nothing is not taken; None for one that does."""
+    idle = (Identity, Dropout)
+    is_idle = all(n.op.kind == "movement" or isinstance(n.op, idle) for n in part.graph.nodes)
+    return _MOVES if is_idle else None
 
 
 def _lies_in_order(node: fx.Node) -> bool:

@@ -33,10 +33,11 @@ from torch.utils.hooks import RemovableHandle
 
 from minidnn.acceleration.part import computes_its_own_way
 from minidnn.frontends.torch.capture import Held
-from minidnn.frontends.torch.hooks import HOOKS
+from minidnn.frontends.torch.hooks import BACKWARD_HOOKS, HOOKS
 from minidnn.frontends.torch.scripted import is_scripted
 from minidnn.frontends.torch.state import OF_MODULES, PLAIN
 
+_EVERY_HOOK = (*HOOKS, *BACKWARD_HOOKS)
 _HOLDERS = ("_parameters", "_buffers", "_modules")
 _END = object()
 _VERSION = attrgetter("_version")
@@ -124,6 +125,47 @@ class Watch:
         if self._doubted:
             return "refresh() was called"
         return self._entries.changed() or self._attributes.changed() or self._hooks.changed()
+
+
+class TrainedWatch(Watch):
+    """That of a program that is trained, which is given weights at every run: their values may
+    change, and their types may not."""
+
+    def __init__(
+        self, held: Iterable[Held], root: nn.Module | None, opaque: Iterable[nn.Module]
+    ) -> None:
+        self._given = list(held)
+        super().__init__((), root, opaque)
+        self._batches = []
+        self.renew()
+
+    def renew(self) -> None:
+        super().renew()
+        self._known = [(each, _type(each.tensor)) for each in self._given]
+        self._lying = self._addresses()
+
+    def is_as_it_was(self) -> bool:
+        if self._doubted or not (
+            self._entries.are_the_same()
+            and self._attributes.are_the_same()
+            and self._hooks.changed() is None
+            and self._addresses() == self._lying
+        ):
+            return self.restructured() is None
+        return True
+
+    def restructured(self) -> str | None:
+        if (said := super().restructured()) is not None:
+            return said
+        for each, before in self._known:
+            now = each.holder.get(each.key)
+            if now is None or _type(now) != before:
+                return f"weight {each.name} has another type"
+        self._lying = self._addresses()
+        return None
+
+    def _addresses(self) -> list[int]:
+        return [_ADDRESS(each.tensor) for each in self._given]
 
 
 class _Weights:
@@ -273,12 +315,12 @@ class _Hooks:
 
     def __init__(self, owners: Iterable[_Owner], opaque: Iterable[nn.Module]) -> None:
         self._registered = RemovableHandle.next_id
-        looked_at = [(path, vars(owner), name) for path, owner in owners for name in HOOKS]
+        looked_at = [(path, vars(owner), name) for path, owner in owners for name in _EVERY_HOOK]
         # More hooks make no difference to these.
         looked_at += [
             ("a module that is called as it is", vars(each), name)
             for each in opaque
-            for name in HOOKS
+            for name in _EVERY_HOOK
             if vars(each).get(name)
         ]
         self._found = [

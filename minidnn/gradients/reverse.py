@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,8 +60,9 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
             "are values that it is computed of by floating-point numbers"
         )
     recording = _Recording(graph)
+    seeds = {target: recording.filled(target.type, 1.0)}
     with recording_by(recording):
-        gradients = _walk(graph, target, values, reached, recording)
+        gradients = _walk(graph, seeds, values, reached, recording)
     names = graph.output_names
     return Graph(
         graph.inputs,
@@ -73,12 +74,51 @@ def gradient(graph: Graph, loss: Value | str, of: Value | str | Iterable[Value |
     )
 
 
+def pullback(graph: Graph, of: Sequence[Value]) -> Graph:
+    """The graph that takes gradients by its outputs back to gradients by values.
+
+    Args:
+        graph: A graph that has not been optimized.
+        of: What to differentiate by; each value must be reached, see :func:`reached_values`.
+
+    Returns:
+        A graph whose nodes begin with those of ``graph``.  Its inputs are those of ``graph``, then
+        the gradient by each output that is a floating-point number; its outputs are the gradients
+        by ``of``, in their order and of their types.
+
+    Raises:
+        UnsupportedError: An operator between them has no rule; it names the node.
+    """
+    recording = _Recording(graph)
+    seeds: dict[Value, Value] = {}
+    given = []
+    with recording_by(recording):
+        for output in graph.outputs:
+            if output.dtype in FLOATS:
+                seed = Value(output.type, f"gradient.{output.name}")
+                given.append(seed)
+                before = seeds.get(output)
+                recording.node = output.producer or graph.nodes[0]
+                seeds[output] = seed if before is None else recording.sum(before, seed)
+        gradients = _walk(graph, seeds, of, reached_values(graph), recording)
+    return Graph((*graph.inputs, *given), gradients, recording.nodes, graph.name)
+
+
+def reached_values(graph: Graph) -> set[Value]:
+    """The floating-point values of which outputs are computed by such values."""
+    return _reached(graph, *(value for value in graph.outputs if value.dtype in FLOATS))
+
+
 def _walk(
-    graph: Graph, loss: Value, of: Sequence[Value], reached: set[Value], recording: _Recording
+    graph: Graph,
+    seeds: Mapping[Value, Value],
+    of: Sequence[Value],
+    reached: set[Value],
+    recording: _Recording,
 ) -> list[Value]:
-    """The gradients of the loss by values, nodes for which are recorded."""
+    """The gradients by values of what has the gradients ``seeds``; nodes are recorded for them."""
     carries = _depending(graph, of)
-    found: dict[Value, Value] = {loss: recording.filled(loss.type, 1.0)}
+    found: dict[Value, Value] = dict(seeds)
     for node in reversed(graph.nodes):
         gradients = tuple(found.get(output) for output in node.outputs)
         wanted = tuple(value in carries and value in reached for value in node.inputs)
@@ -95,7 +135,7 @@ def _walk(
                     f"{value!r}; valid is the operand's type"
                 )
             before = found.get(value)
-            found[value] = result if before is None else recording.apply(Add(), before, result)[0]
+            found[value] = result if before is None else recording.sum(before, result)
     return [found[v] if v in found else recording.filled(v.type, 0.0) for v in of]
 
 
@@ -117,6 +157,10 @@ class _Recording:
         node = Node(op, operands, name, self.node.source)
         self.nodes.append(node)
         return node.outputs
+
+    def sum(self, one: Value, other: Value) -> Value:
+        (found,) = self.apply(Add(), one, other)
+        return found
 
     def constant(
         self, owner: object, name: str, type: TensorType, data: Callable[[], np.ndarray]
@@ -142,9 +186,9 @@ def _depending(graph: Graph, of: Iterable[Value]) -> set[Value]:
     return found
 
 
-def _reached(graph: Graph, loss: Value) -> set[Value]:
-    """The floating-point values that the loss is computed of by such values."""
-    found = {loss}
+def _reached(graph: Graph, *targets: Value) -> set[Value]:
+    """The floating-point values that any of the targets is computed of by such values."""
+    found = set(targets)
     for node in reversed(graph.nodes):
         if any(value in found for value in node.outputs):
             found.update(value for value in node.inputs if value.dtype in FLOATS)

@@ -106,7 +106,7 @@ ALLOWED: dict[str, set[str]] = {
     # What joins front ends and the compiler: it runs parts of networks that others run.
     "comparison": {"graph", "frontends", "runtime", "executable", "compiler"},
     "acceleration": {
-        *("graph", "frontends", "executable", "compiler", "cache"),
+        *("graph", "frontends", "executable", "compiler", "cache", "gradients"),
         *("backends.backend", "backends.cpu", "backends.cuda"),
     },
     # It is given executables, and knows no files.

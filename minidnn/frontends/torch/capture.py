@@ -131,12 +131,15 @@ def capture(
     held_leaves: Mapping[int, Held] | None = None,
     runs_hooks: bool = False,
     changing: Changing = NOTHING,
+    trained: bool = False,
 ) -> Captured:
     """Captures what a module computes for arguments of these sizes.
 
     held_leaves: leaves of the arguments, by place, that are weights.
     runs_hooks: whether the caller runs the module's own hooks around the program.
     changing: what a network changes that the module is in.
+    trained: whether the module is trained: weights are given to every run, and what is written to
+        what the module holds is written there.
 
     Several threads may ask at once, and others call the module meanwhile.
 
@@ -144,7 +147,7 @@ def capture(
     """
     with CAPTURING:
         own = contextvars.copy_context()  # so that nothing is set in the caller's
-        return own.run(_capture, root, args, kwargs, held_leaves, runs_hooks, changing)
+        return own.run(_capture, root, args, kwargs, held_leaves, runs_hooks, changing, trained)
 
 
 def _capture(
@@ -154,13 +157,16 @@ def _capture(
     held_leaves: Mapping[int, Held] | None,
     runs_hooks: bool,
     changing: Changing,
+    trained: bool,
 ) -> Captured:
     check_scripted(root)
-    export = Export(root, tuple(args), dict(kwargs or {}), runs_hooks, changing)
+    export = Export(root, tuple(args), dict(kwargs or {}), runs_hooks, changing, trained)
     program = export.program()
     notes = []
-    while (reason := without_writes(program.graph)) is not None:
+    while (reason := without_writes(program.graph, _written_to(program, trained))) is not None:
         opaque = next((call for call in export.opaque.calls if call.views is not None), None)
+        if opaque is None and trained:
+            raise NotCapturable(type(root).__name__, reason)
         if opaque is None:
             notes.append(f"writes in place were removed by PyTorch: {reason}")
             program = export.functional()
@@ -168,13 +174,25 @@ def _capture(
         # PyTorch, which can remove writes, does not know whose memory such a call gives.
         export.widen(opaque.path, f"it gives memory that it was given, and {reason}")
         program = export.program()
-    captured = _captured(root, program, held_leaves or {})
+    captured = _captured(root, program, held_leaves or {}, trained)
     captured.opaque, captured.reasons = export.opaque.calls, export.opaque.reasons
     captured.notes = notes
     return captured
 
 
-def _captured(root: nn.Module, program: Any, held_leaves: Mapping[int, Held]) -> Captured:
+def _written_to(program: Any, trained: bool) -> set[Node]:
+    """The placeholders of what a module holds that is written to in its place, by a module that is
+    trained."""
+    if not trained:
+        return set()
+    specs = program.graph_signature.input_specs
+    names = {spec.arg.name for spec in specs if spec.kind is InputKind.BUFFER}
+    return {node for node in program.graph.nodes if node.op == "placeholder" and node.name in names}
+
+
+def _captured(
+    root: nn.Module, program: Any, held_leaves: Mapping[int, Held], trained: bool
+) -> Captured:
     graph, signature = program.graph, program.graph_signature
     held: dict[Node, Held] = {}
     given: dict[Node, int] = {}
@@ -207,7 +225,7 @@ def _captured(root: nn.Module, program: Any, held_leaves: Mapping[int, Held]) ->
         program.graph_module,
         held,
         {node: place for node, place in given.items() if node not in held},
-        constants(graph, held),
+        constants(graph, () if trained else held),
         writes,
         program.call_spec.out_spec,
     )

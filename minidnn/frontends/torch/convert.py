@@ -16,6 +16,7 @@ from torch.fx import Node
 from minidnn.errors import GraphError
 from minidnn.frontends.torch import aten
 from minidnn.frontends.torch.aten.call import AtenCall, Refused, key_of, known, type_of, why_left
+from minidnn.graph import ir
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import Trace, tracing
 
@@ -30,11 +31,18 @@ assert aten.__all__  # converters are registered by importing their families
 
 @dataclass(frozen=True)
 class Part:
-    """Taken operations as a graph, and the captured nodes that its inputs and outputs are."""
+    """Taken operations as a graph, and the captured nodes that its inputs and outputs are.
+
+    Attributes:
+        written: nodes that are held and written to: what they become are further outputs.
+        random: how many further inputs are numbers that random numbers follow from.
+    """
 
     graph: Graph
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
+    written: tuple[Node, ...] = ()
+    random: int = 0
 
 
 def convert(
@@ -43,14 +51,16 @@ def convert(
     tensors: Tensors,
     name: str,
     results: Sequence[Node] | None = None,
+    trained: bool = False,
 ) -> Part:
     """The graph of operations that are all taken.
 
     Its outputs are ``results``, or what others read; its inputs what the operations read of
-    others.  Constants are read with ``tensors`` when they are first needed.
+    others.  Constants are read with ``tensors`` when they are first needed.  ``trained`` says that
+    the network is: what it draws random numbers from are inputs, too.
     """
     within = dict.fromkeys(nodes)
-    with tracing(name) as trace:
+    with tracing(name, training=trained) as trace:
         values = _Values(trace, constants, tensors)
         for node in nodes:
             for operand in node.all_input_nodes:
@@ -60,8 +70,33 @@ def convert(
             values.compute(node)
         outputs = [node for node in nodes if any(user not in within for user in node.users)]
         outputs = outputs if results is None else list(results)
-        graph = trace.graph([values[node] for node in outputs])
-    return Part(graph, tuple(values.inputs), tuple(outputs))
+        graph = trace.graph([*(values[node] for node in outputs), *values.written.values()])
+    written = tuple(values.written)
+    if not graph.states:
+        return Part(graph, tuple(values.inputs), tuple(outputs), written)
+    return Part(
+        _given_states(graph), tuple(values.inputs), tuple(outputs), written, len(graph.states)
+    )
+
+
+def _given_states(graph: Graph) -> Graph:
+    """The graph with its states as further inputs; what they become is for the caller to say."""
+    stands: dict[Value, Value] = {state: Value(state.type, state.name) for state in graph.states}
+    nodes: list[ir.Node] = []
+    for node in graph.nodes:
+        operands = [stands.get(value, value) for value in node.inputs]
+        new = ir.Node(node.op, operands, node.name, node.source)
+        stands.update(zip(node.outputs, new.outputs, strict=True))
+        nodes.append(new)
+    outputs = [stands.get(value, value) for value in graph.outputs]
+    live = set(outputs)
+    kept: list[ir.Node] = []
+    for node in reversed(nodes):
+        if not live.isdisjoint(node.outputs):
+            kept.append(node)
+            live.update(node.inputs)
+    inputs = [*graph.inputs, *(stands[state] for state in graph.states)]
+    return Graph(inputs, outputs, kept[::-1], graph.name)
 
 
 #: Blocks within a module, which are one operation each in its program.
@@ -74,12 +109,13 @@ def judge_operations(
     tensors: Tensors,
     judge: Judge,
     left: dict[Node, str],
+    trained: bool = False,
 ) -> None:
     """Adds to ``left`` those of ``nodes`` (in the program's order) that are left, and why."""
     verdicts: dict[Any, str | None] = {}
     for node in nodes:
         if node not in left:
-            reason = _reason(node, constants, tensors, judge, left, verdicts)
+            reason = _reason(node, constants, tensors, judge, left, verdicts, trained)
             if reason is not None:
                 left[node] = reason
 
@@ -91,6 +127,7 @@ def _reason(
     judge: Judge,
     left: Mapping[Node, str],
     verdicts: dict[Any, str | None],
+    trained: bool,
 ) -> str | None:
     if node.target is operator.getitem:
         container = node.all_input_nodes[0]
@@ -100,7 +137,7 @@ def _reason(
             raise Refused(_BLOCKS.get(key_of(node), "it is a block of operations"))
         if any(isinstance(value, (list, tuple)) for value in _results(node)):
             raise Refused("it gives lists within lists")
-        with tracing("one") as trace:
+        with tracing("one", training=trained) as trace:
             values = _Values(trace, constants, tensors)
             for operand in node.all_input_nodes:
                 if operand not in constants:
@@ -110,7 +147,9 @@ def _reason(
             for user in node.users:
                 if user.target is operator.getitem and results[_place(user)] is None:
                     raise Refused(f"its result {_place(user)} is not computed")
-            graph = trace.graph([v for v in results if v is not None])
+            written = values.written.values()
+            graph = trace.graph([*(v for v in results if v is not None), *written])
+            graph = _given_states(graph) if graph.states else graph
     except (Refused, GraphError) as error:
         return str(error)
     key = tuple((n.op, tuple((type(v), v.type) for v in n.inputs)) for n in graph.nodes)
@@ -143,6 +182,11 @@ class _Values:
         self._tensors = tensors
         self._found: dict[Node, Any] = {}
         self.inputs: dict[Node, None] = {}
+        #: What held nodes become.
+        self.written: dict[Node, Value] = {}
+
+    def write(self, node: Node, value: Value) -> None:
+        self._found[node] = self.written[node] = value
 
     def __getitem__(self, node: Node) -> Any:
         if node not in self._found and node in self._constants:
@@ -166,7 +210,7 @@ class _Values:
         if entry is None:
             raise Refused(why_left(key_of(node)))
         with _scope(self._trace, node):
-            found = entry.converter(AtenCall(node, self))  # type: ignore[arg-type]
+            found = entry.converter(AtenCall(node, self))
         self._found[node] = found
         for value, expected in zip(self.all_of(node), _results(node), strict=True):
             if value is not None and value.type != type_of(expected):

@@ -24,7 +24,12 @@ from torch.utils import _pytree as pytree
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.arguments import changed_in_calls
 from minidnn.frontends.torch.convert import path_of
-from minidnn.frontends.torch.hooks import beyond_computing, do_more, without_own_hooks
+from minidnn.frontends.torch.hooks import (
+    beyond_computing,
+    do_more,
+    on_the_way_back,
+    without_own_hooks,
+)
 from minidnn.frontends.torch.inplace import without_dropout, writing_to
 from minidnn.frontends.torch.memory import VIEWED, unsaid_views
 from minidnn.frontends.torch.nested import no_nested
@@ -45,6 +50,7 @@ from minidnn.frontends.torch.reach import Place
 from minidnn.frontends.torch.replica import holding, replica
 from minidnn.frontends.torch.scripted import scripted_within
 from minidnn.frontends.torch.state import computed_weights, observed
+from minidnn.frontends.torch.taped import taped
 from minidnn.frontends.torch.unseen import Changing, unseen
 
 
@@ -77,16 +83,21 @@ class Export:
         kwargs: dict[str, Any],
         runs_hooks: bool,
         changing: Changing,
+        trained: bool = False,
     ) -> None:
-        self.opaque = OpaqueCalls({**beyond_computing(root), **scripted_within(root)})
+        """trained: whether gradients are to flow through what is exported."""
+        backwards = on_the_way_back(root) if trained else {}
+        self.opaque = OpaqueCalls({**beyond_computing(root), **backwards, **scripted_within(root)})
         self._root = root
         self._runs_hooks = runs_hooks
         if not runs_hooks and (said := do_more(root)) is not None:
             raise self._refusal(said)
         #: What PyTorch is given: others may call the module itself meanwhile.
         self._subject = replica(root)
-        self._args = args
-        self._kwargs = kwargs
+        leaves = _as_leaves((args, kwargs)) if trained else (args, kwargs)
+        self._args: tuple[Any, ...] = leaves[0]
+        self._kwargs: dict[str, Any] = leaves[1]
+        self._trained = trained
         #: Why modules that cannot be captured cannot be called as one operation either.
         self._unfit: dict[str, str] = {}
         #: Which modules write to attributes, by their paths, and to which: in the last capture,
@@ -303,7 +314,7 @@ class Export:
         # A function of the network's may call the opaque modules themselves, not the replica's.
         every = Outside(self._root) if own and self.opaque.reasons else outside
         with (
-            torch.no_grad(),
+            taped(self._trained),
             nothing_kept(outside, self._subject),
             outside.printed.counted(),
             self._own_hooks(self._subject),
@@ -356,6 +367,15 @@ def _decompositions(graph: torch.fx.Graph) -> dict[Any, Any]:
         return {}
     known = torch.export.default_decompositions()
     return {operation: known[operation] for operation in unsaid if operation in known}
+
+
+def _as_leaves(arguments: Any) -> Any:
+    """Arguments of which none is the result of an operation that PyTorch has on its tape."""
+
+    def leaf(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.is_leaf else tensor.detach().requires_grad_()
+
+    return pytree.tree_map_only(torch.Tensor, leaf, arguments)
 
 
 def _said(error: Exception) -> str:

@@ -23,6 +23,8 @@ from minidnn.frontends.torch.scripted import is_scripted
 
 #: What modules have their hooks in that run when they are called.
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+#: Those that run on the way back, where gradients are computed.
+BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
 
 #: Hooks of PyTorch's that compute a weight of others.
 _COMPUTES_WEIGHTS = (WeightNorm, SpectralNorm, BasePruningMethod)
@@ -52,6 +54,16 @@ def beyond_computing(root: nn.Module) -> dict[str, str]:
         if path and not is_scripted(module)
     }
     return {path: said for path, said in found.items() if said is not None}
+
+
+def on_the_way_back(root: nn.Module) -> dict[str, str]:
+    """The paths of modules in a network, but not its own, with hooks that run where gradients are
+    computed, and what is said of it."""
+    return {
+        path: "it has hooks on the way back"
+        for path, module in root.named_modules()
+        if path and not is_scripted(module) and any(map(vars(module).get, BACKWARD_HOOKS))
+    }
 
 
 def do_more(module: nn.Module) -> str | None:

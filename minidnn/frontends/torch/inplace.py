@@ -14,17 +14,30 @@ from torch.fx import Graph, Node
 
 from minidnn.frontends.torch.memory import Memory, is_idle_dropout
 
+#: The key, in the ``meta`` of a node, of what says that it writes to what the module holds.
+WRITES = "minidnn_writes"
 
-def without_writes(graph: Graph) -> str | None:
-    """Replaces all writes in place; or says why one cannot be, the graph then being half done."""
+
+#: Operations in place whose form that gives a new tensor has another name.
+_FORMS = {torch.ops.aten.bernoulli_.float: torch.ops.aten.bernoulli.p}
+
+
+def without_writes(graph: Graph, kept: Collection[Node] = ()) -> str | None:
+    """Replaces all writes in place; or says why one cannot be, the graph then being half done.
+
+    kept: inputs whose memory is written to as the program says.
+    """
     position = {node: i for i, node in enumerate(graph.nodes)}
     memory = Memory(graph)
     family: dict[int, list[Node]] = {}
+    allowed = {storage for node in kept for storage in memory.of(node)}
     for node in list(graph.nodes):
         written = _written(node)
         if isinstance(written, str):
             return written
-        if written is not None:
+        if isinstance(written, Node) and not memory.of(written).isdisjoint(allowed):
+            node.meta[WRITES] = True
+        elif written is not None:
             shared = _shared(written, node, memory, family, position)
             if shared is not None:
                 return shared
@@ -113,6 +126,8 @@ def _shared(
 def _functional(node: Node) -> Any:
     """The operation that computes the same without writing, or None."""
     target: Any = node.target
+    if target in _FORMS:
+        return _FORMS[target]
     namespace, name = target.overloadpacket._qualified_op_name.split("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     if not name.endswith("_") or packet is None:

@@ -1,4 +1,4 @@
-"""Training and evaluation mode: what minidnn takes is in the latter."""
+"""Training and evaluation mode: what minidnn compiles is in the latter."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 from minidnn.errors import GraphError
 
 
-def check_mode(module: Any, where: str = "") -> None:
-    """GraphError if a module is in training mode; it says how that is left."""
-    if module.training:
+def check_mode(module: Any, where: str = "", trains: bool = False) -> None:
+    """GraphError if a module is in training mode; it says how that is left.
+
+    trains: whether training mode is valid, of a module that can change between both.
+    """
+    if module.training and not (trains and not _is_exported(module)):
         how = "call module.eval() first"
         if _is_exported(module):
             how = (

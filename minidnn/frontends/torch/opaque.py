@@ -21,8 +21,10 @@ from torch.utils import _pytree as pytree
 
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.arguments import Arguments
-from minidnn.frontends.torch.hooks import HOOKS
+from minidnn.frontends.torch.hooks import BACKWARD_HOOKS, HOOKS
 from minidnn.frontends.torch.replica import holding
+
+_EVERY = (*HOOKS, *BACKWARD_HOOKS)
 
 
 class NotOneOperation(Exception):
@@ -213,7 +215,7 @@ class OpaqueCalls:
         with ExitStack() as stack:
             for path in self.reasons:
                 module = root.get_submodule(path)
-                hooks: dict[str, Any] = {name: OrderedDict() for name in HOOKS}
+                hooks: dict[str, Any] = {name: OrderedDict() for name in _EVERY}
                 forward = make(path, whole_call(module))
                 stack.enter_context(holding(module, **hooks, forward=forward))
             yield
@@ -221,7 +223,7 @@ class OpaqueCalls:
 
 def whole_call(module: nn.Module) -> Any:
     """A call of a module as it is now, with its hooks."""
-    own = {name: getattr(module, name) for name in (*HOOKS, "forward")}
+    own = {name: getattr(module, name) for name in (*_EVERY, "forward")}
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with holding(module, **own):

@@ -22,10 +22,16 @@ class Level:
     taken: bool
 
 
-def levels(graph: Graph, left: Mapping[Node, str], constants: Mapping[Node, None]) -> list[Level]:
+def levels(
+    graph: Graph,
+    left: Mapping[Node, str],
+    constants: Mapping[Node, None],
+    after: Mapping[Node, Node] | None = None,
+) -> list[Level]:
     """The levels of all operations but ``constants``, in an order in which they can run.
 
     left: why an operation is left; those that are not in it are taken.
+    after: behind which earlier operation one has to run whose result it does not read.
     """
     depth: dict[Node, int] = {}
     for node in graph.nodes:
@@ -34,7 +40,8 @@ def levels(graph: Graph, left: Mapping[Node, str], constants: Mapping[Node, None
         # Even levels are taken, odd ones left.
         own = 1 if node in left else 0
         deepest = own
-        for operand in node.all_input_nodes:
+        earlier = () if after is None or node not in after else (after[node],)
+        for operand in (*node.all_input_nodes, *earlier):
             if operand in depth:
                 change = (depth[operand] - own) % 2
                 deepest = max(deepest, depth[operand] + change)

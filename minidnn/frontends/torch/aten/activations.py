@@ -9,7 +9,7 @@ from minidnn.frontends.torch.aten.movement import part
 from minidnn.graph import expression as scalar
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import Expression, argument
-from minidnn.graph.trace import apply
+from minidnn.graph.trace import apply, current_trace
 
 
 def formula(call: AtenCall, title: str, body: Expression) -> Any:
@@ -132,7 +132,7 @@ def mish(call: AtenCall) -> Any:
 
 @takes("prelu.default", when="the weight is known")
 def prelu(call: AtenCall) -> Any:
-    x, weight = call.tensor("self"), call.constant("weight")
+    x, weight = call.tensor("self"), call.weight("weight")
     value, slope = argument(0), argument(1)
     body = scalar.where(value > 0.0, value, slope * value)
     if weight.type.size == 1:
@@ -241,14 +241,28 @@ def glu(call: AtenCall) -> Any:
     return apply(ops.Formula(gated, tensors=2, title="GLU"), *halves)
 
 
-@takes(
-    "dropout.default",
-    "feature_dropout.default",
-    "alpha_dropout.default",
-    "feature_alpha_dropout.default",
-    when="not training",
-)
+@takes("dropout.default")
 def dropout(call: AtenCall) -> Any:
+    return _dropout(call, channels=False)
+
+
+@takes("feature_dropout.default")
+def feature_dropout(call: AtenCall) -> Any:
+    return _dropout(call, channels=True)
+
+
+@takes("alpha_dropout.default", "feature_alpha_dropout.default", when="not training")
+def alpha_dropout(call: AtenCall) -> Any:
     if call["train"]:
         raise Refused(f"{TRAINING}, and draws random numbers")
     return apply(ops.Dropout(float(call.number("p"))), call.tensor("input"))
+
+
+def _dropout(call: AtenCall, channels: bool) -> Any:
+    if not call["train"]:
+        return apply(ops.Dropout(float(call.number("p"))), call.tensor("input"))
+    if not call.trained:
+        raise Refused(f"{TRAINING}, and draws random numbers")
+    seed, step, stream = current_trace().random_numbers()
+    drop = ops.RandomDrop(float(call.number("p")), stream, channels)
+    return apply(drop, call.tensor("input"), seed, step)

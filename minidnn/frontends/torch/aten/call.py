@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.fx import Node
 
 from minidnn.graph.ir import Constant, Value
+from minidnn.graph.trace import current_trace
 from minidnn.graph.types import ITEMSIZE, TensorType, numpy_dtype
 
 #: Begins the reason to leave an operation that computes something else while a network is trained.
@@ -27,10 +28,18 @@ class Refused(Exception):
 Converter = Callable[["AtenCall"], Any]
 
 
+class Values(Protocol):
+    """The values of captured nodes."""
+
+    def __getitem__(self, node: Node) -> Any: ...
+
+    def write(self, node: Node, value: Value) -> None: ...
+
+
 class AtenCall:
     """An operation's arguments by the names in its schema, defaults filled in."""
 
-    def __init__(self, node: Node, values: Mapping[Node, Any]) -> None:
+    def __init__(self, node: Node, values: Values) -> None:
         self.node = node
         self._values = values
         self._arguments = arguments_of(node)
@@ -81,9 +90,23 @@ class AtenCall:
             raise Refused(f"{name} is computed at run time")
         return found
 
-    def optional_constant(self, name: str) -> Constant | None:
-        """A known operand that may be absent."""
-        return None if self._arguments[name] is None else self.constant(name)
+    def weight(self, name: str) -> Value:
+        """An operand that is known before the program runs, but in a network that is trained,
+        whose weights are given to every run."""
+        return self.tensor(name) if self.trained else self.constant(name)
+
+    def optional_weight(self, name: str) -> Value | None:
+        """Such an operand that may be absent."""
+        return None if self._arguments[name] is None else self.weight(name)
+
+    @property
+    def trained(self) -> bool:
+        """Whether the network is trained: it does what it does in training alone."""
+        return current_trace().training
+
+    def write(self, name: str, value: Value) -> None:
+        """Says what an operand that a module holds becomes by the operation."""
+        self._values.write(self._arguments[name], value)
 
     def filled(self, name: str, type: TensorType, value: float) -> Constant:
         """A constant for an operand that is absent, of one number throughout."""

@@ -26,7 +26,7 @@ def conv2d(call: AtenCall) -> Any:
 def conv2d_named_padding(call: AtenCall) -> Any:
     if call["padding"] == "valid":
         return _conv2d(call, ((0, 0), (0, 0)))
-    kernel = call.constant("weight").shape[2:]
+    kernel = call.weight("weight").shape[2:]
     reach = [d * (k - 1) for d, k in zip(call.pair("dilation"), kernel, strict=True)]
     rows, columns = ((total // 2, total - total // 2) for total in reach)  # an odd one at the end
     return _conv2d(call, (rows, columns))
@@ -34,7 +34,7 @@ def conv2d_named_padding(call: AtenCall) -> Any:
 
 def _conv2d(call: AtenCall, padding: tuple[tuple[int, int], tuple[int, int]]) -> Any:
     x = call.tensor("input")
-    weight = call.constant("weight")
+    weight = call.weight("weight")
     if weight.type.rank != 4 or x.type.rank != 4:
         raise Refused(f"input {x.shape} and weight {weight.shape}; known is 2-d, with a batch")
     op = ops.Conv2d(call.pair("stride"), padding, call.pair("dilation"), call["groups"])
@@ -52,14 +52,14 @@ def conv1d_named_padding(call: AtenCall) -> Any:
     if call["padding"] == "valid":
         return _conv1d(call, (0, 0))
     (dilation,) = call["dilation"]
-    reach = dilation * (call.constant("weight").shape[-1] - 1)
+    reach = dilation * (call.weight("weight").shape[-1] - 1)
     return _conv1d(call, (reach // 2, reach - reach // 2))
 
 
 def _conv1d(call: AtenCall, padding: tuple[int, int]) -> Any:
     """Over the columns of images of one row."""
     x = call.tensor("input")
-    weight = call.constant("weight")
+    weight = call.weight("weight")
     if x.type.rank != 3:
         raise Refused(f"input has shape {x.shape}; known is one with a batch axis")
     (stride,), (dilation,) = call["stride"], call["dilation"]
@@ -72,7 +72,7 @@ def _conv1d(call: AtenCall, padding: tuple[int, int]) -> Any:
 
 @takes("conv_transpose1d.default", "conv_transpose2d.input", when=_KNOWN_WEIGHT)
 def conv_transpose(call: AtenCall) -> Any:
-    x, weight = call.tensor("input"), call.constant("weight")
+    x, weight = call.tensor("input"), call.weight("weight")
     axes = weight.type.rank - 2
     if axes not in (1, 2) or x.type.rank != weight.type.rank:
         raise Refused(f"input {x.shape} and weight {weight.shape}; known is 1-d, 2-d, with a batch")
@@ -88,14 +88,14 @@ def conv_transpose(call: AtenCall) -> Any:
     )
 
 
-def _bias(call: AtenCall, name: str) -> list[Constant]:
-    bias = call.optional_constant(name)
+def _bias(call: AtenCall, name: str) -> list[Value]:
+    bias = call.optional_weight(name)
     return [] if bias is None else [bias]
 
 
 @takes("linear.default", when="the weight is known")
 def linear(call: AtenCall) -> Any:
-    x, operands = call.tensor("input"), [call.constant("weight"), *_bias(call, "bias")]
+    x, operands = call.tensor("input"), [call.weight("weight"), *_bias(call, "bias")]
     if x.type.rank > 1:
         return apply(ops.Linear(), x, *operands)
     out = apply(ops.Linear(), apply(ops.View((1, *x.shape)), x), *operands)
@@ -106,10 +106,10 @@ def linear(call: AtenCall) -> Any:
 def addmm(call: AtenCall) -> Any:
     if (call.number("alpha"), call.number("beta")) != (1, 1):
         raise Refused(f"alpha={call['alpha']}, beta={call['beta']}; known is 1")
-    bias = call.constant("self")
+    bias = call.weight("self")
     if bias.type.rank != 1:
         raise Refused(f"self has shape {bias.shape}; known is one number per column")
-    return apply(ops.Linear(), call.tensor("mat1"), _transposed(call.constant("mat2")), bias)
+    return apply(ops.Linear(), call.tensor("mat1"), _transposed(call.weight("mat2")), bias)
 
 
 @takes("mm.default", "bmm.default")
@@ -150,5 +150,5 @@ def product(x: Value, other: Value) -> Value:
     return apply(ops.MatMul(), x, other)
 
 
-def _transposed(matrix: Constant) -> Value:
+def _transposed(matrix: Value) -> Value:
     return apply_or_compute(ops.Transpose((1, 0)), matrix)

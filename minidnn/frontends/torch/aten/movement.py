@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from minidnn.frontends.torch.aten.call import AtenCall, Refused, takes
+from minidnn.frontends.torch.aten.call import AtenCall, Refused, key_of, takes
 from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Constant, Value
@@ -29,6 +29,8 @@ from minidnn.graph.types import TensorType
     when="dtype and device stay what they are",
 )
 def same(call: AtenCall) -> Any:
+    if call.trained and key_of(call.node) == "detach.default":
+        raise Refused("no gradient flows through it, which PyTorch sees to")
     x = call.tensor("self")
     before, after = call.node.all_input_nodes[0].meta["val"], call.node.meta["val"]
     if before.device != after.device:

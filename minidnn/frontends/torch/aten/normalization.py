@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,16 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, sqrt
 from minidnn.graph.trace import apply
 
-_CONDITION = "not training, statistics stored and known"
+_CONDITION = "statistics stored and known, or of the batch in training"
 
 
 @takes("batch_norm.default", when=_CONDITION)
 def batch_norm(call: AtenCall) -> Any:
-    if call["training"]:
+    if not call["training"]:
+        return _normalize(call)
+    if not call.trained:
         raise Refused(f"{TRAINING}, and takes the batch's own statistics")
-    return _normalize(call)
+    return _normalize_by_batch(call)
 
 
 @takes("_native_batch_norm_legit_no_training.default", when=_CONDITION)
@@ -28,14 +31,42 @@ def native_batch_norm(call: AtenCall) -> Any:
 
 def _normalize(call: AtenCall) -> Any:
     x = call.tensor("input")
-    mean = call.optional_constant("running_mean")
-    variance = call.optional_constant("running_var")
+    mean = call.optional_weight("running_mean")
+    variance = call.optional_weight("running_var")
     if mean is None or variance is None:
         raise Refused("it has no stored statistics")
-    weight, bias = call.optional_constant("weight"), call.optional_constant("bias")
+    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
     weight = call.filled("weight", mean.type, 1.0) if weight is None else weight
     bias = call.filled("bias", mean.type, 0.0) if bias is None else bias
     return apply(ops.BatchNorm(float(call.number("eps"))), x, weight, bias, mean, variance)
+
+
+def _normalize_by_batch(call: AtenCall) -> Any:
+    """By the mean and variance of the batch, towards which the stored ones move; the stored
+    variance is that of the population."""
+    x: Any = call.tensor("input")
+    axes = (0, *range(2, x.type.rank))
+    count, channels = prod(x.shape[axis] for axis in axes), x.shape[1]
+    if count == 1:
+        raise Refused(f"input has shape {x.shape}, which is one value for each statistic")
+    wide = x.mean(axes, keepdims=True)
+    apart = x - wide
+    mean, var = (
+        apply(ops.View((channels,)), each)
+        for each in (wide, (apart * apart).mean(axes, keepdims=True))
+    )
+    factor = float(call.number("momentum"))
+    for name, new, more in (
+        ("running_mean", mean, 1.0),
+        ("running_var", var, count / (count - 1)),
+    ):
+        if (old := call.optional(name)) is not None:
+            body = argument(0) * (1.0 - factor) + argument(1) * (more * factor)
+            call.write(name, apply(ops.Formula(body, tensors=2, title="Moved"), old, new))
+    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
+    weight = call.filled("weight", mean.type, 1.0) if weight is None else weight
+    bias = call.filled("bias", mean.type, 0.0) if bias is None else bias
+    return apply(ops.BatchNorm(float(call.number("eps"))), x, weight, bias, mean, var)
 
 
 @takes("layer_norm.default", when="weight and bias are known")
@@ -49,7 +80,7 @@ def native_layer_norm(call: AtenCall) -> Any:
 
 
 def _layer_norm(call: AtenCall) -> Any:
-    weight, bias = call.optional_constant("weight"), call.optional_constant("bias")
+    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
     if weight is None and bias is not None:
         raise Refused("it has a bias, but no weight")
     given = [value for value in (weight, bias) if value is not None]
@@ -72,7 +103,7 @@ def instance_norm(call: AtenCall) -> Any:
 def _normalize_groups(call: AtenCall, groups: int) -> Any:
     """Each image's groups of channels by their own statistics, then each channel by its weight."""
     op = ops.GroupNorm(groups, float(call.number("eps")))
-    weight, bias = call.optional_constant("weight"), call.optional_constant("bias")
+    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
     given = weight or bias
     if given is None:
         return apply(op, call.tensor("input"))
@@ -84,7 +115,7 @@ def _normalize_groups(call: AtenCall, groups: int) -> Any:
 @takes("rms_norm.default", when="the weight is known")
 def rms_norm(call: AtenCall) -> Any:
     """Each element by the root of the mean square of the last axes, times its weight."""
-    x, weight = call.tensor("input"), call.optional_constant("weight")
+    x, weight = call.tensor("input"), call.optional_weight("weight")
     if x.dtype in ("float16", "bfloat16"):
         raise Refused(f"it is of {x.dtype}, for which PyTorch has sums of more digits")
     eps = float(np.finfo(x.dtype).eps) if call["eps"] is None else float(call.number("eps"))

@@ -1,0 +1,171 @@
+"""A part of a network that is trained: PyTorch's tape sees one operation, with its gradient.
+
+What requires a gradient decides what is kept and what is computed backwards, so there is a pair of
+programs for each such choice: the graph with what is kept as further outputs, and its gradient.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from minidnn._forks import ForkLock
+from minidnn.acceleration.engine import Engine
+from minidnn.acceleration.part import TakenPart
+from minidnn.errors import UnsupportedError
+from minidnn.frontends.torch.convert import Part
+from minidnn.gradients.halves import BackwardHalf, Halves
+from minidnn.graph.ir import Graph
+
+#: For so many choices of what requires a gradient programs are kept.
+_CHOICES = 4
+
+_TWICE = (
+    "create_graph=True (a gradient of a gradient) through {name}, whose gradient minidnn computes "
+    "and does not record; valid is the module that was optimized: fast.original"
+)
+
+
+class TrainedPart(nn.Module):
+    """A part as a module with a gradient.
+
+    Attributes:
+        part: its graph, and the captured nodes that its inputs and outputs are.
+        pairs: the compiled programs, by which of the inputs require gradients.
+    """
+
+    def __init__(self, part: Part, engine: Engine) -> None:
+        super().__init__()
+        self.part = part
+        self.pairs: OrderedDict[tuple[int, ...], Pair] = OrderedDict()
+        self._engine = engine
+        self._device = torch.device(engine.memory)
+        self._places = {node: place for place, node in enumerate(part.inputs)}
+        self._written = [self._places[node] for node in part.written]
+        self._lock = ForkLock()
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        pair = self._pair(_trained(tensors))
+        numbers = self._random()
+        results = _Through.apply(pair, *tensors, *numbers)
+        count = len(self.part.outputs)
+        with torch.no_grad():
+            for place, result in zip(self._written, results[count:], strict=True):
+                tensors[place].copy_(result)
+        return results[0] if count == 1 else results[:count]
+
+    def prepare(self, trained: Sequence[bool]) -> None:
+        """Compiles for inputs of which these require gradients."""
+        self._pair(tuple(place for place, is_trained in enumerate(trained) if is_trained))
+
+    def _random(self) -> Sequence[torch.Tensor]:
+        """The numbers that all random numbers of a run follow from: PyTorch's generator of the
+        device gives them."""
+        if not self.part.random:
+            return ()
+        size = (self.part.random,)
+        drawn = torch.empty(size, dtype=torch.int64, device=self._device).random_()
+        return drawn.unbind()
+
+    def _pair(self, trained: tuple[int, ...]) -> Pair:
+        with self._lock:
+            pair = self.pairs.get(trained)
+            if pair is None:
+                pair = self.pairs[trained] = Pair(self.part, self._engine, trained)
+                if len(self.pairs) > _CHOICES:
+                    self.pairs.popitem(last=False)
+            self.pairs.move_to_end(trained)
+        return pair
+
+
+class Pair:
+    """The programs of a part, for one choice of what requires a gradient.
+
+    Attributes:
+        halves: their graphs.
+        forward: what is computed forwards.
+        backwards: what is computed backwards, by the results that there are gradients by: those
+            that the loss does not depend on have none, and nor have inputs that these alone are
+            computed of.
+    """
+
+    def __init__(self, part: Part, engine: Engine, trained: Sequence[int]) -> None:
+        self.name = part.graph.name
+        self.outputs = len(part.graph.outputs)
+        self.halves = Halves(part.graph, trained, len(part.outputs))
+        self.forward = _compiled(self.halves.forward, engine)
+        self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, TakenPart]] = {}
+        #: Results by which there are no gradients.
+        self.others = [p for p in range(self.outputs) if p not in self.halves.floating]
+        self._engine = engine
+        self._lock = ForkLock()
+        if len(self.halves.floating) == 1 and self.halves.backward.differentiated:
+            self.backward(self.halves.floating)
+
+    def backward(self, present: tuple[int, ...]) -> tuple[BackwardHalf, TakenPart]:
+        """What is computed backwards where there are gradients by these results."""
+        with self._lock:
+            if present not in self.backwards:
+                every = present == self.halves.floating
+                found = self.halves.backward if every else self.halves.backward_of(present)
+                self.backwards[present] = found, _compiled(found.graph, self._engine)
+            return self.backwards[present]
+
+
+def _compiled(graph: Graph, engine: Engine) -> TakenPart:
+    executable = engine.compile(graph)
+    return TakenPart(Part(graph, (), ()), executable, engine.memory, True, True)
+
+
+class _Through(torch.autograd.Function):
+    """A part as one operation on PyTorch's tape."""
+
+    @staticmethod
+    def forward(ctx: Any, pair: Pair, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = _all(pair.forward(*map(_plain, tensors)))
+        whole = pair.halves.backward
+        kept = (results[place] for place in whole.kept)
+        ctx.save_for_backward(*(tensors[place] for place in whole.given), *kept)
+        ctx.pair, ctx.count = pair, len(tensors)
+        ctx.mark_non_differentiable(*(results[place] for place in pair.others))
+        ctx.set_materialize_grads(False)
+        return results[: pair.outputs]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        pair: Pair = ctx.pair
+        if torch.is_grad_enabled():
+            raise UnsupportedError(_TWICE.format(name=pair.name))
+        present = tuple(p for p in pair.halves.floating if gradients[p] is not None)
+        if not present:
+            return (None,) * (1 + ctx.count)
+        backward, program = pair.backward(present)
+        whole = pair.halves.backward
+        kept = (ctx.count + place for place in whole.kept)
+        saved = dict(zip((*whole.given, *kept), ctx.saved_tensors, strict=True))
+        read = (*backward.given, *(ctx.count + place for place in backward.kept))
+        given = (*(saved[place] for place in read), *(g for g in gradients if g is not None))
+        found = _all(program(*map(_plain, given)))
+        results: list[torch.Tensor | None] = [None] * (1 + ctx.count)
+        for place, gradient in zip(backward.differentiated, found, strict=True):
+            results[1 + place] = gradient
+        return tuple(results)
+
+
+def _all(results: Any) -> tuple[torch.Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that lies as programs take it."""
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _trained(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    if not torch.is_grad_enabled():
+        return ()
+    return tuple(place for place, tensor in enumerate(tensors) if tensor.requires_grad)

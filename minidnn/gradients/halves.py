@@ -1,0 +1,170 @@
+"""A graph and its gradient as two graphs: what runs forwards also gives what backwards is read.
+
+Where a call is differentiated by somebody else (PyTorch's autograd), the gradients by its outputs
+come after it has returned.  So there are two programs, and values kept between them.
+
+Kept are values that lie in memory anyway: those that contractions, reductions and windows give or
+read.  What is element-wise or moves elements is computed of them again, fused with what reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from minidnn.gradients.reverse import pullback, reached_values
+from minidnn.graph.ir import Graph, Node, Value
+from minidnn.graph.types import FLOATS
+
+_CHEAP = ("elementwise", "movement")
+
+
+@dataclass(frozen=True)
+class BackwardHalf:
+    """What runs backwards.
+
+    Attributes:
+        graph: reads inputs of the graph, kept values and gradients by its outputs, in this order;
+            gives gradients by its inputs.
+        given: the inputs that it reads, by place.
+        kept: the outputs of the forward graph that it reads, by place.
+        differentiated: the inputs by which it gives gradients, by place.
+    """
+
+    graph: Graph
+    given: tuple[int, ...]
+    kept: tuple[int, ...]
+    differentiated: tuple[int, ...]
+
+
+class Halves:
+    """A graph that is differentiated by some of its inputs.
+
+    Attributes:
+        graph: the graph, without states; it has not been optimized.
+        floating: the outputs that there are gradients by, by place.
+        forward: the graph; behind its own outputs it gives values that are kept.
+        backward: what runs backwards, with gradients by all of ``floating``.
+    """
+
+    def __init__(self, graph: Graph, of: Iterable[int], outputs: int | None = None) -> None:
+        """
+        of: by which inputs to differentiate, by place; those that nothing is computed of are left
+            out.
+        outputs: how many of the outputs, from the first, may have gradients; all by default.
+
+        UnsupportedError if an operator has no rule; it names the node.
+        """
+        self.graph = graph
+        self._of = tuple(of)
+        own = graph.outputs[:outputs]
+        self.floating = tuple(place for place, v in enumerate(own) if v.dtype in FLOATS)
+        self._results = list(graph.outputs)
+        self.backward = self.backward_of(self.floating)
+        self.forward = Graph(graph.inputs, self._results, graph.nodes, graph.name)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of what is kept beside inputs and outputs."""
+        kept = self.forward.outputs[len(self.graph.outputs) :]
+        return sum(value.type.bytes for value in kept)
+
+    def backward_of(self, present: Iterable[int]) -> BackwardHalf:
+        """What runs backwards where there are gradients by these outputs alone, by place."""
+        graph = self.graph
+        answered = Graph(
+            graph.inputs, [graph.outputs[place] for place in present], graph.nodes, graph.name
+        )
+        reached = reached_values(answered)
+        places = tuple(sorted(place for place in self._of if graph.inputs[place] in reached))
+        whole = pullback(answered, [graph.inputs[place] for place in places])
+        forwards = set(graph.nodes)
+        later = _live(whole.nodes[len(graph.nodes) :], whole.outputs)
+        needed = [v for v in _read(later, whole.outputs) if v.producer in forwards]
+        kept, again = _kept(graph, needed)
+        nodes = [*(node for node in graph.nodes if node in again), *later]
+        read = {v for v in _read(nodes, whole.outputs) if v.producer is None}
+        given = tuple(place for place, value in enumerate(graph.inputs) if value in read)
+        self._results += [value for value in kept if value not in self._results]
+        return BackwardHalf(
+            _on_inputs(
+                [
+                    *(graph.inputs[place] for place in given),
+                    *kept,
+                    *whole.inputs[len(graph.inputs) :],
+                ],
+                nodes,
+                whole.outputs,
+                f"{graph.name}.backward",
+            ),
+            given,
+            tuple(map(self._results.index, kept)),
+            places,
+        )
+
+
+def _kept(graph: Graph, needed: Sequence[Value]) -> tuple[list[Value], set[Node]]:
+    """The values to keep, in the graph's order, and the nodes to compute again."""
+    kept: dict[Value, None] = {}
+    again: set[Node] = set()
+    pending = list(needed)
+    while pending:
+        value = pending.pop()
+        node = value.producer
+        if node is None or value in kept or node in again:
+            continue
+        if _lies_in_memory(graph, value):
+            kept[value] = None
+        else:
+            again.add(node)
+            pending += node.inputs
+    order = {value: place for place, value in enumerate(graph.values)}
+    return sorted(kept, key=order.__getitem__), again
+
+
+def _lies_in_memory(graph: Graph, value: Value) -> bool:
+    """Whether a value is written to memory however the graph is fused."""
+    node = value.producer
+    assert node is not None
+    if node.op.kind not in _CHEAP or value in graph.outputs:
+        return True
+    return any(reader.op.kind == "contraction" for reader in graph.readers[value])
+
+
+def _live(nodes: Sequence[Node], outputs: Iterable[Value]) -> list[Node]:
+    """The nodes of which outputs are computed."""
+    read, found = set(outputs), []
+    for node in reversed(nodes):
+        if any(value in read for value in node.outputs):
+            found.append(node)
+            read.update(node.inputs)
+    return found[::-1]
+
+
+def _read(nodes: Iterable[Node], outputs: Iterable[Value]) -> list[Value]:
+    """All that nodes read, and what is given, each once."""
+    return list(dict.fromkeys((*(v for node in nodes for v in node.inputs), *outputs)))
+
+
+def _on_inputs(
+    inputs: Sequence[Value], nodes: Iterable[Node], outputs: Iterable[Value], name: str
+) -> Graph:
+    """A graph of its own of some nodes, whose inputs stand for values."""
+    known: dict[Value, Value] = {}
+    names: set[str] = set()
+    for value in inputs:
+        unique, count = value.name, 0
+        while unique in names:
+            count += 1
+            unique = f"{value.name}.{count}"
+        names.add(unique)
+        known[value] = Value(value.type, unique)
+    made = []
+    for node in nodes:
+        new = Node(node.op, [known.get(v, v) for v in node.inputs], node.name, node.source)
+        # A value that is kept stays what was kept.
+        for old, value in zip(node.outputs, new.outputs, strict=True):
+            known.setdefault(old, value)
+        made.append(new)
+    results = [known.get(value, value) for value in outputs]
+    return Graph([known[value] for value in inputs], results, made, name)

@@ -1,0 +1,78 @@
+"""A graph and its gradient as two graphs, joined again, are the gradient of the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn.gradients.halves import Halves
+from minidnn.graph import operators as ops
+from minidnn.graph.ir import Graph
+from minidnn.graph.trace import apply, tracing
+from minidnn.graph.types import TensorType
+
+
+def network() -> Graph:
+    """Of an image a map, behind a product that two results are computed of, and a place."""
+    with tracing("network") as trace:
+        x = trace.input(TensorType((2, 3, 6, 6)), "x")
+        kernel = trace.input(TensorType((4, 3, 3, 3)), "kernel")
+        scale = trace.input(TensorType((4, 1, 1)), "scale")
+        unused = trace.input(TensorType((4,)), "unused")
+        y: Any = apply(ops.Conv2d(), x, kernel)
+        y = apply(ops.ReLU(), y * scale)
+        means = y.mean((2, 3))
+        place = apply(ops.ArgMax(1), means)
+        return trace.graph([y, means, place, unused])
+
+
+def arrays_of(graph: Graph) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.standard_normal(value.shape).astype(np.float32) for value in graph.inputs]
+
+
+def run(graph: Graph, arrays: Any) -> list[np.ndarray]:
+    found = md.compile(graph, device="reference", precision="float64")(*arrays)
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+@pytest.mark.parametrize("present", [(0, 1), (0,), (1,)])
+def test_halves(present: tuple[int, ...]) -> None:
+    graph = network()
+    halves = Halves(graph, (1, 2, 3), 3)
+    assert halves.floating == (0, 1)
+    backward = halves.backward_of(present)
+    assert backward.differentiated == (1, 2)
+
+    arrays = arrays_of(graph)
+    results = run(halves.forward, arrays)
+    random = np.random.default_rng(1)
+    seeds = [random.standard_normal(graph.outputs[place].shape) for place in present]
+    given = [arrays[place] for place in backward.given]
+    found = run(backward.graph, [*given, *(results[place] for place in backward.kept), *seeds])
+
+    with tracing("loss") as trace:
+        trace.adopt(graph)
+        weights = [trace.input(graph.outputs[p].type, f"weight{p}") for p in present]
+        terms: Any = [(graph.outputs[p] * w).sum() for p, w in zip(present, weights, strict=True)]
+        whole = trace.graph([sum(terms[1:], terms[0])])
+    whole = md.gradient(whole, whole.outputs[0], of=["kernel", "scale"])
+    for one, other in zip(found, run(whole, [*arrays, *seeds])[1:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_what_is_kept_lies_in_memory_anyway() -> None:
+    halves = Halves(network(), (1, 2))
+    own = len(halves.graph.outputs)
+    kept = [value.name for value in halves.forward.outputs[own:]]
+    assert kept == ["conv2d"]  # the product and the mask are computed again
+    assert halves.kept_bytes == 2 * 4 * 4 * 4 * 4
+    assert halves.backward.given == (0, 2)
+
+
+def test_nothing_is_kept_for_nothing() -> None:
+    halves = Halves(network(), ())
+    assert halves.backward.differentiated == () and halves.kept_bytes == 0
