@@ -15,14 +15,14 @@ from minidnn.errors import DeviceError
 from minidnn.serving import protocol
 from minidnn.serving.access import check_token
 from minidnn.serving.faults import Fault, Refusal, invalid
-from minidnn.serving.messages import PACKAGE, message
+from minidnn.serving.messages import SERVICE, message
 from minidnn.serving.repository import Repository
 from minidnn.serving.settings import Settings
 from minidnn.serving.tensors import GivenTensor
 
 log = logging.getLogger(__name__)
 
-SERVICE = f"{PACKAGE}.GRPCInferenceService"
+
 #: What an orchestrator asks, which has no token.
 _OPEN = ("ServerLive", "ServerReady")
 #: Where an input lies that is not raw.

@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 PACKAGE = "inference"
+SERVICE = f"{PACKAGE}.GRPCInferenceService"
 
 _TENSOR = ("string name", "string datatype", "repeated int64 shape")
 _PARAMETERS = "map InferParameter parameters"

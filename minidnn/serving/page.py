@@ -10,7 +10,7 @@ from minidnn.pages.page import page, paragraph, table
 from minidnn.serving.metrics import Meter
 from minidnn.serving.repository import Repository, ServedVersion
 
-_HEAD = ("model", "state", "queue", "rows a batch", "requests", "refused", "p50 ms", "p99 ms")
+_HEAD = ("model", "state", "p50 ms", "p99 ms", "queue", "rows a batch", "requests", "refused")
 _SECONDS = 60
 _DOTS = 300
 
@@ -32,10 +32,14 @@ def page_of(repository: Repository) -> str:
     limit = repository.settings.max_queue
     queues = [Bar(name, meter.queue, f"{meter.queue} rows") for name, meter in meters.items()]
     parts += ["<h2>Queues</h2>", bars(queues, {f"the limit of {limit} rows": limit})]
-    series = {name: dots for name, meter in meters.items() if (dots := _dots(meter))}
-    if series:
-        chart = points(series, Scale("seconds ago"), Scale("latency in ms", log=True))
-        parts += ["<h2>Latency</h2>", figure("Requests of the last minute", chart)]
+    charts = [
+        figure(name, points({name: dots}, Scale("seconds ago"), Scale("latency in ms", log=True)))
+        for name, meter in meters.items()
+        if (dots := _dots(meter))
+    ]
+    if charts:
+        told = "Requests of the last minute, or a part of them."
+        parts += ["<h2>Latency</h2>", paragraph(told), '<div class="charts">', *charts, "</div>"]
     return page("minidnn serve", parts)
 
 
@@ -59,11 +63,11 @@ def _row(entry: ServedVersion, meter: Meter) -> list[str]:
     return [
         _title(entry),
         entry.state.lower(),
+        *(_number(1000 * each) for each in meter.quantiles(0.5, 0.99, within=_SECONDS)),
         str(meter.queue),
         _number(mean),
         f"{done:,}",
         f"{sum(meter.counts.values()) - done:,}",
-        *(_number(1000 * each) for each in meter.quantiles(0.5, 0.99, within=_SECONDS)),
     ]
 
 

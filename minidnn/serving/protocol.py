@@ -18,7 +18,7 @@ from minidnn.serving.tensors import GivenTensor, Spec, arrays_of
 
 EXTENSIONS = ("binary_tensor_data", "model_repository")
 #: Parameters that change what a result means, and are not known here.
-_REFUSED = ("classification", "shared_memory_region", "sequence_id", "sequence_start")
+REFUSED_PARAMETERS = ("classification", "shared_memory_region", "sequence_id", "sequence_start")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def index(repository: Repository, ready_only: bool) -> list[dict[str, str]]:
 def check_parameters(where: str, names: Sequence[str]) -> None:
     """Fault for a parameter that would change the meaning of a request."""
     for name in names:
-        if name in _REFUSED:
+        if name in REFUSED_PARAMETERS:
             raise invalid(f"{where} has the parameter {name!r}, which is not supported here")
 
 
@@ -116,10 +116,10 @@ async def infer(
 async def _answer(batcher: Batcher, request: Request) -> Answer:
     model = batcher.model
     specs = {spec.name: index for index, spec in enumerate(model.outputs)}
-    asked = list(request.outputs) or list(specs)
+    asked = list(dict.fromkeys(request.outputs)) or list(specs)
     unknown = [name for name in asked if name not in specs]
-    if unknown or len(set(asked)) < len(asked):
-        raise invalid(f"outputs {asked!r:.300} are asked for; valid are {list(specs)}, each once")
+    if unknown:
+        raise invalid(f"outputs {unknown!r:.300} are asked for; valid are {list(specs)}")
     arrays, rows = arrays_of(model.inputs, request.inputs, model.max_rows)
     results = await batcher.infer(arrays, rows)
     return Answer(model, [(model.outputs[specs[each]], results[specs[each]]) for each in asked])

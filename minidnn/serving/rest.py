@@ -19,6 +19,7 @@ from minidnn.serving import protocol
 from minidnn.serving.access import Gate
 from minidnn.serving.bodies import ClientDisconnect, read_body
 from minidnn.serving.faults import Fault, Refusal
+from minidnn.serving.openapi import document
 from minidnn.serving.page import page_of
 from minidnn.serving.repository import Repository
 from minidnn.serving.rest_infer import LENGTH, RestRequest, parsed, written
@@ -46,6 +47,7 @@ class _Rest:
         found = [
             Route("/", self._page),
             Route("/metrics", self._metrics),
+            Route("/openapi.json", self._openapi),
             Route("/v2", self._server),
             Route("/v2/health/live", self._live),
             Route("/v2/health/ready", self._ready),
@@ -77,6 +79,9 @@ class _Rest:
         metrics = self._repository.metrics
         return Response(metrics.text(), headers={"Content-Type": metrics.content_type})
 
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(document(self._repository, self._settings.token is not None))
+
     async def _server(self, request: Request) -> Response:
         return JSONResponse(protocol.server_metadata())
 
@@ -93,13 +98,14 @@ class _Rest:
     async def _model_ready(self, request: Request) -> Response:
         name, version = _model_of(request)
         ready = self._repository.entry(name, version).batcher is not None
-        document = {"name": name, "ready": ready}
-        return JSONResponse(document, 200 if ready else Refusal.UNAVAILABLE.status)
+        return JSONResponse(
+            {"name": name, "ready": ready}, 200 if ready else Refusal.UNAVAILABLE.status
+        )
 
     async def _index(self, request: Request) -> Response:
         async with self._one_more():
-            document = await self._document(request)
-        ready = document.get("ready", False)
+            given = await self._document(request)
+        ready = given.get("ready", False)
         if not isinstance(ready, bool):
             raise Fault(Refusal.INVALID, f"ready is {ready!r:.40}; valid are true and false")
         return JSONResponse(protocol.index(self._repository, ready))
@@ -112,8 +118,8 @@ class _Rest:
 
     async def _change(self, request: Request, change: Callable[[str], Awaitable[None]]) -> Response:
         async with self._one_more():
-            document = await self._document(request)
-            protocol.check_change(document.get("parameters", {}))
+            given = await self._document(request)
+            protocol.check_change(given.get("parameters", {}))
             await change(request.path_params["name"])
         return JSONResponse({})
 
@@ -197,8 +203,8 @@ async def _on_fault(request: Request, error: Any) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Any) -> Response:
-    document = {"error": f"{request.method} {request.url.path!r:.200}: {error.detail}"}
-    return JSONResponse(document, error.status_code, dict(error.headers or {}))
+    told = f"{request.method} {request.url.path!r:.200}: {error.detail}"
+    return JSONResponse({"error": told}, error.status_code, dict(error.headers or {}))
 
 
 async def _on_disconnect(request: Request, error: Any) -> Response:

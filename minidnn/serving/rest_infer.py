@@ -39,8 +39,6 @@ class RestRequest:
         for each in _objects(document, "outputs", 0):
             name = _text(each, "name", "an output")
             given = _parameters(each, f"output {name!r:.100}")
-            if name in self._outputs:
-                raise invalid(f"output {name!r:.100} is asked for twice; valid is once")
             self._outputs[name] = (
                 _flag(given, "binary_data", f"output {name!r:.100}")
                 if "binary_data" in given

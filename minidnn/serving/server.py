@@ -61,7 +61,7 @@ class Server:
 
     def stop(self) -> None:
         """Ends :meth:`run`, from any thread, once what was taken is answered."""
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)
 
     async def serve(self) -> None:
@@ -71,14 +71,17 @@ class Server:
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
                 loop.add_signal_handler(each, self._stop.set)
         settings, repository = self._settings, Repository(self._sources, self._settings)
-        rest = self._rest(repository)
         listener = listen(settings.host, settings.port)
+        try:
+            rpc = None if settings.grpc_port is None else await started_server(repository)
+        except BaseException:
+            listener.close()
+            raise
+        rest = self._rest(repository)
         serving = loop.create_task(rest.serve(sockets=[listener]))
         scheme = "https" if settings.certificate else "http"
         self._started(f"REST on {scheme}://{_address(listener)}")
-        rpc = None
-        if settings.grpc_port is not None:
-            rpc = await started_server(repository)
+        if rpc is not None:
             self._started(f"gRPC on {rpc.address}")
         loading = loop.create_task(repository.load_all())
         stopping = loop.create_task(self._stop.wait())
@@ -124,7 +127,10 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; DeviceError if the address is not to be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+        # Connections inherit it; asyncio sets it for sockets that name their protocol alone.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise DeviceError(f"{host}:{port} cannot be listened on: {error.strerror}") from error
 

@@ -1,0 +1,206 @@
+"""What REST takes and gives, as an OpenAPI document, which ``/openapi.json`` is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+import minidnn
+from minidnn.serving.faults import Refusal
+from minidnn.serving.model import ServedModel
+from minidnn.serving.protocol import REFUSED_PARAMETERS
+from minidnn.serving.repository import ServedVersion
+from minidnn.serving.rest_infer import LENGTH
+from minidnn.serving.tensors import DATATYPES, Spec
+
+_TEXT = {"type": "string"}
+_FREE = {"type": "object", "additionalProperties": True}
+
+
+def _object(required: Sequence[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _list(of: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": of, **more}
+
+
+_SIZES = _list({"type": "integer", "minimum": 0, "maximum": (1 << 40) - 1}, maxItems=16)
+_DATATYPE = {"type": "string", "enum": sorted(DATATYPES.values())}
+
+
+def _parameters(**known: Any) -> dict[str, Any]:
+    """Parameters, of which those that would change the meaning are not valid."""
+    refused = {"not": {"anyOf": [{"required": [name]} for name in REFUSED_PARAMETERS]}}
+    return {"type": "object", "properties": known, "additionalProperties": True, **refused}
+
+
+_SCHEMAS = {
+    "Error": _object(["error"], error=_TEXT),
+    "Live": _object(["live"], live={"type": "boolean"}),
+    "Ready": _object(["ready"], ready={"type": "boolean"}),
+    "ModelReady": _object(["name", "ready"], name=_TEXT, ready={"type": "boolean"}),
+    "Server": _object(
+        ["name", "version", "extensions"], name=_TEXT, version=_TEXT, extensions=_list(_TEXT)
+    ),
+    "TensorMetadata": _object(
+        ["name", "datatype", "shape"],
+        name=_TEXT,
+        datatype=_DATATYPE,
+        shape=_list({"type": "integer", "minimum": -1}),
+    ),
+    "Model": _object(
+        ["name", "versions", "platform", "inputs", "outputs"],
+        name=_TEXT,
+        versions=_list(_TEXT),
+        platform=_TEXT,
+        inputs=_list(_ref("TensorMetadata")),
+        outputs=_list(_ref("TensorMetadata")),
+    ),
+    "Output": _object(
+        ["name", "datatype", "shape", "data"],
+        name=_TEXT,
+        datatype=_DATATYPE,
+        shape=_SIZES,
+        data=_list(
+            {
+                "description": "numbers or booleans; NaN, Infinity and -Infinity stand as such, "
+                "which some parsers refuse: they are asked for in binary"
+            }
+        ),
+    ),
+    "InferAnswer": _object(
+        ["model_name", "model_version", "outputs"],
+        model_name=_TEXT,
+        model_version=_TEXT,
+        id=_TEXT,
+        outputs=_list(_ref("Output")),
+    ),
+    "IndexRequest": {"type": "object", "properties": {"ready": {"type": "boolean"}}},
+    "Index": _list(
+        _object(
+            ["name", "version", "state", "reason"],
+            name=_TEXT,
+            version=_TEXT,
+            state={"type": "string", "enum": ["READY", "LOADING", "UNAVAILABLE"]},
+            reason=_TEXT,
+        )
+    ),
+    "ChangeRequest": {
+        "type": "object",
+        "properties": {
+            "parameters": {
+                "type": "object",
+                "properties": {"unload_dependents": {}},
+                "additionalProperties": False,
+            }
+        },
+    },
+}
+
+
+def document(versions: Iterable[ServedVersion], has_token: bool) -> dict[str, Any]:
+    """The document of a server of these models, as far as they are ready."""
+    paths: dict[str, Any] = {
+        "/": {"get": _answers("The page", 200, "text/html", {"type": "string"})},
+        "/metrics": {"get": _answers("For Prometheus", 200, "text/plain", {"type": "string"})},
+        "/openapi.json": {"get": _answers("This document", 200, "application/json", _FREE)},
+        "/v2": {"get": _json("The server", "Server")},
+        "/v2/health/live": {"get": _json("Whether it lives", "Live")},
+        "/v2/health/ready": {"get": _json("Whether all models are ready", "Ready")},
+        "/v2/repository/index": {"post": _json("All models", "Index", _ref("IndexRequest"))},
+    }
+    for each in versions:
+        name, version = each.source.name, each.source.version
+        for change, told in (("load", "Load a model anew"), ("unload", "Take no more for it")):
+            operation = _json(told, None, _ref("ChangeRequest"))
+            paths[f"/v2/repository/models/{name}/{change}"] = {"post": operation}
+        for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/{version}"):
+            paths[path] = {"get": _json("Inputs and outputs", "Model")}
+            paths[f"{path}/ready"] = {"get": _json("Whether it is ready", "ModelReady")}
+            if each.batcher is not None:
+                paths[f"{path}/infer"] = {"post": _infer(each.batcher.model)}
+    schemes = {"token": {"type": "http", "scheme": "bearer"}} if has_token else {}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "minidnn serve", "version": minidnn.__version__},
+        "paths": paths,
+        "components": {"schemas": _SCHEMAS, "securitySchemes": schemes},
+        **({"security": [{"token": []}]} if has_token else {}),
+    }
+
+
+def _answers(told: str, status: int, media: str, schema: Any) -> dict[str, Any]:
+    """An operation: its answer, and all with which it may be refused."""
+    refused = {
+        str(each.status): {
+            "description": each.name.lower(),
+            "content": {"application/json": {"schema": _ref("Error")}},
+        }
+        for each in Refusal
+    }
+    answer = {"description": told, "content": {media: {"schema": schema}}}
+    return {"summary": told, "responses": {**refused, str(status): answer}}
+
+
+def _json(told: str, schema: str | None, body: Any = None) -> dict[str, Any]:
+    found = _answers(told, 200, "application/json", _ref(schema) if schema else _FREE)
+    if schema in ("Ready", "ModelReady"):
+        content = found["responses"]["503"]["content"]
+        content["application/json"] = {"schema": {"anyOf": [_ref(schema), _ref("Error")]}}
+    if body:
+        found["requestBody"] = {"content": {"application/json": {"schema": body}}}
+    return found
+
+
+def _infer(model: ServedModel) -> dict[str, Any]:
+    """The operation that runs a model, with a request of one row."""
+    inputs = [_input(spec) for spec in model.inputs]
+    count = len(inputs)
+    asked = _object(
+        ["name"],
+        name={"enum": [spec.name for spec in model.outputs]},
+        parameters=_parameters(binary_data={"type": "boolean"}),
+    )
+    body = _object(
+        ["inputs"],
+        id=_TEXT,
+        inputs={"type": "array", "prefixItems": inputs, "minItems": count, "maxItems": count},
+        outputs=_list(asked),
+        parameters=_parameters(binary_data_output={"type": "boolean"}),
+    )
+    found = _json("Outputs for inputs, here of one row", "InferAnswer", body)
+    found["description"] = (
+        f"The first axis of shapes that metadata tell with -1 is from 1 to {model.max_rows}. "
+        f"Instead of data, the parameter binary_data_size of an input says how many bytes of it "
+        f"stand behind the JSON, whose length the header {LENGTH} says then."
+    )
+    found["requestBody"]["required"] = True
+    found["responses"]["200"]["content"]["application/octet-stream"] = {"schema": {}}
+    return found
+
+
+def _input(spec: Spec) -> dict[str, Any]:
+    shape = [1, *spec.shape] if spec.batched else list(spec.shape)
+    number: dict[str, Any] = {"type": "boolean"}
+    if spec.dtype.kind == "f":
+        most = float(np.finfo(spec.dtype).max)
+        number = {"type": "number", "minimum": -most, "maximum": most}
+    elif spec.dtype.kind != "b":
+        bounds = np.iinfo(spec.dtype)
+        number = {"type": "integer", "minimum": int(bounds.min), "maximum": int(bounds.max)}
+    size = prod(shape)
+    return _object(
+        ["name", "datatype", "shape", "data"],
+        name={"const": spec.name},
+        datatype={"const": spec.datatype},
+        shape={"const": shape},
+        data=_list(number, minItems=size, maxItems=size),
+    )

@@ -1,0 +1,345 @@
+"""Requests that are malformed, huge, slow, half sent or left: no wrong answer, and nothing kept."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tritonclient import grpc as triton_grpc
+from tritonclient import http as triton_http
+from tritonclient.utils import InferenceServerException
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.serving.model import Opened, Source
+
+from .conftest import FEATURES, Running, Weights, linear, running
+from .test_clients import ask, rows
+
+_X = np.arange(FEATURES, dtype=np.float32)
+
+
+def body(**changes: Any) -> bytes:
+    given = {"name": "input", "datatype": "FP32", "shape": [1, FEATURES], "data": _X.tolist()}
+    return json.dumps({"inputs": [{**given, **changes}]}).encode()
+
+
+def post(address: str, content: bytes, path: str = "infer", **headers: str) -> tuple[int, Any]:
+    """The status and the document of an answer."""
+    import http.client
+
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    try:
+        connection.request("POST", f"/v2/models/linear/{path}", content, headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def connected(server: Running) -> socket.socket:
+    host, _, port = server.rest.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "the body is no JSON"),
+        (b"\xff\xfe", "the body is no JSON"),
+        (b"[" * 100_000, "the body is no JSON"),
+        (b'{"inputs": [' + b"9" * 5000 + b"]}", "the body is no JSON"),
+        (b"[]", "the body is a list; valid is a JSON object"),
+        (b"{}", "inputs is []; valid is a list of at least 1"),
+        (b'{"inputs": [1]}', "inputs is [1]; valid is"),
+        (body(name=3), "an input has name 3; valid is a text"),
+        (body(shape="16"), "input 'input' has shape '16'; valid is a list"),
+        (body(shape=[1, -6]), "has shape [1, -6]; valid is a list"),
+        (body(shape=[1, True]), "has shape [1, True]; valid is a list"),
+        (body(shape=[1] * 99), "valid is a list of at most 16"),
+        (body(data=None), "input 'input' has no data; valid is a list"),
+        (body(data=[1.0] * 5), "has 5 elements; valid are 6 elements for shape [1, 6]"),
+        (body(data=[[1.0] * 3] * 2), "is nested in another way; valid are 6"),
+        (body(data=[[1.0] * 5 + ["6"]]), "has data of type str; valid for FP32 is int or float"),
+        (body(data=[True] * 6), "has data of type bool; valid for FP32 is int or float"),
+        (body(data=[None] * 6), "has data of type NoneType; valid for FP32"),
+        (body(data=[10**400] * 6), "a number that FP32 cannot hold"),
+        (body(parameters=[]), "has parameters []; valid is a JSON object"),
+        (body(parameters={"binary_data_size": 24}), "valid is that without data, and with the"),
+        (body(parameters={"shared_memory_region": "a"}), "which is not supported here"),
+    ],
+)
+def test_malformed_json_is_told(server: Running, content: bytes, told: str) -> None:
+    status, document = post(server.rest, content)
+    assert status == 400 and told in document["error"]
+    assert len(document["error"]) < 700
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "behind", "told"),
+    [
+        ("abc", 24, 24, "is 'abc'; valid is a number of bytes"),
+        ("99999", 24, 24, "is 99999, and the body has"),
+        (None, 25, 24, "has binary_data_size 25; 24 bytes are there"),
+        (None, -1, 24, "has binary_data_size -1; 24 bytes are there"),
+        (None, 20, 20, "has 20 bytes; valid are 24 for FP32 [1, 6]"),
+        (None, 24, 30, "6 bytes are left behind the last input"),
+    ],
+)
+def test_malformed_binary_is_told(
+    server: Running, length: str | None, size: int, behind: int, told: str
+) -> None:
+    given: dict[str, Any] = {"name": "input", "datatype": "FP32", "shape": [1, FEATURES]}
+    given["parameters"] = {"binary_data_size": size}
+    head = json.dumps({"inputs": [given]}).encode()
+    headers = {"Inference-Header-Content-Length": length or str(len(head))}
+    status, document = post(server.rest, head + bytes(behind), **headers)
+    assert status == 400 and told in document["error"]
+
+
+def test_other_paths_and_methods_are_json(server: Running) -> None:
+    assert post(server.rest, b"", path="explode")[0] == 404
+    assert post(server.rest, b"", path="ready")[0] == 405
+    assert post(server.rest, body(), **{"Content-Encoding": "gzip"})[0] == 415
+
+
+def test_garbage_over_grpc(server: Running) -> None:
+    import grpc
+
+    with grpc.insecure_channel(server.grpc) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(b"\xff" * 10)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "is no ModelInferRequest" in refused.value.details()
+
+
+def slow(seconds: float, weight: Weights) -> Source:
+    """A model whose batches take a while."""
+    plain = linear(weight)
+
+    def opened() -> Opened:
+        inner = plain.open()
+
+        def compiled(count: int | None) -> Any:
+            executable: Any = inner.compile(count)
+            run = executable.program.run
+
+            def later(*arguments: Any) -> None:
+                time.sleep(seconds)
+                run(*arguments)
+
+            executable.program.run = later
+            return executable
+
+        return Opened(compiled, True)
+
+    return replace(plain, open=opened)
+
+
+@pytest.fixture(scope="module")
+def busy(known: Weights) -> Iterator[Running]:
+    """A server whose queue is soon full, and that waits for nobody long."""
+    limits: dict[str, Any] = {
+        "max_queue": 4,
+        "max_batch": 2,
+        "max_requests": 40,
+        "read_seconds": 1.0,
+    }
+    with running(slow(0.05, known), max_request_bytes=10_000, **limits) as found:
+        yield found
+
+
+@pytest.mark.parametrize("module", [triton_http, triton_grpc])
+def test_a_full_queue_refuses_and_recovers(busy: Running, known: Weights, module: Any) -> None:
+    """Whatever is answered is right, and as soon as there is room all is answered again."""
+    url = busy.rest if module is triton_http else busy.grpc
+
+    def one(seed: int) -> str:
+        with module.InferenceServerClient(url) as client:
+            client.module = module
+            x = rows(1, seed)
+            try:
+                found = ask(client, x).as_numpy("output")
+            except InferenceServerException as error:
+                assert "rows wait for model 'linear'" in error.message()
+                return str(error.status())
+            np.testing.assert_allclose(found, known(x), rtol=1e-4, atol=1e-5)
+            return "ok"
+
+    with ThreadPoolExecutor(20) as pool:
+        found = list(pool.map(one, range(20)))
+    full = "429" if module is triton_http else "StatusCode.RESOURCE_EXHAUSTED"
+    assert found.count("ok") >= 4 and found.count("ok") + found.count(full) == 20 > found.count(
+        "ok"
+    )
+    assert [one(seed) for seed in range(3)] == ["ok"] * 3
+
+
+def test_huge_requests_are_refused_early(busy: Running, known: Weights) -> None:
+    status, document = post(busy.rest, bytes(20_000))
+    assert status == 413 and "valid are at most 10000 bytes" in document["error"]
+    with connected(busy) as raw:  # never sent
+        raw.sendall(b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: localhost\r\n")
+        raw.sendall(b"Content-Length: 99999999999\r\n\r\n")
+        assert raw.recv(20).startswith(b"HTTP/1.1 413")
+    with connected(busy) as raw:  # of unknown length
+        raw.sendall(b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: localhost\r\n")
+        raw.sendall(
+            b"Transfer-Encoding: chunked\r\n\r\n" + (b"1000\r\n" + bytes(4096) + b"\r\n") * 3
+        )
+        assert raw.recv(20).startswith(b"HTTP/1.1 413")
+    with triton_grpc.InferenceServerClient(busy.grpc) as client:
+        client.module = triton_grpc
+        with pytest.raises(InferenceServerException, match="RESOURCE_EXHAUSTED"):
+            ask(client, np.zeros((500, FEATURES), np.float32))
+        x = rows(1)
+        np.testing.assert_allclose(ask(client, x).as_numpy("output"), known(x), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /v2/models/linear/infer HT",
+        b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: localhost\r\nX: ",
+    ],
+)
+def test_half_a_head_is_closed(busy: Running, sent: bytes) -> None:
+    with connected(busy) as raw:
+        raw.sendall(sent)
+        assert raw.recv(100) == b""
+
+
+def test_a_head_without_end_is_closed(busy: Running) -> None:
+    with connected(busy) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\n")
+        with pytest.raises(OSError):
+            for i in range(10_000):
+                raw.sendall(b"X-%d: %s\r\n" % (i, bytes(1000).replace(b"\0", b"a")))
+
+
+def test_half_a_body_is_answered(busy: Running) -> None:
+    with connected(busy) as raw:
+        raw.sendall(b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: localhost\r\n")
+        raw.sendall(b"Content-Length: 500\r\n\r\n{")
+        assert raw.recv(20).startswith(b"HTTP/1.1 408")
+
+
+def test_a_slow_reader_of_the_head_keeps_nobody_out(busy: Running, known: Weights) -> None:
+    x = rows(2)
+    waiting = [connected(busy) for _ in range(50)]
+    try:
+        with triton_http.InferenceServerClient(busy.rest) as client:
+            client.module = triton_http
+            np.testing.assert_allclose(ask(client, x).as_numpy("output"), known(x), rtol=1e-4)
+    finally:
+        for each in waiting:
+            each.close()
+
+
+def test_clients_that_vanish_leave_nothing(known: Weights) -> None:
+    """Their rows are taken from the queue, and those of others are computed."""
+    with running(slow(0.3, known), max_batch=1, max_queue=3) as server:
+        content = body()
+        head = "POST /v2/models/linear/infer HTTP/1.1\r\nHost: localhost\r\n"
+        head += f"Content-Length: {len(content)}\r\n\r\n"
+        with triton_grpc.InferenceServerClient(server.grpc) as client:
+            client.module = triton_grpc
+            gone = [connected(server) for _ in range(3)]
+            for each in gone:
+                each.sendall(head.encode() + content)
+            with pytest.raises(InferenceServerException, match=r"(?i)deadline"):
+                ask(client, rows(1), client_timeout=0.1)
+            for each in gone:
+                each.close()
+            time.sleep(0.2)
+            x, begun = rows(1), time.monotonic()
+            np.testing.assert_allclose(ask(client, x).as_numpy("output"), known(x), rtol=1e-4)
+            assert time.monotonic() - begun < 1.0  # one batch that had begun, and its own
+
+
+def test_stopping_finishes_what_was_taken(known: Weights) -> None:
+    with running(slow(0.3, known), max_batch=1) as server, ThreadPoolExecutor(4) as pool:
+
+        def one(seed: int) -> None:
+            module = (triton_http, triton_grpc)[seed % 2]
+            url = (server.rest, server.grpc)[seed % 2]
+            with module.InferenceServerClient(url) as client:
+                client.module = module
+                x = rows(1, seed)
+                np.testing.assert_allclose(ask(client, x).as_numpy("output"), known(x), rtol=1e-4)
+
+        taken = [pool.submit(one, seed) for seed in range(4)]
+        time.sleep(0.4)
+        server.server.stop()
+        for each in taken:
+            each.result()
+        time.sleep(0.3)
+        with pytest.raises(OSError):
+            connected(server)
+
+
+def test_a_model_that_fails_is_told_and_goes_on(known: Weights) -> None:
+    broken = threading.Event()
+    source = slow(0.0, known)
+
+    def opened() -> Opened:
+        inner = source.open()
+
+        def compiled(count: int | None) -> Any:
+            executable: Any = inner.compile(count)
+            run = executable.program.run
+
+            def fail(*arguments: Any) -> None:
+                if broken.is_set():
+                    raise RuntimeError("the device has gone")
+                run(*arguments)
+
+            executable.program.run = fail
+            return executable
+
+        return Opened(compiled, True)
+
+    with running(replace(source, open=opened)) as server:
+        broken.set()
+        status, document = post(server.rest, body())
+        assert (status, document["error"]) == (
+            500,
+            "model 'linear' fails: RuntimeError: the device has gone",
+        )
+        broken.clear()
+        assert post(server.rest, body())[0] == 200
+
+
+def test_rows_that_depend_on_each_other_are_refused() -> None:
+    from minidnn.serving.model import load
+
+    net = md.Sequential(L.Softmax(0))
+    source = Source(
+        "mixed",
+        1,
+        "minidnn",
+        lambda: Opened(lambda n: md.compile(net, (n or 1, 3), device="reference"), True),
+    )
+    with pytest.raises(md.UnsupportedError, match=r"first row of output .* depends on the"):
+        load(source, 4)
+    fixed = replace(
+        source, open=lambda: Opened(lambda n: md.compile(net, (4, 3), device="reference"), False)
+    )
+    assert load(fixed, 8).inputs[0].declared == [4, 3]  # whole requests of its own size alone
+    rowwise = md.Sequential(L.ReLU())
+    apart = replace(
+        source,
+        open=lambda: Opened(lambda n: md.compile(rowwise, (4, 3), device="reference"), False),
+    )
+    assert load(apart, 8).inputs[0].declared == [-1, 3]
