@@ -158,13 +158,14 @@ class _Walk:
     def _extreme(self, line: Instruction) -> Expression:
         """Where operands are equal, a constant wins, and two others get one half each."""
         zero = constant(0.0)
-        a, b = self.values[-1].operands
+        y = self.values[-1]
+        a, b = y.operands
         ta, tb = (zero if t is None else t for t in (self.tangents[i] for i in line.operands))
         above = line.op == "maximum"
         if a.op == "constant":
             a, b, ta, tb = b, a, tb, ta
-        if b.op == "constant":
-            return where(a <= b if above else a >= b, zero, ta)
+        if b.op == "constant":  # by the result, which may be kept for others anyway
+            return where(y <= b if above else y >= b, zero, ta)
         first, second = (a > b, a < b) if above else (a < b, a > b)
         return where(first, ta, where(second, tb, 0.5 * (ta + tb)))
 

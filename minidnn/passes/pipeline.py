@@ -17,6 +17,7 @@ from minidnn.passes.place_updates import PLACE_UPDATES
 from minidnn.passes.pool_first import POOL_FIRST
 from minidnn.passes.pool_last import POOL_LAST
 from minidnn.passes.recompute import RECOMPUTE
+from minidnn.passes.rederive import REDERIVE
 from minidnn.passes.reduce_precision import REDUCE_PRECISION
 from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.share_joins import SHARE_JOINS
@@ -36,6 +37,7 @@ PIPELINE: tuple[Pass, ...] = (
     POOL_LAST,
     REDUCE_PRECISION,
     MIX_PRECISION,
+    REDERIVE,
     ABSORB,
     DEPTH_FIRST,
     LAYOUT,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from minidnn.graph.ir import Graph, Node, Value
 from minidnn.passes.recompute import stored_bytes
+from minidnn.passes.rederive import forward_nodes
 from minidnn.report.explain import inner_nodes, short
 from minidnn.runtime.plan import Plan
 
@@ -38,7 +39,7 @@ def kept_values(plan: Plan) -> list[Kept]:
     lies in inputs and states takes no memory of the step's own, and is left out.
     """
     graph, roots = plan.graph, plan.roots
-    forward = _forward(graph)
+    forward = forward_nodes(graph)
     readers: dict[Value, dict[str, None]] = {}
     for node in graph.nodes:
         if node not in forward and not plan.annotations.is_view(node):
@@ -52,16 +53,6 @@ def kept_values(plan: Plan) -> list[Kept]:
         for value in node.outputs
         if value in readers
     ]
-
-
-def _forward(graph: Graph) -> set[Node]:
-    """The nodes that results are computed by."""
-    wanted, found = set(graph.outputs), set[Node]()
-    for node in reversed(graph.nodes):
-        if wanted.intersection(node.outputs):
-            found.add(node)
-            wanted.update(node.inputs)
-    return found
 
 
 def _layers(node: Node) -> tuple[str, ...]:
@@ -81,10 +72,13 @@ def explain_memory(plan: Plan) -> str:
     lines.append(f"{len(kept)} values are kept, {total / 1e6:.3f} MB")
     again = [rewrite for rewrite in plan.rewrites if rewrite.pass_name == "recompute"]
     lines += [rewrite.description for rewrite in again]
+    cheap = sum(rewrite.pass_name == "rederive" for rewrite in plan.rewrites)
+    if cheap:
+        lines.append(f"{cheap} values are computed again where they are read")
     masks = sum(1 for node in _of_backward(plan) if node.op.name == "RandomDrop")
     if masks:
         lines.append(f"drawn again: masks of {masks} dropout layers")
-    if not (again or masks):
+    if not (again or cheap or masks):
         lines.append("nothing is computed again")
     arena = plan.arena
     lines.append(
@@ -95,7 +89,7 @@ def explain_memory(plan: Plan) -> str:
 
 
 def _of_backward(plan: Plan) -> Sequence[Node]:
-    forward = _forward(plan.graph)
+    forward = forward_nodes(plan.graph)
     return [node for node in plan.graph.nodes if node not in forward]
 
 

@@ -76,7 +76,7 @@ def test_terms_are_those_of_operations() -> None:
     [
         (tanh(X), "x2 * (1.0 - (tanh(x0) * tanh(x0)))"),
         (exp(X), "x2 * exp(x0)"),
-        (maximum(X, 0.0), "where(x0 <= 0.0, 0.0, x2)"),
+        (maximum(X, 0.0), "where(maximum(x0, 0.0) <= 0.0, 0.0, x2)"),
         (where(X > 0, X, 0.1 * X), "where(x0 > 0.0, x2, x2 * 0.1)"),
         (X + 3.0, "x2"),
     ],

@@ -62,6 +62,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "pool_last",
         "reduce_precision",
         "mix_precision",
+        "rederive",
         "absorb",
         "depth_first",
         "layout",

@@ -34,11 +34,11 @@ class Block(L.Layer):
         return np.maximum(x + self.body(x), 0.0)
 
 
-def network() -> L.Layer:
+def network(channels: int = 8) -> L.Layer:
     return L.Sequential(
-        L.Conv2d(3, 8, 3, padding=1),
-        *(Block(8) for _ in range(3)),
-        *(L.AdaptiveAvgPool2d((1, 1)), L.Flatten(), L.Linear(8, 4)),
+        L.Conv2d(3, channels, 3, padding=1),
+        *(Block(channels) for _ in range(3)),
+        *(L.AdaptiveAvgPool2d((1, 1)), L.Flatten(), L.Linear(channels, 4)),
     )
 
 
@@ -55,7 +55,7 @@ def planned(graph: Graph, limit: int | None = None) -> tuple[Plan, list[str]]:
 
 
 def test_cheap_values_are_computed_again_first() -> None:
-    graph = step(network(), SHAPE)
+    graph = step(network(channels=64), SHAPE)  # for which convolutions are dear
     free, nothing = planned(graph)
     assert nothing == []
     stored, values = stored_bytes(free.graph), free.arena.bytes

@@ -1,4 +1,5 @@
-"""Rules of layer and group normalization; instance normalization is one group a channel."""
+"""Rules of normalizations; instance normalization by an image's own statistics is one group a
+channel."""
 
 from __future__ import annotations
 
@@ -10,8 +11,45 @@ import numpy as np
 from minidnn.gradients.places import viewed
 from minidnn.gradients.table import Backward, rule
 from minidnn.graph import operators as ops
+from minidnn.graph.expression import Expression, argument, sqrt
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply
+
+
+@rule(ops.BatchNorm)
+def batch_norm(call: Backward) -> Sequence[Value | None]:
+    """Two sums over each channel, of the gradient and of it times the normalized values, from which
+    the gradients of all four vectors are computed channel by channel."""
+    x, weight, _, mean, var = call.inputs
+    gradient, wanted = call.gradient, call.wanted
+    others = tuple(d for d in range(x.type.rank) if d != 1)
+
+    def deviation(variance: Expression) -> Expression:
+        return sqrt(variance + call.op.eps)
+
+    def formula(body: Expression, tensors: Sequence[Value], *vectors: Value) -> Value:
+        op = ops.Formula(body, len(tensors), len(vectors), "BatchNormGradient")
+        return apply(op, *tensors, *vectors)
+
+    a, b, c, d = map(argument, range(4))
+    found: list[Value | None] = [None] * 5
+    if wanted[0]:
+        found[0] = formula(a / deviation(c) * b, [gradient], weight, var)
+    if wanted[1] or wanted[4]:
+        weighted = formula(b * ((a - c) / deviation(d)), [x, gradient], mean, var)
+        total = apply(ops.Reduce("sum", others), weighted)
+        if wanted[1]:
+            found[1] = total
+        if wanted[4]:
+            half = -0.5 * (a * b) / (c + call.op.eps)
+            found[4] = formula(half, [total, weight, var])
+    if wanted[2] or wanted[3]:
+        total = apply(ops.Reduce("sum", others), gradient)
+        if wanted[2]:
+            found[2] = total
+        if wanted[3]:
+            found[3] = formula(-(a * b) / deviation(c), [total, weight, var])
+    return found
 
 
 @rule(ops.LayerNorm)

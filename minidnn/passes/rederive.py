@@ -1,0 +1,128 @@
+"""rederive: the backward pass computes cheap values again, of values that are kept for it anyway.
+
+A value of the forward pass that the backward pass reads lies in memory in between.  An element-wise
+one need not, if all it is computed of is kept in any case, or is as small as a number for each
+channel: the region that reads it computes it once more, and reads what it is computed of instead.
+In training, this leaves of a convolution, a batch normalization and a ReLU the convolution's result
+and the ReLU's, where the distances from the mean and the normalized values would be kept, too.
+
+Handles: values of element-wise nodes that only nodes which join stacks read in the backward pass,
+as long as what they are computed of is a short chain away from values that are kept, and computing
+it again is predicted to take no longer than to write and to read it.  The nodes of the copies are
+those of the original, on the same operands, so that they give the same bits.  Each layer's gradient
+has copies of its own.
+Refuses: values that the backward pass reads whole (a convolution's operand, a sum), which are kept;
+everything under strategies that compute layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minidnn.fusion.collapse import APART
+from minidnn.fusion.stacks import why_not_fusable
+from minidnn.graph.ir import Graph, Node, Rewriter, Value
+from minidnn.graph.operator import Elementwise
+from minidnn.passes.infrastructure import Context, Pass
+
+MOST_NODES = 6
+"""A value that takes more nodes than that is kept."""
+SMALL = 1 / 16
+"""What is no larger than this part of a value is kept for it."""
+
+
+def rederive(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    if context.strategy in APART or not graph.updates:
+        return graph
+    forward = forward_nodes(graph)
+    chains = _chains(graph, forward, context)
+    if not chains:
+        return graph
+    rewriter = Rewriter(graph)
+    copies: dict[tuple[Value, str], Value] = {}
+
+    def again(value: Value, reader: Node) -> Value:
+        """A copy of what computes a value, for the gradient of a layer."""
+        for node in chains[value]:
+            if (node.output, reader.source) not in copies:
+                inputs = [copies.get((v, reader.source), rewriter.value(v)) for v in node.inputs]
+                name = rewriter.fresh(f"{node.name}.again")
+                new = rewriter.add(node.op, inputs, name, node.source)
+                copies[node.output, reader.source] = new.output
+        return copies[value, reader.source]
+
+    for node in graph.nodes:
+        if node in forward or chains.keys().isdisjoint(node.inputs):
+            rewriter.keep(node)
+            continue
+        inputs = [again(v, node) if v in chains else rewriter.value(v) for v in node.inputs]
+        new = rewriter.add(node.op, inputs, node.name, node.source)
+        for old, value in zip(node.outputs, new.outputs, strict=True):
+            rewriter.replace(old, value)
+    return rewriter.finish()
+
+
+def forward_nodes(graph: Graph) -> set[Node]:
+    """The nodes that results are computed by; all others compute what states become."""
+    wanted, found = set(graph.outputs), set[Node]()
+    for node in reversed(graph.nodes):
+        if wanted.intersection(node.outputs):
+            found.add(node)
+            wanted.update(node.inputs)
+    return found
+
+
+def _chains(graph: Graph, forward: set[Node], context: Context) -> dict[Value, list[Node]]:
+    """The values that are computed again, and by which nodes each of them is, in order."""
+    found: dict[Value, list[Node]] = {}
+    kept = {*graph.inputs, *graph.states}
+    for node in graph.nodes:
+        if node not in forward:
+            continue
+        for value in node.outputs:
+            readers = [reader for reader in graph.readers[value] if reader not in forward]
+            if not readers:
+                continue
+            chain = _chain(graph, value, readers, kept, context)
+            if chain and context.allow(f"compute {value.name} again where it is read"):
+                found[value] = chain
+            else:
+                kept.add(value)
+    return found
+
+
+def _chain(
+    graph: Graph, value: Value, readers: Iterable[Node], kept: set[Value], context: Context
+) -> list[Node] | None:
+    """The nodes that compute a value of values that are kept; None if it is kept itself."""
+    if value in graph.results or any(why_not_fusable(reader) for reader in readers):
+        return None
+    found: dict[Node, None] = {}
+    read: set[Value] = set()
+    pending = [value]
+    while pending:
+        node = pending.pop().producer
+        if node is None or not isinstance(node.op, Elementwise) or why_not_fusable(node):
+            return None
+        found[node] = None
+        if len(found) > MOST_NODES:
+            return None
+        for operand in node.tensors:
+            if operand in kept:
+                read.add(operand)
+            elif operand.type.bytes > SMALL * value.type.bytes:
+                pending.append(operand)
+    device = context.target.device
+    reading = sum(operand.type.bytes for operand in read) / device.bandwidth
+    computing = sum(_operations(node) for node in found) / device.operations
+    if max(reading, computing) > 2 * value.type.bytes / device.bandwidth:
+        return None
+    return sorted(found, key=graph.position.__getitem__)
+
+
+def _operations(node: Node) -> int:
+    return node.op.operations(tuple(v.type for v in node.inputs), (node.output.type,))
+
+
+REDERIVE = Pass("rederive", rederive)
