@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from minidnn.errors import MiniDNNError, did_you_mean
 from minidnn.serving.batching import Batcher
-from minidnn.serving.faults import Fault, Refusal, invalid
+from minidnn.serving.faults import Fault, Refusal
 from minidnn.serving.metrics import Metrics
 from minidnn.serving.model import Source, load
 from minidnn.serving.settings import Settings
@@ -114,11 +114,15 @@ class Repository:
             entry.state, entry.reason = "LOADING", "it is being loaded"
         try:
             model = await loop.run_in_executor(self._loader, load, source, self.settings.max_batch)
-        except (MiniDNNError, OSError, MemoryError) as error:
-            told = f"model {source.name!r}, version {source.version}, cannot be loaded: {error}"
+        except Exception as error:
+            reason = str(error) or type(error).__name__
             if entry.batcher is None:
-                entry.state, entry.reason = "UNAVAILABLE", str(error) or type(error).__name__
-            raise invalid(told) from error
+                entry.state, entry.reason = "UNAVAILABLE", reason
+            is_told = isinstance(error, (MiniDNNError, OSError, MemoryError))
+            raise Fault(
+                Refusal.INVALID if is_told else Refusal.FAILED,
+                f"model {source.name!r}, version {source.version}, cannot be loaded: {reason}",
+            ) from error
         old = entry.batcher
         meter = self.metrics.meter(source.name, source.version)
         entry.batcher = Batcher(model, self.settings, self._compute, meter)

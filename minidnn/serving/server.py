@@ -95,12 +95,11 @@ class Server:
             stopping.cancel()
             loading.cancel()
             rest.should_exit = True
+            leaving = [serving] if rpc is None else [serving, loop.create_task(rpc.stop())]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(settings.stop_seconds):
                     await repository.close()
-            if rpc is not None:
-                await rpc.stop()
-            await serving
+            await asyncio.gather(*leaving)
 
     def _rest(self, repository: Repository) -> uvicorn.Server:
         settings = self._settings
@@ -111,6 +110,7 @@ class Server:
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level="error",  # whoever sends garbage would fill the log
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,

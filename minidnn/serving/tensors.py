@@ -110,7 +110,8 @@ def _of_bytes(spec: Spec, shape: tuple[int, ...], data: bytes | memoryview) -> n
         )
     if spec.dtype.kind == "b" and (np.frombuffer(data, np.uint8) > 1).any():
         raise invalid(f"input {spec.name!r} has bytes other than 0 and 1; valid are these")
-    return np.frombuffer(data, spec.dtype.newbyteorder("<")).reshape(shape)
+    array = np.frombuffer(data, spec.dtype.newbyteorder("<")).reshape(shape)
+    return array if array.flags.aligned else array.copy()  # behind JSON it may begin anywhere
 
 
 def _of_list(spec: Spec, shape: tuple[int, ...], data: Sequence[Any]) -> np.ndarray:

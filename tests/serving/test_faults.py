@@ -343,3 +343,17 @@ def test_rows_that_depend_on_each_other_are_refused() -> None:
         open=lambda: Opened(lambda n: md.compile(rowwise, (4, 3), device="reference"), False),
     )
     assert load(apart, 8).inputs[0].declared == [-1, 3]
+
+
+def test_binary_tensors_may_begin_anywhere(server: Running, known: Weights) -> None:
+    """A JSON head of any length: arrays of odd addresses never reach a kernel."""
+    x = rows(8)
+    for pad in range(4):
+        given: dict[str, Any] = {"name": "input", "datatype": "FP32", "shape": [8, FEATURES]}
+        given["parameters"] = {"binary_data_size": x.nbytes}
+        head = json.dumps({"id": "x" * pad, "inputs": [given]}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        status, document = post(server.rest, head + x.tobytes(), "versions/1/infer", **headers)
+        assert status == 200
+        found = np.reshape(document["outputs"][0]["data"], (8, 4))
+        np.testing.assert_allclose(found, known(x), rtol=1e-4, atol=1e-5)
