@@ -30,8 +30,9 @@ beyond the one before: in CUDA, or in ISPC for a CPU.
     minidnn lab run conv-cpu                 the same on its CPU, beside the engine's algorithms
     minidnn lab sweep conv --step tiled      one step with several blocks
     minidnn lab tune conv-cpu --step tile    the parameters with which a step is fastest
+    minidnn lab run product --counters       with hardware counters, if permitted
     minidnn lab replay FILE                  a study that was written by --save; needs no GPU
-    minidnn lab demo                         the same of an H100, recorded
+    minidnn lab demo                         one of an H100
 
 For list, show and model nothing is run: registers come from CUDA's compiler, which needs no GPU,
 and the rest is calculated for the GPU that --gpu names."""
@@ -65,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for one in (show, model):
         one.add_argument("--gpu", help="A100, RTX3090, RTX4090, H100 (default), H200")
     for one in (run, sweep, tune):
+        if one is not tune:
+            one.add_argument(
+                "--counters",
+                action="store_true",
+                help="read hardware counters, too, by Nsight Compute (ncu)",
+            )
         one.add_argument(
             "--limit", type=float, default=60.0, help="seconds that one measurement may take (60)"
         )
@@ -211,6 +218,7 @@ def _run(options: argparse.Namespace) -> tuple[Any, str]:
         shapes=_shapes(ladder, options.shape),
         parameters=options.parameters,
         limit=options.limit,
+        counters=options.counters,
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
     return _told(written)

@@ -69,6 +69,7 @@ def run(
     shapes: Sequence[Any] = (),
     parameters: Choices | None = None,
     limit: float = LIMIT_SECONDS,
+    counters: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """What each step of a ladder costs on this machine: predicted, checked, and measured.
@@ -88,6 +89,8 @@ def run(
         shapes: as of :func:`model`.
         parameters: numbers for the parameters of steps, or several of them to be tried.
         limit: seconds that one measurement may take.
+        counters: whether hardware counters are read, too, by Nsight Compute.  Where they are
+            forbidden the study says why, and what would allow them, and has all else.
         tell: called with a line about what is going on.
 
     Returns:
@@ -102,8 +105,19 @@ def run(
     check_parameters(ladder, parameters)
     if not limit > 0:
         raise UnsupportedError(f"limit={limit:g}; valid are seconds above 0")
+    if counters and DEVICES[ladder.device].count is None:
+        raise UnsupportedError(
+            f"counters=True; {ladder.name} is for this computer's CPU, whose counters are not read"
+        )
     return measured_study(
-        ladder, chosen, _blocks(ladder, blocks), sizes, parameters, limit=limit, tell=tell
+        ladder,
+        chosen,
+        _blocks(ladder, blocks),
+        sizes,
+        parameters,
+        limit=limit,
+        counters=counters,
+        tell=tell,
     )
 
 

@@ -9,13 +9,14 @@ from ..backends.cuda.build import compile_kernels
 from ..backends.cuda.kernels import Launch
 from ..backends.cuda.machine import Machine, machine_of
 from .ceilings import ceilings
+from .counters import count
 from .measure import Job, measure
 from .model import Prediction
 from .occupancy import why_no_block
 from .operands import RESULT, Operands
 from .step import Point
 
-__all__ = ["ceilings", "job", "machine", "measure", "predict"]
+__all__ = ["ceilings", "count", "job", "machine", "measure", "predict"]
 
 
 def machine() -> Machine:

@@ -18,6 +18,8 @@ from .step import Block, LadderStep, Parameters
 Sizes = tuple[tuple[int, int, int], tuple[int, int, int], int]
 """Blocks of the grid, threads of a block, and bytes of dynamic shared memory."""
 
+MOST_STATIC = 48 << 10
+"""Bytes of shared memory whose size stands in a text."""
 _MOST_GRID = (2**31 - 1, 65535, 65535)
 _MOST_ELEMENTS = 2**31 - 1  # what an int can count
 

@@ -20,6 +20,8 @@ class LabDevice:
         job: what is measured of a point on a shape, as plain data for another process.
         measure: checks and times a job.
         ceilings: each way in which a library, or the engine, computes a shape.
+        count: the metrics of jobs that hardware counters tell, within a limit of seconds; None
+            where counters are not read.
     """
 
     machine: Callable[[], Any]
@@ -27,6 +29,7 @@ class LabDevice:
     job: Callable[..., Any]
     measure: Callable[[Any], dict[str, Any]]
     ceilings: Callable[[Any], list[dict[str, Any]]]
+    count: Callable[[Sequence[Any], float], list[dict[str, float]]] | None = None
 
 
 DEVICES = {
@@ -36,6 +39,7 @@ DEVICES = {
         cuda_device.job,
         cuda_device.measure,
         cuda_device.ceilings,
+        cuda_device.count,
     ),
     "cpu": LabDevice(
         cpu_device.machine,

@@ -55,7 +55,7 @@ def measure(job: Job) -> dict[str, Any]:
     given, expected = arrays(job.operands)
     whole = cupy().full(job.size + 2 * _GUARD, np.nan, np.float32)
     y = whole[_GUARD : _GUARD + job.size]
-    run = _bound(job, {**given, RESULT: y})
+    run = bound(job, {**given, RESULT: y})
     errors = (cupy().cuda.runtime.CUDARuntimeError, cupy().cuda.driver.CUDADriverError)
     try:
         with timing_stream() as stream:
@@ -105,7 +105,7 @@ def arrays(operands: Operands) -> tuple[dict[str, Any], Any]:
     return given, _uploaded(operands.expected)
 
 
-def _bound(job: Job, given: dict[str, Any]) -> Callable[[], object]:
+def bound(job: Job, given: dict[str, Any]) -> Callable[[], object]:
     """The kernel on these arrays, its arrays of constant memory filled."""
     launch = job.launch
     (kernel,) = compile_kernels([launch.source], machine_of(cupy().cuda.runtime.getDevice()).arch)

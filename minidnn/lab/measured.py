@@ -8,7 +8,8 @@ from typing import Any
 
 from .apart import LIMIT_SECONDS, Apart, Failure
 from .ceilings import CeilingJob
-from .devices import DEVICES
+from .counters import CountersError
+from .devices import DEVICES, LabDevice
 from .operands import OperandFolder
 from .step import Block, Choices, Ladder, Point
 from .study import study
@@ -24,11 +25,13 @@ def measured_study(
     parameters: Choices | None = None,
     *,
     limit: float = LIMIT_SECONDS,
+    counters: bool = False,
     tell: Tell = lambda line: None,
 ) -> dict[str, Any]:
     """What :func:`.study.study` says of this machine's device, and what was measured: in each cell,
     and in ``libraries`` for each shape.  What failed has the reason in ``failed``.  ``limit``:
-    seconds that a cell may take; ``tell`` is called with a line about what is going on.
+    seconds that a cell may take; ``counters``: whether hardware counters are read; ``tell`` is
+    called with a line about what is going on.
 
     Raises:
         DeviceError: there is no such device, or no compiler for it.
@@ -37,6 +40,7 @@ def measured_study(
     machine = device.machine()
     document = study(ladder, steps, blocks, shapes, machine, parameters)
     with OperandFolder(ladder) as folder:
+        counted: list[tuple[dict[str, Any], Any]] = []
         by_step = sorted(document["cells"], key=lambda cell: _place(steps, cell))
         for name, group in groupby(by_step, key=lambda cell: cell["step"]):
             cells = [cell for cell in group if "why_not" not in cell]
@@ -49,9 +53,27 @@ def measured_study(
                 jobs.append(device.job(point, shape, machine, operands))
             for cell, found in zip(cells, Apart(device.measure, limit).run(jobs), strict=True):
                 cell |= {"failed": found.text} if isinstance(found, Failure) else found
+            counted += [pair for pair in zip(cells, jobs, strict=True) if "failed" not in pair[0]]
+        if counters:
+            tell(f"counters: {len(counted)} launches")
+            document["counters"] = _count(device, counted, limit)
         tell("libraries")
         document["libraries"] = _libraries(ladder, shapes, folder, limit)
     return document
+
+
+def _count(
+    device: LabDevice, counted: Sequence[tuple[dict[str, Any], Any]], limit: float
+) -> dict[str, str]:
+    """Adds what was counted to cells, and tells by what; or why nothing was."""
+    assert device.count is not None
+    try:
+        found = device.count([job for _, job in counted], limit * max(1, len(counted)))
+    except CountersError as error:
+        return {"why_not": str(error)}
+    for (cell, _), metrics in zip(counted, found, strict=True):
+        cell["counters"] = metrics
+    return {"tool": "ncu"}
 
 
 def _place(steps: Sequence[Any], cell: dict[str, Any]) -> int:

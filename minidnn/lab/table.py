@@ -95,6 +95,8 @@ def table(study: Mapping[str, Any], ladder: Ladder | None = None) -> list[str]:
             lines += [f"  libraries: {found['failed']}"]
         if ladder is not None:
             lines += _explanations(cells, machine, ladder)
+    if "why_not" in (counters := study.get("counters", {})):
+        lines += ["", *wrap(f"no counters: {counters['why_not']}", _WIDTH)]
     return lines[1:]
 
 

@@ -24,7 +24,7 @@ from .emulated import Case, check
 
 on_each_step = pytest.mark.parametrize("step", CONVOLUTION.steps, ids=lambda step: step.name)
 
-BLOCKS = ((8, 8), (16, 4), (32, 1), (5, 3), (1, 1))
+BLOCKS = ((8, 8), (16, 4), (32, 1), (5, 3), (1, 1), (4, 16))
 
 
 def generated(step: CudaStep, count: int) -> list[Case]:

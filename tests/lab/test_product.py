@@ -17,7 +17,7 @@ from minidnn.lab.step import Block
 
 from .emulated import Case, check
 
-BLOCKS: tuple[Block, ...] = ((16, 16), (8, 8), (32, 4), (4, 4), (5, 5), (7, 3))
+BLOCKS: tuple[Block, ...] = ((16, 16), (8, 8), (32, 4), (4, 8), (4, 4), (5, 5), (7, 3))
 
 
 def generated(step: CudaStep, count: int) -> list[Case]:
@@ -26,10 +26,10 @@ def generated(step: CudaStep, count: int) -> list[Case]:
     cases: list[Case] = []
     while len(cases) < count:
         rows, columns, depth = random.integers(1, 50, 3).tolist()
-        if step.name == "vectors":
+        if step.name in ("vectors", "buffered", "warps"):
             columns, depth = 4 * -(-columns // 4), 4 * -(-depth // 4)
         parameters = {name: int(random.choice([4, 8])) for name in step.parameters}
-        case = Case(ProductShape(rows, columns, depth), BLOCKS[random.choice(6)], parameters)
+        case = Case(ProductShape(rows, columns, depth), BLOCKS[random.choice(7)], parameters)
         if step.why_not(case.shape, case.block, H100, parameters) is None:
             cases.append(case)
     return cases

@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cuda_step import CudaStep, Sizes
+from ..cuda_step import MOST_STATIC, CudaStep, Sizes
 from ..step import Block, Ladder, Parameters
+from .implicit_work import implicit
 from .shape import ConvolutionShape, convolve
 from .work import direct, halo
 
@@ -37,6 +38,26 @@ def _halo(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Size
     floats = width * height + (group * shape.taps if "GROUP" in parameters else 0)
     grid = (across * down, -(-shape.filters // group), shape.batch)
     return grid, (*block, 1), 4 * floats
+
+
+def _implicit(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
+    """Tiles of positions of all images, and of filters: eight by eight a thread."""
+    positions = shape.batch * shape.out_height * shape.out_width
+    grid = (-(-positions // (8 * block[0])), -(-shape.filters // (8 * block[1])), 1)
+    return grid, (*block, 1), 0
+
+
+def _unfit_patches(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
+    deep = parameters["TILE_DEPTH"]
+    if block[0] % 4 or block[1] % 8:
+        return f"a block of {block[0]} x {block[1]} threads; this step wants patches of 4 x 8"
+    if deep % (block[1] // 8):
+        return f"TILE_DEPTH={deep}; this step wants a multiple of {block[1] // 8} with this block"
+    if block[0] * block[1] % deep:
+        return f"TILE_DEPTH={deep}; this step wants a divisor of {block[0] * block[1]} threads"
+    if (asked := 8 * deep * (8 * block[0] + 8 * block[1] + 4)) > MOST_STATIC:
+        return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
+    return None
 
 
 def _plain_only(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
@@ -150,6 +171,14 @@ CONVOLUTION = Ladder(
             parameters=_POSITIONS,
             refusal=_whole_vectors,
             helps=("memory",),
+        ),
+        _step(
+            "implicit",
+            sizes=_implicit,
+            work=implicit,
+            parameters={"TILE_DEPTH": 8, "RESIDENT": 2},
+            refusal=_unfit_patches,
+            helps=("shared memory", "issue", "latency", "load units"),
         ),
     ),
     convolve,

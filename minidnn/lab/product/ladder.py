@@ -6,13 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cuda_step import CudaStep, Sizes
+from ..cuda_step import MOST_STATIC, CudaStep, Sizes
 from ..step import Block, Ladder, Parameters
 from .shape import ProductShape, multiply
-from .work import direct, tiles
-
-_MOST_STATIC = 48 << 10
-"""Bytes of shared memory whose size stands in the text."""
+from .work import direct, patches, tiles
 
 
 def tile_of(block: Block, parameters: Parameters) -> tuple[int, int]:
@@ -45,16 +42,37 @@ def _unfit(
     rows, columns = tile_of(block, parameters)
     deep = parameters["TILE_DEPTH"]
     pads = deep if whole_vectors else rows
-    if (asked := 4 * (deep * (rows + columns) + padded * pads)) > _MOST_STATIC:
-        return f"{asked} bytes of static shared memory; there may be {_MOST_STATIC}"
+    if (asked := 4 * (deep * (rows + columns) + padded * pads)) > MOST_STATIC:
+        return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
     return None
+
+
+def _by_patches(shape: ProductShape, block: Block, parameters: Parameters) -> Sizes:
+    """Eight rows and columns a thread."""
+    return _by_columns(shape, block, _EIGHT)
+
+
+def _unfit_patches(
+    shape: ProductShape, block: Block, parameters: Parameters, whole_warps: bool
+) -> str | None:
+    """Why two tiles in turn do not do; ``whole_warps``: each has eight rows of four threads."""
+    if parameters["TILE_DEPTH"] % 4:
+        return f"TILE_DEPTH={parameters['TILE_DEPTH']}; this step wants a multiple of 4"
+    if whole_warps and (block[0] % 4 or block[1] % 8):
+        return f"a block of {block[0]} x {block[1]} threads; this step wants patches of 4 x 8"
+    across, deep = 2 * block[0], parameters["TILE_DEPTH"] // 4
+    if (threads := block[0] * block[1]) % across or threads % deep:
+        return f"{threads} threads a block; this step wants multiples of {across} and of {deep}"
+    twice = {**_EIGHT, "TILE_DEPTH": 2 * parameters["TILE_DEPTH"]}
+    return _unfit(shape, block, twice, 4, whole_vectors=True)
 
 
 def _step(name: str, **given: Any) -> CudaStep:
     return CudaStep(name=name, source=Path(__file__).parent / f"{name}.cu", **given)
 
 
-_SQUARE = {"THREAD_ROWS": 8, "THREAD_COLUMNS": 8, "TILE_DEPTH": 8}
+_EIGHT = {"THREAD_ROWS": 8, "THREAD_COLUMNS": 8}
+_SQUARE = {**_EIGHT, "TILE_DEPTH": 8}
 
 PRODUCT = Ladder(
     "product",
@@ -89,6 +107,22 @@ PRODUCT = Ladder(
             parameters=_SQUARE,
             refusal=partial(_unfit, padded=4, whole_vectors=True),
             helps=("shared memory", "issue"),
+        ),
+        _step(
+            "buffered",
+            sizes=_by_patches,
+            work=patches,
+            parameters={"TILE_DEPTH": 8, "RESIDENT": 2},
+            refusal=partial(_unfit_patches, whole_warps=False),
+            helps=("latency", "occupancy"),
+        ),
+        _step(
+            "warps",
+            sizes=_by_patches,
+            work=partial(patches, of_warps=True),
+            parameters={"TILE_DEPTH": 8, "RESIDENT": 2},
+            refusal=partial(_unfit_patches, whole_warps=True),
+            helps=("shared memory", "bank conflicts"),
         ),
     ),
     multiply,

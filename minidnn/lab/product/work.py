@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..access import (
@@ -60,10 +62,12 @@ def tiles(
     apart: bool = False,
     padded: int = 0,
     width: int = 1,
+    of_warps: bool = False,
 ) -> Work:
     """Of a step that copies tiles of both factors to shared memory, ``width`` numbers at a time:
     then the first factor's lies transposed.  ``apart``: a thread's rows and columns have those of
-    the others between them.  ``padded``: numbers behind each row of the first tile."""
+    the others between them.  ``padded``: numbers behind each row of the first tile.  ``of_warps``:
+    a warp's threads are eight rows and four columns of the block's."""
     down, across = parameters.get("THREAD_ROWS", 1), parameters.get("THREAD_COLUMNS", 1)
     deep = parameters.get("TILE_DEPTH", block[0])
     rows, columns, threads = block[1] * down, block[0] * across, block[0] * block[1]
@@ -90,7 +94,7 @@ def tiles(
     to_b = Access("b", "shared", kept[None], blocks * steps, store=True, width=width)
 
     number = lanes(threads)
-    i, j = number // block[0], number % block[0]
+    i, j = warp_patch(number, block) if of_warps else (number // block[0], number % block[0])
     k, r = np.arange(deep).reshape(-1, 1, 1, 1), np.arange(down // width).reshape(-1, 1, 1)
     c = np.arange(across // width).reshape(-1, 1, 1)
     row = (i + r * block[1]) * width if apart else i * down + r
@@ -120,6 +124,26 @@ def tiles(
         steps * (L2_CYCLES + 2 * SHARED_CYCLES + deep * max(FMA_CYCLES, down * across)),
         ("b",),
     )
+
+
+def patches(
+    shape: ProductShape, block: Block, parameters: Parameters, *, of_warps: bool = False
+) -> Work:
+    """Of a step with eight rows and columns a thread and two tiles in turn: the next one is
+    fetched while products are computed, so that a tile takes what the longer of both does."""
+    eight = {**parameters, "THREAD_ROWS": 8, "THREAD_COLUMNS": 8}
+    work = tiles(shape, block, eight, apart=True, padded=4, width=4, of_warps=of_warps)
+    deep = parameters["TILE_DEPTH"]
+    steps = -(-shape.depth // deep)
+    alone = L2_CYCLES + steps * (SHARED_CYCLES + max(L2_CYCLES, 64 * deep))
+    return replace(work, alone=alone)
+
+
+def warp_patch(number: np.ndarray, block: Block) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column among the threads of a block whose warps are patches of eight by four."""
+    warp, lane = number // 32, number % 32
+    across = block[0] // 4
+    return warp // across * 8 + lane // 4, warp % across * 4 + lane % 4
 
 
 def _corners(shape: ProductShape, tile: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, float]:

@@ -1,0 +1,122 @@
+"""What a convolution reads, writes and computes as a matrix product that gathers its factor."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..access import L2_CYCLES, SHARED_CYCLES, Access, Work, lanes, sample, turns
+from ..product.work import warp_patch
+from ..step import Block, Parameters
+from .shape import ConvolutionShape
+
+_TILES, _DEPTHS = 36, 8
+"""Tiles of positions, and steps along what is summed, that are looked at."""
+_WEIGHT_INSTRUCTIONS, _GATHER_INSTRUCTIONS = 4, 12
+"""Of one number fetched and kept: its address, its comparisons, read and store."""
+
+
+def implicit(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Work:
+    """Eight filters by eight positions a thread, two tiles in turn, a patch for each warp."""
+    deep, count = parameters["TILE_DEPTH"], block[0] * block[1]
+    rows, columns = 8 * block[1], 8 * block[0]
+    plane = shape.out_height * shape.out_width
+    positions, depth = shape.batch * plane, shape.terms
+    across, down, steps = -(-positions // columns), -(-shape.filters // rows), -(-depth // deep)
+    chosen, first = sample(across, _TILES), sample(steps, _DEPTHS) * deep
+    share, blocks = across * down / len(chosen), across * down
+    stretch = steps / len(first)
+    number = lanes(count)
+
+    taken = turns(count, rows * deep)
+    tops = sample(down, _DEPTHS).reshape(-1, 1, 1, 1) * rows
+    filter, k = tops + taken // deep, first.reshape(1, -1, 1, 1) + taken % deep
+    there = (taken >= 0) & (filter < shape.filters) & (k < depth)
+    at = np.where(there, filter * depth + k, -1).reshape(len(tops), -1, 32)
+    w = Access("w", "global", at, blocks / len(tops) * stretch)
+    kept = np.where(taken >= 0, taken % deep * (rows + 4) + taken // deep, -1)
+    to_w = Access("w", "shared", kept[None], blocks * steps, store=True)
+
+    each = deep // (block[1] // 8)
+    own = number // columns * each + np.arange(each).reshape(-1, 1, 1)
+    x = Access(
+        "x", "global", _gathered(shape, chosen, columns, number, first, own), share * stretch
+    )
+    kept = np.where(number >= 0, own * columns + number % columns, -1).reshape(1, -1, 32)
+    to_x = Access("x", "shared", kept, blocks * steps, store=True)
+
+    i, j = warp_patch(number, block)
+    along, half = np.arange(deep).reshape(-1, 1, 1, 1), np.arange(2).reshape(-1, 1, 1)
+    reads = [
+        Access(
+            name,
+            "shared",
+            np.where(number >= 0, at, -1).reshape(1, -1, 32),
+            blocks * steps,
+            width=4,
+        )
+        for name, at in (
+            ("w", along * (rows + 4) + (i + half * block[1]) * 4),
+            ("x", along * columns + (j + half * block[0]) * 4),
+        )
+    ]
+    stores = _stores(shape, chosen * columns, block, (i, j), number, share)
+    products = blocks * steps * len(number) * deep * 64
+    fetched = (
+        steps
+        * blocks
+        * (len(taken) * _WEIGHT_INSTRUCTIONS + len(number) * each * _GATHER_INSTRUCTIONS)
+    )
+    alone = L2_CYCLES + steps * (SHARED_CYCLES + max(L2_CYCLES, 64 * deep))
+    return Work(
+        (w, to_w, x, to_x, *reads, stores),
+        products,
+        products + sum(one.requests for one in reads) + fetched,
+        alone,
+    )
+
+
+def _gathered(
+    shape: ConvolutionShape,
+    chosen: np.ndarray,
+    columns: int,
+    number: np.ndarray,
+    first: np.ndarray,
+    own: np.ndarray,
+) -> np.ndarray:
+    """Places of the image that the threads of tiles fetch."""
+    plane = shape.out_height * shape.out_width
+    position = chosen.reshape(-1, 1, 1, 1, 1) * columns + number % columns
+    channel, tap = np.divmod(first.reshape(1, -1, 1, 1, 1) + own, shape.taps)
+    image, inner = np.divmod(position, plane)
+    row = inner // shape.out_width * shape.stride - shape.padding
+    row = row + tap // shape.window_width * shape.dilation
+    column = inner % shape.out_width * shape.stride - shape.padding
+    column = column + tap % shape.window_width * shape.dilation
+    there = (number >= 0) & (image < shape.batch) & (channel < shape.channels)
+    there = there & (row >= 0) & (row < shape.height) & (column >= 0) & (column < shape.width)
+    at = ((image * shape.channels + channel) * shape.height + row) * shape.width + column
+    return np.where(there, at, -1).reshape(len(chosen), -1, 32)
+
+
+def _stores(
+    shape: ConvolutionShape,
+    left: np.ndarray,
+    block: Block,
+    patch: tuple[np.ndarray, np.ndarray],
+    number: np.ndarray,
+    share: float,
+) -> Access:
+    """The result: vectors where four positions are of one image, else numbers."""
+    i, j = patch
+    plane = shape.out_height * shape.out_width
+    width = 4 if plane % 4 == 0 else 1
+    r, c = np.arange(8).reshape(-1, 1, 1, 1), np.arange(0, 8, width).reshape(-1, 1, 1)
+    filter = (i + r // 4 * block[1]) * 4 + r % 4
+    position = left.reshape(-1, 1, 1, 1, 1) + (j + c // 4 * block[0]) * 4 + c % 4
+    there = (number >= 0) & (filter < shape.filters) & (position < shape.batch * plane)
+    at = (position // plane * shape.filters + filter) * plane + position % plane
+    at = np.where(there, at, -1).reshape(len(left), -1, 32)
+    # The first filters stand for all.
+    held = min(shape.filters, 8 * block[1])
+    down = -(-shape.filters // (8 * block[1]))
+    return Access("y", "global", at, share * shape.filters / (held * down), store=True, width=width)
