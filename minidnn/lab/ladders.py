@@ -5,13 +5,19 @@ from __future__ import annotations
 from ..errors import UnsupportedError
 from .convolution.ladder import CONVOLUTION
 from .convolution_cpu.ladder import CONVOLUTION_CPU
+from .memory.ladder import MEMORY
 from .memory_cpu.ladder import MEMORY_CPU
 from .product.ladder import PRODUCT
+from .reverse.ladder import REVERSE
 from .step import Ladder
 from .transpose.ladder import TRANSPOSE
 
 LADDERS = {
-    ladder.name: ladder for ladder in (CONVOLUTION, PRODUCT, CONVOLUTION_CPU, MEMORY_CPU, TRANSPOSE)
+    ladder.name: ladder
+    for ladder in (
+        *(CONVOLUTION, PRODUCT, MEMORY, REVERSE, TRANSPOSE),
+        *(CONVOLUTION_CPU, MEMORY_CPU),
+    )
 }
 
 
@@ -23,7 +29,7 @@ def ladder_of(name: str) -> Ladder:
     ['naive', 'coalesced', 'tiled']
 
     Args:
-        name: "conv", "product", "conv-cpu" or "memory-cpu".
+        name: "conv", "product", "memory", "reverse", "transpose", "conv-cpu" or "memory-cpu".
 
     Returns:
         The ladder.

@@ -1,0 +1,1 @@
+"""The ladder of accesses to memory, on a GPU."""

@@ -1,0 +1,1 @@
+"""The ladder of arrays that are reversed."""
