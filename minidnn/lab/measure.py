@@ -19,6 +19,7 @@ from ..cudnn.graph.timing import Contestant, sample, timing_stream
 from ..measure.statistics import median
 from .apart import FaultError
 from .operands import RESULT, Operands, WrongResultError, first_wrong
+from .sass import machine_code
 
 _GUARD = 1024
 """Floats on both sides of a result that nobody may write."""
@@ -66,7 +67,7 @@ def measure(job: Job) -> dict[str, Any]:
         y[:] = np.nan
         if not bool(cupy().isnan(whole).all()):
             raise WrongResultError("memory beside the result was written")
-        return times(run)
+        return times(run) | ({"machine_code": code} if (code := _machine_code(job)) else {})
     except errors as error:
         raise FaultError(f"the kernel failed: {error}") from error
 
@@ -105,10 +106,19 @@ def arrays(operands: Operands) -> tuple[dict[str, Any], Any]:
     return given, _uploaded(operands.expected)
 
 
+def _machine_code(job: Job) -> dict[str, int]:
+    (kernel,) = compile_kernels([job.launch.source], _arch())
+    return machine_code(kernel.cubin)
+
+
+def _arch() -> str:
+    return machine_of(cupy().cuda.runtime.getDevice()).arch
+
+
 def bound(job: Job, given: dict[str, Any]) -> Callable[[], object]:
     """The kernel on these arrays, its arrays of constant memory filled."""
     launch = job.launch
-    (kernel,) = compile_kernels([launch.source], machine_of(cupy().cuda.runtime.getDevice()).arch)
+    (kernel,) = compile_kernels([launch.source], _arch())
     module = cupy().cuda.function.Module()
     module.load(kernel.cubin)
     function = module.get_function(kernel.name)

@@ -201,6 +201,13 @@ def _roofline(cells: Sequence[Cell], machine: Mapping[str, Any]) -> str:
     return '<div class="charts">' + points(series, *axes, {"roofline": line}) + "</div>"
 
 
+def _machine_code(cell: Cell) -> str:
+    if not (code := cell.get("machine_code")):
+        return "The study has no summary of its machine code: there was no cuobjdump."
+    told = ", ".join(f"{count} {name}" for name, count in code.items() if name != "all")
+    return f"Its machine code has {code['all']} instructions, most of them {told}."
+
+
 def _steps(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
     compiled = {cell["step"]: cell for cell in study["cells"] if "registers" in cell}
     for step in ladder.steps:
@@ -210,7 +217,7 @@ def _steps(study: Mapping[str, Any], ladder: Ladder) -> Iterator[str]:
                 paragraph(
                     f"With {configuration(cell)}: {cell['registers']} registers, "
                     f"{cell['spill_bytes']} bytes spilled, {cell['shared_bytes']} bytes of shared "
-                    "memory. The study has no summary of its machine code.",
+                    f"memory. {_machine_code(cell)}",
                     "soft",
                 )
             )

@@ -78,3 +78,14 @@ def test_predictions_and_failures_have_a_page_too() -> None:
 def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "demo", "--html", str(tmp_path / "no" / "study.html")]) == 2
     assert "study.html cannot be written: No such file" in capsys.readouterr().err
+
+
+def test_graphs_are_calculated_where_nothing_was_counted() -> None:
+    study, ladder = lab.load_study(lab.recorded_studies()["conv"]), lab.ladder_of("conv")
+    for cell in study["cells"]:
+        cell.pop("counters", None)
+    text = lab.study_page(study, ladder)
+    checked(text)
+    assert "Missing:" not in text
+    for number in (2, 5, 6, 8, 9, 14, 15):
+        assert re.search(rf"<figcaption>{number}\. [^<]*, calculated</figcaption>", text), number
