@@ -1,0 +1,75 @@
+"""Which requests share a batch, and when it begins."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient import grpc as triton_grpc
+
+from minidnn.serving.model import load, sizes_of
+
+from .conftest import Running, Weights, linear, running
+from .test_clients import ask, rows
+from .test_page import get
+
+
+def ask_at_once(server: Running, known: Weights, counts: list[int]) -> float:
+    """Requests of so many rows, all at once, whose results must be their own; the seconds."""
+
+    def one(seed: int) -> None:
+        with triton_grpc.InferenceServerClient(server.grpc) as client:
+            client.module = triton_grpc
+            x = rows(counts[seed], seed)
+            np.testing.assert_allclose(ask(client, x).as_numpy("output"), known(x), rtol=1e-4)
+
+    begun = time.monotonic()
+    with ThreadPoolExecutor(len(counts)) as pool:
+        list(pool.map(one, range(len(counts))))
+    return time.monotonic() - begun
+
+
+def batches(server: Running) -> tuple[float, float]:
+    """How many batches ran, and how many rows they had."""
+    found: dict[str, Any] = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(get(server.rest, "/metrics")[1])
+        for sample in family.samples
+    }
+    return found["minidnn_batch_rows_count"], found["minidnn_batch_rows_sum"]
+
+
+def test_a_full_batch_waits_for_nobody(known: Weights) -> None:
+    with running(linear(known), max_batch=4, max_delay=60.0) as server:
+        assert ask_at_once(server, known, [1, 2, 1]) < 30.0
+        assert batches(server) == (1, 4)
+
+
+def test_a_batch_begins_when_its_first_row_has_waited(known: Weights) -> None:
+    with running(linear(known), max_batch=8, max_delay=0.5) as server:
+        assert ask_at_once(server, known, [3]) >= 0.5
+        assert batches(server) == (1, 3)
+
+
+def test_what_does_not_fit_comes_next(known: Weights) -> None:
+    with running(linear(known), max_batch=4, max_delay=0.2) as server:
+        ask_at_once(server, known, [3, 3, 3])
+        assert batches(server) == (3, 9)
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])]
+)
+def test_sizes_of_batches(known: Weights, most: int, sizes: list[int]) -> None:
+    assert sizes_of(most) == sizes
+    model = load(linear(known), most)
+    x = rows(most)
+    for total in range(1, most + 1):
+        parts = [x[i : i + 1] for i in range(total)]
+        found = model.run([[part] for part in parts], [1] * total)
+        for part, (y,) in zip(parts, found, strict=True):
+            np.testing.assert_allclose(y, known(part), rtol=1e-4, atol=1e-5)
