@@ -1,8 +1,8 @@
 """What a launch should cost on a described GPU, and what should limit it.
 
 Each part of the machine is given its work, spread over the multiprocessors as blocks are; the part
-that is busy longest sets the time.  Latencies and the rate of L2 are round figures of the
-architectures since Ampere, not fitted to any kernel.
+that is busy longest is the limit, and all together set the time.  Latencies and the rate of L2 are
+round figures of the architectures since Ampere, not fitted to any kernel.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
+from math import ceil, hypot, sqrt
 from typing import Any
 
 from ..backends.cuda.kernels import Launch
@@ -138,8 +138,17 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """The predicted time."""
-        return _START + max(self.limits.values())
+        """The predicted time.
+
+        Parts of a multiprocessor overlap, but not wholly: what they take is the root of the sum of
+        their squares.  A wave of blocks also takes at least what one of its blocks waits and works
+        by itself, which counts where few blocks fit.
+        """
+        parts = self.limits
+        busy = sqrt(sum(parts[name] ** 2 for name in ("arithmetic", "issue", "load units", "L2")))
+        resident = min(self.occupancy.blocks, ceil(self.blocks / self.machine.multiprocessors))
+        alone = parts["latency"] + busy / resident
+        return _START + hypot(max(busy, alone), parts["memory"])
 
     @property
     def intensity(self) -> float:

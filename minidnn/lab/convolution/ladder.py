@@ -117,20 +117,24 @@ CONVOLUTION = Ladder(
         _step(
             "naive",
             sizes=_plane,
-            work=partial(direct, instructions=7, images_in_turn=True),
+            work=partial(direct, instructions=(10, 22, 20), images_in_turn=True),
             refusal=_plain_only,
         ),
-        _step("general", sizes=_plane, work=partial(direct, instructions=13, images_in_turn=True)),
+        _step(
+            "general",
+            sizes=_plane,
+            work=partial(direct, instructions=(16, 22, 20), images_in_turn=True),
+        ),
         _step(
             "coalesced",
             sizes=_in_order,
-            work=partial(direct, instructions=13, in_order=True),
+            work=partial(direct, instructions=(16, 22, 20), in_order=True),
             helps=("uncoalesced accesses", "too few blocks", "tail"),
         ),
         _step(
             "constant",
             sizes=_in_order,
-            work=partial(direct, instructions=12, in_order=True, constant=True),
+            work=partial(direct, instructions=(15, 22, 20), in_order=True, constant=True),
             refusal=_fits_constant_memory,
             constants={"weights": "w"},
             helps=("load units",),
@@ -138,7 +142,7 @@ CONVOLUTION = Ladder(
         _step(
             "tiled",
             sizes=_halo,
-            work=partial(halo, instructions=7),
+            work=partial(halo, instructions=(12, 12, 11)),
             helps=("load units", "L2", "uncoalesced accesses"),
         ),
         _step("unrolled", sizes=_halo, work=halo, helps=("issue",)),

@@ -24,8 +24,25 @@ from .shape import ConvolutionShape
 _TILES, _PLANES = 36, 8
 """Tiles and planes of the image that are looked at; every eighth plane begins at the same place of
 a sector."""
-_COPY_INSTRUCTIONS = 14
+_COPY_INSTRUCTIONS = 25
 """Of one number copied to shared memory, with its place and its comparisons."""
+
+
+Instructions = tuple[int, int, int]
+"""Of a loop that is not written out: for each product, for each row of a window, and for each
+channel: reads, multiply-add, addresses, comparisons, and the loops themselves."""
+
+
+def a_product(shape: ConvolutionShape, instructions: Instructions) -> float:
+    """Instructions of a product, those of rows and channels shared out."""
+    product, row, channel = instructions
+    return product + row / shape.window_width + channel / shape.taps
+
+
+def _joined(group: int, before: int) -> int:
+    """How many neighbouring weights the compiler reads as one vector: as many as their place
+    behind the tile is a multiple of."""
+    return next(width for width in (4, 2, 1) if group % width == before % width == 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,13 +113,12 @@ def direct(
     block: Block,
     parameters: Parameters,
     *,
-    instructions: int,
+    instructions: Instructions,
     in_order: bool = False,
     constant: bool = False,
     images_in_turn: bool = False,
 ) -> Work:
-    """Of a step whose products read both factors from memory, with so many instructions each: as
-    the text has them, reads, multiply-add, addresses, comparisons, and the loop."""
+    """Of a step whose products read both factors from memory."""
     threads = (_in_order if in_order else _in_tiles)(shape, block)
     i, j = np.divmod(np.arange(shape.taps), shape.window_width)
     row = threads.row[:, None] * shape.stride - shape.padding
@@ -120,7 +136,7 @@ def direct(
     return Work(
         (x, w, _result(shape, threads, threads.share)),
         x.requests,
-        x.requests * instructions,
+        x.requests * a_product(shape, instructions),
         products * (L1_CYCLES + FMA_CYCLES),
         ("x",) if images_in_turn else (),
     )
@@ -131,11 +147,11 @@ def halo(
     block: Block,
     parameters: Parameters,
     *,
-    instructions: int = 0,
+    instructions: Instructions | None = None,
     width: int = 1,
 ) -> Work:
-    """Of a step that copies tiles with their halo to shared memory; with so many instructions a
-    product, or none but reads and multiply-adds where the window is written out.  ``width``:
+    """Of a step that copies tiles with their halo to shared memory; with so many instructions, or
+    none but reads and multiply-adds where the window is written out.  ``width``:
     weights that are read at a time."""
     group = parameters.get("GROUP", 1)
     groups = -(-shape.filters // group)
@@ -168,6 +184,7 @@ def halo(
     ]
     copied = float((taken >= 0).any(-1).sum())
     if "GROUP" in parameters:
+        width = max(width, _joined(group, tile_width * tile_height))
         every = range(0, shape.taps * group, width)
         taken = turns(count, shape.taps * group)
         chosen = sample(groups, _PLANES)
@@ -185,7 +202,11 @@ def halo(
         times = channels / min(shape.channels, _PLANES)
         accesses.append(Access("w", "global", at, times))
     taps = channels * len(number) * shape.taps
-    a_tap = instructions or group * positions + positions + -(-group // width)
+    a_tap = (
+        a_product(shape, instructions)
+        if instructions
+        else group * positions + positions + -(-group // width)
+    )
     wait = SHARED_CYCLES + FMA_CYCLES if instructions else max(FMA_CYCLES, group * positions)
     return Work(
         tuple(accesses),
