@@ -10,6 +10,7 @@ import pytest
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.lab.cards import H100
 from minidnn.lab.cuda_device import predict
+from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.ladders import ladder_of
 from minidnn.lab.memory.shape import WordsShape
 from minidnn.lab.model import Prediction
@@ -27,9 +28,8 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(("name", "step"), STEPS, ids=lambda one: getattr(one, "name", one))
-def test_generated_sizes(name: str, step: object, tmp_path: Path) -> None:
+def test_generated_sizes(name: str, step: CudaStep, tmp_path: Path) -> None:
     ladder = ladder_of(name)
-    step = ladder.step(step.name)  # type: ignore[attr-defined]
     random = np.random.default_rng(5)
     blocks = [(8, 8), (32, 2), (16, 5), (5, 3), (4, 8)]
     words = {"pairs": 2, "vectors": 4}.get(step.name, 1)
