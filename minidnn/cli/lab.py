@@ -108,9 +108,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument("--save", metavar="FILE", help="write the study to a file, too")
     replay = commands.add_parser("replay", help="a study in a file")
     replay.add_argument("file", help="what --save wrote")
-    demo = commands.add_parser("demo", help="a recorded study of convolutions on an H100")
+    demo = commands.add_parser("demo", help="a recorded study of an H100, or of a CPU")
     demo.add_argument(
-        "ladder", nargs="?", default="conv", help="conv (default), or conv-cpu on a CPU"
+        "ladder", nargs="?", default="conv", help="conv (default), product, transpose, conv-cpu"
     )
     for one in (listing, show, model, run, sweep, tune, replay, demo):
         one.add_argument("--json", action="store_true", help="print JSON")
