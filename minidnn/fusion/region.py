@@ -17,7 +17,7 @@ from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import TensorType
 
-__all__ = ["FusedContraction", "FusedSequence", "Region", "constants", "window_alone"]
+__all__ = ["FusedContraction", "FusedSequence", "FusedSums", "Region", "constants", "window_alone"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +119,23 @@ def window_alone(node: Node) -> FusedSequence:
 @dataclass(frozen=True, eq=False)
 class FusedContraction(Region):
     """A contraction with the point-wise operators before and after it that it absorbed."""
+
+
+@dataclass(frozen=True, eq=False)
+class FusedSums(Region):
+    """Sums and means over all axes but that of channels, of what point-wise operators make of the
+    operands; all of them in one sweep.  Each result has the shape (C,)."""
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of what is added up."""
+        return self.reductions[0].inputs[0].shape
+
+    @cached_property
+    def reductions(self) -> tuple[Node, ...]:
+        """The body's sums and means, in the order of the results."""
+        made = {node.output: node for node in self.body.nodes}
+        return tuple(made[value] for value in self.body.outputs)
 
 
 def constants(graph: Graph) -> Iterator[Constant]:

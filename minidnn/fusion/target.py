@@ -74,6 +74,11 @@ class Target:
             return "it changes the shape"
         return computes_in_several(node)
 
+    def refuse_sums(self, reduction: Node) -> str | None:
+        """Why a sum or mean over all axes but channels cannot be computed together with others and
+        with the point-wise operators before it; None if it can."""
+        return "this device adds up stored values"
+
     def prologue_seconds(self, contraction: Node, nodes: Sequence[Node]) -> float:
         """Predicted extra time of absorbing ``nodes`` as a prologue."""
         return _operations(nodes) / self.device.operations

@@ -22,6 +22,7 @@ from minidnn.passes.reduce_precision import REDUCE_PRECISION
 from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.share_joins import SHARE_JOINS
 from minidnn.passes.simplify import SIMPLIFY
+from minidnn.passes.sum_together import SUM_TOGETHER
 from minidnn.passes.take_channels import TAKE_CHANNELS
 from minidnn.passes.turn_linear import TURN_LINEAR
 
@@ -39,6 +40,7 @@ PIPELINE: tuple[Pass, ...] = (
     MIX_PRECISION,
     REDERIVE,
     ABSORB,
+    SUM_TOGETHER,
     DEPTH_FIRST,
     LAYOUT,
     PLACE_CONCAT,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import UnsupportedError
-from ...fusion.region import FusedContraction, FusedSequence, window_alone
+from ...fusion.region import FusedContraction, FusedSequence, FusedSums, window_alone
 from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node, Value
 from ...graph.operator import Contraction as ContractionOperator
@@ -57,6 +57,7 @@ from .reduction import averages_planes, print_adaptive, print_plane_average
 from .sequence import print_region, print_variants, print_vectors
 from .softmax import print_softmax
 from .strided import print_broadcast, print_join, strided_of
+from .sums import print_sums
 from .tensor import Tensor, tensor_of
 
 
@@ -136,6 +137,8 @@ class _Lowering:
         if isinstance(op, FusedSequence):
             averages = self._averages_planes(node, op)
             return (self._plane_average(node),) if averages else self._sequence(node, op)
+        if isinstance(op, FusedSums):
+            return self._sums(node, op)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
             return self._sequence(node, window_alone(node))
         if isinstance(op, (FusedContraction, ContractionOperator)):
@@ -236,6 +239,18 @@ class _Lowering:
         return (
             Task(node, packing, (*map(_pointer, vectors), packed), (), size),
             Task(node, suited.kernel.launch, (*pointers, packed), tuple(others), size),
+        )
+
+    def _sums(self, node: Node, op: FusedSums) -> Sequence[Task]:
+        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
+        sums = print_sums(op, lambda value: self.tensor(outer.get(value, value)))
+        given = [_pointer(outer.get(value, value)) for value in sums.operands]
+        if sums.parts is None:
+            return (Task(node, sums.first, (*given, *node.outputs)),)
+        parts = InWorkspace(0)
+        return (
+            Task(node, sums.first, (*given, parts), (), sums.bytes),
+            Task(node, sums.parts, (parts, *node.outputs), (), sums.bytes),
         )
 
     def _contraction(self, node: Node) -> Sequence[Task]:

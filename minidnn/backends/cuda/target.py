@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...fusion.region import FusedContraction, FusedSequence
+from ...fusion.region import FusedContraction, FusedSequence, FusedSums
 from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
 from ...graph.ir import Node, Value
@@ -115,6 +115,9 @@ class CudaTarget(Target):
             return "padding differs from one side to the other, which cuDNN's gradients do not take"
         return None
 
+    def refuse_sums(self, reduction: Node) -> str | None:
+        return None
+
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         exact = self.is_exact(contraction)
         if contraction.output.dtype not in HALVES and not exact:
@@ -158,7 +161,7 @@ def _takes_layouts(node: Node) -> bool:
         return True
     if isinstance(node.op, TakeChannels):
         return node.output.dtype in TYPES and node.output.shape[1] <= MOST_SIDE_BY_SIDE
-    return isinstance(node.op, (FusedSequence, Windowed, AdaptiveAvgPool2d, Reorder))
+    return isinstance(node.op, (FusedSequence, FusedSums, Windowed, AdaptiveAvgPool2d, Reorder))
 
 
 def _contraction(node: Node) -> Node:

@@ -1,0 +1,220 @@
+"""sum_together: sums over all axes but channels become regions that read their operands once.
+
+Batch normalization in training is made of such sums, forwards and backwards.
+
+Handles: sums and means over all axes but that of channels.  The point-wise operators before them
+are computed again inside, as long as a region reads few tensors for it: then no value is stored for
+a sum alone.  Sums that read the same tensors, or some of them, and do not depend on each other
+become one region.  Operands with one element for each channel are free.
+Refuses: whatever the target refuses; everything but the sum itself under strategies that leave
+layers apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from minidnn.fusion.collapse import APART
+from minidnn.fusion.region import FusedSums
+from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
+from minidnn.graph.operator import Elementwise
+from minidnn.graph.operators import Expand, Reduce, View
+from minidnn.graph.types import FLOATS, TensorType
+from minidnn.passes.infrastructure import Context, Pass
+from minidnn.passes.simplify import without_dead
+
+MOST_TENSORS = 2
+"""To read two is no more than to write a value and to read it."""
+MOST_SUMS = 4
+
+
+@dataclass
+class _Sweep:
+    """Sums that are computed together."""
+
+    sums: list[Node] = field(default_factory=list)
+    #: The tensors that are read, and the point-wise nodes that are computed.
+    tensors: dict[Value, None] = field(default_factory=dict)
+    nodes: dict[Node, None] = field(default_factory=dict)
+
+    def operands(self) -> dict[Value, None]:
+        """The values that are read, vectors included."""
+        made = {value for node in self.nodes for value in node.outputs}
+        read = dict.fromkeys(self.tensors)
+        read.update((v, None) for n in self.nodes for v in n.inputs if v not in made)
+        return read
+
+
+def sum_together(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    first = {sweep.sums[0]: sweep for sweep in _sweeps(graph, context)}
+    taken: set[Node] = set()
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        sweep = first.get(node)
+        names = ", ".join(each.name for each in sweep.sums) if sweep else ""
+        if sweep is not None and context.allow(f"sum {names} in one sweep"):
+            taken.update(sweep.sums)
+            _add(rewriter, sweep)
+        elif node not in taken:
+            rewriter.keep(node)
+    summed = rewriter.finish()
+    if summed is graph:
+        return graph
+    rewriter = Rewriter(summed)
+    for node in without_dead(summed, context, rewriter):
+        rewriter.keep(node)
+    return rewriter.finish()
+
+
+def _sweeps(graph: Graph, context: Context) -> list[_Sweep]:
+    reach = {} if context.strategy in APART else _reach(graph)
+    sweeps: list[_Sweep] = []
+    for node in graph.nodes:
+        if not _is_sum(node) or context.target.refuse_sums(node) is not None:
+            continue
+        one = _Sweep([node], *reach.get(node.inputs[0], ({node.inputs[0]: None}, {})))
+        for sweep in reversed(sweeps) if reach else ():
+            if _fits(graph, sweep, one):
+                sweep.sums.append(node)
+                sweep.tensors |= one.tensors
+                sweep.nodes |= one.nodes
+                break
+        else:
+            sweeps.append(one)
+    return sweeps
+
+
+def _fits(graph: Graph, sweep: _Sweep, one: _Sweep) -> bool:
+    """Whether a sum can be computed where a sweep is, by reading little more."""
+    if len(sweep.sums) == MOST_SUMS or sweep.sums[0].inputs[0].shape != one.sums[0].inputs[0].shape:
+        return False
+    if sweep.tensors.keys().isdisjoint(one.tensors):
+        return False
+    if len(sweep.tensors | one.tensors) > max(MOST_TENSORS, len(sweep.tensors)):
+        return False
+    return _are_there(graph, one.operands(), graph.position[sweep.sums[0]])
+
+
+def _are_there(graph: Graph, values: Iterable[Value], position: int) -> bool:
+    made = (value.producer for value in values)
+    return all(node is None or graph.position[node] < position for node in made)
+
+
+_Reach = tuple[dict[Value, None], dict[Node, None]]
+
+
+def _reach(graph: Graph) -> dict[Value, _Reach]:
+    """For values that point-wise operators make: the tensors of which, and the nodes by which, they
+    are computed in a sweep."""
+    found: dict[Value, _Reach] = {}
+    for node in graph.nodes:
+        if not _is_pointwise(node):
+            continue
+        parts: dict[Value, _Reach] = {}
+        inner: dict[Node, None] = {}
+        for value in node.inputs:
+            if (spread := _spread(value)) is not None:
+                inner[spread] = None
+            elif value.shape == node.output.shape:
+                parts[value] = found.get(value, ({value: None}, {}))
+        # What is stored anyway need not be computed, if that takes more.
+        for value in sorted(parts, key=lambda each: -len(parts[each][0])):
+            if len(_tensors(parts)) > MOST_TENSORS and _is_stored(graph, value):
+                parts[value] = ({value: None}, {})
+        tensors = _tensors(parts)
+        if 0 < len(tensors) <= MOST_TENSORS:
+            for _, nodes in parts.values():
+                inner = nodes | inner
+            found[node.output] = (tensors, {**inner, node: None})
+    return found
+
+
+def _tensors(parts: Mapping[Value, _Reach]) -> dict[Value, None]:
+    return {tensor: None for tensors, _ in parts.values() for tensor in tensors}
+
+
+def _is_stored(graph: Graph, value: Value) -> bool:
+    """Whether something else than point-wise operators and sums reads a value."""
+    others = (
+        node for node in graph.readers[value] if not isinstance(node.op, (Elementwise, Reduce))
+    )
+    return value in graph.results or next(others, None) is not None
+
+
+def _is_sum(node: Node) -> bool:
+    op = node.op
+    if not isinstance(op, Reduce) or op.how not in ("sum", "mean"):
+        return False
+    (x,) = node.inputs
+    if x.dtype not in FLOATS or isinstance(x, Constant) or x.type.size == 0:
+        return False
+    return x.type.rank in (2, 4) and op.dims == tuple(d for d in range(x.type.rank) if d != 1)
+
+
+def _is_pointwise(node: Node) -> bool:
+    """Whether an operator makes a tensor of tensors of its shape and of vectors over channels."""
+    if not isinstance(node.op, Elementwise):
+        return False
+    out = node.output
+    if out.type.rank not in (2, 4) or any(v.dtype not in FLOATS for v in (*node.inputs, out)):
+        return False
+    tensors = node.inputs[: len(node.inputs) - node.op.channel_count]
+    return all(
+        (value.shape == out.shape and not isinstance(value, Constant))
+        or _is_vector(value.type, out.shape)
+        for value in tensors
+    )
+
+
+def _is_vector(type: TensorType, shape: tuple[int, ...]) -> bool:
+    """Whether there is one element for each channel of a tensor."""
+    return type.shape == (1, shape[1], *(1 for _ in shape[2:]))
+
+
+def _spread(value: Value) -> Node | None:
+    """What repeats a vector over channels to make a value, if that is how it is made."""
+    node = value.producer
+    if node is None or not isinstance(node.op, Expand):
+        return None
+    return node if _is_vector(node.inputs[0].type, value.shape) else None
+
+
+def _add(rewriter: Rewriter, sweep: _Sweep) -> None:
+    """Adds a region on copies of its nodes, as others may read what they make, too."""
+    outside = [value for value in sweep.operands() if not isinstance(value, Constant)]
+    inside = {value: Value(value.type, value.name) for value in outside}
+    nodes: list[Node] = []
+
+    def copy(node: Node, op: Elementwise | Expand | Reduce) -> None:
+        new = Node(op, [inside.get(v, v) for v in node.inputs], node.name, node.source)
+        nodes.append(new)
+        inside[node.output] = new.output
+
+    graph = rewriter.graph
+    for node in sorted(sweep.nodes, key=graph.position.__getitem__):
+        assert isinstance(node.op, (Elementwise, Expand))
+        copy(node, node.op)
+    for node in sweep.sums:
+        assert isinstance(node.op, Reduce)
+        copy(node, Reduce(node.op.how, node.op.dims))
+    body = Graph(
+        [inside[value] for value in outside],
+        [inside[node.output] for node in sweep.sums],
+        nodes,
+        sweep.sums[-1].name,
+    )
+    source = ", ".join(dict.fromkeys(node.source for node in (*sweep.nodes, *sweep.sums)))
+    name = sweep.sums[0].name
+    region = rewriter.add(FusedSums(body), [rewriter.value(v) for v in outside], name, source)
+    for node, made in zip(sweep.sums, region.outputs, strict=True):
+        if made.type == node.output.type:
+            rewriter.replace(node.output, made)
+            continue
+        view = View(node.output.shape)
+        name = rewriter.fresh(f"{node.name}.wide")
+        rewriter.replace(node.output, rewriter.add(view, [made], name, node.source).output)
+
+
+SUM_TOGETHER = Pass("sum_together", sum_together, requires=("simplify",))
