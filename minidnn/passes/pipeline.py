@@ -19,6 +19,7 @@ from minidnn.passes.pool_last import POOL_LAST
 from minidnn.passes.recompute import RECOMPUTE
 from minidnn.passes.rederive import REDERIVE
 from minidnn.passes.reduce_precision import REDUCE_PRECISION
+from minidnn.passes.repeat_inside import REPEAT_INSIDE
 from minidnn.passes.schedule import SCHEDULE
 from minidnn.passes.share_joins import SHARE_JOINS
 from minidnn.passes.simplify import SIMPLIFY
@@ -29,6 +30,7 @@ from minidnn.passes.turn_linear import TURN_LINEAR
 PIPELINE: tuple[Pass, ...] = (
     FREEZE,
     COMPOSE_GRADIENTS,
+    REPEAT_INSIDE,
     SIMPLIFY,
     TAKE_CHANNELS,
     SHARE_JOINS,

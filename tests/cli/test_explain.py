@@ -74,10 +74,11 @@ def test_passes_are_printed_before_and_after(capsys: pytest.CaptureFixture[str])
     out = explain(capsys, "digits", "--passes")
     graph = to_graph(models.digits(), (1, 1, 8, 8))
     headings = [line for line in out.splitlines() if line.startswith("== ")]
-    assert headings[:8] == [
+    assert headings[:9] == [
         "== before freeze ==",
         "== after freeze ==",
         "== after compose_gradients ==",
+        "== after repeat_inside ==",
         "== after simplify ==",
         "== after take_channels ==",
         "== after share_joins ==",

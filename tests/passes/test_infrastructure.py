@@ -53,6 +53,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
     assert names == [
         "freeze",
         "compose_gradients",
+        "repeat_inside",
         "simplify",
         "take_channels",
         "share_joins",
@@ -64,6 +65,7 @@ def test_the_pipelines_own_order_is_legal() -> None:
         "mix_precision",
         "rederive",
         "absorb",
+        "sum_together",
         "depth_first",
         "layout",
         "place_concat",
