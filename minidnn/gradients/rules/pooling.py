@@ -12,14 +12,15 @@ import numpy as np
 
 from minidnn.errors import UnsupportedError
 from minidnn.gradients.places import summed_at
+from minidnn.gradients.scalar import derivative, renumbered
 from minidnn.gradients.table import Backward, rule
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import argument, maximum, where
+from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import Windowed
 from minidnn.graph.trace import apply
 from minidnn.graph.types import numpy_dtype
-from minidnn.graph.window import WindowAxis
+from minidnn.graph.window import Window, WindowAxis
 
 Readers = list[list[int]]
 
@@ -28,16 +29,18 @@ Readers = list[list[int]]
 def window(call: Backward) -> Sequence[Value | None]:
     shape = call.op.window()
     if shape.chooses and shape.join == "max":
-        return [_by_maximum(call, shape.whole)]
-    if not shape.averages:
-        raise UnsupportedError(
-            f"node {call.node.name!r} ({call.op}) has no gradient: valid are windows of maxima and "
-            "averages"
-        )
-    size = call.inputs[0].shape[2:]
-    by_row, by_column = shape.divisors((size[0], size[1]))
-    readers = [_windows_over(axis, n) for axis, n in zip(shape.whole, size, strict=True)]
-    return [_by_average(call.gradient, np.multiply.outer(by_row, by_column), readers)]
+        return [_by_maximum(call, shape)]
+    if shape.averages:
+        return [_by_average(call, shape)]
+    if shape.join == "sum" and shape.is_finished:
+        return [_by_tap(call, shape, i) if wanted else None for i, wanted in enumerate(call.wanted)]
+    count = len(call.inputs)
+    if all(derivative(shape.tap, i, argument(count + 1)) is None for i in range(count)):
+        return [None] * count  # it changes by steps
+    raise UnsupportedError(
+        f"node {call.node.name!r} ({call.op}) has no gradient: valid are windows of maxima, "
+        "averages and sums"
+    )
 
 
 @rule(ops.AdaptiveAvgPool2d)
@@ -45,32 +48,54 @@ def adaptive_average(call: Backward) -> Sequence[Value | None]:
     x = call.inputs[0]
     spans = call.op.spans(x.type)
     counts = [np.array([high - low for low, high in each]) for each in spans]
+    found = _divided(call.gradient, counts)
     readers = [
         [[i for i, (low, high) in enumerate(each) if low <= place < high] for place in range(size)]
         for each, size in zip(spans, x.shape[2:], strict=True)
     ]
-    return [_by_average(call.gradient, np.multiply.outer(*counts), readers)]
-
-
-def _by_average(gradient: Value, divisors: np.ndarray, readers: Sequence[Readers]) -> Value:
-    first = divisors.flat[0]
-    if (divisors == first).all():
-        found = gradient / float(first)
-    else:
-        found = gradient / divisors.astype(numpy_dtype(gradient.dtype))
     for axis, each in enumerate(readers, 2):
         found = summed_at(found, axis, each)
+    return [found]
+
+
+def _by_average(call: Backward, shape: Window) -> Value:
+    """Each window gives what it got, divided, to all elements under it."""
+    rows, columns = call.inputs[0].shape[2:]
+    divided = _divided(call.gradient, shape.divisors((rows, columns)))
+    back = Window(shape.rows.covering(rows), shape.columns.covering(columns), "sum")
+    return apply(ops.Pool2d(back, "AverageGradient"), divided)
+
+
+def _divided(gradient: Value, divisors: Sequence[np.ndarray]) -> Value:
+    table = np.multiply.outer(*divisors)
+    if (table == table.flat[0]).all():
+        found: Value = gradient / float(table.flat[0])
+        return found
+    found = gradient / table.astype(numpy_dtype(gradient.dtype))
     return found
 
 
-def _windows_over(axis: WindowAxis, size: int) -> Readers:
-    """For each position the windows that it lies in."""
-    found: Readers = [[] for _ in range(size)]
-    for output in range(axis.output_size(size)):
-        for tap in range(axis.kernel):
-            if 0 <= axis.tap(output, tap) < size:
-                found[axis.tap(output, tap)].append(output)
-    return found
+def _by_tap(call: Backward, shape: Window, index: int) -> Value | None:
+    """A sum's gradient by one operand: the sum, over the windows that an element lies in, of what
+    the element changed each of them by; or, of an operand at the window's own place, over the
+    taps again."""
+    count, under = len(call.inputs), shape.under
+    changed = derivative(shape.tap, index, argument(count + 1))
+    if changed is None:
+        return None
+    operands = [*call.inputs, call.gradient]
+    if index < under:
+        sizes = call.inputs[index].shape[2:]
+        axes = [axis.covering(n) for axis, n in zip(shape.axes, sizes, strict=True)]
+        order = [*range(under, count), count, *range(under)]
+        under = count - under + 1
+    else:
+        axes = list(shape.axes)
+        order = [*range(count), count]
+    # Behind the operands stand the tap's number and, in the derivative, the gradient.
+    body = renumbered(changed, [count + 1 if i == count else i for i in order] + [count])
+    back = Window(*axes, "sum", body, under=under, here=count + 1 - under)
+    return apply(ops.Pool2d(back, f"{call.op.name}Gradient"), *(operands[i] for i in order))
 
 
 @rule(ops.Unfold2d)
@@ -98,31 +123,17 @@ def _folded(taps: Value, axes: Sequence[WindowAxis], shape: tuple[int, ...]) -> 
     return found
 
 
-def _by_maximum(call: Backward, axes: Sequence[WindowAxis]) -> Value:
-    """Every tap of every window gets the window's gradient or nothing; then taps are added."""
-    x, gradient = call.inputs[0], call.gradient
-    batch, channels, *size = x.shape
-    outputs = gradient.shape[2:]
-    before = tuple(axis.padding[0] for axis in axes)
-    behind = tuple(
-        max(0, axis.tap(count - 1, axis.kernel - 1) + 1 - n)
-        for axis, count, n in zip(axes, outputs, size, strict=True)
-    )
-    # Padding is less than all numbers, and minus infinity one of them.
-    least = float(np.finfo(numpy_dtype(x.dtype)).min)
-    finite = apply(ops.Formula(maximum(argument(0), least), title="Finite"), x)
-    padded = apply(ops.Pad((0, 0, *before), (0, 0, *behind), value=-np.inf), finite)
-    rows, columns = axes
-    kernel = (rows.kernel, columns.kernel)
-    unfold = ops.Unfold2d(kernel, (rows.stride, columns.stride), (rows.dilation, columns.dilation))
-    taps = apply(unfold, padded)
-    count = kernel[0] * kernel[1]
-    flat = apply(ops.View((batch, channels, count, *outputs)), taps)
-    first = apply(ops.ArgMax(2, keepdim=True), flat)
-    numbers = x._constant(np.arange(count).reshape(count, 1, 1), "int64")
-    a, b = argument(0), argument(1)
-    same = where(a < b, 0.0, where(a > b, 0.0, 1.0))
-    met = apply(ops.Formula(same, 2, title="Equal", dtype="bool"), first, numbers)
-    choice = ops.Formula(where(a > 0, b, 0.0), 2, title="Where")
-    each = apply(choice, met, apply(ops.View((batch, channels, 1, *outputs)), gradient))
-    return _folded(apply(ops.View(taps.shape), each), axes, x.shape)
+def _by_maximum(call: Backward, shape: Window) -> Value:
+    """Each window gives what it got to the first element that is its maximum."""
+    x, y = call.inputs[0], call.output
+    taken, held, number = argument(0), argument(1), argument(2)
+    last = float(shape.taps - 1)
+    # Of a maximum that is NaN it is the first NaN.
+    is_it = where(taken >= held, last - number, where(taken <= taken, -1.0, last - number))
+    first = Window(*shape.axes, "max", is_it, here=1)
+    place = apply(ops.Pool2d(first, "Place"), x, y)
+    by = taken + number
+    chosen = where(by < last, 0.0, where(by > last, 0.0, held))
+    axes = [axis.covering(n) for axis, n in zip(shape.axes, x.shape[2:], strict=True)]
+    back = Window(*axes, "sum", chosen, under=2)
+    return apply(ops.Pool2d(back, "MaximumGradient"), place, call.gradient)
