@@ -6,6 +6,7 @@ from minidnn.graph.ir import Graph
 from minidnn.passes.absorb import ABSORB
 from minidnn.passes.by_image import BY_IMAGE
 from minidnn.passes.compose_gradients import COMPOSE_GRADIENTS
+from minidnn.passes.compose_vectors import COMPOSE_VECTORS
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.freeze import FREEZE
@@ -42,6 +43,7 @@ PIPELINE: tuple[Pass, ...] = (
     MIX_PRECISION,
     REDERIVE,
     ABSORB,
+    COMPOSE_VECTORS,
     SUM_TOGETHER,
     DEPTH_FIRST,
     LAYOUT,

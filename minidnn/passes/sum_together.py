@@ -13,7 +13,7 @@ layers apart.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minidnn.fusion.collapse import APART
 from minidnn.fusion.region import FusedSums
@@ -198,7 +198,7 @@ def _add(rewriter: Rewriter, sweep: _Sweep) -> None:
         copy(node, node.op)
     for node in sweep.sums:
         assert isinstance(node.op, Reduce)
-        copy(node, Reduce(node.op.how, node.op.dims))
+        copy(node, replace(node.op, keepdim=False))
     body = Graph(
         [inside[value] for value in outside],
         [inside[node.output] for node in sweep.sums],

@@ -149,6 +149,44 @@ def test_the_first_maximum_of_a_window_and_all_of_an_axis() -> None:
     np.testing.assert_array_equal(found, [[[[8.25, 8.25, 0], [0.25, 0.25, 0]]]])
 
 
+@pytest.mark.parametrize("kernel", [(3, 2), (17, 18), (1, 300), (20, 20)])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_windows_of_any_size_have_one_maximum(kernel: tuple[int, int], dilation: int) -> None:
+    """Ties, among them of infinities and NaN: the first one takes all."""
+    random = np.random.default_rng(0)
+    size = tuple(dilation * k + 5 for k in kernel)
+    x = random.choice(
+        [0.0, 1.0, 2.0, np.inf, -np.inf], (2, 3, *size), p=[0.5, 0.3, 0.18, 0.01, 0.01]
+    )
+    x[0, 0] = np.where(random.random(size) < 0.01, np.nan, x[0, 0])
+    op = ops.MaxPool2d(kernel, (2, 3), (kernel[0] // 2, kernel[1] // 2), (dilation, dilation))
+    graph = _weighted(op, x.shape)
+    by = random.integers(1, 9, graph.inputs[1].shape).astype(np.float64)
+    (found,) = evaluate(md.gradient(graph, "loss", "x"), [x, by])[1:]
+    expected = np.zeros_like(x)
+    rows, columns = (
+        axis.taps(np.arange(n))[0] for axis, n in zip(op.window().axes, by.shape[2:], strict=True)
+    )
+    for n, c, i, j in np.ndindex(by.shape):
+        taps = [
+            (x[n, c, r, k], r, k)
+            for r in rows[i]
+            for k in columns[j]
+            if 0 <= r < size[0] and 0 <= k < size[1]
+        ]
+        best = next((t for t in taps if np.isnan(t[0])), None) or max(taps, key=lambda t: t[0])
+        expected[n, c, best[1], best[2]] += by[n, c, i, j]
+    np.testing.assert_array_equal(found, expected)
+
+
+def _weighted(op: ops.MaxPool2d, shape: tuple[int, ...]) -> Graph:
+    """The sum of a pooled value's elements, each with a weight of its own; of NaN and infinities it
+    is none, but its gradient is the weights."""
+    with tracing() as trace:
+        (pooled,) = trace.apply(op, trace.input(TensorType(shape), "x"))
+        return trace.graph([(pooled * trace.input(pooled.type, "by")).sum()], ["loss"])
+
+
 def test_minus_infinity_wins_over_padding() -> None:
     with tracing() as trace:
         x = trace.input(TensorType((1, 1, 1, 1)), "x")

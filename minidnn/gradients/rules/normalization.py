@@ -11,45 +11,39 @@ import numpy as np
 from minidnn.gradients.places import viewed
 from minidnn.gradients.table import Backward, rule
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import Expression, argument, sqrt
+from minidnn.graph.expression import argument, sqrt
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply
+
+_G, _X, _V, _W = map(argument, range(4))
+_INPUT = ops.Formula(_G * (_X * _V), 1, 2, "BatchNormGradient")
+_WEIGHT = ops.Formula(_G * ((_X - _V) * _W), 2, 2, "BatchNormGradient")
+_MEAN = ops.Formula(-_G * (_X * _V), 3, title="BatchNormGradient")
+_VARIANCE = ops.Formula(-0.5 * _G * (_X * _V) * _V, 3, title="BatchNormGradient")
 
 
 @rule(ops.BatchNorm)
 def batch_norm(call: Backward) -> Sequence[Value | None]:
-    """Two sums over each channel, of the gradient and of it times the normalized values, from which
-    the gradients of all four vectors are computed channel by channel."""
+    """By two sums for each channel: those of the gradient, and of its products with what was
+    normalized.  The rest is arithmetic on vectors."""
     x, weight, _, mean, var = call.inputs
-    gradient, wanted = call.gradient, call.wanted
+    gradient = call.gradient
     others = tuple(d for d in range(x.type.rank) if d != 1)
-
-    def deviation(variance: Expression) -> Expression:
-        return sqrt(variance + call.op.eps)
-
-    def formula(body: Expression, tensors: Sequence[Value], *vectors: Value) -> Value:
-        op = ops.Formula(body, len(tensors), len(vectors), "BatchNormGradient")
-        return apply(op, *tensors, *vectors)
-
-    a, b, c, d = map(argument, range(4))
+    inverse = apply(ops.Formula(1.0 / sqrt(_G + call.op.eps), title="Inverse"), var)
+    by_input, by_weight, by_bias, by_mean, by_var = call.wanted
     found: list[Value | None] = [None] * 5
-    if wanted[0]:
-        found[0] = formula(a / deviation(c) * b, [gradient], weight, var)
-    if wanted[1] or wanted[4]:
-        weighted = formula(b * ((a - c) / deviation(d)), [x, gradient], mean, var)
-        total = apply(ops.Reduce("sum", others), weighted)
-        if wanted[1]:
-            found[1] = total
-        if wanted[4]:
-            half = -0.5 * (a * b) / (c + call.op.eps)
-            found[4] = formula(half, [total, weight, var])
-    if wanted[2] or wanted[3]:
-        total = apply(ops.Reduce("sum", others), gradient)
-        if wanted[2]:
-            found[2] = total
-        if wanted[3]:
-            found[3] = formula(-(a * b) / deviation(c), [total, weight, var])
-    return found
+    if by_input:
+        found[0] = apply(_INPUT, gradient, weight, inverse)
+    if by_weight or by_var:
+        pulled = apply(_WEIGHT, gradient, x, mean, inverse)
+        found[1] = total = apply(ops.Reduce("sum", others), pulled)
+        if by_var:
+            found[4] = apply(_VARIANCE, total, weight, inverse)
+    if by_bias or by_mean:
+        found[2] = total = apply(ops.Reduce("sum", others), gradient)
+        if by_mean:
+            found[3] = apply(_MEAN, total, weight, inverse)
+    return [each if wanted else None for each, wanted in zip(found, call.wanted, strict=True)]
 
 
 @rule(ops.LayerNorm)

@@ -15,7 +15,7 @@ from minidnn.gradients.places import summed_at
 from minidnn.gradients.scalar import derivative, renumbered
 from minidnn.gradients.table import Backward, rule
 from minidnn.graph import operators as ops
-from minidnn.graph.expression import argument, where
+from minidnn.graph.expression import Expression, argument, floor, where
 from minidnn.graph.ir import Value
 from minidnn.graph.operator import Windowed
 from minidnn.graph.trace import apply
@@ -23,6 +23,9 @@ from minidnn.graph.types import numpy_dtype
 from minidnn.graph.window import Window, WindowAxis
 
 Readers = list[list[int]]
+
+_EXACT = 256
+"""Whole numbers up to that are exact in every dtype."""
 
 
 @rule(Windowed)
@@ -125,15 +128,36 @@ def _folded(taps: Value, axes: Sequence[WindowAxis], shape: tuple[int, ...]) -> 
 
 def _by_maximum(call: Backward, shape: Window) -> Value:
     """Each window gives what it got to the first element that is its maximum."""
-    x, y = call.inputs[0], call.output
-    taken, held, number = argument(0), argument(1), argument(2)
     last = float(shape.taps - 1)
-    # Of a maximum that is NaN it is the first NaN.
-    is_it = where(taken >= held, last - number, where(taken <= taken, -1.0, last - number))
-    first = Window(*shape.axes, "max", is_it, here=1)
-    place = apply(ops.Pool2d(first, "Place"), x, y)
-    by = taken + number
-    chosen = where(by < last, 0.0, where(by > last, 0.0, held))
-    axes = [axis.covering(n) for axis, n in zip(shape.axes, x.shape[2:], strict=True)]
-    back = Window(*axes, "sum", chosen, under=2)
-    return apply(ops.Pool2d(back, "MaximumGradient"), place, call.gradient)
+    places = _places(call.inputs[0], call.output, shape)
+    gradient, number = argument(len(places)), argument(len(places) + 1)
+    by = number + argument(0)
+    if len(places) > 1:
+        by = number + argument(0) * float(shape.columns.numbers) + argument(1)
+    chosen = where(by < last, 0.0, where(by > last, 0.0, gradient))
+    sizes = call.inputs[0].shape[2:]
+    axes = [axis.covering(n) for axis, n in zip(shape.axes, sizes, strict=True)]
+    back = Window(*axes, "sum", chosen, under=len(places) + 1)
+    return apply(ops.Pool2d(back, "MaximumGradient"), *places, call.gradient)
+
+
+def _places(x: Value, y: Value, shape: Window) -> list[Value]:
+    """How many taps follow the first maximum of each window; of large windows how many rows, and
+    how many columns, since values may come to be in half precision, with few whole numbers."""
+    rows, columns = (axis.numbers for axis in shape.axes)
+
+    def most(fits: Expression, *here: Value) -> Value:
+        """The largest number that a maximum has."""
+        taken, held = argument(0), argument(1)
+        # Of a maximum that is NaN it is the first NaN.
+        chosen = where(taken >= held, fits, where(taken <= taken, -1.0, fits))
+        window = Window(*shape.axes, "max", chosen, here=len(here))
+        return apply(ops.Pool2d(window, "Place"), x, *here)
+
+    if shape.taps <= _EXACT:
+        return [most(shape.taps - 1.0 - argument(2), y)]
+    below = most(rows - 1.0 - floor(argument(2) / float(columns)), y)
+    row = floor(argument(3) / float(columns))
+    behind = columns - 1.0 - (argument(3) - row * float(columns))
+    in_row = where(argument(2) + row < rows - 1.0, -1.0, behind)
+    return [below, most(where(argument(2) + row > rows - 1.0, -1.0, in_row), y, below)]

@@ -59,9 +59,12 @@ class SGD(Optimizer):
         def moved(p: Expression, g: Expression, v: Expression) -> Expression:
             return momentum * v + slope(p, g)
 
-        def stepped(p: Expression, g: Expression, v: Expression, r: Expression) -> Expression:
-            new = moved(p, g, v)
-            return p - (factor * r) * (slope(p, g) + momentum * new if self.nesterov else new)
+        new = update.become(v, moved, p, g, v)
+        if not self.nesterov:
+            update.become(p, lambda p, v, r: p - (factor * r) * v, p, new, rate)
+            return
 
-        update.become(p, stepped, p, g, v, rate)
-        update.become(v, moved, p, g, v)
+        def ahead(p: Expression, g: Expression, v: Expression, r: Expression) -> Expression:
+            return p - (factor * r) * (slope(p, g) + momentum * v)
+
+        update.become(p, ahead, p, g, new, rate)

@@ -62,9 +62,11 @@ class Update:
         self.decay, self.factor, self.is_weight = 0.0, 1.0, True
         self._trace, self._loss = trace, loss
 
-    def become(self, state: State, body: Callable[..., Expression], *operands: Value) -> None:
-        """``state`` becomes the formula of operands, if the loss is finite."""
-        self._trace.update(state, if_finite(self._loss, state, body, *operands))
+    def become(self, state: State, body: Callable[..., Expression], *operands: Value) -> Value:
+        """``state`` becomes the formula of operands, if the loss is finite; what it becomes."""
+        new = if_finite(self._loss, state, body, *operands)
+        self._trace.update(state, new)
+        return new
 
 
 def if_finite(loss: Value, old: Value, body: Callable[..., Expression], *operands: Value) -> Value:
