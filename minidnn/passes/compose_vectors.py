@@ -18,10 +18,12 @@ from minidnn.graph.expression import Expression, argument, linearize
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise
 from minidnn.graph.operators import Formula
-from minidnn.graph.operators.arithmetic import MOST_OPERANDS
 from minidnn.graph.types import FLOATS
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.simplify import without_dead
+
+MOST_OPERANDS = 16
+"""More pointers are slow to hand over, and a formula of more reads more than it saves."""
 
 _Composed = tuple[Expression, Sequence[Value]]
 

@@ -8,7 +8,7 @@ from minidnn.graph import operators as ops
 from minidnn.graph.expression import argument, where
 from minidnn.graph.ir import Graph
 from minidnn.graph.trace import apply
-from minidnn.passes.compose_vectors import COMPOSE_VECTORS
+from minidnn.passes.compose_vectors import COMPOSE_VECTORS, MOST_OPERANDS
 from minidnn.passes.infrastructure import Context
 from tests.passes.build import Build, assert_same, graph_of, ops_of, run
 
@@ -70,9 +70,9 @@ def test_formulas_have_so_many_operands() -> None:
             sums.append(pair(sums.pop(0), sums.pop(0)))
         return sums[0]
 
-    found = after(build, *[(2,)] * (ops.arithmetic.MOST_OPERANDS + 4))
+    found = after(build, *[(2,)] * (MOST_OPERANDS + 4))
     assert 1 < len(found.nodes) < 6
-    assert max(len(node.inputs) for node in found.nodes) <= ops.arithmetic.MOST_OPERANDS
+    assert max(len(node.inputs) for node in found.nodes) <= MOST_OPERANDS
 
 
 def test_strategies_without_stacks_and_fuel() -> None:

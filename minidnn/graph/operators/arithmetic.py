@@ -16,7 +16,7 @@ from minidnn.graph.types import FLOATS, INTEGERS, ITEMSIZE, numpy_dtype, rounded
 __all__ = ["Add", "Div", "Formula", "Mul", "Sub"]
 
 #: Far more than anyone writes; a damaged file may declare 10**12.
-MOST_OPERANDS = 1000
+_MOST_OPERANDS = 1000
 #: What a formula can give.
 _RESULTS = tuple(dtype for dtype in ITEMSIZE if dtype != "uint8")
 
@@ -84,9 +84,9 @@ class Formula(Elementwise):
 
     def __post_init__(self) -> None:
         self.require(
-            self.tensors >= 1 and self.channel_vectors >= 0 and self.arity <= MOST_OPERANDS,
+            self.tensors >= 1 and self.channel_vectors >= 0 and self.arity <= _MOST_OPERANDS,
             f"tensors={self.tensors}, channel_vectors={self.channel_vectors}; valid are at least "
-            f"1 tensor and together at most {MOST_OPERANDS}",
+            f"1 tensor and together at most {_MOST_OPERANDS}",
         )
         if not isinstance(self.body, Expression):
             raise GraphError(f"{self.title}: body={self.body!r:.80}; valid is a scalar expression")
