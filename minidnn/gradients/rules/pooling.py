@@ -20,7 +20,7 @@ from minidnn.graph.ir import Value
 from minidnn.graph.operator import Windowed
 from minidnn.graph.trace import apply
 from minidnn.graph.types import numpy_dtype
-from minidnn.graph.window import Window, WindowAxis
+from minidnn.graph.window import Axis, Window, WindowAxis
 
 Readers = list[list[int]]
 
@@ -65,8 +65,13 @@ def _by_average(call: Backward, shape: Window) -> Value:
     """Each window gives what it got, divided, to all elements under it."""
     rows, columns = call.inputs[0].shape[2:]
     divided = _divided(call.gradient, shape.divisors((rows, columns)))
-    back = Window(shape.rows.covering(rows), shape.columns.covering(columns), "sum")
+    back = Window(*_covering(shape, (rows, columns)), "sum")
     return apply(ops.Pool2d(back, "AverageGradient"), divided)
+
+
+def _covering(shape: Window, sizes: Sequence[int]) -> tuple[Axis, Axis]:
+    """The axes that lead back from windows to planes of such sizes."""
+    return shape.rows.covering(sizes[0]), shape.columns.covering(sizes[1])
 
 
 def _divided(gradient: Value, divisors: Sequence[np.ndarray]) -> Value:
@@ -89,15 +94,15 @@ def _by_tap(call: Backward, shape: Window, index: int) -> Value | None:
     operands = [*call.inputs, call.gradient]
     if index < under:
         sizes = call.inputs[index].shape[2:]
-        axes = [axis.covering(n) for axis, n in zip(shape.axes, sizes, strict=True)]
+        rows, columns = _covering(shape, sizes)
         order = [*range(under, count), count, *range(under)]
         under = count - under + 1
     else:
-        axes = list(shape.axes)
+        rows, columns = shape.axes
         order = [*range(count), count]
     # Behind the operands stand the tap's number and, in the derivative, the gradient.
     body = renumbered(changed, [count + 1 if i == count else i for i in order] + [count])
-    back = Window(*axes, "sum", body, under=under, here=count + 1 - under)
+    back = Window(rows, columns, "sum", body, under=under, here=count + 1 - under)
     return apply(ops.Pool2d(back, f"{call.op.name}Gradient"), *(operands[i] for i in order))
 
 
@@ -135,8 +140,7 @@ def _by_maximum(call: Backward, shape: Window) -> Value:
     if len(places) > 1:
         by = number + argument(0) * float(shape.columns.numbers) + argument(1)
     chosen = where(by < last, 0.0, where(by > last, 0.0, gradient))
-    sizes = call.inputs[0].shape[2:]
-    axes = [axis.covering(n) for axis, n in zip(shape.axes, sizes, strict=True)]
+    axes = _covering(shape, call.inputs[0].shape[2:])
     back = Window(*axes, "sum", chosen, under=len(places) + 1)
     return apply(ops.Pool2d(back, "MaximumGradient"), *places, call.gradient)
 
