@@ -73,26 +73,25 @@ class Adam(Moments):
         return p
 
     def apply(self, update: Update) -> None:
-        p, g, (m, v) = update.parameter, update.gradient, (update.slots[s] for s in self.slots)
+        p, g = update.parameter, update.gradient
+        m, v = (update.slots[name] for name in self.slots)
         rate, size, correction = (update.numbers[name] for name in ("rate", "size", "root"))
         eps = float(self.eps)
 
         def stepped(
             p: Expression,
-            g: Expression,
             m: Expression,
             v: Expression,
             rate: Expression,
             size: Expression,
             correction: Expression,
         ) -> Expression:
-            slope = self.slope(update, p, g)
-            new = self.mean(m, slope) / (sqrt(self.square(v, slope)) / correction + eps)
-            return self.shrunk(update, p, rate) - (update.factor * size) * new
+            step = m / (sqrt(v) / correction + eps)
+            return self.shrunk(update, p, rate) - (update.factor * size) * step
 
-        update.become(p, stepped, p, g, m, v, rate, size, correction)
-        update.become(m, lambda p, g, m: self.mean(m, self.slope(update, p, g)), p, g, m)
-        update.become(v, lambda p, g, v: self.square(v, self.slope(update, p, g)), p, g, v)
+        mean = update.become(m, lambda p, g, m: self.mean(m, self.slope(update, p, g)), p, g, m)
+        square = update.become(v, lambda p, g, v: self.square(v, self.slope(update, p, g)), p, g, v)
+        update.become(p, stepped, p, mean, square, rate, size, correction)
 
 
 @dataclass(frozen=True, kw_only=True)

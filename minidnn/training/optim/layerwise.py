@@ -60,9 +60,8 @@ class LARS(Optimizer):
                 size = size * where(own > 0.0, where(other > 0.0, ratio, 1.0), 1.0)
             return float(self.momentum) * v + size * slope
 
-        operands = (p, g, v, update.numbers["rate"], *norms)
-        update.become(p, lambda p, *rest: p - moved(p, *rest), *operands)
-        update.become(v, moved, *operands)
+        new = update.become(v, moved, p, g, v, update.numbers["rate"], *norms)
+        update.become(p, lambda p, v: p - v, p, new)
 
 
 @dataclass(frozen=True, kw_only=True)
