@@ -8,19 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+import minidnn as md
 from minidnn import layers as L
 from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.sums import SumsLaunches, print_sums
-from minidnn.backends.cuda.target import CudaTarget
+from minidnn.backends.cuda.target import HALVES, CudaTarget
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
 from minidnn.fusion.region import FusedSums
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.layout import CHANNELS_LAST, PLANAR, Layout
-from minidnn.graph.types import TensorType
+from minidnn.graph.types import TensorType, rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
+from minidnn.training.step import Objective, step_graph
+from tests.cuda.cards import H200
 
 from .arrays import STORED
 from .emulator.run import Emulated
@@ -90,23 +93,37 @@ def launched(
 
 
 def tensors(op: FusedSums, layout: Layout, before: int, behind: int) -> dict[Value, Tensor]:
-    """Where operands lie: in the middle of wider values."""
+    """Where tensors lie: in the middle of wider values."""
     found = {}
     for value in op.body.inputs:
-        n, c, *plane = value.shape
-        wide = before + c + behind if value.shape == op.shape else c
-        buffer = TensorType((n, wide, *plane), value.dtype)
-        first = before if value.shape == op.shape else 0
-        found[value] = tensor_of(value.type, layout, buffer, first)
+        if value.shape == op.shape:
+            n, c, *plane = value.shape
+            buffer = TensorType((n, before + c + behind, *plane), value.dtype)
+            found[value] = tensor_of(value.type, layout, buffer, before)
     return found
+
+
+def mixed(dtype: str) -> list[FusedSums]:
+    """The regions of a training step in half precision: halves and float32 in one."""
+    net = L.Sequential(
+        *(L.Conv2d(8, 16, 3, padding=1, bias=False), L.BatchNorm2d(16), L.ReLU()),
+        *(L.Conv2d(16, 8, 3, bias=False), L.BatchNorm2d(8), L.ReLU(), L.AdaptiveAvgPool2d(1)),
+        *(L.Flatten(), L.Linear(8, 3)),
+    ).initialize(0)
+    objective = Objective(md.losses.CrossEntropy(), {})
+    graph = step_graph(net, ((3, 8, 9, 9),), objective, md.optim.SGD(0.1))
+    context = Context(CudaTarget(H200.device(dtype), dtype), stored=True)
+    nodes = optimize(graph, context, verify=True).nodes
+    found = [node.op for node in nodes if isinstance(node.op, FusedSums)]
+    return [op for op in found if len(op.shape) == 4]
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Every region in both layouts, dense and in slices, all kernels compiled at once."""
     found = []
-    for shape in SHAPES:
-        _, ops = regions(shape)
+    sources = [*(regions(shape)[1] for shape in SHAPES), *map(mixed, HALVES)]
+    for ops in sources:
         for op in ops:
             for layout in (PLANAR, CHANNELS_LAST):
                 for before, behind in ((0, 0), (4, 4), (3, 2)):
@@ -123,10 +140,19 @@ def test_numbers(cases: Any) -> None:
     assert any(sums.parts is not None for *_, sums in found)
     random = np.random.default_rng(0)
     for op, places, sums in found:
-        arrays = {v: random.standard_normal(v.shape).astype(np.float32) for v in op.body.inputs}
+        arrays = {
+            v: rounded_to(v.dtype, np.abs(random.standard_normal(v.shape))).astype(np.float32)
+            * (random.choice([-1, 1], v.shape) if v in places else 1)
+            for v in op.body.inputs
+        }
         given = [
-            laid_out(arrays[v].reshape(v.type.plane), places[v], "float32") for v in sums.operands
+            laid_out(arrays[v], places[v], v.dtype)
+            if v in places
+            else to_bits(arrays[v].ravel(), v.dtype)
+            for v in sums.operands
         ]
+        halves = any(v.dtype in HALVES for v in op.body.values)
+        error = 2e-2 if halves else 3e-6
         expected = evaluate(op.body, list(arrays.values()), "float64")
         for got, wanted in zip(launched(sums, emulated, given, op), expected, strict=True):
-            np.testing.assert_allclose(got, wanted, 3e-6, 3e-6 * np.abs(wanted).max() + 1e-6)
+            np.testing.assert_allclose(got, wanted, error, error * np.abs(wanted).max() + 1e-6)

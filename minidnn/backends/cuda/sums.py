@@ -16,6 +16,7 @@ from ...graph.expression import linearize
 from ...graph.ir import Value
 from ...graph.operator import Elementwise
 from ...graph.operators import Reduce
+from ...graph.types import ITEMSIZE
 from ...graph.window import LONG
 from ..codegen.code import Code
 from ..codegen.dialect import CUDA, literal
@@ -131,7 +132,9 @@ class _Printer:
         with code.block(f"if (first < {self.channels})"):
             for i, vector in enumerate(self.vectors):
                 code.line(f"float w{i}[{lanes}];")
-                code.line(f"md_load<{lanes}>(w{i}, v{i} + first);")
+                wide = ITEMSIZE[vector.dtype] * lanes > _ACCESS
+                load = "md_load_floats" if wide else f"md_load<{lanes}>"
+                code.line(f"{load}(w{i}, v{i} + first);")
                 assert vector.type.size == self.channels, vector
             places = [_pixel(tensor, self.plane) for tensor in self.tensors.values()]
             self._sweep(step, "down", [f"first + {place}" for place in places], "w{}[j]")
