@@ -48,3 +48,23 @@ def test_exact_convolutions_stay_in_planes_where_moves_are_dearer(
 @pytest.mark.parametrize("precision", ["tf32", "float16", "bfloat16"])
 def test_tensor_cores_have_channels_last_throughout(precision: str) -> None:
     assert layouts(7, 8, 56, precision) == [CHANNELS_LAST] * 3
+
+
+class Planes(md.Layer):
+    """A convolution of what a linear layer makes, seen as planes."""
+
+    def __init__(self) -> None:
+        self.linear = L.Linear(24, 16 * 64)
+        self.view = L.Unflatten(1, (16, 8, 8))
+        self.conv = L.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: md.Symbol) -> md.Symbol:
+        return self.conv(self.view(self.linear(x)))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "float16"])
+def test_rows_that_are_seen_as_planes_lie_as_planes(precision: str) -> None:
+    """A view moves nothing, so that its channels cannot come last."""
+    plan = planned(Planes(), (4, 24), precision)
+    (view,) = (node for node in plan.graph.nodes if node.op.name == "View")
+    assert plan.layout(view.output) == PLANAR

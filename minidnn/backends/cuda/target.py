@@ -66,8 +66,8 @@ class CudaTarget(Target):
     def layouts(self, node: Node) -> tuple[Layout, ...]:
         op = node.op
         if isinstance(op, Reshaping):
-            _, _, rows, columns = node.inputs[0].type.plane
-            return _BOTH if rows * columns == 1 else (PLANAR,)
+            planes = [value.type.plane[2:] for value in (*node.inputs, node.output)]
+            return _BOTH if all(plane == (1, 1) for plane in planes) else (PLANAR,)
         if (layouts := _turned(node)) is not None:
             return layouts[1:]
         if not _takes_layouts(node):
