@@ -57,7 +57,8 @@ def test_of_a_block_what_two_convolutions_are_computed_by_is_kept() -> None:
 
 def test_what_a_window_reads_is_computed_again_for_its_gradient() -> None:
     net = L.Sequential(*block(8), L.MaxPool2d(3, 2), *block(8, 8), *head(8))
-    assert kept(net) == ["0", "1 2 3", "4"]
+    # What the window gives is kept, and where its maxima are.
+    assert kept(net) == ["0", "1 2 3", "1 2 3", "4"]
 
 
 def test_results_and_what_sums_read_are_kept() -> None:
