@@ -12,6 +12,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from operator import is_
 from typing import Any
 
@@ -24,8 +25,8 @@ from minidnn.acceleration.explain import explain_program
 from minidnn.acceleration.program import SizedProgram
 from minidnn.acceleration.programs import Programs, describe
 from minidnn.acceleration.recorded import is_recorded
+from minidnn.acceleration.trained import TrainedProgram
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
-from minidnn.frontends.torch.aten.call import TRAINING
 from minidnn.frontends.torch.capture import Held, capture
 from minidnn.frontends.torch.library import require_torch
 
@@ -86,7 +87,8 @@ class Piece:
         options: Mapping[str, Any],
     ) -> None:
         self.module = module
-        self.programs = Programs("torch.compile", sizes, "sizes of arguments and modules")
+        self._inference = Programs("torch.compile", sizes, "sizes of arguments and modules")
+        self._trained = Programs("torch.compile", sizes)
         self._weights = dict(weights)
         #: Arguments that stand for numbers which modules hold, and the values that they had.
         self._numbers = list(numbers)
@@ -101,14 +103,19 @@ class Piece:
         self._refused: dict[Any, str] = {}
         _pieces.append(weakref.ref(self))
 
+    @property
+    def programs(self) -> list[SizedProgram]:
+        """What was compiled, for gradients and without."""
+        return [*self._trained, *self._inference]
+
     def __call__(self, *args: Any) -> Any:
-        gradients = self._gradients(args)
-        reason = _not_now(gradients)
+        reason = _not_now()
         if reason is None:
-            with torch.no_grad():
-                done, results = self._run(args, trained=bool(gradients))
-                if done:
-                    return results
+            trained = torch.is_grad_enabled() and any(map(_is_trained, args))
+            with nullcontext() if trained else torch.no_grad():
+                done, results = self._run(args, trained)
+            if done:
+                return results
         else:
             self._leave(reason, reason)
         return self.module(*args)
@@ -124,15 +131,15 @@ class Piece:
         inputs = [
             arg
             for place, arg in enumerate(args)
-            if place not in self._weights and place not in values
+            if (trained or place not in self._weights) and place not in values
         ]
-        key = describe(inputs)
+        key = trained, describe(inputs)
         if key in self._refused:
             return False, None
         engine = self._engine(args)
+        weights = None if trained else _Weights([args[place] for place in self._weights])
         try:
-            weights = _Weights([args[place] for place in self._weights])
-            made = self.programs.run(
+            made = (self._trained if trained else self._inference).run(
                 inputs,
                 (len(args), weights, *values.values()),
                 lambda: self._made(args, inputs, values, engine, trained),
@@ -181,24 +188,14 @@ class Piece:
         module = _with_numbers(self.module, values) if values else self.module
         weights = {place: args[place] for place in self._weights}
         held = {place: Held(weights, place, name) for place, name in self._weights.items()}
-        captured = capture(module, args, held_leaves=held)
-        program = SizedProgram(captured, engine, "torch.compile", describe(inputs), self._strict)
+        captured = capture(module, args, held_leaves=None if trained else held, trained=trained)
+        kind = TrainedProgram if trained else SizedProgram
+        program = kind(captured, engine, "torch.compile", describe(inputs), self._strict)
         if not program.parts:
             raise UnsupportedError(f"nothing of it is taken:\n{program.why_nothing()}")
-        trains = any(TRAINING in reason for reason in program.left.values())
-        if trained and (trains or captured.writes):
-            raise UnsupportedError(f"it is in training mode:\n{program.rest()}")
+        if isinstance(program, TrainedProgram):
+            program.prepare(args)
         return program
-
-    def _gradients(self, args: Sequence[Any]) -> set[str]:
-        """What requires a gradient, if any is computed: "a weight", "an input"."""
-        if not torch.is_grad_enabled():
-            return set()
-        return {
-            "a weight" if place in self._weights else "an input"
-            for place, arg in enumerate(args)
-            if isinstance(arg, torch.Tensor) and arg.requires_grad
-        }
 
     def _leave(self, key: Any, reason: str) -> None:
         if self._strict:
@@ -223,14 +220,18 @@ class _Weights:
         return hash(tuple(map(id, self._tensors)))
 
 
-def _not_now(gradients: set[str]) -> str | None:
+def _is_trained(arg: Any) -> bool:
+    return isinstance(arg, torch.Tensor) and arg.requires_grad
+
+
+def _not_now() -> str | None:
     """Why a call is PyTorch's, whatever the piece is."""
     for kind in ("cpu", "cuda"):
         if torch.is_autocast_enabled(kind):
             return "autocast is on, which PyTorch honours"
     if is_recorded():
         return "its operations are recorded, or computed in another way"
-    return "an input requires a gradient" if "an input" in gradients else None
+    return None
 
 
 _pieces: list[weakref.ref[Piece]] = []

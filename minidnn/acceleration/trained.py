@@ -27,7 +27,7 @@ from minidnn.frontends.torch.partition import Level, levels
 from minidnn.gradients.reverse import pullback, reached_values
 from minidnn.graph.ir import Graph
 
-_WRITES = "it writes to what the module holds"
+_WRITES = "it writes to what the module holds or is given"
 #: What batch normalization writes to while it is trained, which its schema does not say.
 _STATISTICS = ("running_mean", "running_var")
 
@@ -128,6 +128,9 @@ def _order_of_writes(captured: Captured) -> dict[fx.Node, fx.Node]:
     for node in captured.operations:
         if WRITES in node.meta:
             written |= memory.of(node)
+        elif isinstance(node.target, torch._ops.HigherOrderOperator):
+            # A block may write to all that it is given.
+            written |= {s for each in node.all_input_nodes for s in memory.of(each)}
         elif key_of(node) == "batch_norm.default" and arguments_of(node)["training"]:
             given = arguments_of(node)
             for name in _STATISTICS:

@@ -25,7 +25,8 @@ Program = Callable[[Any], list[float]]
 def left_behind(module: Any, program: Program, state: nn.Module) -> Results:
     torch.manual_seed(1)
     losses = program(module)
-    arrays = {name: tensor.detach().double().numpy() for name, tensor in state.state_dict().items()}
+    held = state.state_dict()
+    arrays = {name: tensor.detach().double().cpu().numpy() for name, tensor in held.items()}
     return {"losses": np.array(losses), **arrays}
 
 
@@ -40,7 +41,7 @@ def error(found: Results, exact: Results) -> float:
 def errors_of(net: nn.Module, program: Program, device: str) -> tuple[float, float, Any]:
     """The errors of minidnn and of PyTorch in float32, and the optimized module."""
     wide, single = copy.deepcopy(net).double().train(), copy.deepcopy(net).train()
-    fast: Any = md.optimize(net.eval(), device=device)
+    fast: Any = md.optimize(net.to(device if device == "cuda" else "cpu").eval(), device=device)
     with one_thread():
         exact = left_behind(wide, program, wide)
         theirs = error(left_behind(single, program, single), exact)
@@ -54,5 +55,7 @@ def is_near(found: list[tuple[float, float]]) -> bool:
     return bool(ours <= 3 * theirs)
 
 
-def dtype_of(module: nn.Module) -> torch.dtype:
-    return next(module.parameters()).dtype
+def like(module: nn.Module, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor where a module's parameters lie, and in their dtype if both are floating-point."""
+    weight = next(module.parameters())
+    return tensor.to(weight.device, weight.dtype if tensor.is_floating_point() else None)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.torch.steps import dtype_of, errors_of, is_near
+from tests.torch.steps import errors_of, is_near, like
 
 STEPS, BATCH, CLASSES = 20, 8, 5
 
@@ -64,16 +64,17 @@ class Network(nn.Module):
         return self.classes(y), self.angle(y).tanh().squeeze(1)
 
 
-def data(dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def data(module: nn.Module) -> list[tuple[torch.Tensor, ...]]:
     random = torch.Generator().manual_seed(3)
-    return [
-        (
-            torch.randn(BATCH, 3, 8, 8, generator=random).to(dtype),
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        return (
+            torch.randn(BATCH, 3, 8, 8, generator=random),
             torch.randint(CLASSES, (BATCH,), generator=random),
-            torch.rand(BATCH, generator=random).to(dtype),
+            torch.rand(BATCH, generator=random),
         )
-        for _ in range(4)
-    ]
+
+    return [tuple(like(module, each) for each in batch()) for _ in range(4)]
 
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer:
@@ -82,7 +83,7 @@ def sgd(module: nn.Module) -> torch.optim.Optimizer:
 
 
 def one_loss(module: nn.Module) -> list[float]:
-    optimizer, batches, losses = sgd(module), data(dtype_of(module)), []
+    optimizer, batches, losses = sgd(module), data(module), []
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for step in range(STEPS):
         x, target, _ = batches[step % 4]
@@ -98,7 +99,7 @@ def one_loss(module: nn.Module) -> list[float]:
 
 def two_losses(module: nn.Module) -> list[float]:
     """Each goes backwards by itself through the same graph."""
-    optimizer, batches, losses = sgd(module), data(dtype_of(module)), []
+    optimizer, batches, losses = sgd(module), data(module), []
     for step in range(STEPS):
         x, target, angle = batches[step % 4]
         logits, found = module(x)
@@ -113,7 +114,7 @@ def two_losses(module: nn.Module) -> list[float]:
 
 def shared_trunk(module: Any) -> list[float]:
     """Both views of a batch go through one network before either goes back."""
-    optimizer, batches, losses = sgd(module), data(dtype_of(module)), []
+    optimizer, batches, losses = sgd(module), data(module), []
     for step in range(STEPS):
         x, target, _ = batches[step % 4]
         one, two = module(x), module(x.flip(3))
@@ -135,7 +136,7 @@ def frozen_encoder(module: Any) -> list[float]:
 
 def moving_average(module: Any) -> list[float]:
     """With evaluation in between, of the network and of the average."""
-    optimizer, batches, losses = sgd(module), data(dtype_of(module)), []
+    optimizer, batches, losses = sgd(module), data(module), []
     own = getattr(module, "original", module)
     average = AveragedModel(own, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     for step in range(STEPS):
@@ -157,7 +158,7 @@ def moving_average(module: Any) -> list[float]:
 
 def accumulation(module: nn.Module) -> list[float]:
     """The last batch is smaller, so that there are two sizes."""
-    optimizer, batches, losses = sgd(module), data(dtype_of(module)), []
+    optimizer, batches, losses = sgd(module), data(module), []
     for _ in range(STEPS // 4):
         optimizer.zero_grad()
         for x, target, _ in [*batches[:3], tuple(each[:5] for each in batches[3])]:
@@ -201,3 +202,9 @@ def test_program_briefly(name: str) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str, device: str) -> None:
     check(name, device, 5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_on_a_gpu(name: str) -> None:
+    check(name, "cuda", 5)

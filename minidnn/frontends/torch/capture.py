@@ -138,8 +138,8 @@ def capture(
     held_leaves: leaves of the arguments, by place, that are weights.
     runs_hooks: whether the caller runs the module's own hooks around the program.
     changing: what a network changes that the module is in.
-    trained: whether the module is trained: weights are given to every run, and what is written to
-        what the module holds is written there.
+    trained: whether the module is trained: weights are given to every run, and writes to what the
+        module holds or is given stay in their place.
 
     Several threads may ask at once, and others call the module meanwhile.
 
@@ -181,12 +181,13 @@ def _capture(
 
 
 def _written_to(program: Any, trained: bool) -> set[Node]:
-    """The placeholders of what a module holds that is written to in its place, by a module that is
-    trained."""
+    """The placeholders of tensors that are written to in their place: by a module that is trained,
+    what it holds or is given."""
     if not trained:
         return set()
     specs = program.graph_signature.input_specs
-    names = {spec.arg.name for spec in specs if spec.kind is InputKind.BUFFER}
+    kinds = (InputKind.BUFFER, InputKind.PARAMETER, InputKind.USER_INPUT)
+    names = {spec.arg.name for spec in specs if spec.kind in kinds}
     return {node for node in program.graph.nodes if node.op == "placeholder" and node.name in names}
 
 

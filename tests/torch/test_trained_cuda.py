@@ -1,0 +1,72 @@
+"""An optimized module in training mode on a GPU: its memory, its stream, its generator."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import minidnn as md
+from tests.torch.test_trained import Dropping, network, program, same_gradients, same_state, x_of
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_gradients_and_statistics(stream: bool) -> None:
+    own, net = network().train(), network().cuda()
+    fast = md.optimize(net, x_of().cuda())
+    with torch.cuda.stream(torch.cuda.Stream() if stream else None):
+        for step in range(3):
+            x = x_of() + step
+            fast(x.cuda()).square().mean().backward()
+            own(x).square().mean().backward()
+        torch.cuda.current_stream().synchronize()
+    assert not program(fast).left
+    same_gradients(net.cpu(), own)
+    same_state(net, own)
+
+
+def test_a_layer_of_pytorchs_between_parts() -> None:
+    class Fourier(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.ifft(torch.fft.fft(x)).real
+
+    net = network()
+    net.insert(2, Fourier())
+    own = copy.deepcopy(net).train()
+    given = [x_of().requires_grad_(), x_of().cuda().requires_grad_()]
+    fast = md.optimize(net.cuda().train())
+    for module, x in zip((own, fast), given, strict=True):
+        module(x).square().sum().backward()
+    assert len(program(fast).parts) == 2
+    torch.testing.assert_close(given[1].grad.cpu(), given[0].grad, rtol=1e-4, atol=1e-5)
+    same_gradients(net.cpu(), own)
+
+
+def test_dropout_follows_the_generator_of_the_device() -> None:
+    fast = md.optimize(Dropping(channels=False).cuda())
+    x = torch.ones(8, 4, 8, 8, device="cuda")
+    torch.manual_seed(5)
+    first, second = fast(x), fast(x)
+    torch.cuda.manual_seed(5)
+    assert torch.equal(fast(x), first) and not torch.equal(first, second)
+    second.sum().backward()
+    torch.testing.assert_close(fast.weight.grad, second.sum((0, 2, 3)))
+
+
+def test_two_hundred_steps_take_no_more_memory() -> None:
+    fast = md.optimize(network().cuda())
+    optimizer = torch.optim.SGD(fast.parameters(), 0.01, 0.9)
+    x = x_of(64).cuda()
+    used = []
+    for _ in range(3):
+        for _ in range(100):
+            optimizer.zero_grad()
+            fast(x).square().mean().backward()
+            optimizer.step()
+        torch.cuda.synchronize()
+        used.append((torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]))
+    assert used[2] == used[1]

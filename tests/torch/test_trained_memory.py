@@ -1,0 +1,48 @@
+"""Many steps of an optimized module take no more memory than few."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import minidnn as md
+from tests.torch.test_trained import network, program
+
+MOST_BYTES = 1 << 20
+"""Less than 200 steps would lose of the kept values, gradients, or results of this network."""
+
+
+def resident_bytes() -> int:
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
+@pytest.mark.parametrize("device", ["reference", pytest.param("cpu", marks=pytest.mark.full)])
+def test_two_hundred_steps(device: str) -> None:
+    net = nn.Sequential(network(), nn.Dropout(0.5))
+    fast = md.optimize(net, device=device).train()
+    optimizer = torch.optim.Adam(fast.parameters())
+    x = torch.randn(16, 3, 6, 6)
+
+    def steps(count: int) -> tuple[int, int]:
+        for step in range(count):
+            optimizer.zero_grad()
+            loss = fast(x).square().mean()
+            if step % 3:  # else the graph is dropped
+                loss.backward()
+                optimizer.step()
+        del loss
+        gc.collect()
+        return resident_bytes(), sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+
+    steps(50)
+    before, after = steps(12), steps(201)
+    assert after[1] == before[1]
+    assert after[0] - before[0] < MOST_BYTES
+    assert len(program(fast).parts[0].pairs) == 1
