@@ -37,7 +37,7 @@ def program(module: Any) -> list[float]:
     random = torch.Generator().manual_seed(3)
     batches = like(module, torch.randn(4, BATCH, 3, SIZE, SIZE, generator=random))
     targets = like(module, torch.randint(CLASSES, (4, BATCH), generator=random))
-    optimizer = torch.optim.SGD(module.parameters(), 0.01, 0.9, weight_decay=1e-3)
+    optimizer = torch.optim.SGD(module.parameters(), 1e-3, 0.9, weight_decay=1e-3)
     losses = []
     for step in range(STEPS):
         found = module(batches[step % 4])
