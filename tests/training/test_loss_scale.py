@@ -26,6 +26,7 @@ OVERFLOWS: dict[str, Any] = {
     "loss": steep,
     "targets": [((8,), "int64")],
     "metrics": {},
+    "optimizer": md.optim.SGD(1e-4, momentum=0.9),
 }
 
 
@@ -76,7 +77,7 @@ def test_it_never_becomes_infinite() -> None:
 @pytest.mark.parametrize("options", [{}, {"optimizer": md.optim.Adam(0.01, clip_norm=1.0)}])
 def test_infinite_gradients_are_skipped_and_halve_it(options: dict[str, Any]) -> None:
     """The loss is finite all along; statistics of normalizations move as in any step."""
-    ours = scaled(**OVERFLOWS, **options)
+    ours = scaled(**OVERFLOWS | options)
     statistics = ours.state_dict()["1.running_mean"]
     skipped = 0
     while not moved(ours, BATCHES[skipped % 5]):
