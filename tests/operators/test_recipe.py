@@ -53,9 +53,8 @@ def follow(recipe: str, copy: Path) -> list[str]:
                 r"^__all__ = \[(\n?)", rf'\g<0>"{name[1]}",\g<1>', text, flags=re.M
             )
             text += f"\n\n{step['code']}"
-        elif step["what"].startswith("`Window` to what is imported beside"):
-            changes = text.count("import WindowAxis\n")
-            text = text.replace("import WindowAxis\n", "import Window, WindowAxis\n")
+        elif step["what"] == "the rule":
+            changes = text.count("import Backward, rule\n")
             text += f"\n\n{step['code']}"
         else:
             assert step["what"].startswith("to `CASES`"), step["what"]

@@ -65,11 +65,11 @@ def _by_average(call: Backward, shape: Window) -> Value:
     """Each window gives what it got, divided, to all elements under it."""
     rows, columns = call.inputs[0].shape[2:]
     divided = _divided(call.gradient, shape.divisors((rows, columns)))
-    back = Window(*_covering(shape, (rows, columns)), "sum")
+    back = Window(*covering(shape, (rows, columns)), "sum")
     return apply(ops.Pool2d(back, "AverageGradient"), divided)
 
 
-def _covering(shape: Window, sizes: Sequence[int]) -> tuple[Axis, Axis]:
+def covering(shape: Window, sizes: Sequence[int]) -> tuple[Axis, Axis]:
     """The axes that lead back from windows to planes of such sizes."""
     return shape.rows.covering(sizes[0]), shape.columns.covering(sizes[1])
 
@@ -94,7 +94,7 @@ def _by_tap(call: Backward, shape: Window, index: int) -> Value | None:
     operands = [*call.inputs, call.gradient]
     if index < under:
         sizes = call.inputs[index].shape[2:]
-        rows, columns = _covering(shape, sizes)
+        rows, columns = covering(shape, sizes)
         order = [*range(under, count), count, *range(under)]
         under = count - under + 1
     else:
@@ -140,7 +140,7 @@ def _by_maximum(call: Backward, shape: Window) -> Value:
     if len(places) > 1:
         by = number + argument(0) * float(shape.columns.numbers) + argument(1)
     chosen = where(by < last, 0.0, where(by > last, 0.0, gradient))
-    axes = _covering(shape, call.inputs[0].shape[2:])
+    axes = covering(shape, call.inputs[0].shape[2:])
     back = Window(*axes, "sum", chosen, under=len(places) + 1)
     return apply(ops.Pool2d(back, "MaximumGradient"), *places, call.gradient)
 
