@@ -5,8 +5,8 @@ gradients of normalizations are made of.  Each of these operators takes no time 
 
 Handles: operators on values of rank 0 and 1 that one such operator reads, both computed in the
 dtype of the value between them, so that no bit changes.
-Refuses: other ranks, of which depth_first makes sequences; everything under the strategies that
-leave layers apart.
+Refuses: other ranks, of which depth_first makes sequences; half precision, in which a value between
+is rounded; everything under the strategies that leave layers apart.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from minidnn.graph.expression import Expression, argument, linearize
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise
 from minidnn.graph.operators import Formula
-from minidnn.graph.types import FLOATS
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.simplify import without_dead
 
 MOST_OPERANDS = 16
 """More pointers are slow to hand over, and a formula of more reads more than it saves."""
+
+_EXACT = ("float32", "float64")
+"""What is computed in them is not rounded when it is stored."""
 
 _Composed = tuple[Expression, Sequence[Value]]
 
@@ -63,7 +65,7 @@ def compose_vectors(graph: Graph, context: Context) -> Graph:
 def _is_small(node: Node) -> bool:
     if not isinstance(node.op, Elementwise) or node.op.channel_count:
         return False
-    return node.output.type.rank < 2 and _computed_in(node) in FLOATS
+    return node.output.type.rank < 2 and _computed_in(node) in _EXACT
 
 
 def _computed_in(node: Node) -> str | None:
@@ -88,7 +90,7 @@ def _composed(
         operands.update(dict.fromkeys(before[1]))
         parts.append(before[0])
     assert isinstance(node.op, Elementwise)
-    if len(operands) > MOST_OPERANDS:
+    if len(operands) > MOST_OPERANDS or all(part is None for part in parts):
         return node.op.expression(), given
     places = {value: argument(i) for i, value in enumerate(operands)}
     found = []

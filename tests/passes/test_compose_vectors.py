@@ -63,6 +63,22 @@ def test_bools_are_read_and_casts_stay() -> None:
     assert ops_of(found) == ["Formula", "Formula", "Choice"]
 
 
+def test_what_takes_nothing_is_left_as_it_is() -> None:
+    def build(t, x):
+        return apply(ops.Mul(), x, x)
+
+    before = graph_of(build, (5,))
+    assert run(before, COMPOSE_VECTORS) is before
+
+
+def test_halves_are_rounded_in_between() -> None:
+    def build(t, x):
+        return pair(pair(x, x), x)
+
+    before = graph_of(build, (5,), dtype="float16")
+    assert run(before, COMPOSE_VECTORS) is before
+
+
 def test_formulas_have_so_many_operands() -> None:
     def build(t, *values):
         sums = list(values)
