@@ -19,7 +19,7 @@ from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Elementwise
 from minidnn.graph.operators import Formula
 from minidnn.passes.infrastructure import Context, Pass
-from minidnn.passes.simplify import without_dead
+from minidnn.passes.simplify import drop_dead
 
 MOST_OPERANDS = 16
 """More pointers are slow to hand over, and a formula of more reads more than it saves."""
@@ -54,12 +54,7 @@ def compose_vectors(graph: Graph, context: Context) -> Graph:
         if _computed_in(node) == node.output.dtype:
             known[rewriter.value(node.output)] = body, operands
     found = rewriter.finish()
-    if found is graph:
-        return graph
-    rewriter = Rewriter(found)
-    for node in without_dead(found, context, rewriter):
-        rewriter.keep(node)
-    return rewriter.finish()
+    return graph if found is graph else drop_dead(found, context)
 
 
 def _is_small(node: Node) -> bool:

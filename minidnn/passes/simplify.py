@@ -40,7 +40,7 @@ def simplify(graph: Graph, context: Context) -> Graph:
 
 def _fewer_nodes(graph: Graph, context: Context) -> Graph:
     rewriter = Rewriter(graph)
-    for node in without_dead(graph, context, rewriter):
+    for node in _without_dead(graph, context, rewriter):
         if is_identity(node):
             if context.allow(f"drop {node.name} ({node.op})"):
                 rewriter.replace(node.output, rewriter.value(node.inputs[0]))
@@ -174,7 +174,15 @@ def _compute(op: Operator, operands: tuple[Constant, ...], index: int) -> np.nda
     return op.reference(*(operand.data for operand in operands))[index]
 
 
-def without_dead(graph: Graph, context: Context, rewriter: Rewriter) -> list[Node]:
+def drop_dead(graph: Graph, context: Context) -> Graph:
+    """The graph without the nodes that nobody reads."""
+    rewriter = Rewriter(graph)
+    for node in _without_dead(graph, context, rewriter):
+        rewriter.keep(node)
+    return rewriter.finish()
+
+
+def _without_dead(graph: Graph, context: Context, rewriter: Rewriter) -> list[Node]:
     """The nodes that some result depends on, in order."""
     needed = {value.producer for value in graph.results}
     kept: list[Node] = []

@@ -22,7 +22,7 @@ from minidnn.graph.operator import Elementwise
 from minidnn.graph.operators import Expand, Reduce, View
 from minidnn.graph.types import FLOATS, TensorType
 from minidnn.passes.infrastructure import Context, Pass
-from minidnn.passes.simplify import without_dead
+from minidnn.passes.simplify import drop_dead
 
 MOST_TENSORS = 2
 """To read two is no more than to write a value and to read it."""
@@ -60,12 +60,7 @@ def sum_together(graph: Graph, context: Context) -> Graph:
         elif node not in taken:
             rewriter.keep(node)
     summed = rewriter.finish()
-    if summed is graph:
-        return graph
-    rewriter = Rewriter(summed)
-    for node in without_dead(summed, context, rewriter):
-        rewriter.keep(node)
-    return rewriter.finish()
+    return graph if summed is graph else drop_dead(summed, context)
 
 
 def _sweeps(graph: Graph, context: Context) -> list[_Sweep]:

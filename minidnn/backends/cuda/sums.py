@@ -13,7 +13,7 @@ from math import gcd, prod
 
 from ...fusion.region import FusedSums
 from ...graph.expression import linearize
-from ...graph.ir import Value
+from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
 from ...graph.operators import Reduce
 from ...graph.types import ITEMSIZE
@@ -182,11 +182,11 @@ class _Printer:
         code = self.code
         names = {value: f"a{i}[j]" for i, value in enumerate(self.tensors)}
         names |= {value: vector.format(i) for i, value in enumerate(self.vectors)}
-        found = []
+        added: dict[Node, str] = {}
         for node in self.op.body.nodes:
             given = [names[value] for value in node.inputs]
             if isinstance(node.op, Reduce):
-                found.append(given[0])
+                added[node] = given[0]
             elif isinstance(node.op, Elementwise):
                 lines, result = CUDA.print_code(linearize(node.op.expression()), given, code.fresh)
                 code.lines(lines)
@@ -196,11 +196,7 @@ class _Printer:
                 names[node.output] = result
             else:
                 names[node.output] = given[0]  # a vector that is repeated
-        made = {value: name for value, name in zip(self._added(), found, strict=True)}
-        return [made[node] for node in self.op.reductions]
-
-    def _added(self) -> list[object]:
-        return [node for node in self.op.body.nodes if isinstance(node.op, Reduce)]
+        return [added[node] for node in self.op.reductions]
 
     def _join(self, by_columns: bool, wide: int, step: int, parts: int) -> None:
         """The threads of a block add what they have, in a fixed order."""
