@@ -1,0 +1,140 @@
+"""A whole training step in the memory that a GPU's program has: its kernels by the emulator, its
+contractions by NumPy.  Layouts, places and storages are those of a run, so that a value that lies
+otherwise than its readers think, or is written over too early, is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cuda.bits import from_bits, to_bits
+from minidnn.backends.cuda.block import lay_out
+from minidnn.backends.cuda.constants import Data
+from minidnn.backends.cuda.contraction.problem import Address
+from minidnn.backends.cuda.kernels import Launch
+from minidnn.backends.cuda.lower import InWorkspace, Pointer, Task, lower_plan
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.runtime.operand import Operand
+from minidnn.runtime.plan import Plan
+from minidnn.runtime.slots import Slots
+from minidnn.training.step import Objective, step_graph
+from tests.cuda.arrays import STORED
+from tests.cuda.cards import H200
+
+from .emulator.run import Emulated
+from .lowered import planned_graph
+
+SHAPE = (4, 3, 16, 16)
+MARGIN = 4096
+"""Bytes behind what a kernel may read."""
+
+
+class Network(L.Layer):
+    """Rows that become planes on the way back, both poolings, a sum, a normalization, biases."""
+
+    def __init__(self) -> None:
+        self.first = L.Conv2d(3, 16, 3, padding=1)
+        self.norm, self.relu = L.BatchNorm2d(16), L.ReLU()
+        self.most, self.mean = L.MaxPool2d(3, 2, 1), L.AvgPool2d(2)
+        self.conv = L.Conv2d(16, 16, 3, padding=1)
+        self.head = L.Sequential(L.Flatten(), L.Linear(16 * 16, 5))
+
+    def forward(self, x: Any) -> Any:
+        y = self.most(self.relu(self.norm(self.first(x))))
+        return self.head(self.mean(self.relu(self.conv(y) + y)))
+
+
+class Memory:
+    """What the slots of a plan are, and the values in them."""
+
+    def __init__(self, plan: Plan, tasks: list[Task]) -> None:
+        self.plan = plan
+        wanted: dict[Node, int] = {}
+        for task in tasks:
+            wanted[task.node] = max(wanted.get(task.node, 0), task.workspace_bytes)
+        self.block = block = lay_out(plan, wanted)
+        lies = {value: Operand(0, offset) for value, offset in plan.arena.offsets.items()}
+        self.slots = slots = Slots(plan, lies, 1)
+        own = np.full(block.own_bytes + MARGIN, 0xFF, np.uint8)
+        self.memory = {0: own}
+        self.memory |= {slots.inputs + i: own[at:] for i, at in enumerate(block.inputs)}
+        self.memory |= {slots.outputs + i: own[at:] for i, at in enumerate(block.outputs)}
+        for i, state in enumerate(plan.graph.states):
+            bits = to_bits(state.data, state.dtype).tobytes() + bytes(MARGIN)
+            self.memory[slots.states + i] = np.frombuffer(bytearray(bits), np.uint8)
+        self._constants: dict[tuple[object, ...], np.ndarray] = {}
+
+    def at(self, node: Node, pointer: Pointer) -> np.ndarray:
+        if isinstance(pointer, Data):
+            made = to_bits(pointer.make(), pointer.dtype)
+            return self._constants.setdefault(pointer.key, made)
+        if isinstance(pointer, InWorkspace):
+            return self.memory[0][self.block.workspaces[node] + pointer.offset :]
+        place = pointer if isinstance(pointer, Address) else Address(pointer, 0)
+        operand = self.slots.operand(place.value)
+        return self.memory[operand.slot][operand.offset + place.bytes :]
+
+    def _is_last(self, value: Value) -> bool:
+        return value.type.rank == 4 and self.plan.layout(value).block == 0
+
+    def read(self, node: Node, value: Value) -> np.ndarray:
+        if isinstance(value, Constant):
+            return value.data
+        flat = self.at(node, value)[: value.type.bytes].view(STORED.get(value.dtype, value.dtype))
+        array = from_bits(flat, value.dtype)
+        if not self._is_last(value):
+            return array.reshape(value.shape)
+        batch, channels, *plane = value.shape
+        return array.reshape(batch, *plane, channels).transpose(0, 3, 1, 2)
+
+    def write(self, node: Node, value: Value, array: np.ndarray) -> None:
+        array = np.asarray(array).reshape(value.shape)
+        laid = array.transpose(0, 2, 3, 1) if self._is_last(value) else array
+        bits = to_bits(np.ascontiguousarray(laid), value.dtype)
+        memory = np.frombuffer(bits.tobytes(), np.uint8)
+        self.at(node, value)[: memory.size] = memory
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
+def test_a_step(precision: str, tmp_path: Path) -> None:
+    """Every value, after the node that makes it, is what the reference makes of the plan."""
+    optimizer = md.optim.SGD(0.02, momentum=0.9, weight_decay=1e-3)
+    objective = Objective(md.losses.CrossEntropy(), {})
+    graph = step_graph(Network().initialize(0), (SHAPE,), objective, optimizer)
+    plan = planned_graph(graph, precision, True)
+    random = np.random.default_rng(0)
+    given = [random.standard_normal(SHAPE, np.float32), np.array([0, 3, 1, 4])]
+    given.append(np.array(0.02, np.float32))  # the learning rate
+    nodes = plan.graph.nodes
+    values = [value for node in nodes for value in node.outputs]
+    everything = Graph(plan.graph.inputs, values, nodes, plan.graph.name)
+    expected = dict(zip(values, evaluate(everything, given), strict=True))
+
+    tasks = lower_plan(plan, H200, precision == "tf32")
+    emulated = Emulated([t.work.source for t in tasks if isinstance(t.work, Launch)], tmp_path)
+    memory = Memory(plan, tasks)
+    for value, array in zip(plan.graph.inputs, given, strict=True):
+        memory.write(nodes[0], value, array)
+    error = {"float16": 2e-2, "bfloat16": 1e-1}.get(precision, 1e-4)
+    for i, task in enumerate(tasks):
+        node = task.node
+        if isinstance(task.work, Launch):
+            emulated.launch(task.work, [memory.at(node, pointer) for pointer in task.pointers])
+        else:
+            made = node.op.reference(*(memory.read(node, value) for value in node.inputs))
+            for value, array in zip(node.outputs, made, strict=True):
+                memory.write(node, value, array)
+        if i + 1 < len(tasks) and tasks[i + 1].node is node:
+            continue
+        for value in node.outputs:
+            wanted = np.asarray(expected[value], np.float64)
+            away = np.linalg.norm(np.asarray(memory.read(node, value), np.float64) - wanted)
+            # A sum that is zero but for rounding has no size of its own.
+            size = max(float(np.linalg.norm(wanted)), 1e-2)
+            assert away <= error * size, f"{value!r}: {away / size}"
