@@ -73,9 +73,10 @@ def blocks(root: Path, language: str) -> list[str]:
 
 
 def test_the_page_shows_the_toys_as_they_are(root: Path) -> None:
-    shown = blocks(root, "python")
-    for name in ("backend", "frontend"):
-        assert (HERE / "toy" / f"{name}.py").read_text(encoding="utf-8") in shown
+    backend, front_end = blocks(root, "python")
+    assert backend == (HERE / "toy/backend.py").read_text(encoding="utf-8")
+    assert front_end.startswith("class WordsFrontEnd:\n")
+    assert f"\n{front_end}\n\n" in (HERE / "toy/frontend.py").read_text(encoding="utf-8")
 
 
 def test_a_third_partys_backend(installed: Path) -> None:
