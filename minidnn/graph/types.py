@@ -13,8 +13,10 @@ from minidnn.graph.plain import plain
 #: Bytes of one element.  bfloat16 has no NumPy dtype: the reference computes it in float32.
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 ITEMSIZE |= {"int32": 4, "int64": 8, "bool": 1}
-#: Pixels: they are moved and cast, and nothing gives them, as arithmetic of bytes would wrap.
-ITEMSIZE |= {"uint8": 1}
+#: Pixels and quantized numbers: they are moved, converted and summed up by contractions.  Other
+#: arithmetic of bytes would wrap, and there is none.
+ITEMSIZE |= {"uint8": 1, "int8": 1}
+BYTES = ("int8", "uint8")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int32", "int64")
 NUMBERS = (*FLOATS, *INTEGERS)
@@ -81,6 +83,15 @@ class TensorType:
 def numpy_dtype(dtype: str) -> np.dtype:
     """The NumPy dtype in which the reference holds ``dtype``."""
     return np.dtype("float32" if dtype == "bfloat16" else dtype)
+
+
+def saturated(dtype: str, array: np.ndarray) -> np.ndarray:
+    """An array's numbers as int8 or uint8, fractions cut off: the nearest that there is of those
+    that are too small or too large, and the least of NaN."""
+    bounds = np.iinfo(dtype)
+    with np.errstate(invalid="ignore"):
+        least = np.where(array > bounds.min, array, bounds.min)
+        return np.where(least < bounds.max, least, bounds.max).astype(dtype)
 
 
 def rounded_to(dtype: str, array: np.ndarray) -> np.ndarray:

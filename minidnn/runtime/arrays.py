@@ -72,10 +72,11 @@ def to_numpy(what: str, array: Any) -> tuple[np.ndarray, Wrap]:
 def random_array(
     random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype
 ) -> np.ndarray:
-    """Normally distributed numbers of a dtype; evenly distributed ones of uint8, which has none
-    below 0."""
-    if dtype == np.uint8:
-        return random.integers(0, 256, shape, np.uint8)
+    """Normally distributed numbers of a dtype; of bytes evenly distributed ones, for the others
+    are all near 0."""
+    if dtype.itemsize == 1 and dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        return random.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
     return random.standard_normal(shape, np.float32).astype(dtype, copy=False)
 
 

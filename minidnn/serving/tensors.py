@@ -16,6 +16,7 @@ from minidnn.serving.faults import Fault, invalid
 DATATYPES = {
     "bool": "BOOL",
     "uint8": "UINT8",
+    "int8": "INT8",
     "int32": "INT32",
     "int64": "INT64",
     "float16": "FP16",

@@ -59,7 +59,7 @@ def test_size_and_bytes() -> None:
             (1, 2),
             "float8",
             "dtype='float8' is not one of float16, bfloat16, float32, float64, int32, int64, bool, "
-            "uint8",
+            "uint8, int8",
         ),
         ((1, -2), "float32", "shape=(1, -2): every size must be a non-negative int, got -2"),
         ((1, 2.0), "float32", "shape=(1, 2.0): every size must be a non-negative int, got 2.0"),

@@ -28,6 +28,13 @@ KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 #: Types beside the two that are asked for: comparisons give and choices take bool.
 TYPES = {TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL}
 
+#: Types that these operators, and those beside them in their models, are asked for.
+BYTES = {TensorProto.INT8, TensorProto.UINT8}
+QUANTIZING = {
+    *("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger"),
+    *("MatMulInteger", "DynamicQuantizeLinear"),
+}
+
 #: Dimensions of the inputs that these are for: "(1d, 2d, every attribute)".
 CONVOLUTIONS = {"Conv": (3, 4), "ConvTranspose": (3, 4)}
 
@@ -80,7 +87,7 @@ def why_not(case: BackendCase) -> str | None:
     values = (*model.graph.input, *model.graph.output)
     if any(value.type.WhichOneof("value") != "tensor_type" for value in values):
         return "type"
-    if not _types(model) <= TYPES:
+    if not _types(model) <= (TYPES | BYTES if is_quantized(case) else TYPES):
         return "type"
     if model.opset_import[0].version < OLDEST_OPSET:
         return f"opset below {OLDEST_OPSET}"
@@ -92,6 +99,11 @@ def why_not(case: BackendCase) -> str | None:
         if node.op_type == "Dropout" and _drops_at_random(case, node):
             return "dropout in training"
     return None
+
+
+def is_quantized(case: BackendCase) -> bool:
+    """Whether a case has an operator for quantized numbers."""
+    return any(node.op_type in QUANTIZING for node in _nodes(case.model.graph))
 
 
 def _nodes(graph: Any) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ def model(
     nodes: Sequence[Any],
     inputs: Sequence[tuple[str, Any]],
     outputs: Sequence[tuple[str, Any]] = (("y", None),),
-    arrays: dict[str, np.ndarray] | None = None,
+    arrays: Mapping[str, Any] | None = None,
     opset: int = OPSET,
     dtype: int = TensorProto.FLOAT,
 ) -> Any:
@@ -31,7 +31,10 @@ def model(
         "test",
         [info(*each) for each in inputs],
         [info(*each) for each in outputs],
-        [numpy_helper.from_array(array, name) for name, array in (arrays or {}).items()],
+        [
+            numpy_helper.from_array(np.asarray(array), name)
+            for name, array in (arrays or {}).items()
+        ],
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     made.ir_version = 9

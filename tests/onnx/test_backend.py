@@ -18,6 +18,7 @@ import minidnn as md
 from minidnn.backends.cpu import toolchain
 from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.backends.cpu.isa import best_isa
+from minidnn.backends.cuda.backend import CudaBackend
 from minidnn.frontends.onnx.convert import load_onnx
 from minidnn.frontends.onnx.operators import CONVERTERS
 from minidnn.graph.checker import check
@@ -25,7 +26,15 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
 from tests.cpu.warming import warm
 
-from .backend_cases import KINDS, BackendCase, chosen_cases, every_case, why_not
+from .backend_cases import (
+    KINDS,
+    QUANTIZING,
+    BackendCase,
+    chosen_cases,
+    every_case,
+    is_quantized,
+    why_not,
+)
 from .test_quantized import LIMITS, tensor
 
 Loaded = tuple[tuple[Graph, list[np.ndarray], list[np.ndarray]], ...]
@@ -126,13 +135,27 @@ def test_models_of_the_package_are_files(tmp_path: Path) -> None:
     compare(case, [md.compile(path, device="reference")(*inputs)], expected)
 
 
+QUANTIZED = [case for case in chosen_cases() if is_quantized(case)]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", chosen_cases(), ids=str)
+@pytest.mark.parametrize("case", [c for c in chosen_cases() if c not in QUANTIZED], ids=str)
 def test_cuda(case: BackendCase) -> None:
     for graph, inputs, expected in loaded(case):
         results = md.compile(graph, device="cuda", tune="heuristic")(*inputs)
         found = list(results.values()) if isinstance(results, dict) else [results]
         compare(case, found, expected)
+
+
+def test_quantized_cases() -> None:
+    """They are taken, and CUDA refuses what is not made of pictures alone."""
+    taken = {node.op_type for case in QUANTIZED for node in case.model.graph.node}
+    assert taken >= QUANTIZING
+    for case in QUANTIZED:
+        for graph, _, _ in loaded(case):
+            reasons = [CudaBackend().unsupported(node, "float32") for node in graph.nodes]
+            told = [reason for reason in reasons if reason and "is quantized, which" in reason]
+            assert told or case.name.startswith("test_dequantizelinear")
 
 
 def test_dequantized_constants() -> None:

@@ -146,8 +146,8 @@ def test_bytes_are_dequantized_at_run_time() -> None:
     np.testing.assert_array_equal(found, (x.astype(np.float32) - 128) * np.float32(0.25))
 
 
-def few_bits(**arrays: np.ndarray) -> dict[str, np.ndarray]:
-    own: dict[str, np.ndarray] = {
+def few_bits(**arrays: Any) -> dict[str, Any]:
+    own: dict[str, Any] = {
         "q": np.arange(6).astype(np.int8).reshape(2, 3),
         "s": np.array(1, np.float32),
     }
@@ -164,13 +164,35 @@ WRONG: list[tuple[type[Exception], Callable[[], Any], str]] = [
     ),
     (
         UnsupportedError,
-        lambda: model([node("Identity", "q")], INPUT, arrays=few_bits()),
-        "output 'y' is int8; valid are float32, ",
+        lambda: model([node("Identity", "q")], INPUT, arrays=few_bits(q=np.arange(6, dtype="i2"))),
+        "output 'y' is int16; valid are float32, ",
     ),
     (
         UnsupportedError,
-        lambda: model([node("Cast", "x", to=2)], INPUT, dtype=1),
-        "'Cast_0' (Cast): it makes uint8, which inputs and constants may be, but not results",
+        lambda: model([node("Cast", "x", to=2)], INPUT, dtype=6),
+        "'Cast_0' (Cast): it makes uint8 of int32, which would wrap; valid is a float",
+    ),
+    (
+        UnsupportedError,
+        lambda: model([node("QuantizeLinear", "x s z")], INPUT, arrays=few_bits(z=np.int16(0))),
+        "it makes int16 of float32 by a scale in float32; valid are int8 and uint8 of float32 by "
+        "float32",
+    ),
+    (
+        GraphError,
+        lambda: model(
+            [node("QuantizeLinear", "x s z")], INPUT, arrays=few_bits(z=np.zeros(3, np.int8))
+        ),
+        "its zero point has shape (3,); valid is (), as its scale",
+    ),
+    (
+        UnsupportedError,
+        lambda: model(
+            [node("QLinearMatMul", "q x z q s z s z")],
+            [("x", [])],
+            arrays=few_bits(q=np.zeros((3, 3), np.int8), z=np.int8(0)),
+        ),
+        "its scale is computed at run time, from 'x'; give these inputs as constants=",
     ),
     (
         GraphError,
@@ -185,11 +207,6 @@ WRONG: list[tuple[type[Exception], Callable[[], Any], str]] = [
             [node("DequantizeLinear", "q s z")], INPUT, arrays=few_bits(z=np.array(1, np.uint8))
         ),
         "its x_zero_point is uint8; valid is int8, as its x is",
-    ),
-    (
-        UnsupportedError,
-        lambda: model([node("DequantizeLinear", "q x")], INPUT, arrays=few_bits()),
-        "its scale is computed at run time, from 'x'; give these inputs as constants=",
     ),
 ]
 

@@ -95,7 +95,7 @@ def test_dtypes_that_are_not_known_are_told_with_all_else() -> None:
             node("Cast", "x", "b", to=TensorProto.UINT32),
             node("Constant", "", "c", value=numpy_helper.from_array(one)),
             node("ConstantOfShape", "shape", "d", value=numpy_helper.from_array(one)),
-            node("QuantizeLinear", "q scale zero"),
+            node("NonZero", "q"),
             node("Relu", "q", "e"),
         ],
         X,
@@ -103,7 +103,7 @@ def test_dtypes_that_are_not_known_are_told_with_all_else() -> None:
     )
     made.graph.input.append(helper.make_tensor_value_info("q", TensorProto.UINT32, [2, 3]))
     made.graph.input.append(helper.make_tensor_sequence_value_info("list", TensorProto.FLOAT, None))
-    valid = "valid are float32, int32, int64, bool, float16, float64, uint8"
+    valid = "valid are float32, int32, int64, bool, float16, float64, uint8, int8"
     with pytest.raises(UnsupportedError) as caught:
         load_onnx(made)
     assert str(caught.value).splitlines() == [
@@ -116,7 +116,7 @@ def test_dtypes_that_are_not_known_are_told_with_all_else() -> None:
         f"  'Constant_2' (Constant): attribute 'value' has element type UINT32; {valid}",
         "  'ConstantOfShape_3' (ConstantOfShape): attribute 'value' has element type UINT32; "
         f"{valid}",
-        "  'QuantizeLinear_4' (QuantizeLinear): no operator of minidnn does that",
+        "  'NonZero_4' (NonZero): no operator of minidnn does that",
     ]
     made.graph.node.append(node("Softmax", "x", "f", axis=9))
     fails(made, "node 'Softmax_6' (Softmax): axis=9; valid are -2 to 1")

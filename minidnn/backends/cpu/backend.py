@@ -17,6 +17,7 @@ from ...graph import operators as ops
 from ...graph.index_map import Indexed
 from ...graph.ir import Node
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
+from ...graph.types import BYTES
 from ...runtime.cores import usable_cores
 from ...runtime.plan import Plan
 from ...runtime.program import WHY_NO_STATES, StoredProgram
@@ -44,13 +45,13 @@ from .tuning import Build, tuned_tasks
 #: What computes in float32 alone, and what takes every dtype of which values may be.
 _FLOAT: tuple[type, ...] = (
     *(FusedRegion, Contraction, Windowed, ops.Softmax, ops.LogSoftmax, ops.AdaptiveAvgPool2d),
-    *(ops.Conv2dWeightGradient, ops.GroupNorm, ops.LayerNorm, ops.MatMul, ops.Reorder),
+    *(ops.Conv2dWeightGradient, ops.GroupNorm, ops.LayerNorm, ops.Reorder),
 )
 _ANY = (
     *(Elementwise, Reshaping, Indexed),
-    *(ops.ArgMax, ops.Concat, ops.Gather, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
+    *(ops.ArgMax, ops.Concat, ops.Gather, ops.MatMul, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
 )
-_DTYPES = ("float32", "int32", "int64", "uint8", "bool")
+_DTYPES = ("float32", "int32", "int64", *BYTES, "bool")
 
 
 class CpuBackend:

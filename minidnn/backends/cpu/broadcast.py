@@ -15,7 +15,7 @@ import numpy as np
 from ...graph.expression import Expression, Instruction, linearize
 from ...graph.ir import Node
 from ...graph.operator import Elementwise
-from ...graph.types import TensorType
+from ...graph.types import BYTES, TensorType
 from ..codegen.code import Code
 from ..codegen.dialect import ISPC
 from ..codegen.functions import WHOLE_FUNCTIONS
@@ -23,7 +23,7 @@ from ..codegen.kernel import KernelSource
 
 #: ISPC's names of how elements lie in memory; a bool is a byte of 0 or 1.
 STORED = {"float32": "float", "int32": "int32", "int64": "int64", "bool": "unsigned int8"}
-STORED |= {"uint8": "unsigned int8"}  # which no formula gives
+STORED |= {"uint8": "unsigned int8", "int8": "int8"}
 
 #: Elements of a row that one task computes, and elements that are worth a call.
 CHUNK = 1 << 13
@@ -61,8 +61,10 @@ def print_elementwise(
     *outer, length = sizes or [1]
     strides = [operand or [0] for operand in strides]
     stored = [STORED[x.dtype] for x in operands]
-    result, inner = STORED[out.dtype], [operand[-1] for operand in strides]
-    text = _print(linearize(expression), stored, result, computed or "float32", len(outer), inner)
+    inner = [operand[-1] for operand in strides]
+    text = _print(
+        linearize(expression), stored, out.dtype, computed or "float32", len(outer), inner
+    )
     chunks = -(-length // CHUNK)
     given = [length, chunks, *outer, *(s for operand in strides for s in operand[:-1])]
     tasks = prod(outer) * chunks
@@ -74,12 +76,12 @@ def print_elementwise(
 def _print(
     expression: Sequence[Instruction],
     stored: Sequence[str],
-    result: str,
+    dtype: str,
     computed: str,
     rank: int,
     inner: Sequence[int],
 ) -> str:
-    whole = computed.startswith("int")
+    whole, result = computed.startswith("int"), STORED[dtype]
     kind = "int64" if whole else "float"
     code = Code()
     count = len(stored)
@@ -106,10 +108,20 @@ def _print(
             names = [f"a{i}" for i in range(count)]
             lines, value = ISPC.print_code(expression, names, code.fresh, whole)
             code.lines(lines)
-            if result == STORED["bool"]:
-                value = f"({value} != 0) ? 1 : 0"
-            code.line(f"y[i] = ({result})({value});")
+            code.line(f"y[i] = {converted(value, dtype)};")
     return (ISPC.fill(WHOLE_FUNCTIONS) if whole else "") + str(code)
+
+
+def converted(value: str, dtype: str) -> str:
+    """A float or an int64 as it is stored; see :class:`.graph.operators.Formula`."""
+    if dtype == "bool":
+        value = f"({value} != 0) ? 1 : 0"
+    if dtype in BYTES:
+        bounds = np.iinfo(dtype)
+        # The comparison is false of NaN, which becomes the least.
+        low = f"({value} > {bounds.min} ? {value} : {bounds.min})"
+        value = f"(int)({low} < {bounds.max} ? {low} : {bounds.max})"
+    return f"({STORED[dtype]})({value})"
 
 
 def collapse(

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...graph.types import TensorType
 from ..codegen.kernel import KernelSource
-from .broadcast import Shaped
+from .broadcast import STORED, Shaped
 
 _ROWS = 6
 """Rows of the result that a task computes at once: each vector of ``b`` is read once for them."""
@@ -27,14 +27,14 @@ MD_KERNEL(@) {{
     const uniform int64 left = n[1] - first, below = n[0] - top;
     const uniform int count = (uniform int)(left < {columns} ? left : {columns});
     const uniform int rows = (uniform int)(below < {rows} ? below : {rows});
-    const uniform float * uniform a = MD_IN(float, 0) + n[n[5] + matrix] + top * n[2];
-    const uniform float * uniform b = MD_IN(float, 1) + n[n[6] + matrix] + first;
-    uniform float * uniform y = MD_OUT(float, 2) + (matrix * n[0] + top) * n[1] + first;
+    const uniform {a} * uniform a = MD_IN({a}, 0) + n[n[5] + matrix] + top * n[2];
+    const uniform {b} * uniform b = MD_IN({b}, 1) + n[n[6] + matrix] + first;
+    uniform {sum} * uniform y = MD_OUT({sum}, 2) + (matrix * n[0] + top) * n[1] + first;
 {pointers}
     foreach (i = 0 ... count) {{
 {start}
       for (uniform int k = 0; k < depth; k++) {{
-        const float each = b[k * n[1] + i];
+        const {sum} each = b[k * n[1] + i];
 {sums}
       }}
 {store}
@@ -47,16 +47,20 @@ MD_KERNEL(@) {{
 def print_matmul(a: TensorType, b: TensorType, y: TensorType) -> Shaped:
     """The kernel of a product; its pointers are the operands, the output and the sizes."""
     every = range(_ROWS)
+    whole = y.dtype == "int32"
+    add = "s{r} += ({sum})a{r}[k] * each;" if whole else "s{r} = md_fma(a{r}[k], each, s{r});"
+    types = {name: STORED[type.dtype] for name, type in (("a", a), ("b", b), ("sum", y))}
     text = _MATMUL.format(
+        **types,
         rows=_ROWS,
         columns=_COLUMNS,
         # A row beyond the last is the last once more, and not stored.
         pointers="\n".join(
-            f"    const uniform float * uniform a{r} = a + (rows > {r} ? {r} : 0) * n[2];"
+            f"    const uniform {types['a']} * uniform a{r} = a + (rows > {r} ? {r} : 0) * n[2];"
             for r in every
         ),
-        start="\n".join(f"      float s{r} = 0.0f;" for r in every),
-        sums="\n".join(f"        s{r} = md_fma(a{r}[k], each, s{r});" for r in every),
+        start="\n".join(f"      {types['sum']} s{r} = {'0' if whole else '0.0f'};" for r in every),
+        sums="\n".join("        " + add.format(r=r, sum=types["sum"]) for r in every),
         store="\n".join(f"      if (rows > {r}) y[{r} * n[1] + i] = s{r};" for r in every),
     )
     batch = y.shape[:-2]

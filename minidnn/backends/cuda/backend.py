@@ -12,8 +12,9 @@ from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
 from ...graph import operators as ops
 from ...graph.index_map import Indexed
-from ...graph.ir import Node
+from ...graph.ir import Node, Value
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
+from ...graph.types import FLOATS
 from ...runtime.plan import Plan
 from ...runtime.program import Program
 from ..options import accuracy_option, check_options, tune_option
@@ -80,6 +81,8 @@ class CudaBackend:
     def unsupported(self, node: Node, precision: str) -> str | None:
         if not isinstance(node.op, (*_KNOWN, *_OF_ANY_DTYPE)):
             return f"there is no kernel for {node.op.name}"
+        if (value := _quantized(node)) is not None:
+            return f"{value!r} is quantized, which the CPU and the reference compute"
         valid = STORED if isinstance(node.op, _OF_ANY_DTYPE) else TYPES
         for value in (*node.inputs, *node.outputs):
             if value.dtype not in valid:
@@ -101,6 +104,19 @@ class CudaBackend:
             others = tune == "exhaustive"
             tasks = lower_plan(plan, machine, precision == "tf32", accuracy, others, deterministic)
             return CudaProgram(plan, tasks, self.index, machine, tune, limit)
+
+
+def _quantized(node: Node) -> Value | None:
+    """A value of a node that is one of whole numbers of a byte, or a sum of their products; bytes
+    that are moved and cast to others are pictures."""
+    makes = isinstance(node.op, (Elementwise, Contraction, ops.MatMul))
+    for value in (*node.inputs, *node.outputs):
+        made = makes and value.producer is node
+        if value.dtype == "int8" or (made and value.dtype == "uint8"):
+            return value
+        if made and value.dtype not in FLOATS and not isinstance(node.op, Elementwise):
+            return value
+    return None
 
 
 def _deterministic(options: Mapping[str, Any]) -> bool:

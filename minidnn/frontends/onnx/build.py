@@ -13,11 +13,12 @@ import numpy as np
 
 from minidnn.errors import GraphError
 from minidnn.frontends.onnx.limits import Budget, check_shape
-from minidnn.frontends.onnx.tensors import STORED
+from minidnn.frontends.onnx.tensors import DTYPES, STORED
 from minidnn.graph.expression import Expression, argument, constant, number
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.operator import Operator, computed_in
 from minidnn.graph.operators import Expand, Formula, Slice, Transpose, View
+from minidnn.graph.quantization import dequantization_of
 from minidnn.graph.trace import Trace
 from minidnn.graph.types import FLOATS, TensorType, numpy_dtype
 
@@ -34,6 +35,8 @@ class Builder:
         self._sources: dict[Value, frozenset[str]] = {}
         #: Constants of whole numbers that minidnn has no dtype for: in int32, and what they were.
         self._stored: dict[Value, str] = {}
+        #: What computes constants that are known by fewer bits: an operator of other constants.
+        self._unfolded: dict[Value, tuple[Operator, tuple[Constant, ...]]] = {}
 
     def input(self, value: Value) -> Value:
         """Takes note of a graph input."""
@@ -54,11 +57,12 @@ class Builder:
 
     def constant(self, array: np.ndarray, name: str = "constant") -> Constant:
         """A constant of the array's shape and dtype; of a dtype that minidnn lacks in int32."""
-        if str(array.dtype) in STORED.values() and array.dtype != np.uint8:
+        dtype = str(array.dtype)
+        if dtype in STORED.values() and dtype not in DTYPES.values():
             value = self.constant(array.astype(np.int32), name)
-            self.store(value, str(array.dtype))
+            self.store(value, dtype)
             return value
-        type = TensorType(tuple(array.shape), str(array.dtype))
+        type = TensorType(tuple(array.shape), dtype)
         return self._trace.constant(object(), name, type, lambda: array)
 
     def spend(self, what: str, bytes: int) -> None:
@@ -88,6 +92,31 @@ class Builder:
         self._sources[output] = frozenset().union(*map(self.sources, operands))
         return output
 
+    def dequantized(self, x: Value) -> bool:
+        """Whether a value is computed of bytes that stand for numbers."""
+        node = x.producer
+        return node is not None and any(
+            dequantization_of(node.op, operand.dtype) for operand in node.inputs[:1]
+        )
+
+    def keep(self, value: Value, op: Operator, *operands: Constant) -> Value:
+        """A constant that is ``op`` of others, of which :meth:`unfolded` makes a node."""
+        self._unfolded[value] = (op, operands)
+        return value
+
+    def is_known(self, value: Value) -> bool:
+        """Whether a value does not depend on inputs."""
+        return not self.sources(value)
+
+    def unfolded(self, value: Value) -> Value:
+        """A constant as the node that computes it of bytes, for passes that know what to do with
+        those; the value itself if there is none."""
+        if value not in self._unfolded:
+            return value
+        op, operands = self._unfolded[value]
+        (output,) = self._trace.apply(op, *operands)
+        return output
+
     def view(self, x: Value, shape: Sequence[int]) -> Value:
         """The same elements in another shape."""
         return x if tuple(shape) == x.shape else self.apply(View(tuple(shape)), x)
@@ -95,7 +124,13 @@ class Builder:
     def transpose(self, x: Value, dims: Sequence[int]) -> Value:
         if list(dims) == list(range(x.type.rank)):
             return x
-        return self.apply(Transpose(tuple(dims)), x)
+        turn = Transpose(tuple(dims))
+        found = self.apply(turn, x)
+        if x in self._unfolded:
+            op, operands = self._unfolded[x]
+            turned = [self.apply(turn, operand) for operand in operands]
+            self.keep(found, op, *(value for value in turned if isinstance(value, Constant)))
+        return found
 
     def expand(self, x: Value, shape: Sequence[int]) -> Value:
         return x if tuple(shape) == x.shape else self.apply(Expand(tuple(shape)), x)
@@ -123,12 +158,14 @@ class Builder:
         *values: Value,
         dtype: str | None = None,
         op: Operator | None = None,
+        compute: str | None = None,
     ) -> Value:
         """An element-wise formula of values that broadcast.
 
         Single numbers that are known become part of the formula, and constants with one number
         per channel vectors, so that it fuses with what stands beside it.  ``op`` is an operator of
-        its own that does the same, which is taken where nothing of this applies.
+        its own that does the same, which is taken where nothing of this applies; ``compute`` is
+        what the formula is computed in, if not what its operands say.
         """
         try:
             shape = np.broadcast_shapes(*(value.shape for value in values))
@@ -143,7 +180,8 @@ class Builder:
         operands += [self.view(values[i], (shape[1],)) for i in vectors]
         if op is not None and len(kept) == len(values) and kept == sorted(kept):
             return self.apply(op, *operands)
-        return self.apply(Formula(formula, len(kept), len(vectors), title, dtype), *operands)
+        formula_op = Formula(formula, len(kept), len(vectors), title, dtype, compute)
+        return self.apply(formula_op, *operands)
 
 
 def is_whole(number: float) -> bool:

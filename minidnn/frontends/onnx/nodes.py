@@ -14,18 +14,20 @@ from minidnn.frontends.onnx.library import OLDEST_OPSET, newest_opset
 from minidnn.frontends.onnx.limits import DEEPEST, MOST_NODES, MOST_OUTPUTS
 from minidnn.frontends.onnx.model import OWN_DOMAIN, OnnxModel
 from minidnn.frontends.onnx.operators import CONVERTERS
+from minidnn.frontends.onnx.operators.quantization import CONVERTERS as QUANTIZED
 from minidnn.frontends.onnx.scope import Scope, attributes_of, bound, counted, key_of
 from minidnn.frontends.onnx.signature import signature_of
 from minidnn.frontends.onnx.tensors import read_tensor
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import Trace
+from minidnn.graph.types import BYTES
 
 #: Operators that move numbers of any dtype, and those that make others of them.
 _MOVING = {
     *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice"),
     *("SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
 }
-_OF_ANY = _MOVING | {"Cast", "CastLike", "DequantizeLinear", "If", "Shape", "Size"}
+_OF_ANY = _MOVING | set(QUANTIZED) | {"Cast", "CastLike", "If", "Shape", "Size"}
 
 
 class _Told(Exception):
@@ -133,7 +135,7 @@ class Nodes:
         if proto.op_type in _OF_ANY:
             return
         for value, dtype in zip(operands, dtypes, strict=True):
-            if value is not None and (dtype == "uint8" or dtype != value.dtype):
+            if value is not None and (dtype in BYTES or dtype != value.dtype):
                 raise NotConverted(
                     f"it computes in {dtype}; {dtype} can be moved, and made to another dtype by "
                     "Cast or DequantizeLinear"

@@ -21,10 +21,10 @@ from minidnn.frontends.onnx.limits import check_shape
 
 #: ``TensorProto.DataType`` -> the dtype that minidnn has for it.
 DTYPES = {1: "float32", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
-DTYPES |= {2: "uint8"}
+DTYPES |= {2: "uint8", 3: "int8"}
 #: Those that constants alone may have, and NumPy's dtypes for them: two numbers of 4 bits are a
 #: byte, the first of them in its lower half.
-STORED = {3: "int8", 4: "uint16", 5: "int16", 21: "uint8", 22: "int8"}
+STORED = {4: "uint16", 5: "int16", 21: "uint8", 22: "int8"}
 _FOUR_BITS = (21, 22)
 _FIELDS = {"float32": "float_data", "int64": "int64_data", "float64": "double_data"}
 _EXTERNAL = 1

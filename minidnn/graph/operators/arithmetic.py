@@ -11,14 +11,20 @@ from minidnn.errors import GraphError
 from minidnn.graph import expression as scalar
 from minidnn.graph.expression import Expression, argument
 from minidnn.graph.operator import Elementwise, computed_in
-from minidnn.graph.types import FLOATS, INTEGERS, ITEMSIZE, numpy_dtype, rounded_to
+from minidnn.graph.types import (
+    BYTES,
+    FLOATS,
+    INTEGERS,
+    ITEMSIZE,
+    numpy_dtype,
+    rounded_to,
+    saturated,
+)
 
 __all__ = ["Add", "Div", "Formula", "Mul", "Sub"]
 
 #: Far more than anyone writes; a damaged file may declare 10**12.
 _MOST_OPERANDS = 1000
-#: What a formula can give.
-_RESULTS = tuple(dtype for dtype in ITEMSIZE if dtype != "uint8")
 
 
 @dataclass(frozen=True)
@@ -67,9 +73,9 @@ class Formula(Elementwise):
 
     ``body`` takes ``tensors`` operands that broadcast, followed by ``channel_vectors``
     vectors with one element per channel.  It is computed in :func:`computed_in` of the operands'
-    dtypes, a bool being 1 or 0 and a uint8 a number, and the result converted to ``dtype``, if one
-    is given: whole numbers of fractions are cut off, and bool is whether it is not zero.  So
-    comparisons, choices and casts are formulas, too.
+    dtypes, a bool being 1 or 0 and a byte a number, and the result converted to ``dtype``, if one
+    is given: fractions of whole numbers are cut off, int8 and uint8 saturate, and bool is whether
+    it is not zero.  So comparisons, choices, casts and quantization are formulas, too.
 
     ``compute`` is a floating-point dtype that it is computed in instead: operands may then have
     several dtypes that are no wider, and without ``dtype`` the result has that one.
@@ -96,8 +102,8 @@ class Formula(Elementwise):
             f"but {self.tensors} tensors and {self.channel_vectors} channel vectors are declared",
         )
         self.require(
-            self.dtype is None or self.dtype in _RESULTS,
-            f"dtype={self.dtype!r}; valid are {', '.join(_RESULTS)} and None",
+            self.dtype is None or self.dtype in ITEMSIZE,
+            f"dtype={self.dtype!r}; valid are {', '.join(ITEMSIZE)} and None",
         )
         self.require(
             self.compute in (None, "float32", "float64"),
@@ -160,6 +166,8 @@ class Formula(Elementwise):
         with np.errstate(all="ignore"):
             if self.dtype == "bfloat16":
                 return (rounded_to(self.dtype, result),)
+            if self.dtype in BYTES:
+                return (saturated(self.dtype, result),)
             return (result.astype(numpy_dtype(self.dtype)),)
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from minidnn.graph.operator import Contraction, Operator, is_ints
+from minidnn.graph.operator import Contraction, Operator, is_ints, is_whole_product, whole_sums
 from minidnn.graph.types import TensorType
 from minidnn.graph.window import WindowAxis
 
@@ -27,6 +27,7 @@ class Conv2d(Contraction):
     padding: tuple[Pair, Pair] = ((0, 0), (0, 0))
     dilation: Pair = (1, 1)
     groups: int = 1
+    zero: int = 0
 
     def __post_init__(self) -> None:
         self.require_pair("stride", self.stride, 1)
@@ -50,7 +51,7 @@ class Conv2d(Contraction):
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, weight, *bias = self.operands(inputs)
-        self.require_float(*inputs)
+        dtype = self.result_dtype(*inputs)
         self.require_rank("input", x, 4)
         self.require_rank("weight", weight, 4)
         out_channels, per_group, *kernel = weight.shape
@@ -79,34 +80,41 @@ class Conv2d(Contraction):
                 f"input of {size + sum(axis.padding)} (input {x.shape}, weight {weight.shape}); "
                 "use more padding or a smaller kernel_size or dilation",
             )
-        return (x.with_shape((x.shape[0], out_channels, *sizes)),)
+        return (TensorType((x.shape[0], out_channels, *sizes), dtype),)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         x, weight, *bias = inputs
+        if x.dtype.kind in "iu":
+            sums = whole_sums(self._sums, x, weight, self.zero)
+            return (sums + bias[0][:, None, None] if bias else sums,)
         dtype = x.dtype
         compute = np.result_type(dtype, np.float32)
+        with np.errstate(all="ignore"):
+            result = self._sums(x.astype(compute, copy=False), weight.astype(compute, copy=False))
+            if bias:
+                result += bias[0].astype(compute)[:, None, None]
+        return (result.astype(dtype, copy=False),)
+
+    def _sums(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """The sums of products, in the dtype of both."""
         batch, channels = x.shape[:2]
         out_channels, per_group, kh, kw = weight.shape
         rows, columns = self.axes((kh, kw))
         height, width = rows.output_size(x.shape[2]), columns.output_size(x.shape[3])
-        padded = np.pad(x.astype(compute, copy=False), ((0, 0), (0, 0), *self.padding))
-        grouped = weight.astype(compute, copy=False).reshape(self.groups, -1, per_group, kh, kw)
-        out = np.zeros((batch, self.groups, out_channels // self.groups, height * width), compute)
-        with np.errstate(all="ignore"):
-            for y in range(kh):
-                for z in range(kw):
-                    top, left = y * rows.dilation, z * columns.dilation
-                    taken = padded[
-                        :,
-                        :,
-                        top : top + (height - 1) * rows.stride + 1 : rows.stride,
-                        left : left + (width - 1) * columns.stride + 1 : columns.stride,
-                    ].reshape(batch, self.groups, channels // self.groups, height * width)
-                    out += np.matmul(grouped[:, :, :, y, z], taken)
-            result = out.reshape(batch, out_channels, height, width)
-            if bias:
-                result += bias[0].astype(compute)[:, None, None]
-        return (result.astype(dtype, copy=False),)
+        padded = np.pad(x, ((0, 0), (0, 0), *self.padding))
+        grouped = weight.reshape(self.groups, -1, per_group, kh, kw)
+        out = np.zeros((batch, self.groups, out_channels // self.groups, height * width), x.dtype)
+        for y in range(kh):
+            for z in range(kw):
+                top, left = y * rows.dilation, z * columns.dilation
+                taken = padded[
+                    :,
+                    :,
+                    top : top + (height - 1) * rows.stride + 1 : rows.stride,
+                    left : left + (width - 1) * columns.stride + 1 : columns.stride,
+                ].reshape(batch, self.groups, channels // self.groups, height * width)
+                out += np.matmul(grouped[:, :, :, y, z], taken)
+        return out.reshape(batch, out_channels, height, width)
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         per_output = 2 * int(np.prod(inputs[1].shape[1:], dtype=np.int64))
@@ -117,9 +125,11 @@ class Conv2d(Contraction):
 class Linear(Contraction):
     """``x @ weight.T + bias`` over the last axis of (..., F) with a weight (O, F)."""
 
+    zero: int = 0
+
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x, weight, *bias = self.operands(inputs)
-        self.require_float(*inputs)
+        dtype = self.result_dtype(*inputs)
         self.require_rank("weight", weight, 2)
         self.require(
             x.rank >= 1 and x.shape[-1] == weight.shape[1],
@@ -131,10 +141,13 @@ class Linear(Contraction):
                 bias[0].shape == weight.shape[:1],
                 f"bias has shape {bias[0].shape}; valid is {weight.shape[:1]}",
             )
-        return (x.with_shape((*x.shape[:-1], weight.shape[0])),)
+        return (TensorType((*x.shape[:-1], weight.shape[0]), dtype),)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         x, weight, *bias = inputs
+        if x.dtype.kind in "iu":
+            sums = whole_sums(np.matmul, x, weight.T, self.zero)
+            return (sums + bias[0] if bias else sums,)
         compute = np.result_type(x.dtype, np.float32)
         with np.errstate(all="ignore"):
             # Strides may decide the order of additions: equal inputs must give equal bits.
@@ -149,14 +162,19 @@ class Linear(Contraction):
 
 @dataclass(frozen=True)
 class MatMul(Operator):
-    """``a @ b`` of (..., M, K) and (..., K, N); the axes before broadcast."""
+    """``a @ b`` of (..., M, K) and (..., K, N); the axes before broadcast.
+
+    Of whole numbers (int8, uint8, int32) the sums are int32, which wrap.
+    """
 
     kind = "contraction"
     operand_names = ("a", "b")
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         a, b = self.operands(inputs)
-        self.require_float(*inputs)
+        whole = is_whole_product(a, b)
+        if not whole:
+            self.require_float(*inputs)
         self.require(
             a.rank >= 2 and b.rank >= 2 and a.shape[-1] == b.shape[-2],
             f"operands have shapes {a.shape} and {b.shape}; valid are (..., M, K) and (..., K, N)",
@@ -168,10 +186,13 @@ class MatMul(Operator):
                 f"operands have shapes {a.shape} and {b.shape}, whose first axes do not broadcast; "
                 "valid are equal sizes, or 1"
             ) from None
-        return (a.with_shape((*batch, a.shape[-2], b.shape[-1])),)
+        shape = (*batch, a.shape[-2], b.shape[-1])
+        return (TensorType(shape, "int32" if whole else a.dtype),)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         dtype = inputs[0].dtype
+        if dtype.kind in "iu":
+            return (whole_sums(np.matmul, inputs[0], inputs[1]),)
         compute = np.result_type(dtype, np.float32)
         with np.errstate(all="ignore"):
             # Strides may decide the order of additions: equal inputs must give equal bits.

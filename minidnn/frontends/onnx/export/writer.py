@@ -17,6 +17,7 @@ from minidnn.graph.types import numpy_dtype
 DATA_TYPES = {
     "float32": 1,
     "uint8": 2,
+    "int8": 3,
     "int32": 6,
     "int64": 7,
     "bool": 9,

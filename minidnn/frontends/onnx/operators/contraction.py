@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -28,16 +28,16 @@ _MOST_WHOLE_PRODUCTS = 1 << 26
 def _conv(call: OnnxCall) -> Value:
     """Of one and two dimensions."""
     x, weight, bias = call.operand(0), call.operand(1), call.optional(2)
-    spatial = _spatial(call, x, weight)
+    spatial = spatial_rank(call, x, weight)
     axes = spatial_axes(call, x.shape[2:], weight.shape[2:])
     groups = call.integer("group", 1)
-    out = convolution(
-        call.build, _wide(call.build, x), _wide(call.build, weight), bias, axes, groups
-    )
-    return _narrow(call.build, out, spatial)
+    if call.build.dequantized(x):
+        weight = call.build.unfolded(weight)
+    out = convolution(call.build, wide(call.build, x), wide(call.build, weight), bias, axes, groups)
+    return narrow(call.build, out, spatial)
 
 
-def _spatial(call: OnnxCall, x: Value, weight: Value) -> int:
+def spatial_rank(call: OnnxCall, x: Value, weight: Value) -> int:
     spatial = x.type.rank - 2
     if spatial not in (1, 2):
         raise call.refuse(f"it is of {spatial} dimensions; valid are 1 and 2")
@@ -46,29 +46,39 @@ def _spatial(call: OnnxCall, x: Value, weight: Value) -> int:
     return spatial
 
 
-def _wide(build: Builder, x: Value) -> Value:
+def wide(build: Builder, x: Value) -> Value:
     """(N, C, L) as (N, C, 1, L)."""
     return x if x.type.rank == 4 else build.view(x, (*x.shape[:2], 1, x.shape[2]))
 
 
-def _narrow(build: Builder, x: Value, spatial: int) -> Value:
+def narrow(build: Builder, x: Value, spatial: int) -> Value:
     return x if spatial == 2 else build.view(x, (*x.shape[:2], x.shape[3]))
 
 
 def convolution(
-    build: Builder, x: Value, weight: Value, bias: Value | None, axes: SpatialAxes, groups: int
+    build: Builder,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    axes: SpatialAxes,
+    groups: int,
+    zero: int = 0,
 ) -> Value:
-    """A convolution of (N, C, H, W); weights that are not known make it a product of matrices."""
-    if isinstance(weight, Constant) and (bias is None or isinstance(bias, Constant)):
-        op = ops.Conv2d(axes.strides, axes.pads, axes.dilations, groups)
+    """A convolution of (N, C, H, W); weights that are not known make it a product of matrices.
+
+    ``zero`` is what stands for 0 in an input of whole numbers.
+    """
+    op = ops.Conv2d(axes.strides, axes.pads, axes.dilations, groups, zero)
+    if build.is_known(weight) and (bias is None or isinstance(bias, Constant)):
         return build.apply(op, x, weight, *(() if bias is None else (bias,)))
-    if isinstance(weight, Constant):
-        op = ops.Conv2d(axes.strides, axes.pads, axes.dilations, groups)
-        return _biased(build, build.apply(op, x, weight), bias)
+    if build.is_known(weight):
+        return biased(build, build.apply(op, x, weight), bias)
     (top, bottom), (left, right) = axes.pads
     # What a convolution with these types and attributes gives, and whether they fit.
-    (type,) = ops.Conv2d(axes.strides, axes.pads, axes.dilations, groups).infer(x.type, weight.type)
+    (type,) = op.infer(x.type, weight.type)
     batch, _, *size = type.shape
+    if zero:
+        x = build.pointwise("WithoutZero", lambda a: a - float(zero), x, dtype="int32")
     padded = build.apply(ops.Pad((0, 0, top, left), (0, 0, bottom, right)), x)
     out, per_group, *kernel = weight.shape
     unfold = ops.Unfold2d((kernel[0], kernel[1]), axes.strides, axes.dilations)
@@ -76,10 +86,10 @@ def convolution(
     columns = build.view(build.apply(unfold, padded), (batch, groups, terms, prod(size)))
     rows = build.view(weight, (1, groups, out // groups, terms))
     product = build.apply(ops.MatMul(), rows, columns)
-    return _biased(build, build.view(product, type.shape), bias)
+    return biased(build, build.view(product, type.shape), bias)
 
 
-def _biased(build: Builder, x: Value, bias: Value | None) -> Value:
+def biased(build: Builder, x: Value, bias: Value | None) -> Value:
     if bias is None:
         return x
     if bias.shape != x.shape[1:2]:
@@ -93,40 +103,46 @@ def _biased(build: Builder, x: Value, bias: Value | None) -> Value:
 def _conv_transpose(call: OnnxCall) -> Value:
     """Of one and two dimensions, with a product of strides of at most 2^20."""
     x, weight, bias = call.operand(0), call.operand(1), call.optional(2)
-    spatial = _spatial(call, x, weight)
+    spatial = spatial_rank(call, x, weight)
     groups = call.integer("group", 1)
     build = call.build
     sizes, kernel = x.shape[2:], weight.shape[2:]
-    wide = spatial_axes(call, sizes, kernel, transposed=True)
-    phases = prod(wide.strides)
+    across = spatial_axes(call, sizes, kernel, transposed=True)
+    phases = prod(across.strides)
     if phases > MOST_PHASES:
-        raise call.refuse(f"strides {wide.strides} make {phases} phases; known are {MOST_PHASES}")
+        raise call.refuse(f"strides {across.strides} make {phases} phases; known are {MOST_PHASES}")
 
     def convolve(op: ops.Conv2d, x: Value, weight: Value, bias: Value | None) -> Value:
         axes = SpatialAxes(op.stride, op.padding, op.dilation)
         return convolution(build, x, weight, bias, axes, op.groups)
 
     out = transposed_convolution(
-        _wide(build, x),
-        _wide(build, weight),
+        wide(build, x),
+        wide(build, weight),
         bias,
-        stride=wide.strides,
-        cut=wide.pads,
-        dilation=wide.dilations,
+        stride=across.strides,
+        cut=across.pads,
+        dilation=across.dilations,
         groups=groups,
         apply=build.apply,
         convolve=convolve,
     )
-    return _narrow(build, out, spatial)
+    return narrow(build, out, spatial)
 
 
 @_family("MatMul")
 def _matmul(call: OnnxCall) -> Value:
     """Of whole numbers with at most 2^26 products, which are all made before they are added."""
     a, b = call.operand(0), call.operand(1)
+    return matmul(call.build, a, b, product)
+
+
+def matmul(
+    build: Builder, a: Value, b: Value, product: Callable[[Builder, Value, Value], Value]
+) -> Value:
+    """As NumPy's matmul of operands of any rank from 1 on, by a product of those of rank 2."""
     if a.type.rank == 0 or b.type.rank == 0:
         raise GraphError(f"operands have shapes {a.shape} and {b.shape}; valid is rank 1 or more")
-    build = call.build
     left = build.view(a, (1, *a.shape)) if a.type.rank == 1 else a
     right = build.view(b, (*b.shape, 1)) if b.type.rank == 1 else b
     out = product(build, left, right)
@@ -146,7 +162,9 @@ def product(build: Builder, a: Value, b: Value) -> Value:
     if a.shape[-1] == 0:  # sums of nothing
         return build.filled(type.shape, 0, type.dtype)
     if isinstance(b, Constant) and b.type.rank == 2 and not isinstance(a, Constant):
-        return build.apply(ops.Linear(), a, build.transpose(b, (1, 0)))
+        turned = build.transpose(b, (1, 0))
+        weight = build.unfolded(turned) if build.dequantized(a) else turned
+        return build.apply(ops.Linear(), a, weight)
     return build.apply(ops.MatMul(), a, b)
 
 
@@ -184,6 +202,8 @@ def _gemm(call: OnnxCall) -> Value:
     bias = _scaled(build, c, beta)
     if _is_weight(a, b):
         weight = build.transpose(_scaled(build, b, alpha) or b, (1, 0))
+        if build.dequantized(a):
+            weight = build.unfolded(weight)
         vector = _as_bias(bias, b.shape[1])
         if vector is not None:
             return build.apply(ops.Linear(), a, weight, build.constant(vector))

@@ -16,7 +16,7 @@ from minidnn.graph.expression import Expression, apply, exp, floor, fma, maximum
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.scalar_functions import equal
-from minidnn.graph.types import FLOATS, INTEGERS
+from minidnn.graph.types import BYTES, FLOATS, INTEGERS
 
 _family = Family("element-wise with broadcasting")
 CONVERTERS = _family.converters
@@ -154,7 +154,7 @@ def _where(call: OnnxCall) -> Value:
 
 @_family("Cast")
 def _cast(call: OnnxCall) -> Value:
-    """Among float32, int32, int64 and bool, and of uint8, but not to it."""
+    """Among float32, int32, int64, bool, int8 and uint8, but not from int32 and int64 to bytes."""
     to = call.integer("to", 0)
     call.integer("saturate", 1)
     call.text("round_mode", "up")
@@ -170,8 +170,8 @@ def _cast_like(call: OnnxCall) -> Value:
 
 
 def _converted(call: OnnxCall, x: Value, dtype: str) -> Value:
-    if dtype == "uint8" and x.dtype != dtype:
-        raise call.refuse("it makes uint8, which inputs and constants may be, but not results")
+    if dtype in BYTES and x.dtype != dtype and (x.dtype in INTEGERS or x.dtype in BYTES):
+        raise call.refuse(f"it makes {dtype} of {x.dtype}, which would wrap; valid is a float")
     if x.dtype in FLOATS and dtype in FLOATS and x.dtype != dtype and not isinstance(x, Constant):
         return call.build.pointwise("Cast", lambda a: a, x, dtype=dtype)
     return call.build.cast(x, dtype)

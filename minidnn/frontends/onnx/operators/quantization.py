@@ -1,17 +1,30 @@
-"""Numbers that are stored with few bits, and what they stand for."""
+"""Numbers that are stored with few bits: what they stand for, and sums of their products."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from minidnn.errors import GraphError
+from minidnn.frontends.onnx.build import Builder
 from minidnn.frontends.onnx.call import OnnxCall
+from minidnn.frontends.onnx.operators.contraction import (
+    convolution,
+    matmul,
+    narrow,
+    spatial_rank,
+    wide,
+)
 from minidnn.frontends.onnx.operators.registry import Family
+from minidnn.frontends.onnx.operators.windows import spatial_axes
 from minidnn.frontends.onnx.tensors import dtype_of
+from minidnn.graph import operators as ops
+from minidnn.graph.expression import argument, maximum, minimum, rint, where
 from minidnn.graph.ir import Constant, Value
-from minidnn.graph.types import numpy_dtype
+from minidnn.graph.quantization import DEQUANTIZE, QUANTIZE, dequantized, quantized
+from minidnn.graph.types import BYTES, numpy_dtype
 
 _family = Family("quantization")
 CONVERTERS = _family.converters
@@ -19,52 +32,267 @@ CONVERTERS = _family.converters
 
 @_family("DequantizeLinear")
 def _dequantize(call: OnnxCall) -> Value:
-    """By a scale and a zero point that are known; int8, int16, uint16 and 4 bits of constants
-    alone, float8 not at all."""
+    """int16, uint16 and 4 bits of constants alone, float8 not at all."""
     build, x = call.build, call.operand(0)
-    scale, zero = call.known(1, "scale"), call.maybe_known(2, "zero point")
-    axis, block = call.integer("axis", 1), call.integer("block_size", 0)
+    scale, zero = _steps(call, x)
     given = call.integer("output_dtype", 0)
-    dtype = dtype_of(given, "attribute 'output_dtype'") if given else str(scale.dtype)
-    if zero is not None and zero.shape != scale.shape and (zero.size, scale.size) != (1, 1):
-        raise GraphError(
-            f"its zero point has shape {zero.shape}; valid is {scale.shape}, as its scale"
-        )
-    if scale.size != 1 or block:
-        axis = call.axis(axis, x.type.rank)
-        scale, zero = (_along(each, x.shape, axis, block) for each in (scale, zero))
-    else:
-        scale, zero = scale.reshape(()), None if zero is None else zero.reshape(())
-    if isinstance(x, Constant):
-        build.spend(call.kind, x.type.size * numpy_dtype(dtype).itemsize)
-        whole = x.data.astype(np.int64) - (0 if zero is None else zero.astype(np.int64))
-        with np.errstate(over="ignore"):
-            return build.constant((whole.astype(scale.dtype) * scale).astype(numpy_dtype(dtype)))
-    operands = [build.cast(x, "float32"), build.constant(scale.astype(np.float32))]
-    if zero is None:
-        out = build.pointwise(call.kind, lambda a, s: a * s, *operands)
-    else:
-        moved = build.constant(zero.astype(np.float32))
-        out = build.pointwise(call.kind, lambda a, s, z: (a - z) * s, *operands, moved)
+    kind = call.operand(1).dtype
+    dtype = dtype_of(given, "attribute 'output_dtype'") if given else kind
+    if isinstance(x, Constant) and isinstance(scale, Constant) and _is_known(zero):
+        return _known_numbers(build, x, scale, zero, kind, dtype)
+    operands = [build.cast(each, "float32") for each in (scale, zero)]
+    out = build.pointwise(DEQUANTIZE, dequantized, x, *operands, compute="float32")
     return build.cast(out, dtype)
 
 
-def _along(array: np.ndarray | None, shape: tuple[int, ...], axis: int, block: int) -> Any:
-    """Scales or zero points, one for each place of an axis or one for each block of it, to
-    broadcast with the input."""
-    if array is None:
-        return None
-    if not block:
-        if array.shape != shape[axis : axis + 1]:
-            raise GraphError(
-                f"its scale has shape {array.shape}; valid is (), or ({shape[axis]},) for axis "
-                f"{axis} of its input {shape}"
-            )
-        return array.reshape((-1,) + (1,) * (len(shape) - 1 - axis))
+def _is_known(value: Value) -> bool:
+    return isinstance(value, Constant)
+
+
+def _known_numbers(
+    build: Builder, x: Constant, scale: Constant, zero: Value, kind: str, dtype: str
+) -> Value:
+    """The numbers of a constant, rounded where ONNX says so."""
+    assert isinstance(zero, Constant)
+    build.spend(DEQUANTIZE, x.type.size * numpy_dtype(dtype).itemsize)
+    whole = x.data.astype(np.int64) - zero.data.astype(np.int64)
+    with np.errstate(over="ignore"):
+        found = (whole.astype(kind) * scale.data.astype(kind)).astype(numpy_dtype(dtype))
+    value = build.constant(found)
+    if x.dtype not in BYTES or dtype != "float32" or kind != "float32":
+        return value
+    rank = (1,) * x.type.rank
+    operands = [
+        build.constant(
+            each.data.astype(np.float32).reshape(rank if each.shape == () else each.shape)
+        )
+        for each in (scale, zero)
+        if isinstance(each, Constant)
+    ]
+    body = dequantized(argument(0), argument(1), argument(2))
+    op = ops.Formula(body, 3, title=DEQUANTIZE, compute="float32")
+    return build.keep(value, op, x, *operands)
+
+
+@_family("QuantizeLinear")
+def _quantize(call: OnnxCall) -> Value:
+    """Of float32 to int8 and uint8."""
+    build, x = call.build, call.operand(0)
+    zero = call.optional(2)
+    given = call.integer("output_dtype", 0)
+    dtype = dtype_of(given, "attribute 'output_dtype'") if given else "uint8"
+    dtype = dtype if zero is None else build.dtype(zero)
+    call.integer("saturate", 1)
+    if dtype not in BYTES or x.dtype != "float32" or call.operand(1).dtype != "float32":
+        raise call.refuse(
+            f"it makes {dtype} of {x.dtype} by a scale in {call.operand(1).dtype}; valid are int8 "
+            "and uint8 of float32 by float32"
+        )
+    if call.integer("precision", 0) not in (0, 1):
+        raise call.refuse("it asks for another precision; valid is float32")
+    scale, zero = _steps(call, x)
+    operands = (x, scale, build.cast(zero, "float32"))
+    return build.pointwise(QUANTIZE, quantized, *operands, dtype=dtype)
+
+
+def _steps(call: OnnxCall, x: Value) -> tuple[Value, Value]:
+    """The scale and the zero point of a node, to broadcast with its input."""
+    build, scale, zero = call.build, call.operand(1), call.optional(2)
+    axis, block = call.integer("axis", 1), call.integer("block_size", 0)
+    single = zero is not None and zero.type.size == scale.type.size == 1
+    if zero is not None and zero.shape != scale.shape and not single:
+        raise GraphError(
+            f"its zero point has shape {zero.shape}; valid is {scale.shape}, as its scale"
+        )
+    zero = build.filled(scale.shape, 0, scale.dtype) if zero is None else zero
+    if scale.type.size == 1 and not block:
+        return build.view(scale, ()), build.view(zero, ())
+    axis = call.axis(axis, x.type.rank)
+    if block:
+        repeated = partial(_repeated, call, x.shape, axis, block)
+        return repeated(scale, "scale"), repeated(zero, "zero point")
+    if scale.shape != x.shape[axis : axis + 1]:
+        raise GraphError(
+            f"its scale has shape {scale.shape}; valid is (), or ({x.shape[axis]},) for axis "
+            f"{axis} of its input {x.shape}"
+        )
+    along = (1,) * axis + scale.shape + (1,) * (x.type.rank - 1 - axis)
+    return build.view(scale, along), build.view(zero, along)
+
+
+def _repeated(
+    call: OnnxCall, shape: tuple[int, ...], axis: int, block: int, value: Value, what: str
+) -> Value:
+    """Known scales or zero points of blocks along an axis, each repeated over its block."""
+    array = call.data(value, what)
     blocks = tuple(-(-n // block) if d == axis else n for d, n in enumerate(shape))
     if block < 1 or array.shape != blocks:
         raise GraphError(
             f"its scale has shape {array.shape} with block_size={block}; valid is {blocks} for "
             f"axis {axis} of its input {shape}"
         )
-    return np.repeat(array, block, axis).take(range(shape[axis]), axis)
+    return call.build.constant(np.repeat(array, block, axis).take(range(shape[axis]), axis))
+
+
+@_family("DynamicQuantizeLinear")
+def _dynamic(call: OnnxCall) -> tuple[Value, ...]:
+    build, x = call.build, call.operand(0)
+    axes = tuple(range(x.type.rank))
+    if not x.type.size or not axes:
+        raise call.refuse(f"its input is {x.type}, which has no range")
+    largest, least = (build.apply(ops.Reduce(how, axes), x) for how in ("max", "min"))
+    scale = build.pointwise(
+        "Scale",
+        lambda a, b: _range(maximum(a, 0.0) - minimum(b, 0.0)) / 255.0,
+        *(largest, least),
+    )
+    zero = build.pointwise(
+        "ZeroPoint",
+        lambda b, s: rint(minimum(maximum((0.0 - minimum(b, 0.0)) / s, 0.0), 255.0)),
+        *(least, scale),
+        dtype="uint8",
+    )
+    whole = build.cast(zero, "float32")
+    return build.pointwise(QUANTIZE, quantized, x, scale, whole, dtype="uint8"), scale, zero
+
+
+def _range(size: Any) -> Any:
+    return where(size > 0.0, size, 1.0)
+
+
+@_family("ConvInteger")
+def _conv_integer(call: OnnxCall) -> Value:
+    """Of one and two dimensions."""
+    x, weight = call.operand(0), call.operand(1)
+    return _convolved(call, x, call.optional(2), weight, call.optional(3), None)
+
+
+@_family("QLinearConv")
+def _qlinear_conv(call: OnnxCall) -> Value:
+    """Of one and two dimensions, by scales that are known."""
+    x, weight, bias = call.operand(0), call.operand(3), call.optional(8)
+    sums = _convolved(call, x, call.operand(2), weight, call.operand(5), bias)
+    scale = _rescaling(call, (1, 4, 6))
+    return _requantized(call, sums, scale, call.operand(7), weight.shape[0])
+
+
+def _convolved(
+    call: OnnxCall,
+    x: Value,
+    x_zero: Value | None,
+    weight: Value,
+    weight_zero: Value | None,
+    bias: Value | None,
+) -> Value:
+    """The sums of products of whole numbers without their zeros, in int32."""
+    build, spatial = call.build, spatial_rank(call, x, weight)
+    axes = spatial_axes(call, x.shape[2:], weight.shape[2:])
+    groups = call.integer("group", 1)
+    zero, x = _with_zero(build, x, x_zero)
+    weight = _without_zero(build, weight, weight_zero, 0)
+    out = convolution(build, wide(build, x), wide(build, weight), bias, axes, groups, zero)
+    return narrow(build, out, spatial)
+
+
+@_family("MatMulInteger")
+def _matmul_integer(call: OnnxCall) -> Value:
+    a, b = call.operand(0), call.operand(1)
+    return _product(call, a, call.optional(2), b, call.optional(3))
+
+
+@_family("QLinearMatMul")
+def _qlinear_matmul(call: OnnxCall) -> Value:
+    """By scales that are known."""
+    a, b = call.operand(0), call.operand(3)
+    sums = _product(call, a, call.operand(2), b, call.operand(5))
+    scale = _rescaling(call, (1, 4, 6))
+    return _requantized(call, sums, scale, call.operand(7), None)
+
+
+def _product(
+    call: OnnxCall, a: Value, a_zero: Value | None, b: Value, b_zero: Value | None
+) -> Value:
+    build = call.build
+    if a_zero is not None and a_zero.type.size > 1:  # one for each row
+        a_zero = build.view(a_zero, (*a_zero.shape, 1)) if a_zero.type.rank == 1 else a_zero
+    right = _without_zero(build, b, b_zero, None)
+    zero, left = _with_zero(build, a, a_zero)
+
+    def product(build: Builder, a: Value, b: Value) -> Value:
+        if isinstance(b, Constant) and b.type.rank == 2:
+            return build.apply(ops.Linear(zero), a, build.transpose(b, (1, 0)))
+        whole = build.pointwise("WithoutZero", lambda x: x - float(zero), a, dtype="int32")
+        return build.apply(ops.MatMul(), whole if zero else a, b)
+
+    return matmul(build, left, right, product)
+
+
+def _with_zero(build: Builder, x: Value, zero: Value | None) -> tuple[int, Value]:
+    """What stands for 0 in a value, and the value; in int32 without its zeros where they are not
+    known, or several."""
+    if zero is None:
+        return 0, x
+    if isinstance(zero, Constant) and zero.type.size == 1:
+        return int(zero.data.reshape(-1)[0]), x
+    shape = () if zero.type.size == 1 else zero.shape
+    whole = build.view(zero, shape)
+    return 0, build.pointwise("WithoutZero", lambda a, z: a - z, x, whole, dtype="int32")
+
+
+def _without_zero(build: Builder, x: Value, zero: Value | None, axis: int | None) -> Value:
+    """A weight less its zeros: bytes where it is known and they fit int8, else int32.
+
+    ``axis``: along which its zeros are; None for the last.
+    """
+    if zero is None:
+        shape: tuple[int, ...] = ()
+    elif zero.type.size == 1:
+        shape = ()
+    elif axis is None or zero.type.rank > 1:
+        shape = zero.shape
+    else:
+        shape = zero.shape + (1,) * (x.type.rank - 1 - axis)
+    if isinstance(x, Constant) and (zero is None or isinstance(zero, Constant)):
+        whole = x.data.astype(np.int32)
+        if isinstance(zero, Constant):
+            whole = whole - zero.data.astype(np.int32).reshape(shape)
+        fits = not whole.size or (whole.min() >= -128 and whole.max() <= 127)
+        return build.constant(whole.astype(np.int8 if fits else np.int32))
+    if zero is None:
+        return x
+    given = build.view(zero, shape)
+    return build.pointwise("WithoutZero", lambda a, z: a - z, x, given, dtype="int32")
+
+
+def _rescaling(call: OnnxCall, places: tuple[int, int, int]) -> np.ndarray:
+    """What sums are multiplied by: the operands' scales by that of the result."""
+    x, weight, y = (call.known(i, "scale").astype(np.float32) for i in places)
+    with np.errstate(all="ignore"):
+        found = np.asarray(x.reshape(-1) * weight.reshape(-1) / y.reshape(-1), np.float32)
+    return found
+
+
+def _requantized(
+    call: OnnxCall, sums: Value, scale: np.ndarray, zero: Value, channels: int | None
+) -> Value:
+    """Sums as whole numbers of the result's scale.
+
+    ``channels``: how many there are along axis 1, if there is such an axis, else along the last.
+    """
+    build = call.build
+    dtype = build.dtype(zero)
+    if scale.size != 1:
+        width = sums.shape[-1] if channels is None else channels
+        if scale.size != width:
+            raise GraphError(f"its scales are {scale.size}; valid are 1 and {width}")
+        scale = scale.reshape((-1,) + (1,) * (sums.type.rank - 2 if channels else 0))
+    else:
+        scale = scale.reshape(())
+    factor, whole = build.constant(scale), build.cast(build.view(zero, ()), "float32")
+    return build.pointwise(
+        call.kind,
+        lambda a, f, z: rint(a * f) + z,
+        *(sums, factor, whole),
+        dtype=dtype,
+        compute="float32",
+    )

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from minidnn.graph.ir import Constant, Value
 from minidnn.graph.trace import current_trace
-from minidnn.graph.types import ITEMSIZE, TensorType, numpy_dtype
+from minidnn.graph.types import BYTES, ITEMSIZE, TensorType, numpy_dtype
 
 #: Begins the reason to leave an operation that computes something else while a network is trained.
 TRAINING = "it is in training mode"
@@ -164,7 +164,7 @@ def type_of(tensor: Any) -> TensorType:
     if tensor.layout != torch.strided:
         raise Refused(f"a tensor has layout {tensor.layout}")
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in ITEMSIZE or dtype == "uint8":  # which is only moved and cast
+    if dtype not in ITEMSIZE or dtype in BYTES:  # whose arithmetic wraps in PyTorch
         raise Refused(f"a tensor has dtype {dtype}")
     sizes: Sequence[Any] = tuple(tensor.shape)
     if not all(isinstance(size, int) for size in sizes):
