@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,15 @@ def test_the_readme_leads_to_every_document() -> None:
         left += [(page.parent / target).resolve() for target in targets if target]
     missed = [name for name in DOCUMENTS if ROOT / name not in reached]
     assert missed == [], "no link leads there from README.md"
+
+
+def test_the_site_leads_to_every_document() -> None:
+    """Its navigation has the first link of each item of the two pages that list others."""
+    with_contents = runpy.run_path(str(ROOT / "docs/conf.py"))["with_contents"]
+    reached = {"README.md"}
+    for name in ("README.md", "results/index.md"):
+        text = with_contents((ROOT / "docs" / name).read_text(encoding="utf-8"))
+        for block in re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            entries = re.findall(r"^[^:\n].*$", block, re.MULTILINE)
+            reached |= {str(Path(name).parent / f"{entry}.md") for entry in entries}
+    assert [page for page in PAGES if str(Path(page).relative_to("docs")) not in reached] == []
