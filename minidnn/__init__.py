@@ -34,6 +34,7 @@ from minidnn.errors import (
 )
 
 if TYPE_CHECKING:
+    import minidnn.batch as batch
     import minidnn.cudnn as cudnn
     import minidnn.data as data
     import minidnn.graph.expression as scalar
@@ -67,6 +68,7 @@ _LAZY = {
     "Sequential": "minidnn.layers:Sequential",
     "Store": "minidnn.runtime.store:Store",
     "Trainer": "minidnn.training.trainer:Trainer",
+    "batch": "minidnn.batch",
     "calibrate": "minidnn.layers.calibration:calibrate",
     "callbacks": "minidnn.training.callbacks",
     "compare": "minidnn.comparison.compare:compare",
@@ -107,6 +109,7 @@ __all__ = [
     "UnsupportedError",
     "WeightsError",
     "__version__",
+    "batch",
     "calibrate",
     "callbacks",
     "compare",

@@ -32,6 +32,7 @@ __all__ = [
     "cut_centre",
     "decode",
     "extensions",
+    "normalized",
     "read_picture",
 ]
 
@@ -102,7 +103,7 @@ def read_picture(path: str | os.PathLike[str], preparation: Preparation) -> np.n
         )
     for note in notes:
         log.info("picture %s: %s", os.fspath(path), note.message)
-    return _normalized(pixels, preparation)
+    return normalized(pixels, preparation)
 
 
 def decode(
@@ -228,7 +229,9 @@ def _eight_bits(image: Any, file: Any) -> Any:
     return image.fromarray((values >> 8).astype(np.uint8))
 
 
-def _normalized(pixels: np.ndarray, preparation: Preparation) -> np.ndarray:
+def normalized(pixels: np.ndarray, preparation: Preparation) -> np.ndarray:
+    """Pixels (rows, columns, channels) of 8 bits as a network takes them: (1, channels, rows,
+    columns), float32."""
     scaled = pixels.astype(np.float32) / np.float32(255)
     if preparation.mean is not None:
         scaled -= np.array(preparation.mean, np.float32)

@@ -20,6 +20,7 @@ MODULES = {
     "minidnn.optim": "What gradients become, and how learning rates change.",
     "minidnn.callbacks": "What happens beside training.",
     "minidnn.data": "Datasets, augmentation and batches.",
+    "minidnn.batch": "Predictions for any number of pictures, in any number of processes.",
     "minidnn.scalar": "Expressions over one element, of which element-wise layers are made.",
     "minidnn.lab": "Kernels of one idea each, and what they cost.",
 }

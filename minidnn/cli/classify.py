@@ -315,6 +315,8 @@ def _batch(
 def _judge(scores: np.ndarray, result: Result, classifier: Classifier, top: int) -> None:
     import numpy as np
 
+    from minidnn.batch.ranking import ranked
+
     if not np.isfinite(scores).all():
         wrong = int((~np.isfinite(scores)).sum())
         result.error = (
@@ -322,15 +324,11 @@ def _judge(scores: np.ndarray, result: Result, classifier: Classifier, top: int)
             f"finite; the weights ({classifier.weights}) may hold such values"
         )
         return
-    shares = scores
-    if not classifier.probabilities:
-        shares = np.exp(scores - scores.max())
-        shares /= shares.sum()
-    for index in np.argsort(-scores, kind="stable")[:top]:
-        prediction: dict[str, Any] = {"class": int(index)}
+    for index, share in zip(*ranked(scores, top, classifier.probabilities), strict=True):
+        prediction: dict[str, Any] = {"class": index}
         if classifier.labels is not None:
             prediction["label"] = classifier.labels[index]
-        prediction["probability"] = float(shares[index])
+        prediction["probability"] = share
         prediction["score"] = float(scores[index])
         result.predictions.append(prediction)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import minidnn
 from minidnn.cli import (
+    batch,
     bench,
     bisect,
     cache,
@@ -106,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         report,
         export,
         serve,
+        batch,
         bench,
         bisect,
         compare,

@@ -111,6 +111,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     # It is given executables, and knows no files.
     "serving": {FACE, "runtime", "executable", "pages"},
+    # It is given networks, or what opens them, and knows no options.
+    "batch": {FACE, "graph", "executable", "pictures", "backends.backend"},
     # The zoo stands above: its scripts use the face, as a user does.
     "models": {FACE, "graph", "layers", "fusion", "passes", "weights", "pictures"},
 }

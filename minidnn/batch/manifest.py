@@ -1,0 +1,147 @@
+"""What an output folder has: which run it is of, and which of its parts are complete.
+
+The manifest is a file of JSON lines: a header, and an entry for each part, added once the part's
+own file is complete.  Every line ends with its checksum.  Only the last one can be cut off, by a
+process that was killed while it wrote; its part is computed again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from minidnn.batch.faults import BatchError
+from minidnn.batch.parts import Entry, sync, written_whole
+
+NAME, LOCK = "manifest.jsonl", ".lock"
+_FORMAT = 1
+_CHECK = ',"check":"{:08x}"}}'
+_CHECK_LENGTH = len(_CHECK.format(0))
+
+
+class FolderLock:
+    """Keeps an output folder to one process, until it is closed or ends, however that happens.
+
+    BatchError if another one has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(self._descriptor, 200, 0).decode("utf-8", "replace")
+            os.close(self._descriptor)
+            raise BatchError(
+                f"--output {folder}: {holder or 'another process'} writes there; valid is another "
+                "folder, or to wait"
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+
+
+class Manifest:
+    """The manifest of an output folder.
+
+    BatchError if it is damaged; OSError if it cannot be read or written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+
+    @property
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def begin(self, header: Mapping[str, Any]) -> None:
+        """Writes one with no parts."""
+        with written_whole(self.path) as file:
+            file.write(_line({"minidnn_batch": _FORMAT, **header}))
+
+    def header(self) -> dict[str, Any]:
+        """Which run it is of."""
+        found = next(self._lines(), None)
+        if found is None or "minidnn_batch" not in found:
+            raise BatchError(
+                f"{self.path} has no header, so that nobody can tell which run its folder is of; "
+                "valid is another --output"
+            )
+        if found["minidnn_batch"] != _FORMAT:
+            raise BatchError(
+                f"{self.path} is of format {found['minidnn_batch']!r}; valid is {_FORMAT}"
+            )
+        return found
+
+    def entries(self) -> Iterator[Entry]:
+        """Those of complete parts, one at a time, in the order in which they became complete."""
+        lines = self._lines()
+        next(lines)
+        yield from lines
+
+    def add(self, entry: Entry) -> None:
+        """Adds a part, all of it or nothing."""
+        data = _line(entry)
+        before = self.path.stat().st_size
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        try:
+            while data:  # a full disk takes a part first, and then says so
+                data = data[os.write(descriptor, data) :]
+            os.fsync(descriptor)
+        except OSError as error:
+            os.ftruncate(descriptor, before)
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        finally:
+            os.close(descriptor)
+
+    def mend(self) -> bool:
+        """Takes away a last line that was cut off; whether there was one."""
+        with self.path.open("r+b") as file:
+            whole = sum(len(line) for line in file if line.endswith(b"\n"))
+            if whole in (0, file.tell()):
+                return False
+            file.truncate(whole)
+        sync(self.path.parent)
+        return True
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                found = _parsed(line)
+                if found is None:
+                    raise BatchError(self._damaged(number))
+                yield found
+
+    def _damaged(self, number: int) -> str:
+        if number == 1:
+            return f"{self.path} is damaged in its header; valid is another --output"
+        return (
+            f"{self.path} is damaged in line {number}; without that line its part is computed "
+            "again, and the others stay as they are"
+        )
+
+
+def _line(content: Mapping[str, Any]) -> bytes:
+    text = json.dumps(content, separators=(",", ":"))[:-1]
+    return f"{text}{_CHECK.format(zlib.crc32(text.encode()))}\n".encode()
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None if it is not as it was written."""
+    text, check = line[: -_CHECK_LENGTH - 1], line[-_CHECK_LENGTH - 1 :]
+    if check != f"{_CHECK.format(zlib.crc32(text))}\n".encode():
+        return None
+    found: dict[str, Any] = json.loads(text + b"}")
+    return found

@@ -1,0 +1,215 @@
+"""``minidnn batch``: predictions for a folder of pictures, of any number."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minidnn.cli.arguments import add_device, count, count_from_0
+from minidnn.cli.weights import PREFIX_HELP, WEIGHTS_HELP
+from minidnn.errors import MiniDNNError
+
+if TYPE_CHECKING:
+    from minidnn.batch import Predictor
+    from minidnn.batch.driver import Summary
+
+HELP = "predict what is in a folder of pictures, of any number"
+DESCRIPTION = """\
+Predicts what is in all pictures that --input means, on this machine or on a Ray cluster, and writes
+to --output a file for every --part of them.
+
+    minidnn batch resnet50 --input 'pictures/**' --output predictions
+    minidnn batch net.onnx --input 'pictures/*/*.jpg' --output scores --scores --format jsonl
+
+MODEL is a network of the zoo, an ONNX file, a file that minidnn export compiled (.mdx), or one that
+save_graph wrote. A run that ended early goes on by the same command: each picture is in the output
+once. Pictures that cannot be read are named in bad.jsonl, with the reason.
+
+Exit code: 0; 1 if some pictures could not be read or some parts are missing; 2 for other errors."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("network", metavar="MODEL", help="a network of the zoo, or a file")
+    add(
+        "--input",
+        required=True,
+        metavar="PATTERN",
+        help="a folder, or a pattern in quotes: ** is any number of folders. One that ends in * or "
+        "** means files named as pictures",
+    )
+    add("--output", required=True, type=Path, metavar="FOLDER", help="which all machines share")
+    add("--format", choices=("parquet", "jsonl"), default="parquet", help="(parquet)")
+    add("--top", type=count, default=5, help="classes per picture (5)")
+    add("--scores", action="store_true", help="the network's outputs instead of classes")
+    add("--part", type=count, default=1000, metavar="FILES", help="in one file (1000)")
+    model = parser.add_argument_group("model")
+    add = model.add_argument
+    add("--weights", default="default", help=WEIGHTS_HELP)
+    add("--key", help="the entry of a checkpoint that holds the weights (state_dict)")
+    add("--prefix", default="", help=PREFIX_HELP)
+    add("--labels", help="names of the classes: as for minidnn classify")
+    add("--resize", type=count, help="pixels of the shorter side (what the weights want)")
+    add("--size", type=count, help="rows and columns of the centre (what the weights want)")
+    add("--batch", type=count, default=32, help="pictures at once (32)")
+    add_device(parser)
+    workers = parser.add_argument_group("workers")
+    add = workers.add_argument
+    add("--address", help="of a Ray cluster: auto, host:port or ray://… (this machine alone)")
+    add("--cores", type=count, default=4, help="of each worker, to read and compute (4)")
+    add("--workers", type=count, help="at most (as many as there is room for)")
+    add(
+        "--retries",
+        type=count_from_0,
+        default=3,
+        help="times that a part is tried again whose worker was killed (3)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from minidnn.backends.backend import default_device
+    from minidnn.batch.driver import BAD, Run
+    from minidnn.batch.on_ray import WorkerResources, run_on_ray, started
+
+    _absolute(options)
+    device = options.device
+    if device is None and options.address is None:
+        device = default_device()[0]
+    # The column "file", and what workers read, does not depend on a current folder.
+    pattern = os.path.join(os.getcwd(), options.input)
+    given = Run(
+        predictor_of(options, device, min(options.cores, len(os.sched_getaffinity(0)))),
+        pattern,
+        Path(os.path.abspath(options.output)),
+        _model(options, device),
+        options.format,
+        options.part,
+        options.retries,
+    )
+    resources = WorkerResources(options.address, options.cores, options.workers, device)
+
+    def execute(worker: Any, parts: Any) -> Any:
+        with started(resources) as ray:
+            yield from run_on_ray(ray, resources, worker, parts)
+
+    summary = given(execute, _say)
+    print(_told(summary, given.folder / BAD))
+    return 1 if summary.bad or summary.failed else 0
+
+
+def _say(text: str) -> None:
+    print(f"minidnn batch: {text}", file=sys.stderr, flush=True)
+
+
+def _told(summary: Summary, bad: Path) -> str:
+    lines = [f"{summary.good:,} of {summary.files:,} pictures predicted"]
+    if summary.computed:
+        rate = summary.computed / summary.seconds
+        lines[0] += f"; {summary.computed:,} in {summary.seconds:.1f} s, {rate:,.1f} a second"
+    if summary.bad:
+        lines.append(f"{summary.bad:,} could not be read: {bad} names them")
+    if summary.failed:
+        left = summary.files - summary.good - summary.bad
+        lines += summary.failed[:8]
+        lines.append(
+            f"{left:,} pictures are left, of {len(summary.failed):,} parts; the same command tries "
+            "them again"
+        )
+    return "\n".join(lines)
+
+
+def predictor_of(options: argparse.Namespace, device: str | None, threads: int) -> Predictor:
+    """What predicts, as the options say.  Weights are read where it is used.
+
+    MiniDNNError as ``minidnn classify`` raises it.
+    """
+    from minidnn.batch import Predictor
+    from minidnn.cli.classify import make_classifier
+    from minidnn.compiled_file import is_compiled
+
+    common: dict[str, Any] = {
+        "top": None if options.scores else options.top,
+        "batch": options.batch,
+        "threads": threads,
+        "device": device,
+        "precision": options.precision,
+    }
+    if is_compiled(options.network):
+        return _of_compiled(options, common)
+    classifier = make_classifier(options)
+    return Predictor(
+        partial(_graph, options),
+        classifier.preparation,
+        labels=None if options.scores else classifier.labels,
+        are_probabilities=classifier.probabilities,
+        **common,
+    )
+
+
+def _graph(options: argparse.Namespace, batch: int) -> Any:
+    from minidnn.cli.classify import make_classifier
+
+    return make_classifier(options).graph(batch)
+
+
+def _of_compiled(options: argparse.Namespace, common: dict[str, Any]) -> Predictor:
+    from minidnn.batch import Predictor
+    from minidnn.cli.labels import load_labels
+    from minidnn.pictures import Preparation
+
+    given = {"--precision": options.precision, "--key": options.key, "--size": options.size}
+    for name, value in given.items():
+        if value is not None:
+            raise MiniDNNError(f"{name} {value}: {options.network!r} is compiled, and has its own")
+    opened = partial(_load, options.network, common["device"], common["threads"])
+    interface = opened(0).interface
+    shapes = [each.shape for each in (*interface.inputs, *interface.outputs)]
+    if len(shapes) != 2 or len(shapes[0]) != 4 or shapes[0][2] != shapes[0][3]:
+        raise MiniDNNError(
+            f"MODEL {options.network!r} has inputs and outputs {shapes}; valid are one input of "
+            "square pictures (N, C, S, S) and one output with a row for each"
+        )
+    _, channels, crop, _ = shapes[0]
+    labels = None
+    if options.labels not in (None, "none") and not options.scores:
+        labels = load_labels(options.labels, prod(shapes[1][1:]))
+    preparation = Preparation(options.resize or crop, crop, channels)
+    return Predictor(opened, preparation, labels=labels, **common)
+
+
+def _load(path: str, device: str | None, threads: int, batch: int) -> Any:
+    import minidnn
+
+    return minidnn.load(path, device=device, threads=threads)
+
+
+def _absolute(options: argparse.Namespace) -> None:
+    """Files as workers find them, whatever their current folder is."""
+    for name in ("network", "weights", "labels"):
+        value = getattr(options, name)
+        if value is not None and os.path.isfile(value):
+            setattr(options, name, os.path.abspath(value))
+
+
+def _model(options: argparse.Namespace, device: str | None) -> dict[str, Any]:
+    """What tells these predictions from others, with the content of files in place of names."""
+    from minidnn import __version__
+
+    names = ("weights", "key", "prefix", "labels", "resize", "size", "batch", "precision", "scores")
+    found: dict[str, Any] = {"minidnn": __version__, "model": _content(options.network)}
+    found |= {name: _content(getattr(options, name)) for name in names}
+    return {**found, "top": None if options.scores else options.top, "device": device}
+
+
+def _content(value: Any) -> Any:
+    """The hash of a file, if a value names one."""
+    if not isinstance(value, str) or not os.path.isfile(value):
+        return value
+    with open(value, "rb") as file:
+        return f"{os.path.basename(value)} ({hashlib.file_digest(file, 'sha256').hexdigest()[:16]})"
