@@ -11,7 +11,7 @@ import numpy as np
 WARP = 32
 L1_CYCLES, L2_CYCLES, SHARED_CYCLES, FMA_CYCLES = 35, 260, 25, 4
 """From an instruction to what needs its result: round figures of the architectures since Ampere."""
-_SECTOR, _LINE, _BANKS = 8, 32, 32  # floats, floats, words
+_SECTOR, _LINE, _WORD, _BANKS = 32, 128, 4, 32  # bytes, bytes, bytes, words
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,11 +21,12 @@ class Access:
     Attributes:
         operand: what is read or written.
         space: where it lies.
-        at: the float that each lane wants first: (blocks, instructions, 32); below 0 of lanes that
-            take no part.
+        at: the number that each lane wants first: (blocks, instructions, 32); below 0 of lanes
+            that take no part.
         times: how often the whole grid does what stands here.
         store: whether it is written.
-        width: neighbouring floats a lane.
+        width: neighbouring numbers a lane.
+        bytes: of a number.
     """
 
     operand: str
@@ -34,6 +35,7 @@ class Access:
     times: float
     store: bool = False
     width: int = 1
+    bytes: int = 4
 
     @property
     def requests(self) -> float:
@@ -42,18 +44,18 @@ class Access:
 
     @property
     def wanted_bytes(self) -> float:
-        """What requests asked for, each float once for all lanes that share it."""
-        return 4.0 * self.width * float(_distinct(self.at).sum()) * self.times
+        """What requests asked for, each number once for all lanes that share it."""
+        return float(self.bytes) * self.width * float(_distinct(self.at).sum()) * self.times
 
     @property
     def sectors(self) -> float:
         """Pieces of 32 bytes that requests touch."""
-        return float(_distinct(_keys(self.at, _SECTOR)).sum()) * self.times
+        return float(_distinct(_keys(self.at, _SECTOR // self.bytes)).sum()) * self.times
 
     @property
     def block_sectors(self) -> float:
         """The same, each counted once a block: what a cache that keeps all of it asks for."""
-        keys = _keys(self.at, _SECTOR)
+        keys = _keys(self.at, _SECTOR // self.bytes)
         return float(_distinct(keys.reshape(keys.shape[0], -1)).sum()) * self.times
 
     @property
@@ -63,13 +65,13 @@ class Access:
         if self.space == "constant":
             return 0.0
         if self.space == "global":
-            return float(_distinct(_keys(self.at, _LINE)).sum()) * self.times
-        return float(_bank_turns(self.at, self.width).sum()) * self.times
+            return float(_distinct(_keys(self.at, _LINE // self.bytes)).sum()) * self.times
+        return float(_bank_turns(self.at, self.width, self.bytes).sum()) * self.times
 
     @property
     def least_wavefronts(self) -> float:
         """The same of shared memory, were its words spread over the banks."""
-        words = _distinct(_words(self.at, self.width))
+        words = _distinct(_words(self.at, self.width, self.bytes))
         return float((-(-words // _BANKS)).sum()) * self.times
 
 
@@ -80,6 +82,7 @@ class Work:
     Attributes:
         accesses: its memory instructions.
         multiply_adds: warp instructions of that kind.
+        tensor_products: warp instructions of tensor cores, each 16 by 8 sums of 16 products.
         instructions: warp instructions in all, as estimated from the text.
         alone: cycles that a block takes if nothing but its own latencies delays it.
         streams: operands that each wave of blocks reads from begin to end.
@@ -90,6 +93,7 @@ class Work:
     instructions: float
     alone: float
     streams: tuple[str, ...] = ()
+    tensor_products: float = 0.0
 
 
 def least_work(sizes: Mapping[str, int], operations: int) -> Work:
@@ -142,14 +146,17 @@ def _distinct(keys: np.ndarray) -> np.ndarray:
     return new.sum(-1)
 
 
-def _words(at: np.ndarray, width: int) -> np.ndarray:
-    words = np.where(at[..., None] >= 0, at[..., None] + np.arange(width), -1)
-    return words.reshape(-1, at.shape[-1] * width)
+def _words(at: np.ndarray, width: int, size: int) -> np.ndarray:
+    """The words of shared memory that lanes want, of numbers of so many bytes."""
+    count = max(1, width * size // _WORD)
+    first = at[..., None] * size // _WORD
+    words = np.where(at[..., None] >= 0, first + np.arange(count), -1)
+    return words.reshape(-1, at.shape[-1] * count)
 
 
-def _bank_turns(at: np.ndarray, width: int) -> np.ndarray:
+def _bank_turns(at: np.ndarray, width: int, size: int) -> np.ndarray:
     """The most different words that one bank gives, for each instruction."""
-    words = np.sort(_words(at, width), axis=-1)
+    words = np.sort(_words(at, width, size), axis=-1)
     new = words >= 0
     new[:, 1:] &= words[:, 1:] != words[:, :-1]
     rows = np.repeat(np.arange(len(words))[:, None], words.shape[1], axis=1)

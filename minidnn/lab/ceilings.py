@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ..cudnn import convolution
 from ..cudnn._cupy import cupy
 from ..cudnn.accuracy import is_coarse_winograd
@@ -21,7 +19,11 @@ from .operands import Operands, WrongResultError
 from .product.shape import ProductShape
 
 _PREFIX = "CUDNN_CONVOLUTION_FWD_ALGO_"
-_MATHS = {"float32": MathType.CUDNN_FMA_MATH, "TF32": MathType.CUDNN_TENSOR_OP_MATH}
+_MATHS = {
+    "float32": MathType.CUDNN_FMA_MATH,
+    "TF32": MathType.CUDNN_TENSOR_OP_MATH,
+    "float16": MathType.CUDNN_TENSOR_OP_MATH,
+}
 _PLAIN = ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "DIRECT")
 _WORKSPACE_LIMIT = 4 << 30
 
@@ -40,18 +42,21 @@ def ceilings(job: CeilingJob) -> list[dict[str, Any]]:
     if isinstance(job.shape, ConvolutionShape):
         return _convolutions(job.shape, job.operands)
     if isinstance(job.shape, ProductShape):
-        return [_product(job.shape, job.operands)]
+        return [_product(job.shape, job.operands, name) for name in ("float32", "float16")]
     return []
 
 
 def _convolutions(shape: ConvolutionShape, operands: Operands) -> list[dict[str, Any]]:
     given, expected = arrays(operands)
-    x = given["x"].reshape(shape.batch, shape.channels, shape.height, shape.width)
-    w = given["w"].reshape(shape.filters, shape.channels, shape.window_height, shape.window_width)
-    y = cupy().empty(expected.shape, np.float32)
+    images = (shape.batch, shape.channels, shape.height, shape.width)
+    filters = (shape.filters, shape.channels, shape.window_height, shape.window_width)
     rows = []
-    for kind in ConvolutionFwdAlgo:
-        for precision, math in _MATHS.items():
+    for precision, math in _MATHS.items():
+        type = "float16" if precision == "float16" else "float32"
+        x = given["x"].reshape(images).astype(type)
+        w = given["w"].reshape(filters).astype(type)
+        y = cupy().empty(expected.shape, type)
+        for kind in ConvolutionFwdAlgo:
             name = kind.name.removeprefix(_PREFIX)
             row: dict[str, Any] = {
                 "name": name,
@@ -82,10 +87,11 @@ def _convolutions(shape: ConvolutionShape, operands: Operands) -> list[dict[str,
     return rows
 
 
-def _product(shape: ProductShape, operands: Operands) -> dict[str, Any]:
+def _product(shape: ProductShape, operands: Operands, precision: str) -> dict[str, Any]:
     given, expected = arrays(operands)
-    a, b = given["a"].reshape(shape.rows, -1), given["b"].reshape(-1, shape.columns)
-    y = cupy().empty(expected.shape, np.float32)
+    a = given["a"].reshape(shape.rows, -1).astype(precision)
+    b = given["b"].reshape(-1, shape.columns).astype(precision)
+    y = cupy().empty(expected.shape, precision)
 
     def run() -> None:
         cupy().matmul(a, b, out=y)
@@ -100,8 +106,9 @@ def _product(shape: ProductShape, operands: Operands) -> dict[str, Any]:
         return runs
 
     run()
-    row = {"name": "cuBLAS", "precision": "float32", "family": "plain", "exact": True}
-    return row | {"deterministic": True, "error": _error(y, expected)} | times(run, repeat)
+    row = {"name": "cuBLAS", "precision": precision, "family": "plain"}
+    exact = {"exact": precision == "float32", "deterministic": True}
+    return row | exact | {"error": _error(y, expected)} | times(run, repeat)
 
 
 def _error(found: Any, expected: Any) -> float:
@@ -109,9 +116,13 @@ def _error(found: Any, expected: Any) -> float:
     return float(abs(found - expected).max() / abs(expected).max())
 
 
-def fastest(rows: list[dict[str, Any]], plain: bool = False) -> dict[str, Any] | None:
-    """The fastest exact one; of those that multiply directly or as an implicit matrix product if
-    ``plain``; None if there is none."""
-    timed = [row for row in rows if row["exact"] and "measured_seconds" in row]
-    fitting = [row for row in timed if not plain or row["family"] == "plain"]
-    return min(fitting, key=lambda row: row["measured_seconds"], default=None)
+def fastest(
+    rows: list[dict[str, Any]], plain: bool = False, precision: str = "float32"
+) -> dict[str, Any] | None:
+    """The fastest exact one, or the fastest in float16; of those that multiply directly or as an
+    implicit matrix product if ``plain``; None if there is none."""
+    half = precision == "float16"
+    fitting = [row for row in rows if (row["precision"] == precision if half else row["exact"])]
+    timed = [row for row in fitting if "measured_seconds" in row]
+    chosen = [row for row in timed if not plain or row["family"] == "plain"]
+    return min(chosen, key=lambda row: row["measured_seconds"], default=None)

@@ -16,7 +16,7 @@ def main(path: str) -> None:
     jobs: list[Job] = pickle.loads(Path(path).read_bytes())
     for job in jobs:
         given, expected = arrays(job.operands)
-        result = cupy().empty(expected.size, "float32")
+        result = cupy().empty(expected.size, job.result)
         bound(job, {**given, RESULT: result})()
         cupy().cuda.Device().synchronize()
 

@@ -21,6 +21,7 @@ from .metrics import METRICS
 
 _NAME = re.compile(r"[a-z]\w*__\w+(?:\.\w+)*")
 _TIMES = {"ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3}
+_DURATION = "gpu__time_duration.sum"
 _COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
 _ARITHMETIC = {
     ast.Add: operator.add,
@@ -69,7 +70,8 @@ def count(jobs: Sequence[Job], limit: float) -> list[dict[str, float]]:
             )
         except subprocess.TimeoutExpired:
             raise CountersError(f"ncu took longer than {limit:g} s") from None
-    return assigned([job.launch.source.name for job in jobs], read(ended.stdout + ended.stderr))
+    kernels = [[call.launch.source.name for call in job.calls] for job in jobs]
+    return assigned(kernels, read(ended.stdout + ended.stderr))
 
 
 def read(text: str) -> list[Counted]:
@@ -105,19 +107,25 @@ def read(text: str) -> list[Counted]:
     return [Counted(kernel, counts.get(number, {})) for number, kernel in kernels.items()]
 
 
-def assigned(kernels: Sequence[str], found: Sequence[Counted]) -> list[dict[str, float]]:
-    """The metrics of launches of these kernels, in their order; others are passed over.
+def assigned(jobs: Sequence[Sequence[str]], found: Sequence[Counted]) -> list[dict[str, float]]:
+    """The metrics of these jobs, each of one or several kernels, in their order; other launches
+    are passed over.  Of several kernels those of the one that takes longest stand for all, as most
+    metrics are shares that do not add up.
 
     Raises:
         CountersError: a launch is missing.
     """
     rest = iter(found)
     metrics = []
-    for kernel in kernels:
-        launch = next((one for one in rest if one.kernel == kernel), None)
-        if launch is None:
-            raise CountersError(f"ncu saw no launch of {kernel}")
-        metrics.append(metrics_of(launch.counts))
+    for kernels in jobs:
+        launches = []
+        for kernel in kernels:
+            launch = next((one for one in rest if one.kernel == kernel), None)
+            if launch is None:
+                raise CountersError(f"ncu saw no launch of {kernel}")
+            launches.append(launch)
+        longest = max(launches, key=lambda one: one.counts.get(_DURATION, 0.0))
+        metrics.append(metrics_of(longest.counts))
     return metrics
 
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..backends.cuda.build import compile_kernels
-from ..backends.cuda.kernels import Launch
 from ..backends.cuda.machine import Machine, machine_of
+from ..backends.cuda.nvrtc import Resources
 from .ceilings import ceilings
 from .counters import count
+from .cuda_step import KernelCall
 from .measure import Job, measure
-from .model import Prediction
+from .model import Prediction, PredictionOfSeveral
 from .occupancy import why_no_block
 from .operands import RESULT, Operands
 from .step import Point
@@ -24,40 +25,57 @@ def machine() -> Machine:
     return machine_of(0)
 
 
-def predict(points: Sequence[Point], shape: Any, machine: Machine) -> list[Prediction | str]:
+def predict(
+    points: Sequence[Point], shape: Any, machine: Machine
+) -> list[Prediction | PredictionOfSeveral | str]:
     """The model's view of each point, or why it cannot be launched; kernels are compiled together,
     for the registers that they take.
 
     Raises:
         DeviceError: there is no NVRTC, or the limits of the machine are not known.
     """
-    found: list[Prediction | str] = [point.why_not(shape, machine) or "" for point in points]
-    launches: dict[int, Launch] = {
-        at: point.step.launch(shape, point.block, point.parameters)
-        for at, point in enumerate(points)
-        if not found[at]
-    }
-    sources = [launch.source for launch in launches.values()]
-    kernels = compile_kernels(sources, machine.arch) if sources else []
-    for (at, launch), kernel in zip(launches.items(), kernels, strict=True):
-        point, resources = points[at], kernel.resources
-        threads = point.block[0] * point.block[1]
-        shared_bytes = launch.shared_bytes + resources.shared_bytes
-        found[at] = why_no_block(
-            machine.capability, threads, resources.registers, shared_bytes
-        ) or Prediction(
-            launch,
-            machine,
-            resources,
-            point.step.work_of(shape, point.block, point.parameters),
-            shape.operations,
-            shape.operands,
-        )
-    return found
+    reasons = [point.why_not(shape, machine) for point in points]
+    calls: list[list[KernelCall]] = [
+        [] if reason else point.step.calls(shape, point.block, point.parameters)
+        for point, reason in zip(points, reasons, strict=True)
+    ]
+    sources = [call.launch.source for own in calls for call in own]
+    kernels = iter(compile_kernels(sources, machine.arch) if sources else [])
+    return [
+        reason or _predicted(point, shape, machine, own, [next(kernels).resources for _ in own])
+        for point, reason, own in zip(points, reasons, calls, strict=True)
+    ]
+
+
+def _predicted(
+    point: Point,
+    shape: Any,
+    machine: Machine,
+    calls: Sequence[KernelCall],
+    resources: Sequence[Resources],
+) -> Prediction | PredictionOfSeveral | str:
+    step, where = point.step, (shape, point.block, point.parameters)
+    sizes = {**shape.operands, **step.scratch(*where)}
+    found = []
+    for call, taken, work in zip(calls, resources, step.works(*where), strict=True):
+        x, y, z = call.launch.block
+        shared_bytes = call.launch.shared_bytes + taken.shared_bytes
+        reason = why_no_block(machine.capability, x * y * z, taken.registers, shared_bytes)
+        if reason is not None:
+            return reason
+        found.append(Prediction(call.launch, machine, taken, work, shape.operations, sizes))
+    return found[0] if len(found) == 1 else PredictionOfSeveral(tuple(found))
 
 
 def job(point: Point, shape: Any, machine: Machine, operands: Operands) -> Job:
     """What is to be measured of a point."""
-    launch = point.step.launch(shape, point.block, point.parameters)
-    arguments, symbols = point.step.arguments(shape), point.step.symbols(launch)
-    return Job(launch, tuple(arguments), symbols, shape.operands[RESULT], operands)
+    step, where = point.step, (shape, point.block, point.parameters)
+    calls = step.calls(*where)
+    return Job(
+        tuple(calls),
+        step.symbols(calls[-1].launch),
+        shape.operands[RESULT],
+        operands,
+        "float16" if RESULT in step.halves else "float32",
+        step.scratch(*where),
+    )

@@ -1,11 +1,12 @@
-"""A step in CUDA C: its launch, and what such a launch is given."""
+"""A step in CUDA C: its launches, and what they are given."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 from ..backends.codegen.kernel import KernelSource
 from ..backends.cuda.kernels import Launch
@@ -22,17 +23,58 @@ MOST_STATIC = 48 << 10
 """Bytes of shared memory whose size stands in a text."""
 _MOST_GRID = (2**31 - 1, 65535, 65535)
 _MOST_ELEMENTS = 2**31 - 1  # what an int can count
+_MOST_OF_TEXTURE = 1 << 27
+_HALF, _TEXTURE = "md_half", "cudaTextureObject_t"
+_KERNEL = re.compile(r'(?=^extern "C" __global__)', re.MULTILINE)
 
 
 def _takes_all(shape: Any, block: Block, parameters: Parameters) -> None:
     """Refuses nothing."""
 
 
+def _no_scratch(shape: Any, block: Block, parameters: Parameters) -> dict[str, int]:
+    return {}
+
+
+class Texture(NamedTuple):
+    """An argument: the operand of this name as a texture."""
+
+    operand: str
+
+
+Argument = str | int | Texture
+"""An operand or scratch memory by its name, a number, or an operand as a texture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelBefore:
+    """A kernel that runs before the one that a step is called after, from the same text.
+
+    Attributes:
+        name: of the kernel.
+        sizes: its launch, as of a step.
+        work: what it does, as of a step.
+    """
+
+    name: str
+    sizes: Callable[[Any, Block, Parameters], Sizes]
+    work: Callable[[Any, Block, Parameters], Work]
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A launch, and what it is given."""
+
+    launch: Launch
+    arguments: tuple[Argument, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CudaStep(LadderStep):
     """A step of a ladder, in CUDA C.
 
-    Arguments of the kernel are operands and sizes of the shape by their names.  Words in capitals
+    Arguments of the kernel are operands and sizes of the shape by their names: ``md_half *x`` is an
+    operand in float16, ``cudaTextureObject_t x`` one as a texture.  Words in capitals
     are numbers that stand before the text: ``BLOCK_X``, ``BLOCK_Y``, the step's parameters, and
     the fields of the shape.  A text of one's own needs a name and the rule of its launch:
 
@@ -75,6 +117,9 @@ class CudaStep(LadderStep):
             least that any kernel must: each operand once.
         refusal: why a shape cannot be computed so by a block; None if it can.
         constants: arrays of constant memory in the text, and the operands that they hold.
+        before: kernels of the text that run before, in their order.
+        scratch: memory that these hand on to each other: names, and how many floats, of a shape, a
+            block and parameters.
     """
 
     device: ClassVar[str] = "cuda"
@@ -83,41 +128,66 @@ class CudaStep(LadderStep):
     work: Callable[[Any, Block, Parameters], Work] | None = None
     refusal: Callable[[Any, Block, Parameters], str | None] = _takes_all
     constants: Mapping[str, str] = field(default_factory=dict)
+    before: tuple[KernelBefore, ...] = ()
+    scratch: Callable[[Any, Block, Parameters], Mapping[str, int]] = _no_scratch
 
-    def launch(self, shape: Any, block: Block, parameters: Parameters | None = None) -> Launch:
-        """The kernel for a shape, and its launch."""
+    def calls(
+        self, shape: Any, block: Block, parameters: Parameters | None = None
+    ) -> list[KernelCall]:
+        """The kernels for a shape, in their order, with their launches and arguments."""
         parameters = self.with_own(parameters)
-        grid, threads, shared_bytes = self.sizes(shape, block, parameters)
-        return Launch(self._source(shape, block, parameters), grid, threads, shared_bytes)
+        scratch = self.scratch(shape, block, parameters)
+        rules = [*((one.name, one.sizes) for one in self.before), (self.name, self.sizes)]
+        found = []
+        for name, sizes in rules:
+            grid, threads, shared_bytes = sizes(shape, block, parameters)
+            source = self._source(name, shape, block, parameters)
+            given = tuple(self._arguments(name, shape, scratch))
+            found.append(KernelCall(Launch(source, grid, threads, shared_bytes), given))
+        return found
 
-    def work_of(self, shape: Any, block: Block, parameters: Parameters) -> Work:
-        """What a launch does, as ``work`` says, or at least."""
+    def works(self, shape: Any, block: Block, parameters: Parameters) -> list[Work]:
+        """What each launch does, as ``work`` says, or at least."""
+        before = [one.work(shape, block, parameters) for one in self.before]
         if self.work is not None:
-            return self.work(shape, block, parameters)
+            return [*before, self.work(shape, block, parameters)]
         sizes = {name: shape.operands[name] for name in self.operands(shape)}
-        return least_work(sizes, shape.operations)
+        return [*before, least_work(sizes, shape.operations)]
 
-    def _source(self, shape: Any, block: Block, parameters: Parameters) -> KernelSource:
-        """The text behind the numbers that it is compiled for, in a namespace of its own."""
+    def _text_of(self, kernel: str) -> str:
+        """The text without its other kernels."""
+        head, *kernels = _KERNEL.split(self.text)
+        return head + "".join(one for one in kernels if re.search(rf"\b{kernel}\(", one))
+
+    def _source(
+        self, kernel: str, shape: Any, block: Block, parameters: Parameters
+    ) -> KernelSource:
+        """A kernel behind the numbers that it is compiled for, in a namespace of its own."""
         numbers = {"BLOCK_X": block[0], "BLOCK_Y": block[1], **parameters}
         numbers |= {name.upper(): number for name, number in asdict(shape).items()}
-        used = [name for name in numbers if re.search(rf"\b{name}\b", self.text)]
+        text = self._text_of(kernel)
+        used = [name for name in numbers if re.search(rf"\b{name}\b", text)]
         lines = ["namespace in_@ {", *(f"constexpr int {name} = {numbers[name]};" for name in used)]
-        body = re.sub(rf"\b{self.name}\(", "@(", self.text)
-        return KernelSource.named(self.name, "\n".join([*lines, body + "}", ""]))
+        body = re.sub(rf"\b{kernel}\(", "@(", text)
+        return KernelSource.named(kernel, "\n".join([*lines, body + "}", ""]))
 
-    def arguments(self, shape: Any) -> list[str | int]:
-        """What the kernel is given, as its text names it: operands by name, and numbers."""
-        match = re.search(rf"\b{self.name}\((.*?)\)\s*{{", self.text, re.DOTALL)
+    def _parameters_of(self, kernel: str) -> list[str]:
+        match = re.search(rf"\b{kernel}\((.*?)\)\s*{{", self.text, re.DOTALL)
         if match is None:
             raise UnsupportedError(f"step {self.name}: its text has no kernel of that name")
-        return [self._argument(part, shape) for part in match[1].split(",")]
+        return match[1].split(",")
 
-    def _argument(self, part: str, shape: Any) -> str | int:
-        name = re.split(r"[\s*]+", part.strip())[-1]
-        if "*" in part:
-            valid: tuple[str, ...] = tuple(shape.operands)
+    def _arguments(self, kernel: str, shape: Any, scratch: Mapping[str, int]) -> list[Argument]:
+        """What a kernel is given, as its text names it."""
+        return [self._argument(part, shape, scratch) for part in self._parameters_of(kernel)]
+
+    def _argument(self, part: str, shape: Any, scratch: Mapping[str, int]) -> Argument:
+        type, name = re.split(r"[\s*]+", part.strip())[-2:]
+        if "*" in part or type == _TEXTURE:
+            valid: tuple[str, ...] = (*shape.operands, *scratch)
             found: Any = name if name in valid else None
+            if found and "*" not in part:
+                return Texture(name)
         else:
             valid = tuple(one for one in dir(shape) if isinstance(getattr(shape, one), int))
             found = int(getattr(shape, name)) if name in valid else None
@@ -128,10 +198,31 @@ class CudaStep(LadderStep):
             )
         return found
 
+    @cached_property
+    def _all_parameters(self) -> list[str]:
+        kernels = [*(one.name for one in self.before), self.name]
+        return [part.strip() for name in kernels for part in self._parameters_of(name)]
+
     def operands(self, shape: Any) -> list[str]:
         """Those that it reads and writes, in constant memory, too."""
-        given = [one for one in self.arguments(shape) if isinstance(one, str)]
-        return [*given, *self.constants.values()]
+        names = [re.split(r"[\s*]+", part)[-1] for part in self._all_parameters]
+        return [
+            *dict.fromkeys([one for one in names if one in shape.operands]),
+            *self.constants.values(),
+        ]
+
+    @cached_property
+    def halves(self) -> frozenset[str]:
+        """The operands that lie in float16."""
+        return self._named(_HALF)
+
+    @cached_property
+    def _textures(self) -> frozenset[str]:
+        return self._named(_TEXTURE)
+
+    def _named(self, type: str) -> frozenset[str]:
+        parts = [re.split(r"[\s*]+", part) for part in self._all_parameters]
+        return frozenset(words[-1] for words in parts if type in words)
 
     def symbols(self, launch: Launch) -> dict[str, str]:
         """The symbols of its arrays of constant memory, and the operands that they hold."""
@@ -150,16 +241,26 @@ class CudaStep(LadderStep):
             return reason
         if not 1 <= block[0] * block[1] <= MOST_THREADS:
             return f"a block of {block[0] * block[1]} threads; valid are 1 to {MOST_THREADS}"
-        for name, count in shape.operands.items():
-            if count > _MOST_ELEMENTS:
-                return f"{name} has {count} elements; there may be {_MOST_ELEMENTS}"
-        grid, _, shared_bytes = self.sizes(shape, block, parameters)
-        for axis, blocks, most in zip("xyz", grid, _MOST_GRID, strict=True):
-            if blocks > most:
-                return f"{blocks} blocks along {axis}; there may be {most}"
-        if shared_bytes > machine.shared_bytes:
-            return (
-                f"{shared_bytes} bytes of shared memory a block; "
-                f"{machine.name} has {machine.shared_bytes}"
-            )
+        memory = {**shape.operands, **self.scratch(shape, block, parameters)}
+        for name, count in memory.items():
+            most = _MOST_OF_TEXTURE if name in self._textures else _MOST_ELEMENTS
+            if count > most:
+                return f"{name} has {count} elements; there may be {most}"
+        for sizes in (*(one.sizes for one in self.before), self.sizes):
+            if (reason := _unfit(sizes(shape, block, parameters), machine)) is not None:
+                return reason
         return None
+
+
+def _unfit(sizes: Sizes, machine: Machine) -> str | None:
+    """Why a launch cannot be made; None if it can."""
+    grid, _, shared_bytes = sizes
+    for axis, blocks, most in zip("xyz", grid, _MOST_GRID, strict=True):
+        if blocks > most:
+            return f"{blocks} blocks along {axis}; there may be {most}"
+    if shared_bytes > machine.shared_bytes:
+        return (
+            f"{shared_bytes} bytes of shared memory a block; "
+            f"{machine.name} has {machine.shared_bytes}"
+        )
+    return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from ..cudnn._cupy import cupy
 from ..cudnn.graph.timing import Contestant, sample, timing_stream
 from ..measure.statistics import median
 from .apart import FaultError
+from .cuda_step import KernelCall, Texture
 from .operands import RESULT, Operands, WrongResultError, first_wrong
 from .sass import machine_code
 
 _GUARD = 1024
-"""Floats on both sides of a result that nobody may write."""
+"""Numbers on both sides of a result that nobody may write."""
 _MOST_SHARED, _PLENTY = 8, 48 << 10  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _BETWEEN = 3  # cudaMemcpyDeviceToDevice
 
@@ -32,18 +34,25 @@ class Job:
     """A launch to be measured: plain data, whatever a step is made of.
 
     Attributes:
-        launch: the kernel, and how it is launched.
-        arguments: what it is given: operands by name, and numbers.
+        calls: its kernels in their order, how they are launched, and what they are given.
         symbols: of arrays of constant memory, and the operands that they hold.
         size: elements of the result.
         operands: for it.
+        result: the type of the result, as NumPy calls it.
+        scratch: memory that kernels hand on: names, and how many floats.
     """
 
-    launch: Launch
-    arguments: tuple[str | int, ...]
+    calls: tuple[KernelCall, ...]
     symbols: dict[str, str]
     size: int
     operands: Operands
+    result: str = "float32"
+    scratch: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def launch(self) -> Launch:
+        """Of the kernel that the step is called after."""
+        return self.calls[-1].launch
 
 
 def measure(job: Job) -> dict[str, Any]:
@@ -54,7 +63,7 @@ def measure(job: Job) -> dict[str, Any]:
         FaultError: the GPU reports a fault, after which this process can do nothing more with it.
     """
     given, expected = arrays(job.operands)
-    whole = cupy().full(job.size + 2 * _GUARD, np.nan, np.float32)
+    whole = cupy().full(job.size + 2 * _GUARD, np.nan, job.result)
     y = whole[_GUARD : _GUARD + job.size]
     run = bound(job, {**given, RESULT: y})
     errors = (cupy().cuda.runtime.CUDARuntimeError, cupy().cuda.driver.CUDADriverError)
@@ -116,24 +125,53 @@ def _arch() -> str:
 
 
 def bound(job: Job, given: dict[str, Any]) -> Callable[[], object]:
-    """The kernel on these arrays, its arrays of constant memory filled."""
-    launch = job.launch
-    (kernel,) = compile_kernels([launch.source], _arch())
-    module = cupy().cuda.function.Module()
-    module.load(kernel.cubin)
-    function = module.get_function(kernel.name)
-    if launch.shared_bytes > _PLENTY:
-        cupy().cuda.driver.funcSetAttribute(function.ptr, _MOST_SHARED, launch.shared_bytes)
+    """The kernels on these arrays, the last one's arrays of constant memory filled, and scratch
+    memory full of NaN."""
+    scratch = {name: cupy().full(size, np.nan, np.float32) for name, size in job.scratch.items()}
+    arrays = {**given, **scratch}
+    textures = {name: _texture(arrays[name]) for name in _textures(job)}
+    kernels = compile_kernels([call.launch.source for call in job.calls], _arch())
+    bound = []
+    for call, kernel in zip(job.calls, kernels, strict=True):
+        module = cupy().cuda.function.Module()
+        module.load(kernel.cubin)
+        function = module.get_function(kernel.name)
+        if call.launch.shared_bytes > _PLENTY:
+            most = call.launch.shared_bytes
+            cupy().cuda.driver.funcSetAttribute(function.ptr, _MOST_SHARED, most)
+        arguments = tuple(
+            textures[one.operand].ptr
+            if isinstance(one, Texture)
+            else arrays[one].data.ptr
+            if isinstance(one, str)
+            else one
+            for one in call.arguments
+        )
+        bound.append((module, function, call.launch, arguments))
     for symbol, operand in job.symbols.items():
         source = given[operand]
-        address = module.get_global_var(symbol)
+        address = bound[-1][0].get_global_var(symbol)
         cupy().cuda.runtime.memcpy(int(address), source.data.ptr, source.nbytes, _BETWEEN)
-    arguments = tuple(given[one].data.ptr if isinstance(one, str) else one for one in job.arguments)
     cupy().cuda.Device().synchronize()
 
     def run() -> None:
-        # The module stays as long as this function does.
-        assert module is not None
-        function(launch.grid, launch.block, arguments, shared_mem=launch.shared_bytes)
+        # Arrays, modules and textures stay as long as this function does.
+        assert arrays is not None and textures is not None
+        for _, function, launch, arguments in bound:
+            function(launch.grid, launch.block, arguments, shared_mem=launch.shared_bytes)
 
     return run
+
+
+def _textures(job: Job) -> set[str]:
+    every = [one for call in job.calls for one in call.arguments]
+    return {one.operand for one in every if isinstance(one, Texture)}
+
+
+def _texture(array: Any) -> Any:
+    """An array of floats as a texture without coordinates: a fetch by number, 0 outside."""
+    texture, runtime = import_module("cupy.cuda.texture"), cupy().cuda.runtime
+    kind = texture.ChannelFormatDescriptor(32, 0, 0, 0, runtime.cudaChannelFormatKindFloat)
+    where = {"arr": array, "chDesc": kind, "sizeInBytes": array.nbytes}
+    resource = texture.ResourceDescriptor(runtime.cudaResourceTypeLinear, **where)
+    return texture.TextureObject(resource, texture.TextureDescriptor())

@@ -49,7 +49,7 @@ def measured_study(
             for cell in cells:
                 shape = shapes[cell["shape"]]
                 point = Point(step, tuple(cell["block"]), cell["parameters"])
-                operands = folder.of(step.operands(shape), shape)
+                operands = folder.of(step.operands(shape), shape, step.halves)
                 jobs.append(device.job(point, shape, machine, operands))
             for cell, found in zip(cells, Apart(device.measure, limit).run(jobs), strict=True):
                 cell |= {"failed": found.text} if isinstance(found, Failure) else found

@@ -7,7 +7,7 @@ round figures of the architectures since Ampere, not fitted to any kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, hypot, sqrt
@@ -24,6 +24,11 @@ _SCHEDULERS = 4
 """Warp instructions that a multiprocessor issues in a cycle."""
 _L2_BYTES = 32
 """That a multiprocessor gets of L2 in a cycle while all ask."""
+_TENSOR_MULTIPLY_ADDS = 16 * 8 * 16
+_OF_TENSOR_CORES = {(9, 0): 0.63}
+"""What a warp's own instructions reach of tensor cores that are made for those of four warps.
+Source: Luo and others, "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via
+Microbenchmarking", 2024."""
 _START = 3e-6
 """Seconds from one kernel's end to the next one's first instruction."""
 
@@ -69,15 +74,21 @@ class Prediction:
         return {
             "L1": 32 * sum(one.sectors for one in reads) + written,
             "L2": sum(asked.values()) + written,
-            "memory": sum(memory) + sum(4 * self.sizes[one.operand] for one in stores),
+            "memory": sum(memory) + sum(one.bytes * self.sizes[one.operand] for one in stores),
         }
 
     def _least(self, operand: str) -> float:
         """An operand is read once, and once a wave if waves go through all of it and L2 cannot
         keep it."""
-        size = 4.0 * self.sizes[operand]
+        number = next(one.bytes for one in self._global if one.operand == operand)
+        size = float(number * self.sizes[operand])
         kept = size <= self.machine.cache_bytes or operand not in self.work.streams
         return size * (1 if kept else max(1, ceil(self.waves)))
+
+    @property
+    def precision(self) -> str:
+        """Of the numbers that lie in memory: "float16" if any are that, else "float32"."""
+        return "float16" if any(one.bytes == 2 for one in self._global) else "float32"
 
     @cached_property
     def coalescing(self) -> float:
@@ -123,13 +134,23 @@ class Prediction:
         turns = sum(self.load_turns.values())
         moved = self.bytes_moved
         return {
-            "arithmetic": work.multiply_adds / lanes * share * cycle,
+            "arithmetic": (work.multiply_adds / lanes + work.tensor_products / self._products)
+            * share
+            * cycle,
             "issue": work.instructions / _SCHEDULERS * share * cycle,
             "load units": turns * share * cycle,
             "L2": moved["L2"] / _L2_BYTES * share * cycle,
             "memory": moved["memory"] / machine.bandwidth,
             "latency": ceil(self.waves) * work.alone * cycle,
         }
+
+    @property
+    def _products(self) -> float:
+        """Instructions of tensor cores that a multiprocessor does in a cycle."""
+        machine = self.machine
+        reached = _OF_TENSOR_CORES.get(machine.capability, 1.0)
+        each = machine.tensor_operations / (2 * machine.multiprocessors * machine.hertz)
+        return reached * each / _TENSOR_MULTIPLY_ADDS
 
     @property
     def limit(self) -> str:
@@ -155,6 +176,10 @@ class Prediction:
         """The metric operational intensity, with the bytes of memory."""
         return self.operations / self.bytes_moved["memory"]
 
+    def attainable(self, intensity: float) -> float:
+        """Under the roof of the units that compute: tensor cores where they are used."""
+        return roofline_of(self.machine, bool(self.work.tensor_products)).attainable(intensity)
+
     def record(self) -> dict[str, Any]:
         """A cell of a study: what is known of the launch without running it."""
         found = self.occupancy
@@ -168,10 +193,11 @@ class Prediction:
             "occupancy_limit": found.limit,
             "blocks_a_multiprocessor": found.blocks,
             "waves": self.waves,
+            "precision": self.precision,
             "operations": self.operations,
             "bytes": self.bytes_moved,
             "operational_intensity": self.intensity,
-            "attainable_performance": roofline_of(self.machine).attainable(self.intensity),
+            "attainable_performance": self.attainable(self.intensity),
             "coalescing": self.coalescing,
             "sectors_a_request": self.sectors_a_request,
             "bank_conflicts": self.bank_conflicts,
@@ -180,3 +206,48 @@ class Prediction:
             "predicted_limit": self.limit,
             "predicted_seconds": self.seconds,
         }
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionOfSeveral:
+    """Kernels that run one after the other.
+
+    Times, bytes and turns add up; what does not, such as occupancy, is that of the kernel that
+    takes longest.
+    """
+
+    kernels: tuple[Prediction, ...]
+
+    @property
+    def longest(self) -> Prediction:
+        return max(self.kernels, key=lambda one: one.seconds)
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time."""
+        return sum(one.seconds for one in self.kernels)
+
+    @cached_property
+    def limits(self) -> dict[str, float]:
+        """Seconds that each part of the machine would take by itself."""
+        return _added([one.limits for one in self.kernels])
+
+    def record(self) -> dict[str, Any]:
+        """A cell of a study, as of one kernel."""
+        moved = _added([one.bytes_moved for one in self.kernels])
+        intensity = self.kernels[0].operations / moved["memory"]
+        return self.longest.record() | {
+            "kernels": len(self.kernels),
+            "spill_bytes": sum(one.resources.spill_bytes for one in self.kernels),
+            "bytes": moved,
+            "operational_intensity": intensity,
+            "attainable_performance": self.longest.attainable(intensity),
+            "load_turns": _added([one.load_turns for one in self.kernels]),
+            "seconds_by_part": self.limits,
+            "predicted_limit": max(self.limits, key=lambda name: self.limits[name]),
+            "predicted_seconds": self.seconds,
+        }
+
+
+def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(one[name] for one in parts) for name in parts[0]}

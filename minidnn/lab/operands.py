@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -16,21 +16,32 @@ from .step import Ladder
 RESULT = "y"
 """The operand that kernels write."""
 _EPSILON = float(np.finfo(np.float32).eps)
+_HALF_EPSILON = float(np.finfo(np.float16).eps)
+_OF_TENSOR_CORES = 8
 
 
-def tolerance(shape: Any) -> float:
+def tolerance(shape: Any, halves: Collection[str] = ()) -> float:
     """How far a result may be off, beside its largest element: two roundings, and those of the
-    sum, which add up like steps of a random walk."""
+    sum, which add up like steps of a random walk.
+
+    A result in float16 is rounded to that, and its sums may be those of tensor cores, which cut
+    off instead of rounding, once for each eight products or more: these errors all add up.
+    """
+    if RESULT in halves:
+        return _HALF_EPSILON / 2 + _EPSILON * (2 + shape.terms / _OF_TENSOR_CORES)
     return _EPSILON * (2 + sqrt(shape.terms) / 2)
 
 
-def draw(names: Sequence[str], shape: Any) -> dict[str, np.ndarray]:
-    """Operands of a shape; the result is left out."""
+def draw(names: Sequence[str], shape: Any, halves: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """Operands of a shape, those in ``halves`` in float16; the result is left out."""
     random = np.random.default_rng(0)
-    return {
+    drawn = {
         name: random.standard_normal(shape.operands[name], np.float32)
         for name in names
         if name != RESULT
+    }
+    return {
+        name: array.astype(np.float16) if name in halves else array for name, array in drawn.items()
     }
 
 
@@ -50,16 +61,18 @@ class OperandFolder:
     def __init__(self, ladder: Ladder) -> None:
         self._ladder = ladder
         self._folder = TemporaryDirectory(prefix="minidnn-lab-")
-        self._made: dict[tuple[Any, tuple[str, ...]], Operands] = {}
+        self._made: dict[tuple[Any, tuple[str, ...], frozenset[str]], Operands] = {}
 
-    def of(self, names: Sequence[str], shape: Any) -> Operands:
-        """What a step with these operands is given for a shape."""
-        key = (shape, tuple(sorted(name for name in names if name != RESULT)))
+    def of(self, names: Sequence[str], shape: Any, halves: Collection[str] = ()) -> Operands:
+        """What a step with these operands, some of them in float16, is given for a shape."""
+        given = tuple(sorted(name for name in names if name != RESULT))
+        key = (shape, given, frozenset(halves))
         if key not in self._made:
-            operands = draw(key[1], shape)
+            operands = draw(given, shape, halves)
             expected = self._ladder.reference(shape, operands).astype(np.float32)
             files = {name: self._save(name, array) for name, array in operands.items()}
-            self._made[key] = Operands(files, self._save(RESULT, expected), tolerance(shape))
+            kept = self._save(RESULT, expected)
+            self._made[key] = Operands(files, kept, tolerance(shape, halves))
         return self._made[key]
 
     def _save(self, name: str, array: np.ndarray) -> Path:

@@ -24,6 +24,8 @@ class Roofline:
         return min(self.operations, intensity * self.bandwidth)
 
 
-def roofline_of(machine: Machine) -> Roofline:
-    """A GPU's in float32, with the bandwidth that copies reach."""
-    return Roofline(machine.peak_operations, machine.bandwidth)
+def roofline_of(machine: Machine, tensor_cores: bool = False) -> Roofline:
+    """A GPU's in float32, or of its tensor cores in float16, with the bandwidth that copies
+    reach."""
+    peak = machine.tensor_operations if tensor_cores else machine.peak_operations
+    return Roofline(peak, machine.bandwidth)

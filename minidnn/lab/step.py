@@ -42,6 +42,11 @@ class LadderStep:
     helps: tuple[str, ...] = ()
 
     @cached_property
+    def halves(self) -> frozenset[str]:
+        """The operands that lie in float16."""
+        return frozenset()
+
+    @cached_property
     def text(self) -> str:
         """The text as it is."""
         if isinstance(self.source, str):

@@ -134,10 +134,14 @@ def _of_peak(machine: Mapping[str, Any]) -> tuple[_Column, ...]:
 
 
 def _ceiling(rows: list[dict[str, Any]]) -> tuple[_Column, ...]:
-    if (best := fastest(rows)) is None:
+    if fastest(rows) is None:
         return ()
-    seconds = best["measured_seconds"]
-    return (("of library", lambda cell: f"{100 * seconds / cell['measured_seconds']:.1f}%"),)
+
+    def share(cell: Cell) -> str:
+        best = fastest(rows, precision=cell.get("precision", "float32"))
+        return f"{100 * best['measured_seconds'] / cell['measured_seconds']:.1f}%" if best else "-"
+
+    return (("of library", share),)
 
 
 def _lines(cells: Sequence[Cell], columns: Sequence[_Column]) -> list[str]:

@@ -113,7 +113,7 @@ def tune_step(
     }
     tried: dict[int, dict[str, Any]] = {}
     with OperandFolder(ladder) as folder:
-        operands = folder.of(step.operands(shape), shape)
+        operands = folder.of(step.operands(shape), shape, step.halves)
         for batch in _batches(points, fitting, tried, method, most, seed):
             jobs = [device.job(points[at], shape, machine, operands) for at in batch]
             for at, told in zip(batch, run(jobs), strict=True):

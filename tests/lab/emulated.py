@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.backends.cuda.kernels import Launch
-from minidnn.lab.cuda_step import CudaStep
+from minidnn.lab.cuda_step import CudaStep, KernelCall, Texture
 from minidnn.lab.operands import draw, tolerance
 from minidnn.lab.step import Block, Ladder, Parameters
 from tests.cuda.emulator.run import Emulated, guarded
@@ -31,42 +31,72 @@ class Case:
 def check(ladder: Ladder, step: CudaStep, cases: Sequence[Case], folder: Path) -> None:
     """Every case beside the reference, and the same bits when threads take turns backwards; they
     are compiled together."""
-    launches = [plain(step.launch(case.shape, case.block, case.parameters)) for case in cases]
-    kernels = Emulated([launch.source for launch in launches], folder)
-    for case, launch in zip(cases, launches, strict=True):
-        operands = draw(step.operands(case.shape), case.shape)
-        y = run(kernels, step, launch, case.shape, operands, False)
+    every = [plain(step.calls(case.shape, case.block, case.parameters)) for case in cases]
+    kernels = Emulated([call.launch.source for calls in every for call in calls], folder)
+    for case, calls in zip(cases, every, strict=True):
+        operands = draw(step.operands(case.shape), case.shape, step.halves)
+        y = run(kernels, step, case, calls, operands, False)
         expected = ladder.reference(case.shape, operands)
-        atol = tolerance(case.shape) * max(1.0, float(np.abs(expected).max()))
+        atol = tolerance(case.shape, step.halves) * max(1.0, float(np.abs(expected).max()))
         np.testing.assert_allclose(y, expected.ravel(), rtol=0, atol=atol, err_msg=f"{case}")
-        again = run(kernels, step, launch, case.shape, operands, True)
+        again = run(kernels, step, case, calls, operands, True)
         np.testing.assert_array_equal(y, again, f"{case}")
 
 
 def run(
     kernels: Emulated,
     step: CudaStep,
-    launch: Launch,
-    shape: Any,
+    case: Case,
+    calls: Sequence[KernelCall],
     operands: Mapping[str, np.ndarray],
     backwards: bool,
 ) -> np.ndarray:
-    """The result; nothing beside it was written."""
-    whole, y = guarded(shape.operands["y"], np.dtype("f"))
-    given = {**operands, "y": y}
-    for symbol, operand in step.symbols(launch).items():
+    """The result; nothing beside it, or beside scratch memory, was written."""
+    type = np.dtype("float16" if "y" in step.halves else "float32")
+    sizes = step.scratch(case.shape, case.block, step.with_own(case.parameters))
+    made = {name: guarded(size, np.dtype("f")) for name, size in sizes.items()}
+    made["y"] = guarded(case.shape.operands["y"], type)
+    for symbol, operand in step.symbols(calls[-1].launch).items():
         kernels.fill(symbol, operands[operand])
-    arguments = [
-        given[one] if isinstance(one, str) else np.array([one]) for one in step.arguments(shape)
-    ]
-    kernels.launch(launch, arguments, backwards)
-    result = y.copy()
-    y[:] = np.nan
-    assert np.isnan(whole).all(), "something else was written"
+    launch_all(
+        kernels, calls, {**operands, **{name: part for name, (_, part) in made.items()}}, backwards
+    )
+    result = made["y"][1].copy()
+    for name, (whole, part) in made.items():
+        part[:] = np.nan
+        assert np.isnan(whole).all(), f"something beside {name} was written"
     return result
 
 
-def plain(launch: Launch) -> Launch:
+def launch_all(
+    kernels: Emulated,
+    calls: Sequence[KernelCall],
+    arrays: Mapping[str, np.ndarray],
+    backwards: bool = False,
+) -> None:
+    """Launches kernels one after the other."""
+    for call in calls:
+        textures = {
+            one: np.array([arrays[one.operand].ctypes.data, arrays[one.operand].size])
+            for one in call.arguments
+            if isinstance(one, Texture)
+        }
+        arguments = [
+            np.array([textures[one].ctypes.data])
+            if isinstance(one, Texture)
+            else arrays[one]
+            if isinstance(one, str)
+            else np.array([one])
+            for one in call.arguments
+        ]
+        kernels.launch(call.launch, arguments, backwards)
+
+
+def plain(calls: Sequence[KernelCall]) -> list[KernelCall]:
     """Shared memory whose size the launch says, as the emulator has it."""
+    return [replace(call, launch=_plain(call.launch)) for call in calls]
+
+
+def _plain(launch: Launch) -> Launch:
     text = _DYNAMIC.sub(r"MD_SHARED; \1 *const \2 = (\1 *)md_shared;", launch.source.text)
     return replace(launch, source=replace(launch.source, text=text))

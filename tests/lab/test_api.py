@@ -88,7 +88,7 @@ def test_a_file_may_hold_it(tmp_path: Path) -> None:
 def test_mistakes_in_a_step(before: str, after: str, message: str) -> None:
     step = replace(TWO, source=TEXT.replace(before, after))
     with pytest.raises(UnsupportedError, match=message):
-        step.arguments(PRODUCT.shape), step.title
+        step.calls(PRODUCT.shape, (8, 8)), step.title
 
 
 def test_mistakes_in_what_is_asked() -> None:

@@ -21,7 +21,7 @@ PRINTED = Path(__file__).with_name("counted.csv").read_text(encoding="utf-8")
 
 def test_what_ncu_printed_is_read_and_made_metrics() -> None:
     assert [one.kernel for one in read(PRINTED)] == ["cupy_fill", "probe"]
-    (found,) = assigned(["probe"], read(PRINTED))
+    (found,) = assigned([["probe"]], read(PRINTED))
     assert found["operations"] == 1 << 20
     assert found["compute throughput"] == pytest.approx((1 << 20) / 5.344e-6)
     assert found["memory throughput"] == pytest.approx(785389221556.8862)
@@ -38,7 +38,7 @@ def test_values_that_a_gpu_does_not_count_are_left_out() -> None:
         '"lts__t_sector_hit_rate.pct","%","54.96"', '"lts__t_sector_hit_rate.pct","%","n/a"'
     )
     assert text != PRINTED
-    (found,) = assigned(["probe"], read(text))
+    (found,) = assigned([["probe"]], read(text))
     assert "L2 hit rate" not in found and "L1 hit rate" in found
 
 
@@ -62,7 +62,7 @@ def test_why_nothing_was_counted(text: str, reason: str) -> None:
 
 def test_a_launch_that_ncu_did_not_see_is_named() -> None:
     with pytest.raises(CountersError, match="ncu saw no launch of tiled"):
-        assigned(["probe", "tiled"], read(PRINTED))
+        assigned([["probe"], ["tiled"]], read(PRINTED))
 
 
 def test_no_ncu_and_one_that_may_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

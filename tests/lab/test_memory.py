@@ -97,6 +97,6 @@ def test_refusals_are_reasons() -> None:
 
 
 def test_steps_compile() -> None:
-    launches = [step.launch(WordsShape(), (32, 8)) for _, step in STEPS]
+    launches = [call.launch for _, step in STEPS for call in step.calls(WordsShape(), (32, 8))]
     kernels = compile_kernels([launch.source for launch in launches], "sm_90")
     assert {kernel.resources.spill_bytes for kernel in kernels} == {0}

@@ -11,6 +11,7 @@ from minidnn.backends.cuda.build import compile_kernels
 from minidnn.lab.cards import H100
 from minidnn.lab.cuda_device import predict
 from minidnn.lab.cuda_step import CudaStep
+from minidnn.lab.model import Prediction
 from minidnn.lab.step import points_of
 from minidnn.lab.transpose.ladder import TRANSPOSE, TransposeShape
 
@@ -34,7 +35,7 @@ def test_counted_by_hand() -> None:
     found = {}
     for step in TRANSPOSE.steps:
         (one,) = predict(points_of([step], [block], None), shape, H100)
-        assert not isinstance(one, str)
+        assert isinstance(one, Prediction)
         found[step.name] = one
         written = [a for a in one.work.accesses if a.store and a.space == "global"]
         assert [a.sectors for a in written] == [warps * (32 if step.name == "rows" else 4)]
@@ -45,5 +46,5 @@ def test_counted_by_hand() -> None:
 
 
 def test_steps_compile() -> None:
-    launches = [step.launch(TRANSPOSE.shape, (32, 8)) for step in TRANSPOSE.steps]
+    launches = [step.calls(TRANSPOSE.shape, (32, 8))[0].launch for step in TRANSPOSE.steps]
     assert len(compile_kernels([launch.source for launch in launches], "sm_90")) == 3

@@ -22,7 +22,7 @@ from minidnn.lab.product.shape import ProductShape
 from minidnn.lab.tuner import StepTuning, default_choices, tune_step
 from tests.cuda.emulator.run import Emulated, guarded
 
-from .emulated import plain
+from .emulated import launch_all, plain
 
 SHAPE = ProductShape(20, 24, 9)
 BLOCKS = ((8, 8), (4, 4))
@@ -37,23 +37,19 @@ class Emulator:
         self.folder, self.jobs = folder, 0
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Any]:
-        launches = [plain(job.launch) for job in jobs]
+        every = [plain(job.calls) for job in jobs]
         folder = self.folder / str(self.jobs)
         folder.mkdir()
-        kernels = Emulated([launch.source for launch in launches], folder)
-        for job, launch in zip(jobs, launches, strict=True):
+        kernels = Emulated([call.launch.source for calls in every for call in calls], folder)
+        for job, calls in zip(jobs, every, strict=True):
             self.jobs += 1
             _, y = guarded(job.size, np.dtype("f"))
             given = {name: np.load(path) for name, path in job.operands.files.items()}
-            arrays = {**given, "y": y}
-            arguments = [
-                arrays[one] if isinstance(one, str) else np.array([one]) for one in job.arguments
-            ]
-            kernels.launch(launch, arguments, False)
+            launch_all(kernels, calls, {**given, "y": y})
             expected = np.load(job.operands.expected)
             wrong = first_wrong(y, expected, job.operands.tolerance)
-            blocks = launch.grid[0] * launch.grid[1]
-            seconds = 1e-6 * (blocks + launch.block[0])
+            blocks = job.launch.grid[0] * job.launch.grid[1]
+            seconds = 1e-6 * (blocks + job.launch.block[0])
             yield Failure("error", wrong) if wrong else {"measured_seconds": seconds}
 
 

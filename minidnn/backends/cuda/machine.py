@@ -15,6 +15,8 @@ _HZ = 1.98e9
 """The clock of an H200, at which its figures were measured."""
 _LANES = 128
 """Multiply-adds of float32 that a multiprocessor of an H200 does in a cycle."""
+_TENSOR = 2048
+"""The same of float16 on its tensor cores."""
 _GRAPHICS = (1.0, 0.125)
 _RATES = {(8, 0): (0.5, 0.5), (8, 6): _GRAPHICS, (8, 9): _GRAPHICS, (12, 0): _GRAPHICS}
 """What a multiprocessor computes in a cycle, relative to an H200's: float32, and products on tensor
@@ -71,6 +73,12 @@ class Machine:
         """Float32 operations a second, a multiply-add counted as two."""
         lanes = _LANES * _RATES.get(self.capability, (1.0, 1.0))[0]
         return 2 * lanes * self.multiprocessors * self.hertz
+
+    @property
+    def tensor_operations(self) -> float:
+        """Operations a second of tensor cores in float16 with float32 sums."""
+        rate = _TENSOR * _RATES.get(self.capability, (1.0, 1.0))[1]
+        return 2 * rate * self.multiprocessors * self.hertz
 
     @property
     def enough_blocks(self) -> int:

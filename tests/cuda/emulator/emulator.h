@@ -38,6 +38,15 @@ long long llabs(long long);
 #define MD_METHOD
 #define MD_SHARED unsigned char *const md_shared = emulator.shared
 
+// A texture is the address of its numbers and of how many there are; outside is 0.
+typedef unsigned long long cudaTextureObject_t;
+struct Texture { const float *numbers; long long count; };
+template <class T> static inline T tex1Dfetch(cudaTextureObject_t texture, int at) {
+  const Texture &one = *(const Texture *)texture;
+  return at >= 0 && at < one.count ? one.numbers[at] : 0.0f;
+}
+template <class T> static inline T __ldg(const T *p) { return *p; }
+
 struct uint2 { unsigned int x, y; };
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
