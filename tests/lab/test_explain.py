@@ -106,7 +106,7 @@ def test_the_next_step_is_a_later_one_about_the_limit() -> None:
     assert "let neighbouring lanes read neighbouring addresses; next: coalesced" in str(found)
     later = {**scattered, "step": "tiled", "load_turns": SHARED}
     assert explain(later, asdict(H100), CONVOLUTION).next_step == "registers"
-    assert explain({**later, "step": "implicit"}, asdict(H100), CONVOLUTION).next_step is None
+    assert explain({**later, "step": "tensor"}, asdict(H100), CONVOLUTION).next_step is None
 
 
 def test_steps_help_against_limits_that_there_are() -> None:

@@ -133,9 +133,12 @@ def test_a_register_tile_counted_by_hand() -> None:
 def test_products_counted_by_hand(step: Any) -> None:
     shape = ProductShape(256, 512, 64)
     work = step.work(shape, (16, 16), step.parameters)
-    assert work.multiply_adds * 32 * 2 == shape.operations
+    # An instruction of tensor cores makes 16 by 8 sums of 16 products.
+    products = work.multiply_adds * 32 + work.tensor_products * 16 * 8 * 16
+    assert products * 2 == shape.operations
     (y,) = (one for one in work.accesses if one.store and one.space == "global")
-    assert y.wanted_bytes == 4 * shape.operands["y"]
+    number = 2 if step.name == "tensor" else 4
+    assert y.wanted_bytes == number * shape.operands["y"]
     loaded = {
         one.operand: one.wanted_bytes
         for one in work.accesses
@@ -144,11 +147,11 @@ def test_products_counted_by_hand(step: Any) -> None:
     if step.name in ("naive", "coalesced"):  # 16 rows and 2 columns a warp, or the other way
         assert sorted(loaded.values()) == [work.multiply_adds * 4 * n for n in (2, 16)]
     else:
-        own = 8 if step.name in ("buffered", "warps") else 1
+        own = 8 if step.name in ("buffered", "warps", "tensor") else 1
         rows = 16 * step.parameters.get("THREAD_ROWS", own)
         columns = 16 * step.parameters.get("THREAD_COLUMNS", own)
-        assert loaded["a"] == 4 * shape.operands["a"] * 512 / columns
-        assert loaded["b"] == 4 * shape.operands["b"] * 256 / rows
+        assert loaded["a"] == number * shape.operands["a"] * 512 / columns
+        assert loaded["b"] == number * shape.operands["b"] * 256 / rows
 
 
 def found(name: str, block: Block, shape: ConvolutionShape) -> Prediction:
@@ -197,7 +200,8 @@ def test_a_study_of_every_ladder(machine: Any) -> None:
         assert [cell["step"] for cell in written["cells"]] == [s.name for s in ladder.steps]
         for cell in written["cells"]:
             assert 0 < cell["coalescing"] <= 1 and 0 < cell["occupancy"] <= 1
-            peak = machine.peak_operations
+            tensor = cell["step"] == "tensor"
+            peak = machine.tensor_operations if tensor else machine.peak_operations
             reached = cell["operations"] / cell["predicted_seconds"]
             assert reached < cell["attainable_performance"] <= peak
             assert cell["bank_conflicts"] >= 1

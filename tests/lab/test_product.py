@@ -28,7 +28,10 @@ def generated(step: CudaStep, count: int) -> list[Case]:
         rows, columns, depth = random.integers(1, 50, 3).tolist()
         if step.name in ("vectors", "buffered", "warps"):
             columns, depth = 4 * -(-columns // 4), 4 * -(-depth // 4)
-        parameters = {name: int(random.choice([4, 8])) for name in step.parameters}
+        if step.name == "tensor":
+            columns, depth = 8 * -(-columns // 8), 8 * -(-depth // 8)
+        deep = [16, 32] if step.name == "tensor" else [4, 8]
+        parameters = {name: int(random.choice(deep)) for name in step.parameters}
         case = Case(ProductShape(rows, columns, depth), BLOCKS[random.choice(7)], parameters)
         if step.why_not(case.shape, case.block, H100, parameters) is None:
             cases.append(case)
@@ -42,7 +45,7 @@ def test_generated_shapes(step: CudaStep, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_steps_compile_without_spills(arch: str) -> None:
-    launches = [step.launch(PRODUCT.shape, (16, 16)) for step in PRODUCT.steps]
+    launches = [step.calls(PRODUCT.shape, (16, 16))[0].launch for step in PRODUCT.steps]
     kernels = compile_kernels([launch.source for launch in launches], arch)
     taken = {
         step.name: kernel.resources for step, kernel in zip(PRODUCT.steps, kernels, strict=True)

@@ -10,38 +10,43 @@ import numpy as np
 import pytest
 
 from minidnn.lab.convolution.ladder import CONVOLUTION
-from minidnn.lab.cuda_step import CudaStep
+from minidnn.lab.cuda_step import CudaStep, KernelCall
 from minidnn.lab.operands import draw
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
 from minidnn.lab.step import Ladder
 from tests.cuda.emulator.run import Emulated
 
-from .emulated import Case, plain
+from .emulated import Case, launch_all, plain
 from .test_convolution import generated
 
 #: A pointer that counts what is read and written through it.
 TRACED = """#ifndef TRACED
 #define TRACED
-struct Traced {
-  float *p;
+template <class T> struct Traced {
+  T *p;
   long long *count;
-  float &operator[](long long i) const { ++*count; return p[i]; }
+  T &operator[](long long i) const { ++*count; return p[i]; }
   Traced operator+(long long i) const { return {p + i, count}; }
 };
 #endif
 """
+OPERANDS = r"(x|w|bias|y|a|b|matrix|spectra_.)"
+POINTER = rf"(?:const )?(float2?|md_half) \*(?:__restrict__ )?(?={OPERANDS}\b)"
 
 #: A vector that is written, as four numbers.
 STORED = (
     "*(float4 *)(y + at) = four",
     "for (int e = 0; e < 4; e++) y[at + e] = ((float *)&four)[e]",
 )
+#: One that is read where a filter is whole vectors, which the cases of this step have not.
+VECTOR = ("inside ? *(const uint4 *)(w + filter * DEPTH + k) : zeros", "zeros")
 
-#: Vectors are read by casts of pointers, which no class can count.
-STEPS = [(CONVOLUTION, step) for step in CONVOLUTION.steps]
+#: Vectors, and copies to shared memory, take plain pointers, which no class can count.
+CASTS = ("buffered", "warps", "async")
+STEPS = [(CONVOLUTION, step) for step in CONVOLUTION.steps if step.name not in CASTS]
 STEPS += [
-    (PRODUCT, step) for step in PRODUCT.steps if step.name not in ("vectors", "buffered", "warps")
+    (PRODUCT, step) for step in PRODUCT.steps if step.name not in (*CASTS, "vectors", "tensor")
 ]
 
 
@@ -54,7 +59,10 @@ def cases_of(ladder: Ladder, step: CudaStep) -> list[Case]:
     whole = []
     for case in generated(step, 40):
         across, down = case.shape.tiles(case.block)
-        if step.name == "implicit" and case.shape.terms > 8 * (case.parameters or {})["TILE_DEPTH"]:
+        deep = (case.parameters or {}).get("TILE_DEPTH")
+        if deep is not None and case.shape.terms > 8 * deep:
+            continue
+        if step.name == "tensor" and case.shape.terms % 8 == 0:
             continue
         planes = max(case.shape.batch * case.shape.channels, case.shape.filters)
         if across * down <= 36 and planes <= 8:
@@ -62,32 +70,42 @@ def cases_of(ladder: Ladder, step: CudaStep) -> list[Case]:
     return whole[:8]
 
 
+def traced(call: KernelCall) -> KernelCall:
+    """The same text, with pointers that count."""
+    text = re.sub(POINTER, r"Traced<\1> ", call.launch.source.text)
+    text = text.replace("const float *weights = w", "const Traced<float> weights = w")
+    text = text.replace(*STORED).replace(*VECTOR)
+    source = replace(call.launch.source, text=TRACED + text)
+    return replace(call, launch=replace(call.launch, source=source))
+
+
 @pytest.mark.parametrize(("ladder", "step"), STEPS, ids=lambda one: one.name)
 def test_reads_and_writes(ladder: Ladder, step: CudaStep, tmp_path: Path) -> None:
     cases = cases_of(ladder, step)
-    launches = [plain(step.launch(one.shape, one.block, one.parameters)) for one in cases]
-    for at, launch in enumerate(launches):
-        text = re.sub(r"(?:const )?float \*(?=(x|w|bias|y|a|b)\b)", "Traced ", launch.source.text)
-        text = text.replace("const float *weights = w", "const Traced weights = w")
-        text = text.replace(*STORED)
-        launches[at] = replace(launch, source=replace(launch.source, text=TRACED + text))
-    kernels = Emulated([launch.source for launch in launches], tmp_path)
-    for case, launch in zip(cases, launches, strict=True):
-        operands = draw(step.operands(case.shape), case.shape)
-        arrays = operands | {"y": np.empty(case.shape.operands["y"], np.float32)}
-        counts = {name: np.zeros(1, np.int64) for name in arrays}
-        given = [
-            np.array([arrays[one].ctypes.data, counts[one].ctypes.data])
-            if isinstance(one, str)
-            else np.array([one])
-            for one in step.arguments(case.shape)
-        ]
-        for symbol, operand in step.symbols(launch).items():
+    assert len(cases) > 1
+    every = [
+        [traced(call) for call in plain(step.calls(one.shape, one.block, one.parameters))]
+        for one in cases
+    ]
+    kernels = Emulated([call.launch.source for calls in every for call in calls], tmp_path)
+    for case, calls in zip(cases, every, strict=True):
+        parameters = step.with_own(case.parameters)
+        where = (case.shape, case.block, parameters)
+        arrays = draw(step.operands(case.shape), case.shape, step.halves)
+        arrays |= {name: np.empty(size, np.float32) for name, size in step.scratch(*where).items()}
+        arrays["y"] = np.empty(case.shape.operands["y"], np.float32)
+        for symbol, operand in step.symbols(calls[-1].launch).items():
             kernels.fill(symbol, arrays[operand])
-        kernels.launch(launch, given)
-        parameters = {**step.parameters, **(case.parameters or {})}
-        accesses = step.work_of(case.shape, case.block, parameters).accesses
-        for access in accesses:
-            if access.space == "global":
-                lanes = access.times * access.width * (access.at >= 0).sum()
-                assert lanes == pytest.approx(counts[access.operand][0]), (access.operand, case)
+        for call, work in zip(calls, step.works(*where), strict=True):
+            counts = {one: np.zeros(1, np.int64) for one in call.arguments if isinstance(one, str)}
+            addresses = {
+                name: np.array([arrays[name].ctypes.data, count.ctypes.data])
+                for name, count in counts.items()
+            }
+            launch_all(kernels, [call], {**arrays, **addresses})
+            for access in work.accesses:
+                if access.space == "global" and access.operand in counts:
+                    lanes = access.times * access.width * (access.at >= 0).sum()
+                    if access.operand.startswith("spectra"):  # complex numbers
+                        lanes /= 2
+                    assert lanes == pytest.approx(counts[access.operand][0]), (access.operand, case)

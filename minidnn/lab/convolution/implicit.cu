@@ -1,12 +1,10 @@
 // A matrix product whose second factor is never written.
 //
-// Filters are rows, positions of all images are columns, and channels with their windows are what
-// is summed. A block multiplies tiles of both as the ladder of matrix products does, eight by eight
-// sums a thread, two tiles in turn, a patch of the tile for each warp; what a tile of the second
-// factor holds is gathered from the images when it is needed. Small planes share a block.
+// The tile of the second factor that a block multiplies is gathered from the images when it is
+// needed, where the step before reads what was written first.
 //
-// Expect: Half a read of shared memory for 16 multiply-adds, whatever the window: close to what
-// cuDNN has. Only the gathering costs instructions of its own.
+// Expect: The product's time alone, and no memory beside operands and result: close to what cuDNN
+// has. Only the gathering costs instructions of its own.
 extern "C" __global__ void __launch_bounds__(BLOCK_X *BLOCK_Y, RESIDENT)
     implicit(const float *x, const float *w, float *y) {
   constexpr int WINDOW = WINDOW_HEIGHT * WINDOW_WIDTH, DEPTH = CHANNELS * WINDOW;

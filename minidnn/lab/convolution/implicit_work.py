@@ -1,4 +1,5 @@
-"""What a convolution reads, writes and computes as a matrix product that gathers its factor."""
+"""What a convolution reads, writes and computes as a matrix product whose second factor are the
+images unfolded: written before, or gathered."""
 
 from __future__ import annotations
 
@@ -9,26 +10,31 @@ from ..product.work import warp_patch
 from ..step import Block, Parameters
 from .shape import ConvolutionShape
 
-_TILES, _DEPTHS = 36, 8
+TILES, DEPTHS = 36, 8
 """Tiles of positions, and steps along what is summed, that are looked at."""
-_WEIGHT_INSTRUCTIONS, _GATHER_INSTRUCTIONS = 4, 12
+_WEIGHT_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4, 12
 """Of one number fetched and kept: its address, its comparisons, read and store."""
+_UNFOLD_INSTRUCTIONS = 40
+"""Of one number written to the images unfolded: divisions, comparisons, read and store."""
 
 
-def implicit(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Work:
-    """Eight filters by eight positions a thread, two tiles in turn, a patch for each warp."""
+def implicit(
+    shape: ConvolutionShape, block: Block, parameters: Parameters, *, unfolded: bool = False
+) -> Work:
+    """Eight filters by eight positions a thread, two tiles in turn, or STAGES of them, a patch for
+    each warp; ``unfolded``: the images lie in the scratch memory "matrix"."""
     deep, count = parameters["TILE_DEPTH"], block[0] * block[1]
     rows, columns = 8 * block[1], 8 * block[0]
     plane = shape.out_height * shape.out_width
     positions, depth = shape.batch * plane, shape.terms
     across, down, steps = -(-positions // columns), -(-shape.filters // rows), -(-depth // deep)
-    chosen, first = sample(across, _TILES), sample(steps, _DEPTHS) * deep
+    chosen, first = sample(across, TILES), sample(steps, DEPTHS) * deep
     share, blocks = across * down / len(chosen), across * down
     stretch = steps / len(first)
     number = lanes(count)
 
     taken = turns(count, rows * deep)
-    tops = sample(down, _DEPTHS).reshape(-1, 1, 1, 1) * rows
+    tops = sample(down, DEPTHS).reshape(-1, 1, 1, 1) * rows
     filter, k = tops + taken // deep, first.reshape(1, -1, 1, 1) + taken % deep
     there = (taken >= 0) & (filter < shape.filters) & (k < depth)
     at = np.where(there, filter * depth + k, -1).reshape(len(tops), -1, 32)
@@ -38,9 +44,11 @@ def implicit(shape: ConvolutionShape, block: Block, parameters: Parameters) -> W
 
     each = deep // (block[1] // 8)
     own = number // columns * each + np.arange(each).reshape(-1, 1, 1)
-    x = Access(
-        "x", "global", _gathered(shape, chosen, columns, number, first, own), share * stretch
-    )
+    if unfolded:
+        at, name = _in_matrix(shape, chosen, columns, number, first, own), "matrix"
+    else:
+        at, name = gathered(shape, chosen, columns, number, first, own), "x"
+    x = Access(name, "global", at, share * stretch)
     kept = np.where(number >= 0, own * columns + number % columns, -1).reshape(1, -1, 32)
     to_x = Access("x", "shared", kept, blocks * steps, store=True)
 
@@ -64,9 +72,14 @@ def implicit(shape: ConvolutionShape, block: Block, parameters: Parameters) -> W
     fetched = (
         steps
         * blocks
-        * (len(taken) * _WEIGHT_INSTRUCTIONS + len(number) * each * _GATHER_INSTRUCTIONS)
+        * (
+            len(taken) * _WEIGHT_INSTRUCTIONS
+            + len(number) * each * (_WEIGHT_INSTRUCTIONS if unfolded else GATHER_INSTRUCTIONS)
+        )
     )
-    alone = L2_CYCLES + steps * (SHARED_CYCLES + max(L2_CYCLES, 64 * deep))
+    # So many tiles are on their way while one is multiplied.
+    ahead = parameters.get("STAGES", 2) - 1
+    alone = L2_CYCLES + steps * (SHARED_CYCLES + max(L2_CYCLES / ahead, 64 * deep))
     return Work(
         (w, to_w, x, to_x, *reads, stores),
         products,
@@ -75,7 +88,35 @@ def implicit(shape: ConvolutionShape, block: Block, parameters: Parameters) -> W
     )
 
 
-def _gathered(
+def unfold(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Work:
+    """Of the kernel that writes the images unfolded: a thread writes one number."""
+    threads, positions = block[0] * block[1], shape.batch * shape.out_height * shape.out_width
+    across = -(-positions // threads)
+    chosen, first = sample(across, TILES), sample(shape.terms, DEPTHS * shape.taps)
+    share = across * shape.terms / (len(chosen) * len(first))
+    where = (shape, chosen, threads, lanes(threads), first, np.zeros((1, 1, 1), int))
+    x = Access("x", "global", gathered(*where), share)
+    matrix = Access("matrix", "global", _in_matrix(*where), share, store=True)
+    return Work((x, matrix), 0.0, matrix.requests * _UNFOLD_INSTRUCTIONS, L2_CYCLES)
+
+
+def _in_matrix(
+    shape: ConvolutionShape,
+    chosen: np.ndarray,
+    columns: int,
+    number: np.ndarray,
+    first: np.ndarray,
+    own: np.ndarray,
+) -> np.ndarray:
+    """Places of the images unfolded, as of :func:`gathered`."""
+    positions = shape.batch * shape.out_height * shape.out_width
+    position = chosen.reshape(-1, 1, 1, 1, 1) * columns + number % columns
+    k = first.reshape(1, -1, 1, 1, 1) + own
+    there = (number >= 0) & (position < positions) & (k < shape.terms)
+    return np.where(there, k * positions + position, -1).reshape(len(chosen), -1, 32)
+
+
+def gathered(
     shape: ConvolutionShape,
     chosen: np.ndarray,
     columns: int,

@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cuda_step import MOST_STATIC, CudaStep, Sizes
+from ..cuda_step import MOST_STATIC, CudaStep, KernelBefore, Sizes
 from ..step import Block, Ladder, Parameters
-from .implicit_work import implicit
+from . import fft_work
+from .implicit_work import implicit, unfold
 from .shape import ConvolutionShape, convolve
-from .work import direct, halo
+from .tensor_work import tensor
+from .work import direct, halo, halves
 
 _CONSTANT_FLOATS = 16384
 
@@ -47,15 +49,46 @@ def _implicit(shape: ConvolutionShape, block: Block, parameters: Parameters) -> 
     return grid, (*block, 1), 0
 
 
-def _unfit_patches(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
-    deep = parameters["TILE_DEPTH"]
+def _unfold(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Sizes:
+    """Positions of all images, and what is summed."""
+    positions, threads = shape.batch * shape.out_height * shape.out_width, block[0] * block[1]
+    return (-(-positions // threads), shape.terms, 1), (threads, 1, 1), 0
+
+
+def _matrix(shape: ConvolutionShape, block: Block, parameters: Parameters) -> dict[str, int]:
+    """The images unfolded."""
+    return {"matrix": shape.terms * shape.batch * shape.out_height * shape.out_width}
+
+
+def _no_patches(block: Block) -> str | None:
     if block[0] % 4 or block[1] % 8:
         return f"a block of {block[0]} x {block[1]} threads; this step wants patches of 4 x 8"
+    return None
+
+
+def _unfit_tensor(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
+    deep, down = parameters["TILE_DEPTH"], block[1] // 8
+    if (reason := _no_patches(block)) is not None:
+        return reason
+    if deep % 16 or deep // 2 % down:
+        return f"TILE_DEPTH={deep}; this step wants a multiple of 16 and of {2 * down}"
+    words = 8 * block[1] * (deep // 2 + 4) + deep // 2 * (8 * block[0] + 8)
+    if (asked := 8 * words) > MOST_STATIC:
+        return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
+    return None
+
+
+def _unfit_patches(shape: ConvolutionShape, block: Block, parameters: Parameters) -> str | None:
+    deep, stages = parameters["TILE_DEPTH"], parameters.get("STAGES", 2)
+    if (reason := _no_patches(block)) is not None:
+        return reason
+    if stages < 2:
+        return f"STAGES={stages}; this step wants 2 or more"
     if deep % (block[1] // 8):
         return f"TILE_DEPTH={deep}; this step wants a multiple of {block[1] // 8} with this block"
     if block[0] * block[1] % deep:
         return f"TILE_DEPTH={deep}; this step wants a divisor of {block[0] * block[1]} threads"
-    if (asked := 8 * deep * (8 * block[0] + 8 * block[1] + 4)) > MOST_STATIC:
+    if (asked := 4 * stages * deep * (8 * block[0] + 8 * block[1] + 4)) > MOST_STATIC:
         return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
     return None
 
@@ -132,6 +165,16 @@ CONVOLUTION = Ladder(
             helps=("uncoalesced accesses", "too few blocks", "tail"),
         ),
         _step(
+            "readonly",
+            sizes=_in_order,
+            work=partial(direct, instructions=(16, 22, 20), in_order=True),
+        ),
+        _step(
+            "texture",
+            sizes=_in_order,
+            work=partial(direct, instructions=(16, 22, 20), in_order=True, padded=True),
+        ),
+        _step(
             "constant",
             sizes=_in_order,
             work=partial(direct, instructions=(15, 22, 20), in_order=True, constant=True),
@@ -177,12 +220,56 @@ CONVOLUTION = Ladder(
             helps=("memory",),
         ),
         _step(
+            "halves",
+            sizes=_halo,
+            work=halves,
+            parameters=_POSITIONS,
+            refusal=_whole_vectors,
+            helps=("memory", "L2"),
+        ),
+        _step(
+            "columns",
+            sizes=_implicit,
+            work=partial(implicit, unfolded=True),
+            parameters={"TILE_DEPTH": 8, "RESIDENT": 2},
+            refusal=_unfit_patches,
+            before=(KernelBefore(name="unfold", sizes=_unfold, work=unfold),),
+            scratch=_matrix,
+            helps=("shared memory", "issue", "latency", "load units"),
+        ),
+        _step(
             "implicit",
             sizes=_implicit,
             work=implicit,
             parameters={"TILE_DEPTH": 8, "RESIDENT": 2},
             refusal=_unfit_patches,
-            helps=("shared memory", "issue", "latency", "load units"),
+            helps=("shared memory", "issue", "latency", "load units", "memory"),
+        ),
+        _step(
+            "async",
+            sizes=_implicit,
+            work=implicit,
+            parameters={"TILE_DEPTH": 8, "STAGES": 3, "RESIDENT": 2},
+            refusal=_unfit_patches,
+            helps=("latency", "occupancy"),
+        ),
+        _step(
+            "fft",
+            sizes=fft_work.sizes,
+            work=fft_work.work,
+            parameters={"SIZE": 16, "TILE_DEPTH": 8},
+            refusal=fft_work.unfit,
+            before=fft_work.BEFORE,
+            scratch=fft_work.scratch,
+            helps=("arithmetic",),
+        ),
+        _step(
+            "tensor",
+            sizes=_implicit,
+            work=tensor,
+            parameters={"TILE_DEPTH": 32, "RESIDENT": 2},
+            refusal=_unfit_tensor,
+            helps=("arithmetic", "shared memory", "memory", "L2"),
         ),
     ),
     convolve,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -117,8 +117,10 @@ def direct(
     in_order: bool = False,
     constant: bool = False,
     images_in_turn: bool = False,
+    padded: bool = False,
 ) -> Work:
-    """Of a step whose products read both factors from memory."""
+    """Of a step whose products read both factors from memory; ``padded``: products with padding are
+    computed, too."""
     threads = (_in_order if in_order else _in_tiles)(shape, block)
     i, j = np.divmod(np.arange(shape.taps), shape.window_width)
     row = threads.row[:, None] * shape.stride - shape.padding
@@ -130,16 +132,28 @@ def direct(
     at, planes = _image(shape, row.reshape(flat), column.reshape(flat), there.reshape(flat))
     x = Access("x", "global", at, threads.share * planes * shape.filters)
     weight = np.arange(at.shape[1]) // threads.warps % (shape.channels * shape.taps)
-    weights = np.where(at >= 0, weight[:, None], -1)
+    computed = at >= 0
+    if padded:
+        whole = there.reshape(flat)[:, None]
+        every = (len(at), at.shape[1] // whole.shape[2], *whole.shape[2:])
+        computed = np.broadcast_to(whole, every).reshape(at.shape)
+    weights = np.where(computed, weight[:, None], -1)
     w = Access("w", "constant" if constant else "global", weights, x.times)
     products = shape.channels * shape.taps * (shape.batch if images_in_turn else 1)
     return Work(
         (x, w, _result(shape, threads, threads.share)),
-        x.requests,
-        x.requests * a_product(shape, instructions),
+        w.requests,
+        w.requests * a_product(shape, instructions),
         products * (L1_CYCLES + FMA_CYCLES),
         ("x",) if images_in_turn else (),
     )
+
+
+def halves(shape: ConvolutionShape, block: Block, parameters: Parameters) -> Work:
+    """Of a step as :func:`halo` says, whose images, filters and result lie in float16."""
+    work = halo(shape, block, parameters, width=4)
+    accesses = [replace(one, bytes=2 if one.space == "global" else 4) for one in work.accesses]
+    return replace(work, accesses=tuple(accesses))
 
 
 def halo(

@@ -9,6 +9,7 @@ from typing import Any
 from ..cuda_step import MOST_STATIC, CudaStep, Sizes
 from ..step import Block, Ladder, Parameters
 from .shape import ProductShape, multiply
+from .tensor_work import tensor
 from .work import direct, patches, tiles
 
 
@@ -67,6 +68,20 @@ def _unfit_patches(
     return _unfit(shape, block, twice, 4, whole_vectors=True)
 
 
+def _unfit_tensor(shape: ProductShape, block: Block, parameters: Parameters) -> str | None:
+    deep = parameters["TILE_DEPTH"]
+    if shape.columns % 8 or shape.depth % 8:
+        return f"{shape.columns} columns, depth {shape.depth}; this step wants multiples of 8"
+    if block[0] % 4 or block[1] % 8:
+        return f"a block of {block[0]} x {block[1]} threads; this step wants patches of 4 x 8"
+    if deep % 16:
+        return f"TILE_DEPTH={deep}; this step wants a multiple of 16"
+    words = 8 * block[1] * (deep // 2 + 4) + deep // 2 * (8 * block[0] + 8)
+    if (asked := 8 * words) > MOST_STATIC:
+        return f"{asked} bytes of static shared memory; there may be {MOST_STATIC}"
+    return None
+
+
 def _step(name: str, **given: Any) -> CudaStep:
     return CudaStep(name=name, source=Path(__file__).parent / f"{name}.cu", **given)
 
@@ -123,6 +138,14 @@ PRODUCT = Ladder(
             parameters={"TILE_DEPTH": 8, "RESIDENT": 2},
             refusal=partial(_unfit_patches, whole_warps=True),
             helps=("shared memory", "bank conflicts"),
+        ),
+        _step(
+            "tensor",
+            sizes=_by_patches,
+            work=tensor,
+            parameters={"TILE_DEPTH": 32, "RESIDENT": 2},
+            refusal=_unfit_tensor,
+            helps=("arithmetic", "shared memory", "memory", "L2"),
         ),
     ),
     multiply,

@@ -33,7 +33,7 @@ def direct(
     number = lanes(block[0] * block[1])
     fast, slow = number % block[0], number // block[0]
     tile = (block[0], block[1]) if down else (block[1], block[0])
-    top, left, share = _corners(shape, tile)
+    top, left, share = corners(shape, tile)
     row, column = top + (fast if down else slow), left + (slow if down else fast)
     there = (number >= 0) & (row < shape.rows) & (column < shape.columns)
     k = np.arange(min(shape.depth, _DEPTH)).reshape(1, -1, 1, 1)
@@ -71,7 +71,7 @@ def tiles(
     down, across = parameters.get("THREAD_ROWS", 1), parameters.get("THREAD_COLUMNS", 1)
     deep = parameters.get("TILE_DEPTH", block[0])
     rows, columns, threads = block[1] * down, block[0] * across, block[0] * block[1]
-    top, left, share = _corners(shape, (rows, columns))
+    top, left, share = corners(shape, (rows, columns))
     steps, whole = -(-shape.depth // deep), max(1.0, shape.depth / deep)
     blocks = len(top) * share
 
@@ -146,7 +146,7 @@ def warp_patch(number: np.ndarray, block: Block) -> tuple[np.ndarray, np.ndarray
     return warp // across * 8 + lane // 4, warp % across * 4 + lane % 4
 
 
-def _corners(shape: ProductShape, tile: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, float]:
+def corners(shape: ProductShape, tile: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, float]:
     """The first rows and columns of some blocks, and how many blocks there are for each."""
     down, across = -(-shape.rows // tile[0]), -(-shape.columns // tile[1])
     top, left = np.meshgrid(sample(down, _BLOCKS), sample(across, _BLOCKS))

@@ -105,7 +105,7 @@ template <class T> static inline float emulated_value(unsigned short bits) {
 }
 template <class T, int N, class Row, class Column>
 static inline void emulated_products(float (&c)[N], Row row_of, Column column_of, int add) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
+  const int lane = emulator.current & 31, warp = threadIdx.x >> 5 & 3;
   for (int i = 0; i < N; i++) {
     const int row = lane / 4 + (i >> 1 & 1) * 8, column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
     float sum = add ? c[i] : 0.0f;
