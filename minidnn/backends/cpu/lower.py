@@ -51,7 +51,9 @@ from .flat import is_flat, print_flat
 from .indexing import print_gather, print_move, print_take_channels
 from .isa import Isa
 from .layer_norm import print_layer_norm
+from .linear import print_linear, reads_weight_as_it_lies
 from .matmul import print_matmul
+from .matmul_integers import print_matmul_of_integers
 from .movement import print_copy, print_join
 from .one_image import one_image
 from .packing import Packed, PackedVectors, data_of
@@ -155,11 +157,13 @@ class _Lowering:
             return (self._flat(node, op),) if flat else self._sequence(node, op)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
             return self._sequence(node, window_alone(node))
+        if reads_weight_as_it_lies(node, self.accuracy):
+            return _tasks(node, print_linear(node, self.isa))
         if isinstance(op, (FusedContraction, Contraction)):
             return self._contraction(node)
         if isinstance(op, Concat):
             return self._join(node, op)
-        if (staged := _staged(node)) is not None:
+        if (staged := _staged(node, self.isa)) is not None:
             return _tasks(node, staged)
         if isinstance(op, AdaptiveAvgPool2d):
             x, y = node.inputs[0], node.output
@@ -308,8 +312,8 @@ def _array(array: np.ndarray) -> Pointer:
     return lambda: array
 
 
-def _staged(node: Node) -> Staged | None:
-    """The kernels of what joins elements of a NCHW value."""
+def _staged(node: Node, isa: Isa) -> Staged | None:
+    """The kernels of what joins elements of NCHW values."""
     op, types = node.op, [value.type for value in node.inputs]
     if isinstance(op, (Softmax, LogSoftmax)):
         return print_softmax(op, types[0])
@@ -319,6 +323,8 @@ def _staged(node: Node) -> Staged | None:
         return print_argmax(op, types[0])
     if isinstance(op, (LayerNorm, GroupNorm)):
         return print_layer_norm(op, types[0], len(types))
+    if isinstance(op, MatMul) and node.output.dtype == "float32":
+        return print_matmul(types[0], types[1], node.output.type, isa)
     return None
 
 
@@ -352,7 +358,7 @@ def _shaped(node: Node) -> Shaped:
     if isinstance(op, RandomDrop):
         return print_random_drop(op, types[0])
     assert isinstance(op, MatMul), op
-    return print_matmul(types[0], types[1], node.output.type)
+    return print_matmul_of_integers(types[0], types[1], node.output.type)
 
 
 def _rows(type: TensorType) -> Tensor:

@@ -24,6 +24,7 @@ from .contraction import NominalWork, work_of
 from .contraction.price import nominal_speed
 from .contraction.weight_gradient import why_not as why_no_weight_gradient
 from .isa import ISAS, Isa
+from .linear import reads_weight_as_it_lies
 from .tensor import tensor_of
 
 FEW_CHANNELS = 4
@@ -83,6 +84,8 @@ class CpuTarget(Target):
         return super().refuse_prologue(contraction, node)
 
     def refuse_epilogue(self, contraction: Node, node: Node) -> str | None:
+        if reads_weight_as_it_lies(contraction, self.accuracy):
+            return "its weight is read as it lies, and its result turned"
         if isinstance(contraction.op, Linear) and contraction.output.type.rank != 2:
             return f"its values have rank {contraction.output.type.rank}"
         return reads_otherwise(node) or super().refuse_epilogue(contraction, node)

@@ -1,0 +1,70 @@
+"""Products of matrices that are computed, and linear layers whose weight is read as it lies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.backends.cpu.isa import Isa
+from minidnn.backends.cpu.linear import FEW_ROWS
+from minidnn.graph import operators as ops
+from minidnn.graph.ir import Graph, Node, Value
+from minidnn.graph.types import TensorType
+
+# Rows, products and columns beside the sizes of register tiles, parts and tasks.
+SHAPES = [
+    *((1, 1, 1), (2, 127, 3), (7, 129, 16), (9, 300, 49), (50, 128, 50), (97, 17, 200)),
+    *((5, 513, 31), (600, 40, 15)),
+]
+
+
+def product(shape: tuple[int, int, int], batch: tuple[int, ...] = ()) -> Graph:
+    rows, depth, columns = shape
+    a = Value(TensorType((*batch, rows, depth)), "a")
+    b = Value(TensorType((depth, columns)), "b")
+    return Graph([a, b], [(node := Node(ops.MatMul(), [a, b], "product")).output], [node], "one")
+
+
+def operands(graph: Graph) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [random.standard_normal(v.shape, np.float32) for v in graph.inputs]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+def test_products(isa: Isa, shape: tuple[int, int, int]) -> None:
+    graph = product(shape, (2,))
+    a, b = operands(graph)
+    found = [md.compile(graph, device="cpu", isa=isa.name, threads=n)(a, b) for n in (1, 2, 3)]
+    right = a.astype(np.float64) @ b
+    bound = 4 * 2**-24 * np.sqrt(shape[1] + 4) * np.sqrt((a.astype(np.float64) ** 2) @ (b**2))
+    assert (np.abs(found[0] - right) <= bound).all()
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+def test_special_values_stay_in_their_row_and_column(isa: Isa) -> None:
+    graph = product((11, 140, 37))
+    a, b = operands(graph)
+    a[4, 135], b[3, 33], b[0, 20] = np.nan, np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        right = a.astype(np.float64) @ b
+    found = md.compile(graph, device="cpu", isa=isa.name)(a, b)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(right))
+    np.testing.assert_allclose(found, right, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("rows, features, outputs", [(1, 7, 5), (17, 900, 35), (FEW_ROWS, 1700, 9)])
+def test_a_weight_read_as_it_lies_changes_no_bit(
+    isa: Isa, rows: int, features: int, outputs: int, bias: bool
+) -> None:
+    net = L.Sequential(L.Linear(features, outputs, bias=bias), L.ReLU())
+    net.initialize(1)
+    x = np.random.default_rng(0).standard_normal((rows, features), np.float32)
+    x[0, features // 2] = np.nan
+    given = {"device": "cpu", "isa": isa.name}
+    stored = md.compile(net, x.shape, store=md.Store(), **given)
+    assert not any(isinstance(task.source, str) for task in stored.program.tasks)  # which pack
+    np.testing.assert_array_equal(stored(x), md.compile(net, x.shape, **given)(x))
