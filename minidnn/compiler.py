@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -91,6 +92,41 @@ def compile(
     >>> exe = md.compile(net, (2, 3, 32, 32))
     >>> y = exe(x)
     """
+    return _compile(
+        network,
+        shape,
+        device=device,
+        precision=precision,
+        strategy=strategy,
+        fuel=fuel,
+        observe=observe,
+        store=store,
+        options=options,
+    )
+
+
+def compile_mixed(graph: Graph, *, device: str, precision: str, **options: Any) -> Executable:
+    """Compiles a graph that says itself which of its values are in half precision.
+
+    ``precision`` is that one, which says what the device does best with such values; the other
+    arguments, and what is raised, are those of :func:`compile`.
+    """
+    return _compile(graph, None, device=device, precision=precision, options=options, mixed=True)
+
+
+def _compile(
+    network: Layer | Graph | Any,
+    shape: Shapes | None,
+    *,
+    device: str | None,
+    precision: str | None,
+    options: Mapping[str, Any],
+    strategy: str = "model",
+    fuel: int | None = None,
+    observe: Observer | None = None,
+    store: Store | None = None,
+    mixed: bool = False,
+) -> Executable:
     method, limit, options = check_strategy(strategy), _check_fuel(plain(fuel)), plain(options)
     if observe is not None and not callable(observe):
         raise GraphError(f"observe={observe!r:.80}; valid is a function of a pass and two graphs")
@@ -108,6 +144,7 @@ def compile(
         limit,
         stored=store is not None,
         memory_limit=memory_limit_option(options),
+        mixed=mixed,
     )
     computed = _computed(backend, graph, chosen, told=precision is not None)
     plan = make_plan(optimize(computed, context, observe), context)

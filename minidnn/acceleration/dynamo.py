@@ -29,6 +29,7 @@ from minidnn.acceleration.trained import TrainedProgram
 from minidnn.errors import GraphError, MiniDNNWarning, UnsupportedError
 from minidnn.frontends.torch.capture import Held, capture
 from minidnn.frontends.torch.library import require_torch
+from minidnn.frontends.torch.narrow import HALVES, autocast_to, uncached
 
 _OPTIONS = ("device", "precision", "strict", "sizes")
 
@@ -109,11 +110,13 @@ class Piece:
         return [*self._trained, *self._inference]
 
     def __call__(self, *args: Any) -> Any:
-        reason = _not_now()
+        reason = self._not_now(args)
         if reason is None:
-            trained = torch.is_grad_enabled() and any(map(_is_trained, args))
+            half = autocast_to(_memory(args))
+            # Under autocast weights are given to every run, whether there are gradients or not.
+            trained = half is not None or (torch.is_grad_enabled() and any(map(_is_trained, args)))
             with nullcontext() if trained else torch.no_grad():
-                done, results = self._run(args, trained)
+                done, results = self._run(args, trained, half)
             if done:
                 return results
         else:
@@ -125,15 +128,27 @@ class Piece:
         left = [f"left to PyTorch: {reason}" for reason in self._refused.values()]
         return "\n\n".join([*map(explain_program, self.programs), *left])
 
-    def _run(self, args: Sequence[Any], trained: bool) -> tuple[bool, Any]:
-        """Whether the piece was taken, and what it then gives."""
+    def _not_now(self, args: Sequence[Any]) -> str | None:
+        """Why a call is PyTorch's, whatever the piece is."""
+        if is_recorded():
+            return "its operations are recorded, or computed in another way"
+        if autocast_to(_memory(args)) is not None:
+            reason = self._engine(args).why_not_mixed()
+            return None if reason is None else f"autocast is on, which PyTorch honours, as {reason}"
+        return None
+
+    def _run(self, args: Sequence[Any], trained: bool, half: str | None) -> tuple[bool, Any]:
+        """Whether the piece was taken, and what it then gives.
+
+        half: to what autocast casts.
+        """
         values = self._values_of(args)
         inputs = [
             arg
             for place, arg in enumerate(args)
             if (trained or place not in self._weights) and place not in values
         ]
-        key = trained, describe(inputs)
+        key = trained, half, describe(inputs)
         if key in self._refused:
             return False, None
         engine = self._engine(args)
@@ -141,8 +156,8 @@ class Piece:
         try:
             made = (self._trained if trained else self._inference).run(
                 inputs,
-                (len(args), weights, *values.values()),
-                lambda: self._made(args, inputs, values, engine, trained),
+                (len(args), weights, half, *values.values()),
+                lambda: self._made(args, inputs, values, engine, trained, half),
                 args,
             )
             return True, made
@@ -166,7 +181,7 @@ class Piece:
 
     def _engine(self, args: Sequence[Any]) -> Engine:
         """The one for these arguments: errors for what is not legal are the caller's to see."""
-        memory = next((memory_of(a) for a in args if isinstance(a, torch.Tensor)), "cpu")
+        memory = _memory(args)
         if memory not in self._engines:
             engine = engine_for(memory, self._device, self._precision, self._options)
             engine.check()
@@ -180,6 +195,7 @@ class Piece:
         values: Mapping[int, float],
         engine: Engine,
         trained: bool,
+        half: str | None,
     ) -> SizedProgram:
         for arg in filter(is_traceable_wrapper_subclass, args):
             raise UnsupportedError(
@@ -188,9 +204,14 @@ class Piece:
         module = _with_numbers(self.module, values) if values else self.module
         weights = {place: args[place] for place in self._weights}
         held = {place: Held(weights, place, name) for place, name in self._weights.items()}
-        captured = capture(module, args, held_leaves=None if trained else held, trained=trained)
-        kind = TrainedProgram if trained else SizedProgram
-        program = kind(captured, engine, "torch.compile", describe(inputs), self._strict)
+        with uncached(engine.memory):
+            captured = capture(module, args, held_leaves=None if trained else held, trained=trained)
+        said = "torch.compile", describe(inputs), self._strict
+        if trained:
+            half = half or (self._precision if self._precision in HALVES else None)
+            program: SizedProgram = TrainedProgram(captured, engine, *said, half=half)
+        else:
+            program = SizedProgram(captured, engine, *said)
         if not program.parts:
             raise UnsupportedError(f"nothing of it is taken:\n{program.why_nothing()}")
         if isinstance(program, TrainedProgram):
@@ -224,14 +245,8 @@ def _is_trained(arg: Any) -> bool:
     return isinstance(arg, torch.Tensor) and arg.requires_grad
 
 
-def _not_now() -> str | None:
-    """Why a call is PyTorch's, whatever the piece is."""
-    for kind in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(kind):
-            return "autocast is on, which PyTorch honours"
-    if is_recorded():
-        return "its operations are recorded, or computed in another way"
-    return None
+def _memory(args: Sequence[Any]) -> str:
+    return next((memory_of(a) for a in args if isinstance(a, torch.Tensor)), "cpu")
 
 
 _pieces: list[weakref.ref[Piece]] = []

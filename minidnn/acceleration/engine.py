@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minidnn.backends.backend import PREFERENCE, default_device, get_backend
-from minidnn.compiler import compile, unsupported_nodes
+from minidnn.compiler import compile, compile_mixed, unsupported_nodes
 from minidnn.errors import DeviceError
 from minidnn.executable import Executable
 from minidnn.graph.ir import Graph
@@ -16,6 +16,8 @@ from minidnn.graph.types import TensorType
 
 #: The device that computes on tensors of PyTorch's "cuda".  All others take the CPU's.
 _CUDA = "cuda"
+#: The devices whose values may be in half precision beside others in float32.
+_MIXING = (_CUDA, "reference")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,18 @@ class Engine:
 
     def compile(self, graph: Graph) -> Executable:
         return compile(graph, device=self.device, precision=self.precision, **self.options)
+
+    def why_not_mixed(self) -> str | None:
+        """Why the device cannot compute in half precision between values in float32."""
+        if self.device in _MIXING or self.device.startswith(f"{_CUDA}:"):
+            return None
+        return f"device {self.device!r} trains in float32"
+
+    def compile_mixed(self, graph: Graph, dtype: str) -> Executable:
+        """Compiles a graph that says itself which values are in that half precision."""
+        if self.memory == "cpu":  # the reference, which computes each value in its dtype
+            return compile(graph, device=self.device, **self.options)
+        return compile_mixed(graph, device=self.device, precision=dtype, **self.options)
 
 
 def memory_of(tensor: Any) -> str:

@@ -18,7 +18,9 @@ def explain_program(program: Kept) -> str:
     count = len(program.captured.operations)
     taken = count - len(program.left)
     parts = f"{len(program.parts)} part" + ("" if len(program.parts) == 1 else "s")
-    trained = ", trained" if isinstance(program, TrainedProgram) else ""
+    trained = ""
+    if isinstance(program, TrainedProgram):
+        trained = f", trained in {program.half}" if program.half else ", trained"
     lines = [
         f"{program.name} for {program.sizes}{trained} on device {program.engine.device!r}: "
         f"{taken} of {count} operations taken, in {parts}"
@@ -50,7 +52,7 @@ def _compiled(part: TakenPart | TrainedPart) -> Iterator[str]:
         yield _indented(part.executable.explain())
         return
     for pair in part.pairs.values():
-        count, kept = len(pair.halves.backward.differentiated), pair.halves.kept_bytes / 1e6
+        count, kept = len(pair.halves.backward.differentiated), pair.kept_bytes / 1e6
         yield f"  forwards; {kept:.2f} MB are kept to compute {count} gradients:"
         yield _indented(_indented(pair.forward.executable.explain()))
         for backward, program in pair.backwards.values():

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -16,15 +17,16 @@ from torch import nn
 from minidnn.acceleration.below import Below
 from minidnn.acceleration.engine import engine_for, memory_of
 from minidnn.acceleration.explain import explain_program
-from minidnn.acceleration.part import computes_its_own_way
+from minidnn.acceleration.narrowing import Narrowing
 from minidnn.acceleration.program import GAINS_LESS, OverlapError, SizedProgram
 from minidnn.acceleration.programs import Kept, Programs, arrangement, describe, foreign
 from minidnn.acceleration.recorded import how_transformed, is_recorded
 from minidnn.acceleration.trained import TrainedProgram
-from minidnn.acceleration.watch import StandsFor
+from minidnn.acceleration.watch import StandsFor, check_weights
 from minidnn.errors import MiniDNNWarning, UnsupportedError
-from minidnn.frontends.torch.capture import Captured, NotCapturable, capture
+from minidnn.frontends.torch.capture import NotCapturable, capture
 from minidnn.frontends.torch.hooks import BACKWARD_HOOKS, has_hooks, with_hooks, without_hooks
+from minidnn.frontends.torch.narrow import autocast_to, uncached
 from minidnn.frontends.torch.unseen import NOTHING, Changing, changing
 
 log = logging.getLogger(__name__)
@@ -91,6 +93,7 @@ class OptimizedModule(StandsFor):
         own["_within"] = within
         own["_changing"] = changing
         own["_warned"] = set()  # of what
+        own["_narrowing"] = Narrowing(device, precision, options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As of every module, with its hooks.  Without any, the way is the shortest: the network
@@ -124,7 +127,8 @@ class OptimizedModule(StandsFor):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original gives, without gradients unless it is in training mode.
 
-        UnsupportedError under autocast, or when not all is taken and ``strict`` was asked for.
+        UnsupportedError under autocast where the device computes in float32 alone, or when not all
+        is taken and ``strict`` was asked for.
         Where operations of PyTorch's are recorded, the original is.
         """
         if _COMPILING():  # of a network that this one is part of
@@ -149,25 +153,21 @@ class OptimizedModule(StandsFor):
         leaves, arranged = arrangement(args, kwargs)
         if any(isinstance(leaf, torch.fx.Proxy) for leaf in leaves):  # a symbolic trace
             return self.original.forward(*args, **kwargs)  # of the children, which are found there
-        if self.training:
-            if is_hooked:
-                return with_hooks(self.original, self._train_within_hooks, args, kwargs)
-            return self._train(leaves, arranged, args, kwargs)
-        if torch.is_grad_enabled() and any(
-            isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves
+        given = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        if (
+            not self.training
+            and torch.is_grad_enabled()
+            and any(tensor.requires_grad for tensor in given)
         ):
             return self._left("with an input that requires a gradient", args, kwargs)
+        run = self._train if self.training or self._is_narrow(leaves) else self._run
         if is_hooked:
-            return with_hooks(self.original, self._within_hooks, args, kwargs)
-        return self._run(leaves, arranged, args, kwargs)
+            return with_hooks(self.original, partial(self._within_hooks, run), args, kwargs)
+        return run(leaves, arranged, args, kwargs)
 
-    def _within_hooks(self, *args: Any, **kwargs: Any) -> Any:
+    def _within_hooks(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What the original gives without its own hooks."""
-        return self._run(*arrangement(args, kwargs), args, kwargs, without_hooks(self.original))
-
-    def _train_within_hooks(self, *args: Any, **kwargs: Any) -> Any:
-        """The same in training mode."""
-        return self._train(*arrangement(args, kwargs), args, kwargs, without_hooks(self.original))
+        return run(*arrangement(args, kwargs), args, kwargs, without_hooks(self.original))
 
     @torch.compiler.disable(reason="minidnn runs it")
     def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
@@ -212,12 +212,14 @@ class OptimizedModule(StandsFor):
                 "run in PyTorch: leave example away"
             )
         memory = self._memory(leaves)
-        if not self.training:
-            self._refuse_autocast(memory)
-        programs = self._trained if self.training else self._programs
+        taped = self.training or self._is_narrow(leaves)
+        if not taped:
+            self._narrowing.refuse(memory, type(self.original).__name__)
+        programs = self._trained if taped else self._programs
+        key = self._key(arranged, memory) if taped else (arranged, memory)
         with nullcontext() if self.training else torch.no_grad():
             program = programs.program_for(
-                leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
+                leaves, key, lambda: self._compile(memory, leaves, args, kwargs, taped)
             )
             if isinstance(program, Below):
                 program.prepare(args, kwargs)
@@ -267,7 +269,9 @@ class OptimizedModule(StandsFor):
             why = "which takes objects of any kind"
             return self._left(f"with a {kind}", args, kwargs, why, original)
         memory = self._memory(leaves)
-        self._refuse_autocast(memory)
+        if self._within and autocast_to(memory) is not None:
+            return self._left("under autocast", args, kwargs, original=original)
+        self._narrowing.refuse(memory, type(self.original).__name__)
         try:
             with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
                 result = self._programs.run(
@@ -286,41 +290,55 @@ class OptimizedModule(StandsFor):
         kwargs: Any,
         original: Callable[..., Any] | None = None,
     ) -> Any:
-        """What the program for these arguments gives in training mode, on PyTorch's tape."""
-        if (how := self._not_trained(leaves)) is not None:
-            return self._left(how, args, kwargs, "as minidnn does not train so", original)
+        """What the program for these arguments gives that reads weights where they lie: in training
+        mode on PyTorch's tape, and without gradients in evaluation under autocast."""
         memory = self._memory(leaves)
-        result = self._trained.run(
-            leaves, (arranged, memory), lambda: self._compile(memory, leaves, args, kwargs)
-        )
-        return result(*args, **kwargs) if isinstance(result, Below) else result
+        if (how := self._not_trained(leaves, memory)) is not None:
+            return self._left(f"in training mode {how[0]}", args, kwargs, how[1], original)
+        with nullcontext() if self.training else torch.no_grad():
+            result = self._trained.run(
+                leaves,
+                self._key(arranged, memory),
+                lambda: self._compile(memory, leaves, args, kwargs, True),
+            )
+            return result(*args, **kwargs) if isinstance(result, Below) else result
 
-    def _not_trained(self, leaves: Any) -> str | None:
-        """How a call in training mode is made for which there is no program; None if there is."""
+    def _not_trained(self, leaves: Any, memory: str) -> tuple[str, str] | None:
+        """How a call in training mode is made for which there is no program, and why there is none;
+        None if there is."""
+        unknown = "as minidnn does not train so"
         if (kind := foreign(leaves)) is not None:
-            return f"in training mode with a {kind}"
-        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-            return "in training mode under autocast"
-        if self._settings[1] not in (None, "float32", "float64", "tf32"):
-            return f"in training mode with precision={self._settings[1]!r}"
+            return f"with a {kind}", unknown
         if any(map(self.original.__dict__.get, BACKWARD_HOOKS)):
-            return "in training mode with hooks on the way back"
-        return None
+            return "with hooks on the way back", unknown
+        return self._narrowing.why_left(memory, chain(leaves, self.original.parameters()))
 
-    def _compile(self, memory: str, leaves: Any, args: Any, kwargs: Any) -> Kept:
+    def _key(self, arranged: Any, memory: str) -> Any:
+        """What a program that is trained is for, beside the types of its arguments."""
+        return (arranged, memory, self._narrowing.half(memory), self.training)
+
+    def _is_narrow(self, leaves: Any) -> bool:
+        """Whether a call is one under autocast that the device can follow."""
+        return self._narrowing.is_followed(self._memory(leaves))
+
+    def _compile(
+        self, memory: str, leaves: Any, args: Any, kwargs: Any, trained: bool = False
+    ) -> Kept:
+        """trained: whether PyTorch's tape is around the program."""
         device, precision, strict, _, options = self._settings
         engine = engine_for(memory, device, precision, options)
-        name, trained = type(self.original).__name__, self.training
+        name = type(self.original).__name__
         try:
-            captured = capture(
-                self.original,
-                args,
-                kwargs,
-                runs_hooks=True,
-                changing=self._changing,
-                trained=trained,
-            )
-            self._check_weights(captured)
+            with uncached(memory):
+                captured = capture(
+                    self.original,
+                    args,
+                    kwargs,
+                    runs_hooks=True,
+                    changing=self._changing,
+                    trained=trained,
+                )
+            check_weights(captured, type(self.original).__name__)
         except UnsupportedError as error:
             if strict or not (self._within or isinstance(error, NotCapturable)):
                 raise
@@ -330,25 +348,20 @@ class OptimizedModule(StandsFor):
             below = partial(self._for_below, found)
             return Below(self.original, describe(leaves), reason, below)
         given = describe(leaves)
-        kind = TrainedProgram if trained else SizedProgram
-        program = kind(captured, engine, name, given, strict, self.original, self._within)
-        if isinstance(program, TrainedProgram):
-            program.prepare(leaves)
+        root, within = self.original, self._within
+        if trained:
+            half = self._narrowing.half(memory)
+            made = TrainedProgram(captured, engine, name, given, strict, root, within, half)
+            made.prepare(leaves)
+            program: SizedProgram = made
+        else:
+            program = SizedProgram(captured, engine, name, given, strict, root, within)
         self._warn_of_nothing(program)
         return program
 
     def _for_below(self, changing: Changing, module: nn.Module) -> OptimizedModule:
         device, precision, strict, sizes, options = self._settings
         return OptimizedModule(module, device, precision, strict, sizes, options, True, changing)
-
-    def _check_weights(self, captured: Captured) -> None:
-        for node, held in captured.held.items():
-            if node.users and computes_its_own_way(held.tensor):
-                raise UnsupportedError(
-                    f"{type(self.original).__name__} cannot be compiled: its weight {held.name} is "
-                    f"a {type(held.tensor).__name__}, a class that computes in its own way; valid "
-                    "are torch.Tensor and torch.nn.Parameter"
-                )
 
     def _warn_of_nothing(self, program: Kept) -> None:
         compiled = program.programs if isinstance(program, Below) else [program]
@@ -359,14 +372,6 @@ class OptimizedModule(StandsFor):
                 f"{program.name}: nothing was taken, all runs in PyTorch:\n{program.why_nothing()}",
                 MiniDNNWarning,
                 stacklevel=3,
-            )
-
-    def _refuse_autocast(self, memory: str) -> None:
-        kind = memory.partition(":")[0]
-        if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
-            raise UnsupportedError(
-                f"{type(self.original).__name__} was called under autocast, which an optimized "
-                "module does not follow; leave the autocast block, or optimize with precision="
             )
 
     def _memory(self, leaves: Any) -> str:

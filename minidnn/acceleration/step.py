@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
 from minidnn.gradients.halves import BackwardHalf, Halves
 from minidnn.graph.ir import Graph
+from minidnn.passes.mix_precision import mixed
 
 #: For so many choices of what requires a gradient programs are kept.
 _CHOICES = 4
@@ -30,6 +32,21 @@ _TWICE = (
 )
 
 
+@dataclass(frozen=True)
+class Narrow:
+    """How a part computes in half precision.
+
+    Attributes:
+        dtype: the half.
+        inputs: which of its inputs are given in it, by place.
+        outputs: which of its outputs are.
+    """
+
+    dtype: str
+    inputs: frozenset[int] = frozenset()
+    outputs: frozenset[int] = frozenset()
+
+
 class TrainedPart(nn.Module):
     """A part as a module with a gradient.
 
@@ -38,11 +55,13 @@ class TrainedPart(nn.Module):
         pairs: the compiled programs, by which of the inputs require gradients.
     """
 
-    def __init__(self, part: Part, engine: Engine) -> None:
+    def __init__(self, part: Part, engine: Engine, narrow: Narrow | None = None) -> None:
+        """narrow: how it computes in half precision, if it does."""
         super().__init__()
         self.part = part
         self.pairs: OrderedDict[tuple[int, ...], Pair] = OrderedDict()
         self._engine = engine
+        self._narrow = narrow
         self._device = torch.device(engine.memory)
         self._places = {node: place for place, node in enumerate(part.inputs)}
         self._written = [self._places[node] for node in part.written]
@@ -75,7 +94,7 @@ class TrainedPart(nn.Module):
         with self._lock:
             pair = self.pairs.get(trained)
             if pair is None:
-                pair = self.pairs[trained] = Pair(self.part, self._engine, trained)
+                pair = self.pairs[trained] = Pair(self.part, self._engine, trained, self._narrow)
                 if len(self.pairs) > _CHOICES:
                     self.pairs.popitem(last=False)
             self.pairs.move_to_end(trained)
@@ -93,18 +112,30 @@ class Pair:
             computed of.
     """
 
-    def __init__(self, part: Part, engine: Engine, trained: Sequence[int]) -> None:
+    def __init__(
+        self,
+        part: Part,
+        engine: Engine,
+        trained: Sequence[int],
+        narrow: Narrow | None = None,
+    ) -> None:
         self.name = part.graph.name
         self.outputs = len(part.graph.outputs)
         self.halves = Halves(part.graph, trained, len(part.outputs))
-        self.forward = _compiled(self.halves.forward, engine)
+        self._engine, self._narrow = engine, narrow
+        self.forward = self._compiled(self._forward())
         self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, TakenPart]] = {}
         #: Results by which there are no gradients.
         self.others = [p for p in range(self.outputs) if p not in self.halves.floating]
-        self._engine = engine
         self._lock = ForkLock()
         if len(self.halves.floating) == 1 and self.halves.backward.differentiated:
             self.backward(self.halves.floating)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of what is kept beside inputs and outputs."""
+        kept = self.forward.part.graph.outputs[self.outputs :]
+        return sum(value.type.bytes for value in kept)
 
     def backward(self, present: tuple[int, ...]) -> tuple[BackwardHalf, TakenPart]:
         """What is computed backwards where there are gradients by these results."""
@@ -112,13 +143,44 @@ class Pair:
             if present not in self.backwards:
                 every = present == self.halves.floating
                 found = self.halves.backward if every else self.halves.backward_of(present)
-                self.backwards[present] = found, _compiled(found.graph, self._engine)
+                self.backwards[present] = found, self._compiled(self._backward(found, present))
             return self.backwards[present]
 
+    def _forward(self) -> Graph:
+        """What runs forwards, in the precision of the part; values are kept as they lie."""
+        graph, narrow = self.halves.forward, self._narrow
+        if narrow is None:
+            return graph
+        given = [graph.inputs[place] for place in narrow.inputs]
+        wanted = [place in narrow.outputs for place in range(self.outputs)]
+        kept = [None] * (len(graph.outputs) - self.outputs)
+        return mixed(graph, narrow.dtype, given, [*wanted, *kept])
 
-def _compiled(graph: Graph, engine: Engine) -> TakenPart:
-    executable = engine.compile(graph)
-    return TakenPart(Part(graph, (), ()), executable, engine.memory, True, True)
+    def _backward(self, found: BackwardHalf, present: tuple[int, ...]) -> Graph:
+        """The same backwards: kept values are given as they were kept, gradients have the dtypes of
+        what they are by."""
+        graph, narrow = found.graph, self._narrow
+        if narrow is None:
+            return graph
+        are_narrow = [
+            *(place in narrow.inputs for place in found.given),
+            *(self._kept_dtypes[place] == narrow.dtype for place in found.kept),
+            *(place in narrow.outputs for place in present),
+        ]
+        given = [v for v, is_it in zip(graph.inputs, are_narrow, strict=True) if is_it]
+        wanted = [place in narrow.inputs for place in found.differentiated]
+        return mixed(graph, narrow.dtype, given, wanted)
+
+    @property
+    def _kept_dtypes(self) -> list[str]:
+        return [value.dtype for value in self.forward.part.graph.outputs]
+
+    def _compiled(self, graph: Graph) -> TakenPart:
+        engine, narrow = self._engine, self._narrow
+        executable = (
+            engine.compile(graph) if narrow is None else engine.compile_mixed(graph, narrow.dtype)
+        )
+        return TakenPart(Part(graph, (), ()), executable, engine.memory, True, True)
 
 
 class _Through(torch.autograd.Function):

@@ -32,7 +32,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from minidnn.acceleration.part import computes_its_own_way
-from minidnn.frontends.torch.capture import Held
+from minidnn.errors import UnsupportedError
+from minidnn.frontends.torch.capture import Captured, Held
 from minidnn.frontends.torch.hooks import BACKWARD_HOOKS, HOOKS
 from minidnn.frontends.torch.scripted import is_scripted
 from minidnn.frontends.torch.state import OF_MODULES, PLAIN
@@ -56,6 +57,17 @@ class StandsFor(nn.Module):
     """
 
     original: nn.Module
+
+
+def check_weights(captured: Captured, name: str) -> None:
+    """UnsupportedError if a weight of the module of that name computes in its own way."""
+    for node, held in captured.held.items():
+        if node.users and computes_its_own_way(held.tensor):
+            raise UnsupportedError(
+                f"{name} cannot be compiled: its weight {held.name} is a "
+                f"{type(held.tensor).__name__}, a class that computes in its own way; valid are "
+                "torch.Tensor and torch.nn.Parameter"
+            )
 
 
 class Watch:

@@ -63,12 +63,6 @@ class Halves:
         self.backward = self.backward_of(self.floating)
         self.forward = Graph(graph.inputs, self._results, graph.nodes, graph.name)
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of what is kept beside inputs and outputs."""
-        kept = self.forward.outputs[len(self.graph.outputs) :]
-        return sum(value.type.bytes for value in kept)
-
     def backward_of(self, present: Iterable[int]) -> BackwardHalf:
         """What runs backwards where there are gradients by these outputs alone, by place."""
         graph = self.graph

@@ -51,6 +51,8 @@ class Context:
     memory_limit: int | None = None
     #: Whether a store holds the graph's states, so that none of them may become a constant.
     stored: bool = False
+    #: Whether the graph itself says which of its values are in half precision.
+    mixed: bool = False
     #: How the values of the graph lie in memory, once passes have chosen it.
     annotations: Annotations = field(default_factory=Annotations)
     running: str = ""

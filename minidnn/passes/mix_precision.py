@@ -11,7 +11,7 @@ Refuses: graphs without states, which reduce_precision handles, and targets that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +41,8 @@ _WINDOWS = (Windowed, AdaptiveAvgPool2d)
 #: What gives the dtype that it is given, and computes nothing that would suffer from it.
 _FOLLOWS = (*_WINDOWS, Movement, RandomDrop)
 _HALVES = ("float16", "bfloat16")
+#: What has fewer axes is a vector: formulas read it in float32.
+_LEAST_RANK = 2
 
 
 def mix_precision(graph: Graph, context: Context) -> Graph:
@@ -55,13 +57,26 @@ def mix_precision(graph: Graph, context: Context) -> Graph:
     return mixed(graph, dtype)
 
 
-def mixed(graph: Graph, dtype: str) -> Graph:
-    """The graph with products, and what lies between them, in ``dtype``."""
-    return _Mixing(graph, dtype).graph()
+def mixed(
+    graph: Graph,
+    dtype: str,
+    inputs: Iterable[Value] = (),
+    outputs: Sequence[bool | None] | None = None,
+) -> Graph:
+    """The graph with products, and what lies between them, in ``dtype``.
+
+    inputs: those of its inputs, in float32, that are given in ``dtype``.
+    outputs: for each output whether it is wanted in ``dtype``; None for one that is given as it
+        lies.  By default all are wanted as they are.
+    """
+    wanted = [False] * len(graph.outputs) if outputs is None else list(outputs)
+    return _Mixing(graph, dtype, set(inputs), wanted).graph()
 
 
 class _Mixing:
-    def __init__(self, graph: Graph, dtype: str) -> None:
+    def __init__(
+        self, graph: Graph, dtype: str, inputs: set[Value], wanted: Sequence[bool | None]
+    ) -> None:
         self.given = graph
         self.dtype = dtype
         self.nodes: list[Node] = []
@@ -69,21 +84,40 @@ class _Mixing:
         #: and in half precision; of most there is one.
         self.full: dict[Value, Value] = {v: v for v in graph.values if v.producer is None}
         self.half: dict[Value, Value] = {}
-        self.between = _between_products(graph)
+        self.wanted = wanted
+        passed_on = (v for v, half in zip(graph.outputs, wanted, strict=True) if half)
+        self.between = _between_products(graph, inputs, passed_on)
         self.names = {value.name for value in graph.values} | {n.name for n in graph.nodes}
+        self.inputs = [self._narrow(value) if value in inputs else value for value in graph.inputs]
 
     def graph(self) -> Graph:
         for node in self.given.nodes:
             self._add(node)
         given = self.given
         return Graph(
-            given.inputs,
-            [self._in_full(value, value.name) for value in given.outputs],
+            self.inputs,
+            [self._result(v, half) for v, half in zip(given.outputs, self.wanted, strict=True)],
             self.nodes,
             given.name,
             given.output_names,
             updates={s: self._in_full(v, v.name) for s, v in given.updates.items()},
         )
+
+    def _narrow(self, value: Value) -> Value:
+        """What stands for an input that is given in half precision."""
+        given = Value(replace(value.type, dtype=self.dtype), value.name)
+        del self.full[value]
+        self.half[value] = given
+        if value.type.rank < _LEAST_RANK:
+            self.full[value] = self._in_full(value, value.name)
+        return given
+
+    def _result(self, value: Value, half: bool | None) -> Value:
+        if half and value.dtype == "float32":
+            return self._in_half(value)
+        if half is None and self._is_half(value):
+            return self.half[value]
+        return self._in_full(value, value.name)
 
     def _add(self, node: Node) -> None:
         op = node.op
@@ -212,11 +246,13 @@ def _computing_in_float32(op: Elementwise, dtype: str) -> Formula:
     return Formula(op.expression(), tensors, op.channel_count, op.name, dtype, "float32")
 
 
-def _between_products(graph: Graph) -> set[Value]:
+def _between_products(
+    graph: Graph, given: Iterable[Value], passed_on: Iterable[Value]
+) -> set[Value]:
     """The float32 values that are computed of results of products and that products or windows
     read, with nothing but element-wise nodes, windows and moves in between: activations and their
-    gradients."""
-    made: set[Value] = set()
+    gradients.  Products elsewhere make what is ``given`` and read what is ``passed_on``."""
+    made = {value for value in given if value.type.rank >= _LEAST_RANK}
     for node in graph.nodes:
         if isinstance(node.op, _PRODUCTS):
             made.update(node.outputs)
@@ -224,7 +260,7 @@ def _between_products(graph: Graph) -> set[Value]:
             count = node.op.channel_count if isinstance(node.op, Elementwise) else 0
             if any(value in made for value in node.inputs[: len(node.inputs) - count]):
                 made.update(node.outputs)
-    read: set[Value] = set()
+    read = set(passed_on)
     for node in reversed(graph.nodes):
         passes = isinstance(node.op, (*_PRODUCTS, *_WINDOWS))
         if isinstance(node.op, (Elementwise, *_FOLLOWS)):

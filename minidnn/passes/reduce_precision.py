@@ -2,8 +2,8 @@
 
 Handles: every float32 input, constant and node output, at once; constants are rounded when they
 are first needed, after normalizations were folded into them.
-Refuses: graphs with states, which keep their dtypes.  Targets that keep float32 have nothing to do,
-and other dtypes stay.
+Refuses: graphs with states, which keep their dtypes, and those that say themselves which values are
+in half precision.  Targets that keep float32 have nothing to do, and other dtypes stay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minidnn.passes.infrastructure import Context, Pass
 def reduce_precision(graph: Graph, context: Context) -> Graph:
     """See the module."""
     dtype = context.target.storage
-    if dtype is None or dtype == "float32" or graph.states:
+    if dtype is None or dtype == "float32" or graph.states or context.mixed:
         return graph
     if not context.allow(f"keep float32 values in {dtype}"):
         return graph

@@ -52,6 +52,12 @@ def planned_graph(graph: Graph, precision: str, states: bool = False) -> Plan:
     return make_plan(optimize(graph, context, verify=True), context)
 
 
+def planned_mixed(graph: Graph, precision: str) -> Plan:
+    """That of a graph that says itself which values are in half precision."""
+    context = Context(CudaTarget(H200.device(precision), precision), mixed=True)
+    return make_plan(optimize(graph, context, verify=True), context)
+
+
 def problems_of(
     network: md.Layer, shape: tuple[int, ...], precision: str
 ) -> list[ContractionProblem]:

@@ -103,21 +103,24 @@ class Memory:
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
 def test_a_step(precision: str, tmp_path: Path) -> None:
-    """Every value, after the node that makes it, is what the reference makes of the plan."""
     optimizer = md.optim.SGD(0.02, momentum=0.9, weight_decay=1e-3)
     objective = Objective(md.losses.CrossEntropy(), {})
     graph = step_graph(Network().initialize(0), (SHAPE,), objective, optimizer)
-    plan = planned_graph(graph, precision, True)
     random = np.random.default_rng(0)
     given = [random.standard_normal(SHAPE, np.float32), np.array([0, 3, 1, 4])]
     given.append(np.array(0.02, np.float32))  # the learning rate
+    check_values(planned_graph(graph, precision, True), given, precision, tmp_path)
+
+
+def check_values(plan: Plan, given: list[np.ndarray], precision: str, folder: Path) -> None:
+    """Every value, after the node that makes it, is what the reference makes of the plan."""
     nodes = plan.graph.nodes
     values = [value for node in nodes for value in node.outputs]
     everything = Graph(plan.graph.inputs, values, nodes, plan.graph.name)
     expected = dict(zip(values, evaluate(everything, given), strict=True))
 
     tasks = lower_plan(plan, H200, precision == "tf32")
-    emulated = Emulated([t.work.source for t in tasks if isinstance(t.work, Launch)], tmp_path)
+    emulated = Emulated([t.work.source for t in tasks if isinstance(t.work, Launch)], folder)
     memory = Memory(plan, tasks)
     for value, array in zip(plan.graph.inputs, given, strict=True):
         memory.write(nodes[0], value, array)

@@ -108,6 +108,8 @@ ALLOWED: dict[str, set[str]] = {
     "acceleration": {
         *("graph", "frontends", "executable", "compiler", "cache", "gradients"),
         *("backends.backend", "backends.cpu", "backends.cuda"),
+        # What it compiles apart, forwards and backwards, is in half precision at the same places.
+        "passes",
     },
     # It is given executables, and knows no files.
     "serving": {FACE, "runtime", "executable", "pages"},

@@ -21,10 +21,14 @@ from minidnn.graph.operators import (
     LogSoftmax,
     MatMul,
     Reduce,
+    ReLU,
+    Sigmoid,
 )
+from minidnn.graph.trace import apply, tracing
+from minidnn.graph.types import TensorType
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
-from minidnn.passes.mix_precision import mix_precision
+from minidnn.passes.mix_precision import mix_precision, mixed
 from minidnn.passes.pipeline import optimize
 from minidnn.training.step import Objective, step_graph
 
@@ -133,6 +137,34 @@ def test_what_is_left_alone() -> None:
     assert mix_precision(training, Context(Narrow(dtype="float32"))) is training
     assert mix_precision(training, Context(Narrow(), fuel=0)) is training
     assert mix_precision(inference, Context(Narrow())) is inference
+
+
+def test_inputs_and_outputs_in_halves() -> None:
+    """Of a graph that is a piece of a network: what the others make in halves is given so, and what
+    they read in halves is wanted so."""
+    with tracing("piece") as trace:
+        x = trace.input(TensorType((8, 8)), "x")
+        bias = trace.input(TensorType((8,)), "bias")
+        y = apply(ReLU(), x) + bias
+        total = apply(Reduce("sum", (1,)), y)
+        product = apply(MatMul(), apply(Sigmoid(), y), y)
+        given = trace.graph([apply(ReLU(), x), y, total, product])
+    outputs = [*given.outputs, y]
+    given = Graph(given.inputs, outputs, given.nodes, given.name)
+    graph = mixed(given, "float16", given.inputs, [True, False, None, None, None])
+    check(graph)
+    assert [v.dtype for v in graph.inputs] == ["float16", "float16"]
+    halves = ["float16", "float32", "float32", "float16", "float16"]
+    assert [v.dtype for v in graph.outputs] == halves
+    (vectors,) = [node for node in graph.nodes if node.inputs[0].name == "bias"]
+    assert vectors.op.name == "Cast"  # formulas read vectors in float32
+    random = np.random.default_rng(0)
+    arrays = [random.standard_normal(v.shape).astype(np.float16) for v in given.inputs]
+    right = evaluate(given, arrays, "float64")
+    for one, other in zip(evaluate(graph, arrays), right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=4e-3, atol=4e-3)
+    plain = mixed(given, "float16")
+    assert [v.dtype for v in (*plain.inputs, *plain.outputs)] == ["float32"] * 7
 
 
 class Attention(md.Layer):

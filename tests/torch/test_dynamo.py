@@ -20,6 +20,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from minidnn.acceleration import dynamo
+from minidnn.acceleration.engine import Engine
 from minidnn.acceleration.trained import TrainedProgram
 from minidnn.errors import DeviceError, GraphError, MiniDNNWarning, UnsupportedError
 
@@ -283,13 +284,19 @@ def test_tensors_that_hold_others_are_left_to_pytorch(weight: bool) -> None:
         close(found.a, net(given).a)
 
 
-def test_autocast_is_honoured_by_pytorch() -> None:
+def test_autocast_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = make(), examples(2, 3, 8, 8)
-    fast = compiled(net)
-    text = "torch.compile: a piece runs in PyTorch: autocast is on"
+    fast = compiled(net, strict=True)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        got = fast(x)
+        assert got.dtype == torch.bfloat16
+        torch.testing.assert_close(got, net(x), rtol=2e-2, atol=2e-2)
+    torch._dynamo.reset()
+    monkeypatch.setattr(Engine, "why_not_mixed", lambda self: "it has no halves")
+    text = "a piece runs in PyTorch: autocast is on, which PyTorch honours, as it has no halves"
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         with pytest.warns(MiniDNNWarning, match=text):
-            got = fast(x)
+            got = compiled(net)(x)
         assert got.dtype == torch.bfloat16
         close(got, net(x))
 
@@ -361,16 +368,18 @@ def test_a_piece_that_writes_to_what_it_is_given() -> None:
     close(*given)
 
 
-def test_training_under_autocast_is_pytorchs() -> None:
+def test_training_under_autocast() -> None:
     net, x = make().train(), examples(4, 3, 8, 8)
-    fast = compiled(net)
-    with (
-        torch.autocast("cpu", torch.bfloat16),
-        pytest.warns(MiniDNNWarning, match="a piece runs in PyTorch: autocast is on"),
-    ):
-        loss = fast(x).float().sum()
-    loss.backward()
-    assert net.conv.weight.grad is not None
+    own = copy.deepcopy(net)
+    fast = compiled(net, strict=True)
+    for module in (fast, own):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = module(x).float().square().sum()
+        loss.backward()
+    for one, other in zip(net.parameters(), own.parameters(), strict=True):
+        assert one.grad.dtype is torch.float32
+        assert (one.grad - other.grad).norm() <= 0.03 * own.head.weight.grad.norm()
+    close(fast(x), own(x))  # and without autocast in float32
 
 
 def test_options_that_are_not_legal() -> None:

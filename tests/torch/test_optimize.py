@@ -409,13 +409,6 @@ def test_what_containers_hold_is_found_in_an_optimized_one() -> None:
             ask(single)
 
 
-def test_autocast_is_refused() -> None:
-    fast = optimized(make(), examples(1, 3, 8, 8))
-    text = "Network was called under autocast, which an optimized module does not follow"
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UnsupportedError, match=text):
-        fast(examples(1, 3, 8, 8))
-
-
 def test_moves_are_followed_or_refused() -> None:
     x = examples(1, 3, 8, 8)
     fast = optimized(make(), x)

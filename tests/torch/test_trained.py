@@ -368,19 +368,6 @@ def test_two_gradients_that_are_one_value() -> None:
     assert fast.one.grad.data_ptr() != fast.two.grad.data_ptr()
 
 
-def test_autocast_runs_in_pytorch() -> None:
-    fast, own = both(network())
-    with torch.autocast("cpu", torch.bfloat16):
-        with pytest.warns(MiniDNNWarning, match="in training mode under autocast: it runs in PyT"):
-            found = fast(x_of())
-        assert found.dtype is torch.bfloat16
-        close(found, own(x_of()))
-    strict = md.optimize(network(), device=DEVICE, strict=True)
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UnsupportedError, match="autocast"):
-        strict(x_of())
-    strict(x_of())
-
-
 def test_weights_of_another_type() -> None:
     fast, own = both(network())
     fast(x_of())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import minidnn as md
+from tests.torch import test_trained_halves
 from tests.torch.test_trained import Dropping, network, program, same_gradients, same_state, x_of
 
 pytestmark = pytest.mark.gpu
@@ -44,6 +46,41 @@ def test_a_layer_of_pytorchs_between_parts() -> None:
     assert len(program(fast).parts) == 2
     torch.testing.assert_close(given[1].grad.cpu(), given[0].grad, rtol=1e-4, atol=1e-5)
     same_gradients(net.cpu(), own)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("how", ["autocast", "module", "precision"])
+def test_gradients_in_half_precision(half: torch.dtype, how: str) -> None:
+    net = test_trained_halves.Network().cuda()
+    net = net.to(half) if how == "module" else net
+    precision = str(half).removeprefix("torch.") if how == "precision" else None
+    fast = md.optimize(net, precision=precision, strict=True).train()
+    if how == "precision":  # results are in float32, and PyTorch's are all exact
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.backends.cudnn, "allow_tf32", False)
+            found = np.array(test_trained_halves.errors_of(net, fast, None))[:, 0]
+        assert np.median(found) < {torch.bfloat16: 0.1, torch.float16: 0.02}[half]
+    else:
+        errors = test_trained_halves.errors_of(net, fast, half if how == "autocast" else None)
+        ours, theirs = np.median(np.array(errors), axis=0)
+        assert ours <= 3 * theirs, errors
+    (part,) = program(fast).parts
+    (pair,) = part.pairs.values()
+    kept = pair.forward.part.graph.outputs[pair.outputs :]
+    assert str(half).removeprefix("torch.") in {value.dtype for value in kept}
+
+
+def test_a_scaler() -> None:
+    test_trained_halves.check_scaler("cuda", "cuda")
+
+
+def test_evaluation_under_autocast() -> None:
+    net = network().cuda().eval()
+    fast, x = md.optimize(net, strict=True), x_of().cuda()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        found, own = fast(x), net(x)
+    assert found.dtype is own.dtype is torch.bfloat16
+    torch.testing.assert_close(found, own, rtol=3e-2, atol=3e-2)
 
 
 def test_dropout_follows_the_generator_of_the_device() -> None:

@@ -2,8 +2,9 @@
 
 Each node is computed by its operators' references.  Results are written where the plan says
 that they lie, and storage is overwritten with NaN once the plan says that it is free, so that
-a wrong lifetime, offset or placement shows as a wrong result.  ``interpret=True`` computes
-sequences patch by patch with the interpreter of their kernel plans instead.
+a wrong lifetime, offset or placement shows as a wrong result.  What a node gives in bfloat16, which
+NumPy computes in float32, is rounded where it is written.  ``interpret=True`` computes sequences
+patch by patch with the interpreter of their kernel plans instead.
 
 States lie in a store, and what they become is written over them; a run that fails leaves the store
 as it was.
@@ -21,7 +22,7 @@ from minidnn.backends.options import check_options, memory_limit_option
 from minidnn.fusion.region import FusedSequence
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Constant, Node, State, Value
-from minidnn.graph.types import ITEMSIZE, numpy_dtype
+from minidnn.graph.types import ITEMSIZE, numpy_dtype, rounded_to
 from minidnn.memory.liveness import lifetimes
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.store import Store
@@ -156,8 +157,10 @@ class _Memory:
 
     def write(self, value: Value, result: np.ndarray) -> None:
         place = self._place(value)
-        if not np.shares_memory(place, result):  # a view has its operand's elements already
-            place[...] = result
+        if np.shares_memory(place, result):  # a view has its operand's elements already
+            return
+        narrow = value.dtype == "bfloat16" and not self._wide
+        place[...] = rounded_to(value.dtype, result) if narrow else result
 
     def poison(self, root: Value) -> None:
         """Overwrites storage that nothing may read any more."""

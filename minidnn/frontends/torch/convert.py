@@ -19,6 +19,7 @@ from minidnn.frontends.torch.aten.call import AtenCall, Refused, key_of, known, 
 from minidnn.graph import ir
 from minidnn.graph.ir import Graph, Value
 from minidnn.graph.trace import Trace, tracing
+from minidnn.graph.types import numpy_dtype
 
 #: Gives the tensor of a constant, a weight or what is computed of weights, as it is now.
 Tensors = Callable[[Node], Any]
@@ -219,7 +220,10 @@ class _Values:
     def _constant(self, node: Node) -> Value:
         type = type_of(node.meta.get("val"))
         name = node.meta.get("minidnn_name", node.name)
-        return self._trace.constant(node, name, type, lambda: as_numpy(self._tensors(node)))
+        held = numpy_dtype(type.dtype)
+        return self._trace.constant(
+            node, name, type, lambda: as_numpy(self._tensors(node)).astype(held, copy=False)
+        )
 
 
 def as_numpy(tensor: Any) -> np.ndarray:

@@ -1,0 +1,61 @@
+"""What is compiled for a GPU of a network that trains under autocast, without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import minidnn as md
+from minidnn.graph.evaluate import evaluate
+from minidnn.graph.ir import Graph
+from minidnn.graph.types import rounded_to
+from tests.cuda.lowered import planned_mixed
+from tests.cuda.test_emulated_step import check_values
+from tests.torch.test_trained import program
+
+
+class Network(nn.Module):
+    """Normalized rows, a maximum, an average, a sum and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.second = nn.Conv2d(16, 16, 3, padding=1)
+        self.head = nn.Linear(16 * 16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.max_pool2d(self.norm(self.first(x)).relu(), 3, 2, 1)
+        return self.head(F.avg_pool2d((self.second(y) + y).relu(), 2).flatten(1))
+
+
+@pytest.mark.parametrize(
+    "half", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
+)
+def test_both_programs(half: torch.dtype, tmp_path: Path) -> None:
+    fast: Any = md.optimize(Network().train(), device="reference")
+    with torch.autocast("cpu", half):
+        fast(torch.randn(4, 3, 16, 16))
+    (part,) = program(fast).parts
+    (pair,) = part.pairs.values()
+    ((found, backward),) = pair.backwards.values()
+    name, random = str(half).removeprefix("torch."), np.random.default_rng(0)
+
+    def check(graph: Graph, given: list[np.ndarray]) -> list[np.ndarray]:
+        assert {"float32", name} <= {value.dtype for value in graph.values}
+        check_values(planned_mixed(graph, name), given, name, tmp_path)
+        return list(evaluate(graph, given))
+
+    forward = pair.forward.part.graph
+    given = [0.3 * random.standard_normal(v.shape).astype(np.float32) for v in forward.inputs]
+    results = check(forward, given)
+    kept = [rounded_to(forward.outputs[p].dtype, results[p]) for p in found.kept]
+    # As large as the gradients of a mean over the batch.
+    seed = rounded_to(name, 0.1 * random.standard_normal(results[0].shape).astype(np.float32))
+    check(backward.part.graph, [*(given[place] for place in found.given), *kept, seed])
