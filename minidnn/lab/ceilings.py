@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import partial
 from typing import Any
 
@@ -11,20 +13,55 @@ from ..cudnn import convolution
 from ..cudnn._cupy import cupy
 from ..cudnn.accuracy import is_coarse_winograd
 from ..cudnn.convolution.choose import ADDS_IN_ANY_ORDER
-from ..cudnn.enums import ConvolutionFwdAlgo, MathType
+from ..cudnn.convolution.key import Operation
+from ..cudnn.enums import (
+    ConvolutionBwdDataAlgo,
+    ConvolutionBwdFilterAlgo,
+    ConvolutionFwdAlgo,
+    MathType,
+)
 from ..errors import MiniDNNError
 from .convolution.shape import ConvolutionShape
+from .input_gradient.ladder import InputGradientShape
 from .measure import arrays, times
-from .operands import Operands, WrongResultError
+from .operands import RESULT, Operands, WrongResultError
 from .product.shape import ProductShape
+from .weight_gradient.ladder import WeightGradientShape
 
-_PREFIX = "CUDNN_CONVOLUTION_FWD_ALGO_"
+
+@dataclass(frozen=True)
+class _Algorithms:
+    """Those of cuDNN for a computation.
+
+    Attributes:
+        operation: as cuDNN's binding calls it.
+        kinds: all algorithms.
+        places: image, filters, and the convolution's result, as the laboratory calls them.
+        given: those that are read, as the binding is given them.
+    """
+
+    operation: Operation
+    kinds: type[IntEnum]
+    places: tuple[str, str, str]
+    given: tuple[str, str]
+
+
+_ALGORITHMS: dict[type, _Algorithms] = {
+    ConvolutionShape: _Algorithms("forward", ConvolutionFwdAlgo, ("x", "w", "y"), ("x", "w")),
+    InputGradientShape: _Algorithms(
+        "backward_data", ConvolutionBwdDataAlgo, ("y", "w", "g"), ("w", "g")
+    ),
+    WeightGradientShape: _Algorithms(
+        "backward_filter", ConvolutionBwdFilterAlgo, ("x", "y", "g"), ("x", "g")
+    ),
+}
+_PREFIX = re.compile(r"CUDNN_CONVOLUTION_(FWD_ALGO_|BWD_(DATA|FILTER)_)")
 _MATHS = {
     "float32": MathType.CUDNN_FMA_MATH,
     "TF32": MathType.CUDNN_TENSOR_OP_MATH,
     "float16": MathType.CUDNN_TENSOR_OP_MATH,
 }
-_PLAIN = ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "DIRECT")
+_PLAIN = ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "DIRECT", "ALGO_0", "ALGO_1", "ALGO_3")
 _WORKSPACE_LIMIT = 4 << 30
 
 
@@ -39,25 +76,30 @@ class CeilingJob:
 def ceilings(job: CeilingJob) -> list[dict[str, Any]]:
     """Each way in which a library computes this: name, precision, time, workspace, whether its
     bits are the same each time, and how far its result is off; or why there is no time."""
-    if isinstance(job.shape, ConvolutionShape):
-        return _convolutions(job.shape, job.operands)
+    if (algorithms := _ALGORITHMS.get(type(job.shape))) is not None:
+        return _convolutions(job.shape, job.operands, algorithms)
     if isinstance(job.shape, ProductShape):
         return [_product(job.shape, job.operands, name) for name in ("float32", "float16")]
     return []
 
 
-def _convolutions(shape: ConvolutionShape, operands: Operands) -> list[dict[str, Any]]:
+def _convolutions(
+    shape: ConvolutionShape, operands: Operands, algorithms: _Algorithms
+) -> list[dict[str, Any]]:
     given, expected = arrays(operands)
     images = (shape.batch, shape.channels, shape.height, shape.width)
     filters = (shape.filters, shape.channels, shape.window_height, shape.window_width)
+    result = (shape.batch, shape.filters, shape.out_height, shape.out_width)
     rows = []
     for precision, math in _MATHS.items():
         type = "float16" if precision == "float16" else "float32"
-        x = given["x"].reshape(images).astype(type)
-        w = given["w"].reshape(filters).astype(type)
-        y = cupy().empty(expected.shape, type)
-        for kind in ConvolutionFwdAlgo:
-            name = kind.name.removeprefix(_PREFIX)
+        held = {name: given[name].astype(type) for name in algorithms.given}
+        held[RESULT] = cupy().empty(expected.size, type)
+        sizes = dict(zip(algorithms.places, (images, filters, result), strict=True))
+        held = {name: array.reshape(sizes[name]) for name, array in held.items()}
+        x, w, y = (held[name] for name in algorithms.places)
+        for kind in algorithms.kinds:
+            name = _PREFIX.sub("", kind.name)
             row: dict[str, Any] = {
                 "name": name,
                 "precision": precision,
@@ -67,7 +109,7 @@ def _convolutions(shape: ConvolutionShape, operands: Operands) -> list[dict[str,
             }
             try:
                 plan = convolution.plan(
-                    "forward",
+                    algorithms.operation,
                     *(x, w, y),
                     padding=shape.padding,
                     stride=shape.stride,
@@ -77,9 +119,9 @@ def _convolutions(shape: ConvolutionShape, operands: Operands) -> list[dict[str,
                     workspace_limit=_WORKSPACE_LIMIT,
                 )
                 row["workspace"] = plan.choice.workspace
-                addresses = (x.data.ptr, w.data.ptr, y.data.ptr)
+                addresses = [held[name].data.ptr for name in (*algorithms.given, RESULT)]
                 plan.run(*addresses)
-                row["error"] = _error(y, expected)
+                row["error"] = _error(held[RESULT], expected.reshape(sizes[RESULT]))
                 row |= times(partial(plan.run, *addresses))
             except (MiniDNNError, WrongResultError) as error:
                 row["why_not"] = str(error).partition("\n")[0]

@@ -5,17 +5,20 @@ from __future__ import annotations
 from ..errors import UnsupportedError
 from .convolution.ladder import CONVOLUTION
 from .convolution_cpu.ladder import CONVOLUTION_CPU
+from .input_gradient.ladder import INPUT_GRADIENT
 from .memory.ladder import MEMORY
 from .memory_cpu.ladder import MEMORY_CPU
 from .product.ladder import PRODUCT
 from .reverse.ladder import REVERSE
 from .step import Ladder
 from .transpose.ladder import TRANSPOSE
+from .weight_gradient.ladder import WEIGHT_GRADIENT
 
 LADDERS = {
     ladder.name: ladder
     for ladder in (
-        *(CONVOLUTION, PRODUCT, MEMORY, REVERSE, TRANSPOSE),
+        *(CONVOLUTION, INPUT_GRADIENT, WEIGHT_GRADIENT),
+        *(PRODUCT, MEMORY, REVERSE, TRANSPOSE),
         *(CONVOLUTION_CPU, MEMORY_CPU),
     )
 }
@@ -29,7 +32,8 @@ def ladder_of(name: str) -> Ladder:
     ['naive', 'coalesced', 'tiled']
 
     Args:
-        name: "conv", "product", "memory", "reverse", "transpose", "conv-cpu" or "memory-cpu".
+        name: "conv", "input-gradient", "weight-gradient", "product", "memory", "reverse",
+            "transpose", "conv-cpu" or "memory-cpu".
 
     Returns:
         The ladder.

@@ -62,11 +62,24 @@ def measure(job: Job) -> dict[str, Any]:
         WrongResultError: the result is wrong, or something beside it was written.
         FaultError: the GPU reports a fault, after which this process can do nothing more with it.
     """
+    run = run_once(job)
+    try:
+        return times(run) | ({"machine_code": code} if (code := _machine_code(job)) else {})
+    except _errors() as error:
+        raise FaultError(f"the kernel failed: {error}") from error
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    return (cupy().cuda.runtime.CUDARuntimeError, cupy().cuda.driver.CUDADriverError)
+
+
+def run_once(job: Job) -> Callable[[], object]:
+    """The step bound to its operands, after its first result was found right; raises as
+    :func:`measure` does."""
     given, expected = arrays(job.operands)
     whole = cupy().full(job.size + 2 * _GUARD, np.nan, job.result)
     y = whole[_GUARD : _GUARD + job.size]
     run = bound(job, {**given, RESULT: y})
-    errors = (cupy().cuda.runtime.CUDARuntimeError, cupy().cuda.driver.CUDADriverError)
     try:
         with timing_stream() as stream:
             run()
@@ -76,8 +89,8 @@ def measure(job: Job) -> dict[str, Any]:
         y[:] = np.nan
         if not bool(cupy().isnan(whole).all()):
             raise WrongResultError("memory beside the result was written")
-        return times(run) | ({"machine_code": code} if (code := _machine_code(job)) else {})
-    except errors as error:
+        return run
+    except _errors() as error:
         raise FaultError(f"the kernel failed: {error}") from error
 
 

@@ -20,7 +20,8 @@ def test_list_names_ladders_steps_and_metrics(capsys: pytest.CaptureFixture[str]
     assert "L1 hit rate: L1 hits / all accesses" in text
     document = json.loads(told(capsys, "list", "--json"))
     names = [ladder["name"] for ladder in document["ladders"]]
-    gpu = ["conv", "product", "memory", "reverse", "transpose"]
+    gpu = ["conv", "input-gradient", "weight-gradient"]
+    gpu += ["product", "memory", "reverse", "transpose"]
     assert names == [*gpu, "conv-cpu", "memory-cpu"]
     assert all(metric["formula"] for metric in document["metrics"])
 
@@ -62,7 +63,7 @@ def test_parameters_go_to_the_steps_that_have_them(capsys: pytest.CaptureFixture
     ("arguments", "message"),
     [
         (["show", "conv", "fast"], "conv has no step 'fast'; it has naive, general, coalesced"),
-        (["model", "fft"], "no ladder is called 'fft'; there are conv, product, memory, reverse"),
+        (["model", "fft"], "no ladder is called 'fft'; there are conv, input-gradient, weight-"),
         (["model", "conv", "--gpu", "H300"], "'H300' is not described; A100, RTX3090, RTX4090"),
         (["model", "conv", "--shape", "batch"], "'batch' is no list of sizes such as batch=1"),
         (["model", "conv", "--shape", "n=-1"], "shapes of conv are 3-64@224,7/2, 64-64@56,3/1"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,46 +15,8 @@ from minidnn.graph.evaluate import evaluate
 from minidnn.lab.cards import H100
 from minidnn.lab.convolution.ladder import CONVOLUTION
 from minidnn.lab.convolution.shape import ConvolutionShape, convolve
-from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.operands import draw
 from minidnn.layers.build import to_graph
-
-from .emulated import Case, check
-
-on_each_step = pytest.mark.parametrize("step", CONVOLUTION.steps, ids=lambda step: step.name)
-
-NUMBERS = {"TILE_DEPTH": (1, 2, 4, 8, 16, 32), "STAGES": (2, 3, 4), "SIZE": (8, 16, 32)}
-BLOCKS = ((8, 8), (16, 4), (32, 1), (5, 3), (1, 1), (4, 16))
-
-
-def generated(step: CudaStep, count: int) -> list[Case]:
-    """Odd sizes, windows, strides, paddings and dilations that a step does not refuse."""
-    random = np.random.default_rng([ord(letter) for letter in step.name])
-    cases: list[Case] = []
-    while len(cases) < count:
-        names = ("batch", "channels", "height", "width", "filters")
-        sizes = dict(zip(names, random.integers(1, [3, 5, 14, 14, 12]).tolist(), strict=True))
-        sizes |= {f"window_{axis}": int(random.integers(1, 6)) for axis in ("height", "width")}
-        if step.name != "naive" and random.integers(4):
-            steps = random.integers([1, 0, 1], [4, 4, 3]).tolist()
-            sizes |= dict(zip(("stride", "padding", "dilation"), steps, strict=True))
-        try:
-            shape = ConvolutionShape(**sizes)
-        except UnsupportedError:
-            continue
-        block = BLOCKS[random.choice(len(BLOCKS))]
-        parameters = {
-            name: int(random.choice(NUMBERS.get(name, range(1, 9)))) for name in step.parameters
-        }
-        if step.why_not(shape, block, H100, parameters) is None:
-            cases.append(Case(shape, block, parameters))
-    return cases
-
-
-@on_each_step
-def test_generated_shapes(step: CudaStep, tmp_path: Path) -> None:
-    # What is long takes long to compile.
-    check(CONVOLUTION, step, generated(step, 8 if step.name in ("fft", "tensor") else 16), tmp_path)
 
 
 def _planes(text: str) -> np.ndarray:

@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.lab.cards import H100
 from minidnn.lab.cuda_device import predict
-from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.ladders import ladder_of
 from minidnn.lab.memory.shape import WordsShape
 from minidnn.lab.model import Prediction
 from minidnn.lab.step import points_of
 
-from .emulated import Case, check
-
 STEPS = [(name, step) for name in ("memory", "reverse") for step in ladder_of(name).steps]
-NUMBERS = {
-    "STRIDE": (1, 2, 5, 32),
-    "FIELDS": (1, 3, 5),
-    "WIDTH": (7, 33, 64),
-    "SHIFT": (0, 1, 31, 40),
-}
-
-
-@pytest.mark.parametrize(("name", "step"), STEPS, ids=lambda one: getattr(one, "name", one))
-def test_generated_sizes(name: str, step: CudaStep, tmp_path: Path) -> None:
-    ladder = ladder_of(name)
-    random = np.random.default_rng(5)
-    blocks = [(8, 8), (32, 2), (16, 5), (5, 3), (4, 8)]
-    words = {"pairs": 2, "vectors": 4}.get(step.name, 1)
-    cases = [
-        Case(
-            WordsShape(words * int(random.integers(1, 400))),
-            blocks[at % 5],
-            {own: int(random.choice(NUMBERS[own])) for own in step.parameters},
-        )
-        for at in range(20)
-    ]
-    check(ladder, step, cases, tmp_path)
 
 
 def predicted(name: str, step: str, **parameters: int) -> Prediction:

@@ -2,45 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.errors import UnsupportedError
 from minidnn.lab.cards import H100
-from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
 from minidnn.lab.step import Block
-
-from .emulated import Case, check
-
-BLOCKS: tuple[Block, ...] = ((16, 16), (8, 8), (32, 4), (4, 8), (4, 4), (5, 5), (7, 3))
-
-
-def generated(step: CudaStep, count: int) -> list[Case]:
-    """Sizes that a step does not refuse, with blocks and tiles of all kinds."""
-    random = np.random.default_rng([ord(letter) for letter in step.name])
-    cases: list[Case] = []
-    while len(cases) < count:
-        rows, columns, depth = random.integers(1, 50, 3).tolist()
-        if step.name in ("vectors", "buffered", "warps"):
-            columns, depth = 4 * -(-columns // 4), 4 * -(-depth // 4)
-        if step.name == "tensor":
-            columns, depth = 8 * -(-columns // 8), 8 * -(-depth // 8)
-        deep = [16, 32] if step.name == "tensor" else [4, 8]
-        parameters = {name: int(random.choice(deep)) for name in step.parameters}
-        case = Case(ProductShape(rows, columns, depth), BLOCKS[random.choice(7)], parameters)
-        if step.why_not(case.shape, case.block, H100, parameters) is None:
-            cases.append(case)
-    return cases
-
-
-@pytest.mark.parametrize("step", PRODUCT.steps, ids=lambda step: step.name)
-def test_generated_shapes(step: CudaStep, tmp_path: Path) -> None:
-    check(PRODUCT, step, generated(step, 12), tmp_path)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
@@ -69,6 +38,9 @@ def test_refusals_are_reasons() -> None:
     )
     assert why_not("vectors", ProductShape(8, 8, 6), (8, 8)) == (
         "8 columns, depth 6; this step wants multiples of 4"
+    )
+    assert why_not("vectors", shape, (8, 8), TILE_DEPTH=2) == (
+        "TILE_DEPTH=2; this step wants a multiple of 4"
     )
     assert why_not("register_tile", shape, (32, 32), TILE_DEPTH=64) == (
         "132096 bytes of static shared memory; there may be 49152"

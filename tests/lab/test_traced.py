@@ -11,14 +11,16 @@ import pytest
 
 from minidnn.lab.convolution.ladder import CONVOLUTION
 from minidnn.lab.cuda_step import CudaStep, KernelCall
+from minidnn.lab.input_gradient.ladder import INPUT_GRADIENT
 from minidnn.lab.operands import draw
 from minidnn.lab.product.ladder import PRODUCT
 from minidnn.lab.product.shape import ProductShape
 from minidnn.lab.step import Ladder
+from minidnn.lab.weight_gradient.ladder import WEIGHT_GRADIENT
 from tests.cuda.emulator.run import Emulated
 
 from .emulated import Case, launch_all, plain
-from .test_convolution import generated
+from .generated import generated
 
 #: A pointer that counts what is read and written through it.
 TRACED = """#ifndef TRACED
@@ -31,7 +33,7 @@ template <class T> struct Traced {
 };
 #endif
 """
-OPERANDS = r"(x|w|bias|y|a|b|matrix|spectra_.)"
+OPERANDS = r"(x|w|g|bias|y|a|b|matrix|spectra_.)"
 POINTER = rf"(?:const )?(float2?|md_half) \*(?:__restrict__ )?(?={OPERANDS}\b)"
 
 #: A vector that is written, as four numbers.
@@ -44,7 +46,13 @@ VECTOR = ("inside ? *(const uint4 *)(w + filter * DEPTH + k) : zeros", "zeros")
 
 #: Vectors, and copies to shared memory, take plain pointers, which no class can count.
 CASTS = ("buffered", "warps", "async")
-STEPS = [(CONVOLUTION, step) for step in CONVOLUTION.steps if step.name not in CASTS]
+LADDERS_OF_CONVOLUTIONS = (CONVOLUTION, INPUT_GRADIENT, WEIGHT_GRADIENT)
+STEPS = [
+    (ladder, step)
+    for ladder in LADDERS_OF_CONVOLUTIONS
+    for step in ladder.steps
+    if step.name not in CASTS
+]
 STEPS += [
     (PRODUCT, step) for step in PRODUCT.steps if step.name not in (*CASTS, "vectors", "tensor")
 ]
@@ -57,12 +65,14 @@ def cases_of(ladder: Ladder, step: CudaStep) -> list[Case]:
         tile = {name: 2 for name in step.parameters}
         return [Case(ProductShape(13, 9, 7), block, tile) for block in blocks]
     whole = []
-    for case in generated(step, 40):
+    for case in generated(ladder, step, 80):
         across, down = case.shape.tiles(case.block)
         deep = (case.parameters or {}).get("TILE_DEPTH")
         if deep is not None and case.shape.terms > 8 * deep:
             continue
         if step.name == "tensor" and case.shape.terms % 8 == 0:
+            continue
+        if ladder is WEIGHT_GRADIENT and case.shape.positions > 64:
             continue
         planes = max(case.shape.batch * case.shape.channels, case.shape.filters)
         if across * down <= 36 and planes <= 8:

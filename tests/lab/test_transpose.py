@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
-import pytest
-
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.lab.cards import H100
 from minidnn.lab.cuda_device import predict
-from minidnn.lab.cuda_step import CudaStep
 from minidnn.lab.model import Prediction
 from minidnn.lab.step import points_of
 from minidnn.lab.transpose.ladder import TRANSPOSE, TransposeShape
-
-from .emulated import Case, check
-
-
-@pytest.mark.parametrize("step", TRANSPOSE.steps, ids=lambda step: step.name)
-def test_generated_shapes(step: CudaStep, tmp_path: Path) -> None:
-    random = np.random.default_rng(3)
-    blocks = [(8, 8), (32, 8), (16, 5), (5, 3), (4, 8)]
-    cases = [
-        Case(TransposeShape(*random.integers(1, 70, 2).tolist()), blocks[at % 5])
-        for at in range(15)
-    ]
-    check(TRANSPOSE, step, cases, tmp_path)
 
 
 def test_counted_by_hand() -> None:

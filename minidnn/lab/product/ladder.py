@@ -40,6 +40,9 @@ def _unfit(
     """Why tiles do not fit shared memory; ``padded`` numbers are added to each row of one."""
     if whole_vectors and (shape.columns % 4 or shape.depth % 4):
         return f"{shape.columns} columns, depth {shape.depth}; this step wants multiples of 4"
+    for name, number in parameters.items():
+        if whole_vectors and name != "RESIDENT" and number % 4:
+            return f"{name}={number}; this step wants a multiple of 4"
     rows, columns = tile_of(block, parameters)
     deep = parameters["TILE_DEPTH"]
     pads = deep if whole_vectors else rows

@@ -1,0 +1,1 @@
+"""The ladder of gradients of a convolution by its weights."""
