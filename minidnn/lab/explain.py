@@ -20,7 +20,9 @@ BUSY = 0.6
 _FEW_WARPS = 0.35
 _TAIL = 0.7
 _CONFLICTS = 1.5
-_SCATTERED = 8.0
+_SCATTERED, _WANTED = 8.0, 0.5
+"""Sectors that a warp touches, and the part of their bytes that it asked for: many sectors of which
+all is asked for are vectors."""
 _SCHEDULERS = 4
 _GATHERED = 0.5
 _NO_TURNS = {"shared": 0.0, "global": 0.0}
@@ -180,10 +182,23 @@ def _accesses(figures: _Figures, name: str) -> Explanation | None:
     if name == "load units" and turns["shared"] > turns["global"] and conflicts >= _CONFLICTS:
         evidence = f"shared memory takes {conflicts:.1f} times the turns that its words need"
         return Explanation("bank conflicts", evidence, source)
+    if turns["shared"] > turns["global"]:
+        return None
     sectors, source = figures.best("sectors a request", "sectors_a_request")
-    if sectors >= _SCATTERED and not turns["shared"] > turns["global"]:
-        evidence = f"a load of a warp touches {sectors:.1f} sectors; 4 would do"
+    wanted, _ = figures.best("coalescing", "coalescing")
+    if sectors >= _SCATTERED and wanted <= _WANTED:
+        evidence = (
+            f"a load of a warp touches {sectors:.1f} sectors; {wanted * sectors:.1f} would do"
+        )
         return Explanation("uncoalesced accesses", evidence, source)
+    sectors, wanted = (
+        figures.cell.get(key, 1.0) for key in ("sectors_a_store", "store_coalescing")
+    )
+    if sectors >= _SCATTERED and wanted <= _WANTED:
+        evidence = (
+            f"a store of a warp touches {sectors:.1f} sectors; {wanted * sectors:.1f} would do"
+        )
+        return Explanation("uncoalesced accesses", evidence, "model")
     return None
 
 

@@ -94,8 +94,12 @@ class Prediction:
     def coalescing(self) -> float:
         """The metric of that name, over all loads: of the sectors that they get, the part that
         they asked for."""
-        reads = [one for one in self._global if not one.store]
-        return sum(one.wanted_bytes for one in reads) / (32 * sum(one.sectors for one in reads))
+        return _coalescing([one for one in self._global if not one.store])
+
+    @cached_property
+    def store_coalescing(self) -> float:
+        """The same over all stores."""
+        return _coalescing([one for one in self._global if one.store])
 
     @cached_property
     def bank_conflicts(self) -> float:
@@ -107,8 +111,12 @@ class Prediction:
     @cached_property
     def sectors_a_request(self) -> float:
         """The metric of that name, over all loads."""
-        reads = [one for one in self._global if not one.store]
-        return sum(one.sectors for one in reads) / sum(one.requests for one in reads)
+        return _sectors_a_request([one for one in self._global if not one.store])
+
+    @cached_property
+    def sectors_a_store(self) -> float:
+        """The same over all stores."""
+        return _sectors_a_request([one for one in self._global if one.store])
 
     @cached_property
     def load_turns(self) -> dict[str, float]:
@@ -199,13 +207,24 @@ class Prediction:
             "operational_intensity": self.intensity,
             "attainable_performance": self.attainable(self.intensity),
             "coalescing": self.coalescing,
+            "store_coalescing": self.store_coalescing,
             "sectors_a_request": self.sectors_a_request,
+            "sectors_a_store": self.sectors_a_store,
             "bank_conflicts": self.bank_conflicts,
             "load_turns": self.load_turns,
             "seconds_by_part": self.limits,
             "predicted_limit": self.limit,
             "predicted_seconds": self.seconds,
         }
+
+
+def _coalescing(accesses: Sequence[Access]) -> float:
+    asked = sum(one.wanted_bytes for one in accesses)
+    return asked / (32 * sum(one.sectors for one in accesses))
+
+
+def _sectors_a_request(accesses: Sequence[Access]) -> float:
+    return sum(one.sectors for one in accesses) / sum(one.requests for one in accesses)
 
 
 @dataclass(frozen=True, eq=False)

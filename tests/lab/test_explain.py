@@ -34,6 +34,7 @@ def planted(busy: dict[str, float] | None = None, **changes: Any) -> dict[str, A
         "occupancy_limit": "registers",
         "bank_conflicts": 1.0,
         "sectors_a_request": 4.0,
+        "coalescing": 1.0,
         "load_turns": GLOBAL,
         "seconds_by_part": {**IDLE, **{part: 1e-3 * share for part, share in (busy or {}).items()}},
         "predicted_seconds": 1e-3,
@@ -62,17 +63,22 @@ def planted(busy: dict[str, float] | None = None, **changes: Any) -> dict[str, A
             "takes 4.0 times",
         ),
         (
-            planted({"load units": 0.9}, sectors_a_request=32.0),
+            planted({"load units": 0.9}, sectors_a_request=32.0, coalescing=0.125),
             "uncoalesced accesses",
             "touches 32.0 sectors",
         ),
-        (planted({"L2": 0.8}, sectors_a_request=9.0), "uncoalesced accesses", "9.0 sectors"),
+        (
+            planted({"L2": 0.8}, sectors_a_request=9.0, coalescing=0.4),
+            "uncoalesced accesses",
+            "9.0 sectors",
+        ),
         (
             planted({"memory": 0.2}, counters={"memory bandwidth utilization": 0.95}),
             "memory",
             "busy for 95 %",
         ),
         (planted({"memory": 0.85}), "memory", "busy for 85 %"),
+        (planted({"memory": 0.9}, sectors_a_request=16.0), "memory", "busy for 90 %"),  # vectors
         (planted({"L2": 0.8}), "L2", "busy for 80 %"),
         (planted({"load units": 0.9}, load_turns=SHARED), "shared memory", "busy for 90 %"),
         (planted({"load units": 0.8}), "load units", "busy for 80 %"),
@@ -100,7 +106,7 @@ def test_a_prediction_is_explained_before_it_is_measured() -> None:
 
 
 def test_the_next_step_is_a_later_one_about_the_limit() -> None:
-    scattered = planted({"load units": 0.9}, sectors_a_request=20.0)
+    scattered = planted({"load units": 0.9}, sectors_a_request=20.0, coalescing=0.2)
     found = explain(scattered, asdict(H100), CONVOLUTION)
     assert found.next_step == "coalesced"
     assert "let neighbouring lanes read neighbouring addresses; next: coalesced" in str(found)
