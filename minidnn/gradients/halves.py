@@ -155,7 +155,7 @@ def _on_inputs(
         known[value] = Value(value.type, unique)
     made = []
     for node in nodes:
-        new = Node(node.op, [known.get(v, v) for v in node.inputs], node.name, node.source)
+        new = node.on([known.get(v, v) for v in node.inputs])
         # A value that is kept stays what was kept.
         for old, value in zip(node.outputs, new.outputs, strict=True):
             known.setdefault(old, value)

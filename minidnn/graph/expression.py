@@ -48,8 +48,15 @@ __all__ = [
 ]
 
 
+class _Linearized:
+    """Room for what :func:`linearize` made of an expression: no field, so that neither what
+    stands for it in caches nor its pickle has it."""
+
+    __slots__ = ("_code",)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Expression:
+class Expression(_Linearized):
     """A node of a scalar expression.
 
     Expressions are equal if they compute the same by the same operations, whether or not they share
@@ -370,6 +377,14 @@ def linearize(expression: Expression) -> tuple[Instruction, ...]:
 
     Operands are indices of earlier instructions; the last instruction is the result.
     """
+    code: tuple[Instruction, ...] | None = getattr(expression, "_code", None)
+    if code is None:
+        code = _linearized(expression)
+        object.__setattr__(expression, "_code", code)
+    return code
+
+
+def _linearized(expression: Expression) -> tuple[Instruction, ...]:
     code: dict[Instruction, int] = {}
     known: dict[int, int] = {}
     stack = [expression]

@@ -151,7 +151,7 @@ class Node:
     ``source`` names the layer that it comes from, for reports and errors.
     """
 
-    __slots__ = ("inputs", "name", "op", "outputs", "source")
+    __slots__ = ("inputs", "name", "op", "outputs", "source", "tensors")
 
     def __init__(
         self, op: Operator, inputs: Sequence[Value], name: str, source: str | None = None
@@ -164,21 +164,36 @@ class Node:
             types = op.infer(*(value.type for value in self.inputs))
         except GraphError as error:
             raise GraphError(f"node {name!r}: {error}") from None
+        self._give(types)
+
+    def _give(self, types: Sequence[TensorType]) -> None:
+        #: The operands that are computed or given at run time.
+        self.tensors = tuple(v for v in self.inputs if not isinstance(v, Constant))
         single = len(types) == 1
         self.outputs = tuple(
-            Value(type, name if single else f"{name}:{i}", self) for i, type in enumerate(types)
+            Value(type, self.name if single else f"{self.name}:{i}", self)
+            for i, type in enumerate(types)
         )
+
+    def on(self, inputs: Sequence[Value], name: str | None = None) -> Node:
+        """The same operator on other operands.
+
+        Operands of the same types give results of the same types, which are not inferred again:
+        that is most of what rewriting a large graph would take.
+        """
+        name = self.name if name is None else name
+        if [value.type for value in inputs] != [value.type for value in self.inputs]:
+            return Node(self.op, inputs, name, self.source)
+        node = Node.__new__(Node)
+        node.op, node.inputs, node.name, node.source = self.op, tuple(inputs), name, self.source
+        node._give([value.type for value in self.outputs])
+        return node
 
     @property
     def output(self) -> Value:
         """The output of a node that has one."""
         (value,) = self.outputs
         return value
-
-    @property
-    def tensors(self) -> tuple[Value, ...]:
-        """The operands that are computed or given at run time."""
-        return tuple(value for value in self.inputs if not isinstance(value, Constant))
 
     def __repr__(self) -> str:
         outputs = ", ".join(map(repr, self.outputs))
@@ -335,7 +350,7 @@ class Rewriter:
         if inputs == node.inputs:
             self._nodes.append(node)
             return
-        new = Node(node.op, inputs, node.name, node.source)
+        new = node.on(inputs)
         self._nodes.append(new)
         self._map.update(zip(node.outputs, new.outputs, strict=True))
 

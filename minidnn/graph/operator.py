@@ -113,30 +113,31 @@ class Operator(ABC):
         """The inputs, if they are as many as the operator takes."""
         names = self.operand_names
         counts = range(len(names) - self.optional_operands, len(names) + 1)
-        self.require(
-            len(inputs) in counts,
-            f"takes {' or '.join(map(str, counts))} operand{'s' * (counts[-1] > 1)} "
-            f"({', '.join(names)}), got {len(inputs)}",
-        )
+        if len(inputs) not in counts:
+            raise self.fail(
+                f"takes {' or '.join(map(str, counts))} operand{'s' * (counts[-1] > 1)} "
+                f"({', '.join(names)}), got {len(inputs)}"
+            )
         return inputs
 
     def require_float(self, *inputs: TensorType) -> None:
         """All operands have one floating-point dtype."""
         dtypes = list(dict.fromkeys(t.dtype for t in inputs))
-        self.require(
-            len(dtypes) == 1 and dtypes[0] in FLOATS,
-            f"operands have dtypes {', '.join(dtypes)}; valid is one of {', '.join(FLOATS)} "
-            "for all of them",
-        )
+        if len(dtypes) != 1 or dtypes[0] not in FLOATS:
+            raise self.fail(
+                f"operands have dtypes {', '.join(dtypes)}; valid is one of {', '.join(FLOATS)} "
+                "for all of them"
+            )
 
     def require_rank(self, what: str, value: TensorType, *ranks: int) -> None:
+        if value.rank in ranks:
+            return
         valid = " or ".join(map(str, ranks))
         hint = ""
         if what == "input" and value.rank + 1 in ranks:
             hint = f"; is the batch missing, as in {(1, *value.shape)}?"
-        self.require(
-            value.rank in ranks,
-            f"{what} has shape {value.shape} of rank {value.rank}; valid is rank {valid}{hint}",
+        raise self.fail(
+            f"{what} has shape {value.shape} of rank {value.rank}; valid is rank {valid}{hint}"
         )
 
 
@@ -171,11 +172,11 @@ class Elementwise(Operator):
     def result_dtype(self, dtypes: Sequence[str]) -> str:
         """The dtype of the result for operands of these, which computing is done in; GraphError
         if they do not fit."""
-        self.require(
-            len(set(dtypes)) == 1 and dtypes[0] in NUMBERS,
-            f"operands have dtypes {', '.join(dict.fromkeys(dtypes))}; valid is one of "
-            f"{', '.join(NUMBERS)} for all of them",
-        )
+        if len(set(dtypes)) != 1 or dtypes[0] not in NUMBERS:
+            raise self.fail(
+                f"operands have dtypes {', '.join(dict.fromkeys(dtypes))}; valid is one of "
+                f"{', '.join(NUMBERS)} for all of them"
+            )
         self.require_whole(dtypes[0])
         return dtypes[0]
 

@@ -60,8 +60,10 @@ class Annotations:
 
     def is_view(self, node: Node) -> bool:
         """Whether a node only gives another shape to storage that it shares with its operand."""
-        value = node.inputs[0] if node.inputs else None
-        if value is None or isinstance(value, Constant):
+        if not isinstance(node.op, (Transpose, Reshaping)):
+            return False
+        (value,) = node.inputs
+        if isinstance(value, Constant):
             return False
         given = self.layout(value)
         if isinstance(node.op, Transpose):  # whether moving channels is what layouts differ in
@@ -69,8 +71,6 @@ class Annotations:
             if node.op.dims == (0, 2, 3, 1):
                 return both == (CHANNELS_LAST, PLANAR)
             return node.op.dims == (0, 3, 1, 2) and both == (PLANAR, CHANNELS_LAST)
-        if not isinstance(node.op, Reshaping):
-            return False
         _, channels, rows, columns = value.type.plane
         return given.block == 1 or (
             rows * columns == 1 and (given.block == 0 or channels % given.block == 0)

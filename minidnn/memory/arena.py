@@ -70,18 +70,19 @@ def _smallest(found: Sequence[Lifetime]) -> Arena:
 
 def _place(order: Sequence[Lifetime]) -> dict[Value, int]:
     """Offsets, one after another, each in the tightest gap that is large enough."""
-    sizes = np.array([life.bytes for life in order], np.int64)
-    first = np.array([life.first for life in order], np.int64)
-    last = np.array([life.last for life in order], np.int64)
-    begins = np.zeros(len(order), np.int64)
-    for i, life in enumerate(order):
-        beside = np.flatnonzero((first[:i] <= life.last) & (last[:i] >= life.first))
-        beside = beside[np.lexsort((sizes[beside], begins[beside]))]
-        best, tightest, end = -1, -1, 0
-        for begin, size in zip(begins[beside].tolist(), sizes[beside].tolist(), strict=True):
-            gap = begin - end
-            if gap >= life.bytes and (tightest < 0 or gap < tightest):
-                best, tightest = end, gap
-            end = max(end, begin + size)
-        begins[i] = end if best < 0 else best
-    return dict(zip((life.value for life in order), begins.tolist(), strict=True))
+    offsets: dict[Value, int] = {}
+    # Of what is placed, by where it begins: its begin and end, first and last node.
+    placed = np.zeros((4, len(order)), np.int64)
+    for count, life in enumerate(order):
+        begins, ends, first, last = placed[:, :count]
+        beside = np.flatnonzero((first <= life.last) & (last >= life.first))
+        reach = np.zeros(len(beside) + 1, np.int64)
+        np.maximum.accumulate(ends[beside], out=reach[1:])
+        gaps = begins[beside] - reach[:-1]
+        wide = np.flatnonzero(gaps >= life.bytes)
+        offset = int(reach[wide[gaps[wide].argmin()]] if len(wide) else reach[-1])
+        offsets[life.value] = offset
+        at = int(np.searchsorted(begins, offset))
+        placed[:, at + 1 : count + 1] = placed[:, at:count].copy()
+        placed[:, at] = offset, offset + life.bytes, life.first, life.last
+    return offsets

@@ -121,11 +121,13 @@ def _positions(graph: Graph, group: tuple[Node, ...]) -> range:
     return range(first, first + len(group))
 
 
-def touched(graph: Graph, annotations: Annotations) -> dict[Value, tuple[int, int]]:
+def touched(
+    graph: Graph, annotations: Annotations, roots: Mapping[Value, Value] | None = None
+) -> dict[Value, tuple[int, int]]:
     """For each storage but those of inputs, outputs and states the first and the last node that
     uses it.  What a state becomes, but not in place, is in use until the state was read for the
     last time, for then it is copied."""
-    roots = storage_roots(graph, annotations)
+    roots = storage_roots(graph, annotations) if roots is None else roots
     outside = {roots.get(value) for value in (*graph.inputs, *graph.states, *graph.outputs)}
     found: dict[Value, tuple[int, int]] = {}
     for i, node in enumerate(graph.nodes):

@@ -11,7 +11,7 @@ Refuses: nothing; values that are not of rank 4 have no layout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from minidnn.fusion.target import Target
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
@@ -23,80 +23,99 @@ from minidnn.passes.infrastructure import Context, Pass
 
 def layout(graph: Graph, context: Context) -> Graph:
     """See the module."""
-    target = context.target
-    offered = {node: target.layouts(node) for node in graph.nodes}
+    prices = _Prices(graph, context.target)
+    offered = {node: context.target.layouts(node) for node in graph.nodes}
     planar = {n: PLANAR if PLANAR in offer else offer[0] for n, offer in offered.items()}
     starts = ({node: layouts[0] for node, layouts in offered.items()}, planar)
-    settled = [_settle(graph, target, offered, start) for start in starts]
-    chosen = min(settled, key=lambda choice: _total(graph, target, choice))
+    settled = [_settle(prices, offered, start) for start in starts]
+    chosen = min(settled, key=prices.total)
     for node, own in chosen.items():
         if own != planar[node] and not context.allow(f"compute {node.name} in {own}"):
             chosen[node] = planar[node]
-    result, layouts = _with_reorders(graph, target, chosen)
+    result, layouts = _with_reorders(prices, chosen)
     context.annotations = Annotations(layouts)
     return result
 
 
+Chosen = Mapping[Node, Layout]
+
+
+class _Prices:
+    """What it costs to compute nodes in the layouts chosen for them, conversions included."""
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self.graph, self.target = graph, target
+        #: The nodes that read a value, each in a layout of its own choice.
+        self.readers = {
+            value: [reader for reader in readers if not target.reads_any(reader, value)]
+            for value, readers in graph.readers.items()
+            if value.type.rank == 4 and not isinstance(value, Constant)
+        }
+        self._conversion = {
+            value: target.seconds(0, 2 * value.type.bytes) for value in self.readers
+        }
+        self._values = {
+            node: [v for v in dict.fromkeys((*node.tensors, *node.outputs)) if v in self.readers]
+            for node in graph.nodes
+        }
+
+    def local(self, chosen: Chosen, node: Node) -> float:
+        """Of a node, and of converting what it reads and writes."""
+        own = self.target.layout_seconds(node, chosen[node])
+        return own + sum(self._convert(chosen, value) for value in self._values[node])
+
+    def total(self, chosen: Chosen) -> float:
+        own = sum(self.target.layout_seconds(node, chosen[node]) for node in self.graph.nodes)
+        return own + sum(self._convert(chosen, value) for value in self.graph.values)
+
+    def neighbours(self, node: Node) -> Iterator[Node]:
+        """The nodes whose own prices change with a node's layout."""
+        for value in self._values[node]:
+            yield from self.graph.readers[value]
+            if value.producer is not None:
+                yield value.producer
+
+    def wanted(self, chosen: Chosen, value: Value) -> tuple[Layout, ...]:
+        """The layouts in which a value is read, other than the one in which it is made."""
+        if value not in self.readers:
+            return ()
+        made = chosen[value.producer] if value.producer is not None else PLANAR
+        reads = self.target.reads
+        wanted = dict.fromkeys(reads(r, value, chosen[r]) for r in self.readers[value])
+        if value in self.graph.results:
+            wanted[PLANAR] = None
+        wanted.pop(made, None)
+        return tuple(wanted)
+
+    def _convert(self, chosen: Chosen, value: Value) -> float:
+        count = len(self.wanted(chosen, value))
+        return count * self._conversion[value] if count else 0.0
+
+
 def _settle(
-    graph: Graph,
-    target: Target,
-    offered: Mapping[Node, tuple[Layout, ...]],
-    start: dict[Node, Layout],
+    prices: _Prices, offered: Mapping[Node, tuple[Layout, ...]], start: Chosen
 ) -> dict[Node, Layout]:
     """Changes one node's layout after another while that saves time."""
     chosen = dict(start)
-    changed = True
-    while changed:
-        changed = False
-        for node, layouts in offered.items():
-            if len(layouts) == 1:
+    due = {node for node, layouts in offered.items() if len(layouts) > 1}
+    while due:
+        for node in prices.graph.nodes:
+            if node not in due:
                 continue
-            costs = []
-            for option in layouts:
-                chosen[node], before = option, chosen[node]
-                costs.append((_local(graph, target, chosen, node), option))
-                chosen[node] = before
-            cost, best = min(costs, key=lambda entry: entry[0])
-            if cost < _local(graph, target, chosen, node):
-                chosen[node] = best
-                changed = True
+            due.remove(node)
+            before, costs = chosen[node], {}
+            for option in offered[node]:
+                chosen[node] = option
+                costs[option] = prices.local(chosen, node)
+            best = min(costs, key=costs.__getitem__)
+            chosen[node] = best if costs[best] < costs[before] else before
+            if chosen[node] != before:
+                due.update(n for n in prices.neighbours(node) if len(offered[n]) > 1)
     return chosen
 
 
-def _local(graph: Graph, target: Target, chosen: Mapping[Node, Layout], node: Node) -> float:
-    values = dict.fromkeys((*node.tensors, *node.outputs))
-    own = target.layout_seconds(node, chosen[node])
-    return own + sum(_conversion(graph, target, chosen, value) for value in values)
-
-
-def _total(graph: Graph, target: Target, chosen: Mapping[Node, Layout]) -> float:
-    own = sum(target.layout_seconds(node, chosen[node]) for node in graph.nodes)
-    return own + sum(_conversion(graph, target, chosen, value) for value in graph.values)
-
-
-def _conversion(graph: Graph, target: Target, chosen: Mapping[Node, Layout], value: Value) -> float:
-    count = len(_wanted(graph, target, chosen, value))
-    return count * target.seconds(0, 2 * value.type.bytes) if count else 0.0
-
-
-def _wanted(
-    graph: Graph, target: Target, chosen: Mapping[Node, Layout], value: Value
-) -> tuple[Layout, ...]:
-    """The layouts in which a value is read, other than the one in which it is made."""
-    if value.type.rank != 4 or isinstance(value, Constant):
-        return ()
-    made = chosen[value.producer] if value.producer is not None else PLANAR
-    readers = [r for r in graph.readers[value] if not target.reads_any(r, value)]
-    wanted = dict.fromkeys(target.reads(r, value, chosen[r]) for r in readers)
-    if value in graph.results:
-        wanted[PLANAR] = None
-    wanted.pop(made, None)
-    return tuple(wanted)
-
-
-def _with_reorders(
-    graph: Graph, target: Target, chosen: Mapping[Node, Layout]
-) -> tuple[Graph, dict[Value, Layout]]:
+def _with_reorders(prices: _Prices, chosen: Chosen) -> tuple[Graph, dict[Value, Layout]]:
+    graph, target = prices.graph, prices.target
     rewriter = Rewriter(graph)
     layouts: dict[Value, Layout] = {}
     converted: dict[tuple[Value, Layout], Value] = {}
@@ -107,7 +126,7 @@ def _with_reorders(
         new = rewriter.value(value)
         if value.type.rank == 4:
             layouts[new] = made
-        for wanted in _wanted(graph, target, chosen, value):
+        for wanted in prices.wanted(chosen, value):
             name = rewriter.fresh(f"{value.name}.{wanted}")
             node = rewriter.add(Reorder(wanted), [new], name, name)
             converted[value, wanted] = node.output

@@ -73,7 +73,7 @@ class _Use:
     def __init__(self, graph: Graph, annotations: Annotations) -> None:
         self.graph, self.annotations = graph, annotations
         self.roots = storage_roots(graph, annotations)
-        self.touched = touched(graph, annotations)
+        self.touched = touched(graph, annotations, self.roots)
         changes = np.zeros(len(graph.nodes) + 1, np.int64)
         for root, (first, last) in self.touched.items():
             changes[first] += self.bytes(root)
@@ -231,10 +231,7 @@ def _with_copies(use: _Use, candidate: _Candidate) -> tuple[Graph, Annotations]:
 
     def put(node: Node, name: str) -> None:
         inputs = tuple(now.get(value, value) for value in node.inputs)
-        if name == node.name and inputs == node.inputs:
-            new = node
-        else:
-            new = Node(node.op, inputs, name, node.source)
+        new = node if name == node.name and inputs == node.inputs else node.on(inputs, name)
         nodes.append(new)
         for old, value in zip(node.outputs, new.outputs, strict=True):
             twins.setdefault(old, []).append(value)

@@ -140,20 +140,20 @@ class Formula(Elementwise):
     def result_dtype(self, dtypes: Sequence[str]) -> str:
         if self.compute is not None:
             wider = [d for d in dtypes if d in FLOATS and ITEMSIZE[d] > ITEMSIZE[self.compute]]
-            self.require(
-                not wider,
-                f"operands have dtypes {', '.join(dict.fromkeys(dtypes))}; valid are those no "
-                f"wider than {self.compute}, which it is computed in",
-            )
+            if wider:
+                raise self.fail(
+                    f"operands have dtypes {', '.join(dict.fromkeys(dtypes))}; valid are those no "
+                    f"wider than {self.compute}, which it is computed in"
+                )
             return self.dtype or self.compute
         computed = computed_in(dtypes)
-        self.require(
-            computed is not None,
-            f"operands have dtypes {', '.join(dict.fromkeys(dtypes))}; valid is one floating-point "
-            f"dtype among them at most, and one of {', '.join(INTEGERS)}",
-        )
-        self.require_whole(str(computed))
-        return self.dtype or str(computed)
+        if computed is None:
+            raise self.fail(
+                f"operands have dtypes {', '.join(dict.fromkeys(dtypes))}; valid is one "
+                f"floating-point dtype among them at most, and one of {', '.join(INTEGERS)}"
+            )
+        self.require_whole(computed)
+        return self.dtype or computed
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         # Only evaluation in float64 has operands of several floating-point dtypes, or wider ones.

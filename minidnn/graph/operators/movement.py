@@ -160,13 +160,14 @@ class TakeChannels(Movement):
                 f"input {i} is {other} beside input 0, {first}; valid are images, (N, C, H, W), of "
                 "one dtype and one size but for the channels",
             )
+        channels = [value.shape[1] for value in inputs]
         for source, channel in self.picks:
-            self.require(source < len(inputs), f"picks from input {source} of {count}")
-            channels = inputs[source].shape[1]
-            self.require(
-                channel < channels,
-                f"picks channel {channel} of input {source}, which has {channels}",
-            )
+            if source >= count:
+                raise self.fail(f"picks from input {source} of {count}")
+            if channel >= channels[source]:
+                raise self.fail(
+                    f"picks channel {channel} of input {source}, which has {channels[source]}"
+                )
         return (first.with_shape((first.shape[0], len(self.picks), *first.shape[2:])),)
 
     def move(self, *inputs: np.ndarray) -> np.ndarray:
