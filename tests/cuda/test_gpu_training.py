@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import minidnn as md
-from tests.training.test_networks import CLASSES, both
+from tests.training.networks import CLASSES, both
 
 torch = pytest.importorskip("torch")
 
