@@ -17,7 +17,7 @@ from minidnn.weights._file import MappedFile
 from minidnn.weights.safetensors import looks_like_safetensors, read_metadata
 
 _KEY = "minidnn.trainer"
-_FORMAT = 1
+_FORMAT = 2
 _FEW = 4
 
 
@@ -34,8 +34,8 @@ def write(trainer: Any, path: str | os.PathLike[str]) -> None:
         "progress": asdict(trainer.progress),
         "history": trainer.history,
         "loader": trainer.place_of_loader(),
-        "sha256": _digest(arrays),
     }
+    known["sha256"] = _digest(known, arrays)
     save_weights(arrays, path, {_KEY: json.dumps(known)})
 
 
@@ -48,12 +48,12 @@ def read(trainer: Any, path: str | os.PathLike[str]) -> None:
     arrays = load_weights(os.path.abspath(path))
     try:
         known = json.loads(text)
-        version, digest = known["format"], known["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
+        version, digest = known["format"], known.pop("sha256")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"{path}: its header is damaged: {error!r}") from error
     if version != _FORMAT:
         raise WeightsError(f"{path}: a checkpoint of format {version!r}; valid is {_FORMAT}")
-    if digest != _digest(arrays):
+    if digest != _digest(known, arrays):
         raise WeightsError(f"{path}: its numbers are not those that were saved: it is damaged")
     _check(trainer, path, known, arrays)
     for name, array in arrays.items():
@@ -93,8 +93,9 @@ def _check(
         )
 
 
-def _digest(arrays: Mapping[str, np.ndarray]) -> str:
-    found = hashlib.sha256()
+def _digest(known: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """Of the header and of all arrays, so that a change of either is seen."""
+    found = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
     for name in sorted(arrays):
         found.update(name.encode() + b"\0")
         found.update(np.ascontiguousarray(arrays[name]).tobytes())

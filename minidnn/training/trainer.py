@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
@@ -197,7 +197,7 @@ class Trainer:
         """The mean loss and measures over batches, without training."""
         sums: dict[str, float] = {}
         samples = 0
-        for x, target in batches:
+        for x, target in _pairs("evaluate", batches):
             inputs, shapes = self._inputs(x)
             graph, program = self._program("evaluate", shapes)
             found = program(*inputs, *self._targets(graph, target, len(inputs), 0))
@@ -353,8 +353,8 @@ class Trainer:
         if restore is not None:
             if state is not None:
                 restore(state)
-            return train
-        return islice(iter(train), self.progress.position, None)
+            return _pairs("fit", train)
+        return islice(_pairs("fit", train), self.progress.position, None)
 
     def place_of_loader(self) -> Any:
         """Where the loader of the epoch goes on; None if it does not say."""
@@ -418,6 +418,19 @@ def _on_host(array: Any) -> np.ndarray:
     if _is_on_gpu(array):
         array = array.detach().cpu() if hasattr(array, "detach") else array.get()
     return np.asarray(array)
+
+
+def _pairs(caller: str, batches: Any) -> Iterator[tuple[Any, Any]]:
+    """The batches; GraphError if they are none, or at one that is no pair."""
+    valid = "valid is an iterable of pairs: the inputs of a batch, and its targets"
+    if not isinstance(batches, Iterable):
+        kind = type(batches).__name__
+        raise GraphError(f"{caller}: batches={batches!r:.80} is a {kind}; {valid}")
+    for i, batch in enumerate(batches):
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            many = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+            raise GraphError(f"{caller}: batch {i + 1} is a {type(batch).__name__}{many}; {valid}")
+        yield batch[0], batch[1]
 
 
 def _add(sums: dict[str, float], found: Mapping[str, Any], count: int) -> None:
