@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from minidnn.fusion.region import Region, constants
+from minidnn.fusion.target import Target
 from minidnn.graph.ir import Graph, Node, State, Value
 from minidnn.graph.operator import Contraction
 from minidnn.memory.annotations import Annotations, Placement
@@ -38,9 +39,9 @@ def recompute(graph: Graph, context: Context) -> Graph:
     """See the module."""
     if context.memory_limit is None:
         return graph
-    use = _Use(graph, context.annotations)
+    use, prices = _Use(graph, context.annotations), _Prices(context.target)
     while not _fits(use, context):
-        found = next(_better(use, context), None)
+        found = next(_better(use, context, prices), None)
         if found is None or not context.allow(found.description):
             break
         use = found.use
@@ -104,9 +105,25 @@ class _Found:
     description: str
 
 
-def _better(use: _Use, context: Context) -> Iterator[_Found]:
+class _Prices:
+    """What nodes are predicted to take; most stand in graph after graph, and are priced once."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._seconds: dict[Node, float] = {}
+
+    def seconds(self, node: Node) -> float:
+        found = self._seconds.get(node)
+        if found is None:
+            moved = sum(value.type.bytes for value in (*node.tensors, *node.outputs))
+            found = self._target.seconds(_operations(node), moved, _contracts(node))
+            self._seconds[node] = found
+        return found
+
+
+def _better(use: _Use, context: Context, prices: _Prices) -> Iterator[_Found]:
     """Graphs with less in use, by candidates in the order of their price."""
-    candidates = sorted(_candidates(use, context), key=lambda c: -c.bytes / c.seconds)
+    candidates = sorted(_candidates(use, context, prices), key=lambda c: -c.bytes / c.seconds)
     for each in candidates:
         found = _Use(*_with_copies(use, each))
         if found.score < use.score:
@@ -116,7 +133,7 @@ def _better(use: _Use, context: Context) -> Iterator[_Found]:
             yield _Found(found, f"compute {names} again: {freed}")
 
 
-def _candidates(use: _Use, context: Context) -> Iterator[_Candidate]:
+def _candidates(use: _Use, context: Context, prices: _Prices) -> Iterator[_Candidate]:
     """For each node with results that lie unused while the most is in use: it alone, or with what
     it needs."""
     graph = use.graph
@@ -138,19 +155,20 @@ def _candidates(use: _Use, context: Context) -> Iterator[_Candidate]:
         alone = _views(use, node)
         extended = sum(map(use.bytes, _gone(use, node, use.at)))
         if gained > extended:
-            yield _candidate(alone, before, gained - extended, context)
+            yield _candidate(alone, before, gained - extended, context, prices)
         if _gone(use, node, before):
             nodes = _with_needed(use, node, before, fixed)
             if nodes is not None:
-                yield _candidate(nodes, before, gained, context)
+                yield _candidate(nodes, before, gained, context, prices)
 
 
-def _candidate(nodes: Sequence[Node], before: int, bytes: int, context: Context) -> _Candidate:
+def _candidate(
+    nodes: Sequence[Node], before: int, bytes: int, context: Context, prices: _Prices
+) -> _Candidate:
     seconds = 0.0
     for node in nodes:
         if not context.annotations.is_view(node):
-            moved = sum(value.type.bytes for value in (*node.tensors, *node.outputs))
-            seconds += context.target.seconds(_operations(node), moved, _contracts(node))
+            seconds += prices.seconds(node)
     return _Candidate(tuple(nodes), before, bytes, seconds)
 
 
