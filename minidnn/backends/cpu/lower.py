@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from ...fusion.contraction import parts_of
-from ...fusion.region import FusedContraction, FusedSequence, window_alone
+from ...fusion.region import FusedContraction, FusedSequence, FusedSums, window_alone
 from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node, Value
 from ...graph.operator import Contraction, Elementwise, Reshaping, Windowed
@@ -62,6 +62,7 @@ from .reduce import print_reduce
 from .sequence import print_sequence
 from .softmax import print_softmax
 from .staged import Staged
+from .sums import print_sums
 from .tensor import Tensor, tensor_of
 
 #: What a kernel's pointer points to: a value, the workspace that the kernels of a node share, or
@@ -155,6 +156,8 @@ class _Lowering:
         if isinstance(op, FusedSequence):
             flat = is_flat(op.body) and all(map(self._is_dense, (*node.inputs, *node.outputs)))
             return (self._flat(node, op),) if flat else self._sequence(node, op)
+        if isinstance(op, FusedSums):
+            return self._sums(node, op)
         if isinstance(op, Windowed):  # alone where the passes had no fuel
             return self._sequence(node, window_alone(node))
         if reads_weight_as_it_lies(node, self.accuracy):
@@ -213,6 +216,12 @@ class _Lowering:
         tasks = binding.batch * printed.tasks_per_image
         task = Task(node, printed.source, pointers, tasks, 1, printed.scratch_bytes)
         return _packing([task], outer)
+
+    def _sums(self, node: Node, op: FusedSums) -> Sequence[Task]:
+        outer = dict(zip(op.body.inputs, node.inputs, strict=True))
+        sums = print_sums(op, lambda value: self.tensor(outer.get(value, value)), self.isa)
+        given = [_pointer(outer.get(value, value)) for value in sums.operands]
+        return _tasks(node, sums.staged, (*given, *node.outputs))
 
     def _contraction(self, node: Node) -> Sequence[Task]:
         parts = parts_of(node)
@@ -328,8 +337,9 @@ def _staged(node: Node, isa: Isa) -> Staged | None:
     return None
 
 
-def _tasks(node: Node, staged: Staged) -> list[Task]:
-    values = (*map(_pointer, node.inputs), node.output)
+def _tasks(node: Node, staged: Staged, given: Sequence[Pointer] = ()) -> list[Task]:
+    """The kernels for the pointers ``given``, which by default are the operands and the output."""
+    values = given or (*map(_pointer, node.inputs), node.output)
     return [
         Task(
             node,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...fusion.contraction import parts_of
 from ...fusion.device import Device
-from ...fusion.region import FusedContraction, FusedSequence, Region
+from ...fusion.region import FusedContraction, FusedSequence, FusedSums, Region
 from ...fusion.stacks import reads_otherwise
 from ...fusion.target import Target
 from ...graph.ir import Constant, Node, Value
@@ -49,7 +49,9 @@ class CpuTarget(Target):
             return (lanes,) if as_is else (PLANAR,)
         if isinstance(node.op, FusedSequence) or _averages_long(node):
             return (lanes, PLANAR)
-        takes_blocks = (FusedContraction, Contraction, Concat, AdaptiveAvgPool2d, Windowed)
+        takes_blocks = (
+            *(FusedContraction, FusedSums, Contraction, Concat, AdaptiveAvgPool2d, Windowed),
+        )
         if not isinstance(node.op, takes_blocks) or isinstance(node.op, Linear):
             return (PLANAR,)
         return (PLANAR,) if _joins_elsewhere(node) else (lanes,)
@@ -77,6 +79,12 @@ class CpuTarget(Target):
         if isinstance(node.op, Conv2dWeightGradient):
             return why_no_weight_gradient(node, self.lanes)
         return "there is no kernel for it"
+
+    def refuse_sums(self, reduction: Node) -> str | None:
+        (x,) = reduction.inputs
+        if x.dtype != "float32":
+            return f"it adds up {x.dtype}"
+        return None if x.type.rank == 4 else "only channels of images lie in lanes"
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         if isinstance(contraction.op, Linear):
@@ -122,6 +130,8 @@ class CpuTarget(Target):
         kinds = (Region, Conv2d, Concat, Reorder, AdaptiveAvgPool2d)
         if _weight(node) is not None:
             return "its weights would be packed for every image"
+        if isinstance(node.op, FusedSums):
+            return "it adds up all images"
         return None if isinstance(node.op, kinds) else f"{node.op.name} reads whole batches"
 
     def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
