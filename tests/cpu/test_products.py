@@ -66,5 +66,6 @@ def test_a_weight_read_as_it_lies_changes_no_bit(
     x[0, features // 2] = np.nan
     given = {"device": "cpu", "isa": isa.name}
     stored = md.compile(net, x.shape, store=md.Store(), **given)
-    assert not any(isinstance(task.source, str) for task in stored.program.tasks)  # which pack
+    names = [getattr(task.source, "name", task.source) for task in stored.program.tasks]
+    assert not any("pack" in name for name in names)
     np.testing.assert_array_equal(stored(x), md.compile(net, x.shape, **given)(x))

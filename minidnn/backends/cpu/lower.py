@@ -308,7 +308,8 @@ def _packing(tasks: Sequence[Task], outer: Mapping[Value, Value]) -> Sequence[Ta
         place = places[pointer] = Workspace(-(-end // ALIGNMENT) * ALIGNMENT)
         end = place.offset + ITEMSIZE["float32"] * packed.size
         given = (place, *map(_array, packed.numbers), *map(_pointer, values))
-        before.append(Task(tasks[0].node, packed.function, given, packed.tasks, packed.grain))
+        source = packed.kernel or packed.function
+        before.append(Task(tasks[0].node, source, given, packed.tasks, packed.grain))
     if not before:
         return tasks
     return [

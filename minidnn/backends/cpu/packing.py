@@ -1,7 +1,7 @@
 """Weights and vectors over channels in the order in which kernels read them.
 
-Of constants they are made when a program is; of other values a kernel of the runner makes them in
-every run, before what reads them (:mod:`.lower`).
+Of constants they are made when a program is; of other values a kernel makes them in every run,
+before what reads them (:mod:`.lower`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from ...graph.ir import Constant, Value
 from ...runtime.operand import Operand
+from ..codegen.kernel import KernelSource
 from .buffers import Array
 from .library import NativeFunction
 from .native import runner_kernel
@@ -29,6 +30,7 @@ class Packed:
         values: what it reads; one weight, if that is a constant.
         numbers: what the function reads besides, arrays of int64 and float64.
         tasks: into how many parts the work is divided, ``grain`` of them in one call at best.
+        kernel: does the same in every run, of weights that are no constants; None: the function.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class Packed:
         size: int,
         tasks: int,
         grain: int = 1,
+        kernel: KernelSource | None = None,
     ) -> None:
+        self.kernel = kernel
         self.function = function
         self.values = tuple(values)
         self.numbers = tuple(numbers)

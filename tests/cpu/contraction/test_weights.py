@@ -1,4 +1,5 @@
-"""Weights are packed as kernels read them: the runner's functions against NumPy."""
+"""Weights are packed as kernels read them: the runner's functions, and what packs weights that
+change from run to run, against NumPy."""
 
 from __future__ import annotations
 
@@ -15,9 +16,13 @@ from minidnn.backends.cpu.contraction.weights import packed_weights
 from minidnn.backends.cpu.contraction.winograd.scheme import WinogradScheme
 from minidnn.backends.cpu.contraction.winograd.transform import F2, F4, Transform
 from minidnn.backends.cpu.contraction.winograd.weights import transformed_weights
+from minidnn.backends.cpu.isa import ISAS, usable_isas
+from minidnn.backends.cpu.kernels import compile_kernels
 from minidnn.backends.cpu.packing import Packed
+from minidnn.backends.cpu.program import BoundKernel, NativeProgram, shared_pool
 from minidnn.graph.ir import Constant
 from minidnn.graph.types import TensorType
+from minidnn.runtime.operand import Operand
 
 Widths = list[tuple[int, int]]
 
@@ -52,6 +57,23 @@ def written(packed: Packed, threads: int) -> np.ndarray:
     packed.write(array, packed.weight(), threads)
     assert buffer.stray_write() is None
     return np.array(array)
+
+
+def written_by_kernel(packed: Packed, lanes: int, threads: int) -> np.ndarray:
+    """The same by what packs weights that change from run to run."""
+    isa = next(isa for isa in ISAS.values() if isa.lanes == lanes)
+    if isa not in usable_isas():
+        pytest.skip(f"this processor lacks {isa.name}")
+    assert packed.kernel is not None
+    (kernel,) = compile_kernels([packed.kernel], isa)
+    buffer, given = AlignedMemory(4 * packed.size, Guard.END), packed.weight()
+    weight = AlignedMemory(given.nbytes, Guard.END)
+    weight.array("f4", given.shape)[...] = given
+    pointers = [buffer.address, *(n.ctypes.data for n in packed.numbers), weight.address]
+    region = BoundKernel(kernel, tuple(map(Operand, range(len(pointers)))), packed.tasks)
+    NativeProgram([region], len(pointers), pool=shared_pool(threads)).run(pointers)
+    assert buffer.stray_write() is None
+    return np.array(buffer.array("f4", (packed.size,)))
 
 
 def in_order(terms: np.ndarray, unit: int) -> Iterator[np.ndarray]:
@@ -95,6 +117,8 @@ def test_weights_in_the_order_of_the_sum(
     packed = packed_weights(constant(weight), scheme)
     np.testing.assert_array_equal(written(packed, threads), np.concatenate(expected))
     np.testing.assert_array_equal(packed(), np.concatenate(expected))
+    found = written_by_kernel(packed, lanes, threads)
+    np.testing.assert_array_equal(found, np.concatenate(expected))
 
 
 def test_weights_that_do_not_lie_as_they_are_counted() -> None:
@@ -127,7 +151,9 @@ def test_transformed_weights(
         made = np.einsum("ar,oirs,bs->abio", g, rows, g)
         parts.append(made.reshape(scheme.matrices, -1))
     expected = np.concatenate([p.ravel() for p in parts] if local else parts, axis=-1).ravel()
-    found = written(transformed_weights(constant(weight), scheme), threads)
+    packed = transformed_weights(constant(weight), scheme)
+    found = written(packed, threads)
+    np.testing.assert_array_equal(written_by_kernel(packed, lanes, threads), found)
     # Sums in float64 in another order: at most the last bit of a float32 differs.
     np.testing.assert_allclose(found, expected, rtol=2e-7, atol=1e-12)
     assert np.count_nonzero(found != expected.astype(np.float32)) <= 1 + found.size // 1000

@@ -9,6 +9,7 @@ import numpy as np
 from ....graph.ir import Value
 from ..buffers import Array
 from ..packing import Packed, PackedVectors
+from .pack_states import print_packing
 from .scheme import Scheme
 from .tiling import Tile
 
@@ -36,6 +37,7 @@ def packed_weights(weight: Value, scheme: Scheme) -> Packed:
         [np.array(numbers, np.int64)],
         scheme.groups * scheme.slots * problem.depth,
         scheme.groups * scheme.tile.groups * -(-problem.inputs // step),
+        kernel=print_packing(),
     )
 
 

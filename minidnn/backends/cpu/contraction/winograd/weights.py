@@ -6,6 +6,7 @@ import numpy as np
 
 from .....graph.ir import Value
 from ...packing import Packed
+from ..pack_states import print_transforming
 from ..weights import input_step, outputs_numbers
 from .scheme import WinogradScheme
 
@@ -27,4 +28,5 @@ def transformed_weights(weight: Value, scheme: WinogradScheme) -> Packed:
         [np.array(numbers, np.int64), np.ascontiguousarray(scheme.transform.weights)],
         scheme.matrices * scheme.output_blocks * lanes * problem.inputs,
         tile.groups * -(-problem.inputs // step),
+        kernel=print_transforming(scheme.transform.inputs),
     )
