@@ -245,13 +245,36 @@ def _grow(graph: Graph, fusable: set[Node]) -> list[list[Node]]:
             continue
         for i, value in enumerate(node.inputs):
             producer = value.producer
-            if producer in fusable and is_tensor_operand(node, i):
+            if producer not in fusable or not is_tensor_operand(node, i):
+                continue
+            if not _belongs_to_reader(groups, fusable, node, value):
                 _try_join(groups, producer, node, value)
     stacks: dict[_Group, list[Node]] = {}
     for node in graph.nodes:
         if node in fusable:
             stacks.setdefault(groups.of(node), []).append(node)
     return list(stacks.values())
+
+
+def _belongs_to_reader(groups: Groups, fusable: set[Node], node: Node, value: Value) -> bool:
+    """Whether a node that reads one tensor is better computed with what reads its result alone.
+
+    So it is where that cannot be computed with what makes the tensor, as something between them,
+    such as a sum, needs all of it: the tensor is stored anyway, and the result need not be.
+    """
+    graph = groups.graph
+    reader = graph.only_reader(node.output)
+    producer = value.producer
+    if reader not in fusable or node.output in graph.results or producer is None:
+        return False
+    if not isinstance(node.op, Elementwise) or not isinstance(reader.op, Elementwise):
+        return False
+    tensors = [each for each in node.tensors if each.shape == node.output.shape]
+    if tensors != [value] or reader.output.shape != node.output.shape:
+        return False
+    if all(each in fusable for each in graph.readers[value]) and value not in graph.results:
+        return False
+    return not groups.can_merge([producer, node, reader])
 
 
 def _is_loose_join(graph: Graph, node: Node, stack: set[Node]) -> bool:
