@@ -12,7 +12,8 @@ it again is predicted to take no longer than to write and to read it.  The nodes
 those of the original, on the same operands, so that they give the same bits.  Each layer's gradient
 has copies of its own.
 Refuses: values that the backward pass reads whole (a convolution's operand, a sum), which are kept;
-everything under strategies that compute layer by layer.
+everything under strategies that compute layer by layer.  A window over such values that needs no
+gradient, as the places of maxima, is computed with the forward pass, which keeps its result.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterable
 from minidnn.fusion.collapse import APART
 from minidnn.fusion.stacks import why_not_fusable
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
-from minidnn.graph.operator import Elementwise
+from minidnn.graph.operator import Elementwise, Windowed
 from minidnn.passes.infrastructure import Context, Pass
 
 MOST_NODES = 6
@@ -36,6 +37,7 @@ def rederive(graph: Graph, context: Context) -> Graph:
     if context.strategy in APART or not graph.updates:
         return graph
     forward = forward_nodes(graph)
+    forward |= _windows_of(graph, forward)
     chains = _chains(graph, forward, context)
     if not chains:
         return graph
@@ -71,6 +73,16 @@ def forward_nodes(graph: Graph) -> set[Node]:
             found.add(node)
             wanted.update(node.inputs)
     return found
+
+
+def _windows_of(graph: Graph, forward: set[Node]) -> set[Node]:
+    """The other windows over values of the forward pass."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        made = {value.producer for value in node.inputs} - {None}
+        if isinstance(node.op, Windowed) and made <= forward | found:
+            found.add(node)
+    return found - forward
 
 
 def _chains(graph: Graph, forward: set[Node], context: Context) -> dict[Value, list[Node]]:
