@@ -159,7 +159,10 @@ def _compile(
     if plan.graph.states:
         store = Store() if store is None else store
         assert isinstance(program, StatefulProgram), f"{device} says that it keeps states"
+        known = set(store)
         program.attach(store)
+        # Nodes run in another order than those of the graph.
+        store.arrange(state.name for state in graph.states if state.name not in known)
     # A graph of the caller's is not kept alive: its arrays were not let go, and may be large.
     source = ref(graph) if graph is network else partial(_itself, graph)
     rounded = computed is not graph and chosen != "float64"

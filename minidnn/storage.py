@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minidnn.errors import GraphError
-from minidnn.fusion.region import FusedContraction, FusedSequence, FusedSums
+from minidnn.fusion.region import FusedContraction, FusedElements, FusedSequence, FusedSums
 from minidnn.graph.attributes import brief
 from minidnn.graph.ir import Graph
 from minidnn.graph.registry import register
@@ -31,6 +31,7 @@ _LONGEST_MESSAGE = 2000
 # Fused graphs can be saved, too.
 register(FusedSequence)
 register(FusedContraction)
+register(FusedElements)
 register(FusedSums)
 
 

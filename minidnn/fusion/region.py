@@ -17,7 +17,10 @@ from minidnn.graph.ir import Constant, Graph, Node, Value
 from minidnn.graph.operator import Operator
 from minidnn.graph.types import TensorType
 
-__all__ = ["FusedContraction", "FusedSequence", "FusedSums", "Region", "constants", "window_alone"]
+__all__ = [
+    *("FusedContraction", "FusedElements", "FusedSequence", "FusedSums", "Region"),
+    *("constants", "sum_alone", "window_alone"),
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +125,24 @@ class FusedContraction(Region):
 
 
 @dataclass(frozen=True, eq=False)
+class FusedElements(Region):
+    """Element-wise operators whose results have one shape: each element of all of them is computed
+    together.  Operands have that shape, or one element."""
+
+    @property
+    def in_place(self) -> bool:
+        return True
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of the results."""
+        return self.body.outputs[0].shape
+
+
+@dataclass(frozen=True, eq=False)
 class FusedSums(Region):
-    """Sums and means over all axes but that of channels, of what point-wise operators make of the
-    operands; all of them in one sweep.  Each result has the shape (C,)."""
+    """Sums, means and variances over all axes but that of channels, of what point-wise operators
+    make of the operands; all of them in one sweep.  Each result has the shape (C,)."""
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -133,9 +151,16 @@ class FusedSums(Region):
 
     @cached_property
     def reductions(self) -> tuple[Node, ...]:
-        """The body's sums and means, in the order of the results."""
+        """The body's sums, means and variances, in the order of the results."""
         made = {node.output: node for node in self.body.nodes}
         return tuple(made[value] for value in self.body.outputs)
+
+
+def sum_alone(node: Node) -> FusedSums:
+    """The region of one sum."""
+    operands = [Value(value.type, value.name) for value in node.inputs]
+    inner = Node(node.op, operands, node.name)
+    return FusedSums(Graph(operands, inner.outputs, [inner], node.name))
 
 
 def constants(graph: Graph) -> Iterator[Constant]:

@@ -79,6 +79,12 @@ class Target:
         with the point-wise operators before it; None if it can."""
         return "this device adds up stored values"
 
+    @property
+    def computes_together(self) -> bool:
+        """Whether what is element-wise and no part of a stack is computed by one kernel with what
+        has the same shape: where each kernel takes some time to start."""
+        return False
+
     def prologue_seconds(self, contraction: Node, nodes: Sequence[Node]) -> float:
         """Predicted extra time of absorbing ``nodes`` as a prologue."""
         return _operations(nodes) / self.device.operations

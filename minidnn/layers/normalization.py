@@ -78,9 +78,16 @@ class _PerChannel(Layer):
             mean, var = self.constants("running_mean", "running_var")
         return apply(ops.BatchNorm(eps), x, *scale, mean, var)
 
-    def _statistics(self, x: Any, axes: tuple[int, ...]) -> tuple[Any, Any, float]:
-        """Mean and variance over axes, which stay with size 1, and by what the variance is
-        multiplied to be that of the population.  Squares are those of distances from the mean."""
+    def _statistics(self, x: Any) -> tuple[Value, Value, float]:
+        """Mean and variance of each channel, and by what the variance is multiplied to be that of
+        the population."""
+        axes = (0, *range(2, x.type.rank))
+        more = self._unbiased(x, axes)
+        mean = apply(ops.Reduce("mean", axes), x)
+        return mean, apply(ops.Variance(), x, mean), more
+
+    def _unbiased(self, x: Any, axes: tuple[int, ...]) -> float:
+        """By what a variance over axes is multiplied to be that of the population."""
         count = prod(x.shape[d] for d in axes)
         if count == 1:
             raise misfit(
@@ -89,9 +96,7 @@ class _PerChannel(Layer):
                 "variance; valid in training are several, by a larger batch or larger images, or "
                 "the layer frozen: layer.freeze()",
             )
-        mean = x.mean(axes, keepdims=True)
-        apart = x - mean
-        return mean, (apart * apart).mean(axes, keepdims=True), count / (count - 1)
+        return count / (count - 1)
 
     def _store(self, factor: Any, mean: Any, var: Any) -> None:
         """Moves the stored statistics by a factor towards others."""
@@ -152,8 +157,7 @@ class _BatchNorm(_PerChannel):
         if not self._learns_statistics():
             return self._by_statistics(self.op.eps, x)
         self._check_channels(x, self.num_features)
-        wide_mean, wide_var, more = self._statistics(x, (0, *range(2, x.type.rank)))
-        mean, var = wide_mean.reshape(self.num_features), wide_var.reshape(self.num_features)
+        mean, var, more = self._statistics(x)
         trace = current_trace()
         counter: Any = self.parameter("num_batches_tracked")
         counted = trace.latest(counter) + 1
@@ -266,8 +270,11 @@ class _InstanceNorm(_PerChannel):
         if self.track_running_stats and not self._learns_statistics():
             return self._by_statistics(self.op.eps, x)
         if self.track_running_stats and self.momentum:
-            mean, var, more = self._statistics(x, tuple(range(2, x.type.rank)))
-            whole = (0, *range(2, x.type.rank))
+            axes = tuple(range(2, x.type.rank))
+            whole, more = (0, *axes), self._unbiased(x, axes)
+            mean = x.mean(axes, keepdims=True)
+            apart = x - mean
+            var = (apart * apart).mean(axes, keepdims=True)
             self._store(self.momentum, mean.mean(whole), var.mean(whole) * more)
         return self._by_groups(self.num_features, self.op.eps, x)
 

@@ -3,7 +3,9 @@
 Handles: BatchNorm after a Conv2d or Linear of which it is the only reader: its scale goes into
 the weight, its shift into the bias.  Any other BatchNorm with constant statistics becomes
 ScaleShift.  New constants are computed in float64 and rounded once, when they are first needed.
-Refuses: statistics that are not constant.
+Of other statistics the scale is computed in each run, once for a channel: distances from the mean
+are multiplied by it, which loses no digits where the mean is large.
+Refuses: nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from functools import partial
 
 import numpy as np
 
+from minidnn.graph.expression import argument, fma, sqrt
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
-from minidnn.graph.operators import BatchNorm, Conv2d, Linear, ScaleShift
+from minidnn.graph.operators import BatchNorm, Conv2d, Formula, Linear, ScaleShift
 from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context, Pass
 
@@ -37,9 +40,28 @@ def fold_batch_norm(graph: Graph, context: Context) -> Graph:
         ):
             _scale_and_shift(rewriter, node)
             continue
+        elif (
+            isinstance(node.op, BatchNorm)
+            and not _has_constant_statistics(node)
+            and context.allow(f"compute the scale of {node.name} once for a channel")
+        ):
+            _scaled(rewriter, node)
+            continue
         if node not in folded:
             rewriter.keep(node)
     return rewriter.finish()
+
+
+def _scaled(rewriter: Rewriter, node: Node) -> None:
+    assert isinstance(node.op, BatchNorm)
+    x, factor, shift, mean = map(argument, range(4))
+    given = [rewriter.value(value) for value in node.inputs]
+    scale = Formula(argument(0) / sqrt(argument(1) + node.op.eps), 2, title="Scale")
+    name = rewriter.fresh(f"{node.name}.scale")
+    found = rewriter.add(scale, [given[1], given[4]], name, node.source).output
+    op = Formula(fma(x - mean, factor, shift), 1, 3, node.op.name)
+    operands = [given[0], found, given[2], given[3]]
+    rewriter.replace(node.output, rewriter.add(op, operands, node.name, node.source).output)
 
 
 def _has_constant_statistics(node: Node) -> bool:

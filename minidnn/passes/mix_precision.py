@@ -32,6 +32,7 @@ from minidnn.graph.operators import (
     RandomDrop,
     Reduce,
     TakeChannels,
+    Variance,
 )
 from minidnn.graph.types import rounded_to
 from minidnn.passes.infrastructure import Context, Pass
@@ -128,6 +129,10 @@ class _Mixing:
             self._elementwise(node, op)
         elif isinstance(op, Reduce) and self._is_half(node.inputs[0]):
             self._keep(node, replace(op, dtype="float32"), [self.half[node.inputs[0]]], self.full)
+        elif isinstance(op, Variance) and self._is_half(node.inputs[0]):
+            x, mean = node.inputs
+            operands = [self.half[x], self._in_full(mean, node.name)]
+            self._keep(node, replace(op, dtype="float32"), operands, self.full)
         elif isinstance(op, ArgMax) and self._is_half(node.inputs[0]):
             self._keep(node, op, [self.half[node.inputs[0]]], self.full)
         elif isinstance(op, _FOLLOWS) and self._follows(op, floats):

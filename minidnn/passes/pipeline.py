@@ -6,7 +6,9 @@ from minidnn.graph.ir import Graph
 from minidnn.passes.absorb import ABSORB
 from minidnn.passes.by_image import BY_IMAGE
 from minidnn.passes.compose_gradients import COMPOSE_GRADIENTS
+from minidnn.passes.compose_variance import COMPOSE_VARIANCE
 from minidnn.passes.compose_vectors import COMPOSE_VECTORS
+from minidnn.passes.compute_together import COMPUTE_TOGETHER
 from minidnn.passes.depth_first import DEPTH_FIRST
 from minidnn.passes.fold_batch_norm import FOLD_BATCH_NORM
 from minidnn.passes.freeze import FREEZE
@@ -31,6 +33,7 @@ from minidnn.passes.turn_linear import TURN_LINEAR
 PIPELINE: tuple[Pass, ...] = (
     FREEZE,
     COMPOSE_GRADIENTS,
+    COMPOSE_VARIANCE,
     REPEAT_INSIDE,
     SIMPLIFY,
     TAKE_CHANNELS,
@@ -46,6 +49,7 @@ PIPELINE: tuple[Pass, ...] = (
     COMPOSE_VECTORS,
     SUM_TOGETHER,
     DEPTH_FIRST,
+    COMPUTE_TOGETHER,
     LAYOUT,
     PLACE_CONCAT,
     SCHEDULE,

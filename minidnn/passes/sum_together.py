@@ -2,10 +2,11 @@
 
 Batch normalization in training is made of such sums, forwards and backwards.
 
-Handles: sums and means over all axes but that of channels.  The point-wise operators before them
-are computed again inside, as long as a region reads few tensors for it: then no value is stored for
-a sum alone.  Sums that read the same tensors, or some of them, and do not depend on each other
-become one region.  Operands with one element for each channel are free.
+Handles: sums, means and variances over all axes but that of channels.  The point-wise operators
+before them are computed again inside, as long as a region reads few tensors for it: then no value
+is stored for a sum alone.  Sums that read the same tensors, or some of them, and do not depend on
+each other become one region, and so do a mean and the variance around it.  Operands with one
+element for each channel are free.
 Refuses: whatever the target refuses; everything but the sum itself under strategies that leave
 layers apart.
 """
@@ -18,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from minidnn.fusion.collapse import APART
 from minidnn.fusion.region import FusedSums
 from minidnn.graph.ir import Constant, Graph, Node, Rewriter, Value
-from minidnn.graph.operator import Elementwise
-from minidnn.graph.operators import Expand, Reduce, View
+from minidnn.graph.operator import Elementwise, Operator
+from minidnn.graph.operators import Expand, Reduce, Variance, View
 from minidnn.graph.types import FLOATS, TensorType
 from minidnn.passes.infrastructure import Context, Pass
 from minidnn.passes.simplify import drop_dead
@@ -38,11 +39,12 @@ class _Sweep:
     tensors: dict[Value, None] = field(default_factory=dict)
     nodes: dict[Node, None] = field(default_factory=dict)
 
-    def operands(self) -> dict[Value, None]:
-        """The values that are read, vectors included."""
-        made = {value for node in self.nodes for value in node.outputs}
+    def operands(self, *others: Node) -> dict[Value, None]:
+        """The values that are read, vectors included, beside other sums of the sweep."""
+        made = {value for node in (*self.nodes, *self.sums, *others) for value in node.outputs}
         read = dict.fromkeys(self.tensors)
-        read.update((v, None) for n in self.nodes for v in n.inputs if v not in made)
+        for node in (*self.nodes, *self.sums):
+            read.update((v, None) for v in node.inputs if v not in made)
         return read
 
 
@@ -89,7 +91,15 @@ def _fits(graph: Graph, sweep: _Sweep, one: _Sweep) -> bool:
         return False
     if len(sweep.tensors | one.tensors) > max(MOST_TENSORS, len(sweep.tensors)):
         return False
-    return _are_there(graph, one.operands(), graph.position[sweep.sums[0]])
+    beside = [each for each in sweep.sums if _is_mean_of(each, one.sums[0])]
+    return _are_there(graph, one.operands(*beside), graph.position[sweep.sums[0]])
+
+
+def _is_mean_of(node: Node, variance: Node) -> bool:
+    """Whether a sum is the mean that a variance is around, and of the same values."""
+    if not isinstance(variance.op, Variance) or not isinstance(node.op, Reduce):
+        return False
+    return node.op.how == "mean" and list(variance.inputs) == [node.inputs[0], node.output]
 
 
 def _are_there(graph: Graph, values: Iterable[Value], position: int) -> bool:
@@ -133,19 +143,22 @@ def _tensors(parts: Mapping[Value, _Reach]) -> dict[Value, None]:
 def _is_stored(graph: Graph, value: Value) -> bool:
     """Whether something else than point-wise operators and sums reads a value."""
     others = (
-        node for node in graph.readers[value] if not isinstance(node.op, (Elementwise, Reduce))
+        node
+        for node in graph.readers[value]
+        if not isinstance(node.op, (Elementwise, Reduce, Variance))
     )
     return value in graph.results or next(others, None) is not None
 
 
 def _is_sum(node: Node) -> bool:
-    op = node.op
-    if not isinstance(op, Reduce) or op.how not in ("sum", "mean"):
+    op, x = node.op, node.inputs[0] if node.inputs else None
+    if x is None or x.dtype not in FLOATS or isinstance(x, Constant) or x.type.size == 0:
         return False
-    (x,) = node.inputs
-    if x.dtype not in FLOATS or isinstance(x, Constant) or x.type.size == 0:
-        return False
-    return x.type.rank in (2, 4) and op.dims == tuple(d for d in range(x.type.rank) if d != 1)
+    if isinstance(op, Reduce):
+        others = tuple(d for d in range(x.type.rank) if d != 1)
+        if op.how not in ("sum", "mean") or op.dims != others:
+            return False
+    return isinstance(op, (Reduce, Variance)) and x.type.rank in (2, 4)
 
 
 def _is_pointwise(node: Node) -> bool:
@@ -182,18 +195,16 @@ def _add(rewriter: Rewriter, sweep: _Sweep) -> None:
     inside = {value: Value(value.type, value.name) for value in outside}
     nodes: list[Node] = []
 
-    def copy(node: Node, op: Elementwise | Expand | Reduce) -> None:
+    def copy(node: Node, op: Operator) -> None:
         new = Node(op, [inside.get(v, v) for v in node.inputs], node.name, node.source)
         nodes.append(new)
         inside[node.output] = new.output
 
     graph = rewriter.graph
     for node in sorted(sweep.nodes, key=graph.position.__getitem__):
-        assert isinstance(node.op, (Elementwise, Expand))
         copy(node, node.op)
     for node in sweep.sums:
-        assert isinstance(node.op, Reduce)
-        copy(node, replace(node.op, keepdim=False))
+        copy(node, replace(node.op, keepdim=False) if isinstance(node.op, Reduce) else node.op)
     body = Graph(
         [inside[value] for value in outside],
         [inside[node.output] for node in sweep.sums],

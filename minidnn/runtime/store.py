@@ -140,6 +140,13 @@ class Store(Mapping[str, np.ndarray]):
             self._states.update((state.name, held) for state, held in found.items())
             return {state: held.kept for state, held in found.items()}
 
+    def arrange(self, names: Iterable[str]) -> None:
+        """Lists these states behind all others, in that order; those it does not have are none."""
+        with self.lock:
+            for name in names:
+                if name in self._states:
+                    self._states[name] = self._states.pop(name)
+
     @contextmanager
     def unchanged(self, names: Iterable[str]) -> Iterator[None]:
         """Meanwhile no other thread runs a program; what happens to these states is undone."""

@@ -155,6 +155,30 @@ def _layer_norm(axes: int, *shapes: tuple[Shape, ...], mean: float = 0.0) -> Cas
     )
 
 
+class _Variance(L.Layer):
+    """The variance of each channel."""
+
+    def forward(self, x: Any) -> Any:
+        mean = apply(ops.Reduce("mean", (0, *range(2, x.type.rank))), x)
+        return apply(ops.Variance(), x, mean)
+
+
+def _variance(*shapes: Shape, mean: float = 0.0) -> Case:
+    def by_torch(x: Any) -> Any:
+        return x.double().var((0, *range(2, x.dim())), correction=0).to(x.dtype)
+
+    return Case(
+        name=f"variance{f'-far{mean:g}' if mean else ''}",
+        layer=_Variance,
+        torch=lambda: by_torch,
+        formula=lambda x: x.var((0, *range(2, x.ndim))),
+        shapes=tuple((shape,) for shape in shapes),
+        ulps=8,
+        special=False,  # the squares of huge numbers are infinite in float32, not in float64
+        **({"draw": around(mean), "dtypes": ("float32",)} if mean else {}),
+    )
+
+
 def _long_softmax(dim: int, log: int, shape: Shape) -> Case:
     name, kind = (("log_softmax", "LogSoftmax") if log else ("softmax", "Softmax"))[:2]
 
@@ -247,6 +271,8 @@ CASES: tuple[Case, ...] = (
     _group_norm(3, (1, 30000, 2), True),
     _group_norm(5, (2, 5, 3, 37), True),
     _group_norm(3, (4, 12), True),
+    _variance((2, 3, 5, 7), (3, 17, 1, 9), (40, 5), (3, 2, 3)),
+    _variance((5, 3, 130, 140), (5, 24, 40, 41), (3000, 5), mean=1e3),
     *_long_reductions(),
     _layer_norm(1, ((2, 3, 5, 7), (7,), (7,)), ((2, 3, 5, 96), (96,), (96,))),
     *(

@@ -121,13 +121,16 @@ def test_weights_that_are_computed_are_left() -> None:
     assert_same(before, after, 1e-5)
 
 
-def test_statistics_that_are_computed_are_refused() -> None:
+def test_of_statistics_that_are_computed_the_scale_is_one_vector() -> None:
     def build(t, x, mean):
         w, b, v = (constant(t, (4,), n) for n in ("w", "b", "v"))
         return apply(ops.BatchNorm(), conv(t, x, 4), w, b, mean, v)
 
     before = graph_of(build, X, (4,))
-    assert run(before, FOLD_BATCH_NORM) is before
+    after = run(before, FOLD_BATCH_NORM)
+    assert ops_of(after) == ["Conv2d", "Scale", "BatchNorm"]
+    assert after.nodes[-1].op.channel_count == 3
+    assert_same(before, after, 1e-5)
 
 
 def test_one_weight_in_two_convolutions_folds_into_two() -> None:

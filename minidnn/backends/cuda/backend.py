@@ -8,6 +8,7 @@ from typing import Any
 
 from ...cudnn._cupy import cupy
 from ...errors import DeviceError, GraphError
+from ...fusion.region import FusedElements
 from ...fusion.region import Region as FusedRegion
 from ...fusion.target import Target
 from ...graph import operators as ops
@@ -41,10 +42,11 @@ _KNOWN = (
     ops.LayerNorm,
     ops.MatMul,
     ops.Reorder,
+    ops.Variance,
     Windowed,
 )
 _OF_ANY_DTYPE = (
-    *(Elementwise, Indexed, Reshaping),
+    *(Elementwise, FusedElements, Indexed, Reshaping),
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
 )
 

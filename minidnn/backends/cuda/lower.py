@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import UnsupportedError
-from ...fusion.region import FusedContraction, FusedSequence, FusedSums, window_alone
+from ...fusion.region import (
+    FusedContraction,
+    FusedElements,
+    FusedSequence,
+    FusedSums,
+    sum_alone,
+    window_alone,
+)
 from ...graph.index_map import Indexed
 from ...graph.ir import Constant, Node, Value
 from ...graph.operator import Contraction as ContractionOperator
@@ -31,6 +38,7 @@ from ...graph.operators import (
     Reorder,
     Softmax,
     TakeChannels,
+    Variance,
 )
 from ...graph.types import ITEMSIZE
 from ...runtime.plan import Plan
@@ -45,6 +53,7 @@ from .contraction.problem import (
     lies_one_way,
 )
 from .copy import print_copy
+from .elements import print_elements
 from .indexing import print_gather, print_move, print_pick
 from .kernels import Launch
 from .layer_norm import print_layer_norm
@@ -54,7 +63,7 @@ from .prelude import TYPES
 from .random import print_random_drop
 from .reduce import print_argmax, print_reduce
 from .reduction import averages_planes, print_adaptive, print_plane_average
-from .sequence import print_region, print_variants, print_vectors
+from .sequence import are_apart, print_region, print_variants, print_vectors
 from .softmax import print_softmax
 from .strided import print_broadcast, print_join, strided_of
 from .sums import print_sums
@@ -139,6 +148,12 @@ class _Lowering:
             return (self._plane_average(node),) if averages else self._sequence(node, op)
         if isinstance(op, FusedSums):
             return self._sums(node, op)
+        if isinstance(op, FusedElements):
+            launch = print_elements(annotations, node)
+            given = (*node.inputs, *op.body.constants)
+            return (Task(node, launch, (*map(_pointer, given), *node.outputs)),)
+        if isinstance(op, Variance):  # alone where the passes had no fuel
+            return self._sums(node, sum_alone(node))
         if isinstance(op, Windowed):  # alone where the passes had no fuel
             return self._sequence(node, window_alone(node))
         if isinstance(op, (FusedContraction, ContractionOperator)):
@@ -230,8 +245,11 @@ class _Lowering:
         pointers: list[Pointer] = [_pointer(value) for value in values]
         others = print_variants(op, lies, self.machine) if self.others else ()
         vectors = [outer.get(vector.value, vector.value) for vector in suited.binding.vectors]
-        if all(isinstance(value, Constant) for value in vectors):
-            if vectors:
+        apart = are_apart(suited.binding)
+        if apart or all(isinstance(value, Constant) for value in vectors):
+            if apart:
+                pointers += map(_pointer, vectors)
+            elif vectors:
                 pointers.append(Data(suited.kernel.vectors, "float32", (id(op), "vectors")))
             return (Task(node, suited.kernel.launch, tuple(pointers), tuple(others)),)
         packing, size = print_vectors(suited.binding)

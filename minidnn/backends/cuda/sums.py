@@ -1,27 +1,31 @@
 """Kernels of sums over all axes but channels, of what is computed of tensors, several in a sweep.
 
-Blocks add parts, each for some channels; a second kernel adds up the parts, if there are several.
+Blocks add parts, each for some channels; a second kernel joins the parts, if there are several.
 How a sum is parted depends on shapes and layouts alone, so that every run gives the same bits.
+
+A variance and its mean come of one sweep.  Distances from the mean are not known yet, so each block
+takes those from the first element that it meets, whose sum and squares give the mean of its part
+and the squares of distances from that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import gcd, prod
 
 from ...fusion.region import FusedSums
 from ...graph.expression import linearize
-from ...graph.ir import Node, Value
+from ...graph.ir import Value
 from ...graph.operator import Elementwise
-from ...graph.operators import Reduce
+from ...graph.operators import Reduce, Variance
 from ...graph.types import ITEMSIZE
-from ...graph.window import LONG
 from ..codegen.code import Code
-from ..codegen.dialect import CUDA, literal
+from ..codegen.dialect import CUDA
 from .kernels import Launch
 from .prelude import TYPES
+from .sum_parts import Moments, Parts, Total, join_parts
 from .target import HALVES
 from .tensor import Tensor
 
@@ -31,8 +35,12 @@ _BLOCKS = 1024
 """So many blocks keep every card busy."""
 _LEAST, _MOST = 4, 64
 """Elements of a channel that a thread adds, in packs."""
-_COLUMNS = 32
-"""Packs side by side that a block adds."""
+_UNROLLED = 4
+"""Packs of each tensor that a thread has under way."""
+_COLUMNS = (1, 2, 4, 8, 16, 32)
+"""How many packs side by side a block adds."""
+_ROW = 64  # bytes
+"""Of shorter rows memory moves more than is read."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,8 @@ class _Printer:
         operands = (*op.body.inputs, *op.body.constants)
         self.tensors = {v: lies(v) for v in operands if v.shape == op.shape}
         self.vectors = tuple(v for v in operands if v not in self.tensors)
-        self.many = len(op.reductions)
+        self.found = _found(op)
+        self.many = sum(each.sums for each in self.found)
         self.code = Code()
 
     def print(self) -> SumsLaunches:
@@ -77,29 +86,41 @@ class _Printer:
         self.lanes = self._lanes(by_columns)
         if by_columns:
             packs = self.channels // self.lanes
-            wide = min(_COLUMNS, 1 << (packs - 1).bit_length())
+            wide = self._wide(packs)
             beside, step = -(-packs // wide), _THREADS // wide
-            count = self.batch * self.plane
+            count, each = self.batch * self.plane, 1
         else:
             wide, beside, step = 1, self.channels, _THREADS
-            count = self.batch * self.plane // self.lanes
+            count, each = self.batch * self.plane // self.lanes, self.lanes
         part = step * max(_LEAST, min(_MOST, -(-count * beside // (step * _BLOCKS))))
-        parts = -(-count // part)
-        to = self._results() if parts == 1 else ["float *part"]
-        with self._kernel(to):
-            self.code.line(f"const int column = blockIdx.x % {beside}, p = blockIdx.x / {beside};")
-            self.code.line(f"const unsigned begin = p * {part}u;")
-            self.code.line(f"const unsigned end = min(begin + {part}u, {count}u);")
+        outputs = self.op.body.outputs
+        parts = Parts(self.found, tuple(v.dtype for v in outputs), self.channels, part, count, each)
+        given = [f"const {TYPES[v.dtype]} *x{i}" for i, v in enumerate(self.tensors)]
+        given += [f"const {TYPES[v.dtype]} *v{i}" for i, v in enumerate(self.vectors)]
+        to = parts.results if parts.count == 1 else ["float *part"]
+        head = f"void __launch_bounds__({_THREADS}) @({', '.join((*given, *to))})"
+        code = self.code
+        with code.block(f'extern "C" __global__ {head}'):
+            code.line("MD_SHARED;")
+            code.line("float *const shared = (float *)md_shared;")
+            code.line(f"const int column = blockIdx.x % {beside}, p = blockIdx.x / {beside};")
+            code.line(f"const unsigned begin = p * {part}u;")
+            code.line(f"const unsigned end = min(begin + {part}u, {count}u);")
             add = self._columns if by_columns else self._planes
             add(wide, step)
             self._join(by_columns, wide, step, parts)
-        shared = self.many * _THREADS * (self.lanes if by_columns else 1) * 4
-        first = Launch.named("sums", self.code, beside * parts, _THREADS, shared)
+        width = wide * self.lanes if by_columns else 1
+        shared = self.many * _THREADS * (self.lanes if by_columns else 1) + self._firsts * width
+        first = Launch.named("sums", code, beside * parts.count, _THREADS, shared * 4)
         operands = (*self.tensors, *self.vectors)
-        if parts == 1:
+        if parts.count == 1:
             return SumsLaunches(first, operands)
-        bytes = self.many * parts * self.channels * 4
-        return SumsLaunches(first, operands, self._of_parts(parts), bytes)
+        return SumsLaunches(first, operands, join_parts(parts), self.many * parts.stride * 4)
+
+    @property
+    def _firsts(self) -> int:
+        """Of how many values distances from the first are added."""
+        return sum(isinstance(each, Moments) for each in self.found)
 
     def _lanes(self, by_columns: bool) -> int:
         """Neighbours that an access moves: channels, or pixels of a plane."""
@@ -110,30 +131,23 @@ class _Printer:
             return gcd(lanes, self.channels, *steps)
         return gcd(lanes, self.plane, *(s for t in tensors for s in (t.offset, t.channel, t.image)))
 
-    def _results(self) -> list[str]:
-        return [f"{TYPES[v.dtype]} *y{i}" for i, v in enumerate(self.op.body.outputs)]
-
-    @contextmanager
-    def _kernel(self, to: Sequence[str]) -> Iterator[None]:
-        given = [f"const {TYPES[v.dtype]} *x{i}" for i, v in enumerate(self.tensors)]
-        given += [f"const {TYPES[v.dtype]} *v{i}" for i, v in enumerate(self.vectors)]
-        head = f"void __launch_bounds__({_THREADS}) @({', '.join((*given, *to))})"
-        with self.code.block(f'extern "C" __global__ {head}'):
-            self.code.line("MD_SHARED;")
-            self.code.line("float *const shared = (float *)md_shared;")
-            yield
+    def _wide(self, packs: int) -> int:
+        """How many packs side by side leave the fewest threads without one; rather more."""
+        bytes = self.lanes * min(t.itemsize for t in self.tensors.values())
+        enough = [wide for wide in _COLUMNS if wide >= packs or wide * bytes >= _ROW]
+        return min(enough or _COLUMNS[-1:], key=lambda wide: (-(-packs // wide) * wide, -wide))
 
     def _columns(self, wide: int, step: int) -> None:
         """Channels side by side: a thread adds a pack of them over some pixels."""
         code, lanes = self.code, self.lanes
         code.line(f"const int beside = threadIdx.x % {wide}, down = threadIdx.x / {wide};")
         code.line(f"const int first = (column * {wide} + beside) * {lanes};")
-        self._declare("sum")
+        self._declare()
         with code.block(f"if (first < {self.channels})"):
             for i, vector in enumerate(self.vectors):
                 code.line(f"float w{i}[{lanes}];")
-                wide = ITEMSIZE[vector.dtype] * lanes > _ACCESS
-                load = "md_load_floats" if wide else f"md_load<{lanes}>"
+                broad = ITEMSIZE[vector.dtype] * lanes > _ACCESS
+                load = "md_load_floats" if broad else f"md_load<{lanes}>"
                 code.line(f"{load}(w{i}, v{i} + first);")
                 assert vector.type.size == self.channels, vector
             places = [_pixel(tensor, self.plane) for tensor in self.tensors.values()]
@@ -142,7 +156,7 @@ class _Printer:
     def _planes(self, wide: int, step: int) -> None:
         """Pixels side by side: a block adds a channel of some images."""
         code = self.code
-        self._declare("sum")
+        self._declare()
         for i, _ in enumerate(self.vectors):
             code.line(f"const float w{i} = md_value(v{i}[column]);")
         packs = self.plane // self.lanes
@@ -151,43 +165,76 @@ class _Printer:
             + (f" + {t.offset}" if t.offset else "")
             for t in self.tensors.values()
         ]
-        self._sweep(step, "threadIdx.x", places, "w{}")
+        self._sweep(step, "threadIdx.x", places, "w{}", alike=True)
 
-    def _declare(self, name: str) -> None:
+    def _declare(self) -> None:
         for i in range(self.many):
-            self.code.line(f"float {name}{i}[{self.lanes}] = {{}};")
+            self.code.line(f"float sum{i}[{self.lanes}] = {{}};")
+        for i in range(self._firsts):
+            self.code.line(f"float first{i}[{self.lanes}] = {{}};")
 
-    def _sweep(self, step: int, own: str, places: Sequence[str], vector: str) -> None:
-        """A thread adds every ``step``-th pack of its part, a few at a time, and these."""
+    def _sweep(
+        self, step: int, own: str, places: Sequence[str], vector: str, alike: bool = False
+    ) -> None:
+        """A thread adds every ``step``-th pack of its part; ``alike``: of one channel."""
         code, lanes = self.code, self.lanes
-        most = step * LONG
-        with code.block(f"for (unsigned b = begin + {own}; b < end; b += {most}u)"):
-            self._declare("block")
-            code.line(f"const unsigned past = min(b + {most}u, end);")
-            with code.block(f"for (unsigned r = b; r < past; r += {step}u)"):
-                for i, place in enumerate(places):
-                    code.line(f"float a{i}[{lanes}];")
-                    code.line(f"md_load<{lanes}>(a{i}, x{i} + ({place}));")
-                code.line("#pragma unroll")
-                with code.block(f"for (int j = 0; j < {lanes}; j++)"):
-                    for i, value in enumerate(self._computed(vector)):
-                        code.line(f"block{i}[j] += {value};")
-            code.line("#pragma unroll")
-            with code.block(f"for (int j = 0; j < {lanes}; j++)"):
-                for i in range(self.many):
-                    code.line(f"sum{i}[j] += block{i}[j];")
+        moments = [each for each in self.found if isinstance(each, Moments)]
+        if moments:
+            code.line("unsigned r = begin;")
+            with self._elements(places):
+                values = self._computed(vector)
+                for i, each in enumerate(moments):
+                    code.line(f"first{i}[j] = {values[each.variance.inputs[0]]};")
+            if alike:
+                for i, _ in enumerate(moments):
+                    code.line(f"for (int j = 1; j < {lanes}; j++) first{i}[j] = first{i}[0];")
+        code.line(f"#pragma unroll {_UNROLLED}")
+        with (
+            code.block(f"for (unsigned r = begin + {own}; r < end; r += {step}u)"),
+            self._elements(places),
+        ):
+            self._add(self._computed(vector))
 
-    def _computed(self, vector: str) -> list[str]:
-        """Prints what is computed of one element of each operand; what is added of it."""
+    @contextmanager
+    def _elements(self, places: Sequence[str]) -> Iterator[None]:
+        """A loop over the elements of a pack."""
+        code, lanes = self.code, self.lanes
+        for i, place in enumerate(places):
+            code.line(f"float a{i}[{lanes}];")
+            code.line(f"md_load<{lanes}>(a{i}, x{i} + ({place}));")
+        code.line("#pragma unroll")
+        with code.block(f"for (int j = 0; j < {lanes}; j++)"):
+            yield
+
+    def _add(self, values: Mapping[Value, str]) -> None:
+        """Prints what an element adds to the sums."""
+        code, sums, firsts = self.code, 0, 0
+        for each in self.found:
+            value = values[each.added]
+            if isinstance(each, Moments):
+                apart = code.fresh()
+                code.line(f"const float {apart} = {value} - first{firsts}[j];")
+                code.line(f"sum{sums}[j] += {apart};")
+                code.line(f"sum{sums + 1}[j] += {apart} * {apart};")
+                firsts += 1
+            elif isinstance(each.node.op, Variance):
+                apart = code.fresh()
+                code.line(f"const float {apart} = {value} - {values[each.node.inputs[1]]};")
+                code.line(f"sum{sums}[j] += {apart} * {apart};")
+            else:
+                code.line(f"sum{sums}[j] += {value};")
+            sums += each.sums
+
+    def _computed(self, vector: str) -> dict[Value, str]:
+        """Prints what is computed of one element of each operand; what each value is."""
         code = self.code
         names = {value: f"a{i}[j]" for i, value in enumerate(self.tensors)}
         names |= {value: vector.format(i) for i, value in enumerate(self.vectors)}
-        added: dict[Node, str] = {}
         for node in self.op.body.nodes:
+            if isinstance(node.op, (Reduce, Variance)):
+                continue
             given = [names[value] for value in node.inputs]
-            if isinstance(node.op, Reduce):
-                added[node] = given[0]
-            elif isinstance(node.op, Elementwise):
+            if isinstance(node.op, Elementwise):
                 lines, result = CUDA.print_code(linearize(node.op.expression()), given, code.fresh)
                 code.lines(lines)
                 dtype = node.output.dtype
@@ -196,24 +243,31 @@ class _Printer:
                 names[node.output] = result
             else:
                 names[node.output] = given[0]  # a vector that is repeated
-        return [added[node] for node in self.op.reductions]
+        return names
 
-    def _join(self, by_columns: bool, wide: int, step: int, parts: int) -> None:
+    def _join(self, by_columns: bool, wide: int, step: int, parts: Parts) -> None:
         """The threads of a block add what they have, in a fixed order."""
         code, lanes = self.code, self.lanes
         width = wide * lanes if by_columns else 1
+        size = _THREADS * lanes if by_columns else _THREADS
         for i in range(self.many):
             if by_columns:
-                place = f"{i * _THREADS * lanes} + down * {width} + beside * {lanes} + j"
+                place = f"{i * size} + down * {width} + beside * {lanes} + j"
                 code.line(f"for (int j = 0; j < {lanes}; j++) shared[{place}] = sum{i}[j];")
                 continue
             half = lanes // 2
             while half:
                 code.line(f"for (int j = 0; j < {half}; j++) sum{i}[j] += sum{i}[j + {half}];")
                 half //= 2
-            code.line(f"shared[{i * _THREADS} + threadIdx.x] = sum{i}[0];")
+            code.line(f"shared[{i * size} + threadIdx.x] = sum{i}[0];")
+        for i in range(self._firsts):
+            place = f"shared[{self.many * size + i * width}"
+            if by_columns:
+                copy = f"{place} + beside * {lanes} + j] = first{i}[j];"
+                code.line(f"if (down == 0) for (int j = 0; j < {lanes}; j++) {copy}")
+            else:
+                code.line(f"if (threadIdx.x == 0) {place}] = first{i}[0];")
         code.line("__syncthreads();")
-        size = _THREADS * lanes if by_columns else _THREADS
         with code.block(f"for (int s = {step // 2}; s; s >>= 1)"):
             loop = f"for (int k = threadIdx.x; k < s * {width}; k += {_THREADS})"
             with code.block(loop):
@@ -223,50 +277,25 @@ class _Printer:
         with code.block(f"for (int k = threadIdx.x; k < {width}; k += {_THREADS})"):
             code.line(f"const int c = column * {width} + k;")
             code.line(f"if (c >= {self.channels}) break;")
-            for i in range(self.many):
-                value = f"shared[{i * size} + k]"
-                if parts == 1:
-                    code.line(self._result(i, value))
-                else:
-                    code.line(f"part[({i * parts}ll + p) * {self.channels} + c] = {value};")
+            firsts = (f"shared[{self.many * size + i * width} + k]" for i in range(self._firsts))
+            parts.print_part(code, [f"shared[{i * size} + k]" for i in range(self.many)], firsts)
 
-    def _result(self, number: int, total: str) -> str:
-        node, count = self.op.reductions[number], float(self.batch * self.plane)
-        assert isinstance(node.op, Reduce)
-        value = f"{total} / {literal(count)}" if node.op.how == "mean" else total
-        return f"y{number}[c] = md_as<{TYPES[node.output.dtype]}>({value});"
 
-    def _of_parts(self, parts: int) -> Launch:
-        """Adds the parts of each channel: threads of a block take every eighth."""
-        code, rows = Code(), _THREADS // _COLUMNS
-        columns = -(-self.channels // _COLUMNS)
-        head = ", ".join(("const float *part", *self._results()))
-        with code.block(f'extern "C" __global__ void __launch_bounds__({_THREADS}) @({head})'):
-            code.line("MD_SHARED;")
-            code.line("float *const shared = (float *)md_shared;")
-            code.line(f"const int which = blockIdx.x / {columns};")
-            place = f"blockIdx.x % {columns} * {_COLUMNS} + threadIdx.x % {_COLUMNS}"
-            code.line(f"const int c = {place}, down = threadIdx.x / {_COLUMNS};")
-            code.line("float total = 0.0f;")
-            most = rows * LONG
-            loop = f"for (int b = down; b < {parts}; b += {most})"
-            with code.block(f"if (c < {self.channels}) {loop}"):
-                code.line("float block = 0.0f;")
-                code.line(f"const int past = min(b + {most}, {parts});")
-                one = f"part[(which * {parts}ll + r) * {self.channels} + c]"
-                code.line(f"for (int r = b; r < past; r += {rows}) block += {one};")
-                code.line("total += block;")
-            code.line("shared[threadIdx.x] = total;")
-            code.line("__syncthreads();")
-            with code.block(f"for (int s = {rows // 2}; s; s >>= 1)"):
-                other = f"shared[threadIdx.x + s * {_COLUMNS}]"
-                code.line(f"if (down < s) shared[threadIdx.x] += {other};")
-                code.line("__syncthreads();")
-            code.line(f"if (down || c >= {self.channels}) return;")
-            code.line("total = shared[threadIdx.x];")
-            for i in range(self.many):
-                code.line(f"if (which == {i}) {self._result(i, 'total')}")
-        return Launch.named("sum_parts", code, self.many * columns, _THREADS, _THREADS * 4)
+def _found(op: FusedSums) -> tuple[Total | Moments, ...]:
+    """What is added up: a variance with its mean, where that is one of the results, or a sum."""
+    numbers = {node: i for i, node in enumerate(op.reductions)}
+    means = {}
+    for node in op.reductions:
+        mean = node.inputs[1].producer if isinstance(node.op, Variance) else None
+        if mean in numbers:
+            means[mean] = node
+    found: list[Total | Moments] = []
+    for node, number in numbers.items():
+        if node in means:
+            found.append(Moments(means[node], number, numbers[means[node]]))
+        elif node not in means.values():
+            found.append(Total(node, number))
+    return tuple(found)
 
 
 def _pixel(tensor: Tensor, plane: int) -> str:

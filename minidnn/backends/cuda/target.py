@@ -116,7 +116,12 @@ class CudaTarget(Target):
         return None
 
     def refuse_sums(self, reduction: Node) -> str | None:
-        return None
+        rank = reduction.inputs[0].type.rank
+        return None if rank in (2, 4) else f"its values have rank {rank}"
+
+    @property
+    def computes_together(self) -> bool:
+        return True
 
     def refuse_prologue(self, contraction: Node, node: Node) -> str | None:
         exact = self.is_exact(contraction)

@@ -15,34 +15,35 @@ from minidnn.graph.expression import argument, sqrt
 from minidnn.graph.ir import Value
 from minidnn.graph.trace import apply
 
-_G, _X, _V, _W = map(argument, range(4))
-_INPUT = ops.Formula(_G * (_X * _V), 1, 2, "BatchNormGradient")
-_WEIGHT = ops.Formula(_G * ((_X - _V) * _W), 2, 2, "BatchNormGradient")
-_MEAN = ops.Formula(-_G * (_X * _V), 3, title="BatchNormGradient")
-_VARIANCE = ops.Formula(-0.5 * _G * (_X * _V) * _V, 3, title="BatchNormGradient")
+_G, _X, _V = map(argument, range(3))
+_INPUT = ops.Formula(_G * _X, 1, 1, "BatchNormGradient")
+_WEIGHT = ops.Formula(_G * (_X - _V), 2, 1, "BatchNormGradient")
+_MEAN = ops.Formula(-_G * _X, 2, title="BatchNormGradient")
+_VARIANCE = ops.Formula(-0.5 * _G * _X * _V, 3, title="BatchNormGradient")
 
 
 @rule(ops.BatchNorm)
 def batch_norm(call: Backward) -> Sequence[Value | None]:
-    """By two sums for each channel: those of the gradient, and of its products with what was
-    normalized.  The rest is arithmetic on vectors."""
+    """By two sums for each channel: those of the gradient, and of its products with distances from
+    the mean.  The rest is arithmetic on vectors."""
     x, weight, _, mean, var = call.inputs
     gradient = call.gradient
     others = tuple(d for d in range(x.type.rank) if d != 1)
     inverse = apply(ops.Formula(1.0 / sqrt(_G + call.op.eps), title="Inverse"), var)
+    scale = weight * inverse
     by_input, by_weight, by_bias, by_mean, by_var = call.wanted
     found: list[Value | None] = [None] * 5
     if by_input:
-        found[0] = apply(_INPUT, gradient, weight, inverse)
+        found[0] = apply(_INPUT, gradient, scale)
     if by_weight or by_var:
-        pulled = apply(_WEIGHT, gradient, x, mean, inverse)
-        found[1] = total = apply(ops.Reduce("sum", others), pulled)
+        total = apply(ops.Reduce("sum", others), apply(_WEIGHT, gradient, x, mean))
+        found[1] = normal = total * inverse
         if by_var:
-            found[4] = apply(_VARIANCE, total, weight, inverse)
+            found[4] = apply(_VARIANCE, normal, scale, inverse)
     if by_bias or by_mean:
         found[2] = total = apply(ops.Reduce("sum", others), gradient)
         if by_mean:
-            found[3] = apply(_MEAN, total, weight, inverse)
+            found[3] = apply(_MEAN, total, scale)
     return [each if wanted else None for each, wanted in zip(found, call.wanted, strict=True)]
 
 

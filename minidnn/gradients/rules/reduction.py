@@ -1,4 +1,4 @@
-"""Rules of sums, means, extremes and products over axes, and of softmax."""
+"""Rules of sums, means, variances, extremes and products over axes, and of softmax."""
 
 from __future__ import annotations
 
@@ -22,17 +22,31 @@ def reduce(call: Backward) -> Sequence[Value | None]:
     (x,) = call.inputs
     dims = call.op.dims
     kept = tuple(1 if d in dims else size for d, size in enumerate(x.shape))
-    gradient, output = viewed(call.gradient, kept), call.output
+    gradient, output = call.gradient, call.output
+    if call.op.how == "mean":  # before it is repeated
+        gradient = gradient / float(prod(x.shape[d] for d in dims))
+    gradient = viewed(gradient, kept)
     if call.op.dtype is not None:
         gradient, output = _cast(gradient, x.dtype), _cast(output, x.dtype)
     match call.op.how:
-        case "sum":
+        case "sum" | "mean":
             return [apply(ops.Expand(x.shape), gradient)]
-        case "mean":
-            return [apply(ops.Expand(x.shape), gradient / float(prod(x.shape[d] for d in dims)))]
         case "prod":
             return [_products_of_others(x, dims) * gradient]
     return [_shared(x, viewed(output, kept), gradient, dims)]
+
+
+@rule(ops.Variance)
+def variance(call: Backward) -> Sequence[Value | None]:
+    """Distances from the mean add up to zero, so that its own part is none."""
+    x, mean = call.inputs
+    gradient = call.gradient
+    count = x.type.size // mean.type.size
+    dtype = None if x.dtype == mean.dtype else x.dtype
+    body = (argument(0) - argument(1)) * (argument(2) * (2.0 / count))
+    compute = None if dtype is None else mean.dtype
+    op = ops.Formula(body, 1, 2, "VarianceGradient", dtype, compute)
+    return [apply(op, x, mean, gradient), None]
 
 
 def _cast(x: Value, dtype: str) -> Value:

@@ -1,4 +1,5 @@
-"""Sums, means and extremes over axes, the places of maxima, softmax, layer normalization."""
+"""Sums, means, variances and extremes over axes, the places of maxima, softmax, layer
+normalization."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from minidnn.graph.expression import argument, fma, linearize, run
 from minidnn.graph.operator import Reduction, is_ints
 from minidnn.graph.types import FLOATS, ITEMSIZE, NUMBERS, TensorType
 
-__all__ = ["ArgMax", "GroupNorm", "LayerNorm", "LogSoftmax", "Reduce", "Softmax"]
+__all__ = ["ArgMax", "GroupNorm", "LayerNorm", "LogSoftmax", "Reduce", "Softmax", "Variance"]
 
 _JOINS: dict[str, Any] = {
     "sum": np.sum,
@@ -94,6 +95,51 @@ class Reduce(Reduction):
 
     def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
         return inputs[0].size
+
+
+@dataclass(frozen=True)
+class Variance(Reduction):
+    """The mean square of the distances from a mean, for each channel of (N, C, ...) over all other
+    axes; a vector (C,), and so is the mean, which must be that of the same elements.
+
+    ``dtype`` is that of the result, as of :class:`Reduce`; the mean has it, too.  The gradient
+    takes the mean for what it is: to first order, the result does not change with it.
+    """
+
+    dtype: str | None = None
+
+    operand_names = ("input", "mean")
+
+    def __post_init__(self) -> None:
+        valid = (None, "float32", "float64")
+        self.require(
+            self.dtype in valid, f"dtype={self.dtype!r}; valid are 'float32', 'float64' and None"
+        )
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x, mean = self.operands(inputs)
+        self.require_float(x)
+        self.require(x.rank >= 2, f"input has shape {x.shape}; valid is (N, C, ...)")
+        self.require(x.size > 0, f"input {x.shape} has no elements")
+        result = TensorType((x.shape[1],), self.dtype or x.dtype)
+        self.require(
+            ITEMSIZE[x.dtype] <= ITEMSIZE[result.dtype],
+            f"input is {x}; valid for dtype={self.dtype!r} are floating-point dtypes no wider",
+        )
+        self.require(mean == result, f"mean is {mean}; valid is {result}")
+        return (result,)
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        x, mean = inputs
+        compute = np.result_type(x.dtype, mean.dtype, np.float32)
+        rows = _in_rows(x.astype(compute, copy=False), (0, *range(2, x.ndim)))
+        with np.errstate(all="ignore"):
+            squares = np.square(rows - mean.astype(compute)[:, None])
+            out = squares.sum(axis=-1) / compute.type(rows.shape[-1])
+        return (out.astype(np.result_type(x.dtype, mean.dtype)),)
+
+    def operations(self, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
+        return 3 * inputs[0].size
 
 
 @dataclass(frozen=True)

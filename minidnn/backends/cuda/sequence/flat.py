@@ -16,7 +16,7 @@ from ..prelude import TYPES
 from ..tensor import Tensor
 from .pack import Pack
 from .rounding import roundings
-from .vectors import SequenceKernel, kernel_of
+from .vectors import SequenceKernel, kernel_of, vector_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class _Printer:
         if self.has_one_channel:
             pack.code.line(f"const int c{k} = {self._channel(f'e{k}')};")
         for number, name in vectors.items():
-            base = f"vectors + {number * self.frame + begin}"
+            base = vector_at(self.binding, number, str(begin))
             aligned = gcd(self.frame, begin, 4) == 4
             self._load(pack, name, base, 1, k, "float32" if aligned else "")
         for number in dict.fromkeys(n for o in operations for n in o.operands):

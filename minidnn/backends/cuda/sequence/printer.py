@@ -29,7 +29,7 @@ from .resident import print_resident
 from .rolling import Rolling, choose_rolling, print_rolling
 from .sign_analysis import positive_planes
 from .step import StepPrinter, StoreTarget
-from .vectors import SequenceKernel, kernel_of
+from .vectors import SequenceKernel, kernel_of, vector_at
 from .view import PlaneView, Span
 
 
@@ -347,9 +347,8 @@ class _Printer:
         """An operation with the step's own numbers of planes; its vectors are arguments."""
         vectors = []
         for number in operation.vectors:
-            name = function.take(
-                "const float *__restrict__", f"vectors + ({number * self.frame} + first)"
-            )
+            at = vector_at(self.binding, number, "first")
+            name = function.take("const float *__restrict__", at)
             vectors.append(int(name[1:]))
         return replace(
             operation,

@@ -31,7 +31,7 @@ from .grid import Grid, assign_arrays, phases_of, reach_of
 from .rectangle import RectanglePrinter
 from .rounding import roundings
 from .sign_analysis import positive_planes
-from .vectors import SequenceKernel, kernel_of
+from .vectors import SequenceKernel, are_apart, kernel_of, vector_at
 
 _HALVES = frozenset(("float16", "bfloat16"))
 """Of which a word holds two.  Where rows of rectangles begin at odd places too, that saves a third
@@ -384,12 +384,14 @@ class _Printer:
         while i < len(calls):
             count, steps = _repeats(calls, i)
             call = calls[i]
+            if are_apart(self.binding):
+                count = 1
             rows = [f"{v} + k * {s}" if count > 1 else str(v)
                     for v, s in zip(call.vectors, steps, strict=True)]  # fmt: skip
             text = call.text
             for j, row in enumerate(rows):
-                at = f"({row}) * {self.frame} + first{by}"
-                text = text.replace(f"<vector {j}>", f"vectors + ({at})")
+                at = vector_at(self.binding, row, f"first{by}")
+                text = text.replace(f"<vector {j}>", at)
             if count > 1:
                 code.line('_Pragma("unroll 1")')
                 with code.block(f"for (int k = 0; k < {count}; k++)"):

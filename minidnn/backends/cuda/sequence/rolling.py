@@ -26,7 +26,7 @@ from .lanes import Lanes
 from .mapping import ThreadTile, moves_by_one, pack_of
 from .pack import Pack, Pairs
 from .step import StepPrinter, StoreTarget
-from .vectors import SequenceKernel, kernel_of
+from .vectors import SequenceKernel, kernel_of, vector_at
 from .view import PlaneView, Span, plus, times
 from .window import join, taps_of
 
@@ -200,7 +200,7 @@ class _Printer:
                 targets[number] = [StoreTarget(self._view(f"g{at}", self.tensors[at]))]
         frame = self.end
         for number in dict.fromkeys(n for o in self.operations for n in o.vectors):
-            where = f"vectors + {number * frame + self.begin}"
+            where = vector_at(self.binding, number, str(self.begin))
             code.line(f"const float *const a{first + number} = {where};")
         named = [replace(o, vectors=tuple(first + n for n in o.vectors)) for o in self.operations]
         aligned = all(number % 4 == 0 for number in (pack, self.begin, frame))

@@ -1,4 +1,4 @@
-"""What a printed plan is: its arguments, and the one array of all its vectors."""
+"""What a printed plan is: its arguments, of which vectors are one array, or an array each."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _THREADS = 256
 
 @dataclass(frozen=True)
 class SequenceKernel:
-    """A printed plan.  Its arguments are pointers: inputs, outputs, then all vectors in one
-    array, which ``vectors()`` gives, if the binding has any."""
+    """A printed plan.  Its arguments are pointers: inputs, outputs, then vectors, each by itself
+    (:func:`are_apart`) or all in one array, which ``vectors()`` gives."""
 
     launch: Launch
     vectors: Callable[[], np.ndarray]
@@ -51,7 +51,8 @@ def kernel_of(
 
 
 def parameters(binding: Binding, tensors: Sequence[Tensor]) -> str:
-    """The arguments as a kernel declares them: ``a0``, ``a1``, ... and ``vectors``.
+    """The arguments as a kernel declares them: ``a0``, ``a1``, ... and ``vectors``, or
+    ``vectors0``, ``vectors1``, ...
 
     An output may be written over an input of its type that is read element by element: what is
     written anywhere follows from what was read there, so that no read can come behind it.
@@ -60,9 +61,30 @@ def parameters(binding: Binding, tensors: Sequence[Tensor]) -> str:
     for i, tensor in enumerate(tensors):
         const = "const " if i < len(binding.inputs) else ""
         parts.append(f"{const}{TYPES[tensor.dtype]} *__restrict__ a{i}")
-    if binding.vectors:
+    if are_apart(binding):
+        parts += [f"const float *__restrict__ vectors{i}" for i, _ in enumerate(binding.vectors)]
+    elif binding.vectors:
         parts.append("const float *__restrict__ vectors")
     return ", ".join(parts)
+
+
+def are_apart(binding: Binding) -> bool:
+    """Whether vectors are read where they lie: some are no constants, and each has a number for
+    every channel of the kernel."""
+    vectors, frame = binding.vectors, _frame(binding)
+    if all(isinstance(vector.value, Constant) for vector in vectors):
+        return False
+    return all(
+        vector.value.dtype == "float32" and (vector.channel, vector.value.type.size) == (0, frame)
+        for vector in vectors
+    )
+
+
+def vector_at(binding: Binding, number: int | str, channel: str) -> str:
+    """Where a vector's number for a channel is."""
+    if are_apart(binding):
+        return f"vectors{number} + {channel}"
+    return f"vectors + (({number}) * {_frame(binding)} + {channel})"
 
 
 def packed_vectors(binding: Binding) -> np.ndarray:

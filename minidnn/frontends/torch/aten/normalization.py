@@ -46,15 +46,11 @@ def _normalize_by_batch(call: AtenCall) -> Any:
     variance is that of the population."""
     x: Any = call.tensor("input")
     axes = (0, *range(2, x.type.rank))
-    count, channels = prod(x.shape[axis] for axis in axes), x.shape[1]
+    count = prod(x.shape[axis] for axis in axes)
     if count == 1:
         raise Refused(f"input has shape {x.shape}, which is one value for each statistic")
-    wide = x.mean(axes, keepdims=True)
-    apart = x - wide
-    mean, var = (
-        apply(ops.View((channels,)), each)
-        for each in (wide, (apart * apart).mean(axes, keepdims=True))
-    )
+    mean = apply(ops.Reduce("mean", axes), x)
+    var = apply(ops.Variance(), x, mean)
     factor = float(call.number("momentum"))
     for name, new, more in (
         ("running_mean", mean, 1.0),

@@ -1,0 +1,208 @@
+"""What blocks leave of sums over all axes but channels, and the kernel that joins it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...graph.ir import Node, Value
+from ...graph.operators import Reduce
+from ..codegen.code import Code
+from ..codegen.dialect import literal
+from .kernels import Launch
+from .prelude import TYPES
+
+_THREADS = 256
+_COLUMNS = 8
+"""Channels side by side that a block joins the parts of: what one access to memory reads."""
+_ROWS = _THREADS // _COLUMNS
+_LARGEST = literal(float(np.finfo(np.float32).max))
+
+
+@dataclass(frozen=True)
+class Total:
+    """A sum or a mean, or a variance around a mean that is known before.
+
+    Attributes:
+        number: of the result.
+    """
+
+    node: Node
+    number: int
+
+    sums = 1
+
+    @property
+    def added(self) -> Value:
+        return self.node.inputs[0]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A variance and the mean that it is around.
+
+    Attributes:
+        mean: number of the result that the mean is.
+        number: of that which the variance is.
+    """
+
+    variance: Node
+    mean: int
+    number: int
+
+    sums = 2
+
+    @property
+    def added(self) -> Value:
+        return self.variance.inputs[0]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What blocks leave: for each sum, part and channel a number.
+
+    Of moments these are the mean of a part, and the squares of distances from it.
+
+    Attributes:
+        dtypes: of the results.
+        size: packs of a part, but for the last.
+        packs: of all of them.
+        each: elements of a channel in a pack.
+    """
+
+    found: tuple[Total | Moments, ...]
+    dtypes: tuple[str, ...]
+    channels: int
+    size: int
+    packs: int
+    each: int
+
+    @property
+    def count(self) -> int:
+        return -(-self.packs // self.size)
+
+    @property
+    def stride(self) -> int:
+        """Numbers of one sum."""
+        return self.count * self.channels
+
+    @property
+    def elements(self) -> int:
+        """Of a channel."""
+        return self.packs * self.each
+
+    @property
+    def results(self) -> list[str]:
+        """The parameters of a kernel that writes the results."""
+        return [f"{TYPES[dtype]} *y{i}" for i, dtype in enumerate(self.dtypes)]
+
+    def result(self, number: int, value: str) -> str:
+        """The line that writes a result of channel ``c``."""
+        return f"y{number}[c] = md_as<{TYPES[self.dtypes[number]]}>({value});"
+
+    def total(self, each: Total, value: str) -> str:
+        """The line that writes a sum or a mean of channel ``c``."""
+        op = each.node.op
+        if not isinstance(op, Reduce) or op.how == "mean":
+            value = f"{value} / {literal(float(self.elements))}"
+        return self.result(each.number, value)
+
+    def print_part(self, code: Code, sums: Sequence[str], firsts: Iterable[str]) -> None:
+        """Prints what a block leaves of channel ``c``, part ``p`` from ``begin`` to ``end``: the
+        results, if it has added all.
+
+        Args:
+            sums: of the block.
+            firsts: for each of the moments, from what distances were taken.
+        """
+        place, names, first = 0, iter(sums), iter(firsts)
+        for each in self.found:
+            if isinstance(each, Total):
+                value = next(names)
+                whole = self.total(each, value)
+                code.line(whole if self.count == 1 else f"part[{self._place(place)}] = {value};")
+            else:
+                mean, squares, many = code.fresh(), code.fresh(), code.fresh()
+                one, two = next(names), next(names)
+                code.line(f"const float {many} = (end - begin) * {literal(float(self.each))};")
+                code.line(f"const float {mean} = {one} / {many};")
+                code.line(f"float {squares} = {two} - {one} * {mean};")
+                code.line(f"if ({squares} < 0.0f) {squares} = 0.0f;")  # by rounding
+                code.line(f"if ({two} > {_LARGEST}) {squares} = {two};")  # not infinity - infinity
+                whole = f"{next(first)} + {mean}"
+                if self.count == 1:
+                    code.line(self.result(each.mean, whole))
+                    code.line(self.result(each.number, f"{squares} / {many}"))
+                else:
+                    code.line(f"part[{self._place(place)}] = {whole};")
+                    code.line(f"part[{self._place(place + 1)}] = {squares};")
+            place += each.sums
+
+    def _place(self, sum: int) -> str:
+        return f"({sum * self.count}ll + p) * {self.channels} + c"
+
+
+def join_parts(parts: Parts) -> Launch:
+    """The kernel that joins parts: threads of a block take every 32nd of a channel's."""
+    code = Code()
+    columns = -(-parts.channels // _COLUMNS)
+    head = ", ".join(("const float *part", *parts.results))
+    with code.block(f'extern "C" __global__ void __launch_bounds__({_THREADS}) @({head})'):
+        code.line("MD_SHARED;")
+        code.line("float *const shared = (float *)md_shared;")
+        code.line(f"const int which = blockIdx.x / {columns};")
+        place = f"blockIdx.x % {columns} * {_COLUMNS} + threadIdx.x % {_COLUMNS}"
+        code.line(f"const int c = {place}, down = threadIdx.x / {_COLUMNS};")
+        first = 0
+        for i, each in enumerate(parts.found):
+            with code.block(f"if (which == {i})"):
+                code.line(f"const float *const from = part + {first * parts.stride}ll + c;")
+                if isinstance(each, Total):
+                    _add(code, parts, f"from[r * {parts.channels}ll]")
+                    code.line(f"if (down == 0 && c < {parts.channels}) {parts.total(each, 'all')}")
+                else:
+                    _join_moments(code, parts, each)
+            first += each.sums
+    return Launch.named("sum_parts", code, len(parts.found) * columns, _THREADS, _THREADS * 4)
+
+
+def _join_moments(code: Code, parts: Parts, each: Moments) -> None:
+    """The mean of parts' means, and the squares of distances from it."""
+    at = f"r * {parts.channels}ll"
+    full, last = (float(n * parts.each) for n in (parts.size, _last(parts)))
+    many = f"(r == {parts.count - 1} ? {literal(last)} : {literal(full)})"
+    code.line(f"const float base = c < {parts.channels} ? from[0] : 0.0f;")
+    _add(code, parts, f"{many} * (from[{at}] - base)")
+    code.line(f"const float mean = base + all / {literal(float(parts.elements))};")
+    writes = f"if (down == 0 && c < {parts.channels})"
+    code.line(f"{writes} {parts.result(each.mean, 'mean')}")
+    with code.block(""):
+        apart = f"(from[{at}] - mean)"
+        _add(code, parts, f"from[{parts.stride}ll + {at}] + {many} * {apart} * {apart}")
+        variance = f"all / {literal(float(parts.elements))}"
+        code.line(f"{writes} {parts.result(each.number, variance)}")
+
+
+def _last(parts: Parts) -> int:
+    """Packs of the last part."""
+    return parts.packs - (parts.count - 1) * parts.size
+
+
+def _add(code: Code, parts: Parts, value: str) -> None:
+    """Prints ``all``, the sum of a value of the parts ``r`` of channel ``c``, which every thread of
+    the channel then has."""
+    code.line("float total = 0.0f;")
+    code.line("#pragma unroll 4")
+    code.line(
+        f"for (int r = c < {parts.channels} ? down : {parts.count}; r < {parts.count}; "
+        f"r += {_ROWS}) total += {value};"
+    )
+    code.line("__syncthreads();")
+    code.line("shared[threadIdx.x] = total;")
+    code.line("__syncthreads();")
+    with code.block(f"for (int s = {_ROWS // 2}; s; s >>= 1)"):
+        code.line(f"if (down < s) shared[threadIdx.x] += shared[threadIdx.x + s * {_COLUMNS}];")
+        code.line("__syncthreads();")
+    code.line(f"const float all = shared[threadIdx.x % {_COLUMNS}];")

@@ -1,0 +1,43 @@
+"""compose_variance: variances are put together from other operators.
+
+Handles: variances that the target does not add up together with others: distances from the mean,
+their squares, and the mean of these.
+Refuses: nothing.
+"""
+
+from __future__ import annotations
+
+from minidnn.graph.ir import Graph, Node, Rewriter, Value
+from minidnn.graph.operator import Operator
+from minidnn.graph.operators import Mul, Reduce, Sub, Variance, View
+from minidnn.passes.infrastructure import Context, Pass
+
+
+def compose_variance(graph: Graph, context: Context) -> Graph:
+    """See the module."""
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        reason = None
+        if isinstance(node.op, Variance):
+            reason = context.target.refuse_sums(node)
+        if reason is None or not context.allow(f"compose {node.name}: {reason}"):
+            rewriter.keep(node)
+        else:
+            rewriter.replace(node.output, _composed(rewriter, node))
+    return rewriter.finish()
+
+
+def _composed(rewriter: Rewriter, node: Node) -> Value:
+    def apply(op: Operator, *operands: Value) -> Value:
+        name = rewriter.fresh(f"{node.name}.{op.name.lower()}")
+        return rewriter.add(op, operands, name, node.source).output
+
+    assert isinstance(node.op, Variance)
+    x, mean = (rewriter.value(value) for value in node.inputs)
+    ones = tuple(1 for _ in x.shape[2:])
+    apart = apply(Sub(), x, apply(View((1, x.shape[1], *ones)), mean))
+    axes = (0, *range(2, x.type.rank))
+    return apply(Reduce("mean", axes, dtype=node.op.dtype), apply(Mul(), apart, apart))
+
+
+COMPOSE_VARIANCE = Pass("compose_variance", compose_variance)
