@@ -155,6 +155,11 @@ def test_numbers(cases: Any) -> None:
             * (random.choice([-1, 1], v.shape) if v in places else 1)
             for v in op.body.inputs
         }
+        for node in op.body.nodes:
+            if isinstance(node.op, ops.Variance) and node.inputs[1] in arrays:
+                made = Graph(op.body.inputs, [node.inputs[0]], op.body.nodes)
+                (x,) = evaluate(made, list(arrays.values()))
+                arrays[node.inputs[1]] = x.mean(AXES)
         given = [
             laid_out(arrays[v], places[v], v.dtype)
             if v in places

@@ -23,7 +23,7 @@ _LARGEST = literal(float(np.finfo(np.float32).max))
 
 @dataclass(frozen=True)
 class Total:
-    """A sum or a mean, or a variance around a mean that is known before.
+    """A sum or a mean.
 
     Attributes:
         number: of the result.
@@ -41,16 +41,16 @@ class Total:
 
 @dataclass(frozen=True)
 class Moments:
-    """A variance and the mean that it is around.
+    """A variance and the mean that it is around, which is computed in any case.
 
     Attributes:
-        mean: number of the result that the mean is.
-        number: of that which the variance is.
+        number: of the result that the variance is.
+        mean: of that which the mean is, if it is one.
     """
 
     variance: Node
-    mean: int
     number: int
+    mean: int | None
 
     sums = 2
 
@@ -105,7 +105,8 @@ class Parts:
     def total(self, each: Total, value: str) -> str:
         """The line that writes a sum or a mean of channel ``c``."""
         op = each.node.op
-        if not isinstance(op, Reduce) or op.how == "mean":
+        assert isinstance(op, Reduce)
+        if op.how == "mean":
             value = f"{value} / {literal(float(self.elements))}"
         return self.result(each.number, value)
 
@@ -133,7 +134,8 @@ class Parts:
                 code.line(f"if ({two} > {_LARGEST}) {squares} = {two};")  # not infinity - infinity
                 whole = f"{next(first)} + {mean}"
                 if self.count == 1:
-                    code.line(self.result(each.mean, whole))
+                    if each.mean is not None:
+                        code.line(self.result(each.mean, whole))
                     code.line(self.result(each.number, f"{squares} / {many}"))
                 else:
                     code.line(f"part[{self._place(place)}] = {whole};")
@@ -177,7 +179,8 @@ def _join_moments(code: Code, parts: Parts, each: Moments) -> None:
     _add(code, parts, f"{many} * (from[{at}] - base)")
     code.line(f"const float mean = base + all / {literal(float(parts.elements))};")
     writes = f"if (down == 0 && c < {parts.channels})"
-    code.line(f"{writes} {parts.result(each.mean, 'mean')}")
+    if each.mean is not None:
+        code.line(f"{writes} {parts.result(each.mean, 'mean')}")
     with code.block(""):
         apart = f"(from[{at}] - mean)"
         _add(code, parts, f"from[{parts.stride}ll + {at}] + {many} * {apart} * {apart}")

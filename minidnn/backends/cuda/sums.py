@@ -17,7 +17,7 @@ from math import gcd, prod
 
 from ...fusion.region import FusedSums
 from ...graph.expression import linearize
-from ...graph.ir import Value
+from ...graph.ir import Node, Value
 from ...graph.operator import Elementwise
 from ...graph.operators import Reduce, Variance
 from ...graph.types import ITEMSIZE
@@ -217,10 +217,6 @@ class _Printer:
                 code.line(f"sum{sums}[j] += {apart};")
                 code.line(f"sum{sums + 1}[j] += {apart} * {apart};")
                 firsts += 1
-            elif isinstance(each.node.op, Variance):
-                apart = code.fresh()
-                code.line(f"const float {apart} = {value} - {values[each.node.inputs[1]]};")
-                code.line(f"sum{sums}[j] += {apart} * {apart};")
             else:
                 code.line(f"sum{sums}[j] += {value};")
             sums += each.sums
@@ -282,20 +278,17 @@ class _Printer:
 
 
 def _found(op: FusedSums) -> tuple[Total | Moments, ...]:
-    """What is added up: a variance with its mean, where that is one of the results, or a sum."""
-    numbers = {node: i for i, node in enumerate(op.reductions)}
-    means = {}
-    for node in op.reductions:
-        mean = node.inputs[1].producer if isinstance(node.op, Variance) else None
-        if mean in numbers:
-            means[mean] = node
-    found: list[Total | Moments] = []
-    for node, number in numbers.items():
-        if node in means:
-            found.append(Moments(means[node], number, numbers[means[node]]))
-        elif node not in means.values():
-            found.append(Total(node, number))
-    return tuple(found)
+    """What is added up: a sum, or a variance with its mean, whether that is a result or not, which
+    changes no bit."""
+    numbers: dict[Node | None, int] = {node: i for i, node in enumerate(op.reductions)}
+    means = {n: n.inputs[1].producer for n in op.reductions if isinstance(n.op, Variance)}
+    return tuple(
+        Moments(node, numbers[node], numbers.get(means[node]))
+        if node in means
+        else Total(node, numbers[node])
+        for node in op.reductions
+        if node not in means.values()
+    )
 
 
 def _pixel(tensor: Tensor, plane: int) -> str:
