@@ -40,7 +40,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Moments:
+class MeanAndVariance:
     """A variance and the mean that it is around, which is computed in any case.
 
     Attributes:
@@ -60,7 +60,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Parts:
+class SumParts:
     """What blocks leave: for each sum, part and channel a number.
 
     Of moments these are the mean of a part, and the squares of distances from it.
@@ -72,7 +72,7 @@ class Parts:
         each: elements of a channel in a pack.
     """
 
-    found: tuple[Total | Moments, ...]
+    found: tuple[Total | MeanAndVariance, ...]
     dtypes: tuple[str, ...]
     channels: int
     size: int
@@ -146,7 +146,7 @@ class Parts:
         return f"({sum * self.count}ll + p) * {self.channels} + c"
 
 
-def join_parts(parts: Parts) -> Launch:
+def join_parts(parts: SumParts) -> Launch:
     """The kernel that joins parts: threads of a block take every 32nd of a channel's."""
     code = Code()
     columns = -(-parts.channels // _COLUMNS)
@@ -170,7 +170,7 @@ def join_parts(parts: Parts) -> Launch:
     return Launch.named("sum_parts", code, len(parts.found) * columns, _THREADS, _THREADS * 4)
 
 
-def _join_moments(code: Code, parts: Parts, each: Moments) -> None:
+def _join_moments(code: Code, parts: SumParts, each: MeanAndVariance) -> None:
     """The mean of parts' means, and the squares of distances from it."""
     at = f"r * {parts.channels}ll"
     full, last = (float(n * parts.each) for n in (parts.size, _last(parts)))
@@ -188,12 +188,12 @@ def _join_moments(code: Code, parts: Parts, each: Moments) -> None:
         code.line(f"{writes} {parts.result(each.number, variance)}")
 
 
-def _last(parts: Parts) -> int:
+def _last(parts: SumParts) -> int:
     """Packs of the last part."""
     return parts.packs - (parts.count - 1) * parts.size
 
 
-def _add(code: Code, parts: Parts, value: str) -> None:
+def _add(code: Code, parts: SumParts, value: str) -> None:
     """Prints ``all``, the sum of a value of the parts ``r`` of channel ``c``, which every thread of
     the channel then has."""
     code.line("float total = 0.0f;")

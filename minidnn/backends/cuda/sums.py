@@ -25,7 +25,7 @@ from ..codegen.code import Code
 from ..codegen.dialect import CUDA
 from .kernels import Launch
 from .prelude import TYPES
-from .sum_parts import Moments, Parts, Total, join_parts
+from .sum_parts import MeanAndVariance, SumParts, Total, join_parts
 from .target import HALVES
 from .tensor import Tensor
 
@@ -94,7 +94,9 @@ class _Printer:
             count, each = self.batch * self.plane // self.lanes, self.lanes
         part = step * max(_LEAST, min(_MOST, -(-count * beside // (step * _BLOCKS))))
         outputs = self.op.body.outputs
-        parts = Parts(self.found, tuple(v.dtype for v in outputs), self.channels, part, count, each)
+        parts = SumParts(
+            self.found, tuple(v.dtype for v in outputs), self.channels, part, count, each
+        )
         given = [f"const {TYPES[v.dtype]} *x{i}" for i, v in enumerate(self.tensors)]
         given += [f"const {TYPES[v.dtype]} *v{i}" for i, v in enumerate(self.vectors)]
         to = parts.results if parts.count == 1 else ["float *part"]
@@ -120,7 +122,7 @@ class _Printer:
     @property
     def _firsts(self) -> int:
         """Of how many values distances from the first are added."""
-        return sum(isinstance(each, Moments) for each in self.found)
+        return sum(isinstance(each, MeanAndVariance) for each in self.found)
 
     def _lanes(self, by_columns: bool) -> int:
         """Neighbours that an access moves: channels, or pixels of a plane."""
@@ -178,7 +180,7 @@ class _Printer:
     ) -> None:
         """A thread adds every ``step``-th pack of its part; ``alike``: of one channel."""
         code, lanes = self.code, self.lanes
-        moments = [each for each in self.found if isinstance(each, Moments)]
+        moments = [each for each in self.found if isinstance(each, MeanAndVariance)]
         if moments:
             code.line("unsigned r = begin;")
             with self._elements(places):
@@ -211,7 +213,7 @@ class _Printer:
         code, sums, firsts = self.code, 0, 0
         for each in self.found:
             value = values[each.added]
-            if isinstance(each, Moments):
+            if isinstance(each, MeanAndVariance):
                 apart = code.fresh()
                 code.line(f"const float {apart} = {value} - first{firsts}[j];")
                 code.line(f"sum{sums}[j] += {apart};")
@@ -241,7 +243,7 @@ class _Printer:
                 names[node.output] = given[0]  # a vector that is repeated
         return names
 
-    def _join(self, by_columns: bool, wide: int, step: int, parts: Parts) -> None:
+    def _join(self, by_columns: bool, wide: int, step: int, parts: SumParts) -> None:
         """The threads of a block add what they have, in a fixed order."""
         code, lanes = self.code, self.lanes
         width = wide * lanes if by_columns else 1
@@ -277,13 +279,13 @@ class _Printer:
             parts.print_part(code, [f"shared[{i * size} + k]" for i in range(self.many)], firsts)
 
 
-def _found(op: FusedSums) -> tuple[Total | Moments, ...]:
+def _found(op: FusedSums) -> tuple[Total | MeanAndVariance, ...]:
     """What is added up: a sum, or a variance with its mean, whether that is a result or not, which
     changes no bit."""
     numbers: dict[Node | None, int] = {node: i for i, node in enumerate(op.reductions)}
     means = {n: n.inputs[1].producer for n in op.reductions if isinstance(n.op, Variance)}
     return tuple(
-        Moments(node, numbers[node], numbers.get(means[node]))
+        MeanAndVariance(node, numbers[node], numbers.get(means[node]))
         if node in means
         else Total(node, numbers[node])
         for node in op.reductions
