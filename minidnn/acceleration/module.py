@@ -184,7 +184,7 @@ class OptimizedModule(StandsFor):
 
     def _recorded(self, args: Any, kwargs: Any) -> Any:
         """The original, whose operations are recorded, or computed in another way."""
-        how = how_transformed() if not self.training else None
+        how = how_transformed()
         if how is None:
             return self.original(*args, **kwargs)
         return self._left(how, args, kwargs)

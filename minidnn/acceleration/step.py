@@ -26,6 +26,11 @@ from minidnn.passes.mix_precision import mixed
 #: For so many choices of what requires a gradient programs are kept.
 _CHOICES = 4
 
+_IS_BATCHED = torch._C._functorch.is_legacy_batchedtensor
+_BATCHED = (
+    "is_grads_batched=True through {name}, whose gradient minidnn computes for one tensor at a "
+    "time; valid is the module that was optimized: fast.original"
+)
 _TWICE = (
     "create_graph=True (a gradient of a gradient) through {name}, whose gradient minidnn computes "
     "and does not record; valid is the module that was optimized: fast.original"
@@ -202,6 +207,8 @@ class _Through(torch.autograd.Function):
         pair: Pair = ctx.pair
         if torch.is_grad_enabled():
             raise UnsupportedError(_TWICE.format(name=pair.name))
+        if any(each is not None and _IS_BATCHED(each) for each in gradients):
+            raise UnsupportedError(_BATCHED.format(name=pair.name))
         present = tuple(p for p in pair.halves.floating if gradients[p] is not None)
         if not present:
             return (None,) * (1 + ctx.count)

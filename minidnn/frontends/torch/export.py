@@ -50,7 +50,7 @@ from minidnn.frontends.torch.reach import Place
 from minidnn.frontends.torch.replica import holding, replica
 from minidnn.frontends.torch.scripted import scripted_within
 from minidnn.frontends.torch.state import computed_weights, observed
-from minidnn.frontends.torch.taped import taped
+from minidnn.frontends.torch.taped import taped, unsaved
 from minidnn.frontends.torch.unseen import Changing, unseen
 
 
@@ -175,7 +175,8 @@ class Export:
 
         def work(subject: nn.Module, outside: Outside) -> Any:
             args, kwargs = self._copies()
-            self.opaque.record(subject, args, kwargs, self._root)
+            with torch.set_grad_enabled(self._trained), unsaved():
+                self.opaque.record(subject, args, kwargs, self._root)
             written = outside.changed()
             return list(outside.holders(written)), list(outside.readers(written))
 
@@ -195,7 +196,7 @@ class Export:
             args, kwargs = self._copies()
             places = [each for key, each in outside.places.items() if key in self._beyond]
             without = self.opaque.reasons
-            with torch.no_grad():
+            with torch.set_grad_enabled(self._trained), unsaved():
                 return writers(subject, places, without, lambda: subject(*args, **kwargs))
 
         found = self._run(work)
@@ -222,7 +223,7 @@ class Export:
 
         def work(subject: nn.Module, _: Outside) -> None:
             args, kwargs = self._copies()
-            with torch.no_grad():
+            with torch.set_grad_enabled(self._trained), unsaved():
                 subject(*args, **kwargs)
 
         self._run(work)

@@ -143,7 +143,8 @@ class OpaqueCalls:
         self._is_within = False
 
     def record(self, root: nn.Module, args: Any, kwargs: Any, original: nn.Module) -> None:
-        """Runs the network once, to see what the opaque modules are given and give.
+        """Runs the network once, to see what the opaque modules are given and give; with gradients
+        if the caller has them on.
 
         original: the network whose modules are called later, of which ``root`` is a replica.
         """
@@ -153,7 +154,7 @@ class OpaqueCalls:
         def recorder(path: str, forward: Any) -> Any:
             return self._recorder(path, original.get_submodule(path), forward)
 
-        with self._replaced(root, recorder), torch.no_grad():
+        with self._replaced(root, recorder):
             root(*args, **kwargs)
 
     @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -39,10 +39,20 @@ def taped(trained: bool) -> Iterator[None]:
         with torch.no_grad():
             yield
         return
-    with torch.enable_grad(), ExitStack() as stack:
+    with torch.enable_grad(), unsaved(), ExitStack() as stack:
         for owner, name, reason in _MORE:
             stack.enter_context(_refused(owner, name, reason))
         yield
+
+
+def unsaved() -> AbstractContextManager[Any]:
+    """Within, nobody is told of what operations save for their gradients: a checkpoint around the
+    call of a module, for example, which counts that."""
+    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+
+
+def _itself(tensor: Any) -> Any:
+    return tensor
 
 
 @contextmanager
