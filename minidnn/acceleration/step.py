@@ -16,6 +16,7 @@ from torch import nn
 
 from minidnn._forks import ForkLock
 from minidnn.acceleration.engine import Engine
+from minidnn.acceleration.kept import giving_last, is_image, taking_last
 from minidnn.acceleration.part import TakenPart
 from minidnn.errors import UnsupportedError
 from minidnn.frontends.torch.convert import Part
@@ -128,6 +129,9 @@ class Pair:
         self.outputs = len(part.graph.outputs)
         self.halves = Halves(part.graph, trained, len(part.outputs))
         self._engine, self._narrow = engine, narrow
+        #: Of each result of the program forwards its dtype, and which are kept channels last.
+        self._dtypes: list[str] = []
+        self._last: set[int] = set()
         self.forward = self._compiled(self._forward())
         self.backwards: dict[tuple[int, ...], tuple[BackwardHalf, TakenPart]] = {}
         #: Results by which there are no gradients.
@@ -152,14 +156,21 @@ class Pair:
             return self.backwards[present]
 
     def _forward(self) -> Graph:
-        """What runs forwards, in the precision of the part; values are kept as they lie."""
+        """What runs forwards, in the precision of the part; values are kept as they are there."""
         graph, narrow = self.halves.forward, self._narrow
         if narrow is None:
             return graph
         given = [graph.inputs[place] for place in narrow.inputs]
         wanted = [place in narrow.outputs for place in range(self.outputs)]
         kept = [None] * (len(graph.outputs) - self.outputs)
-        return mixed(graph, narrow.dtype, given, [*wanted, *kept])
+        made = mixed(graph, narrow.dtype, given, [*wanted, *kept])
+        self._dtypes = [value.dtype for value in made.outputs]
+        self._last = {
+            place
+            for place, value in enumerate(made.outputs)
+            if place >= self.outputs and value.dtype == narrow.dtype and is_image(value)
+        }
+        return giving_last(made, sorted(self._last))
 
     def _backward(self, found: BackwardHalf, present: tuple[int, ...]) -> Graph:
         """The same backwards: kept values are given as they were kept, gradients have the dtypes of
@@ -169,16 +180,13 @@ class Pair:
             return graph
         are_narrow = [
             *(place in narrow.inputs for place in found.given),
-            *(self._kept_dtypes[place] == narrow.dtype for place in found.kept),
+            *(self._dtypes[place] == narrow.dtype for place in found.kept),
             *(place in narrow.outputs for place in present),
         ]
         given = [v for v, is_it in zip(graph.inputs, are_narrow, strict=True) if is_it]
         wanted = [place in narrow.inputs for place in found.differentiated]
-        return mixed(graph, narrow.dtype, given, wanted)
-
-    @property
-    def _kept_dtypes(self) -> list[str]:
-        return [value.dtype for value in self.forward.part.graph.outputs]
+        last = [i for i, p in enumerate(found.kept, len(found.given)) if p in self._last]
+        return taking_last(mixed(graph, narrow.dtype, given, wanted), last)
 
     def _compiled(self, graph: Graph) -> TakenPart:
         engine, narrow = self._engine, self._narrow

@@ -12,12 +12,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import minidnn as md
+from minidnn.backends.cuda.lower import lower_plan
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Graph
+from minidnn.graph.operators import Transpose
 from minidnn.graph.types import rounded_to
+from tests.cuda.cards import H200
 from tests.cuda.lowered import planned_mixed
 from tests.cuda.test_emulated_step import check_values
 from tests.torch.test_trained import program
+
+_LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 class Network(nn.Module):
@@ -59,3 +64,18 @@ def test_both_programs(half: torch.dtype, tmp_path: Path) -> None:
     # As large as the gradients of a mean over the batch.
     seed = rounded_to(name, 0.1 * random.standard_normal(results[0].shape).astype(np.float32))
     check(backward.part.graph, [*(given[place] for place in found.given), *kept, seed])
+
+
+def test_images_are_kept_as_they_are_computed() -> None:
+    """Channels last, for which no kernel runs on either side."""
+    fast: Any = md.optimize(Network().train(), device="reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        fast(torch.randn(4, 3, 16, 16))
+    (part,) = program(fast).parts
+    (pair,) = part.pairs.values()
+    ((_, backward),) = pair.backwards.values()
+    for compiled in (pair.forward, backward):
+        plan = planned_mixed(compiled.part.graph, "bfloat16")
+        moved = {n for n in plan.graph.nodes if n.op in (Transpose(_LAST), Transpose(_FIRST))}
+        assert len(moved) == 3  # both convolutions and the maximum
+        assert moved.isdisjoint(task.node for task in lower_plan(plan, H200, False))
