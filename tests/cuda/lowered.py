@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 import minidnn as md
-from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction.kernel import ContractionKernel
@@ -24,6 +23,7 @@ from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
+from minidnn.runtime.bits import from_bits, to_bits
 from minidnn.runtime.operand import Operand, resolved
 from minidnn.runtime.plan import Plan, make_plan
 from minidnn.runtime.slots import Slots

@@ -12,7 +12,6 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.build import compile_kernels
 from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction import depthwise
@@ -22,6 +21,7 @@ from minidnn.backends.cuda.lower import Pointer, lower_plan
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.types import rounded_to
 from minidnn.layers.build import to_graph
+from minidnn.runtime.bits import from_bits, to_bits
 from tests.cuda.cards import A100, H200
 
 from .arrays import STORED

@@ -12,7 +12,6 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.block import lay_out
 from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.contraction.problem import Address
@@ -20,6 +19,7 @@ from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import InWorkspace, Pointer, Task, lower_plan
 from minidnn.graph.evaluate import evaluate
 from minidnn.graph.ir import Constant, Graph, Node, Value
+from minidnn.runtime.bits import from_bits, to_bits
 from minidnn.runtime.operand import Operand
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.slots import Slots

@@ -12,7 +12,6 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda.backend import CudaBackend
-from minidnn.backends.cuda.bits import to_bits
 from minidnn.backends.cuda.constants import Data
 from minidnn.backends.cuda.kernels import Launch
 from minidnn.backends.cuda.lower import InWorkspace, Pointer, Task, lower_plan
@@ -36,6 +35,7 @@ from minidnn.graph.types import TensorType, numpy_dtype
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
+from minidnn.runtime.bits import to_bits
 from minidnn.runtime.plan import Plan, make_plan
 from tests import cases
 from tests.cases import Case, check

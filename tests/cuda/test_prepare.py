@@ -19,7 +19,6 @@ import pytest
 
 from minidnn import layers as L
 from minidnn.backends.cuda import constants, memory
-from minidnn.backends.cuda.bits import to_bits
 from minidnn.backends.cuda.constants import Constants, Data
 from minidnn.backends.cuda.contraction import choice, tune
 from minidnn.backends.cuda.contraction.bound import least_milliseconds
@@ -31,6 +30,7 @@ from minidnn.backends.cuda.contraction.tune import Tuning
 from minidnn.graph.ir import Constant
 from minidnn.graph.types import TensorType
 from minidnn.layers.parameter import LazyArray
+from minidnn.runtime.bits import to_bits
 from tests.cuda.cards import H200
 
 from .contractions import TILE

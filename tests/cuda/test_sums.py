@@ -10,7 +10,6 @@ import pytest
 
 import minidnn as md
 from minidnn import layers as L
-from minidnn.backends.cuda.bits import from_bits, to_bits
 from minidnn.backends.cuda.sums import SumsLaunches, print_sums
 from minidnn.backends.cuda.target import HALVES, CudaTarget
 from minidnn.backends.cuda.tensor import Tensor, tensor_of
@@ -24,6 +23,7 @@ from minidnn.graph.types import TensorType, rounded_to
 from minidnn.layers.build import to_graph
 from minidnn.passes.infrastructure import Context
 from minidnn.passes.pipeline import optimize
+from minidnn.runtime.bits import from_bits, to_bits
 from minidnn.training.step import Objective, step_graph
 from tests.cuda.cards import H200
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...cudnn._cupy import cupy
-from .bits import to_bits
+from ...runtime.bits import to_bits
 from .memory import aligned, allocated
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from ...graph.index_map import IndexMap
 from ...graph.operators import Gather
 from ...graph.types import ITEMSIZE, TensorType
+from ...runtime.bits import to_bits
 from ..codegen.code import Code
-from .bits import to_bits
 from .kernels import Launch
 from .strided import THREADS, Strided, element_of
 

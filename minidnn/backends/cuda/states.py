@@ -11,8 +11,8 @@ import numpy as np
 
 from ...cudnn._cupy import cupy
 from ...graph.ir import Graph, State
+from ...runtime.bits import from_bits, to_bits
 from ...runtime.store import StateMemory, Store
-from .bits import from_bits, to_bits
 from .memory import allocated
 
 

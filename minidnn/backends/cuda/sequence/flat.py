@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from math import ceil, gcd
 
 from ....fusion.plan import Binding, KernelPlan
+from ....fusion.rounding import roundings
 from ...codegen.code import Code
 from ..prelude import TYPES
 from ..tensor import Tensor
 from .pack import Pack
-from .rounding import roundings
 from .vectors import SequenceKernel, kernel_of, vector_at
 
 

@@ -20,6 +20,7 @@ from minidnn.graph.types import ITEMSIZE
 from minidnn.graph.window import JOINS
 
 from ....fusion.plan import Binding, KernelPlan, PlanStep
+from ....fusion.rounding import roundings
 from ...codegen.code import Code
 from ...codegen.dialect import literal
 from ..machine import Machine
@@ -29,7 +30,6 @@ from .barrier import barrier_of
 from .functions import Functions
 from .grid import Grid, assign_arrays, phases_of, reach_of
 from .rectangle import RectanglePrinter
-from .rounding import roundings
 from .sign_analysis import positive_planes
 from .vectors import SequenceKernel, are_apart, kernel_of, vector_at
 

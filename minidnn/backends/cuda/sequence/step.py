@@ -10,13 +10,13 @@ from minidnn.graph.expression import linearize
 from minidnn.graph.window import Window
 
 from ....fusion.plan import Plane, PlanOperation
+from ....fusion.rounding import roundings
 from ...codegen.code import Code
 from ...codegen.dialect import CUDA
 from ...codegen.taps import TapLoop, TapPrinter, is_looped
 from .lanes import Lanes
 from .mapping import ThreadTile
 from .pack import Pack, Pairs, unit_pack
-from .rounding import roundings
 from .taps import Taps
 from .view import PlaneView, Span, minus, plus, times
 from .window import Finish, WindowPrinter, identity_text

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidnn.fusion.plan import Plane, PlanOperation
 from minidnn.graph.types import rounded_to
-
-from ....fusion.plan import Plane, PlanOperation
 
 _CHOOSES = {"argument", "constant", "maximum", "minimum", "abs", "neg"}
 
