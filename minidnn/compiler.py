@@ -16,7 +16,9 @@ from minidnn.backends.backend import (
     advice_on_precision,
     default_device,
     get_backend,
+    takes_float32,
     why_no_states,
+    why_not_in,
 )
 from minidnn.backends.options import memory_limit_option
 from minidnn.compiled_file import ALREADY, is_compiled
@@ -68,8 +70,9 @@ def compile(
         device: "cuda", "cpu", "reference"; by default the first of these that can be used here.
         precision: one of the backend's precisions; by default the dtype of all floating-point
             values of the network, if that is one of them, else its first, "float32". The CPU
-            computes networks in other dtypes in float32, gives results in their own, and warns of
-            it unless ``precision="float32"`` is given.
+            computes in "bfloat16" on processors that multiply it; networks in other dtypes it
+            computes in float32, gives results in their own, and warns of it unless
+            ``precision="float32"`` is given.
         strategy: how stacks are collapsed: "model" (by predicted time), or the paper's "one",
             "five" and "unrestricted"; "contractions" lets only convolutions and linear layers take
             what is point-wise around them, "layers" computes layer by layer.
@@ -255,10 +258,17 @@ def _checked(graph: Graph) -> Graph:
 
 
 def _precision(backend: Backend, precision: str | None, graph: Graph) -> str:
-    valid = backend.precisions()
+    known = backend.precisions()
+    valid = [each for each in known if why_not_in(backend, each) is None]
     if precision is None:
         own = _own_precision(graph)
         return own if own is not None and own in valid else valid[0]
+    if precision in known and precision not in valid:
+        raise UnsupportedError(
+            f"precision={precision!r} on device {backend.name!r}: "
+            f"{why_not_in(backend, precision)}; valid here "
+            f"{'is' if len(valid) == 1 else 'are'} {', '.join(map(repr, valid))}"
+        )
     if precision not in valid:
         raise UnsupportedError(
             f"precision={precision!r:.80} on device {backend.name!r}; valid "
@@ -276,14 +286,16 @@ def _own_precision(graph: Graph) -> str | None:
 
 def _computed(backend: Backend, graph: Graph, precision: str, told: bool) -> Graph:
     """The graph that is computed: one in float64 for that precision; one in float32 for a backend
-    that has no other floating-point dtype, warned of unless the caller has ``told`` that precision.
+    whose inputs and outputs have no other floating-point dtype, warned of unless the caller has
+    ``told`` that precision.
     """
     if precision == "float64":
         return in_dtype(graph, set(FLOATS) - {"float64"}, "float64")
     others = {value.dtype for value in graph.values if value.dtype in FLOATS} - {"float32"}
-    if not others or graph.states or tuple(backend.precisions()) != ("float32",):
+    narrow = tuple(backend.precisions()) == ("float32",) or takes_float32(backend)
+    if not others or graph.states or not narrow:
         return graph
-    if not told:
+    if not told and others != {precision}:
         named, kept = " and ".join(sorted(others)), " and ".join(sorted(others - {"bfloat16"}))
         stay = f"inputs and results stay {kept}, and " if kept else ""
         lost = "results in bfloat16, which NumPy has not, and " if "bfloat16" in others else ""

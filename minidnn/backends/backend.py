@@ -54,6 +54,25 @@ def why_no_states(backend: Backend) -> str | None:
     return f"device {backend.name!r} has no states; devices 'cpu', 'cuda' and 'reference' have"
 
 
+def why_not_in(backend: Backend, precision: str) -> str | None:
+    """Why a backend does not compute in one of its precisions on this machine; None if it does.
+
+    A backend that needs more than itself for some precision has a method of this name.
+    """
+    method = getattr(backend, "why_not_in", None)
+    reason: str | None = None if method is None else method(precision)
+    return reason
+
+
+def takes_float32(backend: Backend) -> bool:
+    """Whether the floating-point inputs and outputs of a backend's programs are float32, whatever
+    the precision.
+
+    A backend says so by the attribute ``interface = "float32"``.
+    """
+    return getattr(backend, "interface", None) == "float32"
+
+
 def _reference() -> Backend:
     backend: Backend = import_module("minidnn.backends.reference.backend").ReferenceBackend()
     return backend

@@ -90,8 +90,8 @@ def add_device(
     parser.add_argument("--device", help=f"reference, cpu or cuda ({device})")
     parser.add_argument(
         "--precision",
-        help="reference: float32, float64; cpu: float32; cuda: float32, tf32, float16, bfloat16 "
-        f"({precision})",
+        help="reference: float32, float64; cpu: float32, bfloat16; cuda: float32, tf32, float16, "
+        f"bfloat16 ({precision})",
     )
 
 

@@ -56,14 +56,15 @@ def _document() -> dict[str, Any]:
 
 
 def _device(name: str) -> dict[str, Any]:
-    from minidnn.backends.backend import get_backend
+    from minidnn.backends.backend import get_backend, why_not_in
     from minidnn.errors import DeviceError
 
     try:
         backend = get_backend(name)
     except DeviceError as error:
         return {"name": name, "usable": False, "reason": str(error).partition(": ")[2]}
-    return {"name": name, "usable": True, "precisions": list(backend.precisions())}
+    found = [each for each in backend.precisions() if why_not_in(backend, each) is None]
+    return {"name": name, "usable": True, "precisions": found}
 
 
 def _files() -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from minidnn.fusion.plan import Plane, PlanOperation
+from minidnn.graph.expression import Instruction
 from minidnn.graph.types import rounded_to
 
 _CHOOSES = {"argument", "constant", "maximum", "minimum", "abs", "neg"}
@@ -48,6 +49,12 @@ def _chooses(operation: PlanOperation, planes: Sequence[Plane]) -> bool:
         return False
     if any(planes[number].dtype != dtype for number in operation.operands):
         return False
-    constants = [float(line.value or 0.0) for line in operation.code if line.op == "constant"]
+    return chooses(operation.code, dtype)
+
+
+def chooses(code: Sequence[Instruction], dtype: str) -> bool:
+    """Whether straight-line code gives one of its arguments, or a number of a dtype, up to the
+    sign."""
+    constants = [float(line.value or 0.0) for line in code if line.op == "constant"]
     held = rounded_to(dtype, np.array(constants, np.float32)).astype(np.float64)
-    return all(line.op in _CHOOSES for line in operation.code) and held.tolist() == constants
+    return all(line.op in _CHOOSES for line in code) and held.tolist() == constants

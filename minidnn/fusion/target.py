@@ -29,6 +29,11 @@ class Target:
         """The dtype in which float32 values are kept; None for float32 itself."""
         return None
 
+    @property
+    def keeps_interface(self) -> bool:
+        """Whether inputs and outputs stay float32 wherever float32 values are kept otherwise."""
+        return False
+
     def seconds(self, operations: float, bytes: int, contraction: bool = False) -> float:
         """A region's predicted time: the larger of arithmetic and memory, and the overhead."""
         device = self.device

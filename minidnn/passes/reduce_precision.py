@@ -2,6 +2,7 @@
 
 Handles: every float32 input, constant and node output, at once; constants are rounded when they
 are first needed, after normalizations were folded into them.
+Where the target keeps inputs and outputs as they are, they are converted inside.
 Refuses: graphs with states, which keep their dtypes, and those that say themselves which values are
 in half precision.  Targets that keep float32 have nothing to do, and other dtypes stay.
 """
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minidnn.graph.expression import argument
 from minidnn.graph.ir import Constant, Graph, Node, State, Stored, Value
 from minidnn.graph.operators import Formula
 from minidnn.graph.types import rounded_to
@@ -27,13 +29,30 @@ def reduce_precision(graph: Graph, context: Context) -> Graph:
         return graph
     if not context.allow(f"keep float32 values in {dtype}"):
         return graph
-    return in_dtype(graph, {"float32"}, dtype)
+    return in_dtype(graph, {"float32"}, dtype, context.target.keeps_interface)
 
 
-def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
+def in_dtype(
+    graph: Graph, given: Container[str], dtype: str, keeps_interface: bool = False
+) -> Graph:
     """The graph with ``dtype`` in the place of those ``given``, which are floating-point ones:
-    inputs, constants, states, node outputs and what formulas give."""
+    inputs, constants, states, node outputs and what formulas give.
+
+    Where it ``keeps_interface``, inputs and outputs stay as they are, and are converted inside.
+    """
     known: dict[Value, Value] = {}
+    names = {value.name for value in graph.values} | {node.name for node in graph.nodes}
+    nodes: list[Node] = []
+
+    def cast(value: Value, to: str, source: str) -> Value:
+        """A value in another dtype, by a node of its own."""
+        name = f"{value.name}.{to}"
+        while name in names:
+            name += "."
+        names.add(name)
+        op = Formula(argument(0), title="Cast", dtype=to, compute="float32")
+        nodes.append(Node(op, [value], name, source))
+        return nodes[-1].output
 
     def convert(old: Value) -> Value:
         """What stands for a value that no node of the graph computes, or that one did."""
@@ -41,8 +60,15 @@ def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
             known[old] = _converted(old, dtype) if old.dtype in given else old
         return known[old]
 
-    inputs = [convert(value) for value in graph.inputs]
-    nodes = []
+    if keeps_interface:
+        inputs = list(graph.inputs)
+        known.update(
+            (value, cast(value, dtype, value.name))
+            for value in inputs
+            if value.dtype in given and graph.readers[value]
+        )
+    else:
+        inputs = [convert(value) for value in graph.inputs]
     for node in graph.nodes:
         operands = [convert(value) for value in node.inputs]
         op = node.op
@@ -52,6 +78,15 @@ def in_dtype(graph: Graph, given: Container[str], dtype: str) -> Graph:
         known.update(zip(node.outputs, new.outputs, strict=True))
         nodes.append(new)
     outputs = [convert(value) for value in graph.outputs]
+    if keeps_interface:
+        outputs = [
+            convert(value)
+            if value.dtype not in given
+            else value
+            if value.producer is None
+            else cast(known[value], value.dtype, value.name)
+            for value in graph.outputs
+        ]
     updates: Any = {convert(state): convert(value) for state, value in graph.updates.items()}
     return Graph(inputs, outputs, nodes, graph.name, graph.output_names, updates=updates)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from minidnn.fusion.region import FusedContraction, FusedSequence, Region
 from minidnn.graph.ir import Constant, Node
+from minidnn.graph.types import FLOATS
 from minidnn.runtime.plan import Plan
 
 
@@ -30,6 +31,10 @@ def explain(plan: Plan, device: str, precision: str, measured: str | None = None
     return "\n".join(lines)
 
 
+#: What stands behind shapes where values are of several floating-point dtypes.
+_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+
+
 def title(plan: Plan, device: str, precision: str) -> str:
     return f"{plan.graph.name} on {device} in {precision}, priced for {plan.target.device.name}"
 
@@ -40,6 +45,7 @@ def _predicted(plan: Plan) -> list[str]:
     ]
     total = 0.0
     kernels = 0
+    mixed = len({v.dtype for v in plan.graph.values if v.dtype in FLOATS}) > 1
     for node in plan.graph.nodes:
         kind = kind_of(plan, node)
         free = kind in ("view", "in place")
@@ -48,6 +54,8 @@ def _predicted(plan: Plan) -> list[str]:
         total += seconds
         kernels += not free
         shape = "x".join(map(str, node.outputs[0].shape))
+        if mixed:
+            shape += f" {_SHORT.get(node.outputs[0].dtype, '')}".rstrip()
         lines.append(
             f"{short(node.name, 28):<28} {kind:<12} {shape:<20} {operations / 1e6:9.2f} "
             f"{moved / 1e6:7.2f} {seconds * 1e6:8.1f}  {describe(node)}"

@@ -9,7 +9,7 @@ import pytest
 from minidnn.backends.codegen.kernel import KernelSource
 from minidnn.backends.cpu import kernels
 from minidnn.backends.cpu.backend import CpuBackend
-from minidnn.backends.cpu.isa import Isa
+from minidnn.backends.cpu.isa import Isa, bfloat16_isa
 from minidnn.backends.cpu.lower import Task, lower_plan
 from minidnn.fusion.collapse import check_strategy
 from minidnn.graph.ir import Graph
@@ -19,10 +19,15 @@ from minidnn.runtime.plan import make_plan
 
 
 def kernels_of(
-    graph: Graph, isa: Isa, strategy: str = "model", stored: bool = False
+    graph: Graph,
+    isa: Isa,
+    strategy: str = "model",
+    stored: bool = False,
+    precision: str = "float32",
 ) -> list[KernelSource]:
     """What ``md.compile`` would compile for a graph on two threads, perhaps with a store."""
-    target = CpuBackend().target("float32", {"isa": isa.name, "threads": 2})
+    target = CpuBackend().target(precision, {"isa": isa.name, "threads": 2})
+    isa = isa if precision == "float32" else bfloat16_isa(isa)
     context = Context(target, check_strategy(strategy), None, stored=stored)
     plan = make_plan(optimize(graph, context), context)
     return texts_of(lower_plan(plan, isa, 2))
@@ -33,12 +38,19 @@ def texts_of(tasks: Iterable[Task]) -> list[KernelSource]:
     return [task.source for task in tasks if isinstance(task.source, KernelSource)]
 
 
-def warm(graphs: Iterable[tuple[Graph, str]], isa: Isa, stored: bool = False) -> None:
+def warm(
+    graphs: Iterable[tuple[Graph, str]],
+    isa: Isa,
+    stored: bool = False,
+    precision: str = "float32",
+) -> None:
     """Compiles the kernels of graphs, each under a strategy, in one go.
 
     That the kernels of all of them go together is a test too: equal names mean equal texts.
     """
-    sources = [each for graph, how in graphs for each in kernels_of(graph, isa, how, stored)]
+    sources = [
+        each for graph, how in graphs for each in kernels_of(graph, isa, how, stored, precision)
+    ]
     with pytest.MonkeyPatch.context() as patch:
         # ISPC starts less often, for a quarter less of the processor's time.
         patch.setattr(kernels, "MOST_PER_FILE", 64)

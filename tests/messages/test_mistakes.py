@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ import torch
 import minidnn as md
 from minidnn import layers as L
 from minidnn import models
+from minidnn.backends.cpu import isa
 from minidnn.backends.cpu.backend import CpuBackend
 from minidnn.errors import (
     DeviceError,
@@ -317,10 +319,28 @@ def test_a_size_that_does_not_fit_is_told_once(monkeypatch: pytest.MonkeyPatch) 
 def test_bfloat16_on_the_cpu() -> None:
     if (reason := CpuBackend().unavailable()) is not None:
         pytest.skip(reason)
+    able = CpuBackend().why_not_in("bfloat16") is None
     text = "is in bfloat16: results in bfloat16, which NumPy has not, and all between them is flo"
-    with pytest.warns(MiniDNNWarning, match=text):
+    told = nullcontext() if able else pytest.warns(MiniDNNWarning, match=text)
+    with told:
         executable = md.compile(conv(torch.bfloat16), SHAPE, device="cpu")
+    assert executable.precision == ("bfloat16" if able else "float32")
     assert executable(zeros(*SHAPE)).dtype == np.float32
+
+
+def test_bfloat16_where_the_processor_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    if (reason := CpuBackend().unavailable()) is not None:
+        pytest.skip(reason)
+    flags = isa.processor_flags() - {"avx512_bf16"}
+    monkeypatch.setattr(isa, "processor_flags", lambda: flags)
+    lacks = (
+        r"precision='bfloat16' on device 'cpu': (this processor lacks avx512.*|isa='avx2' has no "
+        "products of bfloat16, which 'avx512' has); valid here is 'float32'"
+    )
+    with pytest.raises(UnsupportedError, match=lacks):
+        md.compile(net(), SHAPE, device="cpu", precision="bfloat16")
+    with pytest.raises(UnsupportedError, match=lacks):
+        md.compile(net(), SHAPE, device="cpu", precision="bfloat16", isa="avx2")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
@@ -330,7 +350,9 @@ def test_precisions_that_the_cpu_has_not(dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     other = {"float16": "cuda", "float64": "reference"}[name]
     advice = f"device '{other}' computes in '{name}'"
-    with pytest.raises(UnsupportedError, match=f"valid is 'float32'; {advice}"):
+    with pytest.raises(
+        UnsupportedError, match=f"valid (is|are) 'float32'(, 'bfloat16')?; {advice}"
+    ):
         md.compile(net(), SHAPE, device="cpu", precision=name)
     text = rf"computes in float32, and the network is in {name}: .* precision='float32' says"
     with pytest.warns(MiniDNNWarning, match=text):

@@ -13,19 +13,31 @@ class KernelSource:
     """The text of one kernel with the functions that it alone uses.
 
     Several texts become one unit behind a prelude, so kernels of different text have different
-    names.  Helper functions are ``static`` and carry the kernel's name.  ``specific``: it uses
-    instructions that only this very architecture of a GPU has ("sm_90a" for "sm_90").
+    names.  Helper functions are ``static`` and carry the kernel's name.
+
+    Attributes:
+        specific: it uses instructions that only this very architecture of a GPU has ("sm_90a" for
+            "sm_90").
+        beside: pieces of C that are compiled into the same unit, each once.
     """
 
     name: str
     text: str
     specific: bool = False
+    beside: tuple[str, ...] = ()
 
     @classmethod
-    def named(cls, kind: str, text: str, mark: str = "@", specific: bool = False) -> KernelSource:
+    def named(
+        cls,
+        kind: str,
+        text: str,
+        mark: str = "@",
+        specific: bool = False,
+        beside: tuple[str, ...] = (),
+    ) -> KernelSource:
         """A kernel named after its text, in which ``mark`` stands for the name."""
-        name = f"{kind}_{digest(text)[:20]}"
-        return cls(name, text.replace(mark, name), specific)
+        name = f"{kind}_{digest(text, *beside)[:20]}"
+        return cls(name, text.replace(mark, name), specific, beside)
 
 
 def by_name(sources: Iterable[KernelSource]) -> dict[str, KernelSource]:

@@ -29,7 +29,7 @@ from .bind import bind
 from .buffers import AlignedMemory, Array, Guard
 from .constants import PackedConstants
 from .contraction import refusals, why_unsupported
-from .isa import Isa, best_isa, isa_named, usable_isa
+from .isa import Isa, best_isa, bfloat16_isa, isa_named, usable_isa, why_no_bfloat16
 from .kernels import compile_kernels
 from .library import NativeFunction
 from .lower import Task, lower_plan
@@ -42,7 +42,7 @@ from .target import CpuTarget, device_for
 from .toolchain import why_unusable
 from .tuning import Build, tuned_tasks
 
-#: What computes in float32 alone, and what takes every dtype of which values may be.
+#: What computes in floats alone, and what takes every dtype of which values may be, with these.
 _FLOAT: tuple[type, ...] = (
     *(FusedRegion, Contraction, Windowed, ops.Softmax, ops.LogSoftmax, ops.AdaptiveAvgPool2d),
     *(ops.Conv2dWeightGradient, ops.GroupNorm, ops.LayerNorm, ops.Reorder),
@@ -51,7 +51,7 @@ _ANY = (
     *(Elementwise, Reshaping, Indexed),
     *(ops.ArgMax, ops.Concat, ops.Gather, ops.MatMul, ops.RandomDrop, ops.Reduce, ops.TakeChannels),
 )
-_DTYPES = ("float32", "int32", "int64", *BYTES, "bool")
+_OTHERS = ("int32", "int64", *BYTES, "bool")
 
 
 class CpuBackend:
@@ -59,6 +59,7 @@ class CpuBackend:
 
     name = "cpu"
     keeps_states = True
+    interface = "float32"
 
     def unavailable(self) -> str | None:
         try:
@@ -71,16 +72,24 @@ class CpuBackend:
         return None if reason is None else f"{reason}, and {cause} forbids to compile it"
 
     def precisions(self) -> Sequence[str]:
-        return ("float32",)
+        return ("float32", "bfloat16")
+
+    def why_not_in(self, precision: str) -> str | None:
+        """Why this processor does not compute in one of the precisions; None if it does."""
+        return why_no_bfloat16(best_isa()) if precision == "bfloat16" else None
 
     def target(self, precision: str, options: Mapping[str, Any]) -> Target:
         isa, threads = _isa(options, isa_named), _threads(options)
-        return CpuTarget(device_for(isa, threads), isa.lanes, accuracy_option(options))
+        if precision == "bfloat16":
+            isa = bfloat16_isa(isa)
+        device = device_for(isa, threads)
+        return CpuTarget(device, isa.lanes, accuracy_option(options), precision)
 
     def unsupported(self, node: Node, precision: str) -> str | None:
         if not isinstance(node.op, (*_FLOAT, *_ANY)):
             return f"there is no kernel for {node.op.name}"
-        valid = _DTYPES if isinstance(node.op, _ANY) else ("float32",)
+        floats = tuple(dict.fromkeys(("float32", precision)))
+        valid = (*floats, *_OTHERS) if isinstance(node.op, _ANY) else floats
         for value in (*node.inputs, *node.outputs):
             if value.dtype not in valid:
                 return f"{value!r} is none of {', '.join(valid)}"
@@ -98,6 +107,8 @@ class CpuBackend:
             raise GraphError(f"guarded={guarded!r}; valid are True (the debug mode) and False")
         accuracy = accuracy_option(options)
         isa, threads = _isa(options, usable_isa), _threads(options)
+        if precision == "bfloat16":
+            isa = bfloat16_isa(isa)
         tune = tune_option(options, "heuristic")
         plan.check_limit(memory_limit_option(options))
         plan.check_fits(memory_bytes(), "this machine")

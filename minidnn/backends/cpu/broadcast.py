@@ -20,10 +20,12 @@ from ..codegen.code import Code
 from ..codegen.dialect import ISPC
 from ..codegen.functions import WHOLE_FUNCTIONS
 from ..codegen.kernel import KernelSource
+from .element import ELEMENTS
 
 #: ISPC's names of how elements lie in memory; a bool is a byte of 0 or 1.
 STORED = {"float32": "float", "int32": "int32", "int64": "int64", "bool": "unsigned int8"}
 STORED |= {"uint8": "unsigned int8", "int8": "int8"}
+STORED |= {"bfloat16": ELEMENTS["bfloat16"].type}
 
 #: Elements of a row that one task computes, and elements that are worth a call.
 CHUNK = 1 << 13
@@ -60,8 +62,7 @@ def print_elementwise(
     sizes, strides = collapse(out.shape, [_strides(x.shape, out.rank) for x in operands])
     *outer, length = sizes or [1]
     strides = [operand or [0] for operand in strides]
-    stored = [STORED[x.dtype] for x in operands]
-    inner = [operand[-1] for operand in strides]
+    stored, inner = [x.dtype for x in operands], [operand[-1] for operand in strides]
     text = _print(
         linearize(expression), stored, out.dtype, computed or "float32", len(outer), inner
     )
@@ -75,13 +76,14 @@ def print_elementwise(
 
 def _print(
     expression: Sequence[Instruction],
-    stored: Sequence[str],
-    dtype: str,
+    dtypes: Sequence[str],
+    made: str,
     computed: str,
     rank: int,
     inner: Sequence[int],
 ) -> str:
-    whole, result = computed.startswith("int"), STORED[dtype]
+    stored, result = [STORED[dtype] for dtype in dtypes], STORED[made]
+    whole = computed.startswith("int")
     kind = "int64" if whole else "float"
     code = Code()
     count = len(stored)
@@ -104,11 +106,17 @@ def _print(
                 code.line(f"x{i} += i{axis} * n[{2 + rank + i * rank + axis}];")
         with code.block("foreach (i = 0 ... count)"):
             for i in range(count):
-                code.line(f"const {kind} a{i} = ({kind})x{i}[{'i' if inner[i] else '0'}];")
+                read = f"x{i}[{'i' if inner[i] else '0'}]"
+                if (element := ELEMENTS.get(dtypes[i])) is not None:
+                    read = element.load(read)
+                code.line(f"const {kind} a{i} = ({kind}){read};")
             names = [f"a{i}" for i in range(count)]
             lines, value = ISPC.print_code(expression, names, code.fresh, whole)
             code.lines(lines)
-            code.line(f"y[i] = {converted(value, dtype)};")
+            if made == "bfloat16":
+                code.line(ELEMENTS[made].store("y[i]", value))
+            else:
+                code.line(f"y[i] = {converted(value, made)};")
     return (ISPC.fill(WHOLE_FUNCTIONS) if whole else "") + str(code)
 
 

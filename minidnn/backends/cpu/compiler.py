@@ -35,6 +35,9 @@ FLAGS = (
 )
 """What every unit is compiled with; no ``fast-math``, ever (it reorders and drops NaN)."""
 
+C_FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC")
+"""What C beside a unit is compiled with; functions say themselves which instructions they use."""
+
 COMPILE_SECONDS = 120.0
 """A unit that takes longer is killed (``MINIDNN_COMPILE_TIMEOUT``): the largest takes about 5."""
 
@@ -48,17 +51,21 @@ _KEY_VERSION = 1
 
 @dataclass(frozen=True)
 class Unit:
-    """One ISPC source file: its name (for messages), text, ISA and further options."""
+    """One ISPC source file: its name (for messages), text, ISA, further options, and C that is
+    compiled into the same library."""
 
     name: str
     source: str
     isa: Isa
     options: tuple[str, ...] = ()
+    beside: str = ""
 
     def key(self, banner: str) -> str:
         """What the unit is called in the cache when the ISPC with this banner compiled it."""
         options = (*FLAGS, *self.options)
-        return digest("ispc unit", _KEY_VERSION, self.source, self.isa.target, options, banner)
+        beside = (self.beside, C_FLAGS) if self.beside else ()
+        target = (self.isa.target, options, banner)
+        return digest("ispc unit", _KEY_VERSION, self.source, *target, *beside)
 
 
 def unit_store() -> CacheStore:
@@ -211,11 +218,17 @@ def _link(
     timeout: float,
     jobs: int,
 ) -> dict[str, Path]:
-    """Makes a shared object of each object file; ``-lm`` for the few functions ISPC calls."""
+    """Makes a shared object of each object file and the C beside it; ``-lm`` for the few functions
+    ISPC calls."""
     results = {key: path.with_suffix(".so") for key, path in objects.items()}
     commands = []
     for key, path in objects.items():
-        argv = (*compiler.argv, "-shared", "-o", str(results[key]), str(path), "-lm")
+        parts = [str(path)]
+        if missing[key].beside:
+            parts.append(str(path.with_suffix(".c")))
+            path.with_suffix(".c").write_text(missing[key].beside)
+            parts += C_FLAGS
+        argv = (*compiler.argv, "-shared", "-o", str(results[key]), *parts, "-lm")
         commands.append(Command(argv, key, timeout, path.parent))
     last = run_all(commands, jobs)[-1]
     if not last.ok:

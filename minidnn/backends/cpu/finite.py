@@ -73,6 +73,8 @@ def _holds(plan: KernelPlan, binding: Binding, segment: int, bound: float) -> bo
         for operation in step.segments[segment]:
             if operation.window is None:
                 known[operation.result] = _run(operation, known, vectors)
+                if plan.planes[operation.result].dtype == "bfloat16":
+                    known[operation.result] = _rounded(known[operation.result])
                 continue
             source = known[operation.operands[0]]
             if is_looped(operation.window):
@@ -82,6 +84,8 @@ def _holds(plan: KernelPlan, binding: Binding, segment: int, bound: float) -> bo
                 return False
             extent = plan.planes[operation.operands[0]].extent
             known[operation.result] = _window(operation.window, source, extent)
+            if plan.planes[operation.result].dtype == "bfloat16":
+                known[operation.result] = _rounded(known[operation.result])
     return True
 
 
@@ -126,6 +130,12 @@ def _line(line: Instruction, arguments: Sequence[Interval], values: list[Interva
         return _ANYTHING
     result = _RULES[line.op](*operands)
     return Interval(result.low, result.high, result.nan or any(v.nan for v in operands))
+
+
+def _rounded(given: Interval) -> Interval:
+    """Allows for rounding to bfloat16."""
+    low, high = given.low - abs(given.low) / 256, given.high + abs(given.high) / 256
+    return _bounded(low, high, given.nan)
 
 
 def _bounded(low: float, high: float, nan: bool = False) -> Interval:

@@ -19,9 +19,13 @@ MOST_BYTES = 256 << 10
 
 
 def is_flat(body: Graph) -> bool:
-    """Whether a region is element-wise, with one small output."""
+    """Whether a region is element-wise, with one small output.
+
+    In bfloat16 each result is rounded, which one expression of all does not do.
+    """
     return (
         all(isinstance(node.op, Elementwise) for node in body.nodes)
+        and not any(value.dtype == "bfloat16" for value in body.values)
         and len(body.outputs) == 1
         and body.outputs[0].type.bytes <= MOST_BYTES
     )

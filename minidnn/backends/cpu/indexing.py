@@ -13,7 +13,8 @@ import numpy as np
 
 from ...graph.index_map import OUTSIDE, IndexMap
 from ...graph.operators import Gather, TakeChannels
-from ...graph.types import ITEMSIZE, TensorType, numpy_dtype
+from ...graph.types import ITEMSIZE, TensorType
+from ...runtime.bits import to_bits
 from ..codegen.kernel import KernelSource
 from .broadcast import CHUNK, STORED, WORTH, Shaped
 from .movement import RAW
@@ -83,7 +84,7 @@ def print_move(index: IndexMap, dtype: str) -> Shaped:
     text = _MOVE.format(raw=raw, chunk=CHUNK, inner=text)
     lead, length = run or (0, 0)
     base = small.base + (int(inner[lead]) if run and length else 0)
-    filled = np.array(small.fill).astype(numpy_dtype(dtype)).view(f"i{ITEMSIZE[dtype]}")
+    filled = to_bits(np.array([small.fill]), dtype).view(f"i{ITEMSIZE[dtype]}")[0]
     chunks = -(-len(inner) // CHUNK)
     at = 8 + 2 * len(outer)
     head = [len(inner), chunks, base, int(filled), lead, length, at, len(outer)]

@@ -5,10 +5,12 @@ The ISA is always explicit: it is named in every compile call and is part of eve
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -32,6 +34,8 @@ class Isa:
     lanes: int
     registers: int
     flags: tuple[str, ...]
+    #: How it multiplies values in bfloat16: "vectors" or "tiles" of pairs; "" for not at all.
+    products: str = ""
 
 
 AVX512 = Isa(
@@ -39,8 +43,21 @@ AVX512 = Isa(
 )
 AVX2 = Isa("avx2", "avx2-i32x8", 8, 16, ("avx2", "fma", "f16c", "bmi1", "bmi2"))
 
+AVX512_BF16 = replace(
+    AVX512, name="avx512_bf16", flags=(*AVX512.flags, "avx512_bf16"), products="vectors"
+)
+AMX_BF16 = replace(
+    AVX512_BF16,
+    name="amx_bf16",
+    flags=(*AVX512_BF16.flags, "amx_tile", "amx_bf16"),
+    products="tiles",
+)
+
 ISAS: Mapping[str, Isa] = MappingProxyType({isa.name: isa for isa in (AVX512, AVX2)})
-"""All known ones, the best first."""
+"""Those for float32, the best first."""
+
+BFLOAT16_ISAS: Mapping[str, tuple[Isa, ...]] = MappingProxyType({"avx512": (AMX_BF16, AVX512_BF16)})
+"""By the name of an instruction set, what extends it by products of bfloat16, the best first."""
 
 
 def processor_flags() -> frozenset[str]:
@@ -66,6 +83,12 @@ def isa_named(name: str) -> Isa:
     return ISAS[name]
 
 
+def any_isa_named(name: str) -> Isa:
+    """The ISA of that name, those for bfloat16 included."""
+    extended = (isa for found in BFLOAT16_ISAS.values() for isa in found)
+    return {isa.name: isa for isa in (*ISAS.values(), *extended)}[name]
+
+
 def usable_isa(name: str) -> Isa:
     """The ISA of that name, to run kernels: one that the processor lacks would end the process.
 
@@ -81,6 +104,47 @@ def usable_isa(name: str) -> Isa:
             f"isa={name!r}: this processor lacks {', '.join(missing)}; valid here: {here}"
         )
     return isa
+
+
+def bfloat16_isa(isa: Isa) -> Isa:
+    """What computes in bfloat16 beside an ISA on this processor.
+
+    Raises:
+        DeviceError: there is nothing of that kind, or the processor lacks it.
+    """
+    found = why_no_bfloat16(isa)
+    if found is not None:
+        raise DeviceError(f"precision='bfloat16' on device 'cpu': {found}; valid is 'float32'")
+    return next(i for i in BFLOAT16_ISAS[isa.name] if is_usable(i))
+
+
+def is_usable(isa: Isa) -> bool:
+    """Whether this processor executes an ISA, and the system lets this process do so."""
+    if not processor_flags().issuperset(isa.flags):
+        return False
+    return isa.products != "tiles" or _tiles_permitted()
+
+
+@cache
+def _tiles_permitted() -> bool:
+    """Asks Linux for the registers of tiles, which are so large that threads have no room for them
+    unless they are asked for."""
+    system_call = ctypes.CDLL(None).syscall
+    return int(system_call(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)) == 0
+
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+def why_no_bfloat16(isa: Isa) -> str | None:
+    """Why this processor does not compute in bfloat16 beside an ISA; None if it does."""
+    extended = BFLOAT16_ISAS.get(isa.name, ())
+    if not extended:
+        return f"isa={isa.name!r} has no products of bfloat16, which 'avx512' has"
+    missing = sorted(set(extended[-1].flags) - processor_flags())
+    if missing:
+        return f"this processor lacks {', '.join(missing)}, and nothing imitates it unasked"
+    return None
 
 
 def usable_isas() -> tuple[Isa, ...]:

@@ -86,9 +86,11 @@ def group(
     files = []
     for part in in_groups(sources, count):
         text = head + "\n".join(source.text for source in part)
-        files.append((Unit(f"kernels_{digest(text)[:8]}", text, isa), part))
+        beside = "\n".join(dict.fromkeys(piece for source in part for piece in source.beside))
+        files.append((Unit(f"kernels_{digest(text)[:8]}", text, isa, beside=beside), part))
     return files
 
 
 def _key(source: KernelSource, head: str, isa: Isa, banner: str) -> str:
-    return digest("ispc kernel", head, source.name, source.text, isa.target, FLAGS, banner)
+    target = (isa.target, FLAGS, banner)
+    return digest("ispc kernel", head, source.name, source.text, *target, *source.beside)

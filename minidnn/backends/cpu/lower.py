@@ -31,7 +31,8 @@ from ...graph.operators import (
     TakeChannels,
 )
 from ...graph.types import ITEMSIZE, TensorType
-from ...memory.annotations import ALIGNMENT
+from ...memory.annotations import ALIGNMENT, Annotations
+from ...runtime.bits import to_bits
 from ...runtime.plan import Plan
 from ..codegen.kernel import KernelSource
 from .adaptive import print_adaptive
@@ -64,6 +65,7 @@ from .softmax import print_softmax
 from .staged import Staged
 from .sums import print_sums
 from .tensor import Tensor, tensor_of
+from .widened import needs_copies, print_conversion, widened
 
 #: What a kernel's pointer points to: a value, the workspace that the kernels of a node share, or
 #: a constant that is packed for it.
@@ -153,6 +155,8 @@ class _Lowering:
         op = node.op
         if self.plan.annotations.is_view(node):
             return ()
+        if needs_copies(node):
+            return self._widened(node)
         if isinstance(op, FusedSequence):
             flat = is_flat(op.body) and all(map(self._is_dense, (*node.inputs, *node.outputs)))
             return (self._flat(node, op),) if flat else self._sequence(node, op)
@@ -185,6 +189,44 @@ class _Lowering:
         shaped = _shaped(node)
         pointers = (*map(_pointer, node.inputs), node.output, lambda: shaped.sizes)
         return (Task(node, shaped.source, pointers, shaped.tasks, shaped.grain),)
+
+    def _widened(self, node: Node) -> Sequence[Task]:
+        """A node on float32 copies of what it reads and gives, which lie in workspace."""
+        wide = widened(node)
+        layouts = {twin: self.plan.layout(value) for value, twin in wide.twins.items()}
+        plan = replace(self.plan, graph=wide.graph, annotations=Annotations(layouts))
+        lowering = replace(self, plan=plan)
+        tasks = lowering.node(wide.graph.nodes[0])
+        end = max(task.workspace_bytes for task in tasks)
+        places: dict[Pointer, Value | Workspace] = {t: v for v, t in wide.twins.items()}
+        for value in wide.copied((*node.inputs, *node.outputs)):
+            place = Workspace(-(-end // ALIGNMENT) * ALIGNMENT)
+            twin = wide.twins[value]
+            places[twin], end = place, place.offset + plan.layout(twin).bytes(twin.type)
+
+        def converted(value: Value, into: bool) -> Task:
+            twin = wide.twins[value]
+            ends = [
+                (value.type, self.tensor(value), value),
+                (twin.type, lowering.tensor(twin), places[twin]),
+            ]
+            (given, source, read), (made, result, written) = ends if into else ends[::-1]
+            if self._is_dense(value):
+                shaped = print_conversion(given, made)
+                pointers = (read, written, lambda: shaped.sizes)
+                return Task(node, shaped.source, pointers, shaped.tasks, shaped.grain)
+            printed = print_copy(given, source, result, self.isa)
+            tasks = given.plane[0] * printed.tasks_per_image
+            scratch = printed.scratch_bytes
+            return Task(node, printed.source, (read, written), tasks, 1, scratch)
+
+        inner = [
+            replace(t, node=node, pointers=tuple(places.get(p, p) for p in t.pointers))
+            for t in tasks
+        ]
+        before = [converted(value, True) for value in wide.copied(node.inputs)]
+        after = [converted(value, False) for value in wide.copied(node.outputs)]
+        return [replace(t, workspace_bytes=end) for t in (*before, *inner, *after)]
 
     def _is_dense(self, value: Value) -> bool:
         """Whether a value lies as NCHW, and by itself."""
@@ -374,8 +416,14 @@ def _shaped(node: Node) -> Shaped:
 
 def _rows(type: TensorType) -> Tensor:
     """A value as rows of features: what a linear layer sees."""
-    return Tensor(type.shape[-1], 1, 1, 1, type.shape[-1])
+    return Tensor(type.shape[-1], 1, 1, 1, type.shape[-1], type.dtype)
 
 
 def _pointer(value: Value) -> Pointer:
-    return partial(data_of, value) if isinstance(value, Constant) else value
+    if not isinstance(value, Constant):
+        return value
+    return partial(_bits_of, value) if value.dtype == "bfloat16" else partial(data_of, value)
+
+
+def _bits_of(value: Constant) -> np.ndarray:
+    return to_bits(data_of(value), value.dtype)

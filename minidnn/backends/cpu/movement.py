@@ -32,7 +32,7 @@ def print_copy(
 
 
 #: Elements are copied as integers of their size.
-RAW = {1: "int8", 4: "int32", 8: "int64"}
+RAW = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 
 _RUNS = """\
 MD_KERNEL(@) {{

@@ -49,6 +49,18 @@ static inline float md_min(float a, float b) {{
   float m = a < b ? a : b;
   return a != a ? floatbits(0xffffffff) : m;
 }}
+// bfloat16 is the upper half of a float: to the nearest, ties to even, and NaN stays NaN.
+static inline unsigned int md_upper(float a) {{
+  const unsigned int bits = intbits(a);
+  const unsigned int up = bits + 0x7fff + ((bits >> 16) & 1);
+  return a != a ? (bits | 0x400000) : up;
+}}
+static inline unsigned int16 md_narrow(float a) {{ return (unsigned int16)(md_upper(a) >> 16); }}
+static inline float md_round(float a) {{ return floatbits(md_upper(a) & 0xffff0000); }}
+static inline float md_wide(unsigned int16 a) {{ return floatbits((unsigned int)a << 16); }}
+static inline uniform float md_wide(uniform unsigned int16 a) {{
+  return floatbits((uniform unsigned int)a << 16);
+}}
 
 """
 

@@ -20,6 +20,7 @@ from ...errors import GraphError
 from ...fusion.geometry import Extent
 from ...fusion.plan import Binding, KernelPlan, Plane, PlanOperation, PlanStep
 from ...fusion.region import FusedSequence
+from ...fusion.rounding import roundings
 from ...fusion.sequence import Schedule
 from ...graph.operator import Windowed
 from ...graph.window import JOINS
@@ -27,13 +28,14 @@ from ..codegen.code import Code
 from ..codegen.dialect import literal
 from ..codegen.kernel import KernelSource
 from ..codegen.taps import is_looped
+from .element import ELEMENTS
 from .finite import input_bound
 from .isa import Isa
 from .packing import PackedVectors
 from .patch import Storage, identity_columns, storages_of
 from .step import WORDS, StepPrinter
 from .tensor import Access, Tensor
-from .transpose import print_load, print_store
+from .transpose import Move
 from .view import CallerTensor, PlaneView, Ring
 from .window import print_identity
 
@@ -114,9 +116,14 @@ class _Printer:
         self.bound = input_bound(plan, binding) if self.checked else None
         #: Names of step functions by their text.
         self.functions: dict[str, str] = {}
-        #: What transposes: (name, plane, whether all lanes are channels) by kind.
-        self.moves: dict[str, tuple[str, int, bool]] = {}
+        #: What transposes, by name.
+        self.moves: dict[str, Move] = {}
         self.row_floats = 0
+        #: By segment, what results are rounded to before others read them.
+        self.rounded = [
+            roundings([o for step in plan.steps for o in step.segments[i]], plan.planes)
+            for i in range(len(binding.segments))
+        ]
 
     def print(self) -> SequenceKernel:
         blocks = [-(-(end - begin) // self.lanes) for begin, end in self.binding.segments]
@@ -127,11 +134,8 @@ class _Printer:
                 self._segment(segments, segment, variant)
         main = self._main(blocks, variants)
         moves = Code()
-        for name, (kind, plane, full) in self.moves.items():
-            if kind == "load":
-                print_load(moves, name, plane, self.lanes, full)
-            else:
-                print_store(moves, name, plane, self.lanes, full, kind == "stream")
+        for name, move in self.moves.items():
+            move.print(moves, name, self.lanes)
         functions = (text.replace("<name>", name) for text, name in self.functions.items())
         text = "".join((str(moves), *functions, str(segments), str(main)))
         source = KernelSource.named("seq", text, "$")
@@ -176,7 +180,7 @@ class _Printer:
                     with code.block(f"if (block >= {first} && block < {first + count})"):
                         self._calls(code, segment, f"block - {first}", variants)
                     first += count
-            if any(kind == "stream" for kind, _, _ in self.moves.values()):
+            if any(move.kind == "stream" for move in self.moves.values()):
                 code.line("memory_barrier();")
         return code
 
@@ -265,8 +269,8 @@ class _Printer:
         at = self._at(plane)
         tensor = self.tensors[at]
         begin, end = (c - self.slots[at].channel for c in self.binding.segments[segment])
-        const, macro = ("const ", "MD_IN") if plane.input is not None else ("", "MD_OUT")
-        base = f"{macro}(float, {at})"
+        pointer = tensor.element.pointer_type(plane.input is not None)
+        base = f"{'MD_OUT' if plane.input is None else 'MD_IN'}({tensor.element.type}, {at})"
         if not plane.one_image:
             base += f" + image * {tensor.image}"
         access = self._access(number, segment)
@@ -285,7 +289,7 @@ class _Printer:
                 last = (end - begin - 1) // self.lanes
                 fill = f"(block == {last} ? min(channels + {padding}, {self.lanes}) : channels)"
             code.line(f"const uniform int f{number} = {fill};")
-        code.line(f"{const}uniform float * uniform p{number} = {base};")
+        code.line(f"{pointer} p{number} = {base};")
 
     # Loops
 
@@ -392,6 +396,7 @@ class _Printer:
             max(1, *(past - first for first, past in spans)),
             variant == "fast",
             frozenset(local[n] for n in numbers if variant == "fast" and n in self.checked),
+            {local[o.result]: ELEMENTS[self.rounded[segment][o.result]] for o in operations},
         )
         function = printer.print()
         self.row_floats = max(self.row_floats, function.scratch_floats)
@@ -441,7 +446,10 @@ class _Printer:
             f"f{number}",
             rows,
             columns,
-            plane.output is not None and tensor.image * self.binding.batch * 4 >= STREAMED_BYTES,
+            plane.output is not None
+            and tensor.dtype == "float32"
+            and tensor.image * self.binding.batch * 4 >= STREAMED_BYTES,
+            tensor.element,
         )
 
 

@@ -7,7 +7,7 @@ scratch memory by the functions of :mod:`.transpose`, a few rows at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...fusion.plan import PlanOperation
@@ -16,6 +16,8 @@ from ...graph.window import Window
 from ..codegen.code import Code
 from ..codegen.dialect import ISPC
 from ..codegen.taps import TapLoop, TapPrinter, is_looped
+from .element import ELEMENTS, Element
+from .transpose import Move
 from .view import CallerTensor, PlaneView, Ring
 from .window import WindowPrinter, print_divisor, print_identity
 
@@ -48,14 +50,15 @@ class StepPrinter:
     #: Whether maxima may lose a NaN.
     fast: bool
     checked: frozenset[int]
+    #: What results are rounded to when they are computed.
+    rounded: Mapping[int, Element]
     code: Code = field(default_factory=Code)
     formals: list[str] = field(default_factory=list)
     actuals: list[str] = field(default_factory=list)
     known: dict[tuple[str, object], str] = field(default_factory=dict)
     temporaries: dict[int, str] = field(default_factory=dict)
-    #: The functions that it calls: what they do ("load", "store" or "stream"), the elements of a
-    #: plane, and whether all lanes are channels.
-    moves: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
+    #: The functions that it calls.
+    moves: dict[str, Move] = field(default_factory=dict)
 
     def print(self) -> StepFunction:
         """The function; it is called with the rows to compute before its other arguments."""
@@ -162,8 +165,10 @@ class StepPrinter:
         pointer = self._pointer(number, view)
         channels = "0" if self.full else self._argument("uniform int", "channels", "channels")
         kind = "stream" if kind == "store" and view.is_large else kind
-        function = f"$_{kind}_{view.plane}{'' if self.full else '_part'}"
-        self.moves[function] = (kind, view.plane, self.full)
+        element = view.element
+        dtype = "" if element.dtype == "float32" else f"_{element.dtype}"
+        function = f"$_{kind}_{view.plane}{dtype}{'' if self.full else '_part'}"
+        self.moves[function] = Move(kind, view.plane, self.full, element)
         whole = self.static and (self.xb, self.xe) == ("0", str(view.columns))
         if whole and view.own_columns is None:
             with code.block(""):
@@ -192,8 +197,8 @@ class StepPrinter:
             code.line(f"if (size > 0) {function}({at}, {channels}, size, {local}, seen);")
 
     def _pointer(self, number: int, view: CallerTensor) -> str:
-        const = "const " if self.planes[number].input is view else ""
-        return self._argument(f"{const}uniform float * uniform", number, view.pointer)
+        type = view.element.pointer_type(self.planes[number].input is view)
+        return self._argument(type, number, view.pointer)
 
     # Rows
 
@@ -256,7 +261,8 @@ class StepPrinter:
                     self._outside_row(number, outside, row)
 
     def _outside_row(self, number: int, view: CallerTensor, row: int) -> None:
-        const = "const " if self.planes[number].input is view else ""
+        element = ELEMENTS["float32"] if number in self.temporaries else view.element
+        pointer = element.pointer_type(self.planes[number].input is view)
         if number in self.temporaries:
             at = f"{self.temporaries[number]} + (y + {row} - first) * {self._width * self.lanes}"
         else:
@@ -265,7 +271,7 @@ class StepPrinter:
                 at += f" + (y + {row}) * {view.columns * view.pixel}"
             if not self._is_flat(number, 1):
                 at += f" + {self.xb} * {view.pixel}"
-        self.code.line(f"{const}uniform float * uniform p{number}_{row} = {at};")
+        self.code.line(f"{pointer} p{number}_{row} = {at};")
 
     @property
     def _width(self) -> int:
@@ -351,8 +357,18 @@ class StepPrinter:
                 ]
                 lines, result = ISPC.print_code(operation.code, arguments, code.fresh)
                 code.lines(lines)
+            result = self._rounded(operation.result, result)
             names[operation.result] = result
             self._store(operation.result, result, row, column)
+
+    def _rounded(self, number: int, result: str) -> str:
+        """A result as others read it; its name."""
+        element = self.rounded[number]
+        if element.dtype == "float32":
+            return result
+        name = self.code.fresh()
+        self.code.line(f"float {name} = {element.round(result)};")
+        return name
 
     def _operand(self, number: int, names: dict[int, str], row: int, column: int) -> str:
         if number in names:
@@ -379,15 +395,16 @@ class StepPrinter:
 
     def _read(self, name: str, number: int, view: CallerTensor, at: str) -> None:
         code = self.code
+        load = view.element.load
         if view.access == "one":
-            code.line(f"float {name} = {at}];")
+            code.line(f"float {name} = {load(f'{at}]')};")
         elif view.access == "vector":
-            code.line(f"float {name} = {at} + programIndex];")
+            code.line(f"float {name} = {load(f'{at} + programIndex]')};")
         else:
             lanes = self._argument("int", (number, "lanes"), view.lanes)
             channels = self._argument("uniform int", "channels", "channels")
             code.line(f"float {name} = 0.0f;")
-            code.line(f"if (programIndex < {channels}) {name} = {at} + {lanes}];")
+            code.line(f"if (programIndex < {channels}) {name} = {load(f'{at} + {lanes}]')};")
         if number in self.checked:
             bits = f"(intbits({name}) & 0x7fffffffu)"
             if not self.full and view.access != "one":
@@ -422,7 +439,7 @@ class StepPrinter:
         test = f"if ({' && '.join(tests)}) " if tests else ""
         base = f"p{number}_{row}[{at} * {outside.pixel}"
         if self.full and outside.access == "vector":
-            code.line(f"{test}{base} + programIndex] = {result};")
+            code.line(test + outside.element.store(f"{base} + programIndex]", result))
             return
         channels = self._argument("uniform int", "channels", "channels")
         fill = self._argument("uniform int", (number, "fill"), outside.fill)
@@ -430,7 +447,8 @@ class StepPrinter:
         if outside.access != "vector":
             lanes = self._argument("int", (number, "lanes"), outside.lanes)
         value = f"(programIndex < {channels} ? {result} : 0.0f)"
-        code.line(f"{test}{{ if (programIndex < {fill}) {base} + {lanes}] = {value}; }}")
+        store = outside.element.store(f"{base} + {lanes}]", value)
+        code.line(f"{test}{{ if (programIndex < {fill}) {store} }}")
 
     def _finished(
         self, operation: PlanOperation, window: Window, joined: str, row: int, column: int

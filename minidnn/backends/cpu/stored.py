@@ -13,7 +13,7 @@ from ...runtime.cores import usable_cores
 from ...runtime.operand import Operand
 from ...runtime.program import StoredProgram, offsets_of
 from .buffers import Array
-from .isa import isa_named, processor_flags
+from .isa import any_isa_named, is_usable, processor_flags
 from .library import SharedObject, load_bytes, loaded_from
 from .native import runner_library, use_runner
 from .program import BoundKernel, Group
@@ -87,9 +87,11 @@ class LoadedProgram(TableProgram):
 
 def why_not_here(architecture: str, document: dict[str, Any]) -> str | None:
     """For what a stored program is, if it is not for this machine and this runner."""
-    isa = isa_named(architecture)
+    isa = any_isa_named(architecture)
     if missing := sorted(set(isa.flags) - processor_flags()):
         return f"is for {architecture}, and this processor lacks {', '.join(missing)}"
+    if not is_usable(isa):
+        return f"is for {architecture}, whose registers the system denies to this process"
     if document["runner"] != sources_digest():
         return "is for the native runner of another state of this version of minidnn"
     return None

@@ -23,7 +23,8 @@ from ...graph.operators import (
 from .contraction import NominalWork, work_of
 from .contraction.price import nominal_speed
 from .contraction.weight_gradient import why_not as why_no_weight_gradient
-from .isa import ISAS, Isa
+from .element import ELEMENTS
+from .isa import ISAS, Isa, bfloat16_isa
 from .linear import reads_weight_as_it_lies
 from .tensor import tensor_of
 
@@ -37,10 +38,21 @@ class CpuTarget(Target):
 
     lanes: int = 16
     accuracy: str = "normal"
+    #: The dtype in which values lie between kernels.
+    precision: str = "float32"
+
+    @property
+    def storage(self) -> str:
+        return self.precision
+
+    @property
+    def keeps_interface(self) -> bool:
+        """NumPy has no bfloat16."""
+        return True
 
     def layouts(self, node: Node) -> tuple[Layout, ...]:
         lanes = blocked(self.lanes)
-        if any(value.dtype != "float32" for value in (*node.inputs, *node.outputs)):
+        if any(value.dtype not in ELEMENTS for value in (*node.inputs, *node.outputs)):
             return (PLANAR,)
         if isinstance(node.op, Reshaping):
             _, channels, rows, columns = node.inputs[0].type.plane
@@ -118,7 +130,8 @@ class CpuTarget(Target):
 
     @property
     def _isa(self) -> Isa:
-        return next(isa for isa in ISAS.values() if isa.lanes == self.lanes)
+        isa = next(isa for isa in ISAS.values() if isa.lanes == self.lanes)
+        return isa if self.precision == "float32" else bfloat16_isa(isa)
 
     def _work(self, convolution: Node) -> NominalWork:
         layout = PLANAR if self._is_stem(convolution) else blocked(self.lanes)
@@ -137,7 +150,7 @@ class CpuTarget(Target):
     def refuse_slice(self, node: Node, value: Value, channel: int) -> str | None:
         if not isinstance(node.op, (FusedSequence, Contraction, FusedContraction, Concat)):
             return f"{node.op.name} writes a value of its own"
-        if value.dtype != "float32":
+        if value.dtype not in ELEMENTS:
             return f"it is {value.dtype}"
         if value.type.rank != 4:
             return f"it has rank {value.type.rank}"

@@ -7,6 +7,7 @@ from typing import Literal
 
 from ...graph.layout import Layout
 from ...graph.types import TensorType
+from .element import ELEMENTS, Element
 
 #: How the lanes of a block of channels are read and written: side by side, one element for all,
 #: by transposing rows of pixels, or one by one.
@@ -15,7 +16,7 @@ Access = Literal["vector", "one", "planar", "gather"]
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Strides of a float32 value, in elements.
+    """Strides of a value, in elements.
 
     Element (n, c, y, x) lies at ``n * image + c // block * plane + (y * columns + x) * block +
     c % block``.  ``block == 1`` is NCHW; otherwise ``block`` channels lie side by side.
@@ -27,6 +28,11 @@ class Tensor:
     block: int
     #: From one image to the next; more than the value's own size if it is a slice.
     image: int
+    dtype: str = "float32"
+
+    @property
+    def element(self) -> Element:
+        return ELEMENTS[self.dtype]
 
     @property
     def plane(self) -> int:
@@ -51,4 +57,5 @@ def tensor_of(type: TensorType, layout: Layout, buffer: TensorType | None = None
     _, channels, rows, columns = type.plane
     block = layout.block if type.rank == 4 else 1
     wide = (buffer or type).plane[1]
-    return Tensor(channels, rows, columns, block, -(-wide // block) * block * rows * columns)
+    image = -(-wide // block) * block * rows * columns
+    return Tensor(channels, rows, columns, block, image, type.dtype)

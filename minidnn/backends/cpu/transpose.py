@@ -8,7 +8,10 @@ first and the last: no line is touched twice, and stores can go past the caches.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..codegen.code import Code
+from .element import Element
 
 LINE = 16
 """Floats of a cache line."""
@@ -17,34 +20,53 @@ MANY_TILES = 8
 """With fewer tiles, one more costs too much to align all others."""
 
 
-def _tiles(pointer: str, plane: int, lanes: int) -> str:
+@dataclass(frozen=True)
+class Move:
+    """A function that moves positions: what it does ("load", "store" or "stream"), the elements of
+    a plane, whether all lanes are channels, and how elements lie."""
+
+    kind: str
+    plane: int
+    full: bool
+    element: Element
+
+    def print(self, code: Code, name: str, lanes: int) -> None:
+        if self.kind == "load":
+            print_load(code, name, self.plane, lanes, self.full, self.element)
+        else:
+            stream = self.kind == "stream"
+            print_store(code, name, self.plane, lanes, self.full, self.element, stream)
+
+
+def _tiles(pointer: str, plane: int, lanes: int, element: Element) -> str:
     """The head of the loop over tiles of planes at a pointer; ``p`` is where one would begin."""
     first = "0"
     if plane % lanes == 0:
-        behind = f"(uniform int)(((uniform int64){pointer} >> 2) & {lanes - 1})"
+        shift = element.bytes.bit_length() - 1
+        behind = f"(uniform int)(((uniform int64){pointer} >> {shift}) & {lanes - 1})"
         first = f"n < {MANY_TILES * lanes} ? 0 : -{behind}"
     return f"for (uniform int p = {first}; p < n; p += {lanes})"
 
 
-def print_load(code: Code, name: str, plane: int, lanes: int, full: bool) -> None:
+def print_load(code: Code, name: str, plane: int, lanes: int, full: bool, element: Element) -> None:
     """``name(x, channels, n, y, seen)``: ``n`` positions of a block of channels whose planes lie
     at ``x`` to ``y``, and the largest magnitude of what was read into ``seen``.
 
     Lanes past ``channels`` get the last channel's elements; with ``full`` there are none.
     """
     head = (
-        f"static noinline unmasked void {name}(const uniform float * uniform x, "
+        f"static noinline unmasked void {name}({element.constant_pointer} x, "
         "uniform int channels, uniform int n, uniform float * uniform y, "
         "uniform unsigned int * uniform seen)"
     )
 
     def address(lane: int) -> str:
-        return f"x[{_channel(lane, plane, full)} + q + programIndex]"
+        return element.load(f"x[{_channel(lane, plane, full)} + q + programIndex]")
 
     with code.block(head):
         _indices(code, lanes)
         code.line("unsigned int most = seen[programIndex];")
-        with code.block(f"if (n >= {lanes})"), code.block(_tiles("x", plane, lanes)):
+        with code.block(f"if (n >= {lanes})"), code.block(_tiles("x", plane, lanes, element)):
             code.line(f"uniform int q = clamp(p, 0, n - {lanes});")
             code.lines(f"float a{i} = {address(i)};" for i in range(lanes))
             _check(code, lanes)
@@ -62,16 +84,22 @@ def print_load(code: Code, name: str, plane: int, lanes: int, full: bool) -> Non
 
 
 def print_store(
-    code: Code, name: str, plane: int, lanes: int, full: bool, stream: bool = False
+    code: Code,
+    name: str,
+    plane: int,
+    lanes: int,
+    full: bool,
+    element: Element,
+    stream: bool = False,
 ) -> None:
     """``name(y, channels, n, x, seen)``: ``n`` positions at ``x`` to channels' planes at ``y``.
 
-    With ``stream``, whole cache lines go past the caches.  A processor has few buffers for lines
-    on their way to memory, and loses much when one is given up half full: so a line that takes
-    several vectors gets them at once, not while other planes' lines are begun.
+    With ``stream``, for float32 alone, whole cache lines go past the caches.  A processor has few
+    buffers for lines on their way to memory, and loses much when one is given up half full: so a
+    line that takes several vectors gets them at once, not while other planes' lines are begun.
     """
     head = (
-        f"static noinline unmasked void {name}(uniform float * uniform y, "
+        f"static noinline unmasked void {name}({element.pointer} y, "
         "uniform int channels, uniform int n, const uniform float * uniform x, "
         "const uniform unsigned int * uniform seen)"
     )
@@ -83,7 +111,8 @@ def print_store(
     def stores(names: list[str], mask: str) -> None:
         for i in range(lanes):
             test = f"if ({i} < channels) " if not full and i else ""
-            code.line(f"{test}{mask}y[{i * plane} + q + programIndex] = {names[i]};")
+            place = f"y[{i * plane} + q + programIndex]"
+            code.line(f"{test}{mask}{element.store(place, names[i])}")
 
     def streamed() -> None:
         for part in range(LINE // lanes):
@@ -100,7 +129,7 @@ def print_store(
 
     with code.block(head):
         _indices(code, lanes)
-        with code.block(f"if (n >= {lanes})"), code.block(_tiles("y", plane, lanes)):
+        with code.block(f"if (n >= {lanes})"), code.block(_tiles("y", plane, lanes, element)):
             code.line(f"uniform int q = clamp(p, 0, n - {lanes});")
             if stream and plane % LINE == 0:
                 # Not lines that the first or the last tile, moved to lie inside, writes too.

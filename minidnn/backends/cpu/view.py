@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .element import ELEMENTS, Element
 from .tensor import Access
 
 
@@ -38,6 +39,7 @@ class CallerTensor:
     own_columns: tuple[str, str] | None = None
     #: Whether it is so large that caches would not keep it until it is read.
     is_large: bool = False
+    element: Element = ELEMENTS["float32"]
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def test_reasons() -> None:
     plain = parts_with()
     assert why_unsupported(plain) is None
     assert why_unsupported(parts_with(dtype="float64")) == (
-        "an operand is float64; the CPU computes in float32"
+        "an operand is float64; valid are float32, bfloat16"
     )
     x = Value(TensorType((2, 4, 6, 6)), "x")
     weight = Value(TensorType((4, 4, 1, 1)), "w")

@@ -23,7 +23,8 @@ LIMITS = {"direct": 5.0, "direct, compensated": 5.0, F2.name: 2.5, F4.name: 7.5}
 
 def test_errors_are_those_that_the_algorithms_tell(isa: Isa, own_cache: None) -> None:
     """The roots of mean squares, for inputs behind a ReLU."""
-    names = [algorithm.name for algorithm in ALGORITHMS]
+    known = [algorithm for algorithm in ALGORITHMS if "float32" in algorithm.sources]
+    names = [algorithm.name for algorithm in known]
     cases = [Case(f"{c}", (1, c, 12, 12), 32, (3, 3), conv(pad=1)) for c in DEPTHS]
     built = [build(replace(case, algorithm=name), isa) for case in cases for name in names]
     kernels = compile_all(built, isa)
@@ -34,7 +35,7 @@ def test_errors_are_those_that_the_algorithms_tell(isa: Isa, own_cache: None) ->
             inputs = [np.maximum(x, 0) for x in inputs_of(this)]
             wanted = reference(this, inputs)
             errors[name] = rms(run(this, kernels[built.index(this)], inputs) - wanted) / rms(wanted)
-        for algorithm in ALGORITHMS:
+        for algorithm in known:
             error = errors[algorithm.name]
             assert error < LIMITS[algorithm.name] * 2.0**-24, (case, errors)
             assert error <= algorithm.error * errors["direct"], (case, errors)

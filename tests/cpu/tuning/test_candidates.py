@@ -54,7 +54,9 @@ def test_all_candidates_are_right(isa: Isa) -> None:
             for choice in candidates(question(built, isa, accuracy=accuracy), 4):
                 kernel = print_choice(built.parts, choice, 2)
                 variants.append((choice, replace(built, kernel=kernel)))
-    assert {choice.algorithm.name for choice, _ in variants} == {a.name for a in ALGORITHMS}
+    assert {choice.algorithm.name for choice, _ in variants} == {
+        a.name for a in ALGORITHMS if "float32" in a.sources
+    }
     first: dict[tuple[str, str], np.ndarray] = {}
     all_kernels = compile_all([built for _, built in variants], isa)
     for (choice, built), kernels in zip(variants, all_kernels, strict=True):

@@ -18,6 +18,7 @@ from ..isa import Isa
 from ..tensor import Tensor
 from .algorithm import Algorithm
 from .direct import Direct
+from .dots.algorithm import Dots
 from .price import NOMINAL_THREADS, nominal_speed
 from .problem import Problem, problem_of
 from .stage import PrintedContraction
@@ -27,6 +28,7 @@ from .winograd.transform import F2, F4
 ALGORITHMS: tuple[Algorithm, ...] = (
     *(Direct(compensated=False), Direct(compensated=True)),
     *(Winograd(F2, 1.0), Winograd(F4, 3.5)),
+    Dots(),
 )
 
 
@@ -54,6 +56,7 @@ def usable_algorithms(
         algorithm
         for algorithm in ALGORITHMS
         if accuracy in algorithm.accuracies
+        and problem.source.dtype in algorithm.sources
         and algorithm.why_not(problem, has_prologue, isa) is None
     ]
 
@@ -86,6 +89,7 @@ def refusals(question: Question) -> dict[str, str]:
         (algorithm.name, algorithm.why_not(question.problem, question.has_prologue, question.isa))
         for algorithm in ALGORITHMS
         if question.accuracy in algorithm.accuracies
+        and question.problem.source.dtype in algorithm.sources
     )
     return {name: reason for name, reason in reasons if reason is not None}
 

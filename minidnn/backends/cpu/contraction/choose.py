@@ -149,7 +149,7 @@ def _packing(problem: Problem, has_prologue: bool, lanes: int) -> Packing:
     pointwise = problem.kernel == (1, 1)
     if problem.width:
         return "gathered"
-    if not problem.pads and not has_prologue:
+    if not problem.pads and not has_prologue and source.dtype == "float32":
         if blocked:
             return "none"
         if source.contiguous and pointwise:

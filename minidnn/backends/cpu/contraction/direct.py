@@ -22,6 +22,7 @@ class Direct(Algorithm):
     times as long as with ``accuracy="normal"``, which may choose Winograd)."""
 
     error = 1.0
+    sources = ("float32", "bfloat16")
 
     def __init__(self, compensated: bool) -> None:
         self.compensated = compensated

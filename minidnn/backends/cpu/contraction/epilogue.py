@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from ....fusion.contraction import Parts
 from ....fusion.operations import Operation
+from ....fusion.rounding import chooses
 from ....graph.ir import Value
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from .numbers import Numbers
 from .problem import BlockedView
-from .scheme import LINE_BYTES, Scheme
+from .scheme import LINE_BYTES, ResultScheme
 
 MOST_UNROLLED = 12
 """Scalar operations of an epilogue that is printed for each pixel; a longer one is a loop."""
@@ -51,7 +52,7 @@ class Channels:
         return f"{name}[{pixel} + {name}_{vector}]"
 
 
-def channels_of(view: BlockedView, scheme: Scheme) -> Channels:
+def channels_of(view: BlockedView, scheme: ResultScheme) -> Channels:
     """How the output channels of a tensor are addressed."""
     lanes = scheme.lanes
     total = scheme.problem.outputs * scheme.problem.groups
@@ -74,7 +75,7 @@ class Epilogue:
     """
 
     def __init__(
-        self, parts: Parts | None, scheme: Scheme, numbers: Numbers, prefix: str = ""
+        self, parts: Parts | None, scheme: ResultScheme, numbers: Numbers, prefix: str = ""
     ) -> None:
         self.operations = () if parts is None else parts.epilogue
         self.operands = () if parts is None else parts.others
@@ -85,6 +86,7 @@ class Epilogue:
         problem = scheme.problem
         self.others = [channels_of(view, scheme) for view in problem.others]
         self.result = channels_of(problem.result, scheme)
+        self.element = problem.result.element
         self.streams = parts is not None and scheme.streams and self.result.kind == "vectors"
         self.tensors = [("y", self.result), *((f"z{i}", c) for i, c in enumerate(self.others))]
         vectors = [v.value for o in self.operations for v in o.vectors]
@@ -94,8 +96,8 @@ class Epilogue:
     @property
     def parameters(self) -> list[str]:
         """Declarations of what a tile function is given for it."""
-        given = ["uniform float * uniform y_"]
-        given += [f"const uniform float * uniform z{i}_" for i in range(len(self.others))]
+        given = [f"{self.element.pointer} y_"]
+        given += [f"{c.view.element.constant_pointer} z{i}_" for i, c in enumerate(self.others)]
         given += [f"const uniform float * uniform e{i}_" for i in range(len(self.vectors))]
         return [*given, "uniform int first", "uniform int limit"]
 
@@ -109,14 +111,15 @@ class Epilogue:
     def begin(self, code: Code, vectors: int) -> None:
         """Pointers to the tile's first elements."""
         for name, channels in self.tensors:
-            const = "" if name == "y" else "const "
+            element = channels.view.element
+            pointer = element.pointer if name == "y" else element.constant_pointer
             plane = ""
             if channels.kind == "vectors":
                 plane = self.number(f"{name}_plane", channels.view.plane)
             base = channels.base(f"{name}_", "first", self.scheme.lanes, plane)
-            code.line(f"{const}uniform float * uniform {name} = {base};")
+            code.line(f"{pointer} {name} = {base};")
             for v in range(vectors if plane else 0):
-                code.line(f"{const}uniform float * uniform {name}_at{v} = {name} + {v} * {plane};")
+                code.line(f"{pointer} {name}_at{v} = {name} + {v} * {plane};")
 
     def prefetch(
         self, code: Code, rows: int, columns: int, vectors: int, next_tile: int | None = None
@@ -148,9 +151,10 @@ class Epilogue:
             for pixel in range(rows * columns):
                 row, column = divmod(pixel, columns)
                 for v in range(vectors):
-                    at = 4 * column * view.column
+                    at = view.element.bytes * column * view.column
                     if at % LINE_BYTES == 0:
-                        below = f"{4 * row} * {self.row(name, view)} + " if row else ""
+                        apart = view.element.bytes * row
+                        below = f"{apart} * {self.row(name, view)} + " if row else ""
                         code.line(f"{fetch}((void * uniform)({name}_p{v} + {below}{at}));")
 
     def print(
@@ -160,16 +164,7 @@ class Epilogue:
 
         ``partial``: only the first ``rows_`` rows and ``columns_`` columns are wanted.
         """
-        lanes = self.scheme.lanes
-        tensors = self.tensors
-        for name, channels in tensors:
-            if channels.kind == "gather":
-                self._offsets(code, name, channels.view, vectors)
-        for v in range(vectors):
-            for i in range(len(self.vectors)):
-                code.line(f"const float e{i}_{v} = e{i}_[{v * lanes} + programIndex];")
-            if any(channels.masked for _, channels in tensors):
-                code.line(f"const bool m{v} = first + {v * lanes} + programIndex < limit;")
+        self._lanes(code, vectors)
         if not self.is_long and not partial:
             for pixel in range(rows * columns):
                 row, column = divmod(pixel, columns)
@@ -194,6 +189,32 @@ class Epilogue:
                 code.line(f"float {name} = sums[{at}];")
                 self._element(code, name, where, v)
 
+    def print_row(self, code: Code, vectors: int) -> None:
+        """From the sums of ``count`` pixels of a row, which lie in ``sums`` as [pixel][vector]
+        [lane], to the stores; ``bias`` is added to them."""
+        lanes = self.scheme.lanes
+        self._lanes(code, vectors)
+        for v in range(vectors):
+            code.line(f"const float b{v} = bias[{v * lanes} + programIndex];")
+        with code.block("for (uniform int column = 0; column < count; column++)"):
+            for v in range(vectors):
+                name = code.fresh()
+                at = f"(column * {vectors} + {v}) * {lanes} + programIndex"
+                code.line(f"const float {name} = sums[{at}] + b{v};")
+                self._element(code, name, _loop_column, v)
+
+    def _lanes(self, code: Code, vectors: int) -> None:
+        """What a vector of channels needs at all pixels."""
+        lanes = self.scheme.lanes
+        for name, channels in self.tensors:
+            if channels.kind == "gather":
+                self._offsets(code, name, channels.view, vectors)
+        for v in range(vectors):
+            for i in range(len(self.vectors)):
+                code.line(f"const float e{i}_{v} = e{i}_[{v * lanes} + programIndex];")
+            if any(channels.masked for _, channels in self.tensors):
+                code.line(f"const bool m{v} = first + {v * lanes} + programIndex < limit;")
+
     def _offsets(self, code: Code, name: str, view: BlockedView, vectors: int) -> None:
         for v in range(vectors):
             channel = f"(first + {v * self.scheme.lanes} + programIndex)"
@@ -216,15 +237,35 @@ class Epilogue:
 
     def _element(self, code: Code, sum: str, where: Where, v: int) -> None:
         names: dict[Value, str] = {} if self.start is None else {self.start: sum}
+        rounded = {*self.operands}
         result = sum
         for operation in self.operations:
+            self._round(code, operation, names, rounded)
             result = self._operation(code, operation, names, where, v)
         channels = self.result
         if self.streams:
             code.line(f"streaming_store(y_at{v} + {where('y', channels.view)}, {result});")
             return
         at = channels.at("y", where("y", channels.view), v, self.scheme.lanes)
-        code.line(f"if (m{v}) {at} = {result};" if channels.masked else f"{at} = {result};")
+        stored = self.element.store(at, result)
+        code.line(f"if (m{v}) {stored}" if channels.masked else stored)
+
+    def _round(
+        self, code: Code, operation: Operation, names: dict[Value, str], rounded: set[Value]
+    ) -> None:
+        """Rounds what an operation reads, as if it had been stored, unless it only chooses."""
+        if self.element.dtype == "float32":
+            return
+        if not operation.vectors and chooses(operation.code, self.element.dtype):
+            if rounded.issuperset(operation.operands):
+                rounded.add(operation.output)
+            return
+        for value in operation.operands:
+            if value not in rounded:
+                name = code.fresh()
+                code.line(f"float {name} = {self.element.round(names[value])};")
+                names[value] = name
+                rounded.add(value)
 
     def _operation(
         self,
@@ -242,6 +283,7 @@ class Epilogue:
                 names[value] = code.fresh()
                 name = f"z{index}"
                 at = channels.at(name, where(name, channels.view), v, self.scheme.lanes)
+                at = channels.view.element.load(at)
                 if channels.masked:
                     code.line(f"float {names[value]} = 0;")
                     code.line(f"if (m{v}) {names[value]} = {at};")

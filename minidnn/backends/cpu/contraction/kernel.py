@@ -10,6 +10,7 @@ from ....fusion.contraction import Parts
 from ....graph.ir import Constant, Value
 from ...codegen.code import Code
 from ...codegen.kernel import KernelSource
+from ..element import ELEMENTS
 from .blocking import grain_of
 from .epilogue import Epilogue
 from .numbers import PARAMETER, Numbers
@@ -95,11 +96,15 @@ class _Kernel:
         )
         names += [f"p{i}" for i in range(len(self.packer.vectors))]
         names += [f"e{i}" for i in range(len(self.epilogue.vectors))]
+        problem = self.problem
+        views = {"x": problem.source, "y": problem.result}
+        views |= {f"z{i}": view for i, view in enumerate(problem.others)}
         for i, name in enumerate(names):
+            element = views[name].element if name in views else ELEMENTS["float32"]
             if name == "y":
-                code.line(f"uniform float * uniform y = MD_OUT(float, {i});")
+                code.line(f"{element.pointer} y = MD_OUT({element.type}, {i});")
             else:
-                code.line(f"const uniform float * uniform {name} = MD_IN(float, {i});")
+                code.line(f"{element.constant_pointer} {name} = MD_IN({element.type}, {i});")
         code.line(f"{PARAMETER} = MD_IN(int32, {len(names)});")
 
     def _scratch(self) -> None:
@@ -135,7 +140,7 @@ class _Kernel:
             code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
         self._scratch()
         x_image = number("x_image", problem.source.image)
-        code.line(f"const uniform float * uniform xn = x + image * {x_image};")
+        code.line(f"{problem.source.element.constant_pointer} xn = x + image * {x_image};")
         if scheme.packing != "none":
             key = "t" if scheme.spread else f"t / {parts}"
             with code.block(f"if (held != {key})"):
@@ -146,10 +151,10 @@ class _Kernel:
         elif scheme.groups > 1:
             code.line(f"xn += {self._group_offset(problem.source)};")
         y_image = number("y_image", problem.result.image)
-        code.line(f"uniform float * uniform yn = y + image * {y_image};")
+        code.line(f"{problem.result.element.pointer} yn = y + image * {y_image};")
         for i, view in enumerate(problem.others):
             z_image = number(f"z{i}_image", view.image)
-            code.line(f"const uniform float * uniform zn{i} = z{i} + image * {z_image};")
+            code.line(f"{view.element.constant_pointer} zn{i} = z{i} + image * {z_image};")
         if tile.narrow and tile.wide:
             wide = number("wide", tile.wide)
             with code.block(f"if (part < {wide})"):

@@ -11,28 +11,50 @@ from ....graph.ir import Value
 from ...codegen.code import Code
 from ...codegen.dialect import ISPC
 from .numbers import PARAMETER, Numbers
+from .problem import BlockedView
 from .scheme import Scheme
 
-_POINTER = "const uniform float * uniform"
 
+class Prologue:
+    """Reads inputs, and applies what is absorbed before a contraction to them.
 
-class Packer:
-    """Prints ``@_pack`` for a scheme that packs.
-
-    Its vectors are the constants of the prologue in the order in which they are read; for
-    "lanes", each is arranged like the packed channels.
+    Its vectors are the constants of that in the order in which they are read.
     """
 
-    def __init__(self, parts: Parts, scheme: Scheme, numbers: Numbers) -> None:
+    def __init__(self, parts: Parts, source: BlockedView, numbers: Numbers) -> None:
         self.parts = parts
-        self.scheme = scheme
         self.numbers = numbers
+        self.element = source.element
+        self.pointer = self.element.constant_pointer
         vectors = [v.value for o in parts.prologue for v in o.vectors]
         self.vectors: tuple[Value, ...] = tuple(dict.fromkeys(vectors))
 
+    def apply(self, code: Code) -> str:
+        """The prologue on ``v``, with ``q<i>`` for vectors."""
+        names: dict[Value, str] = {self.parts.source: "v"}
+        result = "v"
+        for operation in self.parts.prologue:
+            arguments = [names[v] for v in operation.operands]
+            arguments += [f"q{self.vectors.index(o.value)}" for o in operation.vectors]
+            lines, result = ISPC.print_code(operation.code, arguments, code.fresh)
+            code.lines(lines)
+            result = names[operation.output] = self.element.round(result)
+        return result
+
+
+class Packer(Prologue):
+    """Prints ``@_pack`` for a scheme that packs.
+
+    For "lanes", each vector is arranged like the packed channels.
+    """
+
+    def __init__(self, parts: Parts, scheme: Scheme, numbers: Numbers) -> None:
+        super().__init__(parts, scheme.problem.source, numbers)
+        self.scheme = scheme
+
     @property
     def parameters(self) -> list[str]:
-        given = [PARAMETER, "const uniform float * uniform x", "uniform float * uniform packed"]
+        given = [PARAMETER, f"{self.pointer} x", "uniform float * uniform packed"]
         given += [f"const uniform float * uniform p{i}" for i in range(len(self.vectors))]
         return given + [f"uniform int {n}" for n in ("group", "r0", "r1", "c0", "c1")]
 
@@ -64,18 +86,6 @@ class Packer:
             else:
                 self._vectors(code)
 
-    def _apply(self, code: Code) -> str:
-        """The prologue on ``v``, with ``q<i>`` for vectors."""
-        names: dict[Value, str] = {self.parts.source: "v"}
-        result = "v"
-        for operation in self.parts.prologue:
-            arguments = [names[v] for v in operation.operands]
-            arguments += [f"q{self.vectors.index(o.value)}" for o in operation.vectors]
-            lines, result = ISPC.print_code(operation.code, arguments, code.fresh)
-            code.lines(lines)
-            names[operation.output] = result
-        return result
-
     def _features(self, code: Code) -> None:
         inputs = self.numbers("inputs", self.scheme.problem.inputs)
         column = self.numbers("x_column", self.scheme.problem.source.column)
@@ -84,10 +94,10 @@ class Packer:
             code.block("for (uniform int c = c0; c < c1; c++)"),
             code.block(f"foreach (f = 0 ... {inputs})"),
         ):
-            code.line(f"float v = x[c * {column} + f];")
+            code.line(f"float v = {self.element.load(f'x[c * {column} + f]')};")
             for i in range(len(self.vectors)):
                 code.line(f"float q{i} = p{i}[f];")
-            code.line(f"packed[(c - c0) * {row} + f] = {self._apply(code)};")
+            code.line(f"packed[(c - c0) * {row} + f] = {self.apply(code)};")
 
     def _vectors(self, code: Code) -> None:
         """Blocks of channels (one of them, if groups lie in it), or for each output lane its own
@@ -111,7 +121,7 @@ class Packer:
             else:
                 code.line(f"uniform int64 first = group * {blocks} + b;")
                 plane = self.numbers("x_plane", problem.source.plane)
-                code.line(f"{_POINTER} xb = x + first * {plane};")
+                code.line(f"{self.pointer} xb = x + first * {plane};")
             for i in range(len(self.vectors)):
                 where = f"(group * {blocks} + b) * {lanes}"
                 code.line(f"const float q{i} = p{i}[{where} + programIndex];")
@@ -129,7 +139,7 @@ class Packer:
         width = self.numbers("width", scheme.problem.width)
         with code.block(f"for (uniform int b = 0; b < ({inputs} + {lanes - 1}) / {lanes}; b++)"):
             code.line(f"const uniform int64 block = group * ({inputs} / {lanes}) + b;")
-            code.line(f"{_POINTER} xb = x + block * {self.numbers('x_plane', source.plane)};")
+            code.line(f"{self.pointer} xb = x + block * {self.numbers('x_plane', source.plane)};")
             block = self.numbers("packed_block", scheme.packed.block)
             code.line(f"uniform float * uniform to = packed + b * {block};")
             for i in range(len(self.vectors)):
@@ -138,10 +148,11 @@ class Packer:
             with code.block("for (uniform int c = c0; c < c1;)"):
                 code.line(f"const uniform int count = min({width} - column, c1 - c);")
                 row = self.numbers("x_row", source.row)
-                code.line(f"{_POINTER} from = xb + row * {row} + column * {source.column};")
+                code.line(f"{self.pointer} from = xb + row * {row} + column * {source.column};")
                 with code.block("for (uniform int j = 0; j < count; j++)"):
-                    code.line(f"float v = from[j * {source.column} + programIndex];")
-                    code.line(f"to[j * {lanes} + programIndex] = {self._apply(code)};")
+                    read = self.element.load(f"from[j * {source.column} + programIndex]")
+                    code.line(f"float v = {read};")
+                    code.line(f"to[j * {lanes} + programIndex] = {self.apply(code)};")
                 code.line(f"to += count * {lanes};")
                 code.line("c += count;")
                 code.line("row++;")
@@ -172,10 +183,10 @@ class Packer:
             pixel = f"y * {row} + (column0 + j) * {source.column}"
             if self.scheme.packing == "lanes":
                 code.line("float v = 0.0f;")
-                code.line(f"if (real) v = x[{pixel} + at];")
+                code.line(f"if (real) v = {self.element.load(f'x[{pixel} + at]')};")
             else:
-                code.line(f"float v = xb[{pixel} + programIndex];")
-            code.line(f"to[j * {lanes} + programIndex] = {self._apply(code)};")
+                code.line(f"float v = {self.element.load(f'xb[{pixel} + programIndex]')};")
+            code.line(f"to[j * {lanes} + programIndex] = {self.apply(code)};")
         code.line(zeros.format("r", "columns"))
 
     def _pixels(self, code: Code) -> None:
@@ -185,7 +196,7 @@ class Packer:
         inputs = self.numbers("inputs", problem.inputs)
         with code.block(f"for (uniform int c = 0; c < {inputs}; c++)"):
             code.line(f"const uniform int64 channel = group * {inputs} + c;")
-            code.line(f"{_POINTER} xc = x + {self._channel_offset()};")
+            code.line(f"{self.pointer} xc = x + {self._channel_offset()};")
             for i in range(len(self.vectors)):
                 code.line(f"const float q{i} = p{i}[channel];")
             with code.block("for (uniform int i = 0; i < rows; i++)"):
@@ -197,6 +208,7 @@ class Packer:
                     code.line("const int jj = j + programIndex;")
                     code.line("float v = 0.0f;")
                     with code.block("if (!outside && jj >= left && jj < right)"):
-                        code.line(f"v = xc[y * {row} + (column0 + jj) * {source.column}];")
-                        code.line(f"v = {self._apply(code)};")
+                        at = f"xc[y * {row} + (column0 + jj) * {source.column}]"
+                        code.line(f"v = {self.element.load(at)};")
+                        code.line(f"v = {self.apply(code)};")
                     code.line("to[jj] = v;")

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ....fusion.contraction import Parts
-from ....graph.ir import Value
+from ....graph.ir import Constant, Value
 from ....graph.operators import Conv2d, Linear
 from ....graph.types import TensorType
+from ..element import ELEMENTS, Element
 from ..tensor import Tensor
 
 Pair = tuple[int, int]
@@ -32,6 +33,11 @@ class BlockedView:
     block: int
     row: int
     column: int
+    dtype: str = "float32"
+
+    @property
+    def element(self) -> Element:
+        return ELEMENTS[self.dtype]
 
     @property
     def contiguous(self) -> bool:
@@ -196,6 +202,7 @@ def _view(tensor: Tensor, own: TensorType, whole: TensorType) -> BlockedView:
         block,
         0 if repeats[2] else tensor.columns * tensor.block,
         0 if repeats[3] else tensor.block,
+        tensor.dtype,
     )
 
 
@@ -216,9 +223,9 @@ def _linear(
     def view(tensor: Tensor, value: Value) -> BlockedView:
         features = value.shape[-1]
         if not in_rows:
-            return BlockedView(features, tensor.image, 0, features, 0, features)
-        repeats = value.shape[:-1] != shape[:-1]
-        return BlockedView(features, 0, 0, features, 0, 0 if repeats else tensor.image)
+            return BlockedView(features, tensor.image, 0, features, 0, features, tensor.dtype)
+        column = 0 if value.shape[:-1] != shape[:-1] else tensor.image
+        return BlockedView(features, 0, 0, features, 0, column, tensor.dtype)
 
     return Problem(
         batch=images,
@@ -244,8 +251,11 @@ def why_unsupported(parts: Parts) -> str | None:
         return f"{parts.node.op.name} is no convolution or linear layer"
     types = [value.type for value in (*parts.node.inputs, *parts.others, *parts.vectors)]
     for type in types:
-        if type.dtype != "float32":
-            return f"an operand is {type.dtype}; the CPU computes in float32"
+        if type.dtype not in ELEMENTS:
+            return f"an operand is {type.dtype}; valid are {', '.join(ELEMENTS)}"
+    weight = parts.node.inputs[1]
+    if weight.dtype != "float32" and not isinstance(weight, Constant):
+        return f"its weight {weight!r} is no constant; in {weight.dtype} valid are constants"
     output = parts.node.output
     for operation in (*parts.prologue, *parts.epilogue):
         if operation.window is not None or operation.is_join:

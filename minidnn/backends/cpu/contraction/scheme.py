@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
 from minidnn._cached_property import cached_property
 
@@ -23,13 +23,38 @@ LINE_BYTES = 4 * LINE_FLOATS
 AHEAD_CYCLES = 2000
 INPUT_GROUPS = 8
 STREAMED_BYTES = 16 << 20
-"""Results of this size do not stay in a last cache until they are read."""
+"""ResultScheme of this size do not stay in a last cache until they are read."""
 
 OFTEN = 2
 """Channels after which tiles ask for weights again that are used by few tiles."""
 
 AHEAD_FLOATS = 2048
 """How far ahead weights are asked for that are used only once."""
+
+
+class ResultScheme(Protocol):
+    """What the end of a kernel follows: see :class:`Scheme`."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def lanes(self) -> int: ...
+
+    @property
+    def groups(self) -> int: ...
+
+    @property
+    def outputs(self) -> int: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def streams(self) -> bool: ...
+
+    @property
+    def tiles_ahead(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +326,8 @@ class Scheme:
     def streams(self) -> bool:
         """Whether results go to memory past the caches, which they would only flush."""
         pixels = self.problem.batch * self.problem.out[0] * self.problem.out[1]
-        return 4 * pixels * self.outputs * self.groups >= STREAMED_BYTES
+        wide = self.problem.result.dtype == "float32"
+        return wide and 4 * pixels * self.outputs * self.groups >= STREAMED_BYTES
 
     def kept_floats(self, rows: int, columns: int, vectors: int) -> int:
         """Floats that hold the unfinished sums of a tile, and what was rounded off of them."""

@@ -10,7 +10,7 @@ from ....graph.ir import Value
 from ..buffers import Array
 from ..packing import Packed, PackedVectors
 from .pack_states import print_packing
-from .scheme import Scheme
+from .scheme import ResultScheme, Scheme
 from .tiling import Tile
 
 _TASK_FLOATS = 1 << 14
@@ -52,7 +52,7 @@ def input_step(tile: Tile, lanes: int, inputs: int, floats: int, unit: int) -> i
     return min(units * unit, -(-inputs // unit) * unit)
 
 
-def packed_outputs(vectors: Sequence[Value], scheme: Scheme) -> PackedVectors:
+def packed_outputs(vectors: Sequence[Value], scheme: ResultScheme) -> PackedVectors:
     """A number per output channel, each group's filled up with zeros to whole vectors; zeros alone
     of no vector."""
 
@@ -77,6 +77,15 @@ def _pack_inputs(vector: Array, scheme: Scheme) -> Array:
         outputs[scheme.outputs :] = 0
         channels = outputs.reshape(-1, 1, lanes) + np.arange(problem.inputs)[:, None]
         return np.ascontiguousarray(vector[channels].reshape(-1))
+    return _filled_up(vector, lanes)
+
+
+def packed_channels(vector: Value, lanes: int) -> PackedVectors:
+    """A number per input channel, filled up to whole vectors."""
+    return PackedVectors([vector], lambda given: _filled_up(given[0], lanes))
+
+
+def _filled_up(vector: Array, lanes: int) -> Array:
     packed = np.zeros(-(-len(vector) // lanes) * lanes, vector.dtype)
     packed[: len(vector)] = vector
     return packed

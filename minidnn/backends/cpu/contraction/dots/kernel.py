@@ -1,0 +1,235 @@
+"""Prints the kernel around products of pairs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from .....fusion.contraction import Parts
+from ....codegen.code import Code
+from ....codegen.kernel import KernelSource
+from ...buffers import Array
+from ...element import ELEMENTS
+from ..epilogue import Epilogue
+from ..numbers import PARAMETER, Numbers
+from ..stage import Pointer, PrintedContraction, Stage
+from ..weights import packed_channels, packed_outputs
+from .pack import DotPacker
+from .products import BLOCK
+from .scheme import DotScheme
+from .weights import packed_pairs
+
+
+def print_dots(parts: Parts, scheme: DotScheme, threads: int) -> PrintedContraction:
+    """The kernel that follows ``scheme``."""
+    printer = _Kernel(parts, scheme)
+    printer.print()
+    weight, *bias = parts.node.inputs[1:]
+    pointers: list[Pointer] = [
+        *range(len(parts.others) + 2),
+        packed_pairs(weight, scheme),
+        packed_outputs(bias, scheme),
+        partial(_offsets, scheme),
+    ]
+    pointers += [packed_channels(v, scheme.lanes) for v in printer.packer.vectors]
+    pointers += [packed_outputs([v], scheme) for v in printer.epilogue.vectors]
+    products = [scheme.products(v, p) for v in printer.vectors for p in printer.pixels]
+    pieces = dict.fromkeys(piece for each in products for piece in each.pieces)
+    stage = Stage(
+        KernelSource.named("dots", str(printer.code), beside=tuple(pieces)),
+        (*pointers, printer.numbers.pack),
+        scheme.tasks,
+        grain_of(scheme, threads),
+        scheme.scratch_bytes,
+    )
+    return PrintedContraction("products of pairs", (stage,))
+
+
+def grain_of(scheme: DotScheme, threads: int) -> int:
+    """Tasks of one call: all that share a packed block, unless threads would have nothing to do."""
+    groups = scheme.tile.groups
+    blocks = scheme.tasks // groups
+    wanted = 1 if threads == 1 or blocks >= 2 * threads else -(-2 * threads // blocks)
+    return next(size for size in range(-(-groups // wanted), 0, -1) if groups % size == 0)
+
+
+def _offsets(scheme: DotScheme) -> Array:
+    return np.array(scheme.offsets, np.int32)
+
+
+class _Kernel:
+    def __init__(self, parts: Parts, scheme: DotScheme) -> None:
+        self.scheme = scheme
+        self.problem = scheme.problem
+        self.code = Code()
+        self.numbers = Numbers()
+        self.epilogue = Epilogue(parts, scheme, self.numbers)
+        self.packer = DotPacker(parts, scheme, self.numbers)
+        tile = scheme.tile
+        self.vectors = [tile.vectors] if tile.wide else []
+        self.vectors += [tile.vectors - 1] if tile.narrow else []
+        self.pixels = [scheme.pixels]
+        if scheme.tiles:
+            self.pixels.append(16)
+
+    def print(self) -> None:
+        code, scheme = self.code, self.scheme
+        for vectors in self.vectors:
+            code.lines(scheme.products(vectors, p).declaration for p in self.pixels)
+        if scheme.tiles:
+            code.line('extern "C" void md_begin_tiles();')
+            code.line('extern "C" void md_end_tiles();')
+        self.packer.print(code)
+        for vectors in self.vectors:
+            self._finish(vectors)
+            self._pixels(vectors)
+        with code.block("MD_KERNEL(@)"):
+            self._pointers()
+            with self.numbers.declared(code):
+                if scheme.tiles:
+                    code.line("md_begin_tiles();")
+                code.line("uniform int held = -1;")
+                with code.block("for (uniform int t = md_begin; t < md_end; t++)"):
+                    self._task()
+                if scheme.tiles:
+                    code.line("md_end_tiles();")
+
+    def _finish(self, vectors: int) -> None:
+        """A function that makes results of the sums of some pixels of a row."""
+        code, epilogue = self.code, self.epilogue
+        parameters = [PARAMETER, "const uniform float * uniform sums"]
+        parameters += ["const uniform float * uniform bias", *epilogue.parameters]
+        head = f"static noinline unmasked void @_finish{vectors}("
+        with (
+            code.block(head + ", ".join([*parameters, "uniform int count"]) + ")"),
+            self.numbers.declared(code),
+        ):
+            epilogue.begin(code, vectors)
+            epilogue.print_row(code, vectors)
+
+    def _pixels(self, vectors: int) -> None:
+        """A function that computes all pixels of a block for some vectors of channels."""
+        code, scheme, number = self.code, self.scheme, self.numbers
+        views = [("y", self.problem.result)]
+        views += [(f"z{i}", view) for i, view in enumerate(self.problem.others)]
+        parameters = [PARAMETER, "const uniform int8 * uniform packed"]
+        parameters += ["const uniform int32 * uniform offsets", "const uniform int8 * uniform w"]
+        parameters += ["uniform float * uniform sums", "const uniform float * uniform bias"]
+        parameters += [*self.epilogue.parameters, "uniform int height", "uniform int width"]
+        head = f"static noinline unmasked void @_pixels{vectors}("
+        with code.block(head + ", ".join(parameters) + ")"), self.numbers.declared(code):
+            flat = number("flat_width", scheme.flat_width)
+            code.line(f"const uniform int all = (height - 1) * {flat} + width;")
+            code.line(f"for (uniform int q = 0; q < all; q += {scheme.pixels})")
+            with code.block(""):
+                given = f"packed + (uniform int64)q * {scheme.step}, offsets, "
+                given += f"{number('taps', scheme.taps)}, "
+                given += f"{number('blocks_of_terms', scheme.blocks_of_terms)}, "
+                given += f"{number('next', scheme.next)}, w, sums"
+                call = f"{scheme.products(vectors).name}({given});"
+                if scheme.tiles:
+                    code.line(f"if (all - q <= 16) {scheme.products(vectors, 16).name}({given});")
+                    call = f"else {call}"
+                code.line(call)
+                code.line(f"const uniform int end = min(q + {scheme.pixels}, all);")
+                with code.block("for (uniform int at = q; at < end;)"):
+                    code.line(f"const uniform int row = at / {flat}, column = at % {flat};")
+                    code.line(f"const uniform int count = min(end - at, {flat} - column);")
+                    code.line("const uniform int wanted = min(count, width - column);")
+                    arguments = ["numbers", f"sums + (at - q) * {vectors * scheme.lanes}", "bias"]
+                    arguments += [
+                        f"{name}_ + row * {number(f'{name}_row', view.row)} + "
+                        f"column * {view.column}"
+                        for name, view in views
+                    ]
+                    arguments += [f"e{i}_" for i in range(len(self.epilogue.vectors))]
+                    arguments += ["first", "limit", "wanted"]
+                    code.line(f"if (wanted > 0) @_finish{vectors}({', '.join(arguments)});")
+                    code.line("at += count;")
+
+    def _pointers(self) -> None:
+        code, problem = self.code, self.problem
+        views = {"x": problem.source, "y": problem.result}
+        others = {f"z{i}": view for i, view in enumerate(problem.others)}
+        names = ["x", *others, "y", "weights", "bias", "offsets"]
+        names += [f"p{i}" for i in range(len(self.packer.vectors))]
+        names += [f"e{i}" for i in range(len(self.epilogue.vectors))]
+        for i, name in enumerate(names):
+            element = (views | others)[name].element if name in views | others else None
+            if name == "y":
+                assert element is not None
+                code.line(f"{element.pointer} y = MD_OUT({element.type}, {i});")
+            elif name in ("weights", "offsets"):
+                type = "int8" if name == "weights" else "int32"
+                code.line(f"const uniform {type} * uniform {name} = MD_IN({type}, {i});")
+            else:
+                element = element or ELEMENTS["float32"]
+                code.line(f"{element.constant_pointer} {name} = MD_IN({element.type}, {i});")
+        code.line(f"{PARAMETER} = MD_IN(int32, {len(names)});")
+
+    def _task(self) -> None:
+        scheme, problem, code, number = self.scheme, self.problem, self.code, self.numbers
+        tile = scheme.tile
+        parts, blocks = number("parts", tile.groups), number("blocks", scheme.blocks)
+        code.line(f"const uniform int part = t % {parts};")
+        code.line(f"uniform int block = t / {parts};")
+        groups = number("groups", scheme.groups)
+        code.line(f"const uniform int group = block % {groups};")
+        code.line(f"block /= {groups};")
+        code.line(f"const uniform int64 image = block / {blocks};")
+        code.line(f"block %= {blocks};")
+        end = number("end_of_out", problem.out[1 if scheme.by_columns else 0])
+        size = number("block_size", scheme.block)
+        if scheme.by_columns:
+            code.line(f"const uniform int r0 = 0, r1 = 1, c0 = block * {size};")
+            code.line(f"const uniform int c1 = min(c0 + {size}, {end});")
+        else:
+            columns = number("out_columns", problem.out[1])
+            code.line(f"const uniform int c0 = 0, c1 = {columns}, r0 = block * {size};")
+            code.line(f"const uniform int r1 = min(r0 + {size}, {end});")
+        code.line("uniform unsigned int16 * uniform packed =")
+        code.line("  (uniform unsigned int16 * uniform)md_scratch;")
+        behind = number("packed_bytes", scheme.packed_bytes)
+        lines = number("line_bytes", scheme.line_bytes)
+        code.line("uniform float * uniform sums =")
+        code.line(f"  (uniform float * uniform)(md_scratch + {behind} + {lines});")
+        with code.block(f"if (held != t / {parts})"):
+            x_image = number("x_image", problem.source.image)
+            given = [f"numbers, x + image * {x_image}", "packed"]
+            if scheme.packing == "unrolled":
+                given.append(f"(uniform unsigned int16 * uniform)(md_scratch + {behind})")
+            given += [f"p{i}" for i in range(len(self.packer.vectors))]
+            code.line(f"@_pack({', '.join(given)}, group, r0, r1, c0, c1);")
+            code.line(f"held = t / {parts};")
+        if tile.narrow and tile.wide:
+            wide = number("wide", tile.wide)
+            with code.block(f"if (part < {wide})"):
+                self._call(tile.vectors, f"part * {tile.vectors}")
+            with code.block("else"):
+                self._call(tile.vectors - 1, f"part * {tile.vectors - 1} + {wide}")
+        else:
+            self._call(tile.vectors, f"part * {tile.vectors}")
+
+    def _call(self, vectors: int, slot: str) -> None:
+        """Computes a task's pixels, for its ``vectors`` vectors of channels from ``slot`` on."""
+        scheme, problem, code, number = self.scheme, self.problem, self.code, self.numbers
+        outputs = number("group_outputs", scheme.outputs)
+        code.line(f"const uniform int slot = ({slot}) * {scheme.lanes};")
+        code.line(f"const uniform int first = group * {outputs} + slot;")
+        code.line(f"const uniform int limit = (group + 1) * {outputs};")
+        at = f"group * {number('slots', scheme.slots)} + slot"
+        terms = 2 * BLOCK * scheme.taps * scheme.blocks_of_terms
+        weights = f"weights + (uniform int64)({at}) * {number('weight_bytes', terms)}"
+        views = [("y", problem.result)]
+        views += [(f"z{i}", view) for i, view in enumerate(problem.others)]
+        tensors = [
+            f"{name} + image * {number(f'{name}_image', view.image)} + "
+            f"r0 * {number(f'{name}_row', view.row)} + c0 * {view.column}"
+            for name, view in views
+        ]
+        given = ["numbers", "(const uniform int8 * uniform)packed", "offsets", weights]
+        given += ["sums", f"bias + {at}", *tensors]
+        given += [f"e{i} + {at}" for i in range(len(self.epilogue.vectors))]
+        given += ["first", "limit", "r1 - r0", "c1 - c0"]
+        code.line(f"@_pixels{vectors}({', '.join(given)});")

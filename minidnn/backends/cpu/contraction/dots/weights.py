@@ -1,0 +1,49 @@
+"""Packs weights as pairs of input channels."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from .....graph.ir import Value
+from .....runtime.bits import to_bits
+from ...buffers import Array
+from ...packing import data_of
+from .products import BLOCK
+from .scheme import DotScheme
+
+
+def packed_pairs(weight: Value, scheme: DotScheme) -> partial[Array]:
+    """Weights (O, I, KH, KW) or (O, I) as [group][tile group][block of inputs][tap][pair][vector]
+    [lane][2], in bfloat16.
+
+    Where a pixel's taps are packed as channels, they are channels here, the last of them input
+    channels.  Outputs and inputs that fill up are zero.
+    """
+    return partial(_pack, weight, scheme)
+
+
+def _pack(weight: Value, scheme: DotScheme) -> Array:
+    problem, lanes, tile = scheme.problem, scheme.lanes, scheme.tile
+    given = to_bits(data_of(weight), "bfloat16")
+    given = given.reshape(problem.groups, problem.outputs, problem.inputs, -1)
+    if scheme.packing == "unrolled":
+        given = given.swapaxes(2, 3).reshape(problem.groups, problem.outputs, -1, 1)
+    _, _, inputs, taps = given.shape
+    padded = np.zeros(
+        (problem.groups, scheme.slots, scheme.blocks_of_terms * BLOCK, taps), np.uint16
+    )
+    padded[:, : problem.outputs, :inputs] = given
+    shape = (problem.groups, scheme.slots // lanes, lanes, scheme.blocks_of_terms, 16, 2, taps)
+    # [group][vector][lane][block][pair][2][tap] to [group][vector][block][tap][pair][lane][2]
+    vectors = padded.reshape(shape).transpose(0, 1, 3, 6, 4, 2, 5)
+    parts = []
+    for group in vectors:
+        first = 0
+        for count in scheme.vectors_of_parts:
+            part = group[first : first + count]
+            parts.append(part.transpose(1, 2, 3, 0, 4, 5).reshape(-1))
+            first += count
+    assert tile.groups == len(scheme.vectors_of_parts)
+    return np.concatenate(parts)

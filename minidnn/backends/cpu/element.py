@@ -1,0 +1,69 @@
+"""How elements lie in memory, as kernels read and write them: all compute in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ...graph.types import ITEMSIZE
+
+
+@dataclass(frozen=True)
+class Element:
+    """One dtype of floating-point elements.
+
+    Attributes:
+        dtype: its name.
+        type: ISPC's name of what lies in memory.
+        widens: a float of an element; ``{}`` is the element.
+        narrows: an element of a float; ``{}`` is the float.
+        rounds: a float that the dtype has, of any; ``{}`` is that.
+    """
+
+    dtype: str
+    type: str
+    widens: str
+    narrows: str
+    rounds: str
+
+    @property
+    def bytes(self) -> int:
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def constant_pointer(self) -> str:
+        """The type of a pointer through which elements are read."""
+        return f"const uniform {self.type} * uniform"
+
+    @property
+    def pointer(self) -> str:
+        """The type of a pointer through which elements are written."""
+        return f"uniform {self.type} * uniform"
+
+    def pointer_type(self, reads: bool) -> str:
+        """The type of a pointer to elements that are read, or written."""
+        return self.constant_pointer if reads else self.pointer
+
+    def load(self, at: str) -> str:
+        """The float of the element at a place."""
+        return self.widens.format(at)
+
+    def store(self, at: str, value: str) -> str:
+        """Writes a float to a place."""
+        return f"{at} = {self.narrows.format(value)};"
+
+    def round(self, value: str) -> str:
+        """A float as it would be read again."""
+        return self.rounds.format(value)
+
+
+ELEMENTS: Mapping[str, Element] = MappingProxyType(
+    {
+        "float32": Element("float32", "float", "{}", "{}", "{}"),
+        "bfloat16": Element(
+            "bfloat16", "unsigned int16", "md_wide({})", "md_narrow({})", "md_round({})"
+        ),
+    }
+)
+"""All of them, by their dtypes."""
