@@ -7,9 +7,10 @@ Refuses: nothing.
 
 from __future__ import annotations
 
+from minidnn.graph.expression import argument
 from minidnn.graph.ir import Graph, Node, Rewriter, Value
 from minidnn.graph.operator import Operator
-from minidnn.graph.operators import Mul, Reduce, Sub, Variance, View
+from minidnn.graph.operators import Formula, Mul, Reduce, Sub, Variance, View
 from minidnn.passes.infrastructure import Context, Pass
 
 
@@ -35,7 +36,11 @@ def _composed(rewriter: Rewriter, node: Node) -> Value:
     assert isinstance(node.op, Variance)
     x, mean = (rewriter.value(value) for value in node.inputs)
     ones = tuple(1 for _ in x.shape[2:])
-    apart = apply(Sub(), x, apply(View((1, x.shape[1], *ones)), mean))
+    # Halves lie apart from a mean in float32.
+    minus: Operator = Sub()
+    if x.dtype != mean.dtype:
+        minus = Formula(argument(0) - argument(1), 2, title="Sub", compute=mean.dtype)
+    apart = apply(minus, x, apply(View((1, x.shape[1], *ones)), mean))
     axes = (0, *range(2, x.type.rank))
     return apply(Reduce("mean", axes, dtype=node.op.dtype), apply(Mul(), apart, apart))
 

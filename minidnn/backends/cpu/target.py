@@ -19,6 +19,7 @@ from ...graph.operators import (
     Conv2dWeightGradient,
     Linear,
     Reorder,
+    Variance,
 )
 from .contraction import NominalWork, work_of
 from .contraction.price import nominal_speed
@@ -93,6 +94,8 @@ class CpuTarget(Target):
         return "there is no kernel for it"
 
     def refuse_sums(self, reduction: Node) -> str | None:
+        if isinstance(reduction.op, Variance):
+            return "it is the mean of squares that are computed with it"
         (x,) = reduction.inputs
         if x.dtype != "float32":
             return f"it adds up {x.dtype}"
