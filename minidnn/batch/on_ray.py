@@ -45,6 +45,9 @@ def started(resources: WorkerResources) -> Iterator[Any]:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    if resources.address is None:
+        # On Linux, too, it has Ray listen on the loopback alone, as nobody else shall join.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # GPUs are hidden from workers that asked for none, as it will be in Ray itself.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -71,11 +74,11 @@ def started(resources: WorkerResources) -> Iterator[Any]:
         where = "here" if resources.address is None else f"at --address {resources.address}"
         text = " ".join(str(error).split())[:300]
         raise DeviceError(f"Ray cannot be used {where}: {text}") from error
-    try:
-        with redirect_stdout(sys.stderr):  # where Ray tells of workers that died
+    with redirect_stdout(sys.stderr):  # where Ray tells of workers that died
+        try:
             yield ray
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
 
 
 def run_on_ray(

@@ -29,6 +29,7 @@ from minidnn.cli import (
     explain,
     export,
     lab,
+    launch,
     listing,
     report,
     serve,
@@ -103,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     modules = (
         classify,
         train,
+        launch,
         explain,
         report,
         export,

@@ -147,6 +147,9 @@ class Loader(Epochs):
         mixup: each batch is mixed with itself, turned by one sample, by a share from
             Beta(mixup, mixup), and targets become probabilities; 0 mixes nothing.
         finite: whether NaN and infinities are refused.
+        shard: (rank, ranks) of several processes that train together: each takes every
+            ``ranks``-th sample of the same order, all the same number.  With ``drop_last`` the last
+            few samples are left out for that, else the first of the order are taken twice.
 
     Raises:
         DataError: an argument is not valid, or, in a loop, a sample cannot be read.
@@ -170,6 +173,7 @@ class Loader(Epochs):
         drop_last: bool = False,
         mixup: float = 0.0,
         finite: bool = True,
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         super().__init__()
         if not isinstance(dataset, Dataset):
@@ -184,9 +188,16 @@ class Loader(Epochs):
         ):
             if not low <= value < 2**64:
                 raise DataError(f"{name}={value}; valid are numbers from {low} to 2**64 - 1")
-        if drop_last and batch > len(dataset):
+        rank, ranks = shard
+        if not 0 <= rank < ranks:
+            raise DataError(f"shard={shard}; valid is a rank from 0, and a larger number of ranks")
+        self._shard = shard
+        self._samples = len(dataset) // ranks if drop_last else -(-len(dataset) // ranks)
+        if drop_last and batch > self._samples:
+            shared = f" that each of {ranks} ranks has" if ranks > 1 else ""
             raise DataError(
-                f"batch={batch} is more than the {len(dataset)} samples, and drop_last leaves none"
+                f"batch={batch} is more than the {self._samples} samples{shared}, and drop_last "
+                "leaves none"
             )
         self.dataset, self.batch, self.shuffle, self.drop_last = dataset, batch, shuffle, drop_last
         self._seed, self._count, self._processes, self._ahead = seed, workers, processes, ahead
@@ -194,7 +205,7 @@ class Loader(Epochs):
         self._workers: Workers | None = None
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.dataset), self.batch)
+        whole, rest = divmod(self._samples, self.batch)
         return whole + bool(rest and not self.drop_last)
 
     def _facts(self) -> dict[str, Any]:
@@ -205,12 +216,15 @@ class Loader(Epochs):
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
             "mixup": self._make.mixup,
+            "ranks": self._shard[1],
         }
 
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
         order = np.arange(len(self.dataset))
         if self.shuffle:
             order = _generator(self._seed, epoch).permutation(order)
+        rank, ranks = self._shard
+        order = np.resize(order, self._samples * ranks)[rank::ranks]
 
         def task(position: int) -> tuple[int, int, int, np.ndarray]:
             start = position * self.batch

@@ -106,6 +106,11 @@ class Store(Mapping[str, np.ndarray]):
         size = sum(held.type.bytes for held in self._states.values())
         return f"<Store of {len(self)} states, {size} bytes>"
 
+    def kept(self, names: Iterable[str]) -> list[Any]:
+        """The memory of states, as their device has it; the caller holds the lock while it works
+        on that.  KeyError if there is no such state."""
+        return [self._held(name).kept for name in names]
+
     def hold(
         self, states: Iterable[State], memory: StateMemory = HOST, wide: bool = False
     ) -> dict[State, Any]:

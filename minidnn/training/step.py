@@ -7,7 +7,7 @@ the parameters under their names in the network's state dict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ import numpy as np
 from minidnn.errors import GraphError
 from minidnn.gradients.reverse import gradient
 from minidnn.graph.expression import Expression, constant
-from minidnn.graph.ir import Graph, State, Value
+from minidnn.graph.ir import Graph, Rewriter, State, Value
 from minidnn.graph.symbolic import pointwise
 from minidnn.graph.trace import Trace, tracing
 from minidnn.graph.types import TensorType, numpy_dtype
@@ -163,6 +163,173 @@ def step_graph(
     return trace.graph(whole.outputs[:outputs], graph.output_names)
 
 
+#: What ranks add up, and what layers' states become once that is known to be finite.
+SHARED, PENDING = "shared.", "pending."
+
+
+def gradient_graph(
+    network: Layer,
+    shapes: Shapes,
+    objective: Objective,
+    *,
+    share: int = 1,
+    last: bool = True,
+    scaling: LossScale | None = None,
+) -> Graph:
+    """The first part of a step that ranks take together: after it, states named :data:`SHARED` have
+    this rank's gradients, loss and measures, which all ranks add up.
+
+    What layers' own states become, such as the statistics of normalizations, waits under
+    :data:`PENDING` for :func:`update_graph`: only there is it known whether the loss of all ranks
+    is finite.  Arguments and errors are those of :func:`step_graph`.
+    """
+    graph = _pending(objective.applied(network, shapes, "train"))
+    names = _trained(network, graph)
+    outputs = len(graph.outputs)
+    target = graph.outputs[0]
+    if scaling is not None:
+        graph, target = _scaled(graph, scaling)
+    whole = gradient(graph, target, of=names)
+    gradients: Sequence[Value] = whole.outputs[outputs:]
+    states = {state.name: state for state in whole.states}
+    parameters = [states[name] for name in names]
+    with _behind(whole) as trace:
+        if scaling is not None:
+            gradients = unscaled(trace, gradients, scaling.state(trace))
+        if not last:
+            _guard(trace, graph, whole.outputs[0])
+            _shared(trace, parameters, gradients, whole.outputs[0], share, last)
+        else:
+            if share > 1:
+                gradients = _summed(trace, parameters, gradients, share)
+            for parameter, each in zip(parameters, gradients, strict=True):
+                trace.update(_slot(trace, SHARED[:-1], parameter), each)
+            for name, each in zip(graph.output_names or (), whole.outputs, strict=False):
+                trace.update(_measure(trace, name), each)
+    return trace.graph(whole.outputs[:outputs], graph.output_names)
+
+
+def update_graph(
+    network: Layer,
+    first: Graph,
+    optimizer: Optimizer,
+    ranks: int,
+    *,
+    share: int = 1,
+    average: float | None = None,
+    scaling: LossScale | None = None,
+) -> Graph:
+    """The second part of a step that ranks take together, once the states named :data:`SHARED` are
+    the sums of all ranks': parameters become what the means of the gradients make of them.
+
+    Args:
+        network: that of the first part.
+        first: the first part, for any shape.
+        ranks: how many there are.
+        optimizer, share, average, scaling: as for :func:`step_graph`.
+
+    Its first input is the loss of this rank, which is not used: results are given where it lies.
+    Its outputs are the means of loss and measures over all ranks.  GraphError if the optimizer's
+    groups fit nothing.
+    """
+    names = _trained(network, first)
+    optimizer.check_groups(names)
+    known = {state.name: state for state in first.states}
+    part = 1.0 / ranks
+
+    def mean(total: Any) -> Any:
+        return pointwise("Mean", lambda x: part * x, total)
+
+    with tracing(first.name, states=True, training=True) as trace:
+        trace.input(TensorType(()), "own_loss")
+        numbers = {name: trace.input(TensorType(()), name) for name in optimizer.numbers(0)}
+        measured = {name: mean(_measure(trace, name)) for name in first.output_names or ()}
+        loss = measured["loss"]
+        parameters = [_same(trace, known[name]) for name in names]
+        gradients = [mean(_slot(trace, SHARED[:-1], each)) for each in parameters]
+        for pending in first.updates:
+            if pending.name.startswith(PENDING):
+                _settle(trace, pending, loss, mean)
+        good = loss
+        if scaling is not None:
+            good = if_all_finite(trace, loss, gradients)
+            scaling.settle(trace, good)
+        if share > 1:
+            for parameter in parameters:
+                total = _slot(trace, "sum", parameter)
+                trace.update(total, if_finite(loss, total, lambda: constant(0.0)))
+        _optimized(trace, parameters, optimizer.clipped(gradients), optimizer, numbers, good)
+        if average is not None:
+            _averaged(trace, parameters, good, average)
+    return trace.graph(list(measured.values()), list(measured))
+
+
+def summed_states(graph: Graph) -> list[str]:
+    """Which states all ranks add up after the first part of a step: gradients, measures, and the
+    statistics that its layers made, whose means are taken."""
+    return [
+        state.name
+        for state in graph.updates
+        if state.name.startswith(SHARED)
+        or (state.name.startswith(PENDING) and "float" in state.dtype)
+    ]
+
+
+def _same(trace: Trace, state: State) -> State:
+    """A state of another graph, under its name."""
+    return trace.state(state.name, state.name, state.type, partial(getattr, state, "data"))
+
+
+def _measure(trace: Trace, name: str) -> State:
+    full = f"{SHARED}measures.{name}"
+    return trace.state(full, full, TensorType(()), partial(np.zeros, (), np.float32))
+
+
+def _pending(graph: Graph) -> Graph:
+    """The graph with what layers update under another name."""
+    rewriter = Rewriter(graph)
+    pending = {
+        state: State(state.type, f"{PENDING}{state.name}", partial(getattr, state, "data"))
+        for state in graph.updates
+    }
+    for state, other in pending.items():
+        rewriter.replace(state, other)
+    for node in graph.nodes:
+        rewriter.keep(node)
+    found = rewriter.finish()
+    updates = {pending[state]: value for state, value in found.updates.items()}
+    return Graph(
+        found.inputs, found.outputs, found.nodes, found.name, found.output_names, updates=updates
+    )
+
+
+def _settle(trace: Trace, pending: State, loss: Value, mean: Callable[[Any], Any]) -> None:
+    """A layer's state becomes what waits for it, the mean of all ranks, if the loss is finite; what
+    waits becomes the same."""
+    waiting = _same(trace, pending)
+    name = pending.name.removeprefix(PENDING)
+    state = trace.state(name, name, pending.type, partial(getattr, pending, "data"))
+    with trace.scope(f"{name}.update", leaf=True):
+        finite: Any = np.isfinite(loss)
+        new = mean(waiting) if "float" in pending.dtype else waiting
+        chosen: Any = np.where(finite, new, state)
+        trace.update(state, chosen)
+        trace.update(waiting, chosen)
+
+
+def _summed(
+    trace: Trace, parameters: Sequence[State], gradients: Sequence[Value], share: int
+) -> list[Value]:
+    """The gradients of the last batch of several, added to the sums of those before it."""
+    part = 1.0 / share
+    found = []
+    for parameter, each in zip(parameters, gradients, strict=True):
+        total = _slot(trace, "sum", parameter)
+        with trace.scope(total.name, leaf=True):
+            found.append(pointwise("Sum", lambda total, g: total + part * g, total, each))
+    return found
+
+
 def _scaled(graph: Graph, scaling: LossScale) -> tuple[Graph, Value]:
     """The graph with the scaled loss, which is no output of it."""
     with _behind(graph) as trace, trace.scope("loss_scale", leaf=True):
@@ -257,3 +424,15 @@ def _averaged(trace: Trace, parameters: Sequence[State], loss: Value, decay: flo
         new = trace.latest(parameter)
         with trace.scope(f"average.{parameter.name}", leaf=True):
             trace.update(old, if_finite(loss, old, body, old, new))
+
+
+def with_averages(graph: Graph, store: Collection[str]) -> Graph:
+    """The graph with averages in the place of the parameters that have one."""
+    rewriter = Rewriter(graph)
+    for state in graph.states:
+        name = f"average.{state.name}"
+        if name in store:
+            rewriter.replace(state, State(state.type, name, lambda s=state: s.data))  # type: ignore[misc]
+    for node in graph.nodes:
+        rewriter.keep(node)
+    return rewriter.finish()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
@@ -12,26 +12,39 @@ from typing import Any, Self
 
 import numpy as np
 
+from minidnn.backends.backend import default_device
 from minidnn.compiler import compile
+from minidnn.distributed.group import RankGroup, connect
 from minidnn.errors import GraphError, TrainingError
 from minidnn.executable import Executable
-from minidnn.graph.ir import Graph, Rewriter, State, Value
+from minidnn.graph.ir import Graph, Value
 from minidnn.graph.plain import plain
 from minidnn.graph.types import TensorType, numpy_dtype
 from minidnn.layers.inputs import Shapes, named_types
 from minidnn.layers.layer import Layer
 from minidnn.runtime.store import Store
 from minidnn.training import checkpoint
-from minidnn.training.arguments import check_number, check_whole
+from minidnn.training.arguments import check_number, check_whole, pairs
+from minidnn.training.arrays import is_on_gpu, on_host
 from minidnn.training.callbacks import Callback
 from minidnn.training.interrupts import interrupts_wait
 from minidnn.training.losses import Function, Loss
 from minidnn.training.not_finite import first_not_finite
 from minidnn.training.optim.optimizer import Optimizer
 from minidnn.training.optim.scaling import LossScale
-from minidnn.training.step import Objective, step_graph
+from minidnn.training.step import (
+    Objective,
+    gradient_graph,
+    step_graph,
+    summed_states,
+    update_graph,
+    with_averages,
+)
 
 __all__ = ["Trainer"]
+
+#: Seeds of ranks are so far apart that people do not give one rank's to another.
+_SEEDS_APART = 0x9E3779B97F4A7C15 >> 1
 
 #: What an epoch measured, by name.
 Record = dict[str, Any]
@@ -74,6 +87,10 @@ class Trainer:
         accumulate: of how many batches gradients are added up for one update.
         average: by what a moving average of the parameters decays, which is evaluated instead of
             them; None for none.
+        distributed: whether this process is one of several that train together, started by
+            ``minidnn launch``, torchrun, mpirun or srun.  Each takes its own batches of this shape;
+            gradients, statistics, losses and measures are the means of all.  On a GPU each has one
+            of its own.
         loss_scale: how the loss is scaled, a :class:`minidnn.optim.LossScale`; by default only with
             ``precision="float16"``, whose gradients would vanish or overflow else.
         device, precision, options: as for :func:`minidnn.compile`.  Under ``memory_limit``, a
@@ -98,6 +115,7 @@ class Trainer:
         seed: int = 0,
         accumulate: int = 1,
         average: float | None = None,
+        distributed: bool = False,
         loss_scale: LossScale | None = None,
         device: str | None = None,
         precision: str | None = None,
@@ -139,6 +157,12 @@ class Trainer:
         self.loader_state: Any = None
         self._place: Any = None
         self.store = Store()
+        #: The ranks that train together; None for one process alone.
+        self.group: RankGroup | None = None
+        if distributed:
+            device = default_device()[0] if device is None else device
+            self.group = connect(device)
+            device = f"cuda:{self.group.place.local_rank}" if device == "cuda" else device
         self._options: dict[str, Any] = {"device": device, "precision": precision, **options}
         self._programs: dict[Any, tuple[Graph, Executable]] = {}
         self._output_type: TensorType | None = None
@@ -146,12 +170,29 @@ class Trainer:
         named = named_types(type(network).__name__, declared, plain(shape), "float32")
         self._shapes = tuple(type.shape for _, type in named)
         self._program("step", self._shapes)
+        if self.group is not None:
+            self._program("update", self._shapes)
         if "random.seed" in self.store:
             self.store["random.seed"] = np.array(seed)
+        self._agree()
+
+    @property
+    def rank(self) -> int:
+        """This process's number among those that train together; 0 if it is alone."""
+        return 0 if self.group is None else self.group.place.rank
+
+    def _agree(self) -> None:
+        """All ranks begin with the states of rank 0, and draw from other random numbers."""
+        if self.group is None:
+            return
+        self.group.take_over(self.store, list(self.store))
+        if "random.seed" in self.store and self.rank:
+            own = int(self.store["random.seed"]) + self.rank * _SEEDS_APART
+            self.store["random.seed"] = np.array(own % 2**63)
 
     @property
     def step_program(self) -> Executable:
-        """The compiled step."""
+        """The compiled step; of several ranks, the part before gradients are added up."""
         return self._program("step", self._shapes)[1]
 
     @property
@@ -186,8 +227,15 @@ class Trainer:
         is_last = (self.progress.batches + 1) % self.accumulate == 0
         graph, program = self._program("step" if is_last else "part", shapes)
         numbers = self.optimizer.numbers(self.progress.steps) if is_last else {}
-        targets = self._targets(graph, target, len(inputs), len(numbers))
-        found = program(*inputs, *targets, *(np.asarray(n) for n in numbers.values()))
+        given = [np.asarray(number) for number in numbers.values()]
+        if self.group is None:
+            targets = self._targets(graph, target, len(inputs), len(numbers))
+            found = program(*inputs, *targets, *given)
+        else:
+            found = program(*inputs, *self._targets(graph, target, len(inputs), 0))
+            if is_last:
+                self.group.add_up(self.store, summed_states(graph))
+                found = self._program("update", self._shapes)[1](found["loss"], *given)
         self.progress.batches += 1
         self.progress.steps += is_last
         self.last = found
@@ -197,12 +245,16 @@ class Trainer:
         """The mean loss and measures over batches, without training."""
         sums: dict[str, float] = {}
         samples = 0
-        for x, target in _pairs("evaluate", batches):
+        for x, target in pairs("evaluate", batches):
             inputs, shapes = self._inputs(x)
             graph, program = self._program("evaluate", shapes)
             found = program(*inputs, *self._targets(graph, target, len(inputs), 0))
             samples += shapes[0][0]
             _add(sums, found, shapes[0][0])
+        if self.group is not None:
+            names = self._program("step", self._shapes)[0].output_names or ()
+            *totals, count = self.group.sum_of([*(sums.get(n, 0.0) for n in names), samples])
+            sums, samples = dict(zip(names, totals, strict=True)), int(count)
         if not samples:
             raise GraphError("evaluate: there are no batches; valid is an iterable of at least one")
         return {name: total / samples for name, total in sums.items()}
@@ -211,9 +263,20 @@ class Trainer:
         """A graph and its program, compiled when they are first asked for."""
         found = self._programs.get((kind, shapes))
         if found is None:
-            if kind == "evaluate":
+            if kind == "update":
+                graph = self._update_graph()
+            elif kind == "evaluate":
                 graph = self.objective.applied(self.network, list(shapes), "eval")
-                graph = graph if self.average is None else _averaged(graph, self.store)
+                graph = graph if self.average is None else with_averages(graph, self.store)
+            elif self.group is not None:
+                graph = gradient_graph(
+                    self.network,
+                    list(shapes),
+                    self.objective,
+                    share=self.accumulate,
+                    last=kind == "step",
+                    scaling=self.scaling,
+                )
             else:
                 is_last = kind == "step"
                 graph = step_graph(
@@ -230,6 +293,18 @@ class Trainer:
             found = graph, compile(graph, store=store, **self._options)
             self._programs[kind, shapes] = found
         return found
+
+    def _update_graph(self) -> Graph:
+        assert self.group is not None
+        return update_graph(
+            self.network,
+            self._program("step", self._shapes)[0],
+            self.optimizer,
+            self.group.place.size,
+            share=self.accumulate,
+            average=self.average,
+            scaling=self.scaling,
+        )
 
     def _inputs(self, x: Any) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
         inputs = list(x) if isinstance(x, (tuple, list)) else [x]
@@ -249,7 +324,7 @@ class Trainer:
         return [self._target(v, t) for v, t in zip(values, given, strict=True)]
 
     def _target(self, value: Value, target: Any) -> Any:
-        if _is_on_gpu(target):
+        if is_on_gpu(target):
             return target  # to look at its numbers would be to wait for them
         array = np.asarray(target)
         kinds = "iu" if "int" in value.dtype else "f"
@@ -353,8 +428,8 @@ class Trainer:
         if restore is not None:
             if state is not None:
                 restore(state)
-            return _pairs("fit", train)
-        return islice(_pairs("fit", train), self.progress.position, None)
+            return pairs("fit", train)
+        return islice(pairs("fit", train), self.progress.position, None)
 
     def place_of_loader(self) -> Any:
         """Where the loader of the epoch goes on; None if it does not say."""
@@ -364,7 +439,7 @@ class Trainer:
     def _not_finite(self, x: Any, target: Any) -> str:
         inputs, shapes = self._inputs(x)
         graph = self.objective.applied(self.network, list(shapes), "train")
-        arrays = map(_on_host, (*inputs, *self._targets(graph, target, len(inputs), 0)))
+        arrays = map(on_host, (*inputs, *self._targets(graph, target, len(inputs), 0)))
         dtype = "float64" if self.step_program.precision == "float64" else None
         place = first_not_finite(graph, list(arrays), self.store, dtype)
         at = self.progress
@@ -393,13 +468,18 @@ class Trainer:
         """Writes a checkpoint, from which training goes on with the same bits.
 
         It is one safetensors file, whose header has the rest as JSON; it appears complete or not
-        at all, and one that was there stays until then.
+        at all, and one that was there stays until then.  Of several ranks, which all call this, the
+        first writes it.
         """
-        checkpoint.write(self, path)
+        if self.rank == 0:
+            checkpoint.write(self, path)
+        if self.group is not None:
+            self.group.sum_of([])  # nobody reads it before it is there
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Reads a checkpoint of a trainer like this one; WeightsError if it is of another."""
         checkpoint.read(self, path)
+        self._agree()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *args: Any, **options: Any) -> Self:
@@ -409,42 +489,6 @@ class Trainer:
         return trainer
 
 
-def _is_on_gpu(array: Any) -> bool:
-    is_cuda = getattr(array, "is_cuda", None)  # PyTorch tells more than CPU or GPU by the other
-    return hasattr(array, "__cuda_array_interface__") if is_cuda is None else bool(is_cuda)
-
-
-def _on_host(array: Any) -> np.ndarray:
-    if _is_on_gpu(array):
-        array = array.detach().cpu() if hasattr(array, "detach") else array.get()
-    return np.asarray(array)
-
-
-def _pairs(caller: str, batches: Any) -> Iterator[tuple[Any, Any]]:
-    """The batches; GraphError if they are none, or at one that is no pair."""
-    valid = "valid is an iterable of pairs: the inputs of a batch, and its targets"
-    if not isinstance(batches, Iterable):
-        kind = type(batches).__name__
-        raise GraphError(f"{caller}: batches={batches!r:.80} is a {kind}; {valid}")
-    for i, batch in enumerate(batches):
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            many = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-            raise GraphError(f"{caller}: batch {i + 1} is a {type(batch).__name__}{many}; {valid}")
-        yield batch[0], batch[1]
-
-
 def _add(sums: dict[str, float], found: Mapping[str, Any], count: int) -> None:
     for name, value in found.items():
         sums[name] = sums.get(name, 0.0) + float(value) * count
-
-
-def _averaged(graph: Graph, store: Store) -> Graph:
-    """The graph with averages in the place of the parameters that have one."""
-    rewriter = Rewriter(graph)
-    for state in graph.states:
-        name = f"average.{state.name}"
-        if name in store:
-            rewriter.replace(state, State(state.type, name, lambda s=state: s.data))  # type: ignore[misc]
-    for node in graph.nodes:
-        rewriter.keep(node)
-    return rewriter.finish()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,26 +28,46 @@ def start(pictures: Pictures, output: Path, *more: str) -> subprocess.Popen[str]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def workers_of(driver: int) -> list[int]:
-    """The processes of Ray below a driver that compute parts."""
-    parents, workers = {}, []
+def processes_of(driver: int) -> dict[int, bytes]:
+    """The processes below a driver, and what they are called."""
+    parents, titles = {}, {}
     for each in Path("/proc").iterdir():
         if each.name.isdecimal():
             try:
                 stat = (each / "stat").read_text().rpartition(")")[2].split()
-                title = (each / "cmdline").read_bytes()
+                titles[int(each.name)] = (each / "cmdline").read_bytes()
             except OSError:
                 continue  # it has ended
             parents[int(each.name)] = int(stat[1])
-            if title.startswith(b"ray::MapWorker"):
-                workers.append(int(each.name))
 
     def is_below(process: int) -> bool:
         while process > 1 and process != driver:
             process = parents.get(process, 0)
         return process == driver
 
-    return [each for each in workers if is_below(each)]
+    return {each: title for each, title in titles.items() if is_below(each)}
+
+
+def workers_of(driver: int) -> list[int]:
+    """The processes of Ray below a driver that compute parts."""
+    titles = processes_of(driver)
+    return [each for each, title in titles.items() if title.startswith(b"ray::MapWorker")]
+
+
+def is_on_loopback(processes: list[int]) -> bool:
+    """Whether all TCP ports on which processes listen are of the loopback."""
+    sockets = set()
+    for process in processes:
+        with suppress(OSError):  # it has ended
+            sockets |= {os.readlink(each) for each in Path(f"/proc/{process}/fd").iterdir()}
+    addresses = [
+        fields[1].partition(":")[0]
+        for name in ("tcp", "tcp6")
+        for fields in map(str.split, Path(f"/proc/net/{name}").read_text().splitlines()[1:])
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets
+    ]
+    loopback = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+    return bool(addresses) and set(addresses) <= set(loopback)
 
 
 def kill_a_worker(driver: subprocess.Popen[str], output: Path, parts: int) -> None:
@@ -84,6 +105,7 @@ def run_with_kills(pictures: Pictures, output: Path, part: int, at: tuple[int, i
     running = start(pictures, output, "--part", str(part))
     for parts in at:
         kill_a_worker(running, output, parts)
+        assert is_on_loopback(list(processes_of(running.pid)))
     out, err = running.communicate(timeout=900)
     assert running.returncode == 1, err
     total = len(pictures.good) + len(pictures.bad)

@@ -23,7 +23,7 @@ from minidnn.runtime.bits import from_bits, to_bits
 from minidnn.runtime.operand import Operand
 from minidnn.runtime.plan import Plan
 from minidnn.runtime.slots import Slots
-from minidnn.training.step import Objective, step_graph
+from minidnn.training.step import Objective, gradient_graph, step_graph, update_graph
 from tests.cuda.arrays import STORED
 from tests.cuda.cards import H200
 
@@ -110,6 +110,17 @@ def test_a_step(precision: str, tmp_path: Path) -> None:
     given = [random.standard_normal(SHAPE, np.float32), np.array([0, 3, 1, 4])]
     given.append(np.array(0.02, np.float32))  # the learning rate
     check_values(planned_graph(graph, precision, True), given, precision, tmp_path)
+
+
+def test_the_second_part_of_ranks_steps(tmp_path: Path) -> None:
+    """It has an input that is not used, and one value for two states."""
+    network, scaling = Network().initialize(0), md.optim.LossScale(8.0)
+    objective = Objective(md.losses.CrossEntropy(), {})
+    first = gradient_graph(network, (SHAPE,), objective, scaling=scaling)
+    graph = update_graph(network, first, md.optim.Adam(0.02), 2, scaling=scaling)
+    numbers = md.optim.Adam(0.02).numbers(0)
+    given = [np.array(number, np.float32) for number in (0.5, *numbers.values())]
+    check_values(planned_graph(graph, "float16", True), given, "float16", tmp_path)
 
 
 def check_values(plan: Plan, given: list[np.ndarray], precision: str, folder: Path) -> None:

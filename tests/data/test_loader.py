@@ -240,3 +240,49 @@ def test_what_is_no_dataset() -> None:
         Loader([(1, 2)], 1)  # type: ignore[arg-type]
     ((x, _),) = Loader(Samples([(np.zeros(3), 1)]), 1)
     assert x.shape == (1, 3)
+
+
+@pytest.mark.parametrize("count", [1, 7, 12, 13])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_shards_are_all_samples(count: int, ranks: int, drop_last: bool) -> None:
+    """Each once, but for the few that are left out or taken twice, so that all have as many."""
+    if drop_last and count // ranks < 1:
+        return
+    pictures = Arrays(np.zeros((count, 1, 1, 1)), np.arange(count))
+    batch = 1 if drop_last else 2
+    loaders = [
+        Loader(pictures, batch, shuffle=True, seed=3, drop_last=drop_last, shard=(rank, ranks))
+        for rank in range(ranks)
+    ]
+    for _ in range(2):
+        taken = [np.concatenate([target for _, target in each]) for each in loaders]
+        sizes = {len(each) for each in taken}
+        assert sizes == {count // ranks if drop_last else -(-count // ranks)}
+        assert len({len(each) for each in loaders}) == 1
+        times = np.bincount(np.concatenate(taken), minlength=count)
+        spare = ranks * sizes.pop() - count
+        assert times.sum() == count + spare
+        if drop_last:
+            assert set(times) <= {0, 1}
+        else:
+            assert times.min() >= 1 and times.max() - times.min() <= 1
+
+
+def test_one_shard_is_the_whole_order() -> None:
+    pictures = Arrays(np.zeros((9, 1, 1, 1)), np.arange(9))
+    plain = [target.tolist() for _, target in Loader(pictures, 2, shuffle=True, seed=3)]
+    parts = [Loader(pictures, 1, shuffle=True, seed=3, shard=(rank, 3)) for rank in range(3)]
+    mixed = [target.item() for each in zip(*parts, strict=True) for _, target in each]
+    assert mixed == [number for batch in plain for number in batch]
+
+
+def test_shards_are_checked() -> None:
+    pictures = Arrays(np.zeros((4, 1, 1, 1)), np.arange(4))
+    with pytest.raises(DataError, match=r"shard=\(2, 2\); valid is a rank from 0, and a larger"):
+        Loader(pictures, 1, shard=(2, 2))
+    with pytest.raises(DataError, match="more than the 2 samples that each of 2 ranks has"):
+        Loader(pictures, 3, drop_last=True, shard=(0, 2))
+    state = Loader(pictures, 1, shard=(0, 2)).state()
+    with pytest.raises(DataError, match="the state has ranks=2, and the loader has 1"):
+        Loader(pictures, 1).restore(state)

@@ -99,8 +99,10 @@ ALLOWED: dict[str, set[str]] = {
     # A step is a graph, which is compiled, and explained, like any other.
     "training": {
         *("graph", "gradients", "layers", "runtime", "executable", "compiler", "weights"),
-        "report",
+        *("report", "distributed", "backends.backend"),
     },
+    # It adds up what a store has, and knows no networks.
+    "distributed": {"runtime"},
     # It saves whatever can be compiled.
     "saving": {"graph", "layers", "frontends", "executable", "compiler", "storage"},
     # What joins front ends and the compiler: it runs parts of networks that others run.

@@ -1,0 +1,124 @@
+"""What each rank of the tests runs: trainings that ``test_trainer.py`` looks at.
+
+Started by ``minidnn launch`` with a folder, to which every rank writes what it came to.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import minidnn as md
+from minidnn import layers as L
+from minidnn.distributed import find_place
+
+SHAPE, CLASSES, STEPS = (4, 2, 5, 5), 3, 4
+
+
+def network(kind: str) -> md.Sequential:
+    """Of "plain" nothing depends on the batch or on chance; "normed" and "dropped" do."""
+    extra: dict[str, list[Any]] = {
+        "plain": [],
+        "normed": [L.BatchNorm2d(6)],
+        "dropped": [L.Dropout(0.5)],
+    }
+    return md.Sequential(
+        L.Conv2d(2, 6, 3, padding=1),
+        *extra[kind],
+        *(L.ReLU(), L.Flatten(), L.Linear(150, CLASSES)),
+    )
+
+
+def batches(rank: int, count: int = STEPS) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Those of a rank."""
+    random = np.random.default_rng(rank)
+    return [
+        (
+            random.standard_normal(SHAPE).astype(np.float32),
+            random.integers(0, CLASSES, SHAPE[0]),
+        )
+        for _ in range(count)
+    ]
+
+
+def trainer(kind: str, distributed: bool = True, **more: Any) -> md.Trainer:
+    given: dict[str, Any] = {
+        "optimizer": md.optim.SGD(0.1, momentum=0.9, weight_decay=0.01),
+        "device": "reference",
+        **more,
+    }
+    shape = given.pop("shape", SHAPE)
+    net = network(kind)
+    return md.Trainer(net, shape, md.losses.CrossEntropy(), distributed=distributed, **given)
+
+
+def trained(ours: md.Trainer, data: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
+    """The loss of each step, and all states after them."""
+    losses = [float(ours.step(x, target)) for x, target in data]
+    return {"losses": np.array(losses), **{name: a.copy() for name, a in ours.store.items()}}
+
+
+def scenarios(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
+    own = batches(rank)
+    found = {
+        "plain": trained(trainer("plain", precision="float64"), own),
+        "again": trained(trainer("plain", precision="float64"), own),
+        "normed": trained(trainer("normed"), own),
+        "same": trained(trainer("normed"), batches(0)),
+        "dropped": trained(trainer("dropped"), batches(0)),
+        "parts": trained(trainer("normed", accumulate=2, average=0.5), batches(0)),
+        "clipped": trained(
+            trainer("plain", optimizer=md.optim.Adam(0.1, clip_norm=0.01), precision="float64"), own
+        ),
+        "scaled": trained(trainer("plain", loss_scale=md.optim.LossScale(64.0)), own),
+        "fast": trained(trainer("normed", device=sys.argv[2]), own),
+    }
+    ours = trainer("dropped")
+    trained(ours, own[:2])
+    ours.save(folder / "checkpoint")
+    before = trained(ours, own[2:])
+    other = trainer("dropped", seed=9)
+    other.restore(folder / "checkpoint")
+    found["went on"] = before
+    found["resumed"] = trained(other, own[2:])
+    ours = trainer("normed")
+    trained(ours, own[:1])
+    found["before NaN"] = {name: array.copy() for name, array in ours.store.items()}
+    x, target = own[1]
+    bad = [(np.full_like(x, np.nan), target) if rank else (x, target)]
+    found["NaN"] = trained(ours, bad)
+    found["evaluated"] = {"means": np.array(list(ours.evaluate(own[: 1 + rank]).values()))}
+    history = trainer("plain").fit(own, 2)
+    found["fit"] = {"losses": np.array([record["loss"] for record in history])}
+    return found
+
+
+def on_gpus(rank: int, folder: Path) -> dict[str, dict[str, Any]]:
+    """What does not follow from the CPU: precisions, streams, and the library."""
+    own = batches(rank, 8)
+    found = {}
+    for precision in ("float32", "bfloat16", "float16"):
+        for name in (precision, f"{precision} again"):
+            found[name] = trained(trainer("normed", device="cuda", precision=precision), own)
+    ours = trainer("dropped", device="cuda", precision="float32")
+    trained(ours, own[:2])
+    ours.save(folder / "checkpoint")
+    found["went on"] = trained(ours, own[2:])
+    ours.restore(folder / "checkpoint")
+    found["resumed"] = trained(ours, own[2:])
+    found["evaluated"] = {"means": np.array(list(ours.evaluate(own[: 1 + rank]).values()))}
+    return found
+
+
+def main() -> None:
+    rank, folder = find_place().rank, Path(sys.argv[1])
+    act = on_gpus if sys.argv[2] == "cuda" else scenarios
+    for name, arrays in act(rank, folder).items():
+        np.savez(folder / f"{name}-{rank}.npz", **arrays)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Two processes that train together on the CPU, and what each came to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minidnn.backends.cpu.backend import CpuBackend
+from minidnn.errors import MiniDNNError
+
+from . import ranks
+
+pytest.importorskip("torch.distributed", reason="Gloo comes with PyTorch")
+
+States = dict[str, np.ndarray]
+FAST = "reference" if CpuBackend().unavailable() else "cpu"
+
+
+@pytest.fixture(scope="module")
+def found(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[States]]:
+    """What both ranks came to, by scenario."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [
+        *(sys.executable, "-m", "minidnn", "launch", "--processes", "2"),
+        *("tests/distributed/ranks.py", str(folder), FAST),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+    def load(name: str) -> list[States]:
+        return [dict(np.load(folder / f"{name}-{rank}.npz")) for rank in (0, 1)]
+
+    return load
+
+
+def equal(one: States, other: States, but: tuple[str, ...] = ()) -> None:
+    assert one.keys() == other.keys()
+    for name in one.keys() - set(but):
+        np.testing.assert_array_equal(one[name], other[name], name)
+
+
+def parameters(states: States) -> States:
+    left = ("losses", "pending.", "shared.", "sum.")
+    return {name: array for name, array in states.items() if not name.startswith(left)}
+
+
+SCENARIOS = ["plain", "normed", "same", "parts", "clipped", "scaled", "fast", "NaN", "fit"]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_ranks_have_the_same_states(found: Callable[[str], list[States]], name: str) -> None:
+    """And the same losses: the means of both."""
+    one, other = found(name)
+    equal(one, other)
+
+
+def test_two_halves_are_one_batch(found: Callable[[str], list[States]]) -> None:
+    """In float64, within its rounding: gradients are means, also for momentum and decay."""
+    both = zip(*(ranks.batches(rank) for rank in (0, 1)), strict=True)
+    whole = [tuple(np.concatenate(pair) for pair in zip(*each, strict=True)) for each in both]
+    shape = (2 * ranks.SHAPE[0], *ranks.SHAPE[1:])
+    for name, more in (
+        ("plain", {}),
+        ("clipped", {"optimizer": ranks.md.optim.Adam(0.1, clip_norm=0.01)}),
+    ):
+        alone: Any = ranks.trainer("plain", False, shape=shape, precision="float64", **more)
+        expected = ranks.trained(alone, whole)  # type: ignore[arg-type]
+        one, _ = found(name)
+        for state in expected:
+            np.testing.assert_allclose(one[state], expected[state], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "more"),
+    [("same", "normed", {}), ("parts", "normed", {"accumulate": 2, "average": 0.5})],
+)
+def test_ranks_with_the_same_batches_are_one(
+    found: Callable[[str], list[States]], name: str, kind: str, more: dict[str, Any]
+) -> None:
+    """To the last bit: the mean of two equal numbers is exact.  Statistics, counters, sums over
+    several batches and averages included."""
+    expected = ranks.trained(ranks.trainer(kind, False, **more), ranks.batches(0))
+    one, _ = found(name)
+    for state, array in parameters(expected).items():
+        np.testing.assert_array_equal(one[state], array, state)
+    np.testing.assert_array_equal(one["losses"][1::2], expected["losses"][1::2])
+
+
+def test_the_same_ranks_give_the_same_bits(found: Callable[[str], list[States]]) -> None:
+    equal(found("plain")[0], found("again")[0])
+
+
+def test_statistics_are_means_of_ranks(found: Callable[[str], list[States]]) -> None:
+    """After the first step, at least: later ones begin with other parameters than alone."""
+    before, _ = found("before NaN")
+    alone = []
+    for rank in (0, 1):
+        ours = ranks.trainer("normed", False)
+        alone.append(ranks.trained(ours, ranks.batches(rank)[:1]))
+    for name in ("1.running_mean", "1.running_var"):
+        mean = (alone[0][name].astype(np.float64) + alone[1][name]) / 2
+        np.testing.assert_allclose(before[name], mean, rtol=1e-6)
+    assert before["1.num_batches_tracked"] == 1
+
+
+def test_dropout_differs_between_ranks(found: Callable[[str], list[States]]) -> None:
+    one, other = found("dropped")
+    assert one["random.seed"] != other["random.seed"]
+    equal(one, other, but=("random.seed",))
+    alone = ranks.trained(ranks.trainer("dropped", False), ranks.batches(0))
+    assert (one["4.weight"] != alone["4.weight"]).any()  # though both have its batches
+
+
+def test_training_goes_on_with_the_same_bits(found: Callable[[str], list[States]]) -> None:
+    for before, resumed in zip(found("went on"), found("resumed"), strict=True):
+        equal(before, resumed)
+
+
+def test_nan_on_one_rank_changes_nothing_on_any(found: Callable[[str], list[States]]) -> None:
+    for before, after in zip(found("before NaN"), found("NaN"), strict=True):
+        assert np.isnan(after["losses"]).all()
+        equal(parameters(before), parameters(after))
+
+
+def test_scaling_takes_no_part_in_results(found: Callable[[str], list[States]]) -> None:
+    """A power of two: gradients are the same but for their last bits in float32."""
+    scaled, plain = found("scaled")[0], found("plain")[0]
+    for name, array in parameters(plain).items():
+        np.testing.assert_allclose(scaled[name], array, rtol=2e-4, atol=2e-6)
+
+
+def test_engines_agree(found: Callable[[str], list[States]]) -> None:
+    fast, reference = found("fast")[0], found("normed")[0]
+    np.testing.assert_allclose(fast["losses"], reference["losses"], rtol=1e-4)
+
+
+def test_evaluation_is_over_the_samples_of_all(found: Callable[[str], list[States]]) -> None:
+    one, other = found("evaluated")
+    equal(one, other)
+    alone = ranks.trainer("normed", False)
+    before, _ = found("before NaN")
+    for name in alone.store:
+        alone.store[name] = before[name]
+    data = [*ranks.batches(0)[:1], *ranks.batches(1)[:2]]
+    np.testing.assert_allclose(one["means"], list(alone.evaluate(data).values()), rtol=1e-6)
+
+
+def test_without_a_starter_it_says_which_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("RANK", "OMPI_", "PMI_", "SLURM_")):
+            monkeypatch.delenv(name)
+    with pytest.raises(MiniDNNError, match="valid is to start it by torchrun, mpirun, srun"):
+        ranks.trainer("plain")
+
+
+DYING = """
+import os, signal, sys
+sys.path.insert(0, os.getcwd())
+from tests.distributed import ranks
+rank = int(os.environ["RANK"])
+ours = ranks.trainer("plain")
+for step, (x, target) in enumerate(ranks.batches(rank, 100)):
+    if step == 5 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ours.step(x, target)
+print("came to its end")
+"""
+
+
+@pytest.mark.full
+def test_a_rank_that_dies_ends_the_training(root: Path, tmp_path: Path) -> None:
+    """Within seconds, though the other one waits for its gradients."""
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    command = [sys.executable, "-m", "minidnn", "launch", "--processes", "2", str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode in (1, 137)
+    assert "came to its end" not in done.stdout
+    assert "minidnn: rank 0 ends, since rank 1 failed: it ended without a word" in done.stderr

@@ -1,0 +1,134 @@
+"""Ranks that end early, in every way, and how long the others go on: seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+RANK = """
+import os, signal, sys, time
+from minidnn.distributed.place import find_place
+from minidnn.distributed.watch import RankWatch
+place = find_place()
+watch = RankWatch(place, {"from": "rank 0"} if place.rank == 0 else None)
+assert watch.told == {"from": "rank 0"}
+print("ready", flush=True)
+sys.stdin.readline()
+if place.rank == int(sys.argv[1]):
+    if sys.argv[2] == "raises":
+        raise ValueError("its own reason")
+    if sys.argv[2] == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[2] == "exits":
+        sys.exit(0)
+time.sleep(1 if sys.argv[2] == "exits" else 60)  # as in a collective operation of a library
+"""
+
+
+def start(root: Path, size: int, *arguments: str) -> list[subprocess.Popen[str]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] - 1
+    found = []
+    for rank in range(size):
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(root)}
+        found.append(
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, *arguments],
+                env={**environment, **{name: str(value) for name, value in own.items()}},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("end", ["raises", "is killed"])
+def test_all_end_when_one_fails(root: Path, rank: int, end: str) -> None:
+    running = start(root, 3, str(rank), end)
+    for each in running:
+        assert each.stdout is not None and each.stdout.readline() == "ready\n"
+    begin = time.monotonic()
+    for each in running:
+        assert each.stdin is not None
+        each.stdin.write("\n")
+        each.stdin.flush()
+    told = [each.communicate(timeout=30)[1] for each in running]
+    assert time.monotonic() - begin < 10
+    reason = "ValueError: its own reason" if end == "raises" else "it ended without a word: it was"
+    for place, (each, err) in enumerate(zip(running, told, strict=True)):
+        if place == rank:
+            assert each.returncode == (1 if end == "raises" else -signal.SIGKILL)
+        else:
+            assert each.returncode == 1
+            assert f"rank {place} ends, since rank {rank} failed: {reason}" in err
+
+
+def test_who_ends_well_ends_nobody(root: Path) -> None:
+    running = start(root, 3, "1", "exits")
+    ended = [each.communicate("\n", timeout=30) for each in running]
+    assert [each.returncode for each in running] == [0, 0, 0], ended
+
+
+def test_who_is_missing_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from minidnn.distributed import DistributedError, RankPlace, watch
+
+    monkeypatch.setattr(watch, "_CONNECT_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(
+            DistributedError, match=rf"rank 0 cannot listen at .* port {port}: Addr"
+        ):
+            watch.RankWatch(RankPlace(0, 2, 0, "127.0.0.1", port))
+    with pytest.raises(DistributedError, match=r"no rank 1, 2 came to 127.0.0.1, port"):
+        watch.RankWatch(RankPlace(0, 3, 0, "127.0.0.1", port))
+    with pytest.raises(
+        DistributedError, match=r"rank 1 found no rank 0 at 127.0.0.1, port .* refu"
+    ):
+        watch.RankWatch(RankPlace(1, 2, 1, "127.0.0.1", port))
+
+
+def test_strangers_are_sent_away() -> None:
+    """Who says nothing sensible is no rank, and the ranks find each other all the same."""
+    from minidnn.distributed import RankPlace, watch
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    found: list[watch.RankWatch] = []
+    place = RankPlace(0, 2, 0, "127.0.0.1", port)
+    listening = threading.Thread(target=lambda: found.append(watch.RankWatch(place, "told")))
+    listening.start()
+    said = (
+        b"GET / HTTP/1.1\r\n",
+        b'{"rank": 1, "size": 3}\n',
+        b'{"rank": 7, "size": 2}\n',
+        b"[]\n",
+    )
+    for each in said:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                stranger = socket.create_connection(("127.0.0.1", port), 5)
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        with stranger:
+            stranger.sendall(each)
+            assert stranger.recv(100) == b""
+    other = watch.RankWatch(RankPlace(1, 2, 1, "127.0.0.1", port))
+    listening.join(20)
+    assert other.told == "told"
+    for one in (other, *found):
+        one.leave()
